@@ -1,0 +1,27 @@
+"""The conformance kit: does an attention compute what its definition says, and by how many units in the last place is it off?
+
+`check` runs the catalogue of cases against any callable with the signature of
+`attention_core.scaled_dot_product_attention`; the command ``attention-core conformance`` runs it against the core on
+every backend. The kit needs NumPy and ml_dtypes; only the command needs the libraries of the extra ``cli``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attention_conformance.case import Case
+    from attention_conformance.catalogue import CASES
+    from attention_conformance.runner import Result, check
+
+__all__ = ["CASES", "Case", "Result", "check"]
+
+_HOMES = {"CASES": "catalogue", "Case": "case", "Result": "runner", "check": "runner"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for, so that the command can start, and complain, without NumPy."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

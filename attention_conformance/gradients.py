@@ -1,0 +1,89 @@
+r"""The gradients of attention in decimal arithmetic, from the formulas.
+
+For a loss with the gradient :math:`g` in the output, and weights kept with the gain :math:`r_{ij}` of dropout:
+
+.. math:: \bar v_j = \sum_i r_{ij} p_{ij} g_i, \quad
+          \bar p_{ij} = r_{ij} g_i \cdot v_j, \quad
+          \bar s_{ij} = p_{ij} \Bigl(\bar p_{ij} - \sum_{j'} p_{ij'} \bar p_{ij'}\Bigr), \quad
+          \bar q_i = \sigma \sum_j c_{ij} \bar s_{ij} k_j, \quad
+          \bar k_j = \sigma \sum_i c_{ij} \bar s_{ij} q_i
+
+where :math:`c_{ij}` is the slope of the softcap. The scale of each gradient is the same sum over magnitudes, with slopes
+taken as 1: a rounding of the hyperbolic tangent spoils its slope by as much.
+"""
+
+from __future__ import annotations
+
+import decimal
+
+import numpy as np
+
+from attention_conformance.oracle import CONTEXT, ZERO, Exact, Head, Row, exact, heads, scan
+from attention_conformance.problem import NumpyArray, Problem
+
+__all__ = ["gradients"]
+
+Parts = dict[str, NumpyArray]
+
+
+def gradients(problem: Problem) -> dict[str, Exact]:
+    """The gradient for query, key, value, and for bias where there is one, of ``sum(output * cotangent)``."""
+    if problem.cotangent is None:
+        raise ValueError("expected a problem with a cotangent; got none")
+    leading, count, *_ = problem.sizes
+    with decimal.localcontext(CONTEXT):
+        to_decimal = np.frompyfunc(decimal.Decimal, 1, 1)
+        cotangents = to_decimal(problem.cotangent.astype(np.float64).astype(object))
+        cotangents = cotangents.reshape(-1, *problem.cotangent.shape[-2:])
+        found = [_head(head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
+        stacked = {
+            name: np.stack([parts[name] for parts in found]).reshape(*leading, count, *found[0][name].shape)
+            for name in found[0]
+        }
+        names = [name for name in ("query", "key", "value", "bias") if name in problem.arrays]
+        return {name: _summed(stacked, name, problem.arrays[name].shape) for name in names}
+
+
+def _head(head: Head, cotangent: NumpyArray) -> Parts:
+    arrays = {"query": head.query, "key": head.key, "value": head.value, "bias": head.bias}
+    parts = {
+        name + kind: np.full(array.shape, ZERO, dtype=object) for name, array in arrays.items() for kind in ("", "|")
+    }
+    for position, row in enumerate(scan(head)):
+        if row.live.size:
+            _add_row(parts, head, position, row, cotangent[position])
+    return parts
+
+
+def _add_row(parts: Parts, head: Head, position: int, row: Row, cotangent: NumpyArray) -> None:
+    live, query = row.live, head.query[position]
+    keys, values, gains, weights = head.key[live], head.value[live], head.gains[position, live], row.weights[live]
+    of_weights, size = gains * (values @ cotangent), gains * (abs(values) @ abs(cotangent))
+    of_scores, size = weights * (of_weights - weights @ of_weights), weights * (size + weights @ size)
+    slope, scale = head.scale * row.slopes * of_scores, abs(head.scale) * size
+    parts["value"][live] += np.outer(gains * weights, cotangent)
+    parts["value|"][live] += np.outer(gains * weights, abs(cotangent))
+    parts["bias"][position, live] += of_scores
+    parts["bias|"][position, live] += size
+    parts["query"][position] += slope @ keys
+    parts["query|"][position] += scale @ abs(keys)
+    parts["key"][live] += np.outer(slope, query)
+    parts["key|"][live] += np.outer(scale, abs(query))
+
+
+def _summed(parts: Parts, name: str, shape: tuple[int, ...]) -> Exact:
+    """Add up what was broadcast, or repeated to several query heads, so that the shape is that of the argument."""
+    add_up = _sum_broadcast if name == "bias" else _sum_groups
+    numbers, sizes = (add_up(parts[name + kind], shape) for kind in ("", "|"))
+    return exact(list(numbers), list(sizes), shape)
+
+
+def _sum_groups(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
+    *leading, heads, rows, columns = array.shape
+    return array.reshape(*leading, shape[-3], heads // shape[-3], rows, columns).sum(axis=-3)
+
+
+def _sum_broadcast(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
+    padded = (1,) * (array.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, (have, want) in enumerate(zip(array.shape, padded, strict=True)) if have != want)
+    return array.sum(axis=axes, keepdims=True).reshape(shape)

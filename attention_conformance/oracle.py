@@ -1,0 +1,189 @@
+r"""The definition of attention in decimal arithmetic of 50 digits, one query at a time.
+
+.. math:: o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{\exp s_{ij}}{\sum_{j'} \exp s_{ij'}}, \qquad
+          s_{ij} = \operatorname{cap}(\sigma\, q_i \cdot k_j) + b_{ij}
+
+Floating-point numbers become decimal ones exactly. Nothing here is shared with the core, and no maximum is subtracted: the
+exponents of decimal numbers know no overflow. Arrays hold Python objects, so NumPy only loops over `decimal`.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_conformance.positions import allowed
+from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.threefry import keep_pattern
+
+__all__ = ["CONTEXT", "Exact", "Head", "Row", "Truth", "attention", "exact", "heads", "scan"]
+
+CONTEXT = Context(prec=50, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])  # no traps: inf - inf is nan, as in IEEE arithmetic
+ZERO, ONE, INFINITY, NAN = Decimal(0), Decimal(1), Decimal("Infinity"), Decimal("NaN")
+
+
+class Exact(NamedTuple):
+    """Numbers as unevaluated sums of two floats, and the scale against which an error in each is measured."""
+
+    high: NumpyArray
+    low: NumpyArray
+    scale: NumpyArray
+
+
+@dataclass(frozen=True)
+class Truth:
+    r"""What a call must give.
+
+    Attributes
+    ----------
+    output : Exact, shape (..., H, M, E)
+        The scale is :math:`S_{ie} = \sum_j p_{ij} |v_{je}|`.
+    weights : Exact, shape (..., H, M, N)
+        Before dropout; the scale is the weight itself.
+    logsumexp : Exact, shape (..., H, M)
+        The scale is :math:`1 + \kappa_i`.
+    kappa : float
+        The largest :math:`\kappa_i = \max_j \sigma \sum_d |q_{id} k_{jd}| + |b_{ij}|` over the keys that are attended.
+    """
+
+    output: Exact
+    weights: Exact
+    logsumexp: Exact
+    kappa: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of one entry: decimal numbers in all arrays but the two boolean ones."""
+
+    query: NumpyArray  # (M, D)
+    key: NumpyArray  # (N, D)
+    value: NumpyArray  # (N, E)
+    through: NumpyArray  # (M, N), what mask and causality let through
+    bias: NumpyArray  # (M, N)
+    gains: NumpyArray  # (M, N), by which dropout multiplies the weights
+    scale: Decimal
+    softcap: Decimal | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One query: its weights, and what is needed to differentiate them."""
+
+    live: NumpyArray  # positions of the keys that are attended
+    weights: NumpyArray  # over all keys, before dropout
+    logsumexp: Decimal
+    kappa: Decimal
+    slopes: NumpyArray  # of the capped score in the scaled score, over live keys
+
+
+def attention(problem: Problem) -> Truth:
+    """Compute output, weights and logsumexp of a problem."""
+    with decimal.localcontext(CONTEXT):
+        leading, count, length, columns = problem.sizes
+        shape = (*leading, count, length)
+        found = [(head, position, row) for head in heads(problem) for position, row in enumerate(scan(head))]
+        mixed = [_average(head, position, row) for head, position, row in found]
+        weights = [row.weights for *_, row in found]
+        width = problem.arrays["value"].shape[-1]
+        kappas = [row.kappa for *_, row in found]
+        return Truth(
+            exact([mean for mean, _ in mixed], [size for _, size in mixed], (*shape, width)),
+            exact(weights, weights, (*shape, columns)),
+            exact([row.logsumexp for *_, row in found], [ONE + kappa for kappa in kappas], shape),
+            float(max(kappas, default=ZERO)),
+        )
+
+
+def heads(problem: Problem) -> Iterator[Head]:
+    """Every head of every entry; key and value heads are repeated in order, once for every query head that shares them."""
+    leading, count, rows, columns = problem.sizes
+    arrays, options = problem.arrays, problem.options
+    full = (*leading, count, rows, columns)
+    query = _decimals(arrays["query"])
+    key, value = (
+        np.repeat(_decimals(arrays[name]), count // arrays[name].shape[-3], axis=-3) for name in ("key", "value")
+    )
+    bias = np.broadcast_to(_decimals(arrays.get("bias", np.zeros(()))), full)
+    through = allowed(problem)
+    gains = _gains(problem, full)
+    scale, softcap = options.get("scale"), options.get("softcap")
+    sigma = ONE / Decimal(query.shape[-1]).sqrt() if scale is None else Decimal(scale)
+    for index in np.ndindex(*leading, count):
+        parts = (part[index] for part in (query, key, value, through, bias, gains))
+        yield Head(*parts, scale=sigma, softcap=None if softcap is None else Decimal(softcap))
+
+
+def scan(head: Head) -> Iterator[Row]:
+    """Every query of a head."""
+    finite = np.array([all(x.is_finite() for x in key) for key in head.key], dtype=bool)
+    for query, through, bias in zip(head.query, head.through, head.bias, strict=True):
+        live = np.flatnonzero(through & (bias != -INFINITY))
+        if not live.size:
+            yield Row(live, _fill(through, ZERO), -INFINITY, ZERO, live)
+        elif all(x.is_finite() for x in query) and finite[live].all():
+            yield _row(head, query, bias, live)
+        else:
+            yield Row(live, np.where(through, NAN, ZERO), NAN, ZERO, live)
+
+
+def _row(head: Head, query: NumpyArray, bias: NumpyArray, live: NumpyArray) -> Row:
+    keys = head.key[live]
+    capped, slopes = _cap(head.scale * (keys @ query), head.softcap)
+    powers = np.exp(capped + bias[live])
+    total = powers.sum()
+    weights = _fill(bias, ZERO)
+    weights[live] = powers / total
+    kappa = (abs(head.scale) * (abs(keys) @ abs(query)) + abs(bias[live])).max()
+    return Row(live, weights, total.ln(), kappa, slopes)
+
+
+def _cap(scores: NumpyArray, softcap: Decimal | None) -> tuple[NumpyArray, NumpyArray]:
+    """Cap scores smoothly, ``c tanh(s / c)``, and return the slopes as well."""
+    if softcap is None:
+        return scores, _fill(scores, ONE)
+    grown = np.exp(scores * 2 / softcap)
+    fractions = (grown - 1) / (grown + 1)
+    return softcap * fractions, 1 - fractions * fractions
+
+
+def _average(head: Head, position: int, row: Row) -> tuple[NumpyArray, NumpyArray]:
+    """For every channel the average over live keys, and its scale: the same average of magnitudes."""
+    if not row.live.size:
+        nothing = _fill(head.value[:0].sum(axis=0), ZERO)
+        return nothing, nothing
+    kept, value = (row.weights * head.gains[position])[row.live], head.value[row.live]
+    return kept @ value, kept @ abs(value)
+
+
+def _gains(problem: Problem, full: tuple[int, ...]) -> NumpyArray:
+    dropout = problem.options.get("dropout")
+    if dropout is None:
+        return np.full(full, ONE, dtype=object)
+    return np.where(keep_pattern(dropout, full), ONE / (ONE - Decimal(dropout.rate)), ZERO)
+
+
+def _decimals(array: NumpyArray) -> NumpyArray:
+    """The same numbers, exactly, as decimal ones."""
+    return np.array(np.frompyfunc(Decimal, 1, 1)(array.astype(np.float64).astype(object)), dtype=object)
+
+
+def _fill(like: NumpyArray, number: Decimal) -> NumpyArray:
+    return np.full(like.shape, number, dtype=object)
+
+
+def exact(
+    numbers: list[NumpyArray] | list[Decimal], scales: list[NumpyArray] | list[Decimal], shape: tuple[int, ...]
+) -> Exact:
+    """Decimal numbers as arrays of the given shape."""
+    flat = np.array(numbers, dtype=object).reshape(shape)
+    high = flat.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        rest = flat - _decimals(high)
+    low = np.where(np.isfinite(high), rest, ZERO).astype(np.float64)
+    return Exact(high, low, np.array(scales, dtype=object).reshape(shape).astype(np.float64))

@@ -1,0 +1,218 @@
+"""Wrong arguments, told from static facts before any computation, in the same words on every backend."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from attention_core._namespace import FLOATING, dtype_name, wide_name
+from attention_core._typing import Array
+
+__all__ = [
+    "check_attention",
+    "check_boolean",
+    "check_broadcastable",
+    "check_floating",
+    "check_integer",
+    "check_length",
+    "check_like",
+    "check_linear",
+    "check_positive",
+    "check_rank",
+    "shape_text",
+    "sizes",
+]
+
+_CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
+
+
+def sizes(array: Array, /) -> tuple[int | None, ...]:
+    """The dimensions that are known before running; ``None`` stands for the others."""
+    return tuple(dim if isinstance(dim, int) else None for dim in array.shape)
+
+
+def shape_text(array: Array, /) -> str:
+    """A shape as in ``(2, ?, 5)``."""
+    dims = ["?" if dim is None else str(dim) for dim in sizes(array)]
+    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+
+
+def _differ(first: int | None, second: int | None) -> bool:
+    return first is not None and second is not None and first != second
+
+
+def check_rank(name: str, array: Array, least: int, layout: str) -> None:
+    """Raise unless the array has at least the axes that its layout names."""
+    if not hasattr(array, "shape"):
+        raise TypeError(f"expected {name} {layout}; got {type(array).__name__}")
+    if len(array.shape) < least:
+        raise ValueError(f"expected {name} {layout}; got {shape_text(array)}")
+
+
+def check_length(name: str, array: Array, axis: int, length: int | None, reason: str) -> None:
+    """Raise unless one axis has the given length."""
+    if _differ(sizes(array)[axis], length):
+        dims = ["...", *(["*"] * (-axis - 1))]
+        dims.insert(1, str(length))
+        raise ValueError(f"expected {name} ({', '.join(dims)}) {reason}; got {shape_text(array)}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise unless the value is a positive Python integer."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected {name} as a positive integer; got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"expected {name} as a positive integer; got {value}")
+
+
+def check_floating(name: str, array: Array) -> None:
+    """Raise unless the array has one of the floating-point types that are computed with."""
+    if dtype_name(array.dtype) not in FLOATING:
+        raise TypeError(f"expected {name} of dtype {', '.join(FLOATING)}; got {dtype_name(array.dtype)}")
+
+
+def check_integer(name: str, array: Array) -> None:
+    """Raise unless the array has an integer type."""
+    if not dtype_name(array.dtype).startswith(("int", "uint")):
+        raise TypeError(f"expected {name} of an integer dtype; got {dtype_name(array.dtype)}")
+
+
+def check_boolean(name: str, array: Array) -> None:
+    """Raise unless the array is boolean; the message names the converters."""
+    if not hasattr(array, "dtype"):
+        raise TypeError(f"expected {name} as a boolean array or a Mask; got {type(array).__name__}")
+    if dtype_name(array.dtype) != "bool":
+        raise TypeError(
+            f"expected {name} of dtype bool, True = may attend; got {dtype_name(array.dtype)}: {_CONVERTERS}"
+        )
+
+
+def check_like(name: str, array: Array, model_name: str, model: Array) -> None:
+    """Raise unless two arrays have one dtype and lie on one device."""
+    if array.dtype != model.dtype:
+        expected, got = dtype_name(model.dtype), dtype_name(array.dtype)
+        raise TypeError(f"expected {name} of dtype {expected} to match {model_name}; got {got}")
+    _check_device(name, array, model_name, model)
+
+
+def _check_device(name: str, array: Array, model_name: str, model: Array) -> None:
+    expected, got = _device(model), _device(array)
+    if expected is not None and got is not None and expected != got:
+        raise ValueError(f"expected {name} on the device of {model_name}, {expected}; got {got}")
+
+
+def _device(array: Array) -> Any:
+    """The one device of an array that its user has placed; ``None`` where the library still may move it."""
+    if hasattr(array, "sharding"):
+        spread = len(array.sharding.device_set) > 1
+        return None if spread or not getattr(array, "committed", False) else array.device
+    return getattr(array, "device", None) or None
+
+
+def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...]) -> None:
+    """Raise unless the array broadcasts to the target without growing it."""
+    dims = sizes(array)
+    fits = len(dims) <= len(target)
+    if fits:
+        aligned = target[len(target) - len(dims) :]
+        fits = not any(dim != 1 and _differ(dim, goal) for dim, goal in zip(dims, aligned, strict=True))
+    if not fits:
+        wanted = ", ".join("?" if goal is None else str(goal) for goal in target)
+        raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}")
+
+
+def check_linear(name: str, parameters: Any, x_name: str, x: Array) -> None:
+    """Raise unless a `Linear` fits the channels, dtype and device of its input."""
+    weight, bias = parameters
+    check_rank(f"{name}.weight", weight, 2, "(in, out)")
+    check_like(f"{name}.weight", weight, x_name, x)
+    if len(weight.shape) != 2 or _differ(sizes(weight)[0], sizes(x)[-1]):
+        expected = f"({sizes(x)[-1]}, out) to match {x_name} {shape_text(x)}"
+        raise ValueError(f"expected {name}.weight {expected}; got {shape_text(weight)}")
+    if bias is not None:
+        check_vector(f"{name}.bias", bias, sizes(weight)[1], f"{name}.weight", weight)
+
+
+def check_vector(name: str, vector: Array, length: int | None, model_name: str, model: Array) -> None:
+    """Raise unless a vector has the given length, and the dtype and device of its model."""
+    check_rank(name, vector, 1, f"({length},)")
+    check_like(name, vector, model_name, model)
+    if len(vector.shape) != 1 or _differ(sizes(vector)[0], length):
+        raise ValueError(f"expected {name} ({length},) to match {model_name}; got {shape_text(vector)}")
+
+
+def check_number(name: str, value: Any, *, positive: bool = False) -> None:
+    """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read."""
+    if hasattr(value, "dtype") and not isinstance(value, int | float):
+        check_floating(name, value)
+        if len(value.shape):
+            raise ValueError(f"expected {name} as a number; got an array of shape {shape_text(value)}")
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"expected {name} as a number; got {type(value).__name__}")
+    if not math.isfinite(value) or (positive and value <= 0):
+        raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
+
+
+def check_attention(
+    query: Array, key: Array, value: Array | None, bias: Array | None, scale: Any, softcap: Any
+) -> None:
+    """Raise unless query, key, value and bias fit together."""
+    check_rank("query", query, 3, "(..., heads, M, D)")
+    check_rank("key", key, 3, "(..., heads, N, D)")
+    check_floating("query", query)
+    check_like("key", key, "query", query)
+    dims = sizes(query)
+    _check_partner("key", key, (None, dims[-1]), f"query {shape_text(query)}", query)
+    if value is not None:
+        check_rank("value", value, 3, "(..., heads, N, E)")
+        check_like("value", value, "query", query)
+        _check_partner("value", value, (sizes(key)[-2], None), f"key {shape_text(key)}", key, same_heads=True)
+    if bias is not None:
+        check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
+    if scale is not None:
+        check_number("scale", scale)
+    elif dims[-1] == 0:
+        raise ValueError(f"expected a scale for vectors without elements; got query {shape_text(query)}")
+    if softcap is not None:
+        check_number("softcap", softcap, positive=True)
+
+
+def _check_partner(
+    name: str,
+    array: Array,
+    ends: tuple[int | None, int | None],
+    model_text: str,
+    model: Array,
+    *,
+    same_heads: bool = False,
+) -> None:
+    """Raise unless leading axes are equal, heads divide (or are equal), and the last two axes are the expected ones."""
+    dims, goal = sizes(array), sizes(model)
+    heads, groups = goal[-3], dims[-3]
+    shared = (heads is None or groups is None) or (
+        heads == groups if same_heads else groups > 0 and heads % groups == 0
+    )
+    wrong = len(dims) != len(goal) or any(map(_differ, dims[:-3], goal[:-3])) or any(map(_differ, dims[-2:], ends))
+    if wrong or not (shared or heads == groups):
+        leading = ["?" if dim is None else str(dim) for dim in goal[:-3]]
+        head_text = str(heads) if same_heads else f"heads that divide {heads}"
+        letters = (
+            "N" if ends[0] is None else str(ends[0]),
+            ("D", "E")[same_heads] if ends[1] is None else str(ends[1]),
+        )
+        expected = ", ".join([*leading, head_text, *letters])
+        raise ValueError(f"expected {name} ({expected}) to match {model_text}; got {shape_text(array)}")
+
+
+def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:
+    """Raise unless a bias is of a floating-point type, the query's or the computation's, and broadcasts."""
+    if not hasattr(bias, "dtype"):
+        raise TypeError(f"expected bias as a floating-point array; got {type(bias).__name__}")
+    allowed = dict.fromkeys((dtype_name(query.dtype), wide_name(query.dtype)))
+    if dtype_name(bias.dtype) not in allowed:
+        got = dtype_name(bias.dtype)
+        hint = ": a boolean array is a mask" if got == "bool" else ""
+        raise TypeError(f"expected bias of dtype {' or '.join(allowed)} to match query; got {got}{hint}")
+    _check_device("bias", bias, "query", query)
+    check_broadcastable("bias", bias, target)

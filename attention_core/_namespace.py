@@ -1,0 +1,166 @@
+"""From arrays to the functions of their library, and the facts that the standard leaves open.
+
+Those are: shapes with unknown dimensions, the device of a new array, floating-point types beyond the standard's two,
+and whether values can be read yet.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import array_api_compat
+
+from attention_core._typing import Array, DType, Namespace
+from attention_core.backend import Backend, entries, get_backend
+
+__all__ = [
+    "array_namespace",
+    "beside",
+    "dtype_name",
+    "is_concrete",
+    "narrow",
+    "positions",
+    "shape",
+    "wide_name",
+    "widen",
+]
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+
+_namespaces: dict[type, Namespace] = {}
+_backends: dict[type, Backend | None] = {}
+_names: dict[DType, str] = {}  # plain dictionaries: compilers trace them, and do not trace functools.cache
+
+
+def array_namespace(*arrays: Array) -> Namespace:
+    """The array namespace that all given arrays share; ``None`` and Python numbers are passed over.
+
+    Libraries that array-api-compat wraps are taken from there. Any other is first looked up among the backends, which
+    may supply what a library lacks, or correct what it has.
+
+    Raises
+    ------
+    TypeError
+        When something is not an array, when arrays of two libraries are mixed, or when there is no array at all.
+
+    Examples
+    --------
+    >>> import array_api_strict as library
+    >>> array_namespace(library.ones(3), None, 0.5) is library
+    True
+    """
+    found: Namespace = None
+    for array in arrays:
+        if array is None or isinstance(array, int | float):
+            continue
+        xp = _namespaces.get(type(array)) or _namespace_of(array)
+        if found is None:
+            found = xp
+        elif xp is not found:
+            raise TypeError(f"expected arrays of one library; got {_library(found)} and {_library(xp)}")
+    if found is None:
+        raise TypeError("expected at least one array; got none")
+    return found
+
+
+def _namespace_of(array: Array) -> Namespace:
+    if hasattr(array, "mask"):
+        raise TypeError(f"expected a plain array; got {type(array).__name__}, whose own mask would be lost")
+    try:
+        xp = array_api_compat.array_namespace(array)
+    except TypeError:
+        xp = None
+    # What array-api-compat wraps itself needs no backend, and looking for one would not trace under torch.compile.
+    if xp is None or not xp.__name__.startswith("array_api_compat."):
+        backend = _backend_of(array)
+        xp = backend.namespace if backend else xp
+    if xp is None:
+        raise TypeError(f"expected an array; got {type(array).__name__}")
+    _namespaces[type(array)] = xp
+    return xp
+
+
+def _backend_of(array: Array) -> Backend | None:
+    """The backend that owns this array, out of those whose library is in use."""
+    kind = type(array)
+    if kind not in _backends:
+        in_use = (get_backend(name) for name in entries() if name in sys.modules)
+        _backends[kind] = next((backend for backend in in_use if backend.owns(array)), None)
+    return _backends[kind]
+
+
+def _library(xp: Namespace) -> str:
+    """The name a user knows a namespace by: ``torch`` for ``array_api_compat.torch``."""
+    name: str = xp.__name__.removeprefix("array_api_compat.").removeprefix("attention_")
+    return name.partition(".")[0]
+
+
+def is_concrete(array: Array, /) -> bool:
+    """Whether the values of an array can be read now, without tracing, computing or waiting for a graph."""
+    backend = _backend_of(array)
+    return backend.is_concrete(array) if backend else False
+
+
+def dtype_name(dtype: DType, /) -> str:
+    """The name of a dtype, the same for every library: ``float32``, ``bfloat16``, ``bool``."""
+    name = _names.get(dtype)
+    if name is None:
+        name = _names[dtype] = str(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]).lower()
+    return name
+
+
+def wide_name(dtype: DType, /) -> str:
+    """The name of the type in which one computes: float32 for the types of 16 bits, else the type itself."""
+    name = dtype_name(dtype)
+    return "float32" if name in ("float16", "bfloat16") else name
+
+
+def widen(tree: Any, /, *, xp: Namespace) -> Any:
+    """Turn the 16-bit floating-point arrays of a tree into float32, which is exact; leave the rest."""
+    if tree is None or isinstance(tree, int | float):
+        return tree
+    if isinstance(tree, tuple):
+        branches = [widen(branch, xp=xp) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
+    return narrow(tree, wide_name(tree.dtype), xp=xp)
+
+
+def narrow(array: Array, name: str, /, *, xp: Namespace) -> Array:
+    """Round an array once to the dtype of this name; a no-op where it has that already."""
+    return array if dtype_name(array.dtype) == name else xp.astype(array, getattr(xp, name))
+
+
+def shape(array: Array, /, *, xp: Namespace) -> tuple[Any, ...]:
+    """The shape: integers, and 0-d integer arrays for dimensions that are unknown while a function is traced.
+
+    Raises
+    ------
+    ValueError
+        When a dimension is not even to be computed, as in dask arrays after a selection.
+    """
+    dims = tuple(array.shape)
+    if None in dims:  # a graph with open dimensions: the library computes them
+        return tuple(xp.shape(array)) if hasattr(xp, "shape") else _dynamic_shape(array)
+    if any(dim != dim for dim in dims):
+        raise ValueError(f"expected known dimensions; got {dims}: call compute_chunk_sizes() first")
+    return dims
+
+
+def _dynamic_shape(array: Array) -> tuple[Any, ...]:
+    computed = array.dynamic_shape
+    return tuple(computed[axis] if dim is None else dim for axis, dim in enumerate(array.shape))
+
+
+def beside(array: Array, /) -> dict[str, Any]:
+    """The keyword arguments that make a new array on the device of this one.
+
+    None are given where the library places arrays by itself: while tracing, and where arrays carry a sharding.
+    """
+    device = None if hasattr(array, "sharding") else getattr(array, "device", None)
+    return {"device": device} if device else {}
+
+
+def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:
+    """The positions 0, 1, …, length - 1 as int32, on the device of ``like``."""
+    return xp.arange(length, dtype=xp.int32, **beside(like))

@@ -1,0 +1,92 @@
+"""The weighted average of attention: a softmax over the keys that a query may attend, and the mean of their values."""
+
+from __future__ import annotations
+
+import math
+
+from attention_core._namespace import beside, shape
+from attention_core._typing import Array, Namespace
+
+__all__ = ["average", "finite_part", "not_finite", "softmax"]
+
+
+def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[Array, Array]:
+    r"""Weights over the keys, and the logarithm of their normalizer.
+
+    .. math:: p_{ij} = \exp(s_{ij} - \ell_i), \qquad \ell_i = \log \sum_j \exp s_{ij}
+
+    A query that may attend nothing has weights exactly 0 and :math:`\ell_i = -\infty`, with gradients exactly 0. That is
+    decided by ``allowed``, never by the scores.
+
+    Parameters
+    ----------
+    scores : Array, shape (..., M, N)
+        With -inf where not allowed.
+    allowed : Array of bool, broadcastable to (..., M, N), or None
+        True where query i may attend key j; ``None`` for everywhere.
+    xp : array namespace
+
+    Returns
+    -------
+    weights : Array, shape (..., M, N)
+    logsumexp : Array, shape (..., M, 1)
+    """
+    *rows, num_keys = shape(scores, xp=xp)
+    if isinstance(num_keys, int) and num_keys == 0:
+        return scores, xp.full((*rows, 1), -math.inf, dtype=scores.dtype, **beside(scores))
+    top = xp.max(scores, axis=-1, keepdims=True)
+    if allowed is None:
+        exponentials = xp.exp(xp.subtract(scores, top))
+        total = xp.sum(exponentials, axis=-1, keepdims=True)
+        return xp.divide(exponentials, total), xp.add(top, xp.log(total))
+    empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
+    top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
+    exponentials = xp.exp(xp.subtract(scores, top))
+    total = xp.where(empty, 1.0, xp.sum(exponentials, axis=-1, keepdims=True))  # 0 / 0 and log(0) would be nan and -inf
+    return xp.divide(exponentials, total), xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
+
+
+def average(weights: Array, value: Array, allowed: Array | None, /, *, xp: Namespace) -> Array:
+    r"""The mean of the values under the weights, :math:`o_i = \sum_j p_{ij} v_j`, over the keys that are allowed.
+
+    With a mask, :math:`0 \cdot \infty` must not arise where a value is masked. So the finite parts are averaged, and whether
+    a value that is not finite was attended is found by averaging indicators: one for what pulls upwards (inf, nan), one
+    for what pulls downwards (-inf, nan); pulled both ways, the result is nan.
+
+    Parameters
+    ----------
+    weights : Array, shape (..., M, N)
+    value : Array, shape (..., N, E)
+    allowed : Array of bool, or None
+        ``None`` when nothing is masked: then the plain product does.
+    xp : array namespace
+
+    Returns
+    -------
+    Array, shape (..., M, E)
+    """
+    if allowed is None:
+        return xp.matmul(weights, value)
+    nan = xp.isnan(value)
+    upwards = xp.astype(xp.logical_or(nan, xp.equal(value, math.inf)), value.dtype)
+    downwards = xp.astype(xp.logical_or(nan, xp.equal(value, -math.inf)), value.dtype)
+    width = shape(value, xp=xp)[-1]
+    mean = xp.matmul(weights, xp.concat([finite_part(value, xp=xp), upwards, downwards], axis=-1))  # (..., M, 3 E)
+    up, down = xp.greater(mean[..., width : 2 * width], 0.0), xp.greater(mean[..., 2 * width :], 0.0)
+    pull = xp.where(down, -math.inf, _scalar(0.0, value, xp))
+    pull = xp.where(up, xp.where(down, math.nan, _scalar(math.inf, value, xp)), pull)
+    return xp.add(mean[..., :width], pull)
+
+
+def finite_part(x: Array, /, *, xp: Namespace) -> Array:
+    """The array with 0 in place of what is not finite, so that masked rubbish meets no product, in the gradient either."""
+    return xp.where(xp.isfinite(x), x, 0.0)
+
+
+def not_finite(x: Array, /, *, xp: Namespace) -> Array:
+    """0 for a vector whose elements are all finite, else nan: added to scores, what `finite_part` removed.  (..., D) -> (...)."""
+    return xp.where(xp.all(xp.isfinite(x), axis=-1), _scalar(0.0, x, xp), math.nan)
+
+
+def _scalar(number: float, like: Array, xp: Namespace) -> Array:
+    return xp.full((), number, dtype=like.dtype, **beside(like))

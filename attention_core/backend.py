@@ -1,0 +1,134 @@
+"""What a backend is, and how one is found.
+
+Whoever adds a framework reads this file first. A backend is an object with the members of `Backend`, announced under the
+entry-point group ``attention_core.backends`` by the name under which its library is imported::
+
+    [project.entry-points."attention_core.backends"]
+    torch = "attention_torch:backend"
+
+Nothing in the core is edited: arrays of the library then find their namespace, and the tests and the conformance command
+find the backend.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol, cast, runtime_checkable
+
+from attention_core._typing import Array, Namespace
+
+__all__ = ["Backend", "available_backends", "get_backend"]
+
+GROUP = "attention_core.backends"
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What the core, its tests and the conformance command need of a framework beyond its array namespace.
+
+    A tree is an array, or a (named) tuple, list or dict of trees; ``None`` and Python numbers are leaves that are left alone.
+
+    Attributes
+    ----------
+    name : str
+        The name under which the library is imported, and under which the backend is found.
+    namespace : module
+        The functions of the array API standard. It may carry two that the standard lacks, and the core uses them
+        where they are: ``erfc(x)``, and ``shape(x)``, whose entries are integers, or 0-d integer arrays for dimensions that
+        are unknown while a function is traced.
+    modes : tuple of str
+        The ways in which a function can be run, ``"eager"`` first: ``("eager", "compiled")``, ``("eager", "graph", "xla")``.
+    dtypes : tuple of str
+        The floating-point types that the library computes with as configured, such as ``("float32", "float64")``.
+    differentiates : bool
+        Whether `value_and_grad` is to be had.
+    """
+
+    name: str
+    namespace: Namespace
+    modes: tuple[str, ...]
+    differentiates: bool
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating-point types that the library computes with as configured."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the library and of what it computes with, by distribution name."""
+
+    def owns(self, array: Array, /) -> bool:
+        """Whether this is an array of the library, traced ones included."""
+
+    def is_concrete(self, array: Array, /) -> bool:
+        """Whether the values can be read now: not while a compiler traces, not on a device that holds none."""
+
+    def devices(self) -> list[str]:
+        """Names of the devices on which arrays can be placed, the default one first."""
+
+    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
+        """Turn the NumPy arrays of a tree into arrays of the library.
+
+        Arrays of floating point become ``dtype`` where that is given; all are placed on ``device`` where that is given.
+        """
+
+    def to_numpy(self, tree: Any, /) -> Any:
+        """Turn the arrays of a tree into NumPy arrays of the same dtype (bfloat16 as that of ``ml_dtypes``)."""
+
+    def to_device(self, tree: Any, device: str, /) -> Any:
+        """Place the arrays of a tree on one of `devices`."""
+
+    def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
+        """Compile a function of trees of arrays, in one of `modes` (the last by default); ``"eager"`` returns it as it is."""
+
+    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+        """Turn a function of trees to a 0-d array into one that also returns the gradient for each positional argument.
+
+        Raises
+        ------
+        TypeError
+            When the library does not differentiate.
+        """
+
+
+@functools.cache
+def entries() -> dict[str, EntryPoint]:
+    """The announced backends by name, in the order of their names."""
+    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+
+
+def available_backends() -> list[str]:
+    """Names of the backends whose library is installed. Nothing is imported.
+
+    Examples
+    --------
+    >>> "numpy" in available_backends()
+    True
+    """
+    return [name for name in entries() if importlib.util.find_spec(name) is not None]
+
+
+@functools.cache
+def get_backend(name: str, /) -> Backend:
+    """Load the backend of a library by name.
+
+    Raises
+    ------
+    ValueError
+        When no backend of that name is announced.
+    ImportError
+        When its library is not installed; the message says what to install.
+
+    Examples
+    --------
+    >>> get_backend("numpy").modes
+    ('eager',)
+    """
+    entry = entries().get(name)
+    if entry is None:
+        raise ValueError(f"expected a backend out of {', '.join(entries())}; got {name!r}")
+    if importlib.util.find_spec(name) is None:
+        raise ImportError(f"backend {name!r} needs its library: pip install 'attention-core[{name}]'", name=name)
+    return cast(Backend, entry.load())

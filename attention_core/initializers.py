@@ -1,0 +1,248 @@
+r"""Initial parameters from a seed: the same bits on every library, device and mode.
+
+A uniform number is an integer of 24 bits times a power of two, which is exact, times a width, which is rounded once. A
+normal number is looked up: 16 random bits choose one of 65,536 equally likely values, the quantiles of the normal
+distribution at the middles of as many equal parts, rounded to multiples of 2^-20, which every floating-point type wider
+than 16 bits holds exactly. There is no logarithm or cosine that two libraries could compute differently.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from statistics import NormalDist
+from typing import Any
+
+from attention_core._checks import check_number
+from attention_core._namespace import FLOATING
+from attention_core._typing import Array, Namespace
+from attention_core.random import random_bits, uniform_integers
+
+__all__ = ["glorot_uniform", "he_uniform", "lecun_normal", "normal", "truncated_normal", "uniform"]
+
+_TABLE_BITS = 16
+_GRID = 2.0**20
+
+
+def uniform(
+    seed: Any,
+    dims: tuple[int, ...],
+    /,
+    *,
+    limit: float = 1.0,
+    dtype: str = "float32",
+    xp: Namespace,
+    device: Any = None,
+) -> Array:
+    """Numbers spread evenly over [-limit, limit).
+
+    Parameters
+    ----------
+    seed : int or Array of int
+        As in `attention_core.Dropout`.
+    dims : tuple of int
+        The shape.
+    limit : float
+        Positive.
+    dtype : {"float16", "bfloat16", "float32", "float64"}
+    xp : array namespace
+    device : optional
+        Where the library should place the array, in its own terms.
+
+    Returns
+    -------
+    Array, shape dims
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the seed, the shape, the limit or the dtype is not one.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> bool(xp.all(xp.abs(uniform(3, (5, 7), limit=0.25, xp=xp)) <= 0.25))
+    True
+    """
+    _check(dims, dtype)
+    check_number("limit", limit, positive=True)
+    half = 2**23
+    integers = xp.subtract(uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp), half)
+    return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), float(half)), limit, dtype, xp)
+
+
+def normal(
+    seed: Any,
+    dims: tuple[int, ...],
+    /,
+    *,
+    stddev: float = 1.0,
+    dtype: str = "float32",
+    xp: Namespace,
+    device: Any = None,
+) -> Array:
+    """Numbers of a normal distribution around 0, from a table of 65,536 quantiles.
+
+    Parameters
+    ----------
+    seed, dims, dtype, xp, device
+        As in `uniform`.
+    stddev : float
+        Positive.
+
+    Returns
+    -------
+    Array, shape dims
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `uniform`.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> x = normal(3, (100, 100), xp=xp)
+    >>> round(float(xp.mean(x)), 1) + 0.0, round(float(xp.std(x)), 1)
+    (0.0, 1.0)
+    """
+    return _quantiles(seed, dims, math.inf, stddev, dtype, xp, device)
+
+
+def truncated_normal(
+    seed: Any,
+    dims: tuple[int, ...],
+    /,
+    *,
+    stddev: float = 1.0,
+    dtype: str = "float32",
+    xp: Namespace,
+    device: Any = None,
+) -> Array:
+    """Numbers of a normal distribution around 0, cut off at two of its standard deviations.
+
+    Parameters
+    ----------
+    seed, dims, dtype, xp, device
+        As in `uniform`.
+    stddev : float
+        Of the distribution before it is cut off; 0.02 is the habit of BERT.
+
+    Returns
+    -------
+    Array, shape dims
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `uniform`.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> bool(xp.all(xp.abs(truncated_normal(3, (100, 100), stddev=0.02, xp=xp)) <= 0.04))
+    True
+    """
+    return _quantiles(seed, dims, 2.0, stddev, dtype, xp, device)
+
+
+def glorot_uniform(
+    seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
+) -> Array:
+    r"""Uniform with limit :math:`\sqrt{6 / (in + out)}` for a weight of shape (in, out).
+
+    References
+    ----------
+    X. Glorot, Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> glorot_uniform(3, (2, 4), xp=xp).shape
+    (2, 4)
+    """
+    _check_matrix(dims)
+    return uniform(seed, dims, limit=math.sqrt(6 / sum(dims)), dtype=dtype, xp=xp, device=device)
+
+
+def he_uniform(
+    seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
+) -> Array:
+    r"""Uniform with limit :math:`\sqrt{6 / in}` for a weight of shape (in, out).
+
+    References
+    ----------
+    K. He, X. Zhang, S. Ren, J. Sun, "Delving deep into rectifiers", 2015.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> he_uniform(3, (2, 4), xp=xp).shape
+    (2, 4)
+    """
+    _check_matrix(dims)
+    return uniform(seed, dims, limit=math.sqrt(6 / dims[0]), dtype=dtype, xp=xp, device=device)
+
+
+def lecun_normal(
+    seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
+) -> Array:
+    r"""Normal with standard deviation :math:`\sqrt{1 / in}` for a weight of shape (in, out).
+
+    References
+    ----------
+    Y. LeCun, L. Bottou, G. Orr, K.-R. Müller, "Efficient backprop", 1998.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> lecun_normal(3, (2, 4), xp=xp).shape
+    (2, 4)
+    """
+    _check_matrix(dims)
+    return normal(seed, dims, stddev=math.sqrt(1 / dims[0]), dtype=dtype, xp=xp, device=device)
+
+
+def _quantiles(
+    seed: Any, dims: tuple[int, ...], cut: float, stddev: float, dtype: str, xp: Namespace, device: Any
+) -> Array:
+    _check(dims, dtype)
+    check_number("stddev", stddev, positive=True)
+    place = {} if device is None else {"device": device}
+    table = xp.asarray(quantile_table(cut), dtype=xp.int32, **place)
+    bits = uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp)
+    index = xp.reshape(xp.bitwise_right_shift(bits, 24 - _TABLE_BITS), (-1,))
+    integers = xp.reshape(xp.take(table, index, axis=0), dims)
+    return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), _GRID), stddev, dtype, xp)
+
+
+@functools.cache
+def quantile_table(cut: float, /) -> list[int]:
+    """Quantiles of the standard normal distribution within ±cut, at the middles of 65,536 parts, in units of 2^-20."""
+    gauss, count = NormalDist(), 2**_TABLE_BITS
+    low = gauss.cdf(-cut) if math.isfinite(cut) else 0.0
+    upper = [gauss.inv_cdf(0.5 + (0.5 - low) * (2 * part + 1) / count) for part in range(count // 2)]
+    positive = [round(quantile * _GRID) for quantile in upper]
+    return [-quantile for quantile in reversed(positive)] + positive
+
+
+def _rounded(units: Array, factor: float, dtype: str, xp: Namespace) -> Array:
+    return xp.astype(xp.multiply(units, factor), getattr(xp, dtype))
+
+
+def _wide(dtype: str, xp: Namespace) -> Any:
+    return xp.float64 if dtype == "float64" else xp.float32
+
+
+def _check(dims: tuple[int, ...], dtype: str) -> None:
+    if not isinstance(dims, tuple) or not all(isinstance(dim, int) and dim >= 0 for dim in dims):
+        raise ValueError(f"expected a shape as a tuple of sizes; got {dims!r}")
+    if math.prod(dims) >= 2**31:
+        raise ValueError(f"expected fewer than 2**31 elements, the counters there are; got {dims}")
+    if dtype not in FLOATING:
+        raise ValueError(f"expected dtype {', '.join(FLOATING)}; got {dtype!r}")
+
+
+def _check_matrix(dims: tuple[int, int]) -> None:
+    if not isinstance(dims, tuple) or len(dims) != 2 or not all(isinstance(dim, int) and dim > 0 for dim in dims):
+        raise ValueError(f"expected a shape (in, out); got {dims!r}")

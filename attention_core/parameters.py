@@ -1,0 +1,81 @@
+"""Parameters: named tuples of arrays, which every framework takes as a tree without registration.
+
+A `Linear` holds its weight as (in, out), so that ``y = x @ weight + bias``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attention_core._typing import Array
+
+__all__ = [
+    "Embeddings",
+    "EncoderLayer",
+    "FeedForward",
+    "LayerNorm",
+    "Linear",
+    "MultiHeadAttention",
+    "SaganAttention",
+]
+
+
+class Linear(NamedTuple):
+    """An affine map: ``weight`` of shape (in, out) and ``bias`` of shape (out,) or ``None``."""
+
+    weight: Array
+    bias: Array | None = None
+
+
+class LayerNorm(NamedTuple):
+    """Scale and offset after normalization, each of shape (channels,)."""
+
+    scale: Array
+    offset: Array
+
+
+class MultiHeadAttention(NamedTuple):
+    """Projections of multi-head attention; ``output`` may be ``None``: then the merged heads are the result."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear | None = None
+
+
+class FeedForward(NamedTuple):
+    """Two affine maps with a GELU in between: (C, inner) and (inner, C)."""
+
+    expand: Linear
+    contract: Linear
+
+
+class EncoderLayer(NamedTuple):
+    """An encoder layer of a transformer: attention and feed-forward, each with its normalization."""
+
+    attention: MultiHeadAttention
+    attention_norm: LayerNorm
+    feed_forward: FeedForward
+    feed_forward_norm: LayerNorm
+
+
+class Embeddings(NamedTuple):
+    """Tables of shape (entries, channels), added up and normalized; ``segment`` and ``norm`` may be ``None``."""
+
+    token: Array
+    position: Array
+    segment: Array | None = None
+    norm: LayerNorm | None = None
+
+
+class SaganAttention(NamedTuple):
+    """Self-attention over feature maps: 1 × 1 convolutions as `Linear`, and the 0-d weight of the residual branch.
+
+    ``output`` may be ``None``; then ``g`` has as many channels as the input.
+    """
+
+    theta: Linear
+    phi: Linear
+    g: Linear
+    output: Linear | None
+    sigma: Array

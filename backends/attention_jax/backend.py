@@ -1,0 +1,124 @@
+"""JAX as a backend: eager and jitted, on whatever devices there are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from attention_numpy.trees import (
+    NumpyArray,
+    as_floating,
+    differentiate,
+    known_device,
+    known_mode,
+    map_arrays,
+    to_copies,
+    versions_of,
+)
+
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Backend
+from attention_jax import namespace as jax_namespace
+
+__all__ = ["JaxBackend", "backend"]
+
+WIDE = "turn on jax_enable_x64 for types of 64 bits"
+
+
+class JaxBackend:
+    """The backend of JAX."""
+
+    name = "jax"
+    namespace: Namespace = jax_namespace
+    modes: tuple[str, ...] = ("eager", "jit")
+    differentiates = True
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating-point types; float64 is among them once ``jax_enable_x64`` is on."""
+        return ("float16", "bfloat16", "float32", *(["float64"] if jax.config.jax_enable_x64 else []))
+
+    def versions(self) -> dict[str, str]:
+        """Versions of JAX, and of what compiles for it."""
+        return versions_of("jax", "jaxlib", "numpy", "ml_dtypes")
+
+    def owns(self, array: Array, /) -> bool:
+        """Whether this is an array of JAX, a traced one included."""
+        return isinstance(array, jax.Array)
+
+    def is_concrete(self, array: Array, /) -> bool:
+        """Whether the values can be read now: not while they are traced, not where they lie on other machines."""
+        if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+            return False
+        # While a function is traced, what is computed from an array that it closes over is traced as well.
+        return not isinstance(jnp.zeros(()), jax.core.Tracer)
+
+    def devices(self) -> list[str]:
+        """Names of the devices of this process, those of the accelerator before the CPU."""
+        return list(_devices())
+
+    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
+        """Turn the NumPy arrays of a tree into arrays of JAX, bit for bit but for ``dtype``.
+
+        Integers of 64 bits become those of 32 bits where JAX has no wider ones.
+
+        Raises
+        ------
+        ValueError
+            When JAX, as configured, would round the values or let them overflow.
+        """
+        placed = None if device is None else _devices()[known_device(device, self.devices())]
+
+        def convert(array: Any) -> jax.Array:
+            floating = as_floating(array, dtype, self.dtypes, hint=f": {WIDE}")
+            return jnp.array(_narrowed(floating), device=placed, copy=True)
+
+        return map_arrays(convert, tree)
+
+    def to_numpy(self, tree: Any, /) -> Any:
+        """Turn the arrays of a tree into NumPy arrays, bit for bit."""
+        return to_copies(tree)
+
+    def to_device(self, tree: Any, device: str, /) -> Any:
+        """Place the arrays of a tree on one of the devices."""
+        placed = _devices()[known_device(device, self.devices())]
+        return map_arrays(lambda array: jax.device_put(array, placed), tree)
+
+    def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
+        """Compile a function with XLA; Python numbers among its arguments are traced."""
+        return function if known_mode(mode, self.modes) == "eager" else jax.jit(function)
+
+    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+        """Turn a function of trees to a 0-d array into one that also returns the gradients."""
+        return differentiate(
+            function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
+        )
+
+
+def _devices() -> dict[str, Any]:
+    devices = jax.local_devices()
+    with contextlib.suppress(RuntimeError):  # JAX may have been told to leave the CPU alone
+        devices = [*devices, *jax.local_devices(backend="cpu")]
+    # JAX calls every platform of this kind "gpu", but prints a device as that of its maker: cuda:0, rocm:0.
+    return {str(each) if each.platform == "gpu" else f"{each.platform}:{each.id}": each for each in devices}
+
+
+def _narrowed(array: NumpyArray) -> NumpyArray:
+    """Give an array the widest dtype that JAX has for it, as long as no value changes."""
+    narrowed = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    if narrowed.dtype != array.dtype and not np.array_equal(narrowed, array):
+        raise ValueError(f"expected values that {narrowed.dtype.name} can hold; got wider {array.dtype.name}: {WIDE}")
+    return narrowed
+
+
+def _gradient(function: Callable[..., Array], variables: list[Array]) -> tuple[Array, Iterable[Array]]:
+    places = tuple(range(len(variables)))
+    value, gradients = jax.value_and_grad(function, argnums=places)(*variables)
+    return value, gradients
+
+
+backend: Backend = JaxBackend()

@@ -1,0 +1,33 @@
+"""The array namespace of JAX: everything in ``jax.numpy``, two functions excepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy
+import jax.scipy.special
+
+from attention_core._typing import Array
+
+__all__ = ["erfc", "matmul"]
+
+
+def matmul(x1: Array, x2: Array, /) -> Array:
+    """Multiply matrices in the precision of their dtype.
+
+    Unless told otherwise, JAX lets an accelerator round float32 operands to fewer bits before it multiplies them.
+    """
+    return jax.numpy.matmul(x1, x2, precision=jax.lax.Precision.HIGHEST)
+
+
+def erfc(x: Array, /) -> Array:
+    """Compute the complementary error function, which the standard lacks."""
+    return jax.scipy.special.erfc(x)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(jax.numpy, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(jax.numpy)})

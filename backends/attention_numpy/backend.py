@@ -1,0 +1,83 @@
+"""NumPy as a backend: the arrays are NumPy's own already, so that next to nothing is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat.numpy
+import numpy as np
+
+from attention_core._typing import Array
+from attention_core.backend import Backend
+from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
+
+__all__ = ["NumpyBackend", "backend"]
+
+
+class NumpyBackend:
+    """The backend of NumPy, and of libraries that compute with it."""
+
+    name = "numpy"
+    namespace = array_api_compat.numpy
+    modes: tuple[str, ...] = ("eager",)
+    differentiates = False
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating-point types, bfloat16 being that of ml_dtypes."""
+        return ("float16", "bfloat16", "float32", "float64")
+
+    def versions(self) -> dict[str, str]:
+        """Versions of NumPy and of what supplies bfloat16."""
+        return versions_of("numpy", "ml_dtypes")
+
+    def owns(self, array: Array, /) -> bool:
+        """Whether this is a NumPy array or scalar.
+
+        Raises
+        ------
+        TypeError
+            When it is a masked array or a matrix, which compute something else than plain arrays do.
+        """
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError("expected a plain array; got a masked array: pass array.data, and ~array.mask as the mask")
+        if isinstance(array, np.matrix):
+            raise TypeError("expected a plain array; got a matrix: pass numpy.asarray(matrix)")
+        return isinstance(array, np.ndarray | np.generic)
+
+    def is_concrete(self, array: Array, /) -> bool:
+        """Whether the values can be read now, which they always can."""
+        return True
+
+    def devices(self) -> list[str]:
+        """Names of the devices."""
+        return ["cpu"]
+
+    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
+        """Copy the arrays of a tree, those of floating point to ``dtype`` where that is given."""
+        copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
+        return copies if device is None else self.to_device(copies, device)
+
+    def to_numpy(self, tree: Any, /) -> Any:
+        """Copy the arrays of a tree."""
+        return to_copies(tree)
+
+    def to_device(self, tree: Any, device: str, /) -> Any:
+        """Return the tree as it is, on the only device."""
+        known_device(device, self.devices())
+        return tree
+
+    def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
+        """Return the function as it is, in the only mode."""
+        known_mode(mode, self.modes)
+        return function
+
+    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+        """Raise: NumPy does not differentiate."""
+        raise TypeError(
+            f"expected a backend that differentiates, such as jax, tensorflow, torch; got {self.name}, which does not"
+        )
+
+
+backend: Backend = NumpyBackend()

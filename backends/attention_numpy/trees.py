@@ -1,0 +1,170 @@
+"""What every adapter shares: trees of arrays, floating-point types by name, and the words of the errors.
+
+A tree is an array, or a (named) tuple, list or dict of trees. Its other leaves are left alone: ``None``, Python numbers
+and strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from attention_core._typing import Array
+
+__all__ = [
+    "as_floating",
+    "differentiate",
+    "is_array",
+    "is_floating",
+    "known_device",
+    "known_mode",
+    "map_arrays",
+    "map_leaves",
+    "to_copies",
+    "versions_of",
+]
+
+NumpyArray: TypeAlias = np.ndarray[Any, Any]
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def is_array(leaf: Any, /) -> bool:
+    """Whether a leaf is to be treated as an array: it is not ``None``, a Python number or a string."""
+    # A NumPy scalar is an array of no axes to NumPy's own functions, although float64 derives from Python's float.
+    return isinstance(leaf, np.generic) or not isinstance(leaf, bool | int | float | complex | str | None)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any, /) -> Any:
+    """Apply a function to every leaf, whatever it is, and keep the structure."""
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, branch) for key, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        branches = [map_leaves(function, branch) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
+    return function(tree)
+
+
+def map_arrays(function: Callable[[Any], Any], tree: Any, /) -> Any:
+    """Apply a function to every array of a tree, and keep the structure and all other leaves.
+
+    Examples
+    --------
+    >>> map_arrays(np.negative, {"a": [np.asarray(1), None], "b": 2})
+    {'a': [np.int64(-1), None], 'b': 2}
+    """
+    return map_leaves(lambda leaf: function(leaf) if is_array(leaf) else leaf, tree)
+
+
+def to_copies(tree: Any, /) -> Any:
+    """Copy the NumPy arrays of a tree: contiguous, writable, and sharing memory with nothing."""
+    return map_arrays(lambda array: np.array(array, order="C", copy=True), tree)
+
+
+def versions_of(*distributions: str) -> dict[str, str]:
+    """Return the installed versions of distributions by name."""
+    return {distribution: version(distribution) for distribution in distributions}
+
+
+def is_floating(dtype: np.dtype[Any], /) -> bool:
+    """Whether a NumPy dtype is one of floating point, bfloat16 included (which NumPy itself does not count)."""
+    return dtype.kind == "f" or dtype == BFLOAT16
+
+
+def as_floating(array: Any, dtype: str | None, dtypes: Sequence[str], /, *, hint: str = "") -> NumpyArray:
+    """Give an array of floating point the type asked for; any other array is returned as it is.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+    dtype : str or None
+        The type asked for; ``None`` keeps that of the array.
+    dtypes : sequence of str
+        The types that the library computes with.
+    hint : str
+        What to do about a type that is not among them.
+
+    Raises
+    ------
+    TypeError
+        When this is no NumPy array.
+    ValueError
+        When the type is not one that the library computes with.
+    """
+    if not isinstance(array, np.ndarray | np.generic):
+        raise TypeError(f"expected a tree of NumPy arrays; got {type(array).__name__}")
+    plain: NumpyArray = np.asarray(array)
+    if not is_floating(plain.dtype):
+        return plain
+    name = plain.dtype.name if dtype is None else dtype
+    if name not in dtypes:
+        raise ValueError(f"expected a floating-point type out of {', '.join(dtypes)}; got {name}{hint}")
+    with np.errstate(all="ignore"):  # a value beyond the range becomes infinite, as in every other conversion
+        return plain.astype(BFLOAT16 if name == "bfloat16" else name, copy=False)
+
+
+def known_mode(mode: str | None, modes: Sequence[str], /) -> str:
+    """Return the mode asked for, the last one where none is.
+
+    Raises
+    ------
+    ValueError
+        When there is no such mode.
+    """
+    mode = modes[-1] if mode is None else mode
+    if mode not in modes:
+        raise ValueError(f"expected a mode out of {', '.join(modes)}; got {mode!r}")
+    return mode
+
+
+def known_device(device: str, devices: Sequence[str], /) -> str:
+    """Return the device asked for.
+
+    Raises
+    ------
+    ValueError
+        When there is no such device.
+    """
+    if device not in devices:
+        raise ValueError(f"expected a device out of {', '.join(devices)}; got {device!r}")
+    return device
+
+
+def differentiate(
+    function: Callable[..., Array],
+    gradient: Callable[[Callable[..., Array], list[Array]], tuple[Array, Iterable[Array]]],
+    is_floating_array: Callable[[Any], bool],
+    /,
+) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+    """Turn a function of trees to a 0-d array into one that also returns the gradient for each positional argument.
+
+    Parameters
+    ----------
+    function : callable
+    gradient : callable
+        What the library does: given a function of arrays and these arrays, return its value and the gradients.
+    is_floating_array : callable
+        Whether a leaf is an array that has a gradient. All other leaves have the gradient ``None``.
+    """
+
+    def differentiated(*arguments: Any) -> tuple[Array, tuple[Any, ...]]:
+        variables: list[Array] = []
+        map_leaves(lambda leaf: variables.append(leaf) if is_floating_array(leaf) else None, arguments)
+
+        def fill(replacements: Iterable[Array], other: Callable[[Any], Any]) -> Any:
+            remaining = iter(replacements)
+            return map_leaves(lambda leaf: next(remaining) if is_floating_array(leaf) else other(leaf), arguments)
+
+        def scalar(*replacements: Array) -> Array:
+            value = function(*fill(replacements, lambda leaf: leaf))
+            if len(value.shape) != 0:
+                raise ValueError(f"expected a function to a 0-d array; got shape {tuple(value.shape)}")
+            return value
+
+        value, gradients = gradient(scalar, variables) if variables else (scalar(), ())
+        return value, fill(gradients, lambda leaf: None)
+
+    return differentiated

@@ -1,0 +1,146 @@
+"""PyTorch as a backend: eager and compiled, on whatever accelerator there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import array_api_compat.torch
+import numpy as np
+import torch
+from attention_numpy.trees import (
+    BFLOAT16,
+    NumpyArray,
+    as_floating,
+    differentiate,
+    known_device,
+    known_mode,
+    map_arrays,
+    to_copies,
+    versions_of,
+)
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from attention_core._typing import Array
+from attention_core.backend import Backend
+
+__all__ = ["TorchBackend", "backend"]
+
+
+class TorchBackend:
+    """The backend of PyTorch."""
+
+    name = "torch"
+    namespace = array_api_compat.torch
+    modes: tuple[str, ...] = ("eager", "compiled")
+    differentiates = True
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating-point types."""
+        return ("float16", "bfloat16", "float32", "float64")
+
+    def versions(self) -> dict[str, str]:
+        """Versions of PyTorch, and of what its arrays pass through."""
+        return versions_of("torch", "numpy", "ml_dtypes")
+
+    def owns(self, array: Array, /) -> bool:
+        """Whether this is a tensor, a traced one or one without values included."""
+        return isinstance(array, torch.Tensor)
+
+    def is_concrete(self, array: Array, /) -> bool:
+        """Whether the values can be read now.
+
+        They cannot while a compiler, an export or a CUDA graph records, under ``torch.vmap``, or where there are none.
+        """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
+            return False
+        while torch._C._functorch.is_functorch_wrapped_tensor(array):  # one layer for each transform around us
+            if torch._C._functorch.is_batchedtensor(array):
+                return False
+            array = torch._C._functorch.get_unwrapped(array)
+        if isinstance(array, FakeTensor) or array.is_meta:
+            return False
+        return not (array.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    def devices(self) -> list[str]:
+        """Names of the devices; the last is ``"meta"``, whose tensors have a shape and a dtype but no values."""
+        count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+        accelerators = (torch.device(torch.accelerator.current_accelerator().type, index) for index in range(count))
+        return ["cpu", *map(str, accelerators), "meta"]
+
+    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
+        """Turn the NumPy arrays of a tree into tensors, bit for bit but for ``dtype``."""
+        copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
+        tensors = map_arrays(_tensor, copies)
+        return tensors if device is None else self.to_device(tensors, device)
+
+    def to_numpy(self, tree: Any, /) -> Any:
+        """Turn the tensors of a tree into NumPy arrays, bit for bit and without their history."""
+        return to_copies(map_arrays(_numpy, tree))
+
+    def to_device(self, tree: Any, device: str, /) -> Any:
+        """Place the tensors of a tree on one of the devices."""
+        known_device(device, self.devices())
+        return map_arrays(lambda array: array.to(device), tree)
+
+    def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
+        """Compile a function as one graph for each combination of shapes."""
+        if known_mode(mode, self.modes) == "eager":
+            return function
+
+        def compiled(*arguments: Any, **options: Any) -> Any:
+            return function(*arguments, **options)
+
+        # PyTorch counts recompilations for each code object and gives up after a few. With a code object of its own,
+        # a function does not use up the count of others that were made by the same lines.
+        compiled.__code__ = compiled.__code__.replace()
+        return torch.compile(compiled, fullgraph=True, dynamic=False)  # type: ignore[no-any-return]
+
+    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+        """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""
+        return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.is_floating_point())
+
+
+def _tensor(array: NumpyArray) -> torch.Tensor:
+    # Neither library knows the other's bfloat16, but both can look at the bits as integers.
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _numpy(tensor: torch.Tensor) -> NumpyArray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.detach().view(torch.int16).numpy(force=True).view(BFLOAT16)  # type: ignore[no-any-return]
+    return tensor.numpy(force=True)  # type: ignore[no-any-return]
+
+
+def _gradient(
+    function: Callable[..., torch.Tensor], variables: list[torch.Tensor]
+) -> tuple[torch.Tensor, Iterable[torch.Tensor]]:
+    """Differentiate by transforming the function where it is being transformed already, else by recording it.
+
+    The compiler traces only the former, and compiled functions can be called only in the latter.
+    """
+    if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, variables)):
+        places = tuple(range(len(variables)))
+        gradients, value = torch.func.grad_and_value(function, argnums=places)(*variables)
+        return value, gradients
+    # The history of a variable is kept, so that gradients can be differentiated again.
+    again = torch.is_grad_enabled() and any(variable.requires_grad for variable in variables)
+    with torch.enable_grad():
+        recorded = [_fresh(variable) if again else _fresh(variable.detach()) for variable in variables]
+        value = function(*recorded)
+        if not value.requires_grad:  # it depends on none of them
+            return value, [torch.zeros_like(variable) for variable in variables]
+        gradients = torch.autograd.grad(value, recorded, create_graph=again, allow_unused=True, materialize_grads=True)
+    return (value if again else value.detach()), gradients
+
+
+def _fresh(variable: torch.Tensor) -> torch.Tensor:
+    """Give the same values as another tensor, to be differentiated by itself."""
+    return variable.view_as(variable) if variable.requires_grad else variable.detach().requires_grad_()
+
+
+backend: Backend = TorchBackend()
