@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 
 from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule, rounded
 
-__all__ = ["Bound", "Case", "Draw", "hard", "ordinary"]
+__all__ = ["Bound", "Case", "Draw", "exact_scores", "hard", "long", "ordinary", "probability"]
 
 Bound = Callable[[str, float], float]
 """From the name of a dtype and kappa to units in the last place."""
@@ -30,6 +29,21 @@ def ordinary(dtype: str, kappa: float) -> float:
 def hard(dtype: str, kappa: float) -> float:
     r"""Bound the error where scores are large, so that one rounding of a score costs :math:`\kappa` units: :math:`2 u (1 + \kappa) S`."""
     return max(6.0, 1 + kappa) if dtype == "float32" else ordinary(dtype, kappa)
+
+
+def long(dtype: str, kappa: float) -> float:
+    """Bound the error of 65536 keys, whose sum some libraries form one term after the other."""
+    return max(128.0, ordinary(dtype, kappa)) if dtype in ("float32", "float64") else ordinary(dtype, kappa)
+
+
+def probability(dtype: str, kappa: float) -> float:
+    r"""Bound the error of a single weight: twice that of a score, since it is a ratio of two exponentials."""
+    return max(6.0, 2 + 2 * kappa) if dtype == "float32" else ordinary(dtype, kappa)
+
+
+def exact_scores(dtype: str, kappa: float) -> float:
+    """Bound the error where scores are exact, so that their size costs nothing."""
+    return ordinary(dtype, 0.0)
 
 
 class Draw:
@@ -97,8 +111,9 @@ class Case:
     bound : callable
     dtypes : tuple of str
     measure : str
-        ``ulp``: error against the oracle; ``exact``: numbers that differ from those of the problem's ``twin``;
-        ``message``: whether the error is the one of the core on NumPy.
+        ``ulp``: the error of what is returned against the oracle; ``gradient``: that of the gradients; ``exact``: whether
+        the output is that of the problem's ``twin``, bit by bit; ``message``: whether wrong arguments raise what the core
+        raises on NumPy.
     compiled : tuple of str
         The dtypes in which compiled modes run the case unless others are asked for: compilers take seconds for each.
     twin : callable, optional
@@ -121,7 +136,3 @@ class Case:
     def problem(self, dtype: str, seed: int = 0) -> Problem:
         """Make the inputs in one dtype."""
         return self.inputs(Draw(dtype, seed, self.name))
-
-    def limit(self, dtype: str, kappa: float) -> float:
-        """The bound, in units in the last place; 0 where something must be exact."""
-        return self.bound(dtype, kappa) if self.measure == "ulp" and math.isfinite(kappa) else 0.0

@@ -3,8 +3,8 @@ r"""The definition of attention in decimal arithmetic of 50 digits, one query at
 .. math:: o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{\exp s_{ij}}{\sum_{j'} \exp s_{ij'}}, \qquad
           s_{ij} = \operatorname{cap}(\sigma\, q_i \cdot k_j) + b_{ij}
 
-Floating-point numbers become decimal ones exactly. Nothing here is shared with the core, and no maximum is subtracted: the
-exponents of decimal numbers know no overflow. Arrays hold Python objects, so NumPy only loops over `decimal`.
+Floating-point numbers become decimal ones exactly, and nothing here is shared with the core. Arrays hold Python objects:
+NumPy only loops over `decimal`.
 """
 
 from __future__ import annotations
@@ -135,12 +135,14 @@ def scan(head: Head) -> Iterator[Row]:
 def _row(head: Head, query: NumpyArray, bias: NumpyArray, live: NumpyArray) -> Row:
     keys = head.key[live]
     capped, slopes = _cap(head.scale * (keys @ query), head.softcap)
-    powers = np.exp(capped + bias[live])
+    scores = capped + bias[live]
+    top = scores.max()  # the exponents of decimal numbers are vast, but exp(-3e38) is beyond them
+    powers = np.exp(scores - top)
     total = powers.sum()
     weights = _fill(bias, ZERO)
     weights[live] = powers / total
     kappa = (abs(head.scale) * (abs(keys) @ abs(query)) + abs(bias[live])).max()
-    return Row(live, weights, total.ln(), kappa, slopes)
+    return Row(live, weights, top + total.ln(), kappa, slopes)
 
 
 def _cap(scores: NumpyArray, softcap: Decimal | None) -> tuple[NumpyArray, NumpyArray]:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from attention_core._checks import check_attention, sizes
 from attention_core._heads import repeat_heads
-from attention_core._namespace import array_namespace, dtype_name, narrow, widen
-from attention_core._softmax import average, finite_part, not_finite, softmax
+from attention_core._namespace import array_namespace, narrow, widen
+from attention_core._softmax import finite_part, not_finite, softmax, weighted_sum
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Causal, Mask, allowed_pairs, check_mask
 from attention_core.random import Dropout, check_dropout, drop
@@ -103,19 +103,20 @@ def scaled_dot_product_attention(
     check_attention(query, key, value, bias, scale, softcap)
     mask = _with_causal(mask, is_causal)
     _check_options(query, key, mask, dropout)
-    dtype = dtype_name(query.dtype)
+    dtype = query.dtype
     query, key, value, bias = widen((query, key, value, bias), xp=xp)
     allowed = _allowed(mask, bias, query, key, xp)
     times = _repeats(query, key)
     key, value = repeat_heads(key, times, xp=xp), repeat_heads(value, times, xp=xp)
     scores = _scores(query, key, allowed, bias, scale, softcap, xp)  # (..., H, M, N)
-    weights, logsumexp = softmax(scores, allowed, xp=xp)
-    output = narrow(average(drop(weights, dropout, xp=xp), value, allowed, xp=xp), dtype, xp=xp)
+    exponentials, total, logsumexp = softmax(scores, allowed, xp=xp)
+    summed = weighted_sum(drop(exponentials, dropout, xp=xp), value, allowed, xp=xp)
+    output = narrow(xp.divide(summed, total), dtype, xp=xp)
     if not (return_weights or return_logsumexp):
         return output
     return Attention(
         output,
-        narrow(weights, dtype, xp=xp) if return_weights else None,
+        narrow(xp.divide(exponentials, total), dtype, xp=xp) if return_weights else None,
         xp.squeeze(logsumexp, axis=-1) if return_logsumexp else None,
     )
 
@@ -161,7 +162,7 @@ def attention_scores(
     xp = _namespace(query, key, None, mask, bias) if xp is None else xp
     check_attention(query, key, None, bias, scale, softcap)
     _check_options(query, key, mask, None)
-    dtype = dtype_name(query.dtype)
+    dtype = query.dtype
     query, key, bias = widen((query, key, bias), xp=xp)
     allowed = _allowed(mask, bias, query, key, xp)
     key = repeat_heads(key, _repeats(query, key), xp=xp)
@@ -213,7 +214,7 @@ def _allowed(mask: Mask | Array | None, bias: Array | None, query: Array, key: A
     allowed = None if mask is None else allowed_pairs(mask, query, key, xp=xp)
     if bias is None:
         return allowed
-    admitted = xp.not_equal(bias, -math.inf)
+    admitted = xp.not_equal(bias if len(bias.shape) else xp.reshape(bias, (1,)), -math.inf)
     return admitted if allowed is None else xp.logical_and(allowed, admitted)
 
 

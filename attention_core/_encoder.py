@@ -19,7 +19,7 @@ from attention_core._checks import (
 )
 from attention_core._heads import merge_heads, split_heads
 from attention_core._layers import check_feed_forward, check_layer_norm, feed_forward, layer_norm, linear
-from attention_core._namespace import array_namespace, beside, dtype_name, narrow, widen
+from attention_core._namespace import array_namespace, beside, narrow, widen
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Mask, check_mask
 from attention_core.parameters import EncoderLayer, MultiHeadAttention
@@ -104,7 +104,7 @@ def multi_head_attention(
         xp = array_namespace(query, key, value, bias, *masks, *leaves)
     check_multi_head(parameters, query, key, value, num_heads, groups, mask, bias)
     check_options(scale, softcap, dropout)
-    dtype = dtype_name(query.dtype)
+    dtype = query.dtype
     parameters, query, key, value = widen((parameters, query, key, value), xp=xp)
     result = scaled_dot_product_attention(
         split_heads(linear(parameters.query, query, xp=xp), num_heads, xp=xp),
@@ -194,7 +194,7 @@ def encoder_layer(
         masks = mask.arrays if isinstance(mask, Mask) else (mask,)
         xp = array_namespace(x, *_leaves(parameters), *masks)
     _check_encoder(parameters, x, num_heads, mask, epsilon, dropout)
-    dtype = dtype_name(x.dtype)
+    dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
     dropouts = _dropouts(dropout, 3, x, xp)
 

@@ -64,7 +64,7 @@ def gelu(x: Array, /, *, xp: Namespace | None = None) -> Array:
     xp = array_namespace(x) if xp is None else xp
     check_rank("x", x, 0, "(...)")
     check_floating("x", x)
-    dtype = dtype_name(x.dtype)
+    dtype = x.dtype
     x = widen(x, xp=xp)
     density = erfc(xp.multiply(x, -math.sqrt(0.5)), xp=xp)
     return narrow(xp.multiply(xp.multiply(x, 0.5), density), dtype, xp=xp)

@@ -78,7 +78,7 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
 
 
 def repeat_heads(x: Array, times: int, /, *, xp: Namespace) -> Array:
-    """Repeat every key/value head for the query heads that share it, in order: 0, 0, 1, 1, …"""
+    """Repeat every key/value head for the query heads that share it, in order: 0, 0, 1, 1 and so on."""
     return x if times == 1 else xp.repeat(x, times, axis=-3)
 
 

@@ -14,7 +14,7 @@ from attention_core._checks import (
     sizes,
 )
 from attention_core._gelu import gelu
-from attention_core._namespace import array_namespace, dtype_name, is_concrete, narrow, positions, shape, widen
+from attention_core._namespace import array_namespace, is_concrete, narrow, positions, shape, widen
 from attention_core._typing import Array, Namespace
 from attention_core.parameters import Embeddings, FeedForward, LayerNorm, Linear
 from attention_core.random import Dropout, check_dropout, drop
@@ -54,7 +54,7 @@ def linear(parameters: Linear, x: Array, /, *, xp: Namespace | None = None) -> A
     check_rank("x", x, 1, "(..., in)")
     check_floating("x", x)
     check_linear("linear", parameters, "x", x)
-    dtype = dtype_name(x.dtype)
+    dtype = x.dtype
     (weight, bias), x = widen((parameters, x), xp=xp)
     y = xp.matmul(x, weight)
     return narrow(y if bias is None else xp.add(y, bias), dtype, xp=xp)
@@ -100,7 +100,7 @@ def layer_norm(parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, xp:
     check_rank("x", x, 1, "(..., C)")
     check_floating("x", x)
     check_layer_norm("layer_norm", parameters, "x", x, epsilon)
-    dtype = dtype_name(x.dtype)
+    dtype = x.dtype
     (scale, offset), x = widen((parameters, x), xp=xp)
     centred = xp.subtract(x, xp.mean(x, axis=-1, keepdims=True))
     variance = xp.mean(xp.multiply(centred, centred), axis=-1, keepdims=True)
@@ -141,7 +141,7 @@ def feed_forward(parameters: FeedForward, x: Array, /, *, xp: Namespace | None =
     check_rank("x", x, 1, "(..., C)")
     check_floating("x", x)
     check_feed_forward("feed_forward", parameters, "x", x)
-    dtype = dtype_name(x.dtype)
+    dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
     inner = gelu(linear(parameters.expand, x, xp=xp), xp=xp)
     return narrow(linear(parameters.contract, inner, xp=xp), dtype, xp=xp)
@@ -208,7 +208,7 @@ def embed_tokens(
         position_ids = positions(shape(token_ids, xp=xp)[-1], token_ids, xp=xp)
     if segment_ids is None and parameters.segment is not None:
         segment_ids = xp.zeros_like(token_ids)
-    dtype = dtype_name(parameters.token.dtype)
+    dtype = parameters.token.dtype
     x = xp.add(_rows(parameters.token, token_ids, xp), _rows(parameters.position, position_ids, xp))
     if parameters.segment is not None:
         x = xp.add(x, _rows(parameters.segment, segment_ids, xp))

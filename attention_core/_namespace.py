@@ -123,12 +123,12 @@ def widen(tree: Any, /, *, xp: Namespace) -> Any:
     if isinstance(tree, tuple):
         branches = [widen(branch, xp=xp) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
-    return narrow(tree, wide_name(tree.dtype), xp=xp)
+    return xp.astype(tree, xp.float32) if dtype_name(tree.dtype) in ("float16", "bfloat16") else tree
 
 
-def narrow(array: Array, name: str, /, *, xp: Namespace) -> Array:
-    """Round an array once to the dtype of this name; a no-op where it has that already."""
-    return array if dtype_name(array.dtype) == name else xp.astype(array, getattr(xp, name))
+def narrow(array: Array, dtype: DType, /, *, xp: Namespace) -> Array:
+    """Round an array once to a dtype; a no-op where it has that already."""
+    return array if array.dtype == dtype else xp.astype(array, dtype)
 
 
 def shape(array: Array, /, *, xp: Namespace) -> tuple[Any, ...]:

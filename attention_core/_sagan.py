@@ -17,7 +17,7 @@ from attention_core._checks import (
     sizes,
 )
 from attention_core._layers import linear
-from attention_core._namespace import array_namespace, dtype_name, narrow, shape, widen
+from attention_core._namespace import array_namespace, narrow, shape, widen
 from attention_core._typing import Array, Namespace
 from attention_core.parameters import SaganAttention
 
@@ -45,8 +45,8 @@ def sagan_attention(
     Parameters
     ----------
     parameters : SaganAttention
-        1 × 1 convolutions as `Linear`: ``theta`` and ``phi`` from C to D channels, ``g`` from C to E, ``output`` from E back
-        to C (or ``None`` with E = C), and ``sigma`` of shape ().
+        1 × 1 convolutions as `Linear`: ``theta`` and ``phi`` from C to D channels, ``g`` from C to E, ``output`` from E
+        back to C (or ``None`` with E = C), and ``sigma`` of shape ().
     x : Array, shape (..., height, width, C)
         Or (..., C, height, width) with ``channels_first``. Types of 16 bits are computed in float32 and rounded once.
     pool : bool
@@ -81,7 +81,7 @@ def sagan_attention(
     """
     xp = array_namespace(x, *_leaves(parameters)) if xp is None else xp
     _check_sagan(parameters, x, pool, data_format)
-    dtype = dtype_name(x.dtype)
+    dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
     maps = _channels_last(x, xp) if data_format == "channels_first" else x
     phi, g = (linear(convolution, maps, xp=xp) for convolution in (parameters.phi, parameters.g))
@@ -151,7 +151,7 @@ def spectral_norm(
     check_vector("u", u, sizes(weight)[-1], "weight", weight)
     check_positive("iterations", iterations)
     check_number("epsilon", epsilon, positive=True)
-    dtype = dtype_name(weight.dtype)
+    dtype = weight.dtype
     weight, u = widen((weight, u), xp=xp)
     matrix = xp.reshape(weight, (-1, shape(weight, xp=xp)[-1]))
     row = xp.reshape(u, (1, -1))

@@ -7,16 +7,18 @@ import math
 from attention_core._namespace import beside, shape
 from attention_core._typing import Array, Namespace
 
-__all__ = ["average", "finite_part", "not_finite", "softmax"]
+__all__ = ["finite_part", "not_finite", "softmax", "weighted_sum"]
 
 
-def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[Array, Array]:
-    r"""Weights over the keys, and the logarithm of their normalizer.
+def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
+    r"""Exponentials of the scores, their total, and the logarithm of the normalizer.
 
-    .. math:: p_{ij} = \exp(s_{ij} - \ell_i), \qquad \ell_i = \log \sum_j \exp s_{ij}
+    .. math:: e_{ij} = \exp(s_{ij} - t_i), \qquad z_i = \sum_j e_{ij}, \qquad \ell_i = t_i + \log z_i,
+        \qquad t_i = \max_j s_{ij}
 
-    A query that may attend nothing has weights exactly 0 and :math:`\ell_i = -\infty`, with gradients exactly 0. That is
-    decided by ``allowed``, never by the scores.
+    The weights are :math:`p_{ij} = e_{ij} / z_i`; dividing the sum of values instead rounds once, and keeps equal keys
+    exact. A query that may attend nothing has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with
+    gradients exactly 0. That is decided by ``allowed``, never by the scores.
 
     Parameters
     ----------
@@ -28,30 +30,31 @@ def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[
 
     Returns
     -------
-    weights : Array, shape (..., M, N)
-    logsumexp : Array, shape (..., M, 1)
+    exponentials : Array, shape (..., M, N)
+    total, logsumexp : Array, shape (..., M, 1)
     """
     *rows, num_keys = shape(scores, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
-        return scores, xp.full((*rows, 1), -math.inf, dtype=scores.dtype, **beside(scores))
+        one = xp.ones((*rows, 1), dtype=scores.dtype, **beside(scores))
+        return scores, one, xp.multiply(one, -math.inf)
     top = xp.max(scores, axis=-1, keepdims=True)
     if allowed is None:
         exponentials = xp.exp(xp.subtract(scores, top))
         total = xp.sum(exponentials, axis=-1, keepdims=True)
-        return xp.divide(exponentials, total), xp.add(top, xp.log(total))
+        return exponentials, total, xp.add(top, xp.log(total))
     empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
     top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
     exponentials = xp.exp(xp.subtract(scores, top))
     total = xp.where(empty, 1.0, xp.sum(exponentials, axis=-1, keepdims=True))  # 0 / 0 and log(0) would be nan and -inf
-    return xp.divide(exponentials, total), xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
+    return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
 
 
-def average(weights: Array, value: Array, allowed: Array | None, /, *, xp: Namespace) -> Array:
-    r"""The mean of the values under the weights, :math:`o_i = \sum_j p_{ij} v_j`, over the keys that are allowed.
+def weighted_sum(weights: Array, value: Array, allowed: Array | None, /, *, xp: Namespace) -> Array:
+    r"""The weighted sum of the values, :math:`o_i = \sum_j e_{ij} v_j`, over the keys that are allowed.
 
-    With a mask, :math:`0 \cdot \infty` must not arise where a value is masked. So the finite parts are averaged, and whether
-    a value that is not finite was attended is found by averaging indicators: one for what pulls upwards (inf, nan), one
-    for what pulls downwards (-inf, nan); pulled both ways, the result is nan.
+    With a mask, :math:`0 \cdot \infty` must not arise where a value is masked. So the finite parts are added up, and
+    whether a value that is not finite was attended is found by adding up indicators: one for what pulls upwards (inf,
+    nan), one for what pulls downwards (-inf, nan); pulled both ways, the result is nan.
 
     Parameters
     ----------
@@ -71,20 +74,20 @@ def average(weights: Array, value: Array, allowed: Array | None, /, *, xp: Names
     upwards = xp.astype(xp.logical_or(nan, xp.equal(value, math.inf)), value.dtype)
     downwards = xp.astype(xp.logical_or(nan, xp.equal(value, -math.inf)), value.dtype)
     width = shape(value, xp=xp)[-1]
-    mean = xp.matmul(weights, xp.concat([finite_part(value, xp=xp), upwards, downwards], axis=-1))  # (..., M, 3 E)
-    up, down = xp.greater(mean[..., width : 2 * width], 0.0), xp.greater(mean[..., 2 * width :], 0.0)
+    sums = xp.matmul(weights, xp.concat([finite_part(value, xp=xp), upwards, downwards], axis=-1))  # (..., M, 3 E)
+    up, down = xp.greater(sums[..., width : 2 * width], 0.0), xp.greater(sums[..., 2 * width :], 0.0)
     pull = xp.where(down, -math.inf, _scalar(0.0, value, xp))
     pull = xp.where(up, xp.where(down, math.nan, _scalar(math.inf, value, xp)), pull)
-    return xp.add(mean[..., :width], pull)
+    return xp.add(sums[..., :width], pull)
 
 
 def finite_part(x: Array, /, *, xp: Namespace) -> Array:
-    """The array with 0 in place of what is not finite, so that masked rubbish meets no product, in the gradient either."""
+    """The array with 0 in place of what is not finite, so that masked rubbish meets no product, nor in the gradient."""
     return xp.where(xp.isfinite(x), x, 0.0)
 
 
 def not_finite(x: Array, /, *, xp: Namespace) -> Array:
-    """0 for a vector whose elements are all finite, else nan: added to scores, what `finite_part` removed.  (..., D) -> (...)."""
+    """0 for vectors all finite, else nan: added to scores, it puts back what `finite_part` removed."""
     return xp.where(xp.all(xp.isfinite(x), axis=-1), _scalar(0.0, x, xp), math.nan)
 
 

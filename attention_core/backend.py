@@ -1,13 +1,13 @@
 """What a backend is, and how one is found.
 
-Whoever adds a framework reads this file first. A backend is an object with the members of `Backend`, announced under the
-entry-point group ``attention_core.backends`` by the name under which its library is imported::
+Whoever adds a framework reads this file first. A backend is an object with the members of `Backend`, announced under
+the entry-point group ``attention_core.backends`` by the name under which its library is imported::
 
     [project.entry-points."attention_core.backends"]
     torch = "attention_torch:backend"
 
-Nothing in the core is edited: arrays of the library then find their namespace, and the tests and the conformance command
-find the backend.
+Nothing in the core is edited: arrays of the library then find their namespace, and the tests and the conformance
+command find the backend.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ GROUP = "attention_core.backends"
 class Backend(Protocol):
     """What the core, its tests and the conformance command need of a framework beyond its array namespace.
 
-    A tree is an array, or a (named) tuple, list or dict of trees; ``None`` and Python numbers are leaves that are left alone.
+    A tree is an array, or a (named) tuple, list or dict of trees; ``None`` and Python numbers are left alone.
 
     Attributes
     ----------
     name : str
         The name under which the library is imported, and under which the backend is found.
     namespace : module
-        The functions of the array API standard. It may carry two that the standard lacks, and the core uses them
-        where they are: ``erfc(x)``, and ``shape(x)``, whose entries are integers, or 0-d integer arrays for dimensions that
+        The functions of the array API standard. It may carry two that the standard lacks, and the core uses them where
+        they are: ``erfc(x)``, and ``shape(x)``, whose entries are integers, or 0-d integer arrays for dimensions that
         are unknown while a function is traced.
     modes : tuple of str
-        The ways in which a function can be run, ``"eager"`` first: ``("eager", "compiled")``, ``("eager", "graph", "xla")``.
+        The ways in which a function can be run, ``"eager"`` first; such as ``("eager", "graph", "xla")``.
     dtypes : tuple of str
         The floating-point types that the library computes with as configured, such as ``("float32", "float64")``.
     differentiates : bool
@@ -81,7 +81,7 @@ class Backend(Protocol):
         """Place the arrays of a tree on one of `devices`."""
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
-        """Compile a function of trees of arrays, in one of `modes` (the last by default); ``"eager"`` returns it as it is."""
+        """Compile a function of trees of arrays, in one of `modes`, by default the last."""
 
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d array into one that also returns the gradient for each positional argument.

@@ -227,7 +227,13 @@ def quantile_table(cut: float, /) -> list[int]:
 
 
 def _rounded(units: Array, factor: float, dtype: str, xp: Namespace) -> Array:
-    return xp.astype(xp.multiply(units, factor), getattr(xp, dtype))
+    return xp.astype(xp.multiply(units, factor), _dtype(dtype, xp))
+
+
+def _dtype(name: str, xp: Namespace) -> Any:
+    if not hasattr(xp, name):
+        raise ValueError(f"expected a dtype of {xp.__name__}; got {name!r}: make float32 and convert")
+    return getattr(xp, name)
 
 
 def _wide(dtype: str, xp: Namespace) -> Any:

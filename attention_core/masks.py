@@ -1,7 +1,7 @@
 """Which query may attend which key: True = may attend, everywhere.
 
-A mask is a boolean array, or one of the structured masks here, combined with ``&``, ``|`` and ``~``. A structured mask is a
-rule about positions: it never needs more memory than its own arrays, and it can tell a block of positions that is
+A mask is a boolean array, or one of the structured masks here, combined with ``&``, ``|`` and ``~``. A structured mask
+is a rule about positions: it needs no more memory than its own arrays, and it can tell a block of positions that is
 attended nowhere, or everywhere, from one that must be looked at.
 """
 
@@ -65,9 +65,8 @@ class Mask(ABC):
         """Tell from positions alone what passes in a block; MIXED where that cannot be told."""
         return Block.MIXED
 
-    def check(self, target: Sizes, /) -> None:
+    def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
-        return None
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -379,7 +378,7 @@ def mask_from_integers(mask: Array, /, *, xp: Namespace | None = None) -> Array:
 
 
 def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namespace | None = None) -> Array:
-    """Turn a mask that is added to scores (0 = may attend; -10000, the least float or -inf = ignore) into a boolean one.
+    """Turn a mask that is added to scores (0 = may attend; -10000 or -inf = ignore) into a boolean one.
 
     Parameters
     ----------
@@ -458,7 +457,7 @@ def check_mask(mask: Any, target: Sizes) -> None:
 def allowed_pairs(mask: Mask | Array, query: Array, key: Array, /, *, xp: Namespace) -> Array:
     """A mask of either kind as a boolean array that broadcasts to the scores of query and key."""
     if not isinstance(mask, Mask):
-        return mask
+        return mask if len(mask.shape) else xp.reshape(mask, (1,))
     rows, columns = shape(query, xp=xp)[-2], shape(key, xp=xp)[-2]
     return mask.allowed(positions(rows, query, xp=xp), positions(columns, key, xp=xp), xp=xp)
 

@@ -1,16 +1,13 @@
 """The array API standard over bare `tf.Tensor`: as much of it as attention needs.
 
-array-api-compat is to get a TensorFlow namespace itself (its pull request 441). Nothing but `backend` imports this module,
-so that it can be dropped once that namespace passes the tests of this one, unknown dimensions included.
+array-api-compat is to get a TensorFlow namespace itself (its pull request 441). Nothing but `backend` imports this
+module, so that it can be dropped once that namespace passes the tests of this one, unknown dimensions included.
 
-Tensors stay tensors: nothing is wrapped, patched or switched on. A function adds to TensorFlow's own only what the standard
-asks for: dtypes promote by its table or raise `TypeError`, a Python number takes the dtype of the array beside it, and a
-`tf.Variable` may stand for its value. Two extensions serve attention: `erfc`, and `shape`, whose entries are 0-d tensors
-where a dimension is unknown; whatever takes a shape here takes these too.
-
-The default dtypes are float32 and int32. XLA loses NaN in `max`, `min`, `maximum` and `minimum` on a CPU, and float32 products
-run as TensorFloat-32 on a GPU unless `tf.config.experimental.enable_tensor_float_32_execution` forbids it: both are settings
-of the whole process, which a library leaves to its user.
+Tensors stay tensors: nothing is wrapped, patched or switched on. A function adds to TensorFlow's own only what the
+standard asks for: dtypes promote by its table or raise `TypeError`, a Python number takes the dtype of the array beside
+it, and a `tf.Variable` may stand for its value. The default dtypes are float32 and int32. Two extensions serve
+attention: `erfc`, and `shape`, whose entries are 0-d tensors where a dimension is unknown; whatever takes a shape here
+takes these too.
 """
 
 from __future__ import annotations
@@ -19,96 +16,79 @@ import builtins
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
 from attention_core._typing import Array, DType
+from attention_tensorflow.inspection import (
+    INTEGRAL,
+    SIGNED,
+    UNSIGNED,
+    NamespaceInfo,
+    bfloat16,
+    bool,
+    default_dtype,
+    finfo,
+    float16,
+    float32,
+    float64,
+    iinfo,
+    int8,
+    int16,
+    int32,
+    int64,
+    isdtype,
+    promoted_dtype,
+    result_type,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+
+# fmt: off
+__all__ = [
+    "__array_api_version__", "__array_namespace_info__", "abs", "add", "all", "any", "arange", "asarray", "astype",
+    "bfloat16", "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "bool", "broadcast_to", "clip", "concat", "divide", "equal", "erfc", "exp", "expand_dims", "finfo",
+    "float16", "float32", "float64", "floor", "floor_divide", "full", "full_like", "greater", "greater_equal", "iinfo",
+    "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite", "isinf", "isnan", "less", "less_equal", "log",
+    "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum", "mean", "min",
+    "minimum", "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like", "permute_dims", "pi", "pow",
+    "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sqrt", "square", "squeeze", "stack",
+    "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
+]
+# fmt: on
 
 __array_api_version__ = "2024.12"
+__array_namespace_info__ = NamespaceInfo
+inf, nan, pi, newaxis = math.inf, math.nan, math.pi, None
 
 Operation: TypeAlias = Callable[..., Array]
 Shape: TypeAlias = int | Array | Sequence[int | Array]
 Axis: TypeAlias = int | Sequence[int] | None
 
-inf, nan, pi, newaxis = math.inf, math.nan, math.pi, None
 
-bool = tf.bool
-int8, int16, int32, int64 = tf.int8, tf.int16, tf.int32, tf.int64
-uint8, uint16, uint32, uint64 = tf.uint8, tf.uint16, tf.uint32, tf.uint64
-float16, bfloat16, float32, float64 = tf.float16, tf.bfloat16, tf.float32, tf.float64
-
-_SIGNED = frozenset({int8, int16, int32, int64})
-_UNSIGNED = frozenset({uint8, uint16, uint32, uint64})
-_INTEGRAL = _SIGNED | _UNSIGNED
-_FLOATING = frozenset({float16, bfloat16, float32, float64})
-_KINDS: Mapping[str, frozenset[DType]] = {
-    "bool": frozenset({bool}),
-    "signed integer": _SIGNED,
-    "unsigned integer": _UNSIGNED,
-    "integral": _INTEGRAL,
-    "real floating": _FLOATING,
-    "complex floating": frozenset({tf.complex64, tf.complex128}),
-    "numeric": _INTEGRAL | _FLOATING | {tf.complex64, tf.complex128},
-}
+# How operations are made fit for the standard
 
 
-# Promotion
-
-
-@functools.cache
-def _common(first: DType, second: DType) -> DType:
-    """The narrowest dtype that holds the values of both."""
-
-    def holds(wide: DType, narrow: DType) -> builtins.bool:
-        ladders = (_SIGNED, _UNSIGNED, _FLOATING)
-        climbs = builtins.any(narrow in ladder and wide in ladder for ladder in ladders)
-        return wide is narrow or (wide.size > narrow.size and (climbs or (narrow in _UNSIGNED and wide in _SIGNED)))
-
-    by_width = sorted(_INTEGRAL | _FLOATING | {first}, key=lambda dtype: (dtype.size, dtype in _SIGNED))
-    for dtype in by_width:
-        if holds(dtype, first) and holds(dtype, second):
-            return dtype
-    raise TypeError(f"expected dtypes that promote; got {first.name} and {second.name}")
-
-
-def _takes(dtype: DType, number: float) -> builtins.bool:
-    if isinstance(number, builtins.bool):
-        return dtype is bool
-    return dtype in _FLOATING or (isinstance(number, int) and dtype in _INTEGRAL)
-
-
-def _dtype_of(x: Any) -> DType:
-    if isinstance(x, tf.DType):
-        return x
-    if isinstance(x, (tf.Tensor, tf.Variable)):
-        return x.dtype
-    raise TypeError(f"expected a tf.Tensor, a tf.Variable or a Python number; got {type(x).__name__}")
-
-
-def result_type(*arrays_and_dtypes: Any) -> DType:
-    """Dtype of a result, from arrays, dtypes and Python numbers."""
-    numbers = [x for x in arrays_and_dtypes if isinstance(x, int | float)]
-    dtypes = [_dtype_of(x) for x in arrays_and_dtypes if not isinstance(x, int | float)]
-    if not dtypes:
-        raise ValueError("expected at least one array or dtype; got none")
-    dtype = functools.reduce(_common, dtypes)
-    for number in numbers:
-        if not _takes(dtype, number):
-            raise TypeError(f"expected a number for an array of {dtype.name}; got {number!r}")
-    return dtype
+def _converted(x: Array | float, dtype: DType) -> Array:
+    if isinstance(x, int | float):
+        return tf.constant(x, dtype)
+    return x if x.dtype is dtype else tf.cast(x, dtype)  # a cast to the same dtype takes its time, too
 
 
 def _promote(*arrays: Array | float) -> list[Array]:
     dtype = result_type(*arrays)
-    return [tf.constant(x, dtype) if isinstance(x, int | float) else tf.cast(x, dtype) for x in arrays]
+    return [_converted(x, dtype) for x in arrays]
 
 
 def _binary(operation: Operation) -> Operation:
+    """Let two arrays promote first, or an array and a Python number."""
+
     def function(x1: Array | float, x2: Array | float, /) -> Array:
         if isinstance(x1, tf.Tensor) and isinstance(x2, tf.Tensor) and x1.dtype is x2.dtype:
             return operation(x1, x2)
@@ -117,80 +97,66 @@ def _binary(operation: Operation) -> Operation:
     return function
 
 
-# Where TensorFlow has no kernel for a dtype, or another function for it
+def _unless(operation: Operation, dtypes: Iterable[DType], other: Operation) -> Operation:
+    """Do something else for dtypes that TensorFlow has no kernel for."""
+    others = dict.fromkeys(dtypes, other)
+    return lambda *arrays: others.get(arrays[0].dtype, operation)(*arrays)
 
 
-def _unless(operation: Operation, exceptions: Mapping[DType, Operation]) -> Operation:
-    def function(x: Array, /, *others: Array) -> Array:
-        return exceptions.get(x.dtype, operation)(x, *others)
-
-    return function
-
-
-def _by_way_of(operation: Operation, wider: DType) -> Operation:
-    """Compute in a wider integer type; coming back wraps around, as the narrow type would have."""
+def _in_int64(operation: Operation) -> Operation:
+    """Compute in int64; the way back wraps around, as the narrower type would have."""
 
     def function(x1: Array, x2: Array, /) -> Array:
-        return tf.cast(operation(tf.cast(x1, wider), tf.cast(x2, wider)), x1.dtype)
+        return tf.cast(operation(tf.cast(x1, int64), tf.cast(x2, int64)), x1.dtype)
 
     return function
-
-
-def _for(dtypes: Iterable[DType], operation: Operation) -> dict[DType, Operation]:
-    return dict.fromkeys(dtypes, operation)
 
 
 def _everywhere(value: builtins.bool) -> Operation:
-    return lambda x: tf.fill(tf.shape(x), value)
+    return lambda x: full_like(x, value, dtype=bool)
 
 
-def _matmul(x1: Array, x2: Array, /) -> Array:
-    row, column = x1.shape.rank == 1, x2.shape.rank == 1
-    product = tf.matmul(x1[tf.newaxis, :] if row else x1, x2[:, tf.newaxis] if column else x2)
-    dropped = [axis for axis, vector in ((-2, row), (-1, column)) if vector]
-    return tf.squeeze(product, dropped) if dropped else product
-
-
-# Elementwise functions and the matrix product
+# Elementwise functions
 
 exp, log, tanh, sqrt, square, erfc = tf.exp, tf.math.log, tf.tanh, tf.sqrt, tf.square, tf.math.erfc
 logical_not, round = tf.logical_not, tf.round
-abs = _unless(tf.abs, _for(_UNSIGNED, tf.identity))
-negative = _unless(tf.negative, _for(_UNSIGNED, lambda x: tf.zeros_like(x) - x))
-sign = _unless(tf.sign, _for(_UNSIGNED, lambda x: tf.minimum(x, tf.ones_like(x))))
-floor = _unless(tf.floor, _for(_INTEGRAL, tf.identity))
-isfinite = _unless(tf.math.is_finite, _for(_INTEGRAL, _everywhere(True)))
-isinf = _unless(tf.math.is_inf, _for(_INTEGRAL, _everywhere(False)))
-isnan = _unless(tf.math.is_nan, _for(_INTEGRAL, _everywhere(False)))
-bitwise_invert = _unless(tf.bitwise.invert, {bool: tf.logical_not})
+bitwise_invert = _unless(tf.bitwise.invert, {bool}, tf.logical_not)
+abs = _unless(tf.abs, UNSIGNED, tf.identity)
+negative = _unless(tf.negative, UNSIGNED, lambda x: tf.zeros_like(x) - x)
+sign = _unless(tf.sign, UNSIGNED, lambda x: tf.minimum(x, tf.ones_like(x)))
+floor = _unless(tf.floor, INTEGRAL, tf.identity)
+isfinite = _unless(tf.math.is_finite, INTEGRAL, _everywhere(True))
+isinf = _unless(tf.math.is_inf, INTEGRAL, _everywhere(False))
+isnan = _unless(tf.math.is_nan, INTEGRAL, _everywhere(False))
 
 add, subtract, multiply, divide = _binary(tf.add), _binary(tf.subtract), _binary(tf.multiply), _binary(tf.realdiv)
 floor_divide, remainder = _binary(tf.math.floordiv), _binary(tf.math.floormod)
-pow = _binary(_unless(tf.pow, _for(_UNSIGNED, _by_way_of(tf.pow, int64))))
+pow = _binary(_unless(tf.pow, UNSIGNED, _in_int64(tf.pow)))
+# XLA on a CPU keeps a NaN in the first operand only, and none in `max` and `min`.
 maximum, minimum = _binary(tf.maximum), _binary(tf.minimum)
-equal, not_equal, less, less_equal = _binary(tf.equal), _binary(tf.not_equal), _binary(tf.less), _binary(tf.less_equal)
+equal, not_equal = _binary(tf.equal), _binary(tf.not_equal)
+less, less_equal = _binary(tf.less), _binary(tf.less_equal)
 greater, greater_equal = _binary(tf.greater), _binary(tf.greater_equal)
 logical_and, logical_or = _binary(tf.logical_and), _binary(tf.logical_or)
-bitwise_and = _binary(_unless(tf.bitwise.bitwise_and, {bool: tf.logical_and}))
-bitwise_or = _binary(_unless(tf.bitwise.bitwise_or, {bool: tf.logical_or}))
-bitwise_xor = _binary(_unless(tf.bitwise.bitwise_xor, {bool: tf.math.logical_xor}))
+bitwise_and = _binary(_unless(tf.bitwise.bitwise_and, {bool}, tf.logical_and))
+bitwise_or = _binary(_unless(tf.bitwise.bitwise_or, {bool}, tf.logical_or))
+bitwise_xor = _binary(_unless(tf.bitwise.bitwise_xor, {bool}, tf.math.logical_xor))
 bitwise_left_shift, bitwise_right_shift = _binary(tf.bitwise.left_shift), _binary(tf.bitwise.right_shift)
-matmul = _binary(_unless(_matmul, _for(_INTEGRAL - {int32, int64}, _by_way_of(_matmul, int64))))
 
 
 def where(condition: Array, x1: Array | float, x2: Array | float, /) -> Array:
-    """Elements of the first where the condition holds, elsewhere those of the second."""
+    """Elements of the first array where the condition holds, elsewhere those of the second."""
     return _binary(functools.partial(tf.where, condition))(x1, x2)
 
 
 def clip(x: Array, /, min: Array | float | None = None, max: Array | float | None = None) -> Array:
     """Bring elements between two bounds; NaN stays NaN."""
-    x = x if min is None else maximum(x, min)
+    x = tf.convert_to_tensor(x) if min is None else maximum(x, min)
     return x if max is None else minimum(x, max)
 
 
 def astype(x: Array, dtype: DType, /, *, copy: builtins.bool = True, device: str | None = None) -> Array:
-    """Convert to another dtype. Tensors cannot be written to, so that a copy could not be told from the original."""
+    """Convert to another dtype. Nobody can write to a tensor, so that none is ever copied."""
     with _on(device):
         return tf.cast(tf.convert_to_tensor(x), dtype)
 
@@ -220,11 +186,13 @@ def reshape(x: Array, /, shape: Shape, *, copy: builtins.bool | None = None) -> 
 
 
 def broadcast_to(x: Array, /, shape: Shape) -> Array:
-    """Repeat along axes of size 1 and new leading axes."""
+    """Repeat along axes of size 1 and along new leading axes."""
     return tf.broadcast_to(x, _sizes(shape))
 
 
-matrix_transpose, expand_dims = tf.linalg.matrix_transpose, tf.expand_dims
+def matrix_transpose(x: Array, /) -> Array:
+    """Exchange the last two axes."""
+    return tf.linalg.matrix_transpose(x)
 
 
 def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
@@ -232,16 +200,23 @@ def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
     return tf.transpose(x, axes)
 
 
+def expand_dims(x: Array, /, *, axis: int = 0) -> Array:
+    """Insert an axis of size 1."""
+    if not -x.shape.rank <= axis + 1 <= x.shape.rank + 1:
+        raise IndexError(f"expected an axis of {x.shape.rank + 1}; got {axis}")
+    return tf.expand_dims(x, axis)
+
+
 def squeeze(x: Array, /, axis: int | Sequence[int]) -> Array:
     """Remove axes of size 1."""
     axes = [axis] if isinstance(axis, int) else list(axis)
     if builtins.any(x.shape[axis] not in (1, None) for axis in axes):
         raise ValueError(f"expected size 1 along axes {axes}; got shape {x.shape}")
-    return tf.squeeze(x, axes) if axes else x
+    return tf.squeeze(x, axes) if axes else tf.convert_to_tensor(x)  # to TensorFlow, no axes would mean all
 
 
 def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
-    """Join along an axis."""
+    """Join along an axis; ``None`` joins the elements of all."""
     arrays = _promote(*arrays)
     return tf.concat([reshape(x, -1) for x in arrays], 0) if axis is None else tf.concat(arrays, axis)
 
@@ -257,11 +232,12 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
 
 
 def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
-    """Pick elements along an axis by a 1-D array of indices, each at least 0."""
-    return tf.gather(x, indices, axis=0 if axis is None else axis)
+    """Pick elements along an axis by a 1-D array of indices; negative ones count from the end."""
+    axis = 0 if axis is None else axis
+    return tf.gather(x, where(less(indices, 0), add(indices, shape(x)[axis]), indices), axis=axis)
 
 
-# Reductions
+# Reductions, and the matrix product
 
 
 def _reduction(operation: Operation) -> Operation:
@@ -274,14 +250,23 @@ def _reduction(operation: Operation) -> Operation:
 max, min, mean = _reduction(tf.reduce_max), _reduction(tf.reduce_min), _reduction(tf.reduce_mean)
 any = _reduction(lambda x, axis, keepdims: tf.reduce_any(tf.cast(x, bool), axis, keepdims))
 all = _reduction(lambda x, axis, keepdims: tf.reduce_all(tf.cast(x, bool), axis, keepdims))
-_sum = _reduction(tf.reduce_sum)
 
 
 def sum(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: builtins.bool = False) -> Array:
     """Sum; integers are added up in 32 bits at least."""
     if dtype is None:
-        dtype = _common(x.dtype, int32 if x.dtype in _SIGNED else uint32) if x.dtype in _INTEGRAL else x.dtype
-    return _sum(tf.cast(x, dtype), axis=axis, keepdims=keepdims)
+        dtype = promoted_dtype(x.dtype, int32 if x.dtype in SIGNED else uint32) if x.dtype in INTEGRAL else x.dtype
+    return _reduction(tf.reduce_sum)(tf.cast(x, dtype), axis=axis, keepdims=keepdims)
+
+
+def _product(x1: Array, x2: Array, /) -> Array:
+    row, column = x1.shape.rank == 1, x2.shape.rank == 1
+    product = tf.matmul(x1[tf.newaxis, :] if row else x1, x2[:, tf.newaxis] if column else x2)
+    return squeeze(product, [axis for axis, vector in ((-2, row), (-1, column)) if vector])
+
+
+# Whether a GPU may round float32 to TensorFloat-32 here is a setting of TensorFlow's, which is left to the user.
+matmul = _binary(_unless(_product, INTEGRAL - {int32, int64}, _in_int64(_product)))
 
 
 # Creation
@@ -291,21 +276,17 @@ def _on(device: str | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
-def _default_dtype(*numbers: float | Array) -> DType:
-    if builtins.all(isinstance(number, builtins.bool) for number in numbers):
-        return bool
-    return float32 if builtins.any(isinstance(number, float) for number in numbers) else int32
-
-
 def asarray(
     obj: Any, /, *, dtype: DType | None = None, device: str | None = None, copy: builtins.bool | None = None
 ) -> Array:
     """Make a tensor of a tensor, a variable, a number, nested sequences of numbers or a NumPy array."""
     with _on(device):
-        if isinstance(obj, tf.Tensor | tf.Variable):
+        if isinstance(obj, (tf.Tensor, tf.Variable)):
             return tf.identity(obj if dtype is None else tf.cast(obj, dtype))
         if copy is False:
-            raise ValueError(f"expected a tensor where nothing may be copied; got {type(obj).__name__}")
+            raise ValueError(f"expected a tensor, as nothing may be copied; got {type(obj).__name__}")
+        if dtype is None and not isinstance(obj, np.ndarray | np.generic):
+            dtype = default_dtype(obj)
         return tf.constant(obj if dtype is None else np.asarray(obj, dtype.as_numpy_dtype))
 
 
@@ -319,102 +300,38 @@ def arange(
     device: str | None = None,
 ) -> Array:
     """Count from start, which is included, to stop, which is not."""
-    first, last = (0, start) if stop is None else (start, stop)
-    dtype = _default_dtype(first, last, step) if dtype is None else dtype
+    start, stop = (0, start) if stop is None else (start, stop)
+    known = [number for number in (start, stop, step) if not isinstance(number, tf.Tensor)]
+    dtype = default_dtype(known) if dtype is None else dtype
     with _on(device):
-        if not isinstance(first, tf.Tensor) and not isinstance(last, tf.Tensor):
-            return tf.constant(np.arange(first, last, step).astype(dtype.as_numpy_dtype))
-        reachable = (maximum if step > 0 else minimum)(first, last)  # TensorFlow refuses to count to none
-        return tf.cast(tf.range(first, reachable, step), dtype)
+        if len(known) == 3:
+            return tf.constant(np.arange(start, stop, step).astype(dtype.as_numpy_dtype))
+        stop = maximum(start, stop) if step > 0 else minimum(start, stop)  # TensorFlow refuses to count the other way
+        return tf.cast(tf.range(start, stop, step), dtype)
 
 
 def full(shape: Shape, fill_value: float, *, dtype: DType | None = None, device: str | None = None) -> Array:
     """Make a tensor that holds one value everywhere."""
+    dtype = default_dtype(fill_value) if dtype is None else dtype
     with _on(device):
-        return tf.fill(_sizes(shape), tf.constant(fill_value, _default_dtype(fill_value) if dtype is None else dtype))
+        return tf.fill(_sizes(shape), tf.constant(builtins.bool(fill_value) if dtype is bool else fill_value, dtype))
 
 
 def zeros(shape: Shape, *, dtype: DType | None = None, device: str | None = None) -> Array:
     """Make a tensor of zeros."""
-    with _on(device):
-        return tf.zeros(_sizes(shape), float32 if dtype is None else dtype)
+    return full(shape, 0, dtype=float32 if dtype is None else dtype, device=device)
 
 
 def ones(shape: Shape, *, dtype: DType | None = None, device: str | None = None) -> Array:
     """Make a tensor of ones."""
-    with _on(device):
-        return tf.ones(_sizes(shape), float32 if dtype is None else dtype)
+    return full(shape, 1, dtype=float32 if dtype is None else dtype, device=device)
 
 
-def full_like(x: Array, /, fill_value: float, *, dtype: DType | None = None, device: str | None = None) -> Array:
-    """Make a tensor of the same shape that holds one value everywhere."""
-    return full(shape(x), fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
+def _like(make: Operation) -> Operation:
+    def function(x: Array, /, *value: float, dtype: DType | None = None, device: str | None = None) -> Array:
+        return make(shape(x), *value, dtype=x.dtype if dtype is None else dtype, device=device)
+
+    return function
 
 
-def zeros_like(x: Array, /, *, dtype: DType | None = None, device: str | None = None) -> Array:
-    """Make a tensor of zeros of the same shape."""
-    with _on(device):
-        return tf.zeros_like(x, dtype)
-
-
-def ones_like(x: Array, /, *, dtype: DType | None = None, device: str | None = None) -> Array:
-    """Make a tensor of ones of the same shape."""
-    with _on(device):
-        return tf.ones_like(x, dtype)
-
-
-# Inspection
-
-
-def finfo(type: Array | DType, /) -> SimpleNamespace:
-    """Limits of a floating-point dtype."""
-    dtype = _dtype_of(type)
-    limits = ml_dtypes.finfo(dtype.as_numpy_dtype)
-    values = {name: float(getattr(limits, name)) for name in ("eps", "max", "min", "smallest_normal")}
-    return SimpleNamespace(bits=8 * dtype.size, dtype=dtype, **values)
-
-
-def iinfo(type: Array | DType, /) -> SimpleNamespace:
-    """Limits of an integer dtype."""
-    dtype = _dtype_of(type)
-    return SimpleNamespace(bits=8 * dtype.size, dtype=dtype, max=int(dtype.max), min=int(dtype.min))
-
-
-def isdtype(dtype: DType, kind: str | DType | tuple[str | DType, ...]) -> builtins.bool:
-    """Whether a dtype is of a kind: a name of the standard, a dtype, or several of these."""
-    if isinstance(kind, tuple):
-        return builtins.any(isdtype(dtype, one) for one in kind)
-    if isinstance(kind, str) and kind not in _KINDS:
-        raise ValueError(f"expected a kind out of {', '.join(_KINDS)}; got {kind!r}")
-    return dtype in _KINDS[kind] if isinstance(kind, str) else dtype is kind
-
-
-class NamespaceInfo:
-    """What the namespace offers, in the terms of the standard."""
-
-    def capabilities(self) -> dict[str, Any]:
-        """Say that shapes need not depend on data, and how many axes there may be."""
-        return {"boolean indexing": False, "data-dependent shapes": False, "max dimensions": 8}
-
-    def default_device(self) -> str:
-        """Name of the device on which tensors are made unless another is asked for."""
-        return self.devices()[0]
-
-    def devices(self) -> list[str]:
-        """Short names of TensorFlow's devices, the default one first."""
-        names = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()]
-        return sorted(names, key=lambda name: not name.startswith("GPU"))  # stable: all else keeps its order
-
-    def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
-        """Dtypes of what is made of Python numbers, and of positions."""
-        return {"real floating": float32, "complex floating": tf.complex64, "integral": int32, "indexing": int32}
-
-    def dtypes(self, *, device: str | None = None, kind: str | tuple[str, ...] | None = None) -> dict[str, DType]:
-        """Dtypes of the standard by name, those of a kind where one is given."""
-        known = _INTEGRAL | {bool, float32, float64}
-        return {dtype.name: dtype for dtype in known if kind is None or isdtype(dtype, kind)}
-
-
-def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807
-    """Where the standard wants the namespace to be inspected."""
-    return NamespaceInfo()
+full_like, zeros_like, ones_like = _like(full), _like(zeros), _like(ones)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,6 +27,9 @@ from attention_core._typing import Array
 from attention_core.backend import Backend
 
 __all__ = ["TorchBackend", "backend"]
+
+# Unless told otherwise, PyTorch refuses to compile a function once more after a few shapes; older versions cannot be told.
+PATIENT = {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
 
 
 class TorchBackend:
@@ -93,10 +97,9 @@ class TorchBackend:
         def compiled(*arguments: Any, **options: Any) -> Any:
             return function(*arguments, **options)
 
-        # PyTorch counts recompilations for each code object and gives up after a few. With a code object of its own,
-        # a function does not use up the count of others that were made by the same lines.
+        # PyTorch keeps its graphs, and counts them, with the code object: here one that no other function shares.
         compiled.__code__ = compiled.__code__.replace()
-        return torch.compile(compiled, fullgraph=True, dynamic=False)  # type: ignore[no-any-return]
+        return torch.compile(compiled, fullgraph=True, dynamic=False, **PATIENT)  # type: ignore[no-any-return]
 
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""

@@ -1,0 +1,146 @@
+"""Cases in which ordinary formulas of attention lose their digits, overflow or underflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.case import Case, Draw, exact_scores, hard, long
+from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.ulps import FORMATS
+
+__all__ = ["HARD"]
+
+
+def least_normal(draw: Draw) -> float:
+    """The least normal number of the dtype."""
+    return math.ldexp(1.0, FORMATS[draw.dtype].least_exponent)
+
+
+def one_head(draw: Draw, query: Any, key: Any, value: NumpyArray, **options: Any) -> Problem:
+    """A problem of one head from rows of numbers."""
+    arrays = {"query": draw.array([query]), "key": draw.array([key]), "value": value}
+    bias = options.pop("bias", None)
+    return Problem(arrays if bias is None else {**arrays, "bias": bias}, options=options)
+
+
+def large_scores(draw: Draw) -> Problem:
+    """Scores of 1e4 and -1e4, exactly, by the sign of the key."""
+    query, key = np.full((3, 4), 100.0), 50.0 * draw.signs(37, 1) * np.ones(4)
+    return one_head(draw, query, key, draw.normal(1, 37, 5))
+
+
+def ties(draw: Draw) -> Problem:
+    """Equal scores of 1e4."""
+    return one_head(draw, np.full((3, 4), 100.0), np.full((37, 4), 50.0), draw.normal(1, 37, 5))
+
+
+def near_ties(draw: Draw) -> Problem:
+    """Scores about 1e4 that differ by little, so that a rounding of the score shows in the weights."""
+    query = 100.0 + draw.normal(3, 16).astype(np.float64)
+    key = 25.0 + 1e-3 * draw.normal(37, 16).astype(np.float64)
+    return one_head(draw, query, key, draw.normal(1, 37, 5))
+
+
+def low_scores(draw: Draw) -> Problem:
+    """Scores about -1e4."""
+    problem = near_ties(draw)
+    return Problem({**problem.arrays, "query": -problem.arrays["query"]})
+
+
+def subnormal_values(draw: Draw) -> Problem:
+    """Values below the least normal number."""
+    magnitude = 2.0 ** -draw.normal(1, 37, 5, deviation=1.0, mean=3.0).astype(np.float64)
+    value = draw.array(draw.normal(1, 37, 5).astype(np.float64) * magnitude * least_normal(draw))
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), value)
+
+
+def one_key_dominates(draw: Draw) -> Problem:
+    """A score of 60 among scores of 0: all weights but one are tiny."""
+    key = np.zeros((37, 4))
+    key[11] = 15.0
+    return one_head(draw, np.full((3, 4), 2.0), key, draw.normal(1, 37, 5))
+
+
+def underflow_times_huge(draw: Draw) -> Problem:
+    """A weight just below the least normal number, times a huge value, beside a weight of 1 times 0."""
+    computed = "float64" if draw.dtype == "float64" else "float32"
+    exponent = FORMATS[computed].least_exponent
+    depth = 11.0 if draw.dtype == "float16" else -math.floor(exponent * math.log(2.0)) + 0.5
+    value = np.zeros((1, 2, 3))
+    value[0, 1] = np.array([1.0, 0.75, -0.3]) * (6e4 if draw.dtype == "float16" else 2.0 ** (-exponent - 2))
+    return one_head(draw, [[1.0]], [[0.0], [-depth]], draw.array(value))
+
+
+def long_row(draw: Draw) -> Problem:
+    """65536 equal weights."""
+    return one_head(draw, np.zeros((1, 2)), np.zeros((65536, 2)), draw.normal(1, 65536, 2, mean=0.5))
+
+
+def long_row_spread(draw: Draw) -> Problem:
+    """9973 weights of all sizes."""
+    return one_head(draw, draw.normal(1, 4), draw.normal(9973, 4), draw.normal(1, 9973, 2))
+
+
+def cancelling_values(draw: Draw) -> Problem:
+    """Values of both signs whose average all but vanishes beside the average of their magnitudes."""
+    value = np.repeat(draw.normal(1, 18, 5), 2, axis=1)
+    value[:, 1::2] *= -1
+    key = np.repeat(draw.normal(18, 8), 2, axis=0)
+    return one_head(draw, draw.normal(3, 8), key, value)
+
+
+def largest_values(draw: Draw) -> Problem:
+    """Values of which as many as there are keys, added up, are just below the largest number."""
+    largest = {"float16": 6e4, "float64": 1.7e308 / 37}.get(draw.dtype, 3.3e38 / 37)
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), draw.array(largest * draw.signs(1, 37, 5)))
+
+
+def product_overflows(draw: Draw) -> Problem:
+    """q k overflows, the scaled score does not: the scale must come before the product."""
+    large = 2.0 ** (511 if draw.dtype == "float64" else 63)  # its inverse square is the least normal number
+    key = np.outer([1.0, 1.5, -2.0, 0.25, 1.75], np.ones(4))
+    return one_head(draw, [[large] * 4, [-large] * 4], large * key, draw.normal(1, 5, 3), scale=large**-2)
+
+
+def half_overflow(draw: Draw) -> Problem:
+    """q = k = 100 with D = 64: q k is 640000, beyond float16."""
+    key = np.full((7, 64), 100.0)
+    key[3:, 0] = 96.0
+    return one_head(draw, np.full((3, 64), 100.0), key, draw.normal(1, 7, 5))
+
+
+def large_bias(draw: Draw) -> Problem:
+    """Biases of -1e4, the home-made mask, and of -inf."""
+    bias = draw.normal(1, 3, 37)
+    bias[..., ::3] = draw.array(-1e4)
+    bias[..., ::5] = -math.inf
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), draw.normal(1, 37, 5), bias=bias)
+
+
+def _case(name: str, shows: str, inputs: Callable[[Draw], Problem], bound: Any = hard, **more: Any) -> Case:
+    return Case(name, 0, shows, inputs, bound, **more)
+
+
+HARD = (
+    _case("01-ordinary", "Normally distributed numbers, 128 keys, head dimension 64.",
+          lambda d: one_head(d, d.normal(16, 64), d.normal(128, 64), d.normal(1, 128, 64))),
+    _case("02-scores-1e4", "Scores of 1e4 and -1e4.", large_scores, exact_scores),
+    _case("03-ties-1e4", "Equal scores of 1e4.", ties, exact_scores),
+    _case("04-near-ties-1e4", "Scores about 1e4 that differ by little.", near_ties),
+    _case("05-all-minus-1e4", "All scores are about -1e4.", low_scores),
+    _case("06-subnormal-values", "Values below the least normal number.", subnormal_values),
+    _case("07-one-key-dominates", "All weights but one are tiny.", one_key_dominates, exact_scores),
+    _case("08-underflow-times-huge", "A subnormal weight times a huge value.", underflow_times_huge, exact_scores),
+    _case("09-long-row", "65536 equal weights.", long_row, long),
+    _case("10-long-row-spread", "9973 weights of all sizes.", long_row_spread),
+    _case("11-cancelling-values", "Values that cancel.", cancelling_values),
+    _case("12-product-overflows", "q k overflows, the scaled score does not.", product_overflows, exact_scores,
+          dtypes=("bfloat16", "float32", "float64")),
+    _case("13-bias-minus-1e4", "Biases of -1e4 and -inf.", large_bias),
+    _case("14-largest-values", "Values so large that their sum just fits.", largest_values),
+    _case("15-half-overflow", "q k beyond float16.", half_overflow, exact_scores),
+)  # fmt: skip

@@ -1,0 +1,185 @@
+"""Runs cases: case × backend × device × dtype × mode."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.case import Case
+from attention_conformance.catalogue import CASES
+from attention_conformance.exemptions import exemption
+from attention_conformance.invocation import AttentionFunction, unsupported
+from attention_conformance.measures import MEASURES, Outcome, Trial, one_line
+from attention_conformance.problem import rounded
+from attention_core import Backend, get_backend, scaled_dot_product_attention
+
+__all__ = ["Result", "Trial", "check", "devices_of", "plan", "run"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a trial.
+
+    Attributes
+    ----------
+    case, backend, device, dtype, mode : str
+    measure : str
+        ``ulp`` (units in the last place), ``exact`` (numbers that differ) or ``message`` (1 for a wrong error).
+    error, bound : float
+        In the unit of the measure; the error is infinite where an exception, a shape or a nan was not to be.
+    passed : bool or None
+        ``None`` where the trial was not run, or is exempt.
+    detail : str
+        Where the worst error is; what went wrong; why it was not run.
+    seconds : float
+    """
+
+    case: str
+    backend: str
+    device: str
+    dtype: str
+    mode: str
+    measure: str
+    error: float
+    bound: float
+    passed: bool | None
+    detail: str
+    seconds: float
+
+
+def check(
+    function: AttentionFunction,
+    *,
+    backend: str | Backend,
+    cases: Iterable[Case] | None = None,
+    dtypes: Sequence[str] | None = None,
+    devices: Sequence[str] | None = None,
+    modes: Sequence[str] | None = ("eager",),
+) -> list[Result]:
+    """Run the catalogue against any callable with the signature of `attention_core.scaled_dot_product_attention`.
+
+    Options that the callable has no parameter for, or answers with ``NotImplementedError``, are reported as not supported.
+
+    Parameters
+    ----------
+    function : callable
+    backend : str or Backend
+        The library whose arrays the callable takes.
+    cases : iterable of Case, optional
+        By default the whole catalogue.
+    dtypes, devices, modes : sequence of str, optional
+        ``None`` stands for all that the backend has.
+
+    Returns
+    -------
+    list of Result
+
+    Examples
+    --------
+    >>> from attention_conformance import CASES, check
+    >>> results = check(scaled_dot_product_attention, backend="numpy", cases=CASES[:3], dtypes=["float32"])
+    >>> [result.passed for result in results]
+    [True, True, True]
+    """
+    chosen = get_backend(backend) if isinstance(backend, str) else backend
+    trials = plan(CASES if cases is None else cases, [chosen], devices=devices, dtypes=dtypes, modes=modes)
+    return list(run(trials, function))
+
+
+def plan(
+    cases: Iterable[Case],
+    backends: Iterable[Backend],
+    *,
+    devices: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    modes: Sequence[str] | None = None,
+) -> list[Trial]:
+    """List every trial, backend by backend; ``None`` stands for all there are."""
+    cases = list(cases)
+    return [
+        Trial(case, backend, device, dtype, mode, _reason(case, backend, device, dtype, mode, asked=dtypes is not None))
+        for backend in backends
+        for device in devices_of(backend)
+        if devices is None or device in devices
+        for mode in backend.modes
+        if modes is None or mode in modes
+        for case in cases
+        for dtype in case.dtypes
+        if dtypes is None or dtype in dtypes
+    ]
+
+
+def devices_of(backend: Backend) -> list[str]:
+    """The devices of a backend that hold values."""
+    probe = np.zeros(1, dtype=np.float32)
+    return [device for device in backend.devices() if backend.is_concrete(backend.from_numpy(probe, device=device))]
+
+
+def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *, asked: bool) -> str:
+    """Why a case is not to be run in this way; empty where it is."""
+    if not _holds(backend, device, dtype):
+        return f"{backend.name} on {device} has no {dtype}"
+    if case.measure == "message" and mode != "eager":
+        return "compilers wrap the errors of what they trace"
+    if case.measure == "gradient" and not backend.differentiates:
+        return f"{backend.name} does not differentiate"
+    if mode != "eager" and dtype not in case.compiled and not asked:
+        return f"compiled modes run this case in {', '.join(case.compiled)}, unless dtypes are asked for"
+    return ""
+
+
+@functools.cache
+def _holds(backend: Backend, device: str, dtype: str) -> bool:
+    with _in_precision(backend, dtype):
+        if dtype not in backend.dtypes:
+            return False
+        try:
+            backend.from_numpy(rounded(np.zeros(1), dtype), device=device)
+        except ValueError:
+            return False
+        return True
+
+
+def _in_precision(backend: Backend, dtype: str) -> AbstractContextManager[Any]:
+    """Compute in float64 where a library does so only when told, as JAX does."""
+    enable: Callable[[bool], AbstractContextManager[Any]] | None
+    enable = getattr(importlib.import_module(backend.name), "enable_x64", None) if dtype == "float64" else None
+    return contextlib.nullcontext() if enable is None else enable(True)
+
+
+def run(trials: Iterable[Trial], function: AttentionFunction = scaled_dot_product_attention) -> Iterator[Result]:
+    """Run trials one after the other; an exception is a failed result, never the end of the run."""
+    for trial in trials:
+        started = time.perf_counter()
+        passed, (error, bound, detail) = _judged(trial, function)
+        names = (trial.case.name, trial.backend.name, trial.device, trial.dtype, trial.mode, trial.case.measure)
+        yield Result(*names, error, bound, passed, detail, time.perf_counter() - started)
+
+
+def _judged(trial: Trial, function: AttentionFunction) -> tuple[bool | None, Outcome]:
+    """Whether a trial passed (``None`` where it was not run, or is exempt), and its outcome."""
+    try:
+        problem = trial.case.problem(trial.dtype)
+        lacking = unsupported(function, problem)
+        reason = trial.reason or (f"not supported: {', '.join(lacking)}" if lacking else "")
+        if reason:
+            return None, (math.nan, math.nan, reason)
+        with _in_precision(trial.backend, trial.dtype), np.errstate(all="ignore"):
+            error, bound, detail = MEASURES[trial.case.measure](trial, problem, function)
+    except NotImplementedError as unimplemented:
+        return None, (math.nan, math.nan, f"not supported: {unimplemented}")
+    except Exception as unexpected:
+        return False, (math.inf, math.nan, one_line(unexpected))
+    excuse = exemption(trial.case.name, trial.backend.name, trial.dtype)
+    if bound < error < math.inf and excuse:
+        return None, (error, bound, f"exempt: {excuse}; {detail}")
+    return error <= bound, (error, bound, detail)

@@ -1,0 +1,99 @@
+"""TensorFlow as a backend: eager, as a graph, and compiled by XLA."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from attention_numpy.trees import (
+    as_floating,
+    differentiate,
+    known_device,
+    known_mode,
+    map_arrays,
+    versions_of,
+)
+
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Backend
+from attention_tensorflow import namespace as tensorflow_namespace
+
+__all__ = ["TensorFlowBackend", "backend"]
+
+
+class TensorFlowBackend:
+    """The backend of TensorFlow."""
+
+    name = "tensorflow"
+    namespace: Namespace = tensorflow_namespace
+    modes: tuple[str, ...] = ("eager", "graph", "xla")
+    differentiates = True
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating-point types."""
+        return ("float16", "bfloat16", "float32", "float64")
+
+    def versions(self) -> dict[str, str]:
+        """Versions of TensorFlow, of Keras where it is installed, and of what tensors pass through."""
+        versions = {"tensorflow": tf.__version__, **versions_of("numpy", "ml_dtypes")}
+        with contextlib.suppress(PackageNotFoundError):
+            versions |= versions_of("keras")
+        return versions
+
+    def owns(self, array: Array, /) -> bool:
+        """Whether this is a tensor or a variable; ragged and sparse tensors are not, nor are those of Keras."""
+        return isinstance(array, (tf.Tensor, tf.Variable))
+
+    def is_concrete(self, array: Array, /) -> bool:
+        """Whether the values can be read now: not those of a graph, nor any while a graph is traced."""
+        return tf.executing_eagerly() and not tf.is_symbolic_tensor(array)
+
+    def devices(self) -> list[str]:
+        """Names of the devices, such as ``CPU:0``; a GPU comes first, as TensorFlow prefers it."""
+        return tensorflow_namespace.__array_namespace_info__().devices()
+
+    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
+        """Turn the NumPy arrays of a tree into tensors, bit for bit but for ``dtype``."""
+        with self._on(device):
+            return map_arrays(lambda array: tf.constant(as_floating(array, dtype, self.dtypes)), tree)
+
+    def to_numpy(self, tree: Any, /) -> Any:
+        """Turn the tensors and variables of a tree into NumPy arrays, bit for bit."""
+        return map_arrays(lambda array: np.asarray(array.numpy()), tree)  # TensorFlow copies, to be safe
+
+    def to_device(self, tree: Any, device: str, /) -> Any:
+        """Place the tensors of a tree on one of the devices. TensorFlow may compute on another one."""
+        with self._on(device):
+            return map_arrays(tf.identity, tree)
+
+    def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
+        """Make a graph of a function, for XLA or not; Python numbers among its arguments become part of the graph."""
+        mode = known_mode(mode, self.modes)
+        if mode == "eager":
+            return function
+        # The functions loop over Python numbers only, so that AutoGraph would rewrite their source for nothing.
+        return tf.function(function, autograph=False, jit_compile=mode == "xla")  # type: ignore[no-any-return]
+
+    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+        """Turn a function of trees to a 0-d tensor into one that also returns the gradients, in any mode."""
+        return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.dtype.is_floating)
+
+    def _on(self, device: str | None) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))
+
+
+def _gradient(function: Callable[..., Array], arrays: list[Array], /) -> tuple[Array, Iterable[Array]]:
+    tensors = [tf.identity(array) for array in arrays]  # an array given twice has two gradients
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        value = function(*tensors)
+    gradients = tape.gradient(value, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return value, [tf.convert_to_tensor(gradient) for gradient in gradients]  # that of `take` comes as slices
+
+
+backend: Backend = TensorFlowBackend()

