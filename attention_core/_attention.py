@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._checks import check_attention, sizes
+from attention_core._checks import check_scores, check_value, sizes
 from attention_core._heads import repeat_heads
 from attention_core._namespace import array_namespace, narrow, widen
 from attention_core._softmax import finite_part, not_finite, softmax, weighted_sum
@@ -100,7 +100,8 @@ def scaled_dot_product_attention(
             [1.5]]], dtype=array_api_strict.float64)
     """
     xp = _namespace(query, key, value, mask, bias) if xp is None else xp
-    check_attention(query, key, value, bias, scale, softcap)
+    check_scores(query, key, bias, scale, softcap)
+    check_value(value, key)
     mask = _with_causal(mask, is_causal)
     _check_options(query, key, mask, dropout)
     dtype = query.dtype
@@ -160,7 +161,7 @@ def attention_scores(
     Array([[[  2., -inf]]], dtype=array_api_strict.float64)
     """
     xp = _namespace(query, key, None, mask, bias) if xp is None else xp
-    check_attention(query, key, None, bias, scale, softcap)
+    check_scores(query, key, bias, scale, softcap)
     _check_options(query, key, mask, None)
     dtype = query.dtype
     query, key, bias = widen((query, key, bias), xp=xp)

@@ -9,7 +9,6 @@ from attention_core._namespace import FLOATING, dtype_name, wide_name
 from attention_core._typing import Array
 
 __all__ = [
-    "check_attention",
     "check_boolean",
     "check_broadcastable",
     "check_floating",
@@ -19,6 +18,8 @@ __all__ = [
     "check_linear",
     "check_positive",
     "check_rank",
+    "check_scores",
+    "check_value",
     "shape_text",
     "sizes",
 ]
@@ -154,20 +155,14 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
 
 
-def check_attention(
-    query: Array, key: Array, value: Array | None, bias: Array | None, scale: Any, softcap: Any
-) -> None:
-    """Raise unless query, key, value and bias fit together."""
+def check_scores(query: Array, key: Array, bias: Array | None, scale: Any, softcap: Any) -> None:
+    """Raise unless query, key and bias fit together, and scale and softcap are numbers."""
     check_rank("query", query, 3, "(..., heads, M, D)")
     check_rank("key", key, 3, "(..., heads, N, D)")
     check_floating("query", query)
     check_like("key", key, "query", query)
     dims = sizes(query)
     _check_partner("key", key, (None, dims[-1]), f"query {shape_text(query)}", query)
-    if value is not None:
-        check_rank("value", value, 3, "(..., heads, N, E)")
-        check_like("value", value, "query", query)
-        _check_partner("value", value, (sizes(key)[-2], None), f"key {shape_text(key)}", key, same_heads=True)
     if bias is not None:
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
     if scale is not None:
@@ -176,6 +171,13 @@ def check_attention(
         raise ValueError(f"expected a scale for vectors without elements; got query {shape_text(query)}")
     if softcap is not None:
         check_number("softcap", softcap, positive=True)
+
+
+def check_value(value: Array, key: Array) -> None:
+    """Raise unless there is a value for every key."""
+    check_rank("value", value, 3, "(..., heads, N, E)")
+    check_like("value", value, "key", key)
+    _check_partner("value", value, (sizes(key)[-2], None), f"key {shape_text(key)}", key, same_heads=True)
 
 
 def _check_partner(

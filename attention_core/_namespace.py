@@ -30,7 +30,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 _namespaces: dict[type, Namespace] = {}
 _backends: dict[type, Backend | None] = {}
-_names: dict[DType, str] = {}  # plain dictionaries: compilers trace them, and do not trace functools.cache
+_names: dict[tuple[type, DType], str] = {}  # plain dictionaries: compilers trace them, and do not trace functools.cache
 
 
 def array_namespace(*arrays: Array) -> Namespace:
@@ -104,9 +104,10 @@ def is_concrete(array: Array, /) -> bool:
 
 def dtype_name(dtype: DType, /) -> str:
     """The name of a dtype, the same for every library: ``float32``, ``bfloat16``, ``bool``."""
-    name = _names.get(dtype)
+    kind = type(dtype), dtype  # dtypes of two libraries are never compared: some warn
+    name = _names.get(kind)
     if name is None:
-        name = _names[dtype] = str(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]).lower()
+        name = _names[kind] = str(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]).lower()
     return name
 
 

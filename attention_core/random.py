@@ -80,7 +80,7 @@ def seed_words(seed: Any, like: dict[str, Any], /, *, xp: Namespace) -> tuple[Ar
         return tuple(xp.full((1,), _signed(word), dtype=xp.int32, **like) for word in (seed, seed >> 32))
     words = xp.reshape(xp.astype(seed, xp.int32), (-1,))
     low = words[:1]
-    return low, (words[1:] if seed.shape else xp.zeros_like(low))
+    return low, (words[1:] if len(seed.shape) else xp.zeros_like(low))
 
 
 def threefry_2x32(key: tuple[Array, Array], counter: tuple[Array, Array], /, *, xp: Namespace) -> tuple[Array, Array]:

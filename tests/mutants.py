@@ -19,7 +19,16 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "attention_core"
 # What is slow, or says nothing about the core's formulas, is left out.
-LEFT_OUT = ("test_onnx_cases", "test_bert", "test_purity", "test_backend", "test_documentation", "test_conformance")
+LEFT_OUT = (
+    "test_onnx_cases",
+    "test_bert",
+    "test_purity",
+    "test_backend",
+    "test_tracing",
+    "test_tensorflow_namespace",
+    "test_documentation",
+    "test_conformance",
+)
 WORKERS = 2
 LIMIT_S = 300
 

@@ -28,7 +28,7 @@ from attention_core.backend import Backend
 
 __all__ = ["TorchBackend", "backend"]
 
-# Unless told otherwise, PyTorch refuses to compile a function once more after a few shapes; older versions cannot be told.
+# PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 PATIENT = {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
 
 

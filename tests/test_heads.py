@@ -1,0 +1,34 @@
+"""Splitting channels into heads, and merging them."""
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+
+
+def test_head_h_takes_channels_from_h_times_width(rng, put, get):
+    x = rng.standard_normal((2, 5, 12))
+    heads = get(ac.split_heads(put(x), 3))
+    assert heads.shape == (2, 3, 5, 4)
+    for h in range(3):
+        np.testing.assert_array_equal(heads[:, h], x[..., 4 * h : 4 * h + 4])
+
+
+@pytest.mark.parametrize("shape", [(5, 12), (2, 5, 12), (2, 3, 5, 12), (0, 5, 12), (2, 0, 12)])
+def test_merging_undoes_splitting(rng, put, get, shape):
+    x = rng.standard_normal(shape)
+    np.testing.assert_array_equal(get(ac.merge_heads(ac.split_heads(put(x), 3))), x)
+
+
+def test_wrong_heads_are_named(put):
+    x = put(np.zeros((2, 5, 12)))
+    for call, error, message in (
+        (lambda: ac.split_heads(x, 5), ValueError, "expected channels that 5 heads share out evenly; got 12 channels"),
+        (lambda: ac.split_heads(x, 0), ValueError, "expected num_heads as a positive integer; got 0"),
+        (lambda: ac.split_heads(x, 2.0), TypeError, "expected num_heads as a positive integer; got float"),
+        (lambda: ac.split_heads(put(np.zeros(12)), 3), ValueError, r"expected x \(..., L, H \* D\); got \(12,\)"),
+        (lambda: ac.merge_heads(put(np.zeros((5, 12)))), ValueError, r"expected x \(..., H, L, D\); got \(5, 12\)"),
+        (lambda: ac.merge_heads([1.0]), TypeError, "expected an array; got list"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

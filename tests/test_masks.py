@@ -1,0 +1,165 @@
+"""Masks: what they allow, what they know of blocks, and how other conventions come in."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core.masks import Block, Given, allowed_pairs
+
+M, N = 5, 7
+I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741
+
+RULES = {
+    "causal": (ac.Causal(), J <= I),
+    "causal later": (ac.Causal(2), J <= I + 2),
+    "causal earlier": (ac.Causal(-2), J <= I - 2),
+    "window": (ac.SlidingWindow(left=1, right=2), (J >= I - 1) & (J <= I + 2)),
+    "window left": (ac.SlidingWindow(left=2), J >= I - 2),
+    "window right": (ac.SlidingWindow(right=0), J <= I),
+    "window offset": (ac.SlidingWindow(left=0, right=1, offset=3), (J >= I + 3) & (J <= I + 4)),
+    "window without limits": (ac.SlidingWindow(), np.ones((M, N), dtype=bool)),
+    "lengths": (ac.KeyLengths(3), np.broadcast_to(J < 3, (M, N))),
+    "no keys": (ac.KeyLengths(0), np.zeros((M, N), dtype=bool)),
+    "and": (ac.Causal(1) & ac.SlidingWindow(left=1), (J <= I + 1) & (J >= I - 1)),
+    "or": (ac.Causal(-1) | ac.KeyLengths(2), (J <= I - 1) | (J < 2)),
+    "not": (~ac.Causal(), J > I),
+    "nested": (~(ac.Causal() & ~ac.KeyLengths(1)), ~((J <= I) & (J >= 1))),
+}
+
+
+def dense(rule, put, get, xp):
+    query, key = put(np.zeros((2, 1, M, 3))), put(np.zeros((2, 1, N, 3)))
+    return np.broadcast_to(get(allowed_pairs(rule, query, key, xp=xp)), (2, 1, M, N))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_allows_what_its_formula_says(name, put, get, xp):
+    rule, expected = RULES[name]
+    np.testing.assert_array_equal(dense(rule, put, get, xp), np.broadcast_to(expected, (2, 1, M, N)))
+
+
+def test_rules_may_differ_along_the_leading_axes(put, get, xp):
+    per_sample = np.array([1, 3])
+    shown = per_sample[:, None, None, None]
+    for rule, expected in (
+        (ac.KeyLengths(put(per_sample)), J < shown),
+        (ac.Causal(put(per_sample)), J <= I + shown),
+        (ac.SlidingWindow(left=1, right=0, offset=put(per_sample)), (J <= I + shown) & (J >= I + shown - 1)),
+    ):
+        np.testing.assert_array_equal(dense(rule, put, get, xp), np.broadcast_to(expected, (2, 1, M, N)))
+
+
+def test_segments_attend_their_own(put, get, xp):
+    query_ids, key_ids = np.array([[0, 0, 1, 1, 2]] * 2), np.array([[0, 1, 1, 1, 2, 2, 9], [2, 2, 2, 0, 0, 0, 0]])
+    expected = (query_ids[:, :, None] == key_ids[:, None, :])[:, None]
+    np.testing.assert_array_equal(dense(ac.Segments(put(query_ids), put(key_ids)), put, get, xp), expected)
+    shared = dense(ac.Segments(put(query_ids[0]), put(key_ids[0])), put, get, xp)
+    np.testing.assert_array_equal(shared, np.broadcast_to(expected[:1], (2, 1, M, N)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (N,), (M, 1), (M, N), (2, 1, 1, N), (2, 1, M, N)])
+def test_boolean_arrays_combine_with_rules(shape, rng, put, get, xp):
+    given = np.asarray(rng.random(shape) < 0.5)
+    expected = np.broadcast_to(given & (J <= I), (2, 1, M, N))
+    np.testing.assert_array_equal(dense(ac.Causal() & put(given), put, get, xp), expected)
+    either = dense(ac.Causal() | put(given), put, get, xp)
+    np.testing.assert_array_equal(either, np.broadcast_to(given | (J <= I), (2, 1, M, N)))
+
+
+def test_numpy_leaves_the_operator_to_the_rule():
+    given = np.ones((M, N), dtype=bool)
+    assert isinstance((given & ac.Causal()).second, Given)
+    assert isinstance((given | ac.Causal()).second, Given)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_block_is_classified_as_its_content(name):
+    rule, allowed = RULES[name]
+    for q0, q1, k0, k1 in itertools.product(range(M), range(1, M + 1), range(N), range(1, N + 1)):
+        if q0 < q1 and k0 < k1:
+            content, kind = allowed[q0:q1, k0:k1], rule.block(range(q0, q1), range(k0, k1))
+            assert kind is not Block.EMPTY or not content.any()
+            assert kind is not Block.FULL or content.all()
+
+
+@pytest.mark.parametrize("name", ["causal", "causal earlier", "window", "window offset", "lengths", "no keys", "not"])
+def test_a_rule_of_positions_leaves_no_block_undecided_that_is_empty_or_full(name):
+    rule, allowed = RULES[name]
+    for q0, k0 in itertools.product(range(0, M - 1), range(0, N - 1)):
+        content, kind = allowed[q0 : q0 + 2, k0 : k0 + 2], rule.block(range(q0, q0 + 2), range(k0, k0 + 2))
+        expected = Block.FULL if content.all() else Block.MIXED if content.any() else Block.EMPTY
+        assert kind is expected or (name == "window" and kind is Block.MIXED)
+
+
+def test_concrete_arrays_classify_blocks_too(put):
+    rule = ac.KeyLengths(put(np.array([2, 5])))
+    kinds = [rule.block(range(1), range(start, start + 2)) for start in (0, 2, 5)]
+    assert kinds == [Block.FULL, Block.MIXED, Block.EMPTY]
+
+
+def test_conventions_come_in_by_name(put, get):
+    keep = np.array([[True, True, False], [True, False, False]])
+    np.testing.assert_array_equal(get(ac.mask_from_ignore(put(~keep))), keep)
+    np.testing.assert_array_equal(get(ac.mask_from_integers(put(keep.astype(np.int64)))), keep)
+    for ignored in (-10000.0, -np.inf, float(np.finfo(np.float32).min)):
+        np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.where(keep, 0.0, ignored)))), keep)
+    np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.array([-2.0, 0.0])), threshold=-1.0)), [False, True])
+    lengths = get(ac.mask_from_lengths(put(np.array([2, 1])), 3))
+    np.testing.assert_array_equal(lengths, keep[:, None, None, :])
+    np.testing.assert_array_equal(get(ac.mask_from_padding(put(keep))), keep[:, None, None, :])
+    queries = np.array([[True, False], [True, True]])
+    outer = get(ac.mask_from_query_key(put(queries), put(keep)))
+    np.testing.assert_array_equal(outer, (queries[:, :, None] & keep[:, None, :])[:, None])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda put: ac.KeyLengths(-1), ValueError, "expected lengths >= 0; got -1"),
+        (lambda put: ac.KeyLengths(put(np.array([3, -2]))), ValueError, "expected lengths >= 0; got -2"),
+        (lambda put: ac.KeyLengths(2.0), TypeError, "expected lengths as an integer or an integer array; got float"),
+        (lambda put: ac.KeyLengths(True), TypeError, "expected lengths as an integer or an integer array; got bool"),
+        (lambda put: ac.KeyLengths(put(np.ones(2))), TypeError, "expected lengths of an integer dtype; got float64"),
+        (lambda put: ac.Causal(1.5), TypeError, "expected offset as an integer or an integer array; got float"),
+        (lambda put: ac.SlidingWindow(left=-1), ValueError, "expected left >= 0; got -1"),
+        (lambda put: ac.SlidingWindow(right=1.0), TypeError, "expected right as an integer or None; got float"),
+        (lambda put: ac.Segments(put(np.ones(3)), put(np.ones(3))), TypeError, "expected query_ids of an integer dtype"),
+        (lambda put: ac.Segments(3, 4), TypeError, r"expected query_ids \(..., length\); got int"),
+        (lambda put: ac.Causal() & put(np.ones(3)), TypeError, "expected mask of dtype bool, True = may attend; got float64"),
+        (lambda put: ac.Causal() & 1, TypeError, "expected mask as a boolean array or a Mask; got int"),
+        (lambda put: ac.mask_from_ignore(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
+        (lambda put: ac.mask_from_integers(put(np.ones(3))), TypeError, "expected mask of an integer dtype; got float64"),
+        (lambda put: ac.mask_from_additive(put(np.ones(3, dtype=bool))), TypeError, "expected mask of dtype float16"),
+        (lambda put: ac.mask_from_padding(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
+    ],
+)
+def test_wrong_masks_are_named(make, error, message, put):
+    with pytest.raises(error, match=message):
+        make(put)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda put: ac.KeyLengths(put(np.array([1, 2, 3]))), r"expected lengths to broadcast to \(2\); got \(3,\)"),
+        (lambda put: ac.Causal(put(np.array([1, 2, 3]))), r"expected offset to broadcast to \(2\); got \(3,\)"),
+        (
+            lambda put: ac.Segments(put(np.zeros(4, dtype=int)), put(np.zeros(N, dtype=int))),
+            r"expected query_ids to broadcast to \(2, 5\); got \(4,\)",
+        ),
+        (
+            lambda put: ac.Segments(put(np.zeros(M, dtype=int)), put(np.zeros(1, dtype=int))),
+            r"expected key_ids \(..., 7\); got \(..., 1\)",
+        ),
+        (lambda put: put(np.ones((3, N), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\); got \(3, 7\)"),
+        (lambda put: put(np.ones((1, 2, 3, M, N), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\)"),
+        (lambda put: ac.Causal() & put(np.ones((M, 2), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\)"),
+        (lambda put: ~ac.KeyLengths(put(np.array([1, 2, 3]))), r"expected lengths to broadcast"),
+    ],
+)
+def test_masks_that_do_not_fit_are_named(make, message, put):
+    q, k = put([np.zeros((2, 3, M, 4)), np.zeros((2, 3, N, 4))])
+    with pytest.raises(ValueError, match=message):
+        ac.scaled_dot_product_attention(q, k, k, mask=make(put))

@@ -1,0 +1,117 @@
+"""Self-attention over feature maps, and spectral normalization."""
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core.parameters import Linear, SaganAttention
+
+HEIGHT, WIDTH, C, D, E = 4, 6, 8, 2, 3
+
+
+def close(got, expected, ulps=64):
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
+
+
+def affine(rng, *shape, bias=False):
+    return Linear(rng.standard_normal(shape) / 2, rng.standard_normal(shape[1]) if bias else None)
+
+
+def place_by_place(p, x, pool):
+    """The formula for one feature map (height, width, C), one place at a time."""
+    height, width, _ = x.shape
+
+    def convolved(q, row, column):
+        return x[row, column] @ q.weight + (0 if q.bias is None else q.bias)
+
+    def attended(q):
+        every = [[convolved(q, r, c) for c in range(width)] for r in range(height)]
+        if not pool:
+            return [place for row in every for place in row]
+        squares = [(r, c) for r in range(0, height, 2) for c in range(0, width, 2)]
+        return [np.max([every[r][c], every[r + 1][c], every[r][c + 1], every[r + 1][c + 1]], axis=0) for r, c in squares]
+
+    phi, g = np.array(attended(p.phi)), np.array(attended(p.g))
+    y, weights = np.empty_like(x), []
+    for r in range(height):
+        for c in range(width):
+            s = phi @ convolved(p.theta, r, c)
+            weights.append(np.exp(s - s.max()) / np.exp(s - s.max()).sum())
+            found = weights[-1] @ g
+            y[r, c] = found if p.output is None else found @ p.output.weight + (0 if p.output.bias is None else p.output.bias)
+    return x + p.sigma * y, np.array(weights)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("output", [True, False])
+@pytest.mark.parametrize("pool", [True, False])
+def test_equals_the_formula_place_by_place(rng, put, get, pool, output, bias):
+    width = E if output else C
+    maps = [affine(rng, *shape, bias=bias) for shape in ((C, D), (C, D), (C, width))]
+    p = SaganAttention(*maps, affine(rng, E, C, bias=bias) if output else None, np.asarray(0.7))
+    x = rng.standard_normal((2, HEIGHT, WIDTH, C))
+    result = ac.sagan_attention(put(p), put(x), pool=pool, return_weights=True)
+    expected = [place_by_place(p, sample, pool) for sample in x]
+    close(get(result.output), np.stack([y for y, _ in expected]))
+    close(get(result.weights), np.stack([w for _, w in expected])[:, None])
+    np.testing.assert_array_equal(get(ac.sagan_attention(put(p), put(x), pool=pool)), get(result.output))
+
+
+def parameters(rng, sigma=0.7):
+    return SaganAttention(affine(rng, C, D), affine(rng, C, D), affine(rng, C, E), affine(rng, E, C), np.asarray(sigma))
+
+
+def test_channels_first_is_channels_last_transposed(rng, put, get):
+    p, x = parameters(rng), rng.standard_normal((2, HEIGHT, WIDTH, C))
+    last = get(ac.sagan_attention(put(p), put(x)))
+    first = get(ac.sagan_attention(put(p), put(np.moveaxis(x, -1, -3)), data_format="channels_first"))
+    close(np.moveaxis(first, -3, -1), last)
+
+
+def test_sigma_zero_gives_the_input_bit_for_bit(rng, put, get):
+    x = rng.standard_normal((2, HEIGHT, WIDTH, C))
+    np.testing.assert_array_equal(get(ac.sagan_attention(put(parameters(rng, 0.0)), put(x))), x)
+
+
+def test_scores_are_not_scaled(rng, put, get):
+    p, x = parameters(rng), rng.standard_normal((HEIGHT, WIDTH, C))
+    scaled = p._replace(theta=Linear(p.theta.weight / np.sqrt(D)))
+    assert np.abs(get(ac.sagan_attention(put(p), put(x))) - get(ac.sagan_attention(put(scaled), put(x)))).max() > 1e-3
+
+
+def test_spectral_norm_is_one_step_of_power_iteration(rng, put, get):
+    w, u = rng.standard_normal((3, 3, 4, 5)), rng.standard_normal(5)
+    matrix = w.reshape(36, 5)
+    v = matrix @ u / (np.linalg.norm(matrix @ u) + 1e-12)
+    new_u = matrix.T @ v / (np.linalg.norm(matrix.T @ v) + 1e-12)
+    normalized, got_u = get(ac.spectral_norm(put(w), put(u)))
+    close(got_u, new_u)
+    close(normalized, w / (v @ matrix @ new_u))
+
+
+def test_spectral_norm_converges_to_the_largest_singular_value(rng, put, get):
+    w, u = rng.standard_normal((6, 5)), rng.standard_normal(5)
+    normalized, _ = get(ac.spectral_norm(put(w), put(u), iterations=300))
+    close(np.linalg.svd(normalized, compute_uv=False)[:1], np.ones(1), ulps=4096)
+
+
+def test_wrong_feature_maps_are_named(rng, put):
+    p, x = parameters(rng), put(rng.standard_normal((2, HEIGHT, WIDTH, C)))
+    bad = np.ones
+    for call, error, message in (
+        (lambda: ac.sagan_attention(put(p), put(bad((2, 3, WIDTH, C)))), ValueError, r"expected even height and width to pool; got \(2, 3, 6, 8\)"),
+        (lambda: ac.sagan_attention(put(p), x, data_format="NHWC"), ValueError, "expected data_format channels_last or channels_first; got 'NHWC'"),
+        (lambda: ac.sagan_attention(put(p), put(bad((WIDTH, C)))), ValueError, r"expected x \(..., height, width, C\); got \(6, 8\)"),
+        (lambda: ac.sagan_attention(put(p._replace(output=Linear(bad((E, 1))))), x), ValueError, r"expected output.weight back to 8 channels; got \(3, 1\)"),
+        (lambda: ac.sagan_attention(put(p._replace(output=None)), x), ValueError, r"expected g.weight back to 8 channels; got \(8, 3\)"),
+        (lambda: ac.sagan_attention(put(p._replace(phi=Linear(bad((C, 3))))), x), ValueError, r"expected phi.weight to as many channels as theta.weight \(8, 2\); got \(8, 3\)"),
+        (lambda: ac.sagan_attention(put(p._replace(theta=Linear(bad((7, D))))), x), ValueError, r"expected theta.weight \(8, out\) to match x \(2, 4, 6, 8\); got \(7, 2\)"),
+        (lambda: ac.sagan_attention(put(p._replace(sigma=bad(1))), x), ValueError, r"expected sigma \(\); got \(1,\)"),
+        (lambda: ac.sagan_attention(put(p), put(bad((2, 4, 6, C), dtype=np.float32))), TypeError, "expected theta.weight of dtype float32 to match x; got float64"),
+        (lambda: ac.spectral_norm(put(bad((6, 5))), put(bad(6))), ValueError, r"expected u \(5,\) to match weight; got \(6,\)"),
+        (lambda: ac.spectral_norm(put(bad((6, 5))), put(bad(5)), iterations=0), ValueError, "expected iterations as a positive integer; got 0"),
+        (lambda: ac.spectral_norm(put(bad(5)), put(bad(5))), ValueError, r"expected weight \(..., out\); got \(5,\)"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
