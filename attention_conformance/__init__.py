@@ -1,4 +1,4 @@
-"""The conformance kit: does an attention compute what its definition says, and by how many units in the last place is it off?
+"""The conformance kit: by how many units in the last place does an attention miss its definition.
 
 `check` runs the catalogue of cases against any callable with the signature of
 `attention_core.scaled_dot_product_attention`; the command ``attention-core conformance`` runs it against the core on

@@ -34,17 +34,18 @@ def offsets(*numbers: int) -> dict[str, NumpyArray]:
     return {"offset": np.array(numbers, dtype=np.int32)}
 
 
-def without_rows(mask: NumpyArray, *rows: int) -> NumpyArray:
-    """A mask in which these queries may attend nothing."""
-    mask[..., rows, :] = False
-    return mask
-
-
 def with_element(problem: Problem, name: str, place: tuple[int, ...], number: float) -> Problem:
     """A problem in which one element of an array is another number."""
     changed = problem.arrays[name].copy()
     changed[(..., *place)] = number
     return replace(problem, arrays={**problem.arrays, name: changed})
+
+
+def masked(draw: Draw, *rows: int) -> dict[str, NumpyArray]:
+    """A mask under which these queries see nothing; most have this shape, so that compiled code is shared."""
+    mask = draw.mask(2, 1, 5, 7)
+    mask[..., rows, :] = False
+    return {"mask": mask}
 
 
 def hiding(draw: Draw, *columns: int) -> dict[str, NumpyArray]:
@@ -79,14 +80,14 @@ def excluded_by_bias(draw: Draw) -> Problem:
 
 def lowest_bias(draw: Draw) -> Problem:
     """A bias that is the least finite number for all keys of one query; all scores are 0."""
-    bias = draw.normal(5, 7)
-    bias[2] = -65504.0 if draw.dtype == "float16" else -3e38
+    bias = draw.normal(3, 5, 7)
+    bias[:, 2] = -65504.0 if draw.dtype == "float16" else -3e38
     return draw.problem(arrays={"query": draw.array(np.zeros((2, 3, 5, 8))), "bias": bias})
 
 
 def unknown_query_sees_nothing(draw: Draw) -> Problem:
     """A query of nan that may attend nothing."""
-    return with_element(draw.problem(MASK, {"mask": without_rows(draw.mask(5, 7), 2)}, **BOTH), "query", (2, 0), math.nan)
+    return with_element(draw.problem(MASK, masked(draw, 2), **BOTH), "query", (2, 0), math.nan)
 
 
 def without_flags(problem: Problem) -> Problem:
@@ -108,13 +109,13 @@ CONTRACT = (
     Case("segments", 2, "Segments allows the keys of the query's own segment.",
          lambda d: d.problem(SEGMENTS, IDS)),
     Case("masks-combined", 2, "Structured masks and boolean arrays combine with & | and ~.",
-         lambda d: d.problem(((CAUSAL | LENGTHS) & ~SEGMENTS) | MASK, {**IDS, **lengths(2, 4), "mask": d.mask(5, 7, share=0.2)})),
+         lambda d: d.problem(((CAUSAL | LENGTHS) & ~SEGMENTS) | MASK, {**IDS, **lengths(2, 4), **masked(d)})),
     Case("causal-more-keys", 3, "Causal attention counts from the top left, also with more keys than queries.",
          lambda d: d.problem(is_causal=True)),
     Case("causal-more-queries", 3, "Causal attention counts from the top left, also with more queries than keys.",
          lambda d: d.problem(CAUSAL, rows=7, columns=5)),
     Case("causal-and-mask", 3, "Causal attention and a mask exclude what either excludes.",
-         lambda d: d.problem(MASK, {"mask": d.mask(5, 7)}, is_causal=True)),
+         lambda d: d.problem(MASK, masked(d), is_causal=True)),
     Case("causal-after-cache", 3, "With P keys in a cache, the offset is P.",
          lambda d: d.problem(Rule("Causal", {"offset": 2}))),
     Case("causal-negative-offset", 3, "An offset may be negative; the first queries then see nothing.",
@@ -126,12 +127,12 @@ CONTRACT = (
     Case("window-offset-per-entry", 3, "A window counts in the same positions as causal attention.",
          lambda d: d.problem(Rule("SlidingWindow", {"left": 1, "offset": "offset"}), offsets(-3, 2))),
     Case("empty-row-mask", 4, "A query whose mask is False everywhere gives exactly 0, and logsumexp -inf.",
-         lambda d: d.problem(MASK, {"mask": without_rows(d.mask(5, 7), 1, 4)}, **BOTH)),
+         lambda d: d.problem(MASK, masked(d, 1, 4), **BOTH)),
     Case("empty-row-bias", 4, "A bias of -inf excludes a key just as a mask does.", excluded_by_bias),
     Case("empty-row-lengths", 4, "A key length of 0 gives exactly 0.",
          lambda d: d.problem(LENGTHS, lengths(0, 4), **BOTH)),
     Case("empty-everywhere", 4, "A mask that is False everywhere gives exactly 0 everywhere.",
-         lambda d: d.problem(MASK, {"mask": np.zeros((1, 1), dtype=bool)}, **BOTH)),
+         lambda d: d.problem(MASK, {"mask": np.zeros((2, 1, 5, 7), dtype=bool)}, **BOTH)),
     Case("empty-row-unknown-query", 4, "A query of nan that may attend nothing gives exactly 0.",
          unknown_query_sees_nothing),
     Case("lowest-finite-bias", 4, "Very low scores do not make a row empty: the average is over all its keys.",
@@ -140,26 +141,27 @@ CONTRACT = (
     Case("masked-inf-value", 5, "A masked value of infinity never leaks.", lambda d: masked_value(d, math.inf)),
     Case("masked-nan-key", 5, "A masked key of nan never leaks.", lambda d: masked_key(d, math.nan)),
     Case("masked-inf-key", 5, "A masked key of infinity never leaks.", lambda d: masked_key(d, -math.inf)),
-    Case("masked-future", 5, "Causal attention does not see rubbish in the future, and sees it once it is past.", future_rubbish),
+    Case("masked-future", 5, "Causal attention does not see rubbish in the future, and sees it once it is past.",
+         future_rubbish),
     Case("masked-padding", 5, "Rubbish in the padding never leaks.",
          lambda d: with_element(d.problem(LENGTHS, lengths(3, 5)), "value", (6, 0), math.nan)),
     Case("attended-nan-value", 5, "An attended value of nan gives nan, in its channel only.",
-         lambda d: with_element(d.problem(MASK, {"mask": d.mask(5, 7)}), "value", (3, 2), math.nan)),
+         lambda d: with_element(d.problem(MASK, masked(d)), "value", (3, 2), math.nan)),
     Case("attended-inf-value", 5, "An attended value of infinity gives infinity, in its channel only.",
-         lambda d: with_element(d.problem(MASK, {"mask": d.mask(5, 7)}), "value", (3, 2), -math.inf)),
+         lambda d: with_element(d.problem(MASK, masked(d)), "value", (3, 2), -math.inf)),
     Case("attended-nan-key", 5, "An attended key of nan gives nan to the queries that see it only.",
-         lambda d: with_element(d.problem(MASK, {"mask": d.mask(5, 7)}), "key", (3, 2), math.nan)),
+         lambda d: with_element(d.problem(MASK, masked(d)), "key", (3, 2), math.nan)),
     Case("weights", 6, "Weights are the probabilities, logsumexp the logarithm of their normalizer.",
-         lambda d: d.problem(MASK, {"mask": d.mask(5, 7)}, **BOTH)),
+         lambda d: d.problem(MASK, masked(d), **BOTH)),
     Case("weights-change-nothing", 6, "Asking for weights and logsumexp leaves the output as it is, bit by bit.",
-         lambda d: d.problem(MASK, {"mask": without_rows(d.mask(5, 7), 2)}, **BOTH), measure="exact", twin=without_flags),
+         lambda d: d.problem(MASK, masked(d, 2), **BOTH), measure="exact", twin=without_flags),
     Case("weights-change-nothing-unmasked", 6, "The same without a mask.",
          lambda d: d.problem(**BOTH), measure="exact", twin=without_flags),
     Case("scale", 7, "A scale replaces the square root of the head dimension.", lambda d: d.problem(scale=0.7)),
     Case("scale-zero", 7, "A scale of 0 averages.", lambda d: d.problem(scale=0.0)),
     Case("softcap", 7, "Softcap is c tanh(s / c) on the scaled score.", lambda d: d.problem(softcap=1.5)),
     Case("softcap-before-bias-and-mask", 7, "Softcap comes before bias and mask.",
-         lambda d: d.problem(MASK, {"mask": d.mask(5, 7), "bias": d.normal(3, 5, 7, deviation=3.0)}, softcap=0.75, **BOTH)),
+         lambda d: d.problem(MASK, {**masked(d), "bias": d.normal(3, 5, 7, deviation=3.0)}, softcap=0.75, **BOTH)),
     Case("dtype-is-kept", 8, "The output has the dtype of the query, rounded once.",
          lambda d: d.problem(**BOTH), compiled=("float16", "bfloat16", "float32", "float64")),
     Case("grouped-heads", 9, "Query head h uses key head h // (H / G).",
@@ -170,14 +172,17 @@ CONTRACT = (
          lambda d: d.problem(MASK, {"mask": d.mask(1, 3, 1, 2, 1, 5, 7)}, leading=(2, 1, 3, 1, 2))),
     Case("no-queries", 10, "No queries give an empty output.", lambda d: d.problem(rows=0, **BOTH)),
     Case("no-keys", 10, "No keys give exactly 0.", lambda d: d.problem(columns=0, **BOTH)),
-    Case("no-keys-causal", 10, "No keys give exactly 0, under a mask as well.", lambda d: d.problem(columns=0, is_causal=True)),
+    Case("no-keys-causal", 10, "No keys give exactly 0, under a mask as well.",
+         lambda d: d.problem(columns=0, is_causal=True)),
     Case("no-entries", 10, "A leading axis may be empty.", lambda d: d.problem(leading=(0,), **BOTH)),
     Case("no-channels", 10, "Values may have no elements.",
          lambda d: d.problem(arrays={"value": d.normal(2, 3, 7, 0)}, is_causal=True)),
-    Case("wide-values", 10, "Values may be wider than keys.", lambda d: d.problem(arrays={"value": d.normal(2, 3, 7, 13)})),
+    Case("wide-values", 10, "Values may be wider than keys.",
+         lambda d: d.problem(arrays={"value": d.normal(2, 3, 7, 13)})),
     Case("dropout", 11, "What is dropped depends on seed and position alone, and is the same everywhere.",
          lambda d: d.problem(dropout=Seed(0.4, 7))),
     Case("dropout-wide-seed", 11, "All 64 bits of a seed count.",
-         lambda d: d.problem(MASK, {"mask": d.mask(5, 7)}, heads=6, groups=2, dropout=Seed(0.25, 2**63 + 2**33 + 5))),
-    Case("dropout-weights", 11, "Weights are returned before dropout.", lambda d: d.problem(dropout=Seed(0.5, 3), **BOTH)),
+         lambda d: d.problem(MASK, masked(d), heads=6, groups=2, dropout=Seed(0.25, 2**63 + 2**33 + 5))),
+    Case("dropout-weights", 11, "Weights are returned before dropout.",
+         lambda d: d.problem(dropout=Seed(0.5, 3), **BOTH)),
 )  # fmt: skip

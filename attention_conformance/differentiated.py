@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_conformance.case import Bound, Case, Draw, hard, ordinary
-from attention_conformance.contract import CAUSAL, LENGTHS, MASK, hiding, lengths, with_element, without_rows
+from attention_conformance.contract import CAUSAL, LENGTHS, MASK, hiding, lengths, masked, with_element
 from attention_conformance.problem import Problem, Rule, Seed
 
 __all__ = ["DIFFERENTIATED"]
@@ -26,7 +26,9 @@ def excluded_row(draw: Draw) -> Problem:
     return draw.problem(arrays={"bias": bias}, gradient=True)
 
 
-def _case(name: str, line: int, shows: str, inputs: Callable[[Draw], Problem], bound: Bound = ordinary, **more: Any) -> Case:
+def _case(
+    name: str, line: int, shows: str, inputs: Callable[[Draw], Problem], bound: Bound = ordinary, **more: Any
+) -> Case:
     return Case(name, line, shows, inputs, bound, measure="gradient", **more)
 
 
@@ -39,7 +41,7 @@ DIFFERENTIATED = (
          lambda d: d.problem(Rule("SlidingWindow", {"left": 2, "right": 1}) & LENGTHS, lengths(4, 7), gradient=True)),
     _case("gradient-causal", 3, "The gradients of causal attention.", lambda d: d.problem(CAUSAL, gradient=True)),
     _case("gradient-empty-row", 4, "A query that sees nothing has the gradient 0, and gives none.",
-         lambda d: d.problem(MASK, {"mask": without_rows(d.mask(5, 7), 1, 4)}, gradient=True)),
+         lambda d: d.problem(MASK, masked(d, 1, 4), gradient=True)),
     _case("gradient-empty-row-bias", 4, "The same where a bias of -inf excludes.", excluded_row),
     _case("gradient-empty-lengths", 4, "The same for a key length of 0.",
          lambda d: d.problem(LENGTHS, lengths(0, 5), gradient=True)),
@@ -49,7 +51,8 @@ DIFFERENTIATED = (
          lambda d: d.problem(heads=6, groups=3, gradient=True)),
     _case("gradient-no-keys", 10, "The gradients of no keys are empty, and 0 for the queries.",
          lambda d: d.problem(columns=0, gradient=True)),
-    _case("gradient-dropout", 11, "The gradients through dropout.", lambda d: d.problem(dropout=Seed(0.4, 7), gradient=True)),
+    _case("gradient-dropout", 11, "The gradients through dropout.",
+         lambda d: d.problem(dropout=Seed(0.4, 7), gradient=True)),
     _case("gradient-large-scores", 0, "The gradients where scores are large.",
          lambda d: d.problem(scale=4.0, gradient=True), hard, dtypes=("float32", "float64")),
 )  # fmt: skip

@@ -8,8 +8,8 @@ For a loss with the gradient :math:`g` in the output, and weights kept with the 
           \bar q_i = \sigma \sum_j c_{ij} \bar s_{ij} k_j, \quad
           \bar k_j = \sigma \sum_i c_{ij} \bar s_{ij} q_i
 
-where :math:`c_{ij}` is the slope of the softcap. The scale of each gradient is the same sum over magnitudes, with slopes
-taken as 1: a rounding of the hyperbolic tangent spoils its slope by as much.
+where :math:`c_{ij}` is the slope of the softcap. The scale of each gradient is the same sum over magnitudes, with
+slopes taken as 1: a rounding of the hyperbolic tangent spoils its slope by as much.
 """
 
 from __future__ import annotations

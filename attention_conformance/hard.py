@@ -20,29 +20,35 @@ def least_normal(draw: Draw) -> float:
     return math.ldexp(1.0, FORMATS[draw.dtype].least_exponent)
 
 
-def one_head(draw: Draw, query: Any, key: Any, value: NumpyArray, **options: Any) -> Problem:
-    """A problem of one head from rows of numbers."""
+def one_head(draw: Draw, query: Any, key: Any, value: Any = None, **options: Any) -> Problem:
+    """A problem of one head from rows of numbers; the values are drawn where none are given."""
+    value = draw.normal(1, len(key), 5) if value is None else draw.array([value])
     arrays = {"query": draw.array([query]), "key": draw.array([key]), "value": value}
     bias = options.pop("bias", None)
     return Problem(arrays if bias is None else {**arrays, "bias": bias}, options=options)
 
 
+def wide(array: NumpyArray) -> NumpyArray:
+    """Drawn numbers in float64, to be worked on further."""
+    return array.astype(np.float64)
+
+
+# Most cases have 3 queries, 37 keys, D = 8 and E = 5, so that what is compiled for one serves the others.
+
+
 def large_scores(draw: Draw) -> Problem:
-    """Scores of 1e4 and -1e4, exactly, by the sign of the key."""
-    query, key = np.full((3, 4), 100.0), 50.0 * draw.signs(37, 1) * np.ones(4)
-    return one_head(draw, query, key, draw.normal(1, 37, 5))
+    """Scores of 1e4 and -1e4, within the rounding of the scale, by the sign of the key."""
+    return one_head(draw, np.full((3, 8), 100.0), draw.signs(37, 1) * np.full(8, 35.0))
 
 
 def ties(draw: Draw) -> Problem:
     """Equal scores of 1e4."""
-    return one_head(draw, np.full((3, 4), 100.0), np.full((37, 4), 50.0), draw.normal(1, 37, 5))
+    return one_head(draw, np.full((3, 8), 100.0), np.full((37, 8), 35.0))
 
 
 def near_ties(draw: Draw) -> Problem:
     """Scores about 1e4 that differ by little, so that a rounding of the score shows in the weights."""
-    query = 100.0 + draw.normal(3, 16).astype(np.float64)
-    key = 25.0 + 1e-3 * draw.normal(37, 16).astype(np.float64)
-    return one_head(draw, query, key, draw.normal(1, 37, 5))
+    return one_head(draw, 100.0 + wide(draw.normal(3, 8)), 35.0 + 1e-3 * wide(draw.normal(37, 8)))
 
 
 def low_scores(draw: Draw) -> Problem:
@@ -53,64 +59,68 @@ def low_scores(draw: Draw) -> Problem:
 
 def subnormal_values(draw: Draw) -> Problem:
     """Values below the least normal number."""
-    magnitude = 2.0 ** -draw.normal(1, 37, 5, deviation=1.0, mean=3.0).astype(np.float64)
-    value = draw.array(draw.normal(1, 37, 5).astype(np.float64) * magnitude * least_normal(draw))
-    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), value)
+    magnitude = 2.0 ** -wide(draw.normal(37, 5, mean=3.0))
+    return one_head(
+        draw, draw.normal(3, 8), draw.normal(37, 8), wide(draw.normal(37, 5)) * magnitude * least_normal(draw)
+    )
 
 
 def one_key_dominates(draw: Draw) -> Problem:
-    """A score of 60 among scores of 0: all weights but one are tiny."""
-    key = np.zeros((37, 4))
-    key[11] = 15.0
-    return one_head(draw, np.full((3, 4), 2.0), key, draw.normal(1, 37, 5))
+    """A score of about 60 among scores of 0: all weights but one are tiny."""
+    key = np.zeros((37, 8))
+    key[11] = 10.5
+    return one_head(draw, np.full((3, 8), 2.0), key)
 
 
 def underflow_times_huge(draw: Draw) -> Problem:
-    """A weight just below the least normal number, times a huge value, beside a weight of 1 times 0."""
-    computed = "float64" if draw.dtype == "float64" else "float32"
-    exponent = FORMATS[computed].least_exponent
-    depth = 11.0 if draw.dtype == "float16" else -math.floor(exponent * math.log(2.0)) + 0.5
-    value = np.zeros((1, 2, 3))
-    value[0, 1] = np.array([1.0, 0.75, -0.3]) * (6e4 if draw.dtype == "float16" else 2.0 ** (-exponent - 2))
-    return one_head(draw, [[1.0]], [[0.0], [-depth]], draw.array(value))
+    """Weights just below the least normal number times huge values, beside a weight of 1 times 0."""
+    least = FORMATS["float64" if draw.dtype == "float64" else "float32"].least_exponent
+    depth, huge = 0.5 - math.floor(least * math.log(2.0)), math.ldexp(1.0, -least - 8)
+    if draw.dtype == "float16":
+        depth, huge = 11.0, 6e4
+    key, value = np.zeros((37, 8)), np.zeros((37, 5))
+    key[1:, 0] = -depth
+    value[1:] = huge * wide(draw.normal(36, 5)).clip(-1.0, 1.0)
+    return one_head(draw, np.tile(np.eye(1, 8), (3, 1)), key, value, scale=1.0)
 
 
 def long_row(draw: Draw) -> Problem:
     """65536 equal weights."""
-    return one_head(draw, np.zeros((1, 2)), np.zeros((65536, 2)), draw.normal(1, 65536, 2, mean=0.5))
+    return one_head(draw, np.zeros((1, 2)), np.zeros((65536, 2)), draw.normal(65536, 2, mean=0.5))
 
 
 def long_row_spread(draw: Draw) -> Problem:
     """9973 weights of all sizes."""
-    return one_head(draw, draw.normal(1, 4), draw.normal(9973, 4), draw.normal(1, 9973, 2))
+    return one_head(draw, draw.normal(1, 4), draw.normal(9973, 4), draw.normal(9973, 2))
 
 
 def cancelling_values(draw: Draw) -> Problem:
     """Values of both signs whose average all but vanishes beside the average of their magnitudes."""
-    value = np.repeat(draw.normal(1, 18, 5), 2, axis=1)
-    value[:, 1::2] *= -1
-    key = np.repeat(draw.normal(18, 8), 2, axis=0)
+    value, key = (np.repeat(wide(draw.normal(19, width)), 2, axis=0)[:37] for width in (5, 8))
+    value[1::2] *= -1
+    value[36] = 2.0**-20
     return one_head(draw, draw.normal(3, 8), key, value)
 
 
 def largest_values(draw: Draw) -> Problem:
     """Values of which as many as there are keys, added up, are just below the largest number."""
     largest = {"float16": 6e4, "float64": 1.7e308 / 37}.get(draw.dtype, 3.3e38 / 37)
-    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), draw.array(largest * draw.signs(1, 37, 5)))
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), largest * draw.signs(37, 5))
 
 
 def product_overflows(draw: Draw) -> Problem:
-    """q k overflows, the scaled score does not: the scale must come before the product."""
-    large = 2.0 ** (511 if draw.dtype == "float64" else 63)  # its inverse square is the least normal number
-    key = np.outer([1.0, 1.5, -2.0, 0.25, 1.75], np.ones(4))
-    return one_head(draw, [[large] * 4, [-large] * 4], large * key, draw.normal(1, 5, 3), scale=large**-2)
+    """Q k overflows, the scaled score does not: the scale must come before the product."""
+    large = 2.0 ** (510.5 if draw.dtype == "float64" else 62.5)  # its inverse square is still a normal number
+    factors = np.tile([1.0, 1.5, -2.0, 0.25, 1.75, -0.5], 7)[:37]
+    query = np.outer([1.0, -1.0, 0.5], np.full(8, large))
+    return one_head(draw, query, np.outer(factors, np.full(8, large)), scale=large**-2)
 
 
 def half_overflow(draw: Draw) -> Problem:
-    """q = k = 100 with D = 64: q k is 640000, beyond float16."""
-    key = np.full((7, 64), 100.0)
-    key[3:, 0] = 96.0
-    return one_head(draw, np.full((3, 64), 100.0), key, draw.normal(1, 7, 5))
+    """Q = k = 300: q k is 720000, far beyond float16, and so is the scaled score."""
+    key = np.full((37, 8), 300.0)
+    key[3:, 0] = 256.0
+    return one_head(draw, np.full((3, 8), 300.0), key)
 
 
 def large_bias(draw: Draw) -> Problem:
@@ -118,7 +128,7 @@ def large_bias(draw: Draw) -> Problem:
     bias = draw.normal(1, 3, 37)
     bias[..., ::3] = draw.array(-1e4)
     bias[..., ::5] = -math.inf
-    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), draw.normal(1, 37, 5), bias=bias)
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), bias=bias)
 
 
 def _case(name: str, shows: str, inputs: Callable[[Draw], Problem], bound: Any = hard, **more: Any) -> Case:
@@ -127,8 +137,8 @@ def _case(name: str, shows: str, inputs: Callable[[Draw], Problem], bound: Any =
 
 HARD = (
     _case("01-ordinary", "Normally distributed numbers, 128 keys, head dimension 64.",
-          lambda d: one_head(d, d.normal(16, 64), d.normal(128, 64), d.normal(1, 128, 64))),
-    _case("02-scores-1e4", "Scores of 1e4 and -1e4.", large_scores, exact_scores),
+          lambda d: one_head(d, d.normal(16, 64), d.normal(128, 64), d.normal(128, 64))),
+    _case("02-scores-1e4", "Scores of 1e4 and -1e4.", large_scores),
     _case("03-ties-1e4", "Equal scores of 1e4.", ties, exact_scores),
     _case("04-near-ties-1e4", "Scores about 1e4 that differ by little.", near_ties),
     _case("05-all-minus-1e4", "All scores are about -1e4.", low_scores),
@@ -142,5 +152,5 @@ HARD = (
           dtypes=("bfloat16", "float32", "float64")),
     _case("13-bias-minus-1e4", "Biases of -1e4 and -inf.", large_bias),
     _case("14-largest-values", "Values so large that their sum just fits.", largest_values),
-    _case("15-half-overflow", "q k beyond float16.", half_overflow, exact_scores),
+    _case("15-half-overflow", "q k beyond float16.", half_overflow),
 )  # fmt: skip

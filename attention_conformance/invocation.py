@@ -29,7 +29,9 @@ def output_function(function: AttentionFunction, problem: Problem) -> Callable[[
     return called
 
 
-def gradient_function(function: AttentionFunction, problem: Problem, backend: attention_core.Backend) -> Callable[..., Any]:
+def gradient_function(
+    function: AttentionFunction, problem: Problem, backend: attention_core.Backend
+) -> Callable[..., Any]:
     """A function of the arrays to differentiate, and of the others, to the gradients of ``sum(output * cotangent)``."""
     xp = backend.namespace
 

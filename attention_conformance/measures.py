@@ -70,8 +70,8 @@ def _gradients(trial: Trial, problem: Problem, function: AttentionFunction) -> O
 def _worst(trial: Trial, got: dict[str, NumpyArray], expected: dict[str, Exact], truth: Truth) -> Outcome:
     """The error of the array that comes nearest to its bound.
 
-    A weight by itself is as uncertain as its score, so that its bound grows with kappa; logsumexp comes in the type of the
-    computation.
+    A weight by itself is as uncertain as its score, so that its bound grows with kappa; logsumexp comes in the type of
+    the computation.
     """
     wide = "float64" if trial.dtype == "float64" else "float32"
     outcomes = []
@@ -121,4 +121,9 @@ def _true_gradients(case: Case, dtype: str) -> dict[str, Exact]:
     return gradients(case.problem(dtype))
 
 
-MEASURES: dict[str, Callable[[Trial, Problem, AttentionFunction], Outcome]] = {"ulp": _ulps, "gradient": _gradients, "exact": _exactness, "message": _message}
+MEASURES: dict[str, Callable[[Trial, Problem, AttentionFunction], Outcome]] = {
+    "ulp": _ulps,
+    "gradient": _gradients,
+    "exact": _exactness,
+    "message": _message,
+}

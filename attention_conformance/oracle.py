@@ -3,8 +3,8 @@ r"""The definition of attention in decimal arithmetic of 50 digits, one query at
 .. math:: o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{\exp s_{ij}}{\sum_{j'} \exp s_{ij'}}, \qquad
           s_{ij} = \operatorname{cap}(\sigma\, q_i \cdot k_j) + b_{ij}
 
-Floating-point numbers become decimal ones exactly, and nothing here is shared with the core. Arrays hold Python objects:
-NumPy only loops over `decimal`.
+Floating-point numbers become decimal ones exactly, and nothing here is shared with the core. Arrays hold Python
+objects: NumPy only loops over `decimal`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attention_conformance.pcg4d import keep_pattern
 from attention_conformance.positions import allowed
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.threefry import keep_pattern
 
 __all__ = ["CONTEXT", "Exact", "Head", "Row", "Truth", "attention", "exact", "heads", "scan"]
 
@@ -101,7 +101,7 @@ def attention(problem: Problem) -> Truth:
 
 
 def heads(problem: Problem) -> Iterator[Head]:
-    """Every head of every entry; key and value heads are repeated in order, once for every query head that shares them."""
+    """Every head of every entry; key and value heads are repeated in order, once for every query head they serve."""
     leading, count, rows, columns = problem.sizes
     arrays, options = problem.arrays, problem.options
     full = (*leading, count, rows, columns)

@@ -32,7 +32,8 @@ class Rule:
     Attributes
     ----------
     kind : str
-        ``Causal``, ``SlidingWindow``, ``KeyLengths``, ``Segments``; ``array`` for a boolean array; ``and``, ``or``, ``not``.
+        ``Causal``, ``SlidingWindow``, ``KeyLengths``, ``Segments``; ``array`` for a boolean array; ``and``, ``or``,
+        ``not``.
     arguments : mapping
         Numbers, or names of arrays of the problem; for a combination its parts, named ``first`` and ``second``.
     """
@@ -65,8 +66,8 @@ class Problem:
         ``query``, ``key``, ``value``, and what else the call needs: ``bias``, and the arrays that the mask names.
     mask : Rule, optional
     options : mapping
-        The options that are no arrays: ``is_causal``, ``scale``, ``softcap``, ``return_weights``, ``return_logsumexp``, and
-        ``dropout`` as a `Seed`.
+        The options that are no arrays: ``is_causal``, ``scale``, ``softcap``, ``return_weights``, ``return_logsumexp``,
+        and ``dropout`` as a `Seed`.
     cotangent : numpy.ndarray, optional
         The gradient of the loss in the output, for cases about gradients.
     """

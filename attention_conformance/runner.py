@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,11 +13,11 @@ from attention_conformance.case import Case
 from attention_conformance.catalogue import CASES
 from attention_conformance.exemptions import exemption
 from attention_conformance.invocation import AttentionFunction, unsupported
+from attention_conformance.libraries import devices_of, holds, in_precision
 from attention_conformance.measures import MEASURES, Outcome, Trial, one_line
-from attention_conformance.problem import rounded
 from attention_core import Backend, get_backend, scaled_dot_product_attention
 
-__all__ = ["Result", "Trial", "check", "devices_of", "plan", "run"]
+__all__ = ["Result", "Trial", "check", "plan", "run"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,8 @@ def check(
 ) -> list[Result]:
     """Run the catalogue against any callable with the signature of `attention_core.scaled_dot_product_attention`.
 
-    Options that the callable has no parameter for, or answers with ``NotImplementedError``, are reported as not supported.
+    Options that the callable has no parameter for, or answers with ``NotImplementedError``, are reported as not
+    supported.
 
     Parameters
     ----------
@@ -118,15 +114,9 @@ def plan(
     ]
 
 
-def devices_of(backend: Backend) -> list[str]:
-    """The devices of a backend that hold values."""
-    probe = np.zeros(1, dtype=np.float32)
-    return [device for device in backend.devices() if backend.is_concrete(backend.from_numpy(probe, device=device))]
-
-
 def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *, asked: bool) -> str:
     """Why a case is not to be run in this way; empty where it is."""
-    if not _holds(backend, device, dtype):
+    if not holds(backend, device, dtype):
         return f"{backend.name} on {device} has no {dtype}"
     if case.measure == "message" and mode != "eager":
         return "compilers wrap the errors of what they trace"
@@ -135,25 +125,6 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
     if mode != "eager" and dtype not in case.compiled and not asked:
         return f"compiled modes run this case in {', '.join(case.compiled)}, unless dtypes are asked for"
     return ""
-
-
-@functools.cache
-def _holds(backend: Backend, device: str, dtype: str) -> bool:
-    with _in_precision(backend, dtype):
-        if dtype not in backend.dtypes:
-            return False
-        try:
-            backend.from_numpy(rounded(np.zeros(1), dtype), device=device)
-        except ValueError:
-            return False
-        return True
-
-
-def _in_precision(backend: Backend, dtype: str) -> AbstractContextManager[Any]:
-    """Compute in float64 where a library does so only when told, as JAX does."""
-    enable: Callable[[bool], AbstractContextManager[Any]] | None
-    enable = getattr(importlib.import_module(backend.name), "enable_x64", None) if dtype == "float64" else None
-    return contextlib.nullcontext() if enable is None else enable(True)
 
 
 def run(trials: Iterable[Trial], function: AttentionFunction = scaled_dot_product_attention) -> Iterator[Result]:
@@ -173,7 +144,7 @@ def _judged(trial: Trial, function: AttentionFunction) -> tuple[bool | None, Out
         reason = trial.reason or (f"not supported: {', '.join(lacking)}" if lacking else "")
         if reason:
             return None, (math.nan, math.nan, reason)
-        with _in_precision(trial.backend, trial.dtype), np.errstate(all="ignore"):
+        with in_precision(trial.backend, trial.dtype), np.errstate(all="ignore"):
             error, bound, detail = MEASURES[trial.case.measure](trial, problem, function)
     except NotImplementedError as unimplemented:
         return None, (math.nan, math.nan, f"not supported: {unimplemented}")

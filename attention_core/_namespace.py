@@ -29,7 +29,7 @@ __all__ = [
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 _namespaces: dict[type, Namespace] = {}
-_backends: dict[type, Backend | None] = {}
+_backends: dict[type, Backend] = {}
 _names: dict[tuple[type, DType], str] = {}  # plain dictionaries: compilers trace them, and do not trace functools.cache
 
 
@@ -83,11 +83,14 @@ def _namespace_of(array: Array) -> Namespace:
 
 def _backend_of(array: Array) -> Backend | None:
     """The backend that owns this array, out of those whose library is in use."""
-    kind = type(array)
-    if kind not in _backends:
-        in_use = (get_backend(name) for name in entries() if name in sys.modules)
-        _backends[kind] = next((backend for backend in in_use if backend.owns(array)), None)
-    return _backends[kind]
+    backend = _backends.get(type(array))
+    if backend is None:
+        library = type(array).__module__.partition(".")[0]
+        in_use = sorted((name for name in entries() if name in sys.modules), key=lambda name: name != library)
+        backend = next((backend for backend in map(get_backend, in_use) if backend.owns(array)), None)
+        if backend is not None:
+            _backends[type(array)] = backend
+    return backend
 
 
 def _library(xp: Namespace) -> str:

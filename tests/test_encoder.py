@@ -34,8 +34,13 @@ def by_heads(p, query, key, value, heads, groups, allowed=None):
     q, k, v = apply(p.query, query), apply(p.key, key), apply(p.value, value)
     outputs, weights = [], []
     for h in range(heads):
-        own, shared = [slice(n * width, (n + 1) * width) for n, width in ((h, q.shape[-1] // heads), (h // (heads // groups), k.shape[-1] // groups))]
-        values = slice(h // (heads // groups) * (v.shape[-1] // groups), (h // (heads // groups) + 1) * (v.shape[-1] // groups))
+        own, shared = [
+            slice(n * width, (n + 1) * width)
+            for n, width in ((h, q.shape[-1] // heads), (h // (heads // groups), k.shape[-1] // groups))
+        ]
+        values = slice(
+            h // (heads // groups) * (v.shape[-1] // groups), (h // (heads // groups) + 1) * (v.shape[-1] // groups)
+        )
         s = q[..., own] @ np.swapaxes(k[..., shared], -1, -2) / math.sqrt(q.shape[-1] // heads)
         weights.append(softmax(s if allowed is None else np.where(allowed, s, -np.inf)))
         outputs.append(weights[-1] @ v[..., values])
@@ -45,7 +50,9 @@ def by_heads(p, query, key, value, heads, groups, allowed=None):
 
 @pytest.fixture
 def parameters(rng):
-    return MultiHeadAttention(affine(rng, C, H * D), affine(rng, 8, G * D), affine(rng, 9, G * E), affine(rng, H * E, C))
+    return MultiHeadAttention(
+        affine(rng, C, H * D), affine(rng, 8, G * D), affine(rng, 9, G * E), affine(rng, H * E, C)
+    )
 
 
 @pytest.fixture
@@ -55,7 +62,9 @@ def inputs(rng):
 
 def test_multi_head_attention_is_attention_of_each_head(parameters, inputs, put, get):
     expected, weights = by_heads(parameters, *inputs, H, G)
-    result = ac.multi_head_attention(put(parameters), *put(inputs), num_heads=H, num_key_value_heads=G, return_weights=True)
+    result = ac.multi_head_attention(
+        put(parameters), *put(inputs), num_heads=H, num_key_value_heads=G, return_weights=True
+    )
     close(get(result.output), expected)
     close(get(result.weights), weights)
     assert result.logsumexp is None
@@ -69,7 +78,9 @@ def test_options_of_attention_are_passed_on(parameters, inputs, rng, put, get):
     result = ac.multi_head_attention(put(parameters), *put(inputs), **heads, mask=put(allowed), is_causal=True)
     close(get(result), expected)
     bias = rng.standard_normal((H, M, N))
-    q, k, v = (ac.split_heads(ac.linear(p, x), n) for p, x, n in zip(put(parameters)[:3], put(inputs), (H, G, G), strict=True))
+    q, k, v = (
+        ac.split_heads(ac.linear(p, x), n) for p, x, n in zip(put(parameters)[:3], put(inputs), (H, G, G), strict=True)
+    )
     options = {"bias": put(bias), "scale": 0.3, "softcap": 2.0, "dropout": ac.Dropout(0.2, 9)}
     expected = ac.linear(put(parameters.output), ac.merge_heads(ac.scaled_dot_product_attention(q, k, v, **options)))
     got = ac.multi_head_attention(put(parameters), *put(inputs), **heads, **options, return_logsumexp=True)

@@ -34,7 +34,10 @@ def test_gelu_is_x_times_the_normal_distribution(put, get, xp, dtype, native):
     with mpmath.workdps(40):
         exact = [mpmath.mpf(float(n)) * mpmath.ncdf(mpmath.mpf(float(n))) for n in numbers]
         errors = [abs(mpmath.mpf(float(g)) - e) for g, e in zip(got, exact, strict=True)]
-        ulps = [float(e / max(abs(x), mpmath.mpf("1e-30")) / np.finfo(dtype).eps) for e, x in zip(errors, exact, strict=True)]
+        ulps = [
+            float(e / max(abs(x), mpmath.mpf("1e-30")) / np.finfo(dtype).eps)
+            for e, x in zip(errors, exact, strict=True)
+        ]
     near = np.abs(numbers) <= 3
     assert max(np.asarray(ulps)[near & (numbers != 0)]) < 24
     assert max(float(e) for e in errors) < 4 * np.finfo(dtype).eps * np.abs(numbers[np.abs(numbers) < 100]).max()

@@ -54,7 +54,12 @@ def tables(rng):
 
 
 def test_embeddings_add_rows_and_normalize(rng, put, get):
-    e, ids, places, segments = tables(rng), np.array([[3, 0, 10], [1, 1, 2]]), np.array([6, 0, 2]), np.array([[2, 0, 1]])
+    e, ids, places, segments = (
+        tables(rng),
+        np.array([[3, 0, 10], [1, 1, 2]]),
+        np.array([6, 0, 2]),
+        np.array([[2, 0, 1]]),
+    )
     expected = normalized(e.token[ids] + e.position[places] + e.segment[segments], *e.norm, 1e-12)
     result = ac.embed_tokens(put(e), put(ids), position_ids=put(places), segment_ids=put(segments))
     close(get(result), expected, ulps=64)

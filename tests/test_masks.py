@@ -44,9 +44,9 @@ def test_rules_may_differ_along_the_leading_axes(put, get, xp):
     per_sample = np.array([1, 3])
     shown = per_sample[:, None, None, None]
     for rule, expected in (
-        (ac.KeyLengths(put(per_sample)), J < shown),
-        (ac.Causal(put(per_sample)), J <= I + shown),
-        (ac.SlidingWindow(left=1, right=0, offset=put(per_sample)), (J <= I + shown) & (J >= I + shown - 1)),
+        (ac.KeyLengths(put(per_sample)), shown > J),
+        (ac.Causal(put(per_sample)), I + shown >= J),
+        (ac.SlidingWindow(left=1, right=0, offset=put(per_sample)), (I + shown >= J) & (I + shown - 1 <= J)),
     ):
         np.testing.assert_array_equal(dense(rule, put, get, xp), np.broadcast_to(expected, (2, 1, M, N)))
 
@@ -87,7 +87,7 @@ def test_a_block_is_classified_as_its_content(name):
 @pytest.mark.parametrize("name", ["causal", "causal earlier", "window", "window offset", "lengths", "no keys", "not"])
 def test_a_rule_of_positions_leaves_no_block_undecided_that_is_empty_or_full(name):
     rule, allowed = RULES[name]
-    for q0, k0 in itertools.product(range(0, M - 1), range(0, N - 1)):
+    for q0, k0 in itertools.product(range(M - 1), range(N - 1)):
         content, kind = allowed[q0 : q0 + 2, k0 : k0 + 2], rule.block(range(q0, q0 + 2), range(k0, k0 + 2))
         expected = Block.FULL if content.all() else Block.MIXED if content.any() else Block.EMPTY
         assert kind is expected or (name == "window" and kind is Block.MIXED)
@@ -125,12 +125,24 @@ def test_conventions_come_in_by_name(put, get):
         (lambda put: ac.Causal(1.5), TypeError, "expected offset as an integer or an integer array; got float"),
         (lambda put: ac.SlidingWindow(left=-1), ValueError, "expected left >= 0; got -1"),
         (lambda put: ac.SlidingWindow(right=1.0), TypeError, "expected right as an integer or None; got float"),
-        (lambda put: ac.Segments(put(np.ones(3)), put(np.ones(3))), TypeError, "expected query_ids of an integer dtype"),
+        (
+            lambda put: ac.Segments(put(np.ones(3)), put(np.ones(3))),
+            TypeError,
+            "expected query_ids of an integer dtype",
+        ),
         (lambda put: ac.Segments(3, 4), TypeError, r"expected query_ids \(..., length\); got int"),
-        (lambda put: ac.Causal() & put(np.ones(3)), TypeError, "expected mask of dtype bool, True = may attend; got float64"),
+        (
+            lambda put: ac.Causal() & put(np.ones(3)),
+            TypeError,
+            "expected mask of dtype bool, True = may attend; got float64",
+        ),
         (lambda put: ac.Causal() & 1, TypeError, "expected mask as a boolean array or a Mask; got int"),
         (lambda put: ac.mask_from_ignore(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
-        (lambda put: ac.mask_from_integers(put(np.ones(3))), TypeError, "expected mask of an integer dtype; got float64"),
+        (
+            lambda put: ac.mask_from_integers(put(np.ones(3))),
+            TypeError,
+            "expected mask of an integer dtype; got float64",
+        ),
         (lambda put: ac.mask_from_additive(put(np.ones(3, dtype=bool))), TypeError, "expected mask of dtype float16"),
         (lambda put: ac.mask_from_padding(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
     ],

@@ -14,7 +14,6 @@ import sys
 import array_api_strict
 import numpy as np
 import pytest
-from attention_numpy.trees import map_arrays
 
 import attention_core
 from attention_core import (
@@ -49,6 +48,7 @@ from attention_core.parameters import (
     MultiHeadAttention,
     SaganAttention,
 )
+from attention_numpy.trees import map_arrays
 
 CORE = pathlib.Path(attention_core.__file__).parent
 PUBLIC = ("masks", "parameters", "random", "initializers", "backend")
@@ -87,7 +87,7 @@ LENGTHS, SEGMENTS = np.asarray([3, 0]), (RNG.integers(0, 2, (2, 5)), RNG.integer
 
 # Of attention: options, as a function of the arrays that come after query, key and value.
 OPTIONS = {
-    "plain": (lambda: {}, ()),
+    "plain": (dict, ()),
     "mask": (lambda mask: {"mask": mask}, (MASK,)),
     "bias": (lambda bias: {"bias": bias}, (BIAS,)),
     "causal": (lambda: {"is_causal": True}, ()),
@@ -198,9 +198,7 @@ def test_dask_batches_in_chunks_of_several_sizes():
         lazy = scaled_dot_product_attention(
             *(array.from_array(each, chunks=chunks) for each in (query, key, value)), is_causal=True
         )
-    assert_same(
-        lazy.compute(scheduler="synchronous"), scaled_dot_product_attention(query, key, value, is_causal=True)
-    )
+    assert_same(lazy.compute(scheduler="synchronous"), scaled_dot_product_attention(query, key, value, is_causal=True))
 
 
 def selected(dims, axis):
@@ -326,7 +324,19 @@ def test_initial_parameters_are_made_on_the_device_asked_for(name, strict):
 
 
 def test_importing_the_core_imports_no_library():
-    libraries = {"numpy", "torch", "jax", "jaxlib", "tensorflow", "keras", "dask", "ndonnx", "cupy", "ml_dtypes", "scipy"}
+    libraries = {
+        "numpy",
+        "torch",
+        "jax",
+        "jaxlib",
+        "tensorflow",
+        "keras",
+        "dask",
+        "ndonnx",
+        "cupy",
+        "ml_dtypes",
+        "scipy",
+    }
     program = (
         "import sys; before = set(sys.modules); import attention_core; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
@@ -371,9 +381,7 @@ def test_public_names_are_sorted_documented_and_there(module):
 
 def test_the_top_level_names_are_those_announced():
     visible = {
-        name
-        for name, value in vars(attention_core).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        name for name, value in vars(attention_core).items() if not name.startswith("_") and not inspect.ismodule(value)
     }
     assert visible == set(attention_core.__all__)
 

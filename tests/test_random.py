@@ -1,49 +1,65 @@
-"""The counter-based generator: known answers, independence, and dropout by position."""
+"""The counter-based generator: the published algorithm, independence, and dropout by position."""
 
 import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core.random import dropout_mask, fold_in, random_bits, threefry_2x32
+from attention_core.random import dropout_mask, fold_in, pcg4d, random_bits
 
-ANSWERS = (  # key, counter, result: the known answers that accompany the authors' Random123
-    ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),
-    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
-    ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+
+def plain_pcg4d(*words):
+    """The published algorithm in Python integers."""
+    x, y, z, w = ((word * 1664525 + 1013904223) % 2**32 for word in words)
+    for stage in range(2):
+        x = (x + y * w) % 2**32
+        y = (y + z * x) % 2**32
+        z = (z + x * y) % 2**32
+        w = (w + y * z) % 2**32
+        if stage == 0:
+            x, y, z, w = (word ^ word >> 16 for word in (x, y, z, w))
+    return x, y, z, w
+
+
+WORDS = (
+    (0, 0, 0, 0),
+    (2**32 - 1,) * 4,
+    (0x13198A2E, 0x03707344, 0x243F6A88, 0x85A308D3),
+    (1, 2, 3, 4),
+    (2**31, 0, 7, 2**31 - 1),
 )
 
 
-def signed(words):
-    return [np.array([word], dtype=np.uint32).view(np.int32) for word in words]
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_the_hash_is_the_published_one(put, get, xp, words):
+    arrays = [put(np.array([word], dtype=np.uint32).view(np.int32)) for word in words]
+    result = get(pcg4d(tuple(arrays), xp=xp))
+    assert [int(word[0]) & 0xFFFFFFFF for word in result] == list(plain_pcg4d(*words))
 
 
-def plain_threefry(key, counter):
-    """The published algorithm in Python integers."""
-    words = 2**32 - 1
-    schedule = (*key, 0x1BD11BDA ^ key[0] ^ key[1])
-    x, y = (counter[0] + key[0]) & words, (counter[1] + key[1]) & words
-    for r in range(20):
-        rotation = (13, 15, 26, 6, 17, 29, 16, 24)[r % 8]
-        x = (x + y) & words
-        y = ((y << rotation | y >> (32 - rotation)) & words) ^ x
-        if r % 4 == 3:
-            block = r // 4 + 1
-            x = (x + schedule[block % 3]) & words
-            y = (y + schedule[(block + 1) % 3] + block) & words
-    return x, y
+def test_a_changed_bit_of_the_position_changes_half_the_bits(get, xp):
+    """Avalanche, for the 24 bits that are used: each flips with probability one half, within four deviations."""
+    bits = get(random_bits(99, (2**14,), xp=xp)).view(np.uint32)
+    for flip in range(14):
+        differences = bits ^ bits[np.arange(2**14) ^ 2**flip]
+        shares = [(differences >> bit & 1).mean() for bit in range(8, 32)]
+        assert np.abs(np.array(shares) - 0.5).max() < 4.5 * 0.5 / np.sqrt(2**13)
 
 
-@pytest.mark.parametrize(("key", "counter", "result"), ANSWERS)
-def test_known_answers(put, get, xp, key, counter, result):
-    words = threefry_2x32(tuple(put(signed(key))), tuple(put(signed(counter))), xp=xp)
-    assert [int(word[0]) & 0xFFFFFFFF for word in get(words)] == list(result)
-    assert plain_threefry(key, counter) == result
+def test_neighbours_and_neighbouring_seeds_are_uncorrelated(put, get, xp):
+    like = put(np.zeros((2, 256, 256)))
+    kept = [get(dropout_mask(ac.Dropout(0.5, seed), like, xp=xp)) - 0.5 for seed in (4, 5)]
+    first = kept[0][0]
+    pairs = [(first[1:], first[:-1]), (first[:, 1:], first[:, :-1]), (first, kept[0][1]), (first, kept[1][0])]
+    for a, b in pairs:
+        assert abs((a * b).mean() * 4) < 4.5 / 256
+    assert np.abs(first.sum(0)).max() < 5 * 8
+    assert np.abs(first.sum(1)).max() < 5 * 8
 
 
 def test_bits_depend_on_seed_and_flat_position(get, xp):
     seed = 0x123456789ABCDEF0
     bits = get(random_bits(seed, (3, 5), xp=xp)).view(np.uint32).ravel()
-    expected = [plain_threefry((seed & 0xFFFFFFFF, seed >> 32), (n, 0))[0] for n in range(15)]
+    expected = [plain_pcg4d(seed & 0xFFFFFFFF, seed >> 32, n, 0)[1] for n in range(15)]
     assert bits.tolist() == expected
 
 
@@ -63,8 +79,8 @@ def test_dropout_at_a_place_is_decided_by_its_place(put, get, xp):
     rate, seed = 0.3, 77
     kept = get(dropout_mask(ac.Dropout(rate, seed), put(np.zeros((2, 3, 4, 5))), xp=xp))
     for b, h, i, j in np.ndindex(2, 3, 4, 5):
-        key = plain_threefry((seed, 0), (b * 3 + h, 0))
-        assert kept[b, h, i, j] == (plain_threefry(key, (i, j))[0] >> 8 >= round(rate * 2**24))
+        key = plain_pcg4d(seed, 0, b * 3 + h, 1)[:2]
+        assert kept[b, h, i, j] == (plain_pcg4d(*key, i, j)[1] >> 8 >= round(rate * 2**24))
 
 
 def test_the_share_kept_is_one_minus_the_rate(put, get, xp):

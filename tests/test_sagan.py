@@ -30,7 +30,9 @@ def place_by_place(p, x, pool):
         if not pool:
             return [place for row in every for place in row]
         squares = [(r, c) for r in range(0, height, 2) for c in range(0, width, 2)]
-        return [np.max([every[r][c], every[r + 1][c], every[r][c + 1], every[r + 1][c + 1]], axis=0) for r, c in squares]
+        return [
+            np.max([every[r][c], every[r + 1][c], every[r][c + 1], every[r + 1][c + 1]], axis=0) for r, c in squares
+        ]
 
     phi, g = np.array(attended(p.phi)), np.array(attended(p.g))
     y, weights = np.empty_like(x), []
@@ -39,7 +41,9 @@ def place_by_place(p, x, pool):
             s = phi @ convolved(p.theta, r, c)
             weights.append(np.exp(s - s.max()) / np.exp(s - s.max()).sum())
             found = weights[-1] @ g
-            y[r, c] = found if p.output is None else found @ p.output.weight + (0 if p.output.bias is None else p.output.bias)
+            y[r, c] = (
+                found if p.output is None else found @ p.output.weight + (0 if p.output.bias is None else p.output.bias)
+            )
     return x + p.sigma * y, np.array(weights)
 
 

@@ -19,6 +19,7 @@ if "tensorflow" not in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(","):
     pytest.importorskip("tensorflow")  # asked for by name, it must be there
 
 import tensorflow as tf
+
 from attention_tensorflow import backend
 from attention_tensorflow import namespace as xp
 
@@ -275,14 +276,16 @@ def test_where_broadcasts_promotes_and_takes_python_numbers():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_clipping_keeps_nan(mode):
-    array = np.asarray([math.nan, -3.0, 0.5, 9.0], "float32")
+    array = np.asarray([math.nan, -3.0, 0.5, 9.0] * 2, "float32")
+    low, high = np.asarray([-1.0], "float32"), np.asarray([1.5], "float32")
 
-    def clipped(x):
-        return xp.clip(x, -1, 1.5), xp.clip(x, max=xp.zeros(1)), xp.clip(x)
+    def clipped(x, low, high):
+        return xp.clip(x, low, high), xp.clip(x, low), xp.clip(x, max=high), xp.clip(x, -1, 1.5), xp.clip(x)
 
-    expected = [np.clip(array, np.float32(-1), np.float32(1.5)), np.minimum(array, np.float32(0)), array]
-    for got, wanted in zip(backend.compile(clipped, mode=mode)(tensor(array)), expected, strict=True):
-        assert_same(got, wanted)
+    got = backend.compile(clipped, mode=mode)(tensor(array), tensor(low), tensor(high))
+    both = np.clip(array, low, high)
+    for result, expected in zip(got, (both, np.maximum(array, low), np.minimum(array, high), both, array), strict=True):
+        assert_same(result, expected)
 
 
 @pytest.mark.parametrize(
@@ -463,6 +466,7 @@ def test_whatever_takes_a_shape_takes_unknown_dimensions(mode):
             xp.take(x, xp.arange(-1, rows), axis=1),
             xp.matmul(x, xp.matrix_transpose(x)),
             xp.max(x, axis=-1, keepdims=True),
+            xp.squeeze(x[:1], 0),
         ]
 
     array = np.arange(6, dtype="float32").reshape(2, 3)
@@ -485,6 +489,7 @@ def test_whatever_takes_a_shape_takes_unknown_dimensions(mode):
         array[:, [-1, 0, 1]],
         array @ array.T,
         array.max(axis=-1, keepdims=True),
+        array[0],
     ]
     for got, wanted in zip(traced(results, mode, tensor(array)), expected, strict=True):
         assert_same(got, wanted)

@@ -9,6 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Backend
+from attention_jax import namespace as jax_namespace
 from attention_numpy.trees import (
     NumpyArray,
     as_floating,
@@ -19,10 +23,6 @@ from attention_numpy.trees import (
     to_copies,
     versions_of,
 )
-
-from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend
-from attention_jax import namespace as jax_namespace
 
 __all__ = ["JaxBackend", "backend"]
 

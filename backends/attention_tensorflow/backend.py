@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Backend
 from attention_numpy.trees import (
     as_floating,
     differentiate,
@@ -17,9 +20,6 @@ from attention_numpy.trees import (
     map_arrays,
     versions_of,
 )
-
-from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend
 from attention_tensorflow import namespace as tensorflow_namespace
 
 __all__ = ["TensorFlowBackend", "backend"]

@@ -132,7 +132,8 @@ isnan = _unless(tf.math.is_nan, INTEGRAL, _everywhere(False))
 add, subtract, multiply, divide = _binary(tf.add), _binary(tf.subtract), _binary(tf.multiply), _binary(tf.realdiv)
 floor_divide, remainder = _binary(tf.math.floordiv), _binary(tf.math.floormod)
 pow = _binary(_unless(tf.pow, UNSIGNED, _in_int64(tf.pow)))
-# XLA on a CPU keeps a NaN in the first operand only, and none in `max` and `min`.
+# XLA on a CPU keeps the NaN of the first operand only here, and none in `max` and `min`, unless the XLA_FLAGS of the
+# process say --xla_cpu_enable_fast_min_max=false.
 maximum, minimum = _binary(tf.maximum), _binary(tf.minimum)
 equal, not_equal = _binary(tf.equal), _binary(tf.not_equal)
 less, less_equal = _binary(tf.less), _binary(tf.less_equal)
@@ -256,11 +257,13 @@ def sum(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims:
     """Sum; integers are added up in 32 bits at least."""
     if dtype is None:
         dtype = promoted_dtype(x.dtype, int32 if x.dtype in SIGNED else uint32) if x.dtype in INTEGRAL else x.dtype
-    return _reduction(tf.reduce_sum)(tf.cast(x, dtype), axis=axis, keepdims=keepdims)
+    return _reduction(tf.reduce_sum)(_converted(x, dtype), axis=axis, keepdims=keepdims)
 
 
 def _product(x1: Array, x2: Array, /) -> Array:
     row, column = x1.shape.rank == 1, x2.shape.rank == 1
+    if not row and not column:
+        return tf.matmul(x1, x2)
     product = tf.matmul(x1[tf.newaxis, :] if row else x1, x2[:, tf.newaxis] if column else x2)
     return squeeze(product, [axis for axis, vector in ((-2, row), (-1, column)) if vector])
 

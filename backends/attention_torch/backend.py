@@ -9,6 +9,11 @@ from typing import Any
 import array_api_compat.torch
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from attention_core._typing import Array
+from attention_core.backend import Backend
 from attention_numpy.trees import (
     BFLOAT16,
     NumpyArray,
@@ -20,11 +25,6 @@ from attention_numpy.trees import (
     to_copies,
     versions_of,
 )
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-from attention_core._typing import Array
-from attention_core.backend import Backend
 
 __all__ = ["TorchBackend", "backend"]
 

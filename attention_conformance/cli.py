@@ -1,0 +1,23 @@
+"""The command ``attention-core``: starts with the core alone, and says what is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+__all__ = ["main"]
+
+NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "junitparser", "safetensors", "tokenizers")
+
+
+def main() -> None:
+    """Run the command; without the libraries of the extra ``cli``, say how to install them."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # for this process only: TensorFlow is talkative when it starts
+    try:
+        commands = importlib.import_module("attention_conformance.commands")
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        sys.exit(f"attention-core: the command needs {error.name}: pip install 'attention-core[cli]'")
+    commands.app()

@@ -1,0 +1,193 @@
+"""The commands ``conformance`` and ``backends``."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from attention_conformance import report
+from attention_conformance.bert import ModelError
+from attention_conformance.case import Case
+from attention_conformance.catalogue import CASES
+from attention_conformance.libraries import devices_of, dtypes_of, quiet_start
+from attention_conformance.model import load_model, plan_model, run_model
+from attention_conformance.problem import DTYPES, NumpyArray
+from attention_conformance.runner import Result, plan, run
+from attention_core import Backend, available_backends, get_backend
+from attention_core.backend import entries
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="attention-core",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Many = list[str] | None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"attention-core {version('attention-core')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Attention with the same numbers on every framework, and the proof of it."""
+
+
+@app.command()
+def backends() -> None:
+    """List backends: versions, devices, floating-point types and modes."""
+    table = Table(header_style="bold")
+    for heading in ("backend", "versions", "devices", "dtypes", "modes"):
+        table.add_column(heading)
+    for name in entries():
+        if name not in available_backends():
+            table.add_row(name, f"not installed: pip install 'attention-core[{name}]'", "", "", "", style="dim")
+            continue
+        backend = _load([name])[0]
+        versions = "\n".join(f"{library} {number}" for library, number in backend.versions().items())
+        columns = ("\n".join(each) for each in (backend.devices(), dtypes_of(backend), backend.modes))
+        table.add_row(name, versions, *columns)
+    Console().print(table)
+
+
+@app.command()
+def conformance(
+    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
+    device: Annotated[Many, typer.Option(help="A device; repeatable. By default all that hold values.")] = None,
+    dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None,
+    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
+    case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A directory with an encoder of BERT's type, to run as well.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write results to this file as JUnit XML.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False,
+) -> None:
+    """Run the catalogue of cases, and compare each result with an oracle of higher precision.
+
+    The exit status is 0 if all results keep their bounds, 1 if not, and 2 if the command cannot be run as given.
+    """
+    cases = _chosen_cases(case)
+    if list_:
+        _list(cases)
+        return
+    for path in (json, junit):
+        _check_writable(path)
+    _check_known("dtype", dtype, DTYPES)
+    loaded = _load(_chosen_backends(backend))
+    _check_known("device", device, dict.fromkeys(each for one in loaded for each in devices_of(one)))
+    _check_known("mode", mode, dict.fromkeys(each for one in loaded for each in one.modes))
+    options = {"devices": device, "dtypes": dtype, "modes": mode}
+    results, cosines = _run_all(cases, loaded, model, options)
+    _show(results, cosines)
+    if json:
+        report.write_json(json, results, report.environment(loaded))
+    if junit:
+        report.write_junit(junit, results)
+    typer.echo(report.summary(results))
+    raise typer.Exit(any(result.passed is False for result in results))
+
+
+def _run_all(
+    cases: Sequence[Case], loaded: Sequence[Backend], directory: Path | None, options: dict[str, Any]
+) -> tuple[list[Result], dict[tuple[str, str], NumpyArray]]:
+    """Run every trial, under a progress bar on the standard error stream."""
+    try:
+        model = None if directory is None else load_model(directory)
+    except ModelError as error:
+        raise _refusal(str(error)) from error
+    trials = plan(cases, loaded, **options)
+    of_model = [] if model is None else plan_model(model, loaded, **options)
+    results, cosines = [], {}
+    columns = (TextColumn("{task.description:<36}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries, about themselves
+        task = progress.add_task("", total=len(trials) + len(of_model))
+        for result in run(trials):
+            results.append(result)
+            progress.update(task, advance=1, description=f"{result.backend} {result.mode}: {result.case}")
+        for result, found in run_model(of_model):
+            results.append(result)
+            progress.update(task, advance=1, description=f"{result.backend} {result.mode}: {result.case}")
+            if found is not None and result.dtype == "float32":
+                cosines.setdefault((result.backend, result.mode), found)
+    return results, cosines
+
+
+def _show(results: Sequence[Result], cosines: dict[tuple[str, str], NumpyArray]) -> None:
+    console = Console()
+    console.print(report.result_table(results))
+    if cosines:
+        console.print(report.cosine_table(cosines))
+    for line in report.failures(results):
+        console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _list(cases: Iterable[Case]) -> None:
+    table = Table(header_style="bold")
+    for heading in ("case", "line", "shows", "dtypes"):
+        table.add_column(heading)
+    for case in cases:
+        table.add_row(case.name, str(case.line or "-"), case.shows, " ".join(case.dtypes))
+    Console().print(table)
+
+
+def _chosen_cases(patterns: Many) -> list[Case]:
+    for pattern in patterns or ():
+        if not fnmatch.filter([case.name for case in CASES], pattern):
+            raise _refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")
+    return [case for case in CASES if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
+
+
+def _chosen_backends(names: Many) -> list[str]:
+    _check_known("backend", names, entries())
+    missing = [name for name in names or () if name not in available_backends()]
+    if missing:
+        raise _refusal(f"backend {missing[0]} is not installed: pip install 'attention-core[{missing[0]}]'")
+    return [name for name in available_backends() if not names or name in names]
+
+
+def _load(names: Iterable[str]) -> list[Backend]:
+    with quiet_start():
+        return [get_backend(name) for name in names]
+
+
+def _check_known(option: str, given: Many, known: Iterable[str]) -> None:
+    for name in given or ():
+        if name not in known:
+            raise _refusal(f"expected a {option} out of {', '.join(known)}; got {name!r}")
+
+
+def _check_writable(path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise _refusal(f"expected a file that can be written; got {path}: {error.strerror}") from error
+
+
+def _refusal(message: str) -> typer.Exit:
+    """Say in one line why the command cannot be run as given."""
+    typer.echo(f"attention-core: {message}", err=True)
+    return typer.Exit(2)

@@ -1,0 +1,207 @@
+"""Real sentences through a pretrained encoder, on every backend, against NumPy in float64."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.bert import Bert, ModelError, load_bert
+from attention_conformance.libraries import devices_of, holds, in_precision
+from attention_conformance.measures import one_line
+from attention_conformance.problem import NumpyArray
+from attention_conformance.runner import Result
+from attention_conformance.ulps import spacing
+from attention_core import Backend, embed_tokens, encoder_layer, get_backend, mask_from_padding
+from attention_core.parameters import Embeddings, EncoderLayer
+
+__all__ = ["MODEL_DTYPES", "PAIRS", "Model", "ModelTrial", "find_model", "load_model", "plan_model", "run_model"]
+
+PAIRS = (
+    ("A man is eating food.", "A man is eating a piece of bread."),
+    ("The girl is carrying a baby.", "A woman is playing violin."),
+    ("How can I reset my password?", "What is the procedure to recover account credentials?"),
+)
+MODEL_DTYPES = ("float32", "float64")
+COMPILED = ("float32",)
+BOUNDS = {"float32": 4.0, "float64": 4.0}
+"""In units in the last place of 1, the length of the vector of a sentence."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is known of a published model, which is told by the SHA-256 of its weights."""
+
+    hello_world: tuple[int, ...]
+    cosines: tuple[float, ...]
+
+
+PUBLISHED = {
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db": Published(  # all-MiniLM-L6-v2
+        (101, 7592, 2088, 102), (0.755337, 0.021744, 0.640819)
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """An encoder with its sentences as tokens, padded to one length."""
+
+    name: str
+    bert: Bert
+    token_ids: NumpyArray  # (sentences, L)
+    is_token: NumpyArray  # (sentences, L): False where padded
+    published: Published | None
+
+    @property
+    def parameters(self) -> tuple[Embeddings, list[EncoderLayer]]:
+        """All parameters, as one tree."""
+        return self.bert.embeddings, self.bert.layers
+
+
+@dataclass(frozen=True)
+class ModelTrial:
+    """A model to be run in one way; ``reason`` says why it is not to be run, where that is so."""
+
+    model: Model
+    backend: Backend
+    device: str
+    dtype: str
+    mode: str
+    reason: str = ""
+
+
+def find_model(package: str) -> Path:
+    """The directory with ``config.json`` inside an installed package, which is not imported.
+
+    Raises
+    ------
+    ModelError
+        When the package is not installed, or holds no model.
+    """
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise ModelError(f"expected an installed package with a model; got {package}, which is not installed")
+    configs = sorted(Path(found.origin).parent.rglob("model.safetensors"))
+    if not configs:
+        raise ModelError(f"expected model.safetensors in the package {package}; got none")
+    return configs[0].parent
+
+
+def load_model(directory: Path) -> Model:
+    """Load an encoder and turn the sentences into tokens.
+
+    Raises
+    ------
+    ModelError
+        When a file is missing, broken, or does not fit the others.
+    """
+    bert = load_bert(directory)
+    rows = [bert.token_ids(sentence) for pair in PAIRS for sentence in pair]
+    length = max(map(len, rows))
+    token_ids = np.array([row + [0] * (length - len(row)) for row in rows], dtype=np.int32)
+    is_token = np.arange(length) < np.array([[len(row)] for row in rows])
+    with (directory / "model.safetensors").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Model(directory.resolve().name, bert, token_ids, is_token, PUBLISHED.get(digest))
+
+
+def plan_model(
+    model: Model,
+    backends: Iterable[Backend],
+    *,
+    devices: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    modes: Sequence[str] | None = None,
+) -> list[ModelTrial]:
+    """List every trial; ``None`` stands for all there are."""
+
+    def reason(backend: Backend, device: str, dtype: str, mode: str) -> str:
+        if not holds(backend, device, dtype):
+            return f"{backend.name} on {device} has no {dtype}"
+        if mode != "eager" and dtype not in COMPILED and dtypes is None:
+            return f"compiled modes run the model in {', '.join(COMPILED)}, unless dtypes are asked for"
+        return ""
+
+    return [
+        ModelTrial(model, backend, device, dtype, mode, reason(backend, device, dtype, mode))
+        for backend in backends
+        for device in devices_of(backend)
+        if devices is None or device in devices
+        for mode in backend.modes
+        if modes is None or mode in modes
+        for dtype in MODEL_DTYPES
+        if dtypes is None or dtype in dtypes
+    ]
+
+
+def run_model(trials: Iterable[ModelTrial]) -> Iterator[tuple[Result, NumpyArray | None]]:
+    """Run trials one after the other: each with the cosines of the pairs, where there are some."""
+    for trial in trials:
+        started = time.perf_counter()
+        error, bound, detail, cosines = math.nan, math.nan, trial.reason, None
+        passed: bool | None = None
+        if not trial.reason:
+            try:
+                error, bound, detail, cosines = _outcome(trial)
+                passed = error <= bound
+            except Exception as unexpected:
+                error, passed, detail = math.inf, False, one_line(unexpected)
+        names = ("model", trial.backend.name, trial.device, trial.dtype, trial.mode, "ulp")
+        yield Result(*names, error, bound, passed, detail, time.perf_counter() - started), cosines
+
+
+def _outcome(trial: ModelTrial) -> tuple[float, float, str, NumpyArray]:
+    with in_precision(trial.backend, trial.dtype):
+        vectors = _vectors(trial).astype(np.float64)
+    expected = _reference(trial.model)
+    bound = BOUNDS[trial.dtype]
+    errors = np.abs(vectors - expected) / spacing(np.ones(1), trial.dtype)
+    error = float(np.max(np.where(np.isnan(errors), np.inf, errors)))
+    cosines = np.sum(vectors[0::2] * vectors[1::2], axis=-1)
+    published = trial.model.published
+    if published is not None:
+        if (ids := tuple(trial.model.bert.token_ids("hello world"))) != published.hello_world:
+            return math.inf, bound, f"expected 'hello world' to be {published.hello_world}; got {ids}", cosines
+        if (deviation := np.max(np.abs(cosines - published.cosines))) > 1e-6:
+            return math.inf, bound, f"expected the published cosines to 1e-6; got {deviation:.2g} off", cosines
+    return error, bound, f"cosines {', '.join(f'{cosine:.6f}' for cosine in cosines)}", cosines
+
+
+def _vectors(trial: ModelTrial) -> NumpyArray:
+    """One vector for every sentence, computed by the core."""
+    config, xp = trial.model.bert.config, trial.backend.namespace
+    heads, epsilon = config.num_attention_heads, config.layer_norm_eps
+
+    def encode(parameters: tuple[Embeddings, list[EncoderLayer]], token_ids: Any, is_token: Any) -> Any:
+        embeddings, layers = parameters
+        x = embed_tokens(embeddings, token_ids, epsilon=epsilon)
+        mask = mask_from_padding(is_token)
+        for layer in layers:
+            x = encoder_layer(layer, x, num_heads=heads, norm_first=False, mask=mask, epsilon=epsilon)
+        return sentence_vectors(x, is_token, xp=xp)
+
+    encode = trial.backend.compile(encode, mode=trial.mode)
+    place = functools.partial(trial.backend.from_numpy, device=trial.device)
+    arrays = place(trial.model.parameters, dtype=trial.dtype), place(trial.model.token_ids), place(trial.model.is_token)
+    return np.asarray(trial.backend.to_numpy(encode(*arrays)))
+
+
+def sentence_vectors(x: Any, is_token: Any, *, xp: Any) -> Any:
+    """The mean over the tokens of each sentence, of length 1:  (..., L, C), (..., L) -> (..., C)."""
+    weights = xp.expand_dims(xp.astype(is_token, x.dtype), axis=-1)
+    mean = xp.divide(xp.sum(xp.multiply(x, weights), axis=-2), xp.sum(weights, axis=-2))
+    return xp.divide(mean, xp.sqrt(xp.sum(xp.square(mean), axis=-1, keepdims=True)))
+
+
+@functools.cache
+def _reference(model: Model) -> NumpyArray:
+    return _vectors(ModelTrial(model, get_backend("numpy"), "cpu", "float64", "eager"))

@@ -1,0 +1,34 @@
+"""Configuration of Sphinx."""
+
+from importlib.metadata import version as version_of
+
+project = "attention-core"
+author = "The attention-core developers"
+project_copyright = "The attention-core developers"
+release = version = version_of("attention-core")
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+default_role = "py:obj"  # `scaled_dot_product_attention` in a docstring is a link
+
+autodoc_typehints = "none"  # the docstrings say it with shapes
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False
+
+doctest_global_setup = "from attention_core import *\nfrom attention_core.parameters import *"
+doctest_global_cleanup = ""
+
+html_theme = "furo"
+html_title = f"attention-core {version}"
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+copybutton_prompt_text = ">>> "

@@ -1,0 +1,86 @@
+"""Every block of Python in the README and the documentation runs, and prints what the page says it prints.
+
+A block of ``text`` right after a block of ``python`` is what that prints. The blocks of one section, from one heading of the
+second level to the next, run one after the other; a section that imports a framework runs where that is asked for.
+"""
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from attention_core import available_backends
+
+ROOT = Path(__file__).parents[1]
+FRAMEWORKS = ("torch", "jax", "tensorflow")
+ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<printed>.*?)^```$)?", re.DOTALL | re.MULTILINE)
+
+# Frameworks announce what they deprecate in one another when they are first imported.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+class Section(NamedTuple):
+    """A section of a page, with the line on which it starts."""
+
+    page: Path
+    line: int
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}: {self.title}"
+
+
+def sections(page: Path) -> list[Section]:
+    found, line = [], 1
+    for text in re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        found.append(Section(page, line, text.strip().partition("\n")[0].strip("# "), text))
+        line += text.count("\n")
+    return found
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SECTIONS = [section for page in PAGES for section in sections(page) if BLOCK.search(section.text)]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=str)
+def test_page_prints_what_it_says(section, tmp_path, monkeypatch):
+    for framework in FRAMEWORKS:
+        if f"import {framework}" in section.text and framework not in (ASKED or available_backends()):
+            pytest.skip(f"{framework} is not among the backends asked for")
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for block in BLOCK.finditer(section.text):
+        printed = io.StringIO()
+        line = section.line + section.text[: block.start()].count("\n")
+        # As many empty lines before the code as the page has, so that a traceback names the line on the page.
+        code = compile("\n" * line + block["code"], str(section.page), "exec")
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        if block["printed"] is not None:
+            assert printed.getvalue().strip() == block["printed"].strip()
+
+
+def test_there_are_examples_for_every_framework():
+    for framework in ("numpy", *FRAMEWORKS):
+        assert any(f"import {framework}" in section.text for section in SECTIONS), framework
+
+
+def test_continuous_integration_runs_the_test_command_of_the_readme():
+    last = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()[-1]
+    assert f"\n{last}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_reference_has_every_public_name():
+    import attention_core
+    from attention_core import initializers, parameters
+
+    reference = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
+    for module in (attention_core, initializers, parameters):
+        for name in module.__all__:
+            assert f"{module.__name__}.{name}\n" in reference, f"{module.__name__}.{name} is missing"
