@@ -76,7 +76,7 @@ def conformance(
     mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
     case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
     model: Annotated[
-        Path | None, typer.Option(help="A directory with an encoder of BERT's type, to run as well.")
+        Path | None, typer.Option(help="A directory with an encoder of BERT's type, to be run as well.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write results to this file as JUnit XML.")] = None,
@@ -117,7 +117,8 @@ def _run_all(
         raise _refusal(str(error)) from error
     trials = plan(cases, loaded, **options)
     of_model = [] if model is None else plan_model(model, loaded, **options)
-    results, cosines = [], {}
+    results: list[Result] = []
+    cosines: dict[tuple[str, str], NumpyArray] = {}
     columns = (TextColumn("{task.description:<36}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, about themselves

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from attention_conformance.problem import NumpyArray, Problem, Rule, Seed, array
 
 __all__ = ["CONTRACT"]
 
-BOTH = {"return_weights": True, "return_logsumexp": True}
+BOTH: dict[str, Any] = {"return_weights": True, "return_logsumexp": True}
 MASK = array("mask")
 CAUSAL = Rule("Causal")
 LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})
@@ -37,7 +38,8 @@ def offsets(*numbers: int) -> dict[str, NumpyArray]:
 def with_element(problem: Problem, name: str, place: tuple[int, ...], number: float) -> Problem:
     """A problem in which one element of an array is another number."""
     changed = problem.arrays[name].copy()
-    changed[(..., *place)] = number
+    place_of_all: Any = (..., *place)
+    changed[place_of_all] = number
     return replace(problem, arrays={**problem.arrays, name: changed})
 
 

@@ -80,10 +80,11 @@ def _summed(parts: Parts, name: str, shape: tuple[int, ...]) -> Exact:
 
 def _sum_groups(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
     *leading, heads, rows, columns = array.shape
-    return array.reshape(*leading, shape[-3], heads // shape[-3], rows, columns).sum(axis=-3)
+    groups = array.reshape(*leading, shape[-3], heads // shape[-3], rows, columns)
+    return np.asarray(groups.sum(axis=-3), dtype=object)
 
 
 def _sum_broadcast(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
     padded = (1,) * (array.ndim - len(shape)) + shape
     axes = tuple(axis for axis, (have, want) in enumerate(zip(array.shape, padded, strict=True)) if have != want)
-    return array.sum(axis=axes, keepdims=True).reshape(shape)
+    return np.asarray(array.sum(axis=axes, keepdims=True), dtype=object).reshape(shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
@@ -31,7 +30,6 @@ def dtypes_of(backend: Backend) -> list[str]:
     return [dtype for dtype in DTYPES if any(holds(backend, device, dtype) for device in devices_of(backend))]
 
 
-@functools.cache
 def holds(backend: Backend, device: str, dtype: str) -> bool:
     """Whether a device holds numbers of a floating-point type."""
     with in_precision(backend, dtype):
@@ -55,7 +53,7 @@ def in_precision(backend: Backend, dtype: str) -> AbstractContextManager[Any]:
 def quiet_start() -> Iterator[None]:
     """Keep what libraries write to the standard error stream while they start, and pass it on only if that fails."""
     sys.stderr.flush()
-    kept, stream = os.dup(2), tempfile.TemporaryFile()
+    kept, stream = os.dup(2), tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
     os.dup2(stream.fileno(), 2)
     try:
         yield

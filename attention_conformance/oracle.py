@@ -10,10 +10,11 @@ objects: NumPy only loops over `decimal`.
 from __future__ import annotations
 
 import decimal
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,18 +106,17 @@ def heads(problem: Problem) -> Iterator[Head]:
     leading, count, rows, columns = problem.sizes
     arrays, options = problem.arrays, problem.options
     full = (*leading, count, rows, columns)
-    query = _decimals(arrays["query"])
-    key, value = (
-        np.repeat(_decimals(arrays[name]), count // arrays[name].shape[-3], axis=-3) for name in ("key", "value")
-    )
-    bias = np.broadcast_to(_decimals(arrays.get("bias", np.zeros(()))), full)
-    through = allowed(problem)
-    gains = _gains(problem, full)
     scale, softcap = options.get("scale"), options.get("softcap")
-    sigma = ONE / Decimal(query.shape[-1]).sqrt() if scale is None else Decimal(scale)
-    for index in np.ndindex(*leading, count):
-        parts = (part[index] for part in (query, key, value, through, bias, gains))
-        yield Head(*parts, scale=sigma, softcap=None if softcap is None else Decimal(softcap))
+    sigma = ONE / Decimal(arrays["query"].shape[-1]).sqrt() if scale is None else Decimal(scale)
+    cap = None if softcap is None else Decimal(softcap)
+    shared = {name: np.repeat(arrays[name], count // arrays[name].shape[-3], axis=-3) for name in ("key", "value")}
+    numbers = (arrays["query"], shared["key"], shared["value"], np.broadcast_to(arrays.get("bias", np.zeros(())), full))
+    through, gains = allowed(problem), _gains(problem, full)
+    matrices = (
+        each.reshape(math.prod(full[:-2]), *each.shape[-2:]) for each in (*map(_decimals, numbers), through, gains)
+    )
+    for q, k, v, b, t, g in zip(*matrices, strict=True):
+        yield Head(query=q, key=k, value=v, bias=b, through=t, gains=g, scale=sigma, softcap=cap)
 
 
 def scan(head: Head) -> Iterator[Row]:
@@ -129,7 +129,7 @@ def scan(head: Head) -> Iterator[Row]:
         elif all(x.is_finite() for x in query) and finite[live].all():
             yield _row(head, query, bias, live)
         else:
-            yield Row(live, np.where(through, NAN, ZERO), NAN, ZERO, live)
+            yield Row(live, _choose(through, NAN, ZERO), NAN, ZERO, live)
 
 
 def _row(head: Head, query: NumpyArray, bias: NumpyArray, live: NumpyArray) -> Row:
@@ -167,12 +167,16 @@ def _gains(problem: Problem, full: tuple[int, ...]) -> NumpyArray:
     dropout = problem.options.get("dropout")
     if dropout is None:
         return np.full(full, ONE, dtype=object)
-    return np.where(keep_pattern(dropout, full), ONE / (ONE - Decimal(dropout.rate)), ZERO)
+    return _choose(keep_pattern(dropout, full), ONE / (ONE - Decimal(dropout.rate)), ZERO)
 
 
 def _decimals(array: NumpyArray) -> NumpyArray:
     """The same numbers, exactly, as decimal ones."""
     return np.array(np.frompyfunc(Decimal, 1, 1)(array.astype(np.float64).astype(object)), dtype=object)
+
+
+def _choose(condition: NumpyArray, yes: Any, no: Any) -> NumpyArray:
+    return np.asarray(np.where(condition, yes, no))
 
 
 def _fill(like: NumpyArray, number: Decimal) -> NumpyArray:
@@ -187,5 +191,5 @@ def exact(
     high = flat.astype(np.float64)
     with np.errstate(invalid="ignore"):
         rest = flat - _decimals(high)
-    low = np.where(np.isfinite(high), rest, ZERO).astype(np.float64)
+    low = _choose(np.isfinite(high), rest, ZERO).astype(np.float64)
     return Exact(high, low, np.array(scales, dtype=object).reshape(shape).astype(np.float64))

@@ -42,7 +42,7 @@ def _passes(rule: Rule, place: _Place, problem: Problem) -> bool:
 
 def _number(rule: Rule, name: str, place: _Place, problem: Problem, default: int | None = None) -> int | None:
     """An argument of a rule: a number as it stands, or the entry of an array along the leading axes."""
-    argument = rule.arguments.get(name, default)
+    argument: int | str | None = rule.arguments.get(name, default)
     if isinstance(argument, str):
         return int(np.broadcast_to(problem.arrays[argument], problem.sizes[0])[place.entry])
     return argument

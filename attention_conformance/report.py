@@ -25,8 +25,8 @@ from attention_core import Backend
 __all__ = ["cosine_table", "environment", "failures", "result_table", "summary", "write_json", "write_junit"]
 
 LEGEND = (
-    "Cells: the worst error over devices and dtypes, in units in the last place of S, the sum of p |v|; for exact and message "
-    "cases, what differs. !: beyond its bound. *: beyond it for a reason that is known. -: not run."
+    "Cells: the worst error over devices and dtypes, in units in the last place of S, the sum of p |v|; for exact and "
+    "message cases, what differs. !: beyond its bound. *: beyond it for a reason that is known. -: not run."
 )
 
 
@@ -100,10 +100,10 @@ def write_json(path: Path, results: Sequence[Result], about: Mapping[str, Any]) 
         {name: _number(each) if isinstance(each, float) else each for name, each in dataclasses.asdict(result).items()}
         for result in results
     ]
-    counts = dict(
-        zip(("passed", "failed", "skipped"), (sum(r.passed is o for r in results) for o in (True, False, None)))
-    )
-    path.write_text(json.dumps({"environment": about, "summary": counts, "results": rows}, indent=1, allow_nan=False))
+    outcomes = {"passed": True, "failed": False, "skipped": None}
+    counts = {name: sum(result.passed is outcome for result in results) for name, outcome in outcomes.items()}
+    document = {"environment": about, "summary": counts, "results": rows}
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _number(number: float) -> float | str | None:

@@ -32,7 +32,8 @@ def spacing(scale: NumpyArray, dtype: str) -> NumpyArray:
     """The distance between neighbouring numbers of a type at this magnitude; among subnormal numbers it is constant."""
     kind = FORMATS[dtype]
     _, exponent = np.frexp(scale)  # scale = fraction * 2**exponent with fraction in [1/2, 1)
-    return np.ldexp(1.0, np.maximum(exponent - 1, kind.least_exponent) - kind.fraction_bits)
+    last_place = np.maximum(exponent - 1, kind.least_exponent) - kind.fraction_bits
+    return np.asarray(np.ldexp(1.0, last_place))
 
 
 def worst_error(got: NumpyArray, expected: Exact, dtype: str) -> tuple[float, str]:

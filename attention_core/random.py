@@ -2,8 +2,8 @@ r"""Random numbers that depend on a seed and a position, and on nothing else.
 
 The generator is pcg4d, a hash of four words of 32 bits made of multiplications, additions and shifts. It is written
 here in int32 arithmetic, which wraps around on every library, so that all of them give the same bits: eager or
-compiled, whole or in blocks. It needs a tenth of the operations of a block cipher such as Threefry, and compilers that substitute
-expressions into each other, as PyTorch's does, take minutes over the many rounds of a cipher, and seconds over this.
+compiled, whole or in blocks. It needs a tenth of the operations of a block cipher such as Threefry; and compilers that
+substitute expressions into each other take minutes over the many rounds of a cipher, and seconds over this.
 
 References
 ----------
@@ -107,9 +107,14 @@ def pcg4d(words: tuple[Any, Any, Any, Any], /, *, xp: Namespace) -> tuple[Array,
     >>> [int(word[0]) for word in pcg4d((zero, zero, zero, zero), xp=xp)]
     [251852841, 760645481, 850445371, -752531222]
     """
-    x, y, z, w = (xp.add(xp.multiply(word, _MULTIPLIER), _INCREMENT) for word in words)
+    x, y, z, w = (_scrambled(word, xp) for word in words)
     x, y, z, w = (xp.bitwise_xor(word, _shift_right(word, 16, xp)) for word in _mixed(x, y, z, w, xp))
     return _mixed(x, y, z, w, xp)
+
+
+def _scrambled(word: Array, xp: Namespace) -> Array:
+    """One step of a linear congruential generator; the mask stops compilers that fold constants in unlimited integers."""
+    return xp.bitwise_and(xp.add(xp.multiply(word, _MULTIPLIER), _INCREMENT), -1)
 
 
 def _mixed(x: Array, y: Array, z: Array, w: Array, xp: Namespace) -> tuple[Array, Array, Array, Array]:

@@ -82,7 +82,7 @@ def test_complex_queries_are_named(put):
 def test_what_is_no_array_is_named(put):
     q, k, _ = put(arrays())
     for wrong in ([[1.0]], 1.0, None, "text"):
-        with pytest.raises(TypeError, match="expected (an array|value)"):
+        with pytest.raises(TypeError, match=r"expected (an array|value)"):
             ac.scaled_dot_product_attention(q, k, wrong)
 
 
@@ -91,7 +91,7 @@ def test_devices_are_not_mixed(backend, put):
     if not others:
         pytest.skip(f"{backend.name} has one device here")
     q, k, v = put(arrays())
-    with pytest.raises(ValueError, match="expected (key|value) on the device of query, .*; got .*"):
+    with pytest.raises(ValueError, match=r"expected (key|value) on the device of query, .*; got .*"):
         ac.scaled_dot_product_attention(q, backend.to_device(k, others[0]), v)
 
 
