@@ -31,8 +31,9 @@ FORMATS = {
 def spacing(scale: NumpyArray, dtype: str) -> NumpyArray:
     """The distance between neighbouring numbers of a type at this magnitude; among subnormal numbers it is constant."""
     kind = FORMATS[dtype]
-    _, exponent = np.frexp(scale)  # scale = fraction * 2**exponent with fraction in [1/2, 1)
-    last_place = np.maximum(exponent - 1, kind.least_exponent) - kind.fraction_bits
+    normal = np.maximum(scale, np.ldexp(1.0, kind.least_exponent))
+    _, exponent = np.frexp(normal)  # normal = fraction * 2**exponent with fraction in [1/2, 1)
+    last_place = exponent - 1 - kind.fraction_bits
     return np.asarray(np.ldexp(1.0, last_place))
 
 

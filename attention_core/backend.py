@@ -15,10 +15,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from attention_core._typing import Array, Namespace
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["Backend", "available_backends", "get_backend"]
 
@@ -96,6 +98,8 @@ class Backend(Protocol):
 @functools.cache
 def entries() -> dict[str, EntryPoint]:
     """The announced backends by name, in the order of their names."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 (half of the time that importing the core would take)
+
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
 
 

@@ -113,7 +113,7 @@ def pcg4d(words: tuple[Any, Any, Any, Any], /, *, xp: Namespace) -> tuple[Array,
 
 
 def _scrambled(word: Array, xp: Namespace) -> Array:
-    """One step of a linear congruential generator; the mask stops compilers that fold constants in unlimited integers."""
+    """One step of a congruential generator; the mask stops compilers that fold constants in unlimited integers."""
     return xp.bitwise_and(xp.add(xp.multiply(word, _MULTIPLIER), _INCREMENT), -1)
 
 

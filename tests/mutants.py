@@ -6,6 +6,7 @@ planted in a copy of the core, and the tests that ran clean on the unchanged cop
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -87,11 +88,11 @@ def verdict(fault: Fault | None) -> Verdict:
             path = Path(folder) / "attention_core" / fault.file
             path.write_text(path.read_text().replace(fault.old, fault.new))
         done = run_tests(folder, fault)
-    if done.returncode not in (0, 1):  # neither passed nor failed: nothing was tested
+    failures = re.findall(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
+    if done.returncode != 0 and not failures:  # the tests could not be run, which shows nothing
         raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    last = lines[0].split(" - ")[0] if lines else done.stdout.strip().splitlines()[-1].strip("= ")
-    return Verdict(done.returncode == 1, f"{last} ({time.perf_counter() - start:.1f} s)")
+    summary = failures[0] if failures else done.stdout.strip().splitlines()[-1].strip("= ")
+    return Verdict(bool(failures), f"{summary} ({time.perf_counter() - start:.1f} s)")
 
 
 def run_tests(folder: str, fault: Fault | None) -> subprocess.CompletedProcess[str]:
