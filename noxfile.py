@@ -31,7 +31,7 @@ LEFT_BEHIND = shutil.ignore_patterns(
 @nox.session
 def lint(session):
     """Check the format, the rules and the types of all code."""
-    install(session, "-e", ".", groups=("lint",))
+    install(session, "-e", ".[cli]", groups=("lint",))
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("mypy")
@@ -48,7 +48,7 @@ def tests(session, backend):
 
 @nox.session
 def peers(session):
-    """Compare with transformers and the cases of ONNX, and run the core on libraries that no backend was written for."""
+    """Compare with transformers and the cases of ONNX, and run the core on libraries without a backend."""
     install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
     files = [f"tests/test_{name}.py" for name in ("purity", "onnx_cases", "bert", "documentation")]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from attention_core._checks import check_scores, check_value, sizes
 from attention_core._heads import repeat_heads
-from attention_core._namespace import array_namespace, narrow, widen
+from attention_core._namespace import array_namespace, narrow, shape, widen
 from attention_core._softmax import finite_part, not_finite, softmax, weighted_sum
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Causal, Mask, allowed_pairs, check_mask
@@ -107,7 +107,7 @@ def scaled_dot_product_attention(
     dtype = query.dtype
     query, key, value, bias = widen((query, key, value, bias), xp=xp)
     allowed = _allowed(mask, bias, query, key, xp)
-    times = _repeats(query, key)
+    times = _repeats(query, key, xp)
     key, value = repeat_heads(key, times, xp=xp), repeat_heads(value, times, xp=xp)
     scores = _scores(query, key, allowed, bias, scale, softcap, xp)  # (..., H, M, N)
     exponentials, total, logsumexp = softmax(scores, allowed, xp=xp)
@@ -166,7 +166,7 @@ def attention_scores(
     dtype = query.dtype
     query, key, bias = widen((query, key, bias), xp=xp)
     allowed = _allowed(mask, bias, query, key, xp)
-    key = repeat_heads(key, _repeats(query, key), xp=xp)
+    key = repeat_heads(key, _repeats(query, key, xp), xp=xp)
     return narrow(_scores(query, key, allowed, bias, scale, softcap, xp), dtype, xp=xp)
 
 
@@ -178,7 +178,7 @@ def _scores(
             xp.expand_dims(not_finite(query, xp=xp), axis=-1), xp.expand_dims(not_finite(key, xp=xp), axis=-2)
         )
         query, key = finite_part(query, xp=xp), finite_part(key, xp=xp)
-    scale = query.shape[-1] ** -0.5 if scale is None else _of_type(scale, query, xp)
+    scale = _default_scale(query, xp) if scale is None else _of_type(scale, query, xp)
     scores = xp.matmul(xp.multiply(query, scale), xp.matrix_transpose(key))
     if softcap is not None:
         softcap = _of_type(softcap, query, xp)
@@ -219,9 +219,18 @@ def _allowed(mask: Mask | Array | None, bias: Array | None, query: Array, key: A
     return admitted if allowed is None else xp.logical_and(allowed, admitted)
 
 
-def _repeats(query: Array, key: Array) -> int:
-    heads, groups = query.shape[-3], key.shape[-3]
-    return 1 if heads == groups else int(heads // groups)
+def _repeats(query: Array, key: Array, xp: Namespace) -> Any:
+    """How often a key/value head is repeated: an integer, or a 0-d array where heads are counted only when running."""
+    heads, groups = shape(query, xp=xp)[-3], shape(key, xp=xp)[-3]
+    return 1 if isinstance(heads, int) and heads == groups else heads // groups
+
+
+def _default_scale(query: Array, xp: Namespace) -> float | Array:
+    width = shape(query, xp=xp)[-1]
+    if not hasattr(width, "dtype"):
+        return width**-0.5  # type: ignore[no-any-return]
+    inverse = xp.divide(1.0, xp.sqrt(xp.astype(width, xp.float64)))  # as precise as a Python float
+    return xp.astype(inverse, query.dtype)
 
 
 def _of_type(number: float | Array, like: Array, xp: Namespace) -> float | Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attention_core._checks import check_positive, check_rank
 from attention_core._namespace import array_namespace, shape
 from attention_core._typing import Array, Namespace
@@ -77,9 +79,9 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
     return xp.reshape(_swap_heads_and_length(x, xp), (*leading, length, heads * width))
 
 
-def repeat_heads(x: Array, times: int, /, *, xp: Namespace) -> Array:
+def repeat_heads(x: Array, times: Any, /, *, xp: Namespace) -> Array:
     """Repeat every key/value head for the query heads that share it, in order: 0, 0, 1, 1 and so on."""
-    return x if times == 1 else xp.repeat(x, times, axis=-3)
+    return x if isinstance(times, int) and times == 1 else xp.repeat(x, times, axis=-3)
 
 
 def _swap_heads_and_length(x: Array, xp: Namespace) -> Array:
