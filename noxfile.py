@@ -67,7 +67,7 @@ def conformance(session):
 def wheel(session):
     """Build the distribution, install it away from the sources, and test what was installed."""
     install(session, "build")
-    built, elsewhere = Path(session.create_tmp()) / "dist", Path(session.create_tmp()) / "elsewhere"
+    built, elsewhere = (Path(session.create_tmp()).resolve() / name for name in ("dist", "elsewhere"))
     for folder in (built, elsewhere):
         shutil.rmtree(folder, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(built), silent=True)

@@ -228,7 +228,7 @@ def _repeats(query: Array, key: Array, xp: Namespace) -> Any:
 def _default_scale(query: Array, xp: Namespace) -> float | Array:
     width = shape(query, xp=xp)[-1]
     if not hasattr(width, "dtype"):
-        return width**-0.5  # type: ignore[no-any-return]
+        return width**-0.5
     inverse = xp.divide(1.0, xp.sqrt(xp.astype(width, xp.float64)))  # as precise as a Python float
     return xp.astype(inverse, query.dtype)
 

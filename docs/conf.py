@@ -24,8 +24,9 @@ autodoc_typehints = "none"  # the docstrings say it with shapes
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 
-doctest_global_setup = "from attention_core import *\nfrom attention_core.parameters import *"
-doctest_global_cleanup = ""
+# The examples in docstrings name what stands beside them.
+modules = ("attention_core", "attention_core.initializers", "attention_core.parameters", "attention_conformance")
+doctest_global_setup = "\n".join(f"from {module} import *" for module in modules)
 
 html_theme = "furo"
 html_title = f"attention-core {version}"
