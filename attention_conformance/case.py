@@ -33,12 +33,12 @@ def hard(dtype: str, kappa: float) -> float:
 
 def long(dtype: str, kappa: float) -> float:
     """Bound the error of 65536 keys, whose sum some libraries form one term after the other."""
-    return max(128.0, ordinary(dtype, kappa)) if dtype in ("float32", "float64") else ordinary(dtype, kappa)
+    return 128.0 if dtype == "float32" else ordinary(dtype, kappa)
 
 
 def probability(dtype: str, kappa: float) -> float:
-    r"""Bound the error of a single weight: twice that of a score, since it is a ratio of two exponentials."""
-    return max(6.0, 2 + 2 * kappa) if dtype == "float32" else ordinary(dtype, kappa)
+    r"""Bound the error of a single weight: it is as uncertain as its score and the highest one together."""
+    return max(6.0, 4 * (1 + kappa)) if dtype == "float32" else ordinary(dtype, kappa)
 
 
 def exact_scores(dtype: str, kappa: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -65,7 +66,7 @@ def backends() -> None:
         versions = "\n".join(f"{library} {number}" for library, number in backend.versions().items())
         columns = ("\n".join(each) for each in (backend.devices(), dtypes_of(backend), backend.modes))
         table.add_row(name, versions, *columns)
-    Console().print(table)
+    _console().print(table)
 
 
 @app.command()
@@ -120,8 +121,9 @@ def _run_all(
     results: list[Result] = []
     cosines: dict[tuple[str, str], NumpyArray] = {}
     columns = (TextColumn("{task.description:<36}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries, about themselves
+    with Progress(*columns, console=_console(stderr=True)) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries, about themselves: what goes wrong in a case is in its result
+        logging.disable(logging.CRITICAL)
         task = progress.add_task("", total=len(trials) + len(of_model))
         for result in run(trials):
             results.append(result)
@@ -131,16 +133,17 @@ def _run_all(
             progress.update(task, advance=1, description=f"{result.backend} {result.mode}: {result.case}")
             if found is not None and result.dtype == "float32":
                 cosines.setdefault((result.backend, result.mode), found)
+    logging.disable(logging.NOTSET)
     return results, cosines
 
 
 def _show(results: Sequence[Result], cosines: dict[tuple[str, str], NumpyArray]) -> None:
-    console = Console()
+    console = _console()
     console.print(report.result_table(results))
     if cosines:
         console.print(report.cosine_table(cosines))
     for line in report.failures(results):
-        console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(line, style="red", highlight=False, soft_wrap=True)
 
 
 def _list(cases: Iterable[Case]) -> None:
@@ -149,7 +152,7 @@ def _list(cases: Iterable[Case]) -> None:
         table.add_column(heading)
     for case in cases:
         table.add_row(case.name, str(case.line or "-"), case.shows, " ".join(case.dtypes))
-    Console().print(table)
+    _console().print(table)
 
 
 def _chosen_cases(patterns: Many) -> list[Case]:
@@ -186,6 +189,10 @@ def _check_writable(path: Path | None) -> None:
             pass
     except OSError as error:
         raise _refusal(f"expected a file that can be written; got {path}: {error.strerror}") from error
+
+
+def _console(*, stderr: bool = False) -> Console:
+    return Console(stderr=stderr, markup=False)  # square brackets are square brackets
 
 
 def _refusal(message: str) -> typer.Exit:

@@ -85,8 +85,8 @@ def underflow_times_huge(draw: Draw) -> Problem:
 
 
 def long_row(draw: Draw) -> Problem:
-    """65536 equal weights."""
-    return one_head(draw, np.zeros((1, 1)), np.zeros((65536, 1)), draw.normal(65536, 2, mean=0.5))
+    """65536 equal weights, from scores of 10."""
+    return one_head(draw, np.full((1, 1), 5.0), np.full((65536, 1), 2.0), draw.normal(65536, 2, mean=0.5))
 
 
 def long_row_spread(draw: Draw) -> Problem:

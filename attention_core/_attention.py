@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from attention_core._checks import check_scores, check_value, sizes
 from attention_core._heads import repeat_heads
 from attention_core._namespace import array_namespace, narrow, shape, widen
-from attention_core._softmax import finite_part, not_finite, softmax, weighted_sum
+from attention_core._softmax import finite_vectors, softmax, weighted_sum
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Causal, Mask, allowed_pairs, check_mask
 from attention_core.random import Dropout, check_dropout, drop
@@ -174,10 +174,9 @@ def _scores(
     query: Array, key: Array, allowed: Array | None, bias: Array | None, scale: Any, softcap: Any, xp: Namespace
 ) -> Array:
     if allowed is not None:
-        rubbish = xp.add(
-            xp.expand_dims(not_finite(query, xp=xp), axis=-1), xp.expand_dims(not_finite(key, xp=xp), axis=-2)
-        )
-        query, key = finite_part(query, xp=xp), finite_part(key, xp=xp)
+        query, of_query = finite_vectors(query, xp=xp)
+        key, of_key = finite_vectors(key, xp=xp)
+        rubbish = xp.add(xp.expand_dims(of_query, axis=-1), xp.expand_dims(of_key, axis=-2))  # 0 or nan
     scale = _default_scale(query, xp) if scale is None else _of_type(scale, query, xp)
     scores = xp.matmul(xp.multiply(query, scale), xp.matrix_transpose(key))
     if softcap is not None:

@@ -7,7 +7,7 @@ import math
 from attention_core._namespace import beside, shape
 from attention_core._typing import Array, Namespace
 
-__all__ = ["finite_part", "not_finite", "softmax", "weighted_sum"]
+__all__ = ["finite_vectors", "softmax", "weighted_sum"]
 
 
 def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
@@ -70,25 +70,23 @@ def weighted_sum(weights: Array, value: Array, allowed: Array | None, /, *, xp: 
     """
     if allowed is None:
         return xp.matmul(weights, value)
-    nan = xp.isnan(value)
-    upwards = xp.astype(xp.logical_or(nan, xp.equal(value, math.inf)), value.dtype)
-    downwards = xp.astype(xp.logical_or(nan, xp.equal(value, -math.inf)), value.dtype)
+    finite = xp.where(xp.isfinite(value), value, 0.0)
+    rest = xp.subtract(value, finite)  # 0, inf, -inf or nan
+    upwards, downwards = (xp.logical_not(compare(rest, 0.0)) for compare in (xp.less_equal, xp.greater_equal))
+    indicators = (xp.astype(pulls, value.dtype) for pulls in (upwards, downwards))
     width = shape(value, xp=xp)[-1]
-    sums = xp.matmul(weights, xp.concat([finite_part(value, xp=xp), upwards, downwards], axis=-1))  # (..., M, 3 E)
+    sums = xp.matmul(weights, xp.concat([finite, *indicators], axis=-1))  # (..., M, 3 E)
     up, down = xp.greater(sums[..., width : 2 * width], 0.0), xp.greater(sums[..., 2 * width :], 0.0)
     pull = xp.where(down, -math.inf, _scalar(0.0, value, xp))
     pull = xp.where(up, xp.where(down, math.nan, _scalar(math.inf, value, xp)), pull)
     return xp.add(sums[..., :width], pull)
 
 
-def finite_part(x: Array, /, *, xp: Namespace) -> Array:
-    """The array with 0 in place of what is not finite, so that masked rubbish meets no product, nor in the gradient."""
-    return xp.where(xp.isfinite(x), x, 0.0)
-
-
-def not_finite(x: Array, /, *, xp: Namespace) -> Array:
-    """0 for vectors all finite, else nan: added to scores, it puts back what `finite_part` removed."""
-    return xp.where(xp.all(xp.isfinite(x), axis=-1), _scalar(0.0, x, xp), math.nan)
+def finite_vectors(x: Array, /, *, xp: Namespace) -> tuple[Array, Array]:
+    """The finite part of vectors (..., D), and (...) of 0 or nan: added to scores, it puts back what was removed."""
+    finite = xp.isfinite(x)
+    rest = xp.where(xp.all(finite, axis=-1), _scalar(0.0, x, xp), math.nan)
+    return xp.where(finite, x, 0.0), rest
 
 
 def _scalar(number: float, like: Array, xp: Namespace) -> Array:

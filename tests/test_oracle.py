@@ -1,5 +1,6 @@
 """The oracle of the conformance kit: closed forms, another library of high precision, and its measure of errors."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -41,7 +42,9 @@ def test_two_keys_with_scores_0_and_1_weigh_1_and_e():
         (truth.output, [e / (1 + e)]),
         (truth.logsumexp, [mpmath.log(1 + e)]),
     ):
-        sums = [mpmath.mpf(high) + mpmath.mpf(low) for high, low in zip(found.high.ravel(), found.low.ravel(), strict=True)]
+        sums = [
+            mpmath.mpf(high) + mpmath.mpf(low) for high, low in zip(found.high.ravel(), found.low.ravel(), strict=True)
+        ]
         assert max(abs(a - b) for a, b in zip(sums, expected, strict=True)) < 1e-31
     assert truth.kappa == 1.0
     np.testing.assert_array_equal(truth.output.scale, truth.output.high)
@@ -78,7 +81,7 @@ def test_it_agrees_with_mpmath(rng):
     found = attention(given).output
     error = [
         abs(mpmath.mpf(high) + mpmath.mpf(low) - number)
-        for high, low, number in zip(found.high.ravel(), found.low.ravel(), sum(expected, []), strict=True)
+        for high, low, number in zip(found.high.ravel(), found.low.ravel(), itertools.chain(*expected), strict=True)
     ]
     assert max(error) < 1e-31
 
@@ -88,13 +91,13 @@ def test_its_gradients_are_differences_in_mpmath(rng):
     mpmath.mp.dps = 60
     names = ("query", "key", "value", "bias")
     step = mpmath.mpf(10) ** -20
-    cotangent = sum(exact_numbers(given.cotangent), [])
+    cotangent = list(itertools.chain(*exact_numbers(given.cotangent)))
     found = gradients(given)
 
     def loss(moved, row, column_, by):
         parts = {name: exact_numbers(given.arrays[name]) for name in names}
         parts[moved][row][column_] += by
-        return mpmath.fdot(sum(mp_rows(given.arrays["mask"], *parts.values()), []), cotangent)
+        return mpmath.fdot(itertools.chain(*mp_rows(given.arrays["mask"], *parts.values())), cotangent)
 
     for name in names:
         flat = found[name].high.reshape(-1, found[name].high.shape[-1])
@@ -142,7 +145,12 @@ def test_what_is_not_finite_shows_exactly_where_it_is_attended(rng):
 
 
 def test_positions_follow_the_words_of_the_contract(rng):
-    arrays = {"offset": np.array(-1), "lengths": np.array(4), "ids": np.array([0, 1, 1]), "key_ids": np.array([0, 0, 1, 1, 2])}
+    arrays = {
+        "offset": np.array(-1),
+        "lengths": np.array(4),
+        "ids": np.array([0, 1, 1]),
+        "key_ids": np.array([0, 0, 1, 1, 2]),
+    }
     segments = Rule("Segments", {"query_ids": "ids", "key_ids": "key_ids"})
     pictures = (
         (Rule("Causal"), ["x....", "xx...", "xxx.."]),

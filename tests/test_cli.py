@@ -1,0 +1,140 @@
+"""The command: what it prints, what it writes, and its exit status."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from junitparser import JUnitXml
+from typer.testing import CliRunner
+
+import attention_core as ac
+from attention_conformance import CASES, cli, commands
+from attention_conformance.problem import DTYPES
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(commands.app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def conformance(*arguments):
+    return invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask*", *arguments)
+
+
+def wrong_by_a_percent(query, key, value, /, **options):
+    return ac.scaled_dot_product_attention(query, key, value, **options) * 1.01
+
+
+def test_a_run_that_holds_ends_with_its_counts_and_status_0():
+    result = conformance()
+    assert result.exit_code == 0
+    count = sum(case.name.startswith("mask") for case in CASES)
+    assert result.stdout.splitlines()[-1] == f"{count} passed, 0 failed"
+    assert "masked-nan-value" in result.stdout
+    assert "units in the last place of S" in result.stdout
+
+
+def test_a_run_that_does_not_hold_names_what_failed_and_has_status_1(monkeypatch):
+    monkeypatch.setattr("attention_conformance.runner.run.__defaults__", (wrong_by_a_percent,))
+    result = conformance("--case", "weights")
+    assert result.exit_code == 1
+    assert "mask on numpy (cpu, float32, eager): error" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("0 passed, ")
+    assert "!" in next(line for line in result.stdout.splitlines() if "mask-over-keys" in line)
+
+
+def test_results_are_written_as_json(tmp_path):
+    path = tmp_path / "results.json"
+    assert conformance("--json", path, "--case", "gradient").exit_code == 0
+    written = json.loads(path.read_text())
+    assert set(written) == {"environment", "summary", "results"}
+    assert written["environment"]["backends"]["numpy"]["numpy"]
+    assert written["summary"]["passed"] == len(written["results"]) - 1
+    rows = {row["case"]: row for row in written["results"]}
+    assert rows["mask"]["passed"] is True
+    assert 0 < rows["mask"]["error"] <= rows["mask"]["bound"] == 6
+    assert (rows["gradient"]["passed"], rows["gradient"]["error"]) == (None, None)
+    assert rows["gradient"]["detail"] == "numpy does not differentiate"
+
+
+def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
+    path = tmp_path / "results.xml"
+    monkeypatch.setattr("attention_conformance.runner.run.__defaults__", (wrong_by_a_percent,))
+    assert conformance("--junit", path, "--case", "gradient").exit_code == 1
+    (suite,) = JUnitXml.fromfile(str(path))
+    assert suite.name == "numpy"
+    assert suite.failures == suite.tests - 1 > 5
+    assert suite.skipped == 1
+    case = next(case for case in suite if case.name == "mask [cpu, float32, eager]")
+    assert "error" in case.result[0].message
+
+
+def test_the_list_says_what_every_case_shows():
+    result = invoke("conformance", "--list")
+    assert result.exit_code == 0
+    for case in CASES:
+        assert case.name in result.stdout
+    assert "numpy" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--backend", "numpi"], "expected a backend out of array_api_strict, "),
+        (["--dtype", "float8"], f"expected a dtype out of {', '.join(DTYPES)}; got 'float8'"),
+        (["--mode", "fast", "--backend", "numpy"], "expected a mode out of eager; got 'fast'"),
+        (["--device", "cuda:9", "--backend", "numpy"], "expected a device out of cpu; got 'cuda:9'"),
+        (
+            ["--case", "mask", "--case", "softpac"],
+            "expected a case out of those of --list; got 'softpac', which none matches",
+        ),
+        (
+            ["--json", "/no/such/folder/results.json"],
+            "expected a file that can be written; got /no/such/folder/results.json",
+        ),
+        (["--junit", "."], "expected a file that can be written; got .: Is a directory"),
+        (["--backend", "numpy", "--model", "/no/such/model"], "expected a model directory; got /no/such/model"),
+    ],
+    ids=lambda each: each[-2] if isinstance(each, list) else "",
+)
+def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, monkeypatch):
+    monkeypatch.setattr(commands, "run", None)
+    result = invoke("conformance", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"attention-core: {text}")
+
+
+def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
+    monkeypatch.setattr(commands, "available_backends", lambda: ["numpy"])
+    result = invoke("backends")
+    assert result.exit_code == 0
+    assert "bfloat16" in result.stdout
+    assert "not installed: pip install 'attention-core[torch]'" in result.stdout
+    refused = invoke("conformance", "--backend", "torch")
+    assert refused.exit_code == 2
+    assert "backend torch is not installed: pip install 'attention-core[torch]'" in refused.stderr
+
+
+def test_the_version_is_printed():
+    result = invoke("--version")
+    assert (result.exit_code, result.stdout) == (0, "attention-core 0.1.0\n")
+
+
+def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "attention_conformance.commands", None)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main()  # that is not one of them
+    monkeypatch.delitem(sys.modules, "attention_conformance.commands")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert str(caught.value) == "attention-core: the command needs typer: pip install 'attention-core[cli]'"
+
+
+def test_the_command_starts_as_a_program():
+    script = "from attention_conformance.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("attention-core ")
+    assert done.stderr == ""
