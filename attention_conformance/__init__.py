@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attention_conformance.case import Case
     from attention_conformance.catalogue import CASES
-    from attention_conformance.runner import Result, check
+    from attention_conformance.result import Result
+    from attention_conformance.runner import check
 
 __all__ = ["CASES", "Case", "Result", "check"]
 
-_HOMES = {"CASES": "catalogue", "Case": "case", "Result": "runner", "check": "runner"}
+_HOMES = {"CASES": "catalogue", "Case": "case", "Result": "result", "check": "runner"}
 
 
 def __getattr__(name: str) -> Any:

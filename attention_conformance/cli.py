@@ -10,10 +10,18 @@ __all__ = ["main"]
 
 NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "junitparser", "safetensors", "tokenizers")
 
+SETTINGS = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow is talkative
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # several libraries share an accelerator
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+"""Environment variables for this process and its children."""
+
 
 def main() -> None:
     """Run the command; without the libraries of the extra ``cli``, say how to install them."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # for this process only: TensorFlow is talkative when it starts
+    for name, setting in SETTINGS.items():
+        os.environ.setdefault(name, setting)
     try:
         commands = importlib.import_module("attention_conformance.commands")
     except ModuleNotFoundError as error:

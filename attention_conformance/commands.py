@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import logging
+import itertools
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,9 +21,10 @@ from attention_conformance.bert import ModelError
 from attention_conformance.case import Case
 from attention_conformance.catalogue import CASES
 from attention_conformance.libraries import devices_of, dtypes_of, quiet_start
-from attention_conformance.model import load_model, plan_model, run_model
-from attention_conformance.problem import DTYPES, NumpyArray
-from attention_conformance.runner import Result, plan, run
+from attention_conformance.model import load_model
+from attention_conformance.problem import DTYPES
+from attention_conformance.processes import Order, Plan, execute
+from attention_conformance.result import Result
 from attention_core import Backend, available_backends, get_backend
 from attention_core.backend import entries
 
@@ -37,6 +39,7 @@ app = typer.Typer(
 )
 
 Many = list[str] | None
+CPUS = os.cpu_count() or 1
 
 
 def _version(wanted: bool) -> None:
@@ -81,6 +84,7 @@ def conformance(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write results to this file as JUnit XML.")] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False,
 ) -> None:
     """Run the catalogue of cases, and compare each result with an oracle of higher precision.
@@ -93,55 +97,53 @@ def conformance(
         return
     for path in (json, junit):
         _check_writable(path)
+    names = _chosen_backends(backend)
     _check_known("dtype", dtype, DTYPES)
-    loaded = _load(_chosen_backends(backend))
-    _check_known("device", device, dict.fromkeys(each for one in loaded for each in devices_of(one)))
-    _check_known("mode", mode, dict.fromkeys(each for one in loaded for each in one.modes))
-    options = {"devices": device, "dtypes": dtype, "modes": mode}
-    results, cosines = _run_all(cases, loaded, model, options)
-    _show(results, cosines)
+    _check_places(names, device, mode)
+    _check_model(model)
+    devices, dtypes, modes = (tuple(each) if each else None for each in (device, dtype, mode))
+    orders = [Order(name, tuple(each.name for each in cases), devices, dtypes, modes, model) for name in names]
+    results, versions = _run_all(orders, jobs)
+    _show(results)
     if json:
-        report.write_json(json, results, report.environment(loaded))
+        report.write_json(json, results, report.environment(versions))
     if junit:
         report.write_junit(junit, results)
     typer.echo(report.summary(results))
     raise typer.Exit(any(result.passed is False for result in results))
 
 
-def _run_all(
-    cases: Sequence[Case], loaded: Sequence[Backend], directory: Path | None, options: dict[str, Any]
-) -> tuple[list[Result], dict[tuple[str, str], NumpyArray]]:
-    """Run every trial, under a progress bar on the standard error stream."""
-    try:
-        model = None if directory is None else load_model(directory)
-    except ModelError as error:
-        raise _refusal(str(error)) from error
-    trials = plan(cases, loaded, **options)
-    of_model = [] if model is None else plan_model(model, loaded, **options)
-    results: list[Result] = []
-    cosines: dict[tuple[str, str], NumpyArray] = {}
-    columns = (TextColumn("{task.description:<36}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def _run_all(orders: Sequence[Order], jobs: int) -> tuple[list[Result], dict[str, dict[str, str]]]:
+    """Carry out the orders under progress bars on the standard error stream; results keep the order of the orders."""
+    results: dict[str, list[Result]] = {order.backend: [] for order in orders}
+    versions: dict[str, dict[str, str]] = {}
+    columns = (TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    longest_first = list(reversed(orders))  # the compiler that takes longest belongs to the last of them
     with Progress(*columns, console=_console(stderr=True)) as progress, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries, about themselves: what goes wrong in a case is in its result
-        logging.disable(logging.CRITICAL)
-        task = progress.add_task("", total=len(trials) + len(of_model))
-        for result in run(trials):
-            results.append(result)
-            progress.update(task, advance=1, description=f"{result.backend} {result.mode}: {result.case}")
-        for result, found in run_model(of_model):
-            results.append(result)
-            progress.update(task, advance=1, description=f"{result.backend} {result.mode}: {result.case}")
-            if found is not None and result.dtype == "float32":
-                cosines.setdefault((result.backend, result.mode), found)
-    logging.disable(logging.NOTSET)
-    return results, cosines
+        warnings.simplefilter("ignore")  # of libraries, about themselves
+        bars = {order.backend: progress.add_task(order.backend, total=None, start=False) for order in longest_first}
+        for message in execute(longest_first, jobs):
+            if isinstance(message, Plan):
+                versions[message.backend] = message.versions
+                progress.start_task(bars[message.backend])
+                progress.update(bars[message.backend], total=message.trials)
+                continue
+            progress.update(bars[message.backend], description=f"{message.backend} {message.mode}: {message.case}")
+            if isinstance(message, Result):
+                results[message.backend].append(message)
+                progress.advance(bars[message.backend])
+    return list(itertools.chain(*results.values())), {name: versions[name] for name in results if name in versions}
 
 
-def _show(results: Sequence[Result], cosines: dict[tuple[str, str], NumpyArray]) -> None:
+def _show(results: Sequence[Result]) -> None:
     console = _console()
-    console.print(report.result_table(results))
-    if cosines:
-        console.print(report.cosine_table(cosines))
+    for table in report.result_tables(results, console.width):
+        console.print(table)
+    console.print(report.LEGEND, style="dim")
+    if any(result.values for result in results):
+        console.print(report.cosine_table(results))
+    for line in report.reasons(results):
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
     for line in report.failures(results):
         console.print(line, style="red", highlight=False, soft_wrap=True)
 
@@ -181,6 +183,21 @@ def _check_known(option: str, given: Many, known: Iterable[str]) -> None:
             raise _refusal(f"expected a {option} out of {', '.join(known)}; got {name!r}")
 
 
+def _check_places(names: Iterable[str], devices: Many, modes: Many) -> None:
+    if devices or modes:  # only the libraries know which there are
+        loaded = _load(names)
+        _check_known("device", devices, dict.fromkeys(each for backend in loaded for each in devices_of(backend)))
+        _check_known("mode", modes, dict.fromkeys(each for backend in loaded for each in backend.modes))
+
+
+def _check_model(directory: Path | None) -> None:
+    try:
+        if directory is not None:
+            load_model(directory)
+    except ModelError as error:
+        raise _refusal(str(error)) from error
+
+
 def _check_writable(path: Path | None) -> None:
     if path is None:
         return
@@ -192,7 +209,11 @@ def _check_writable(path: Path | None) -> None:
 
 
 def _console(*, stderr: bool = False) -> Console:
-    return Console(stderr=stderr, markup=False)  # square brackets are square brackets
+    """Text as it is, square brackets included; as wide as the table where no terminal limits it."""
+    console = Console(stderr=stderr, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200
+    return console
 
 
 def _refusal(message: str) -> typer.Exit:

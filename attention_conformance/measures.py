@@ -16,10 +16,11 @@ from attention_conformance.gradients import gradients
 from attention_conformance.invocation import AttentionFunction, gradient_function, output_function
 from attention_conformance.oracle import Exact, Truth, attention
 from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.result import one_line
 from attention_conformance.ulps import worst_error
 from attention_core import Backend, get_backend, scaled_dot_product_attention
 
-__all__ = ["MEASURES", "Outcome", "Trial", "one_line"]
+__all__ = ["MEASURES", "Outcome", "Trial"]
 
 Outcome: TypeAlias = tuple[float, float, str]
 
@@ -34,11 +35,6 @@ class Trial:
     dtype: str
     mode: str
     reason: str = ""
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as a line of text."""
-    return re.sub(r"\s+", " ", f"{type(error).__name__}: {error}").strip()[:500]
 
 
 def _outputs(trial: Trial, problem: Problem, function: AttentionFunction) -> dict[str, NumpyArray]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -13,56 +15,98 @@ from pathlib import Path
 from typing import Any
 
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from attention_conformance.model import PAIRS
-from attention_conformance.problem import NumpyArray
-from attention_conformance.runner import Result
-from attention_core import Backend
+from attention_conformance.result import Result
 
-__all__ = ["cosine_table", "environment", "failures", "result_table", "summary", "write_json", "write_junit"]
+__all__ = [
+    "LEGEND",
+    "cosine_table",
+    "environment",
+    "failures",
+    "reasons",
+    "result_tables",
+    "summary",
+    "write_json",
+    "write_junit",
+]
 
+BOUND = "bound\n16 / 32 / 64 bits"
 LEGEND = (
     "Cells: the worst error over devices and dtypes, in units in the last place of S, the sum of p |v|; for exact and "
     "message cases, what differs. !: beyond its bound. *: beyond it for a reason that is known. -: not run."
 )
 
 
-def result_table(results: Sequence[Result]) -> RenderableType:
-    """A row for every case, a column for every backend and mode."""
+def result_tables(results: Sequence[Result], width: int) -> list[Table]:
+    """A row for every case, a column for every backend and mode; several tables where one is too wide."""
     ways = list(dict.fromkeys((result.backend, result.mode) for result in results))
+    cases = list(dict.fromkeys(result.case for result in results))
+    left = width - max((len(case) for case in cases), default=0) - 34
+    widths = [max(len(backend), len(mode), 8) + 3 for backend, mode in ways]
+    tables = []
+    while ways:
+        fitting = max(1, sum(total <= left for total in itertools.accumulate(widths)))
+        tables.append(_table(results, cases, ways[:fitting]))
+        ways, widths = ways[fitting:], widths[fitting:]
+    return tables
+
+
+def _table(results: Sequence[Result], cases: Sequence[str], ways: Sequence[tuple[str, str]]) -> Table:
     table = Table(title="Conformance", title_justify="left", header_style="bold")
-    table.add_column("case")
+    table.add_column("case", no_wrap=True)
+    table.add_column(BOUND, justify="right", no_wrap=True)
     for backend, mode in ways:
-        table.add_column(f"{backend}\n{mode}", justify="right")
-    for case in dict.fromkeys(result.case for result in results):
-        of_case = [result for result in results if result.case == case]
-        table.add_row(case, *(_cell([r for r in of_case if (r.backend, r.mode) == way]) for way in ways))
-    return Group(table, Text(LEGEND, style="dim"))
+        table.add_column(f"{backend}\n{mode}", justify="right", no_wrap=True)
+    found: dict[tuple[str, tuple[str, str]], list[Result]] = {}
+    for result in results:
+        found.setdefault((result.case, (result.backend, result.mode)), []).append(result)
+    for case in cases:
+        bounds = _bounds(each for (name, _), group in found.items() if name == case for each in group)
+        table.add_row(case, bounds, *(_cell(found.get((case, way), [])) for way in ways))
+    return table
+
+
+def _bounds(results: Iterable[Result]) -> str:
+    """The bounds of a case for 16, 32 and 64 bits."""
+    bounds: dict[str, float] = {}
+    for result in results:
+        if not math.isnan(result.bound):
+            bounds[result.dtype[-2:]] = max(result.bound, bounds.get(result.dtype[-2:], 0.0))
+    return " / ".join(f"{bounds[bits]:.3g}" if bits in bounds else "-" for bits in ("16", "32", "64"))
 
 
 def _cell(results: Sequence[Result]) -> Text:
     failed = [result for result in results if result.passed is False]
     exempt = [result for result in results if result.passed is None and not math.isnan(result.error)]
     passed = [result for result in results if result.passed]
-    for group, mark, style in ((failed, "!", "bold red"), (passed, "", "green"), (exempt, "*", "yellow")):
+    for group, mark, style in ((failed, "!", "bold red"), (exempt, "*", "yellow"), (passed, "", "green")):
         if group:
-            marked = "*" if exempt and not failed else mark
-            return Text(f"{max(result.error for result in group):.3g}{marked}", style=style)
+            return Text(f"{max(result.error for result in group):.3g}{mark}", style=style)
     return Text("-", style="dim")
 
 
-def cosine_table(cosines: Mapping[tuple[str, str], NumpyArray]) -> Table:
-    """The cosines between the sentences of each pair, for every backend and mode."""
-    table = Table(title="Cosines of sentences, float32", title_justify="left", header_style="bold")
-    table.add_column("sentences")
-    for backend, mode in cosines:
-        table.add_column(f"{backend}\n{mode}", justify="right")
-    for row, pair in enumerate(PAIRS):
-        table.add_row("\n".join(pair), *(f"{each[row]:.6f}" for each in cosines.values()))
+def cosine_table(results: Iterable[Result]) -> Table:
+    """The cosines between the sentences of each pair, for every way of running a model."""
+    table = Table(title="Cosines of sentences", title_justify="left", header_style="bold")
+    for heading in ("backend", "mode", "device", "dtype"):
+        table.add_column(heading)
+    for pair in PAIRS:
+        table.add_column("\n".join(pair), justify="right")
+    for result in results:
+        if result.values:
+            way = (result.backend, result.mode, result.device, result.dtype)
+            table.add_row(*way, *(f"{cosine:.6f}" for cosine in result.values))
     return table
+
+
+def reasons(results: Iterable[Result]) -> list[str]:
+    """A line for every reason why something was not run, or may miss its bound, with how often it was met."""
+    details = (result.detail for result in results if result.passed is None)
+    counts = Counter(detail.partition(";")[0] for detail in details)
+    return [f"{count} {'' if reason.startswith('exempt') else 'not run: '}{reason}" for reason, count in counts.items()]
 
 
 def failures(results: Iterable[Result]) -> list[str]:
@@ -82,15 +126,15 @@ def summary(results: Sequence[Result]) -> str:
     return f"{counts[True]} passed, {counts[False]} failed{skipped}"
 
 
-def environment(backends: Iterable[Backend]) -> dict[str, Any]:
-    """Where and when a run took place."""
+def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Where and when a run took place, with the versions of all backends."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "attention-core": version("attention-core"),
-        "backends": {backend.name: backend.versions() for backend in backends},
+        "backends": backends,
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,41 +13,11 @@ from attention_conformance.catalogue import CASES
 from attention_conformance.exemptions import exemption
 from attention_conformance.invocation import AttentionFunction, unsupported
 from attention_conformance.libraries import devices_of, holds, in_precision
-from attention_conformance.measures import MEASURES, Outcome, Trial, one_line
+from attention_conformance.measures import MEASURES, Outcome, Trial
+from attention_conformance.result import Result, one_line
 from attention_core import Backend, get_backend, scaled_dot_product_attention
 
-__all__ = ["Result", "Trial", "check", "plan", "run"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a trial.
-
-    Attributes
-    ----------
-    case, backend, device, dtype, mode : str
-    measure : str
-        ``ulp`` (units in the last place), ``exact`` (numbers that differ) or ``message`` (1 for a wrong error).
-    error, bound : float
-        In the unit of the measure; the error is infinite where an exception, a shape or a nan was not to be.
-    passed : bool or None
-        ``None`` where the trial was not run, or is exempt.
-    detail : str
-        Where the worst error is; what went wrong; why it was not run.
-    seconds : float
-    """
-
-    case: str
-    backend: str
-    device: str
-    dtype: str
-    mode: str
-    measure: str
-    error: float
-    bound: float
-    passed: bool | None
-    detail: str
-    seconds: float
+__all__ = ["check", "plan", "run"]
 
 
 def check(

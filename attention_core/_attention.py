@@ -10,7 +10,7 @@ from attention_core._heads import repeat_heads
 from attention_core._namespace import array_namespace, narrow, shape, widen
 from attention_core._softmax import finite_vectors, softmax, weighted_sum
 from attention_core._typing import Array, Namespace
-from attention_core.masks import Causal, Mask, allowed_pairs, check_mask
+from attention_core.masks import And, Causal, Mask, allowed_pairs, as_mask, check_mask
 from attention_core.random import Dropout, check_dropout, drop
 
 __all__ = ["Attention", "attention_scores", "scaled_dot_product_attention"]
@@ -199,7 +199,7 @@ def _namespace(
 def _with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:
     if not is_causal:
         return mask
-    return Causal() if mask is None else Causal() & mask
+    return Causal() if mask is None else And(Causal(), as_mask(mask))  # not by `&`, which compilers take for their own
 
 
 def _check_options(query: Array, key: Array, mask: Mask | Array | None, dropout: Dropout | None) -> None:
@@ -226,7 +226,7 @@ def _repeats(query: Array, key: Array, xp: Namespace) -> Any:
 
 def _default_scale(query: Array, xp: Namespace) -> float | Array:
     width = shape(query, xp=xp)[-1]
-    if not hasattr(width, "dtype"):
+    if isinstance(width, int) or not hasattr(width, "dtype"):
         return width**-0.5
     inverse = xp.divide(1.0, xp.sqrt(xp.astype(width, xp.float64)))  # as precise as a Python float
     return xp.astype(inverse, query.dtype)

@@ -162,7 +162,7 @@ def check_scores(query: Array, key: Array, bias: Array | None, scale: Any, softc
     check_floating("query", query)
     check_like("key", key, "query", query)
     dims = sizes(query)
-    _check_partner("key", key, (None, dims[-1]), f"query {shape_text(query)}", query)
+    _check_partner("key", key, (None, dims[-1]), "query", query)
     if bias is not None:
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
     if scale is not None:
@@ -177,34 +177,35 @@ def check_value(value: Array, key: Array) -> None:
     """Raise unless there is a value for every key."""
     check_rank("value", value, 3, "(..., heads, N, E)")
     check_like("value", value, "key", key)
-    _check_partner("value", value, (sizes(key)[-2], None), f"key {shape_text(key)}", key, same_heads=True)
+    _check_partner("value", value, (sizes(key)[-2], None), "key", key, same_heads=True)
 
 
 def _check_partner(
     name: str,
     array: Array,
     ends: tuple[int | None, int | None],
-    model_text: str,
+    model_name: str,
     model: Array,
     *,
     same_heads: bool = False,
 ) -> None:
     """Raise unless leading axes are equal, heads divide (or are equal), and the last two axes are the expected ones."""
     dims, goal = sizes(array), sizes(model)
-    heads, groups = goal[-3], dims[-3]
-    shared = (heads is None or groups is None) or (
-        heads == groups if same_heads else groups > 0 and heads % groups == 0
-    )
-    wrong = len(dims) != len(goal) or any(map(_differ, dims[:-3], goal[:-3])) or any(map(_differ, dims[-2:], ends))
-    if wrong or not (shared or heads == groups):
-        leading = ["?" if dim is None else str(dim) for dim in goal[:-3]]
-        head_text = str(heads) if same_heads else f"heads that divide {heads}"
-        letters = (
-            "N" if ends[0] is None else str(ends[0]),
-            ("D", "E")[same_heads] if ends[1] is None else str(ends[1]),
+    wrong = len(dims) != len(goal) or any(map(_differ, (*dims[:-3], *dims[-2:]), (*goal[:-3], *ends)))
+    if wrong or not _shares_heads(goal[-3], dims[-3], same_heads):
+        heads = goal[-3] if same_heads else f"heads that divide {goal[-3]}"
+        letters = ("N", "E" if same_heads else "D")
+        last = (letter if size is None else size for letter, size in zip(letters, ends, strict=True))
+        expected = ", ".join("?" if dim is None else str(dim) for dim in (*goal[:-3], heads, *last))
+        raise ValueError(
+            f"expected {name} ({expected}) to match {model_name} {shape_text(model)}; got {shape_text(array)}"
         )
-        expected = ", ".join([*leading, head_text, *letters])
-        raise ValueError(f"expected {name} ({expected}) to match {model_text}; got {shape_text(array)}")
+
+
+def _shares_heads(heads: int | None, groups: int | None, same: bool) -> bool:
+    if heads is None or groups is None or heads == groups:
+        return True
+    return not same and groups > 0 and heads % groups == 0
 
 
 def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:

@@ -14,7 +14,7 @@ from attention_core._checks import (
     sizes,
 )
 from attention_core._gelu import gelu
-from attention_core._namespace import array_namespace, is_concrete, narrow, positions, shape, widen
+from attention_core._namespace import array_namespace, is_concrete, narrow, positions, rows_at, shape, widen
 from attention_core._typing import Array, Namespace
 from attention_core.parameters import Embeddings, FeedForward, LayerNorm, Linear
 from attention_core.random import Dropout, check_dropout, drop
@@ -219,7 +219,7 @@ def embed_tokens(
 
 def _rows(table: Array, ids: Array, xp: Namespace) -> Array:
     """Rows of a table, wide: (entries, C), (..., L) -> (..., L, C)."""
-    rows = xp.take(table, xp.reshape(ids, (-1,)), axis=0)
+    rows = rows_at(table, xp.reshape(ids, (-1,)), axis=0, xp=xp)
     return widen(xp.reshape(rows, (*shape(ids, xp=xp), shape(table, xp=xp)[1])), xp=xp)
 
 

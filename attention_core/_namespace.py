@@ -21,6 +21,7 @@ __all__ = [
     "is_concrete",
     "narrow",
     "positions",
+    "rows_at",
     "shape",
     "wide_name",
     "widen",
@@ -30,7 +31,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 _namespaces: dict[type, Namespace] = {}
 _backends: dict[type, Backend] = {}
-_names: dict[tuple[type, DType], str] = {}  # plain dictionaries: compilers trace them, and do not trace functools.cache
+_names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers trace them, and do not trace functools.cache
 
 
 def array_namespace(*arrays: Array) -> Namespace:
@@ -101,16 +102,20 @@ def _library(xp: Namespace) -> str:
 
 def is_concrete(array: Array, /) -> bool:
     """Whether the values of an array can be read now, without tracing, computing or waiting for a graph."""
+    library = sys.modules.get(type(array).__module__.partition(".")[0])
+    compiler = getattr(library, "compiler", None)
+    if hasattr(compiler, "is_compiling") and compiler.is_compiling():  # then even looking for a backend is impossible
+        return False
     backend = _backend_of(array)
     return backend.is_concrete(array) if backend else False
 
 
 def dtype_name(dtype: DType, /) -> str:
     """The name of a dtype, the same for every library: ``float32``, ``bfloat16``, ``bool``."""
-    kind = type(dtype), dtype  # dtypes of two libraries are never compared: some warn
-    name = _names.get(kind)
+    names = _names.setdefault(type(dtype), {})  # dtypes of two libraries are never compared: some warn
+    name = names.get(dtype)
     if name is None:
-        name = _names[kind] = str(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]).lower()
+        name = names[dtype] = str(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]).lower()
     return name
 
 
@@ -163,6 +168,12 @@ def beside(array: Array, /) -> dict[str, Any]:
     """
     device = None if hasattr(array, "sharding") else getattr(array, "device", None)
     return {"device": device} if device else {}
+
+
+def rows_at(table: Array, index: Array, /, *, axis: int, xp: Namespace) -> Array:
+    """Take along an axis by a 1-D array of positions, in the integer type that the library indexes with."""
+    integer = xp.__array_namespace_info__().default_dtypes()["indexing"]
+    return xp.take(table, xp.astype(index, integer, copy=False), axis=axis)
 
 
 def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:

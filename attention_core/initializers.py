@@ -14,7 +14,7 @@ from statistics import NormalDist
 from typing import Any
 
 from attention_core._checks import check_number
-from attention_core._namespace import FLOATING
+from attention_core._namespace import FLOATING, rows_at
 from attention_core._typing import Array, Namespace
 from attention_core.random import random_bits, uniform_integers
 
@@ -212,7 +212,7 @@ def _quantiles(
     table = xp.asarray(quantile_table(cut), dtype=xp.int32, **place)
     bits = uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp)
     index = xp.reshape(xp.bitwise_right_shift(bits, 24 - _TABLE_BITS), (-1,))
-    integers = xp.reshape(xp.take(table, index, axis=0), dims)
+    integers = xp.reshape(rows_at(table, index, axis=0, xp=xp), dims)
     return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), _GRID), stddev, dtype, xp)
 
 

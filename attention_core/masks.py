@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from attention_core._checks import check_boolean, check_broadcastable, check_floating, check_integer, check_rank, sizes
-from attention_core._namespace import array_namespace, is_concrete, positions, shape
+from attention_core._namespace import array_namespace, is_concrete, positions, rows_at, shape
 from attention_core._typing import Array, Namespace
 
 __all__ = [
@@ -74,10 +74,10 @@ class Mask(ABC):
         return ()
 
     def __and__(self, other: Mask | Array) -> Mask:
-        return And(self, _as_mask(other))
+        return And(self, as_mask(other))
 
     def __or__(self, other: Mask | Array) -> Mask:
-        return Or(self, _as_mask(other))
+        return Or(self, as_mask(other))
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -252,8 +252,8 @@ class Segments(Mask):
             raise TypeError("expected query_ids and key_ids of one dtype; got two")
 
     def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        own = xp.expand_dims(xp.take(self.query_ids, query, axis=-1), axis=-1)  # (..., M, 1)
-        other = xp.expand_dims(xp.take(self.key_ids, key, axis=-1), axis=-2)  # (..., 1, N)
+        own = xp.expand_dims(rows_at(self.query_ids, query, axis=-1, xp=xp), axis=-1)  # (..., M, 1)
+        other = xp.expand_dims(rows_at(self.key_ids, key, axis=-1, xp=xp), axis=-2)  # (..., 1, N)
         same = xp.equal(own, other)
         return same if len(same.shape) == 2 else xp.expand_dims(same, axis=-3)
 
@@ -281,8 +281,8 @@ class Given(Mask):
     def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
         mask, dims = self.mask, sizes(self.mask)
         if len(dims) > 1 and dims[-2] != 1:
-            mask = xp.take(mask, query, axis=-2)
-        return xp.take(mask, key, axis=-1) if dims and dims[-1] != 1 else mask
+            mask = rows_at(mask, query, axis=-2, xp=xp)
+        return rows_at(mask, key, axis=-1, xp=xp) if dims and dims[-1] != 1 else mask
 
     def check(self, target: Sizes, /) -> None:
         check_broadcastable("mask", self.mask, target)
@@ -462,7 +462,8 @@ def allowed_pairs(mask: Mask | Array, query: Array, key: Array, /, *, xp: Namesp
     return mask.allowed(positions(rows, query, xp=xp), positions(columns, key, xp=xp), xp=xp)
 
 
-def _as_mask(mask: Mask | Array) -> Mask:
+def as_mask(mask: Mask | Array) -> Mask:
+    """A mask of either kind as a structured one."""
     return mask if isinstance(mask, Mask) else Given(mask)
 
 
@@ -496,8 +497,10 @@ def _per_sample(value: Any, like: Array, xp: Namespace) -> Any:
     """An integer as it is; an array of the leading axes with axes for heads, queries and keys."""
     if isinstance(value, int):
         return value
-    dims = shape(value, xp=xp)
-    return xp.reshape(xp.astype(value, like.dtype), (*dims, 1, 1, 1)) if dims else xp.astype(value, like.dtype)
+    value = xp.astype(value, like.dtype)
+    for _ in range(3 if len(value.shape) else 0):
+        value = xp.expand_dims(value, axis=-1)
+    return value
 
 
 def _shifted(query: Array, offset: Any, xp: Namespace) -> Array:

@@ -14,7 +14,7 @@ ROWS = (
     ("q·k beyond float16", "15-half-overflow", "float16"),
     ("q·k beyond float32, scaled is not", "12-product-overflows", "float32"),
     ("NaN behind a mask", "masked-nan-value", "float32"),
-    ("query that may attend nothing", "empty-row-lengths", "float32"),
+    ("beside queries that may attend nothing", "empty-row-lengths", "float32"),
     ("its gradients", "gradient-empty-lengths", "float32"),
     ("dropout", "dropout", "float32"),
     ("six sentences through the encoder", "model", "float32"),

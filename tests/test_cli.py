@@ -1,5 +1,6 @@
 """The command: what it prints, what it writes, and its exit status."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from junitparser import JUnitXml
 from typer.testing import CliRunner
 
 import attention_core as ac
-from attention_conformance import CASES, cli, commands
+from attention_conformance import CASES, cli, commands, report
 from attention_conformance.problem import DTYPES
+from attention_conformance.processes import Order, execute
+from attention_conformance.result import Result
 
 
 def invoke(*arguments):
@@ -18,7 +21,8 @@ def invoke(*arguments):
 
 
 def conformance(*arguments):
-    return invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask*", *arguments)
+    """A short run in this process."""
+    return invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask*", "--jobs", 0, *arguments)
 
 
 def wrong_by_a_percent(query, key, value, /, **options):
@@ -98,7 +102,7 @@ def test_the_list_says_what_every_case_shows():
     ids=lambda each: each[-2] if isinstance(each, list) else "",
 )
 def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, monkeypatch):
-    monkeypatch.setattr(commands, "run", None)
+    monkeypatch.setattr(commands, "execute", None)
     result = invoke("conformance", *arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -131,6 +135,83 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert str(caught.value) == "attention-core: the command needs typer: pip install 'attention-core[cli]'"
+
+
+def test_backends_run_in_processes_of_their_own():
+    result = invoke(
+        "conformance", "--case", "mask", "--dtype", "float64", "--backend", "numpy", "--backend", "array_api_strict"
+    )
+    assert result.exit_code == 0, result.output
+    row = next(line for line in result.stdout.splitlines() if "mask" in line)
+    assert len(row.split("│")) == 6
+    assert "2 not run: array_api_strict on no_" not in result.stdout
+    assert "1 not run: array_api_strict on no_float64 has no float64" in result.stdout
+
+
+MORTAL = """
+import os
+from attention_conformance.processes import work, Plan, Result, Started
+
+def worker(order):
+    for message in work(order):
+        yield message
+        if isinstance(message, Started) and message.case == "softcap":
+            os.abort()
+
+def stillborn(order):
+    raise SystemExit(3)
+    yield
+"""
+
+
+def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkeypatch):
+    (tmp_path / "mortal.py").write_text(MORTAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    mortal = importlib.import_module("mortal")
+    names = ("mask", "scale", "softcap", "dropout", "grouped-heads")
+    messages = list(execute([Order("numpy", names, dtypes=("float32", "float64"))], 1, mortal.worker))
+    results = [message for message in messages if isinstance(message, Result)]
+    assert {result.case for result in results} == set(names)
+    assert len(results) == 2 * len(names)
+    failed = [result for result in results if result.passed is False]
+    assert [(result.case, result.dtype, result.detail) for result in failed] == [
+        ("softcap", "float32", "its process died: SIGABRT"),
+        ("softcap", "float64", "its process died: SIGABRT"),
+    ]
+    (start,) = execute([Order("numpy", names)], 1, mortal.stillborn)
+    assert (start.case, start.passed, start.detail) == ("start", False, "its process died: exit status 3")
+
+
+def test_a_narrow_terminal_gets_several_tables():
+    results = [
+        Result("mask", name, "cpu", "float32", "eager", "ulp", 1.0, 6.0, True, "", 0.0)
+        for name in ("numpy", "torch", "jax")
+    ]
+    assert len(report.result_tables(results, 200)) == 1
+    tables = report.result_tables(results, 60)
+    assert [column.header for table in tables for column in table.columns[2:]] == [
+        "numpy\neager",
+        "torch\neager",
+        "jax\neager",
+    ]
+    assert len(tables) > 1
+
+
+def test_a_cell_shows_the_worst_that_counts():
+    def cell(*outcomes):
+        found = [
+            Result("mask", "numpy", "cpu", "float32", "eager", "ulp", error, 6.0, passed, "", 0.0)
+            for error, passed in outcomes
+        ]
+        (table,) = report.result_tables(found, 200)
+        return str(next(iter(table.columns[2].cells)))
+
+    nan = float("nan")
+    assert cell((1.0, True), (2.5, True)) == "2.5"
+    assert cell((1.0, True), (7.0, False), (9.0, None)) == "7!"
+    assert cell((1.0, True), (9.0, None), (nan, None)) == "9*"
+    assert cell((1.0, True), (nan, None)) == "1"
+    assert cell((nan, None)) == "-"
 
 
 def test_the_command_starts_as_a_program():

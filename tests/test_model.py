@@ -3,14 +3,16 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+import attention_core as ac
 from attention_conformance.bert import ModelError, load_bert
-from attention_conformance.model import PAIRS, load_model, plan_model, run_model
+from attention_conformance.model import PAIRS, PUBLISHED, Published, load_model, plan_model, run_model
 from attention_core import get_backend
 
 CONFIG = {
@@ -112,28 +114,28 @@ def test_sentences_give_the_vectors_of_the_paper(published):
     expected = np.array(list(vectors(load_file(published / "model.safetensors"), rows)))
     cosines = (expected[0::2] * expected[1::2]).sum(-1)
     results = list(run_model(plan_model(model, [get_backend("numpy")])))
-    assert [result.passed for result, _ in results] == [True, True]
-    np.testing.assert_allclose(results[0][1], cosines, atol=1e-6)
-    np.testing.assert_allclose(results[1][1], cosines, rtol=0, atol=1e-13)
-    assert results[1][0].error == 0  # it is the reference itself
+    assert [result.passed for result in results] == [True, True]
+    np.testing.assert_allclose(results[0].values, cosines, atol=1e-6)
+    np.testing.assert_allclose(results[1].values, cosines, rtol=0, atol=1e-13)
+    assert results[1].error == 0  # it is the reference itself
 
 
 def test_every_backend_agrees_with_numpy_in_float64(backend, published):
-    results = [result for result, _ in run_model(plan_model(load_model(published), [backend], modes=["eager"]))]
+    results = list(run_model(plan_model(load_model(published), [backend], modes=["eager"])))
     assert [result for result in results if result.passed is False] == []
     assert {result.dtype for result in results if result.passed} == {"float32", "float64"}
 
 
 def test_a_model_that_computes_something_else_fails(published, monkeypatch):
     wrong = "attention_conformance.model.encoder_layer"
-    correct = __import__("attention_core").encoder_layer
+    correct = ac.encoder_layer
     model = load_model(published)
-    assert all(result.passed for result, _ in run_model(plan_model(model, [get_backend("numpy")])))
+    assert all(result.passed for result in run_model(plan_model(model, [get_backend("numpy")])))
     monkeypatch.setattr(wrong, lambda *a, **k: correct(*a, **{**k, "epsilon": 1e-5}))
-    results = [result for result, _ in run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))]
+    results = list(run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"])))
     assert [result.passed for result in results] == [False]
     monkeypatch.setattr(wrong, lambda *a, **k: 1 / 0)
-    (failed,) = (result for result, _ in run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"])))
+    (failed,) = run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
     assert (failed.passed, failed.detail) == (False, "ZeroDivisionError: division by zero")
 
 
@@ -243,3 +245,30 @@ def test_tokens_that_the_encoder_does_not_know_are_told(directory):
     retensored(shorten)(directory)
     with pytest.raises(ModelError, match="expected token ids below vocab_size 5; got "):
         load_model(directory)
+
+
+def test_what_is_known_of_a_published_model_must_hold(published):
+    model = load_model(published)
+    (result,) = run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
+    ids = tuple(model.bert.token_ids("hello world"))
+    for known, text in (
+        (Published(ids, result.values), None),
+        (
+            Published((101, 7592, 2088, 102), result.values),
+            f"expected 'hello world' to be (101, 7592, 2088, 102); got {ids}",
+        ),
+        (
+            Published(ids, (*result.values[:2], result.values[2] + 2e-6)),
+            "expected the published cosines to 1e-6; got 2e-06 off",
+        ),
+    ):
+        trials = plan_model(replace(model, published=known), [get_backend("numpy")], dtypes=["float64"])
+        (judged,) = run_model(trials)
+        assert judged.passed is (text is None)
+        assert text is None or judged.detail == text
+
+
+def test_the_published_model_is_told_by_its_weights():
+    (digest,) = PUBLISHED
+    assert len(digest) == 64
+    assert PUBLISHED[digest].hello_world == (101, 7592, 2088, 102)

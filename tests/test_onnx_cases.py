@@ -22,8 +22,9 @@ from attention_core import (
 )
 
 # How far a case may be from the expected output, in units of the last place of the largest expected element. The expected
-# outputs are computed by onnx in the dtype of the case, step by step, and so carry errors of their own.
-ULPS = {"float32": 4, "float16": 1, "bfloat16": 1}
+# outputs are computed by onnx in the dtype of the case: those of float32 are up to 3 units from float64 themselves, and 4
+# are left for the library.
+ULPS = {"float32": 7, "float16": 1, "bfloat16": 1}
 
 
 def peer(name):

@@ -312,7 +312,8 @@ def test_torch_compile_with_open_lengths_compiles_once(torch):
     function = compiled(torch, attend_some, counter, dynamic=True)
     for batch, length in ((2, 5), (4, 8), (3, 11)):
         arrays = sized(batch, length, "torch")
-        assert_same("torch", function(*arrays), attend_some(*arrays))
+        expected = attend_some(*arrays)  # first: a graph is made anew once the core has learnt the names of new dtypes
+        assert_same("torch", function(*arrays), expected)
     assert counter.frame_count == 1
 
 
