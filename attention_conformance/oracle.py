@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_conformance.pcg4d import keep_pattern
+from attention_conformance.hashing import keep_pattern
 from attention_conformance.positions import allowed
 from attention_conformance.problem import NumpyArray, Problem
 

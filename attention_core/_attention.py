@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, NamedTuple
 
-from attention_core._checks import check_scores, check_value, sizes
+from attention_core._checks import check_flag, check_scores, check_value, sizes
 from attention_core._heads import repeat_heads
 from attention_core._namespace import array_namespace, narrow, shape, widen
 from attention_core._softmax import finite_vectors, softmax, weighted_sum
@@ -87,6 +88,12 @@ def scaled_dot_product_attention(
     ValueError
         When shapes, devices or numbers do not fit. Both come before any computation.
 
+    Notes
+    -----
+    The values are added up before they are divided by the sum of the exponentials, so that N times the largest value
+    has to fit the type of the computation. What is not finite and attended shows: an infinite value gives an infinite
+    or nan element, and, where a mask or a bias is given, a query or key that is not finite gives nan.
+
     References
     ----------
     A. Vaswani et al., "Attention is all you need", 2017. J. Ainslie et al., "GQA", 2023.
@@ -102,6 +109,7 @@ def scaled_dot_product_attention(
     xp = _namespace(query, key, value, mask, bias) if xp is None else xp
     check_scores(query, key, bias, scale, softcap)
     check_value(value, key)
+    check_flag("is_causal", is_causal)
     mask = _with_causal(mask, is_causal)
     _check_options(query, key, mask, dropout)
     dtype = query.dtype
@@ -180,6 +188,8 @@ def _scores(
     scale = _default_scale(query, xp) if scale is None else _of_type(scale, query, xp)
     scores = xp.matmul(xp.multiply(query, scale), xp.matrix_transpose(key))
     if softcap is not None:
+        if allowed is not None:
+            scores = xp.where(allowed, scores, 0.0)  # what overflows and is masked must not meet the cap's gradient
         softcap = _of_type(softcap, query, xp)
         scores = xp.multiply(xp.tanh(xp.divide(scores, softcap)), softcap)
     if bias is not None:
@@ -204,7 +214,7 @@ def _with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | N
 
 def _check_options(query: Array, key: Array, mask: Mask | Array | None, dropout: Dropout | None) -> None:
     if mask is not None:
-        check_mask(mask, (*sizes(query)[:-1], sizes(key)[-2]))
+        check_mask(mask, (*sizes(query)[:-1], sizes(key)[-2]), query)
     if dropout is not None:
         check_dropout(dropout)
 
@@ -233,4 +243,4 @@ def _default_scale(query: Array, xp: Namespace) -> float | Array:
 
 
 def _of_type(number: float | Array, like: Array, xp: Namespace) -> float | Array:
-    return number if isinstance(number, int | float) else xp.astype(number, like.dtype)
+    return float(number) if isinstance(number, Real) else xp.astype(number, like.dtype)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import sys
+from numbers import Real
 from typing import Any
 
 from attention_core._namespace import FLOATING, dtype_name, wide_name
 from attention_core._typing import Array
+from attention_core.parameters import Linear
 
 __all__ = [
     "check_boolean",
     "check_broadcastable",
+    "check_device",
+    "check_flag",
     "check_floating",
     "check_integer",
     "check_length",
     "check_like",
     "check_linear",
+    "check_parameters",
     "check_positive",
     "check_rank",
     "check_scores",
@@ -66,6 +71,18 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"expected {name} as a positive integer; got {value}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"expected {name} as True or False; got {type(value).__name__}")
+
+
+def check_parameters(name: str, value: Any, kind: type[Any]) -> None:
+    """Raise unless the parameters are of the kind asked for."""
+    if not isinstance(value, kind):
+        raise TypeError(f"expected {name} as {kind.__name__}({', '.join(kind._fields)}); got {type(value).__name__}")
+
+
 def check_floating(name: str, array: Array) -> None:
     """Raise unless the array has one of the floating-point types that are computed with."""
     if dtype_name(array.dtype) not in FLOATING:
@@ -93,10 +110,11 @@ def check_like(name: str, array: Array, model_name: str, model: Array) -> None:
     if array.dtype != model.dtype:
         expected, got = dtype_name(model.dtype), dtype_name(array.dtype)
         raise TypeError(f"expected {name} of dtype {expected} to match {model_name}; got {got}")
-    _check_device(name, array, model_name, model)
+    check_device(name, array, model_name, model)
 
 
-def _check_device(name: str, array: Array, model_name: str, model: Array) -> None:
+def check_device(name: str, array: Array, model_name: str, model: Array) -> None:
+    """Raise unless two arrays lie on one device."""
     expected, got = _device(model), _device(array)
     if expected is not None and got is not None and expected != got:
         raise ValueError(f"expected {name} on the device of {model_name}, {expected}; got {got}")
@@ -124,6 +142,7 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...])
 
 def check_linear(name: str, parameters: Any, x_name: str, x: Array) -> None:
     """Raise unless a `Linear` fits the channels, dtype and device of its input."""
+    check_parameters(name, parameters, Linear)
     weight, bias = parameters
     check_rank(f"{name}.weight", weight, 2, "(in, out)")
     check_like(f"{name}.weight", weight, x_name, x)
@@ -144,14 +163,14 @@ def check_vector(name: str, vector: Array, length: int | None, model_name: str, 
 
 def check_number(name: str, value: Any, *, positive: bool = False) -> None:
     """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read."""
-    if hasattr(value, "dtype") and not isinstance(value, int | float):
+    if hasattr(value, "dtype") and not isinstance(value, Real):
         check_floating(name, value)
         if len(value.shape):
             raise ValueError(f"expected {name} as a number; got an array of shape {shape_text(value)}")
         return
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"expected {name} as a number; got {type(value).__name__}")
-    if not math.isfinite(value) or (positive and value <= 0):
+    if not abs(value) <= sys.float_info.max or (positive and value <= 0):
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
 
 
@@ -217,5 +236,5 @@ def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> Non
         got = dtype_name(bias.dtype)
         hint = ": a boolean array is a mask" if got == "bool" else ""
         raise TypeError(f"expected bias of dtype {' or '.join(allowed)} to match query; got {got}{hint}")
-    _check_device("bias", bias, "query", query)
+    check_device("bias", bias, "query", query)
     check_broadcastable("bias", bias, target)

@@ -7,10 +7,12 @@ from typing import Any
 from attention_core._attention import Attention, scaled_dot_product_attention
 from attention_core._checks import (
     check_bias,
+    check_flag,
     check_floating,
     check_like,
     check_linear,
     check_number,
+    check_parameters,
     check_positive,
     check_rank,
     check_vector,
@@ -22,7 +24,7 @@ from attention_core._layers import check_feed_forward, check_layer_norm, feed_fo
 from attention_core._namespace import array_namespace, beside, narrow, widen
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Mask, check_mask
-from attention_core.parameters import EncoderLayer, MultiHeadAttention
+from attention_core.parameters import EncoderLayer, FeedForward, Linear, MultiHeadAttention
 from attention_core.random import Dropout, check_dropout, drop, fold_in
 
 __all__ = ["encoder_layer", "multi_head_attention"]
@@ -95,15 +97,17 @@ def multi_head_attention(
     >>> multi_head_attention(MultiHeadAttention(same, same, same), x, num_heads=2, is_causal=True)[0, :]
     Array([0., 1., 2., 3.], dtype=array_api_strict.float64)
     """
+    check_projections("attention", parameters)
     key = query if key is None else key
     value = key if value is None else value
     groups = num_heads if num_key_value_heads is None else num_key_value_heads
     if xp is None:
         masks = mask.arrays if isinstance(mask, Mask) else (mask,)
-        leaves = [leaf for projection in parameters for leaf in projection or ()]
+        leaves = _leaves(parameters)
         xp = array_namespace(query, key, value, bias, *masks, *leaves)
     check_multi_head(parameters, query, key, value, num_heads, groups, mask, bias)
     check_options(scale, softcap, dropout)
+    check_flag("is_causal", is_causal)
     dtype = query.dtype
     parameters, query, key, value = widen((parameters, query, key, value), xp=xp)
     result = scaled_dot_product_attention(
@@ -190,6 +194,8 @@ def encoder_layer(
     >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
     True
     """
+    check_parameters("layer", parameters, EncoderLayer)
+    check_projections("attention", parameters.attention)
     if xp is None:
         masks = mask.arrays if isinstance(mask, Mask) else (mask,)
         xp = array_namespace(x, *_leaves(parameters), *masks)
@@ -234,6 +240,14 @@ def check_options(scale: Any, softcap: Any, dropout: Dropout | None) -> None:
         check_dropout(dropout)
 
 
+def check_projections(name: str, parameters: MultiHeadAttention) -> None:
+    """Raise unless the parameters are projections."""
+    check_parameters(name, parameters, MultiHeadAttention)
+    for field, projection in zip(parameters._fields, parameters, strict=True):
+        if not (projection is None and field == "output"):
+            check_parameters(f"{name}.{field}", projection, Linear)
+
+
 def check_multi_head(
     parameters: MultiHeadAttention,
     query: Array,
@@ -258,7 +272,7 @@ def check_multi_head(
     _check_widths(parameters, num_heads, groups)
     target = (*sizes(query)[:-2], num_heads, sizes(query)[-2], sizes(key)[-2])
     if mask is not None:
-        check_mask(mask, target)
+        check_mask(mask, target, query)
     if bias is not None:
         check_bias(bias, query, target)
 
@@ -307,6 +321,7 @@ def _check_encoder(
     epsilon: float,
     dropout: Dropout | None,
 ) -> None:
+    check_parameters("feed_forward", parameters.feed_forward, FeedForward)
     check_multi_head(parameters.attention, x, x, x, num_heads, num_heads, mask, None)
     check_options(None, None, dropout)
     check_layer_norm("attention_norm", parameters.attention_norm, "x", x, epsilon)

@@ -75,7 +75,7 @@ def erfc(x: Array, /, *, xp: Namespace) -> Array:
 
     .. math:: \operatorname{erfc}(x) = \frac{2}{\sqrt\pi} \int_x^\infty e^{-u^2}\, du
 
-    The relative error of the computed one is below 5 units of the last place for x <= 3, growing with x squared beyond.
+    The relative error of the computed one is below 8 units of the last place for x <= 3, growing with x squared beyond.
     """
     if hasattr(xp, "erfc"):
         return xp.erfc(x)

@@ -8,13 +8,23 @@ from attention_core._checks import (
     check_like,
     check_linear,
     check_number,
+    check_parameters,
     check_rank,
     check_vector,
     shape_text,
     sizes,
 )
 from attention_core._gelu import gelu
-from attention_core._namespace import array_namespace, is_concrete, narrow, positions, rows_at, shape, widen
+from attention_core._namespace import (
+    array_namespace,
+    index_dtype,
+    is_concrete,
+    narrow,
+    positions,
+    rows_at,
+    shape,
+    widen,
+)
 from attention_core._typing import Array, Namespace
 from attention_core.parameters import Embeddings, FeedForward, LayerNorm, Linear
 from attention_core.random import Dropout, check_dropout, drop
@@ -50,6 +60,7 @@ def linear(parameters: Linear, x: Array, /, *, xp: Namespace | None = None) -> A
     >>> linear(Linear(xp.asarray([[1.0], [2.0]]), xp.asarray([0.5])), xp.asarray([[3.0, 4.0]]))
     Array([[11.5]], dtype=array_api_strict.float64)
     """
+    check_parameters("linear", parameters, Linear)
     xp = array_namespace(x, *parameters) if xp is None else xp
     check_rank("x", x, 1, "(..., in)")
     check_floating("x", x)
@@ -96,6 +107,7 @@ def layer_norm(parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, xp:
     >>> layer_norm(norm, xp.asarray([[1.0, 3.0]]), epsilon=3.0)
     Array([[-0.5,  0.5]], dtype=array_api_strict.float64)
     """
+    check_parameters("layer_norm", parameters, LayerNorm)
     xp = array_namespace(x, *parameters) if xp is None else xp
     check_rank("x", x, 1, "(..., C)")
     check_floating("x", x)
@@ -103,8 +115,9 @@ def layer_norm(parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, xp:
     dtype = x.dtype
     (scale, offset), x = widen((parameters, x), xp=xp)
     centred = xp.subtract(x, xp.mean(x, axis=-1, keepdims=True))
+    centred = xp.subtract(centred, xp.mean(centred, axis=-1, keepdims=True))  # what rounding left of the mean
     variance = xp.mean(xp.multiply(centred, centred), axis=-1, keepdims=True)
-    normal = xp.divide(centred, xp.sqrt(xp.add(variance, epsilon)))
+    normal = xp.divide(centred, xp.sqrt(xp.add(variance, float(epsilon))))
     return narrow(xp.add(xp.multiply(normal, scale), offset), dtype, xp=xp)
 
 
@@ -137,6 +150,9 @@ def feed_forward(parameters: FeedForward, x: Array, /, *, xp: Namespace | None =
     >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
     0.841345
     """
+    check_parameters("feed_forward", parameters, FeedForward)
+    for name in FeedForward._fields:
+        check_parameters(f"feed_forward.{name}", getattr(parameters, name), Linear)
     xp = array_namespace(x, *parameters.expand, *parameters.contract) if xp is None else xp
     check_rank("x", x, 1, "(..., C)")
     check_floating("x", x)
@@ -200,6 +216,9 @@ def embed_tokens(
     Array([[12.],
            [22.]], dtype=array_api_strict.float64)
     """
+    check_parameters("embeddings", parameters, Embeddings)
+    if parameters.norm is not None:
+        check_parameters("norm", parameters.norm, LayerNorm)
     tables = parameters.token, parameters.position, parameters.segment
     xp = array_namespace(*tables, *(parameters.norm or ()), token_ids, position_ids, segment_ids) if xp is None else xp
     _check_embeddings(parameters, epsilon, dropout)
@@ -225,6 +244,7 @@ def _rows(table: Array, ids: Array, xp: Namespace) -> Array:
 
 def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array, epsilon: float) -> None:
     """Raise unless a `LayerNorm` fits the channels, dtype and device of its input."""
+    check_parameters(name, parameters, LayerNorm)
     check_number("epsilon", epsilon, positive=True)
     channels = sizes(x)[-1]
     if channels == 0:
@@ -258,6 +278,8 @@ def _check_embeddings(parameters: Embeddings, epsilon: float, dropout: Dropout |
 
 def _check_ids(parameters: Embeddings, tokens: Array, position_ids: Array | None, segment_ids: Array | None) -> None:
     check_rank("token_ids", tokens, 1, "(..., L)")
+    if segment_ids is None and parameters.segment is not None and sizes(parameters.segment)[0] == 0:
+        raise ValueError("expected a table of segments with at least one entry; got none")
     length, rows = sizes(tokens)[-1], sizes(parameters.position)[0]
     if position_ids is None and length is not None and rows is not None and length > rows:
         raise ValueError(f"expected at most {rows} tokens, the positions there are; got {length}")
@@ -272,6 +294,7 @@ def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | N
     """Raise unless ids are integers that broadcast to those of the tokens and, where they can be read, have rows."""
     if ids is None or table is None:
         return
+    check_rank(name, ids, 0, "(..., L)")
     check_integer(name, ids)
     dims, goal = sizes(ids), sizes(tokens)
     aligned = goal[len(goal) - len(dims) :]
@@ -280,6 +303,7 @@ def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | N
     rows = sizes(table)[0]
     if rows is not None and 0 not in dims and is_concrete(ids):
         xp = array_namespace(ids)
+        ids = xp.astype(ids, index_dtype(xp))
         least, most = int(xp.min(ids)), int(xp.max(ids))
         if least < 0 or most >= rows:
             raise ValueError(f"expected {name} in 0..{rows - 1}; got {least if least < 0 else most}")

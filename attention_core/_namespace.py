@@ -18,6 +18,7 @@ __all__ = [
     "array_namespace",
     "beside",
     "dtype_name",
+    "index_dtype",
     "is_concrete",
     "narrow",
     "positions",
@@ -103,7 +104,7 @@ def _library(xp: Namespace) -> str:
 def is_concrete(array: Array, /) -> bool:
     """Whether the values of an array can be read now, without tracing, computing or waiting for a graph."""
     library = sys.modules.get(type(array).__module__.partition(".")[0])
-    compiler = getattr(library, "compiler", None)
+    compiler: Any = getattr(library, "compiler", None)
     if hasattr(compiler, "is_compiling") and compiler.is_compiling():  # then even looking for a backend is impossible
         return False
     backend = _backend_of(array)
@@ -172,8 +173,12 @@ def beside(array: Array, /) -> dict[str, Any]:
 
 def rows_at(table: Array, index: Array, /, *, axis: int, xp: Namespace) -> Array:
     """Take along an axis by a 1-D array of positions, in the integer type that the library indexes with."""
-    integer = xp.__array_namespace_info__().default_dtypes()["indexing"]
-    return xp.take(table, xp.astype(index, integer, copy=False), axis=axis)
+    return xp.take(table, xp.astype(index, index_dtype(xp), copy=False), axis=axis)
+
+
+def index_dtype(xp: Namespace, /) -> DType:
+    """The integer type with which a library indexes: int64, or int32 where that is the widest in use."""
+    return xp.__array_namespace_info__().default_dtypes()["indexing"]
 
 
 def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:

@@ -10,6 +10,7 @@ from attention_core._checks import (
     check_like,
     check_linear,
     check_number,
+    check_parameters,
     check_positive,
     check_rank,
     check_vector,
@@ -19,7 +20,7 @@ from attention_core._checks import (
 from attention_core._layers import linear
 from attention_core._namespace import array_namespace, narrow, shape, widen
 from attention_core._typing import Array, Namespace
-from attention_core.parameters import SaganAttention
+from attention_core.parameters import Linear, SaganAttention
 
 __all__ = ["sagan_attention", "spectral_norm"]
 
@@ -79,6 +80,10 @@ def sagan_attention(
     >>> sagan_attention(SaganAttention(same, same, same, None, xp.asarray(0.5)), x)[0, :, 0]
     Array([1.5, 1.5, 1.5, 1.5], dtype=array_api_strict.float64)
     """
+    check_parameters("parameters", parameters, SaganAttention)
+    for name, convolution in zip(("theta", "phi", "g", "output"), parameters[:4], strict=True):
+        if not (convolution is None and name == "output"):
+            check_parameters(name, convolution, Linear)
     xp = array_namespace(x, *_leaves(parameters)) if xp is None else xp
     _check_sagan(parameters, x, pool, data_format)
     dtype = x.dtype
@@ -149,9 +154,11 @@ def spectral_norm(
     check_rank("weight", weight, 2, "(..., out)")
     check_floating("weight", weight)
     check_vector("u", u, sizes(weight)[-1], "weight", weight)
+    if 0 in sizes(weight):
+        raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
     check_positive("iterations", iterations)
     check_number("epsilon", epsilon, positive=True)
-    dtype = weight.dtype
+    dtype, epsilon = weight.dtype, float(epsilon)
     weight, u = widen((weight, u), xp=xp)
     matrix = xp.reshape(weight, (-1, shape(weight, xp=xp)[-1]))
     row = xp.reshape(u, (1, -1))
@@ -206,6 +213,7 @@ def _check_sagan(parameters: SaganAttention, x: Array, pool: bool, data_format: 
     for name in ("theta", "phi", "g"):
         _check_convolution(name, getattr(parameters, name), channels, x)
     _check_convolution_output(parameters, channels, x)
+    check_rank("sigma", parameters.sigma, 0, "()")
     check_like("sigma", parameters.sigma, "x", x)
     if len(parameters.sigma.shape):
         raise ValueError(f"expected sigma (); got {shape_text(parameters.sigma)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from attention_core._namespace import beside, shape
 from attention_core._typing import Array, Namespace
@@ -40,13 +41,21 @@ def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[
     top = xp.max(scores, axis=-1, keepdims=True)
     if allowed is None:
         exponentials = xp.exp(xp.subtract(scores, top))
-        total = xp.sum(exponentials, axis=-1, keepdims=True)
+        total = _total(exponentials, num_keys, xp)
         return exponentials, total, xp.add(top, xp.log(total))
     empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
     top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
-    exponentials = xp.exp(xp.subtract(scores, top))
-    total = xp.where(empty, 1.0, xp.sum(exponentials, axis=-1, keepdims=True))  # 0 / 0 and log(0) would be nan and -inf
+    # They are 0 there already; chosen once more, their gradients are too, even where a masked value makes these overflow.
+    exponentials = xp.where(allowed, xp.exp(xp.subtract(scores, top)), 0.0)
+    total = xp.where(empty, 1.0, _total(exponentials, num_keys, xp))  # 0 / 0 and log(0) would be nan and -inf
     return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
+
+
+def _total(exponentials: Array, num_keys: Any, xp: Namespace) -> Array:
+    total = xp.sum(exponentials, axis=-1, keepdims=True)
+    if isinstance(num_keys, int):
+        return total
+    return xp.where(xp.equal(total, 0.0), 1.0, total)  # there may turn out to be no keys
 
 
 def weighted_sum(weights: Array, value: Array, allowed: Array | None, /, *, xp: Namespace) -> Array:
@@ -83,7 +92,7 @@ def weighted_sum(weights: Array, value: Array, allowed: Array | None, /, *, xp: 
 
 
 def finite_vectors(x: Array, /, *, xp: Namespace) -> tuple[Array, Array]:
-    """The finite part of vectors (..., D), and (...) of 0 or nan: added to scores, it puts back what was removed."""
+    """The finite part of vectors (..., D), and (...) of 0 or nan: added to scores, it stands for what was removed."""
     finite = xp.isfinite(x)
     rest = xp.where(xp.all(finite, axis=-1), _scalar(0.0, x, xp), math.nan)
     return xp.where(finite, x, 0.0), rest

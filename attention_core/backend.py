@@ -134,5 +134,7 @@ def get_backend(name: str, /) -> Backend:
     if entry is None:
         raise ValueError(f"expected a backend out of {', '.join(entries())}; got {name!r}")
     if importlib.util.find_spec(name) is None:
-        raise ImportError(f"backend {name!r} needs its library: pip install 'attention-core[{name}]'", name=name)
+        raise ImportError(
+            f"backend {name!r} needs its library: pip install 'attention-core[{name.replace('_', '-')}]'", name=name
+        )
     return cast(Backend, entry.load())

@@ -68,7 +68,7 @@ def uniform(
     check_number("limit", limit, positive=True)
     half = 2**23
     integers = xp.subtract(uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp), half)
-    return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), float(half)), limit, dtype, xp)
+    return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), float(half)), float(limit), dtype, xp)
 
 
 def normal(
@@ -213,7 +213,7 @@ def _quantiles(
     bits = uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp)
     index = xp.reshape(xp.bitwise_right_shift(bits, 24 - _TABLE_BITS), (-1,))
     integers = xp.reshape(rows_at(table, index, axis=0, xp=xp), dims)
-    return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), _GRID), stddev, dtype, xp)
+    return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), _GRID), float(stddev), dtype, xp)
 
 
 @functools.cache

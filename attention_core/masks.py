@@ -13,8 +13,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from attention_core._checks import check_boolean, check_broadcastable, check_floating, check_integer, check_rank, sizes
-from attention_core._namespace import array_namespace, is_concrete, positions, rows_at, shape
+from attention_core._checks import (
+    check_boolean,
+    check_broadcastable,
+    check_device,
+    check_floating,
+    check_integer,
+    check_number,
+    check_positive,
+    check_rank,
+    shape_text,
+    sizes,
+)
+from attention_core._namespace import array_namespace, dtype_name, index_dtype, is_concrete, positions, rows_at, shape
 from attention_core._typing import Array, Namespace
 
 __all__ = [
@@ -33,6 +44,7 @@ __all__ = [
 ]
 
 Sizes = tuple[int | None, ...]
+_FAR = 2**29  # beyond all positions, and three times as far still fits their type
 
 
 class Block(Enum):
@@ -161,9 +173,13 @@ class SlidingWindow(Mask):
         near = (
             xp.ones_like(key, dtype=xp.bool)
             if self.left is None
-            else xp.greater_equal(key, xp.subtract(centre, self.left))
+            else xp.greater_equal(key, xp.subtract(centre, _limited(self.left)))
         )
-        return near if self.right is None else xp.logical_and(near, xp.less_equal(key, xp.add(centre, self.right)))
+        return (
+            near
+            if self.right is None
+            else xp.logical_and(near, xp.less_equal(key, xp.add(centre, _limited(self.right))))
+        )
 
     def block(self, query: range, key: range, /) -> Block:
         return _window_block(query, key, self.offset, self.left, self.right)
@@ -249,7 +265,8 @@ class Segments(Mask):
             check_rank(name, ids, 1, "(..., length)")
             check_integer(name, ids)
         if self.query_ids.dtype != self.key_ids.dtype:
-            raise TypeError("expected query_ids and key_ids of one dtype; got two")
+            own, other = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
+            raise TypeError(f"expected key_ids of dtype {own} to match query_ids; got {other}")
 
     def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
         own = xp.expand_dims(rows_at(self.query_ids, query, axis=-1, xp=xp), axis=-1)  # (..., M, 1)
@@ -279,10 +296,13 @@ class Given(Mask):
         check_boolean("mask", self.mask)
 
     def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        mask, dims = self.mask, sizes(self.mask)
-        if len(dims) > 1 and dims[-2] != 1:
-            mask = rows_at(mask, query, axis=-2, xp=xp)
-        return rows_at(mask, key, axis=-1, xp=xp) if dims and dims[-1] != 1 else mask
+        mask = self.mask
+        for axis, places in ((-2, query), (-1, key)):
+            size = sizes(mask)[axis] if len(mask.shape) >= -axis else 1
+            if size is None:  # it may turn out to be 1
+                places = xp.minimum(places, xp.subtract(shape(mask, xp=xp)[axis], 1))
+            mask = mask if size == 1 else rows_at(mask, places, axis=axis, xp=xp)
+        return mask
 
     def check(self, target: Sizes, /) -> None:
         check_broadcastable("mask", self.mask, target)
@@ -395,7 +415,8 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
     """
     xp = array_namespace(mask) if xp is None else xp
     check_floating("mask", mask)
-    return xp.greater(mask, threshold)
+    check_number("threshold", threshold)
+    return xp.greater(mask, float(threshold))
 
 
 def mask_from_lengths(lengths: Array, key_length: int, /, *, xp: Namespace | None = None) -> Array:
@@ -408,6 +429,7 @@ def mask_from_lengths(lengths: Array, key_length: int, /, *, xp: Namespace | Non
     (2, 1, 1, 3)
     """
     xp = array_namespace(lengths) if xp is None else xp
+    check_positive("key_length", key_length)
     rule = KeyLengths(lengths)
     key = positions(key_length, lengths, xp=xp)
     return rule.allowed(key, key, xp=xp)
@@ -441,17 +463,19 @@ def mask_from_query_key(query_mask: Array, key_mask: Array, /, *, xp: Namespace 
     for name, mask in (("query_mask", query_mask), ("key_mask", key_mask)):
         check_rank(name, mask, 1, "(..., length)")
         check_boolean(name, mask)
+    if sizes(query_mask)[:-1] != sizes(key_mask)[:-1]:
+        expected = f"the leading axes of query_mask {shape_text(query_mask)}"
+        raise ValueError(f"expected key_mask with {expected}; got {shape_text(key_mask)}")
     both = xp.logical_and(xp.expand_dims(query_mask, axis=-1), xp.expand_dims(key_mask, axis=-2))
     return xp.expand_dims(both, axis=-3)
 
 
-def check_mask(mask: Any, target: Sizes) -> None:
-    """Raise unless a mask of either kind fits scores of shape (..., H, M, N)."""
-    if isinstance(mask, Mask):
-        mask.check(target)
-    else:
-        check_boolean("mask", mask)
-        check_broadcastable("mask", mask, target)
+def check_mask(mask: Any, target: Sizes, query: Array) -> None:
+    """Raise unless a mask of either kind fits scores of shape (..., H, M, N), and lies on the device of the query."""
+    rule = as_mask(mask)
+    rule.check(target)
+    for array in rule.arrays:
+        check_device("mask", array, "query", query)
 
 
 def allowed_pairs(mask: Mask | Array, query: Array, key: Array, /, *, xp: Namespace) -> Array:
@@ -490,17 +514,24 @@ def _extent(value: Any) -> tuple[int | None, int | None]:
     if 0 in sizes(value) or not is_concrete(value):
         return None, None
     xp = array_namespace(value)
+    value = xp.astype(value, index_dtype(xp))
     return int(xp.min(value)), int(xp.max(value))
 
 
 def _per_sample(value: Any, like: Array, xp: Namespace) -> Any:
     """An integer as it is; an array of the leading axes with axes for heads, queries and keys."""
     if isinstance(value, int):
-        return value
+        return _limited(value)
+    if dtype_name(value.dtype) in ("uint32", "int64", "uint64"):
+        value = xp.clip(xp.astype(value, index_dtype(xp)), -_FAR, _FAR)
     value = xp.astype(value, like.dtype)
     for _ in range(3 if len(value.shape) else 0):
         value = xp.expand_dims(value, axis=-1)
     return value
+
+
+def _limited(value: int) -> int:
+    return max(-_FAR, min(value, _FAR))
 
 
 def _shifted(query: Array, offset: Any, xp: Namespace) -> Array:

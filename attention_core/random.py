@@ -1,13 +1,14 @@
 r"""Random numbers that depend on a seed and a position, and on nothing else.
 
-The generator is pcg4d, a hash of four words of 32 bits made of multiplications, additions and shifts. It is written
-here in int32 arithmetic, which wraps around on every library, so that all of them give the same bits: eager or
-compiled, whole or in blocks. It needs a tenth of the operations of a block cipher such as Threefry; and compilers that
-substitute expressions into each other take minutes over the many rounds of a cipher, and seconds over this.
+A word of 32 bits is drawn by hashing the words of the seed and of the position, one after the other, with the finalizer
+of MurmurHash3: shifts, exclusive-ors and multiplications by constants. Words are held as int32 and multiplied in the
+integers with which a library indexes. Where those have 64 bits, no product overflows, so that no compiler is free to
+assume that it does not happen; where they have 32, as in XLA, they wrap around. So all libraries give the same bits:
+eager or compiled, whole or in blocks.
 
 References
 ----------
-M. Jarzynski, M. Olano, "Hash functions for GPU rendering", Journal of Computer Graphics Techniques 9(3), 2020.
+A. Appleby, MurmurHash3 (``fmix32``), 2011.
 """
 
 from __future__ import annotations
@@ -16,17 +17,13 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._checks import check_integer, shape_text
-from attention_core._namespace import beside, positions, shape
+from attention_core._namespace import beside, index_dtype, positions, shape
 from attention_core._typing import Array, Namespace
 
-__all__ = ["Dropout", "dropout_mask", "fold_in", "pcg4d", "random_bits", "seed_words"]
+__all__ = ["Dropout", "dropout_mask", "fmix32", "fold_in", "hash_words", "random_bits", "seed_words"]
 
-_MULTIPLIER, _INCREMENT = 1664525, 1013904223
-_FLAT, _LEADING, _FOLDED = (
-    0,
-    1,
-    2,
-)  # the last word of the counters: what is drawn for one purpose is fresh for the others
+_GOLDEN = 0x9E3779B9  # its multiples tell the places of words apart
+_FLAT, _LEADING, _FOLDED = 0, 1, 2  # what is drawn for one purpose is fresh for the others
 _RESOLUTION = 24  # bits of a uniform number: those of a float32
 
 
@@ -88,46 +85,68 @@ def seed_words(seed: Any, like: dict[str, Any], /, *, xp: Namespace) -> tuple[Ar
     return low, (words[1:] if len(seed.shape) else xp.zeros_like(low))
 
 
-def pcg4d(words: tuple[Any, Any, Any, Any], /, *, xp: Namespace) -> tuple[Array, Array, Array, Array]:
-    """Hash four words of 32 bits into four.
+def hash_words(*words: Any, xp: Namespace) -> Array:
+    r"""Hash words of 32 bits, one after the other, into one.
+
+    .. math:: h_0 = 0, \qquad h_n = \operatorname{fmix}(h_{n-1} \oplus \operatorname{fmix}(w_n \oplus n g))
+
+    with g = 0x9E3779B9 and products modulo :math:`2^{32}`.
 
     Parameters
     ----------
-    words : four int32 Array, which broadcast
+    *words : int32 Array, which broadcast
     xp : array namespace
 
     Returns
     -------
-    four int32 Array
+    int32 Array
 
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> zero = xp.zeros((1,), dtype=xp.int32)
-    >>> [int(word[0]) for word in pcg4d((zero, zero, zero, zero), xp=xp)]
-    [251852841, 760645481, 850445371, -752531222]
+    >>> one = xp.ones((1,), dtype=xp.int32)
+    >>> int(hash_words(one, one, xp=xp)[0])
+    711129241
     """
-    x, y, z, w = (_scrambled(word, xp) for word in words)
-    x, y, z, w = (xp.bitwise_xor(word, _shift_right(word, 16, xp)) for word in _mixed(x, y, z, w, xp))
-    return _mixed(x, y, z, w, xp)
+    state = xp.zeros_like(words[0])
+    for place, word in enumerate(words, start=1):
+        state = xp.bitwise_xor(state, fmix32(xp.bitwise_xor(word, _signed(place * _GOLDEN)), xp=xp))
+        state = fmix32(state, xp=xp)
+    return state
 
 
-def _scrambled(word: Array, xp: Namespace) -> Array:
-    """One step of a congruential generator; the mask stops compilers that fold constants in unlimited integers."""
-    return xp.bitwise_and(xp.add(xp.multiply(word, _MULTIPLIER), _INCREMENT), -1)
+def fmix32(word: Array, /, *, xp: Namespace) -> Array:
+    """Mix the bits of int32 words so that each depends on all: the finalizer of MurmurHash3.
+
+    Examples
+    --------
+    The hash of 1 is 0x514e28b7:
+
+    >>> import array_api_strict as xp
+    >>> int(fmix32(xp.ones((1,), dtype=xp.int32), xp=xp)[0]) == 0x514E28B7
+    True
+    """
+    word = _product(_xor_shifted(word, 16, xp), _signed(0x85EBCA6B), xp)
+    word = _product(_xor_shifted(word, 13, xp), _signed(0xC2B2AE35), xp)
+    return _xor_shifted(word, 16, xp)
 
 
-def _mixed(x: Array, y: Array, z: Array, w: Array, xp: Namespace) -> tuple[Array, Array, Array, Array]:
-    x = xp.add(x, xp.multiply(y, w))
-    y = xp.add(y, xp.multiply(z, x))
-    z = xp.add(z, xp.multiply(x, y))
-    return x, y, z, xp.add(w, xp.multiply(y, z))
+def _xor_shifted(word: Array, distance: int, xp: Namespace) -> Array:
+    return xp.bitwise_xor(word, _shift_right(word, distance, xp))
+
+
+def _product(word: Array, factor: int, xp: Namespace) -> Array:
+    """The lower 32 bits of a product: both factors are below 2^31 in magnitude, so that 64 bits hold it."""
+    wide = index_dtype(xp)
+    return xp.astype(xp.multiply(xp.astype(word, wide), factor), xp.int32)
 
 
 def fold_in(seed: Any, number: int, like: dict[str, Any], /, *, xp: Namespace) -> Array:
     """A new seed out of a seed and a number: one for every place that needs its own.  -> int32 Array, shape (2,)."""
-    numbers = (xp.full((1,), word, dtype=xp.int32, **like) for word in (number, _FOLDED))
-    return xp.concat(pcg4d((*seed_words(seed, like, xp=xp), *numbers), xp=xp)[:2], axis=0)
+    purpose, low, high, number = (xp.full((1,), word, dtype=xp.int32, **like) for word in (_FOLDED, 0, 1, number))
+    return xp.concat(
+        [hash_words(*seed_words(seed, like, xp=xp), purpose, number, word, xp=xp) for word in (low, high)], axis=0
+    )
 
 
 def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: Any = None) -> Array:
@@ -147,14 +166,14 @@ def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: A
     like = {} if device is None else {"device": device}
     index = xp.arange(math.prod(dims), dtype=xp.int32, **like)
     purpose = xp.full((1,), _FLAT, dtype=xp.int32, **like)
-    return xp.reshape(pcg4d((*seed_words(seed, like, xp=xp), index, purpose), xp=xp)[1], dims)
+    return xp.reshape(hash_words(*seed_words(seed, like, xp=xp), purpose, index, xp=xp), dims)
 
 
 def dropout_mask(dropout: Dropout, like: Array, /, *, xp: Namespace) -> Array:
     """True where an element of an array shaped like ``like`` is kept.
 
-    The leading axes, counted as one in row-major order, pick two words under the seed; the last two axes are the
-    others. So an element can be decided alone, and blocks agree with the whole.
+    What is hashed is the seed and the position: that in the leading axes, counted as one in row-major order, and those
+    in the last two. So an element can be decided alone, and blocks agree with the whole.
 
     Parameters
     ----------
@@ -170,10 +189,10 @@ def dropout_mask(dropout: Dropout, like: Array, /, *, xp: Namespace) -> Array:
     place = beside(like)
     index = xp.arange(math.prod(leading), dtype=xp.int32, **place)
     purpose = xp.full((1,), _LEADING, dtype=xp.int32, **place)
-    words = pcg4d((*seed_words(dropout.seed, place, xp=xp), index, purpose), xp=xp)
-    key = tuple(xp.reshape(word, (*leading, 1, 1)) for word in words[:2])
+    sample = xp.reshape(index, (*leading, 1, 1))
     row = xp.reshape(positions(rows, like, xp=xp), (-1, 1))
-    bits = pcg4d((*key, row, positions(columns, like, xp=xp)), xp=xp)[1]
+    column = positions(columns, like, xp=xp)
+    bits = hash_words(*seed_words(dropout.seed, place, xp=xp), purpose, sample, row, column, xp=xp)
     return xp.greater_equal(uniform_integers(bits, xp=xp), round(dropout.rate * 2**_RESOLUTION))
 
 

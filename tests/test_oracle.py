@@ -10,8 +10,8 @@ import pytest
 
 import attention_core as ac
 from attention_conformance.gradients import gradients
+from attention_conformance.hashing import keep_pattern, mixed
 from attention_conformance.oracle import Exact, attention
-from attention_conformance.pcg4d import keep_pattern
 from attention_conformance.positions import allowed
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
 from attention_conformance.ulps import spacing, worst_error
@@ -164,6 +164,10 @@ def test_positions_follow_the_words_of_the_contract(rng):
     for rule, picture in pictures:
         found = allowed(problem(rng, arrays=arrays, mask=rule))[0]
         assert ["".join(".x"[seen] for seen in row) for row in found.tolist()] == picture, rule
+
+
+def test_the_hash_is_the_finalizer_of_murmurhash3():
+    assert (mixed(0), mixed(1), mixed(0xDEADBEEF)) == (0, 0x514E28B7, 0x0DE5C6A9)
 
 
 def test_dropout_keeps_what_the_core_keeps():
