@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -78,9 +77,11 @@ def _mask(rule: Rule, arrays: Arrays) -> Any:
     if rule.kind == "array":
         return arrays[rule.arguments["name"]]
     if rule.kind in _COMBINATIONS:
-        return _COMBINATIONS[rule.kind](*(_mask(part, arrays) for part in rule.arguments.values()))
+        first, *rest = (_mask(part, arrays) for part in rule.arguments.values())
+        return getattr(first, _COMBINATIONS[rule.kind])(*rest)
     arguments = {name: arrays[each] if isinstance(each, str) else each for name, each in rule.arguments.items()}
     return getattr(attention_core, rule.kind)(**arguments)
 
 
-_COMBINATIONS: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "not": operator.invert}
+# By their methods: torch.compile does not trace the operators & | ~ on objects beside tensors.
+_COMBINATIONS = {"and": "__and__", "or": "__or__", "not": "__invert__"}

@@ -35,7 +35,8 @@ class Rule:
         ``Causal``, ``SlidingWindow``, ``KeyLengths``, ``Segments``; ``array`` for a boolean array; ``and``, ``or``,
         ``not``.
     arguments : mapping
-        Numbers, or names of arrays of the problem; for a combination its parts, named ``first`` and ``second``.
+        Numbers, or names of arrays of the problem; for a combination its parts, named ``first`` (a structured mask) and
+        ``second``.
     """
 
     kind: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from numbers import Real
 from typing import Any
 
@@ -170,8 +170,15 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"expected {name} as a number; got {type(value).__name__}")
-    if not abs(value) <= sys.float_info.max or (positive and value <= 0):
+    if not _is_finite(value) or (positive and value <= 0):
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
+
+
+def _is_finite(number: Real) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def check_scores(query: Array, key: Array, bias: Array | None, scale: Any, softcap: Any) -> None:

@@ -260,16 +260,13 @@ def check_feed_forward(name: str, parameters: FeedForward, x_name: str, x: Array
 
 
 def _check_embeddings(parameters: Embeddings, epsilon: float, dropout: Dropout | None) -> None:
-    token = parameters.token
-    for name, table in (("token", token), ("position", parameters.position), ("segment", parameters.segment)):
-        if table is not None:
-            check_rank(name, table, 2, "(entries, C)")
-            check_floating(name, table)
-            check_like(name, table, "token", token)
-            if len(table.shape) != 2 or sizes(table)[1] != sizes(token)[1]:
-                raise ValueError(
-                    f"expected {name} (entries, {sizes(token)[1]}) to match token; got {shape_text(table)}"
-                )
+    token, segment = parameters.token, () if parameters.segment is None else (parameters.segment,)
+    for name, table in zip(("token", "position", "segment"), (token, parameters.position, *segment), strict=False):
+        check_rank(name, table, 2, "(entries, C)")
+        check_floating(name, table)
+        check_like(name, table, "token", token)
+        if len(table.shape) != 2 or sizes(table)[1] != sizes(token)[1]:
+            raise ValueError(f"expected {name} (entries, {sizes(token)[1]}) to match token; got {shape_text(table)}")
     if parameters.norm is not None:
         check_layer_norm("norm", parameters.norm, "token", token, epsilon)
     if dropout is not None:

@@ -45,7 +45,7 @@ def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[
         return exponentials, total, xp.add(top, xp.log(total))
     empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
     top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
-    # They are 0 there already; chosen once more, their gradients are too, even where a masked value makes these overflow.
+    # They are 0 there already; chosen once more, so are their gradients, even if a masked value makes these overflow.
     exponentials = xp.where(allowed, xp.exp(xp.subtract(scores, top)), 0.0)
     total = xp.where(empty, 1.0, _total(exponentials, num_keys, xp))  # 0 / 0 and log(0) would be nan and -inf
     return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total)))

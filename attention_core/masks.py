@@ -170,16 +170,12 @@ class SlidingWindow(Mask):
 
     def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
         centre = _shifted(query, self.offset, xp)
-        near = (
-            xp.ones_like(key, dtype=xp.bool)
-            if self.left is None
-            else xp.greater_equal(key, xp.subtract(centre, _limited(self.left)))
-        )
-        return (
-            near
-            if self.right is None
-            else xp.logical_and(near, xp.less_equal(key, xp.add(centre, _limited(self.right))))
-        )
+        near = xp.ones_like(key, dtype=xp.bool)
+        if self.left is not None:
+            near = xp.logical_and(near, xp.greater_equal(key, xp.subtract(centre, _limited(self.left))))
+        if self.right is not None:
+            near = xp.logical_and(near, xp.less_equal(key, xp.add(centre, _limited(self.right))))
+        return near
 
     def block(self, query: range, key: range, /) -> Block:
         return _window_block(query, key, self.offset, self.left, self.right)
@@ -269,8 +265,9 @@ class Segments(Mask):
             raise TypeError(f"expected key_ids of dtype {own} to match query_ids; got {other}")
 
     def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        own = xp.expand_dims(rows_at(self.query_ids, query, axis=-1, xp=xp), axis=-1)  # (..., M, 1)
-        other = xp.expand_dims(rows_at(self.key_ids, key, axis=-1, xp=xp), axis=-2)  # (..., 1, N)
+        query_ids, key_ids = (xp.astype(ids, index_dtype(xp), copy=False) for ids in (self.query_ids, self.key_ids))
+        own = xp.expand_dims(rows_at(query_ids, query, axis=-1, xp=xp), axis=-1)  # (..., M, 1)
+        other = xp.expand_dims(rows_at(key_ids, key, axis=-1, xp=xp), axis=-2)  # (..., 1, N)
         same = xp.equal(own, other)
         return same if len(same.shape) == 2 else xp.expand_dims(same, axis=-3)
 

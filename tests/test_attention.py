@@ -233,6 +233,24 @@ def test_contract_05_what_is_attended_is_not_hidden(qkv, put, get, rubbish):
     assert np.isfinite(np.delete(masked, 3, axis=-1)).all()
 
 
+def test_contract_05_what_overflows_behind_a_mask_leaves_gradients_finite(backend, put, get):
+    """A finite value or key so large that the gradient of its weight overflows, masked: its gradient is 0 all the same."""
+    if not backend.differentiates:
+        pytest.skip(f"{backend.name} does not differentiate")
+    q, k, v = np.ones((1, 2, 4)), np.ones((1, 3, 4)), np.ones((1, 3, 4))
+    v[0, 2], k[0, 2] = 3e38, [3e38, -3e38, 3e38, -3e38]
+    mask, sum_ = put(np.array([True, True, False])), backend.namespace.sum
+    for options in ({}, {"softcap": 5.0, "scale": 100.0}):
+
+        def loss(q, k, v, options=options):
+            return sum_(attention(q * 10, k, v, mask=mask, **options)) * 10
+
+        _, gradients = backend.value_and_grad(loss)(*put([q, k, v], dtype="float32"))
+        for gradient in get(gradients):
+            assert np.isfinite(gradient).all()
+        assert (get(gradients[2])[0, 2] == 0).all()
+
+
 def test_contract_05_infinities_of_both_signs_give_nan(qkv, put, get):
     q, k, v = qkv
     v[:, :, 1, 3], v[:, :, 2, 3] = np.inf, -np.inf
@@ -369,6 +387,19 @@ def test_scores_go_as_far_as_the_arguments(qkv, mask, rng, put, get):
 def test_scale_and_softcap_may_be_arrays(qkv, put, get):
     arrays = {"scale": put(np.asarray(0.4)), "softcap": put(np.asarray(3.0))}
     close(get(attention(*put(qkv), **arrays)), get(attention(*put(qkv), scale=0.4, softcap=3.0)))
+
+
+def test_a_bias_of_any_finite_size_is_no_mask(put, get, qkv):
+    bias = np.full((M, N), -2e4)
+    result = get(attention(*put(qkv), bias=put(bias), return_logsumexp=True))
+    np.testing.assert_allclose(result.output, reference(*qkv)[0], atol=1e-10)  # adding and taking away 2e4 costs digits
+    assert np.isfinite(result.logsumexp).all()
+
+
+def test_numbers_of_numpy_are_numbers(qkv, put, get):
+    expected = get(attention(*put(qkv), scale=0.5, softcap=3.0))
+    result = attention(*put(qkv), scale=np.float32(0.5), softcap=np.float64(3.0))
+    np.testing.assert_array_equal(get(result), expected)
 
 
 @given(data=st.data())

@@ -47,6 +47,8 @@ OPTIONS = {
     "bias too long": (lambda put: {"bias": put(np.ones((M, 6)))}, ValueError, r"expected bias to broadcast to \(2, 6, 4, 5\); got \(4, 6\)"),
     "number as bias": (lambda put: {"bias": 1.0}, TypeError, "expected bias as a floating-point array; got float"),
     "scale without limit": (lambda put: {"scale": float("inf")}, ValueError, "expected scale as a finite number; got inf"),
+    "scale beyond all floats": (lambda put: {"scale": 10**400}, ValueError, "expected scale as a finite number; got 1000"),
+    "causality as a word": (lambda put: {"is_causal": "no"}, TypeError, "expected is_causal as True or False; got str"),
     "scale as text": (lambda put: {"scale": "1"}, TypeError, "expected scale as a number; got str"),
     "scale as a vector": (lambda put: {"scale": put(np.ones(3))}, ValueError, r"expected scale as a number; got an array of shape \(3,\)"),
     "scale of integers": (lambda put: {"scale": put(np.asarray(1))}, TypeError, "expected scale of dtype float16, bfloat16, float32, float64; got int64"),

@@ -47,6 +47,12 @@ def test_a_run_that_does_not_hold_names_what_failed_and_has_status_1(monkeypatch
     assert "!" in next(line for line in result.stdout.splitlines() if "mask-over-keys" in line)
 
 
+def test_a_run_of_nothing_does_not_hold():
+    result = invoke("conformance", "--backend", "array_api_strict", "--dtype", "float16", "--case", "mask", "--jobs", 0)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].startswith("0 passed, 0 failed, ")
+
+
 def test_results_are_written_as_json(tmp_path):
     path = tmp_path / "results.json"
     assert conformance("--json", path, "--case", "gradient").exit_code == 0

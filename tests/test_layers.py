@@ -41,6 +41,20 @@ def test_layer_norm_does_not_change_with_a_shift(rng, put, get):
     close(get(ac.layer_norm(put(norm), put(x + 1e6))), get(ac.layer_norm(put(norm), put(x))), ulps=1e7)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_layer_norm_of_a_constant_row_is_zero(put, get, dtype):
+    """Whatever the library's mean of equal numbers rounds to."""
+    x, norm = put(np.full((1, 768), 1000.1), dtype=dtype), put(LayerNorm(np.ones(768), np.zeros(768)), dtype=dtype)
+    assert np.abs(get(ac.layer_norm(norm, x, epsilon=1e-12))).max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_ids_may_be_of_any_integer_type(rng, put, get, dtype):
+    e, ids = tables(rng), np.array([[3, 0, 10]])
+    expected = get(ac.embed_tokens(put(e), put(ids)))
+    np.testing.assert_array_equal(get(ac.embed_tokens(put(e), put(ids.astype(dtype)))), expected)
+
+
 def test_feed_forward_is_linear_gelu_linear(rng, put, get):
     w1, b1, w2, b2 = (rng.standard_normal(shape) for shape in ((5, 11), (11,), (11, 3), (3,)))
     x = rng.standard_normal((2, 4, 5))
@@ -119,6 +133,14 @@ def test_wrong_parameters_are_named(rng, put):
         (lambda: ac.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=0.0), ValueError, "expected epsilon as a positive finite number; got 0.0"),
         (lambda: ac.layer_norm(put(LayerNorm(ones(0), ones(0))), put(ones((2, 0)))), ValueError, r"expected x with at least one channel; got \(2, 0\)"),
         (lambda: ac.feed_forward(put(FeedForward(Linear(ones((5, 8))), Linear(ones((7, 5))))), x), ValueError, r"feed_forward.contract.weight \(8, out\)"),
+        (lambda: ac.linear(None, x), TypeError, r"expected linear as Linear\(weight, bias\); got NoneType"),
+        (lambda: ac.linear(put(ones((5, 5))), x), TypeError, r"expected linear as Linear\(weight, bias\); got "),
+        (lambda: ac.layer_norm(None, x), TypeError, r"expected layer_norm as LayerNorm\(scale, offset\); got NoneType"),
+        (lambda: ac.feed_forward(FeedForward(None, None), x), TypeError, r"expected feed_forward.expand as Linear\(weight, bias\); got NoneType"),
+        (lambda: ac.embed_tokens(None, ids), TypeError, r"expected embeddings as Embeddings\(token, position, segment, norm\); got NoneType"),
+        (lambda: ac.embed_tokens(put(e._replace(token=None)), ids), TypeError, r"expected token \(entries, C\); got NoneType"),
+        (lambda: ac.embed_tokens(put(e), ids, segment_ids=1), TypeError, r"expected segment_ids \(..., L\); got int"),
+        (lambda: ac.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=10**400), ValueError, "expected epsilon as a positive finite number"),
         (lambda: ac.embed_tokens(put(e), put(np.array([[11]]))), ValueError, r"expected token_ids in 0..10; got 11"),
         (lambda: ac.embed_tokens(put(e), put(np.array([[-1]]))), ValueError, r"expected token_ids in 0..10; got -1"),
         (lambda: ac.embed_tokens(put(e), put(ones((1, 2)))), TypeError, "expected token_ids of an integer dtype; got float64"),

@@ -51,6 +51,26 @@ def test_rules_may_differ_along_the_leading_axes(put, get, xp):
         np.testing.assert_array_equal(dense(rule, put, get, xp), np.broadcast_to(expected, (2, 1, M, N)))
 
 
+@pytest.mark.parametrize("far", [2**31 - 1, 2**31, 2**40, 10**30])
+def test_far_is_far(far, put, get, xp):
+    """Numbers beyond the type of positions mean what they say."""
+    everything = [ac.Causal(far), ac.SlidingWindow(left=far, right=far), ac.KeyLengths(far)]
+    if far < 2**62:
+        arrays = put(np.array([far, far]))
+        everything += [ac.Causal(arrays), ac.KeyLengths(arrays)]
+    for rule in everything:
+        assert dense(rule, put, get, xp).all()
+    assert not dense(ac.Causal(-far), put, get, xp).any()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "int64"])
+def test_lengths_and_segments_may_be_of_any_integer_type(dtype, put, get, xp):
+    lengths, ids = put(np.array([2, 5], dtype=dtype)), np.array([0, 0, 1, 1, 2], dtype=dtype)
+    np.testing.assert_array_equal(dense(ac.KeyLengths(lengths), put, get, xp)[:, 0, 0].sum(-1), [2, 5])
+    rule = ac.Segments(put(ids), put(np.arange(7).astype(dtype)))
+    np.testing.assert_array_equal(dense(rule, put, get, xp)[0, 0], ids[:, None] == np.arange(7)[None, :])
+
+
 def test_segments_attend_their_own(put, get, xp):
     query_ids, key_ids = np.array([[0, 0, 1, 1, 2]] * 2), np.array([[0, 1, 1, 1, 2, 2, 9], [2, 2, 2, 0, 0, 0, 0]])
     expected = (query_ids[:, :, None] == key_ids[:, None, :])[:, None]
@@ -106,6 +126,7 @@ def test_conventions_come_in_by_name(put, get):
     for ignored in (-10000.0, -np.inf, float(np.finfo(np.float32).min)):
         np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.where(keep, 0.0, ignored)))), keep)
     np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.array([-2.0, 0.0])), threshold=-1.0)), [False, True])
+    np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.array([-0.5, -1e4])))), [True, False])
     lengths = get(ac.mask_from_lengths(put(np.array([2, 1])), 3))
     np.testing.assert_array_equal(lengths, keep[:, None, None, :])
     np.testing.assert_array_equal(get(ac.mask_from_padding(put(keep))), keep[:, None, None, :])
@@ -145,6 +166,26 @@ def test_conventions_come_in_by_name(put, get):
         ),
         (lambda put: ac.mask_from_additive(put(np.ones(3, dtype=bool))), TypeError, "expected mask of dtype float16"),
         (lambda put: ac.mask_from_padding(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
+        (
+            lambda put: ac.mask_from_additive(put(np.ones(3)), threshold="a"),
+            TypeError,
+            "expected threshold as a number; got str",
+        ),
+        (
+            lambda put: ac.mask_from_lengths(put(np.array([1])), 2.5),
+            TypeError,
+            "expected key_length as a positive integer",
+        ),
+        (
+            lambda put: ac.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])),
+            ValueError,
+            r"expected key_mask with the leading axes of query_mask \(2, 3\); got \(1, 3\)",
+        ),
+        (
+            lambda put: ac.Segments(put(np.zeros(3, dtype=np.int32)), put(np.zeros(3, dtype=np.int8))),
+            TypeError,
+            "expected key_ids of dtype int32 to match query_ids; got int8",
+        ),
     ],
 )
 def test_wrong_masks_are_named(make, error, message, put):

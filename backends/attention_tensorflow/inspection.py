@@ -152,7 +152,7 @@ class NamespaceInfo:
 
     def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
         """Name the dtypes of what is made of Python numbers, and of positions."""
-        return {"real floating": float32, "complex floating": tf.complex64, "integral": int32, "indexing": int32}
+        return {"real floating": float32, "complex floating": tf.complex64, "integral": int32, "indexing": int64}
 
     def dtypes(self, *, device: str | None = None, kind: str | tuple[str, ...] | None = None) -> dict[str, DType]:
         """List the dtypes of the standard by name, those of a kind where one is given."""
