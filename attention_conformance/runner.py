@@ -92,7 +92,7 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
     if case.measure == "gradient" and not backend.differentiates:
         return f"{backend.name} does not differentiate"
     if mode != "eager" and dtype not in case.compiled and not asked:
-        return f"compiled modes run this case in {', '.join(case.compiled)}, unless dtypes are asked for"
+        return f"compiled modes run this case in {', '.join(case.compiled) or 'no dtype'}, unless dtypes are asked for"
     return ""
 
 

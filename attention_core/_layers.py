@@ -300,7 +300,7 @@ def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | N
     rows = sizes(table)[0]
     if rows is not None and 0 not in dims and is_concrete(ids):
         xp = array_namespace(ids)
-        ids = xp.astype(ids, index_dtype(xp))
+        ids = xp.astype(ids, index_dtype(ids, xp=xp))
         least, most = int(xp.min(ids)), int(xp.max(ids))
         if least < 0 or most >= rows:
             raise ValueError(f"expected {name} in 0..{rows - 1}; got {least if least < 0 else most}")

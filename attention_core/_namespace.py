@@ -173,12 +173,12 @@ def beside(array: Array, /) -> dict[str, Any]:
 
 def rows_at(table: Array, index: Array, /, *, axis: int, xp: Namespace) -> Array:
     """Take along an axis by a 1-D array of positions, in the integer type that the library indexes with."""
-    return xp.take(table, xp.astype(index, index_dtype(xp), copy=False), axis=axis)
+    return xp.take(table, xp.astype(index, index_dtype(index, xp=xp), copy=False), axis=axis)
 
 
-def index_dtype(xp: Namespace, /) -> DType:
-    """The integer type with which a library indexes: int64, or int32 where that is the widest in use."""
-    return xp.__array_namespace_info__().default_dtypes()["indexing"]
+def index_dtype(like: Array, /, *, xp: Namespace) -> DType:
+    """The integer type with which a library indexes on a device: int64, or int32 where that is the widest in use."""
+    return xp.__array_namespace_info__().default_dtypes(**beside(like))["indexing"]
 
 
 def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:

@@ -265,7 +265,9 @@ class Segments(Mask):
             raise TypeError(f"expected key_ids of dtype {own} to match query_ids; got {other}")
 
     def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        query_ids, key_ids = (xp.astype(ids, index_dtype(xp), copy=False) for ids in (self.query_ids, self.key_ids))
+        query_ids, key_ids = (
+            xp.astype(ids, index_dtype(ids, xp=xp), copy=False) for ids in (self.query_ids, self.key_ids)
+        )
         own = xp.expand_dims(rows_at(query_ids, query, axis=-1, xp=xp), axis=-1)  # (..., M, 1)
         other = xp.expand_dims(rows_at(key_ids, key, axis=-1, xp=xp), axis=-2)  # (..., 1, N)
         same = xp.equal(own, other)
@@ -511,7 +513,7 @@ def _extent(value: Any) -> tuple[int | None, int | None]:
     if 0 in sizes(value) or not is_concrete(value):
         return None, None
     xp = array_namespace(value)
-    value = xp.astype(value, index_dtype(xp))
+    value = xp.astype(value, index_dtype(value, xp=xp))
     return int(xp.min(value)), int(xp.max(value))
 
 
@@ -520,7 +522,7 @@ def _per_sample(value: Any, like: Array, xp: Namespace) -> Any:
     if isinstance(value, int):
         return _limited(value)
     if dtype_name(value.dtype) in ("uint32", "int64", "uint64"):
-        value = xp.clip(xp.astype(value, index_dtype(xp)), -_FAR, _FAR)
+        value = xp.clip(xp.astype(value, index_dtype(value, xp=xp)), -_FAR, _FAR)
     value = xp.astype(value, like.dtype)
     for _ in range(3 if len(value.shape) else 0):
         value = xp.expand_dims(value, axis=-1)

@@ -137,7 +137,7 @@ def _xor_shifted(word: Array, distance: int, xp: Namespace) -> Array:
 
 def _product(word: Array, factor: int, xp: Namespace) -> Array:
     """The lower 32 bits of a product: both factors are below 2^31 in magnitude, so that 64 bits hold it."""
-    wide = index_dtype(xp)
+    wide = index_dtype(word, xp=xp)
     return xp.astype(xp.multiply(xp.astype(word, wide), factor), xp.int32)
 
 
