@@ -535,6 +535,29 @@ def test_tensorflow_graph_of_gradients(tf, name, jit_compile):
     assert_same("tensorflow", tf.function(measure, jit_compile=jit_compile)(*arrays), measure(*arrays))
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tensorflow_with_open_dimensions_that_turn_out_empty_or_one(tf, jit_compile):
+    """No keys give zeros, not nan; and a mask of unknown shape may broadcast."""
+    open_mask = tf.TensorSpec([None, None], tf.bool)
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None] * 4)] * 3 + [open_mask], jit_compile=jit_compile, autograph=False
+    )
+    def attend(query, key, value, mask):
+        return [
+            scaled_dot_product_attention(query, key, value, **options)
+            for options in ({}, {"mask": mask}, {"mask": mask, "is_causal": True})
+        ]
+
+    query, key, value = (tf.ones(dims) for dims in ((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 5)))
+    for output in attend(query, key, value, tf.ones((3, 1), tf.bool)):
+        assert (output.numpy() == 0).all()
+        assert output.shape == (2, 2, 3, 5)
+    for mask in ([[True, False, True]], [[True], [True], [False]]):
+        expected = scaled_dot_product_attention(query, query, query, mask=tf.constant(mask), is_causal=True)
+        assert_same(tf, attend(query, query, query, tf.constant(mask))[2], expected)
+
+
 def test_tensorflow_gradients_with_every_dimension_open(tf):
     function, arrays = case("everything", "tensorflow")
     measure = get_backend("tensorflow").value_and_grad(lambda *trees: tf.reduce_mean(function(*trees)[0] ** 2))
