@@ -10,7 +10,7 @@ ROWS = (
     ("128 keys, bfloat16", "01-ordinary", "bfloat16"),
     ("128 keys, float32", "01-ordinary", "float32"),
     ("128 keys, float64", "01-ordinary", "float64"),
-    ("65,536 keys, float32", "10-long-row-spread", "float32"),
+    ("65,536 keys, float32", "09-long-row", "float32"),
     ("q·k beyond float16", "15-half-overflow", "float16"),
     ("q·k beyond float32, scaled is not", "12-product-overflows", "float32"),
     ("NaN behind a mask", "masked-nan-value", "float32"),
