@@ -42,7 +42,7 @@ def probability(dtype: str, kappa: float) -> float:
 
 
 def exact_scores(dtype: str, kappa: float) -> float:
-    """Bound the error where scores are exact, so that their size costs nothing."""
+    """Bound the error where large scores cost nothing: they are exact, equal, or without any weight."""
     return ordinary(dtype, 0.0)
 
 

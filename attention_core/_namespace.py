@@ -32,7 +32,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 _namespaces: dict[type, Namespace] = {}
 _backends: dict[type, Backend] = {}
-_names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers trace them, and do not trace functools.cache
+_names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
 
 
 def array_namespace(*arrays: Array) -> Namespace:
@@ -113,11 +113,12 @@ def is_concrete(array: Array, /) -> bool:
 
 def dtype_name(dtype: DType, /) -> str:
     """The name of a dtype, the same for every library: ``float32``, ``bfloat16``, ``bool``."""
+    if not hasattr(type(dtype), "name"):
+        return str(dtype).rpartition(".")[2].lower()
     names = _names.setdefault(type(dtype), {})  # dtypes of two libraries are never compared: some warn
-    name = names.get(dtype)
-    if name is None:
-        name = names[dtype] = str(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]).lower()
-    return name
+    if dtype not in names:
+        names[dtype] = str(dtype.name).lower()
+    return names[dtype]
 
 
 def wide_name(dtype: DType, /) -> str:

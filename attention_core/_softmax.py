@@ -80,8 +80,8 @@ def weighted_sum(weights: Array, value: Array, allowed: Array | None, /, *, xp: 
     if allowed is None:
         return xp.matmul(weights, value)
     finite = xp.where(xp.isfinite(value), value, 0.0)
-    rest = xp.subtract(value, finite)  # 0, inf, -inf or nan
-    upwards, downwards = (xp.logical_not(compare(rest, 0.0)) for compare in (xp.less_equal, xp.greater_equal))
+    nan = xp.isnan(value)  # said outright: compilers rewrite `not x <= 0` as `x > 0`, which nan tells apart
+    upwards, downwards = (xp.logical_or(nan, xp.equal(value, infinite)) for infinite in (math.inf, -math.inf))
     indicators = (xp.astype(pulls, value.dtype) for pulls in (upwards, downwards))
     width = shape(value, xp=xp)[-1]
     sums = xp.matmul(weights, xp.concat([finite, *indicators], axis=-1))  # (..., M, 3 E)
