@@ -63,7 +63,9 @@ def backends() -> None:
         table.add_column(heading)
     for name in entries():
         if name not in available_backends():
-            table.add_row(name, f"not installed: pip install 'attention-core[{name}]'", "", "", "", style="dim")
+            table.add_row(
+                name, f"not installed: pip install 'attention-core[{name.replace('_', '-')}]'", "", "", "", style="dim"
+            )
             continue
         backend = _load([name])[0]
         versions = "\n".join(f"{library} {number}" for library, number in backend.versions().items())
@@ -170,7 +172,9 @@ def _chosen_backends(names: Many) -> list[str]:
     _check_known("backend", names, entries())
     missing = [name for name in names or () if name not in available_backends()]
     if missing:
-        raise _refusal(f"backend {missing[0]} is not installed: pip install 'attention-core[{missing[0]}]'")
+        raise _refusal(
+            f"backend {missing[0]} is not installed: pip install 'attention-core[{missing[0].replace('_', '-')}]'"
+        )
     return [name for name in available_backends() if not names or name in names]
 
 
