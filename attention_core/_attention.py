@@ -45,8 +45,8 @@ def scaled_dot_product_attention(
 
     .. math::
 
-        o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \exp(s_{ij} - \ell_i), \qquad \ell_i = \log \sum_j \exp s_{ij}, \qquad
-        s_{ij} = c \tanh\!\left(\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij},
+        o_i &= \sum_j p_{ij} v_j, \qquad p_{ij} = \exp(s_{ij} - \ell_i), \qquad \ell_i = \log \sum_j \exp s_{ij}, \\
+        s_{ij} &= c \tanh\!\left(\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij},
 
     where j runs over the keys that query i may attend. A query that may attend nothing gives exactly 0, with
     :math:`\ell_i = -\infty` and gradients exactly 0. What is masked, were it nan, reaches neither result nor gradient.
