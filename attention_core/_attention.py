@@ -11,7 +11,7 @@ from attention_core._heads import repeat_heads
 from attention_core._namespace import array_namespace, narrow, shape, widen
 from attention_core._softmax import finite_vectors, softmax, weighted_sum
 from attention_core._typing import Array, Namespace
-from attention_core.masks import And, Causal, Mask, allowed_pairs, as_mask, check_mask
+from attention_core.masks import And, Causal, Mask, allowed_pairs, as_mask, check_mask, mask_arrays
 from attention_core.random import Dropout, check_dropout, drop
 
 __all__ = ["Attention", "attention_scores", "scaled_dot_product_attention"]
@@ -202,8 +202,7 @@ def _scores(
 def _namespace(
     query: Array, key: Array, value: Array | None, mask: Mask | Array | None, bias: Array | None
 ) -> Namespace:
-    masks = mask.arrays if isinstance(mask, Mask) else (mask,)
-    return array_namespace(query, key, value, bias, *masks)
+    return array_namespace(query, key, value, bias, *mask_arrays(mask))
 
 
 def _with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:

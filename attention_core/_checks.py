@@ -25,6 +25,7 @@ __all__ = [
     "check_rank",
     "check_scores",
     "check_value",
+    "differ",
     "shape_text",
     "sizes",
 ]
@@ -41,6 +42,11 @@ def shape_text(array: Array, /) -> str:
     """A shape as in ``(2, ?, 5)``."""
     dims = ["?" if dim is None else str(dim) for dim in sizes(array)]
     return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+
+
+def differ(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
+    """Whether two shapes are known not to be the same."""
+    return len(first) != len(second) or any(map(_differ, first, second))
 
 
 def _differ(first: int | None, second: int | None) -> bool:
@@ -217,7 +223,7 @@ def _check_partner(
 ) -> None:
     """Raise unless leading axes are equal, heads divide (or are equal), and the last two axes are the expected ones."""
     dims, goal = sizes(array), sizes(model)
-    wrong = len(dims) != len(goal) or any(map(_differ, (*dims[:-3], *dims[-2:]), (*goal[:-3], *ends)))
+    wrong = differ((*dims[:-3], *dims[-2:]), (*goal[:-3], *ends))
     if wrong or not _shares_heads(goal[-3], dims[-3], same_heads):
         heads = goal[-3] if same_heads else f"heads that divide {goal[-3]}"
         letters = ("N", "E" if same_heads else "D")

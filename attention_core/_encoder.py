@@ -16,6 +16,7 @@ from attention_core._checks import (
     check_positive,
     check_rank,
     check_vector,
+    differ,
     shape_text,
     sizes,
 )
@@ -23,7 +24,7 @@ from attention_core._heads import merge_heads, split_heads
 from attention_core._layers import check_feed_forward, check_layer_norm, feed_forward, layer_norm, linear
 from attention_core._namespace import array_namespace, beside, narrow, widen
 from attention_core._typing import Array, Namespace
-from attention_core.masks import Mask, check_mask
+from attention_core.masks import Mask, check_mask, mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward, Linear, MultiHeadAttention
 from attention_core.random import Dropout, check_dropout, drop, fold_in
 
@@ -102,9 +103,8 @@ def multi_head_attention(
     value = key if value is None else value
     groups = num_heads if num_key_value_heads is None else num_key_value_heads
     if xp is None:
-        masks = mask.arrays if isinstance(mask, Mask) else (mask,)
         leaves = _leaves(parameters)
-        xp = array_namespace(query, key, value, bias, *masks, *leaves)
+        xp = array_namespace(query, key, value, bias, *mask_arrays(mask), *leaves)
     check_multi_head(parameters, query, key, value, num_heads, groups, mask, bias)
     check_options(scale, softcap, dropout)
     check_flag("is_causal", is_causal)
@@ -197,8 +197,7 @@ def encoder_layer(
     check_parameters("layer", parameters, EncoderLayer)
     check_projections("attention", parameters.attention)
     if xp is None:
-        masks = mask.arrays if isinstance(mask, Mask) else (mask,)
-        xp = array_namespace(x, *_leaves(parameters), *masks)
+        xp = array_namespace(x, *_leaves(parameters), *mask_arrays(mask))
     _check_encoder(parameters, x, num_heads, mask, epsilon, dropout)
     dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
@@ -278,11 +277,6 @@ def check_multi_head(
 
 
 def _check_sequences(query: Array, key: Array, value: Array) -> None:
-    def differ(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
-        return len(first) != len(second) or any(
-            a != b for a, b in zip(first, second, strict=True) if None not in (a, b)
-        )
-
     if differ(sizes(key)[:-2], sizes(query)[:-2]):
         raise ValueError(f"expected key with the leading axes of query {shape_text(query)}; got {shape_text(key)}")
     if differ(sizes(value)[:-1], sizes(key)[:-1]):

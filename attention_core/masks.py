@@ -485,6 +485,11 @@ def allowed_pairs(mask: Mask | Array, query: Array, key: Array, /, *, xp: Namesp
     return mask.allowed(positions(rows, query, xp=xp), positions(columns, key, xp=xp), xp=xp)
 
 
+def mask_arrays(mask: Mask | Array | None) -> tuple[Array | None, ...]:
+    """The arrays of a mask of either kind, which take part in finding the library."""
+    return mask.arrays if isinstance(mask, Mask) else (mask,)
+
+
 def as_mask(mask: Mask | Array) -> Mask:
     """A mask of either kind as a structured one."""
     return mask if isinstance(mask, Mask) else Given(mask)
