@@ -64,6 +64,13 @@ def conformance(session):
     session.run("attention-core", "conformance", "--model", model_directory(session), *arguments, env=QUIET)
 
 
+@nox.session(default=False)
+def benchmark(session):
+    """Time all implementations beside the attentions of the frameworks; what came of it is in benchmark.json."""
+    install(session, "-e", f".[cli,{','.join(FRAMEWORKS)}]", groups=("benchmark",))
+    session.run("attention-core", "bench", *(session.posargs or ("--json", "benchmark.json")), env=QUIET)
+
+
 @nox.session
 def wheel(session):
     """Build the distribution, install it away from the sources, and test what was installed."""

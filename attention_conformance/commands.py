@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from attention_benchmark.command import bench
 from attention_conformance import report
 from attention_conformance.bert import ModelError
 from attention_conformance.case import Case
@@ -72,6 +73,9 @@ def backends() -> None:
         columns = ("\n".join(each) for each in (backend.devices(), dtypes_of(backend), backend.modes))
         table.add_row(name, versions, *columns)
     _console().print(table)
+
+
+app.command()(bench)
 
 
 @app.command()

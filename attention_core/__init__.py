@@ -1,16 +1,28 @@
 """Attention, written once against the Python array API standard."""
 
-from attention_core._attention import Attention, attention_scores, scaled_dot_product_attention
+from attention_core._attention import (
+    attention_scores,
+    explain_attention,
+    partial_attention,
+    scaled_dot_product_attention,
+)
+from attention_core._cache import KeyValueCache, append, cache_mask, empty_cache
+from attention_core._call import Attention
 from attention_core._encoder import encoder_layer, multi_head_attention
 from attention_core._gelu import gelu
 from attention_core._heads import merge_heads, split_heads
+from attention_core._implementations import Explanation
 from attention_core._layers import embed_tokens, feed_forward, layer_norm, linear
+from attention_core._partial import Partial, merge_partials
+from attention_core._rms_norm import rms_norm
+from attention_core._rotary import rotary_embedding
 from attention_core._sagan import sagan_attention, spectral_norm
 from attention_core.backend import Backend, available_backends, get_backend
 from attention_core.masks import (
     Causal,
     KeyLengths,
     Mask,
+    MaskFunction,
     Segments,
     SlidingWindow,
     mask_from_additive,
@@ -21,20 +33,31 @@ from attention_core.masks import (
     mask_from_query_key,
 )
 from attention_core.random import Dropout
+from attention_core.scores import ScoreMod, alibi, relative_bias
 
 __all__ = [
     "Attention",
     "Backend",
     "Causal",
     "Dropout",
+    "Explanation",
     "KeyLengths",
+    "KeyValueCache",
     "Mask",
+    "MaskFunction",
+    "Partial",
+    "ScoreMod",
     "Segments",
     "SlidingWindow",
+    "alibi",
+    "append",
     "attention_scores",
     "available_backends",
+    "cache_mask",
     "embed_tokens",
+    "empty_cache",
     "encoder_layer",
+    "explain_attention",
     "feed_forward",
     "gelu",
     "get_backend",
@@ -47,7 +70,12 @@ __all__ = [
     "mask_from_padding",
     "mask_from_query_key",
     "merge_heads",
+    "merge_partials",
     "multi_head_attention",
+    "partial_attention",
+    "relative_bias",
+    "rms_norm",
+    "rotary_embedding",
     "sagan_attention",
     "scaled_dot_product_attention",
     "spectral_norm",

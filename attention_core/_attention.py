@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from attention_core._checks import check_flag, check_scores, check_value, sizes
-from attention_core._heads import repeat_heads
-from attention_core._namespace import array_namespace, narrow, shape, widen
-from attention_core._softmax import finite_vectors, softmax, weighted_sum
+from attention_core._call import Attention, Call
+from attention_core._checks import (
+    check_flag,
+    check_function,
+    check_scores,
+    check_sinks,
+    check_start,
+    check_value,
+    sizes,
+)
+from attention_core._dense import dense_scores
+from attention_core._implementations import Explanation, attend, check_implementation, explained, is_small
+from attention_core._namespace import array_namespace, narrow, widen
+from attention_core._partial import Partial, logaddexp
 from attention_core._typing import Array, Namespace
-from attention_core.masks import And, Causal, Mask, allowed_pairs, as_mask, check_mask, mask_arrays
-from attention_core.random import Dropout, check_dropout, drop
+from attention_core.masks import And, Causal, Mask, as_mask, check_mask, mask_arrays
+from attention_core.random import Dropout, check_dropout
 
-__all__ = ["Attention", "attention_scores", "scaled_dot_product_attention"]
+__all__ = [
+    "attention_scores",
+    "explain_attention",
+    "partial_attention",
+    "scaled_dot_product_attention",
+]
 
-
-class Attention(NamedTuple):
-    """Result of attention, with what was asked for beside the output; the rest is ``None``."""
-
-    output: Array
-    weights: Array | None = None
-    logsumexp: Array | None = None
+ScoreModification = Callable[..., Array]
 
 
 def scaled_dot_product_attention(
@@ -36,9 +44,12 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | Array | None = None,
     softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    sinks: Array | None = None,
     dropout: Dropout | None = None,
     return_weights: bool = False,
     return_logsumexp: bool = False,
+    implementation: str = "auto",
     xp: Namespace | None = None,
 ) -> Any:
     r"""Average the values over the keys, weighted by how well each key matches the query.
@@ -46,7 +57,7 @@ def scaled_dot_product_attention(
     .. math::
 
         o_i &= \sum_j p_{ij} v_j, \qquad p_{ij} = \exp(s_{ij} - \ell_i), \qquad \ell_i = \log \sum_j \exp s_{ij}, \\
-        s_{ij} &= c \tanh\!\left(\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij},
+        s_{ij} &= f\!\left(c \tanh\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij},
 
     where j runs over the keys that query i may attend. A query that may attend nothing gives exactly 0, with
     :math:`\ell_i = -\infty` and gradients exactly 0. What is masked, were it nan, reaches neither result nor gradient.
@@ -68,10 +79,21 @@ def scaled_dot_product_attention(
         :math:`\sigma`; by default :math:`D^{-1/2}`. It multiplies the query, so that scores that fit do not overflow.
     softcap : float or 0-d Array, optional
         c; by default the scores are not capped.
+    score_mod : callable, optional
+        f, a function ``score_mod(scores, batch, head, query, key)`` of scores and positions (see `masks.Positions`), as
+        in PyTorch's FlexAttention. What it needs of arrays is given by a `ScoreMod`. What it makes -inf is not masked:
+        that is for masks.
+    sinks : Array, shape (H,), optional
+        For each head the score of a sink, which is attended by every query and has no value: it takes a share of the
+        weights, and a query that may attend nothing else has it as logsumexp.
     dropout : Dropout, optional
         Rate and seed by which weights are dropped from the average.
     return_weights, return_logsumexp : bool
         Whether to return p (before dropout), and :math:`\ell` (in the type of the computation); nothing else changes.
+    implementation : {"auto", "dense", "blockwise", "fused"}
+        ``"dense"`` computes all scores at once. ``"blockwise"`` computes them block by block, in memory that does not
+        grow with M × N, and skips the blocks in which a mask lets nothing through. ``"fused"`` hands over to a kernel
+        of the library. ``"auto"`` takes the fastest that is right, as `explain_attention` tells.
     xp : array namespace, optional
         By default that of the arrays.
 
@@ -86,7 +108,8 @@ def scaled_dot_product_attention(
     TypeError
         When something is not an array of the right dtype, or libraries are mixed.
     ValueError
-        When shapes, devices or numbers do not fit. Both come before any computation.
+        When shapes, devices or numbers do not fit, or no kernel is known to give the same answer. All come before any
+        computation.
 
     Notes
     -----
@@ -106,28 +129,148 @@ def scaled_dot_product_attention(
     Array([[[1. ],
             [1.5]]], dtype=array_api_strict.float64)
     """
-    xp = _namespace(query, key, value, mask, bias) if xp is None else xp
-    check_scores(query, key, bias, scale, softcap)
-    check_value(value, key)
     check_flag("is_causal", is_causal)
+    check_implementation(implementation)
     mask = _with_causal(mask, is_causal)
-    _check_options(query, key, mask, dropout)
-    dtype = query.dtype
-    query, key, value, bias = widen((query, key, value, bias), xp=xp)
-    allowed = _allowed(mask, bias, query, key, xp)
-    times = _repeats(query, key, xp)
-    key, value = repeat_heads(key, times, xp=xp), repeat_heads(value, times, xp=xp)
-    scores = _scores(query, key, allowed, bias, scale, softcap, xp)  # (..., H, M, N)
-    exponentials, total, logsumexp = softmax(scores, allowed, xp=xp)
-    summed = weighted_sum(drop(exponentials, dropout, xp=xp), value, allowed, xp=xp)
-    output = narrow(xp.divide(summed, total), dtype, xp=xp)
+    call = _call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp)
+    xp = call.xp
+    if sinks is None:
+        result = attend(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
+    else:
+        check_sinks(sinks, query)
+        result = attend(call, implementation, weights=return_weights, logsumexp=True)
+        result = _with_sinks(result, widen(sinks, xp=xp), xp)
+    output = narrow(result.output, query.dtype, xp=xp)
     if not (return_weights or return_logsumexp):
         return output
-    return Attention(
-        output,
-        narrow(xp.divide(exponentials, total), dtype, xp=xp) if return_weights else None,
-        xp.squeeze(logsumexp, axis=-1) if return_logsumexp else None,
-    )
+    weights = narrow(result.weights, query.dtype, xp=xp) if return_weights else None
+    return Attention(output, weights, result.logsumexp if return_logsumexp else None)
+
+
+def explain_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    dropout: Dropout | None = None,
+    xp: Namespace | None = None,
+) -> Explanation:
+    """Tell which implementation a call takes by itself, why the others were refused, and the memory of each.
+
+    Parameters
+    ----------
+    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, dropout, xp
+        As in `scaled_dot_product_attention`. Nothing is computed of them.
+
+    Returns
+    -------
+    Explanation
+        It prints as a few lines of text.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `scaled_dot_product_attention`.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> x = xp.zeros((1, 8, 4096, 64), dtype=xp.float32)
+    >>> print(explain_attention(x, x, x))
+    blockwise: there are so many scores that they are better never held at once
+      fused: refused: array_api_strict has no fused kernel that is known here
+      blockwise: about 56 MiB
+      dense: about 1.54e+03 MiB
+    """
+    check_flag("is_causal", is_causal)
+    mask = _with_causal(mask, is_causal)
+    return explained(_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp))
+
+
+def partial_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    query_start: int | Array = 0,
+    key_start: int | Array = 0,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    dropout: Dropout | None = None,
+    implementation: str = "auto",
+    xp: Namespace | None = None,
+) -> Partial:
+    r"""Attend a piece of the keys, so that `merge_partials` can make the whole of the pieces.
+
+    A cache that is read in pieces, and several machines that each hold some of the keys, need nothing else.
+
+    Parameters
+    ----------
+    query : Array, shape (..., H, M, D)
+        All queries or a piece of them.
+    key, value : Array, shapes (..., G, N, D) and (..., G, N, E)
+        A piece of the keys, and their values.
+    query_start, key_start : int or 0-d Array of int
+        The positions of the first query and of the first key of the pieces.
+    mask : Mask or Array of bool, optional
+        Over all positions: the rules and arrays that the whole would be given.
+    bias : Array, broadcastable to (..., H, M, N), optional
+        Of the piece.
+    is_causal, scale, softcap, score_mod, dropout, xp
+        As in `scaled_dot_product_attention`; positions are those in the whole.
+    implementation : {"auto", "dense", "blockwise"}
+
+    Returns
+    -------
+    Partial
+        Output and logsumexp in the type of the computation: 16-bit inputs are rounded only when all is merged.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `scaled_dot_product_attention`.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core import merge_partials
+    >>> query, key, value = xp.zeros((1, 1, 4)), xp.ones((1, 4, 4)), xp.reshape(xp.arange(4.0), (1, 4, 1))
+    >>> pieces = (slice(0, 1), slice(1, 4))
+    >>> partials = (partial_attention(query, key[:, at, :], value[:, at, :], key_start=at.start) for at in pieces)
+    >>> merge_partials(*partials).output
+    Array([[[1.5]]], dtype=array_api_strict.float64)
+    """
+    check_flag("is_causal", is_causal)
+    check_implementation(implementation)
+    starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
+    mask = _with_causal(mask, is_causal)
+    mask = None if mask is None else as_mask(mask)
+    call = _call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, starts)
+    if implementation == "auto":  # kernels keep the logsumexp to themselves
+        implementation = "dense" if is_small(call) else "blockwise"
+    result = attend(call, implementation, weights=False, logsumexp=True)
+    return Partial(result.output, result.logsumexp)
+
+
+def _with_sinks(result: Attention, sinks: Array, xp: Namespace) -> Attention:
+    r"""Let every query of a head also attend a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
+    sinks = xp.expand_dims(sinks, axis=-1)
+    logsumexp = logaddexp(result.logsumexp, sinks, xp=xp)
+    share = xp.expand_dims(xp.exp(xp.subtract(result.logsumexp, logsumexp)), axis=-1)
+    weights = None if result.weights is None else xp.multiply(result.weights, share)
+    return Attention(xp.multiply(result.output, share), weights, logsumexp)
 
 
 def attention_scores(
@@ -139,17 +282,18 @@ def attention_scores(
     bias: Array | None = None,
     scale: float | Array | None = None,
     softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
     xp: Namespace | None = None,
 ) -> Array:
     r"""Scores of attention, as far as the arguments go: scaled, then capped, then with bias, then masked with -inf.
 
-    .. math:: s_{ij} = c \tanh\!\left(\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij}
+    .. math:: s_{ij} = f\!\left(c \tanh\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij}
 
     Parameters
     ----------
     query : Array, shape (..., H, M, D)
     key : Array, shape (..., G, N, D)
-    mask, bias, scale, softcap, xp
+    mask, bias, scale, softcap, score_mod, xp
         As in `scaled_dot_product_attention`.
 
     Returns
@@ -168,41 +312,32 @@ def attention_scores(
     >>> attention_scores(xp.ones((1, 1, 4)), xp.ones((1, 2, 4)), mask=xp.asarray([True, False]))
     Array([[[  2., -inf]]], dtype=array_api_strict.float64)
     """
-    xp = _namespace(query, key, None, mask, bias) if xp is None else xp
+    xp = array_namespace(query, key, bias, *mask_arrays(mask)) if xp is None else xp
     check_scores(query, key, bias, scale, softcap)
-    _check_options(query, key, mask, None)
-    dtype = query.dtype
-    query, key, bias = widen((query, key, bias), xp=xp)
-    allowed = _allowed(mask, bias, query, key, xp)
-    key = repeat_heads(key, _repeats(query, key, xp), xp=xp)
-    return narrow(_scores(query, key, allowed, bias, scale, softcap, xp), dtype, xp=xp)
+    _check_options(query, key, mask, score_mod, None)
+    call = Call(query, key, key, mask, bias, scale, softcap, score_mod, None, (0, 0), xp)
+    return narrow(dense_scores(call), query.dtype, xp=xp)
 
 
-def _scores(
-    query: Array, key: Array, allowed: Array | None, bias: Array | None, scale: Any, softcap: Any, xp: Namespace
-) -> Array:
-    if allowed is not None:
-        query, of_query = finite_vectors(query, xp=xp)
-        key, of_key = finite_vectors(key, xp=xp)
-        rubbish = xp.add(xp.expand_dims(of_query, axis=-1), xp.expand_dims(of_key, axis=-2))  # 0 or nan
-    scale = _default_scale(query, xp) if scale is None else _of_type(scale, query, xp)
-    scores = xp.matmul(xp.multiply(query, scale), xp.matrix_transpose(key))
-    if softcap is not None:
-        if allowed is not None:
-            scores = xp.where(allowed, scores, 0.0)  # what overflows and is masked must not meet the cap's gradient
-        softcap = _of_type(softcap, query, xp)
-        scores = xp.multiply(xp.tanh(xp.divide(scores, softcap)), softcap)
-    if bias is not None:
-        scores = xp.add(scores, bias)
-    if allowed is not None:
-        scores = xp.where(allowed, xp.add(scores, rubbish), -math.inf)
-    return scores
-
-
-def _namespace(
-    query: Array, key: Array, value: Array | None, mask: Mask | Array | None, bias: Array | None
-) -> Namespace:
-    return array_namespace(query, key, value, bias, *mask_arrays(mask))
+def _call(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | Array | None,
+    bias: Array | None,
+    scale: float | Array | None,
+    softcap: float | Array | None,
+    score_mod: ScoreModification | None,
+    dropout: Dropout | None,
+    xp: Namespace | None,
+    starts: tuple[Any, Any] | None = None,
+) -> Call:
+    """The arguments, once they are known to be right."""
+    xp = array_namespace(query, key, value, bias, *mask_arrays(mask)) if xp is None else xp
+    check_scores(query, key, bias, scale, softcap)
+    check_value(value, key)
+    _check_options(query, key, mask, score_mod, dropout, piece=starts is not None)
+    return Call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, starts or (0, 0), xp)
 
 
 def _with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:
@@ -211,35 +346,19 @@ def _with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | N
     return Causal() if mask is None else And(Causal(), as_mask(mask))  # not by `&`, which compilers take for their own
 
 
-def _check_options(query: Array, key: Array, mask: Mask | Array | None, dropout: Dropout | None) -> None:
+def _check_options(
+    query: Array,
+    key: Array,
+    mask: Mask | Array | None,
+    score_mod: ScoreModification | None,
+    dropout: Dropout | None,
+    *,
+    piece: bool = False,
+) -> None:
     if mask is not None:
-        check_mask(mask, (*sizes(query)[:-1], sizes(key)[-2]), query)
+        lengths = (None, None) if piece else (sizes(query)[-2], sizes(key)[-2])  # those of the whole are unknown
+        check_mask(mask, (*sizes(query)[:-2], *lengths), query)
+    if score_mod is not None:
+        check_function("score_mod", score_mod)
     if dropout is not None:
         check_dropout(dropout)
-
-
-def _allowed(mask: Mask | Array | None, bias: Array | None, query: Array, key: Array, xp: Namespace) -> Array | None:
-    """Where attention is allowed: by the mask, and by a bias that is not -inf; ``None`` for everywhere."""
-    allowed = None if mask is None else allowed_pairs(mask, query, key, xp=xp)
-    if bias is None:
-        return allowed
-    admitted = xp.not_equal(bias if len(bias.shape) else xp.reshape(bias, (1,)), -math.inf)
-    return admitted if allowed is None else xp.logical_and(allowed, admitted)
-
-
-def _repeats(query: Array, key: Array, xp: Namespace) -> Any:
-    """How often a key/value head is repeated: an integer, or a 0-d array where heads are counted only when running."""
-    heads, groups = shape(query, xp=xp)[-3], shape(key, xp=xp)[-3]
-    return 1 if isinstance(heads, int) and heads == groups else heads // groups
-
-
-def _default_scale(query: Array, xp: Namespace) -> float | Array:
-    width = shape(query, xp=xp)[-1]
-    if isinstance(width, int) or not hasattr(width, "dtype"):
-        return width**-0.5
-    inverse = xp.divide(1.0, xp.sqrt(xp.astype(width, xp.float64)))  # as precise as a Python float
-    return xp.astype(inverse, query.dtype)
-
-
-def _of_type(number: float | Array, like: Array, xp: Namespace) -> float | Array:
-    return float(number) if isinstance(number, Real) else xp.astype(number, like.dtype)

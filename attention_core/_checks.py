@@ -16,6 +16,7 @@ __all__ = [
     "check_device",
     "check_flag",
     "check_floating",
+    "check_function",
     "check_integer",
     "check_length",
     "check_like",
@@ -24,6 +25,8 @@ __all__ = [
     "check_positive",
     "check_rank",
     "check_scores",
+    "check_sinks",
+    "check_start",
     "check_value",
     "differ",
     "shape_text",
@@ -81,6 +84,15 @@ def check_flag(name: str, value: Any) -> None:
     """Raise unless the value is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"expected {name} as True or False; got {type(value).__name__}")
+
+
+def check_function(name: str, function: Any, arrays: Any = ()) -> None:
+    """Raise unless this can be called, and the arrays that it is to be called with are a tuple of arrays."""
+    if not callable(function):
+        raise TypeError(f"expected {name} as a function; got {type(function).__name__}")
+    if not isinstance(arrays, tuple) or not all(hasattr(array, "dtype") for array in arrays):
+        got = type(arrays).__name__ if not isinstance(arrays, tuple) else [type(array).__name__ for array in arrays]
+        raise TypeError(f"expected the arrays of {name} as a tuple of arrays; got {got}")
 
 
 def check_parameters(name: str, value: Any, kind: type[Any]) -> None:
@@ -251,3 +263,28 @@ def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> Non
         raise TypeError(f"expected bias of dtype {' or '.join(allowed)} to match query; got {got}{hint}")
     check_device("bias", bias, "query", query)
     check_broadcastable("bias", bias, target)
+
+
+def check_sinks(sinks: Any, query: Array) -> None:
+    """Raise unless there is one sink for each head, of the query's type or that of the computation."""
+    if not hasattr(sinks, "dtype"):
+        raise TypeError(f"expected sinks as a floating-point array; got {type(sinks).__name__}")
+    allowed = dict.fromkeys((dtype_name(query.dtype), wide_name(query.dtype)))
+    if dtype_name(sinks.dtype) not in allowed:
+        raise TypeError(f"expected sinks of dtype {' or '.join(allowed)} to match query; got {dtype_name(sinks.dtype)}")
+    check_device("sinks", sinks, "query", query)
+    if differ(sizes(sinks), (sizes(query)[-3],)):
+        raise ValueError(f"expected sinks ({sizes(query)[-3]},), one for each head; got {shape_text(sinks)}")
+
+
+def check_start(name: str, start: Any) -> Any:
+    """Return a position, once it is known to be a Python integer that is not negative, or a 0-d integer array."""
+    if hasattr(start, "dtype"):
+        check_integer(name, start)
+        if len(start.shape):
+            raise ValueError(f"expected {name} as an integer; got an array of shape {shape_text(start)}")
+    elif isinstance(start, bool) or not isinstance(start, int):
+        raise TypeError(f"expected {name} as an integer; got {type(start).__name__}")
+    elif not 0 <= start < 2**29:
+        raise ValueError(f"expected {name} in [0, 2**29); got {start}")
+    return start

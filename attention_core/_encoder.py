@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from attention_core._attention import Attention, scaled_dot_product_attention
+from attention_core._attention import scaled_dot_product_attention
+from attention_core._call import Attention
 from attention_core._checks import (
     check_bias,
     check_flag,
     check_floating,
+    check_function,
     check_like,
     check_linear,
     check_number,
@@ -21,6 +24,7 @@ from attention_core._checks import (
     sizes,
 )
 from attention_core._heads import merge_heads, split_heads
+from attention_core._implementations import check_implementation
 from attention_core._layers import check_feed_forward, check_layer_norm, feed_forward, layer_norm, linear
 from attention_core._namespace import array_namespace, beside, narrow, widen
 from attention_core._typing import Array, Namespace
@@ -45,9 +49,13 @@ def multi_head_attention(
     is_causal: bool = False,
     scale: float | Array | None = None,
     softcap: float | Array | None = None,
+    score_mod: Callable[..., Array] | None = None,
+    sinks: Array | None = None,
+    prepare: Callable[[Array, Array], tuple[Array, Array]] | None = None,
     dropout: Dropout | None = None,
     return_weights: bool = False,
     return_logsumexp: bool = False,
+    implementation: str = "auto",
     xp: Namespace | None = None,
 ) -> Any:
     r"""Attend in several heads at once, each with its own projection of the inputs.
@@ -72,7 +80,12 @@ def multi_head_attention(
         H.
     num_key_value_heads : int, optional
         G, a divisor of H; by default H.
-    mask, bias, is_causal, scale, softcap, dropout, return_weights, return_logsumexp, xp
+    prepare : callable, optional
+        ``prepare(query, key)`` is given the heads, (..., H, M, D) and (..., G, N, D), and gives back what takes their
+        place: where rotary positions and the normalization of queries and keys belong.
+    mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
+        As in `scaled_dot_product_attention`.
+    return_weights, return_logsumexp, implementation, xp
         As in `scaled_dot_product_attention`.
 
     Returns
@@ -108,25 +121,39 @@ def multi_head_attention(
     check_multi_head(parameters, query, key, value, num_heads, groups, mask, bias)
     check_options(scale, softcap, dropout)
     check_flag("is_causal", is_causal)
+    check_implementation(implementation)
+    for name, function in (("score_mod", score_mod), ("prepare", prepare)):
+        if function is not None:
+            check_function(name, function)
     dtype = query.dtype
     parameters, query, key, value = widen((parameters, query, key, value), xp=xp)
+    heads, key_heads, value_heads = (
+        split_heads(linear(projection, x, xp=xp), count, xp=xp)
+        for projection, x, count in zip(parameters[:3], (query, key, value), (num_heads, groups, groups), strict=True)
+    )
+    if prepare is not None:
+        heads, key_heads = prepare(heads, key_heads)
     result = scaled_dot_product_attention(
-        split_heads(linear(parameters.query, query, xp=xp), num_heads, xp=xp),
-        split_heads(linear(parameters.key, key, xp=xp), groups, xp=xp),
-        split_heads(linear(parameters.value, value, xp=xp), groups, xp=xp),
+        heads,
+        key_heads,
+        value_heads,
         mask=mask,
         bias=widen(bias, xp=xp),
         is_causal=is_causal,
         scale=scale,
         softcap=softcap,
+        score_mod=score_mod,
+        sinks=widen(sinks, xp=xp),
         dropout=dropout,
         return_weights=return_weights,
-        return_logsumexp=True,
+        return_logsumexp=return_logsumexp,
+        implementation=implementation,
         xp=xp,
     )
-    merged = merge_heads(result.output, xp=xp)
+    asked = return_weights or return_logsumexp
+    merged = merge_heads(result.output if asked else result, xp=xp)
     output = narrow(merged if parameters.output is None else linear(parameters.output, merged, xp=xp), dtype, xp=xp)
-    if not (return_weights or return_logsumexp):
+    if not asked:
         return output
     weights = narrow(result.weights, dtype, xp=xp) if return_weights else None
     return Attention(output, weights, result.logsumexp if return_logsumexp else None)
@@ -142,6 +169,7 @@ def encoder_layer(
     mask: Mask | Array | None = None,
     epsilon: float = 1e-5,
     dropout: Dropout | None = None,
+    implementation: str = "auto",
     xp: Namespace | None = None,
 ) -> Array:
     r"""Encoder layer of a transformer: self-attention and feed-forward, each on a residual branch.
@@ -167,6 +195,8 @@ def encoder_layer(
         Of both normalizations.
     dropout : Dropout, optional
         Applied to the weights of attention and to both branches, each under a seed derived from the one given.
+    implementation : {"auto", "dense", "blockwise", "fused"}
+        Of attention, as in `scaled_dot_product_attention`.
     xp : array namespace, optional
 
     Returns
@@ -199,12 +229,21 @@ def encoder_layer(
     if xp is None:
         xp = array_namespace(x, *_leaves(parameters), *mask_arrays(mask))
     _check_encoder(parameters, x, num_heads, mask, epsilon, dropout)
+    check_implementation(implementation)
     dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
     dropouts = _dropouts(dropout, 3, x, xp)
 
     def attend(h: Array) -> Array:
-        y = multi_head_attention(parameters.attention, h, num_heads=num_heads, mask=mask, dropout=dropouts[0], xp=xp)
+        y = multi_head_attention(
+            parameters.attention,
+            h,
+            num_heads=num_heads,
+            mask=mask,
+            dropout=dropouts[0],
+            implementation=implementation,
+            xp=xp,
+        )
         return drop(y, dropouts[1], xp=xp)
 
     def feed(h: Array) -> Array:

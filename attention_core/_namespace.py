@@ -16,10 +16,12 @@ from attention_core.backend import Backend, entries, get_backend
 
 __all__ = [
     "array_namespace",
+    "backend_of",
     "beside",
     "dtype_name",
     "index_dtype",
     "is_concrete",
+    "is_exporting",
     "narrow",
     "positions",
     "rows_at",
@@ -75,7 +77,7 @@ def _namespace_of(array: Array) -> Namespace:
         xp = None
     # What array-api-compat wraps itself needs no backend, and looking for one would not trace under torch.compile.
     if xp is None or not xp.__name__.startswith("array_api_compat."):
-        backend = _backend_of(array)
+        backend = backend_of(array)
         xp = backend.namespace if backend else xp
     if xp is None:
         raise TypeError(f"expected an array; got {type(array).__name__}")
@@ -83,8 +85,10 @@ def _namespace_of(array: Array) -> Namespace:
     return xp
 
 
-def _backend_of(array: Array) -> Backend | None:
+def backend_of(array: Array) -> Backend | None:
     """The backend that owns this array, out of those whose library is in use."""
+    if _is_compiling(array):
+        _learn(type(array))
     backend = _backends.get(type(array))
     if backend is None:
         library = type(array).__module__.partition(".")[0]
@@ -95,6 +99,32 @@ def _backend_of(array: Array) -> Backend | None:
     return backend
 
 
+def _learn(kind: type) -> None:
+    """Find the backend for a class of arrays, without an array to ask it about."""
+    if kind not in _backends:
+        libraries = (base.__module__.partition(".")[0] for base in kind.__mro__)
+        _backends[kind] = next(get_backend(name) for name in libraries if name in entries())
+
+
+_learn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs this, and does not trace it
+
+
+def _is_compiling(array: Array) -> bool:
+    """Whether the library of an array records what is called, so that hardly anything else can be looked up."""
+    compiler = _compiler(array)
+    return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling())
+
+
+def is_exporting(array: Array, /) -> bool:
+    """Whether the library of an array records a program for other machines, and perhaps for other lengths."""
+    compiler = _compiler(array)
+    return hasattr(compiler, "is_exporting") and bool(compiler.is_exporting())
+
+
+def _compiler(array: Array) -> Any:
+    return getattr(sys.modules.get(type(array).__module__.partition(".")[0]), "compiler", None)
+
+
 def _library(xp: Namespace) -> str:
     """The name a user knows a namespace by: ``torch`` for ``array_api_compat.torch``."""
     name: str = xp.__name__.removeprefix("array_api_compat.").removeprefix("attention_")
@@ -103,11 +133,9 @@ def _library(xp: Namespace) -> str:
 
 def is_concrete(array: Array, /) -> bool:
     """Whether the values of an array can be read now, without tracing, computing or waiting for a graph."""
-    library = sys.modules.get(type(array).__module__.partition(".")[0])
-    compiler: Any = getattr(library, "compiler", None)
-    if hasattr(compiler, "is_compiling") and compiler.is_compiling():  # then even looking for a backend is impossible
+    if _is_compiling(array):
         return False
-    backend = _backend_of(array)
+    backend = backend_of(array)
     return backend.is_concrete(array) if backend else False
 
 

@@ -15,16 +15,94 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from attention_core._typing import Array, Namespace
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Backend", "available_backends", "get_backend"]
+__all__ = ["Backend", "Kernel", "Loops", "Tuning", "available_backends", "get_backend"]
 
 GROUP = "attention_core.backends"
+
+
+class Loops(Protocol):
+    """Loops over blocks, as attention in blocks needs them.
+
+    A state is an array, ``None``, a stack, or a tuple of states. An index is a Python integer or, where loops are
+    traced, a 0-d int32 array, which adds and multiplies with Python integers.
+
+    Attributes
+    ----------
+    traced : bool
+        Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
+    """
+
+    traced: bool
+
+    def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        """Call ``state = body(index, state)`` for every index from start to before stop, and return the last state."""
+
+    def choose(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Call one of two functions, which return arrays of the same shape and dtype."""
+
+    def item(self, x: Any, index: Any) -> Any:
+        """The entry at an index of the first axis of an array, or of a list where loops are not traced."""
+
+    def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
+        """The block at an index along axis -2 or -1, of this size, or what is left of it where loops are not traced."""
+
+    def read(self, x: Array) -> Any:
+        """The values as nested lists; called only where loops are not traced."""
+
+    def stack(self, count: Any, zero: Callable[[Any], Array]) -> Any:
+        """So many blocks that are zero: ``zero(index)`` gives one."""
+
+    def add(self, stack: Any, index: Any, block: Array) -> Any:
+        """The stack with something added to one block."""
+
+    def join(self, stack: Any, count: Any, axis: int) -> Any:
+        """The stack in which each run of so many blocks is joined along axis -2 or -1."""
+
+    def array(self, stack: Any) -> Array:
+        """The blocks as one array, with a new first axis."""
+
+
+class Tuning(NamedTuple):
+    """What was measured to be fast on a backend.
+
+    Attributes
+    ----------
+    blocks : tuple of int
+        How many queries and keys a block has.
+    heads_apart : bool
+        Whether key/value heads are taken one by one.
+    dense_below : int
+        Up to how many scores, M × N, the dense form is faster than blocks.
+    """
+
+    blocks: tuple[int, int]
+    heads_apart: bool
+    dense_below: int
+
+
+class Kernel(Protocol):
+    """A fused kernel of a library, and when it means what attention means here.
+
+    Attributes
+    ----------
+    name : str
+        As its users know it.
+    """
+
+    name: str
+
+    def refusal(self, call: Any, /) -> str | None:
+        """Why the kernel would not give the answer to a `Call`, or ``None``."""
+
+    def attend(self, call: Any, /) -> Array:
+        """The output of attention, in the query's dtype."""
 
 
 @runtime_checkable
@@ -47,12 +125,21 @@ class Backend(Protocol):
         The floating-point types that the library computes with as configured, such as ``("float32", "float64")``.
     differentiates : bool
         Whether `value_and_grad` is to be had.
+    loops : Loops
+        How blocks are run through.
+    tuning : Tuning
+        What was measured to be fast.
+    kernels : tuple of Kernel
+        Fused kernels of the library, the best first.
     """
 
     name: str
     namespace: Namespace
     modes: tuple[str, ...]
     differentiates: bool
+    loops: Loops
+    tuning: Tuning
+    kernels: tuple[Kernel, ...]
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -87,6 +174,32 @@ class Backend(Protocol):
 
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d array into one that also returns the gradient for each positional argument.
+
+        Raises
+        ------
+        TypeError
+            When the library does not differentiate.
+        """
+
+    def custom_gradient(
+        self,
+        forward: Callable[..., tuple[Array, ...]],
+        backward: Callable[..., tuple[Array | None, ...]],
+        empty: Callable[..., tuple[Array, ...]],
+        plan: Any,
+        arrays: tuple[Array, ...],
+        /,
+    ) -> tuple[Array, ...]:
+        """Return ``forward(plan, arrays, self)``, to be differentiated by a function of our own.
+
+        That is ``backward(plan, arrays, results, cotangents, self)``: one gradient for each array, ``None`` for
+        integers. ``empty(plan, arrays, self)`` gives results of the right shape and dtype. The plan compares by value.
+        """
+
+    def vjp(
+        self, function: Callable[..., Array], /, *arrays: Array
+    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """Return the value of a function, and what turns its cotangent into one for each array.
 
         Raises
         ------

@@ -7,17 +7,17 @@ attended nowhere, or everywhere, from one that must be looked at.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from attention_core._checks import (
     check_boolean,
     check_broadcastable,
     check_device,
     check_floating,
+    check_function,
     check_integer,
     check_number,
     check_positive,
@@ -25,16 +25,18 @@ from attention_core._checks import (
     shape_text,
     sizes,
 )
-from attention_core._namespace import array_namespace, dtype_name, index_dtype, is_concrete, positions, rows_at, shape
+from attention_core._namespace import array_namespace, beside, dtype_name, index_dtype, is_concrete, rows_at, shape
 from attention_core._typing import Array, Namespace
 
 __all__ = [
-    "Block",
     "Causal",
     "KeyLengths",
     "Mask",
+    "MaskFunction",
+    "Positions",
     "Segments",
     "SlidingWindow",
+    "Spans",
     "mask_from_additive",
     "mask_from_ignore",
     "mask_from_integers",
@@ -47,25 +49,55 @@ Sizes = tuple[int | None, ...]
 _FAR = 2**29  # beyond all positions, and three times as far still fits their type
 
 
-class Block(Enum):
-    """What a mask lets through in a block of query and key positions."""
+class Positions(NamedTuple):
+    """Where scores stand: int32 arrays that broadcast against each other to the shape of the scores.
 
-    EMPTY = "empty"
-    FULL = "full"
-    MIXED = "mixed"
+    Attributes
+    ----------
+    batch : Array
+        Counted over all leading axes as one, in row-major order; of shape (..., 1, 1, 1), or () for a single entry.
+    head : Array
+        Of the query, as a column before the last two axes.
+    query : Array, shape (M, 1)
+    key : Array, shape (N,)
+    """
+
+    batch: Array
+    head: Array
+    query: Array
+    key: Array
+
+
+class Spans(NamedTuple):
+    """Runs of positions, one for each block: the first and the last position, and how many fit in a block.
+
+    Attributes
+    ----------
+    first, last : Array of int32, shape (blocks, 1) for queries and (blocks,) for keys
+    size : int
+    """
+
+    first: Array
+    last: Array
+    size: int
 
 
 class Mask(ABC):
-    """A rule about positions that says which query may attend which key."""
+    """A rule about positions that says which query may attend which key.
+
+    A rule of your own is a frozen dataclass (``eq=False``) that derives from this class. Its fields are numbers, arrays
+    and other rules; `axes` names the fields whose arrays have axes of their own after the leading ones.
+    """
+
+    axes: ClassVar[dict[str, int]] = {}
 
     @abstractmethod
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         """Apply the rule to positions.
 
         Parameters
         ----------
-        query : Array of int32, shape (M,)
-        key : Array of int32, shape (N,)
+        at : Positions
         xp : array namespace
 
         Returns
@@ -73,17 +105,35 @@ class Mask(ABC):
         Array of bool, broadcastable to (..., H, M, N)
         """
 
-    def block(self, query: range, key: range, /) -> Block:
-        """Tell from positions alone what passes in a block; MIXED where that cannot be told."""
-        return Block.MIXED
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        """Tell from the ends of blocks in which of them something may be allowed, and in which everything is.
+
+        Where that cannot be told, something may be allowed and not everything is.
+
+        Returns
+        -------
+        some, every : Array of bool, broadcastable to (..., H, query blocks, key blocks), or bool
+        """
+        return True, False
 
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """The arrays that the rule holds."""
-        return ()
+    def to_array(self, num_queries: int, num_keys: int, /, *, like: Array | None = None, xp: Namespace) -> Array:
+        """The rule as a boolean array, broadcastable to (..., H, M, N), for rules that do not ask for batch or head.
+
+        Examples
+        --------
+        >>> import array_api_strict as xp
+        >>> SlidingWindow(left=1, right=0).to_array(3, 3, xp=xp)
+        Array([[ True, False, False],
+               [ True,  True, False],
+               [False,  True,  True]], dtype=array_api_strict.bool)
+        """
+        place = {} if like is None else beside(like)
+        rows, columns = (xp.arange(length, dtype=xp.int32, **place) for length in (num_queries, num_keys))
+        zero = xp.zeros((), dtype=xp.int32, **place)
+        return self.allowed(Positions(zero, zero, xp.expand_dims(rows, axis=-1), columns), xp=xp)
 
     def __and__(self, other: Mask | Array) -> Mask:
         return And(self, as_mask(other))
@@ -112,7 +162,7 @@ class Causal(Mask):
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> Causal().allowed(xp.arange(2), xp.arange(3), xp=xp)
+    >>> Causal().to_array(2, 3, xp=xp)
     Array([[ True, False, False],
            [ True,  True, False]], dtype=array_api_strict.bool)
     """
@@ -122,18 +172,15 @@ class Causal(Mask):
     def __post_init__(self) -> None:
         _check_integral("offset", self.offset)
 
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        return xp.less_equal(key, _shifted(query, self.offset, xp))
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.less_equal(at.key, _shifted(at.query, self.offset, xp))
 
-    def block(self, query: range, key: range, /) -> Block:
-        return _window_block(query, key, self.offset, None, 0)
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        some = xp.less_equal(key.first, _shifted(query.last, self.offset, xp))
+        return some, xp.less_equal(key.last, _shifted(query.first, self.offset, xp))
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("offset", self.offset, target)
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return _arrays(self.offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +197,7 @@ class SlidingWindow(Mask):
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> SlidingWindow(left=1, right=0).allowed(xp.arange(3), xp.arange(3), xp=xp)
+    >>> SlidingWindow(left=1, right=0).to_array(3, 3, xp=xp)
     Array([[ True, False, False],
            [ True,  True, False],
            [False,  True,  True]], dtype=array_api_strict.bool)
@@ -168,24 +215,28 @@ class SlidingWindow(Mask):
                 raise ValueError(f"expected {name} >= 0; got {reach}")
         _check_integral("offset", self.offset)
 
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        centre = _shifted(query, self.offset, xp)
-        near = xp.ones_like(key, dtype=xp.bool)
-        if self.left is not None:
-            near = xp.logical_and(near, xp.greater_equal(key, xp.subtract(centre, _limited(self.left))))
-        if self.right is not None:
-            near = xp.logical_and(near, xp.less_equal(key, xp.add(centre, _limited(self.right))))
-        return near
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return self._within(
+            at.key, at.key, _shifted(at.query, self.offset, xp), _shifted(at.query, self.offset, xp), xp
+        )
 
-    def block(self, query: range, key: range, /) -> Block:
-        return _window_block(query, key, self.offset, self.left, self.right)
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        first, last = _shifted(query.first, self.offset, xp), _shifted(query.last, self.offset, xp)
+        return self._within(key.first, key.last, first, last, xp), self._within(key.last, key.first, last, first, xp)
+
+    def _within(self, early: Array, late: Array, first: Array, last: Array, xp: Namespace) -> Array:
+        """Whether an early key is within reach of the last position, and a late one within that of the first."""
+        limits = []
+        if self.right is not None:
+            limits.append(xp.less_equal(early, xp.add(last, _limited(self.right))))
+        if self.left is not None:
+            limits.append(xp.greater_equal(late, xp.subtract(first, _limited(self.left))))
+        if not limits:
+            return xp.ones_like(xp.add(early, last), dtype=xp.bool)
+        return limits[0] if len(limits) == 1 else xp.logical_and(*limits)
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("offset", self.offset, target)
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return _arrays(self.offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +256,7 @@ class KeyLengths(Mask):
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> KeyLengths(2).allowed(xp.arange(1), xp.arange(3), xp=xp)
+    >>> KeyLengths(2).to_array(1, 3, xp=xp)
     Array([ True,  True, False], dtype=array_api_strict.bool)
     """
 
@@ -213,25 +264,19 @@ class KeyLengths(Mask):
 
     def __post_init__(self) -> None:
         _check_integral("lengths", self.lengths)
-        least, _ = _extent(self.lengths)
+        least = _least(self.lengths)
         if least is not None and least < 0:
             raise ValueError(f"expected lengths >= 0; got {least}")
 
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        return xp.less(key, _per_sample(self.lengths, key, xp))
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.less(at.key, _per_sample(self.lengths, at.key, xp))
 
-    def block(self, query: range, key: range, /) -> Block:
-        least, most = _extent(self.lengths)
-        if most is not None and key[0] >= most:
-            return Block.EMPTY
-        return Block.FULL if least is not None and key[-1] < least else Block.MIXED
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        lengths = _per_sample(self.lengths, key.first, xp)
+        return xp.less(key.first, lengths), xp.less(key.last, lengths)
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("lengths", self.lengths, target)
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return _arrays(self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +292,7 @@ class Segments(Mask):
     --------
     >>> import array_api_strict as xp
     >>> ids = xp.asarray([0, 0, 1])
-    >>> Segments(ids, ids).allowed(xp.arange(3), xp.arange(3), xp=xp)
+    >>> Segments(ids, ids).to_array(3, 3, xp=xp)
     Array([[ True,  True, False],
            [ True,  True, False],
            [False, False,  True]], dtype=array_api_strict.bool)
@@ -255,6 +300,7 @@ class Segments(Mask):
 
     query_ids: Array
     key_ids: Array
+    axes: ClassVar[dict[str, int]] = {"query_ids": 1, "key_ids": 1}
 
     def __post_init__(self) -> None:
         for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
@@ -264,14 +310,33 @@ class Segments(Mask):
             own, other = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
             raise TypeError(f"expected key_ids of dtype {own} to match query_ids; got {other}")
 
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        query_ids, key_ids = (
-            xp.astype(ids, index_dtype(ids, xp=xp), copy=False) for ids in (self.query_ids, self.key_ids)
-        )
-        own = xp.expand_dims(rows_at(query_ids, query, axis=-1, xp=xp), axis=-1)  # (..., M, 1)
-        other = xp.expand_dims(rows_at(key_ids, key, axis=-1, xp=xp), axis=-2)  # (..., 1, N)
-        same = xp.equal(own, other)
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        own, other = self._ids(at.query, self.query_ids, xp), self._ids(at.key, self.key_ids, xp)
+        same = xp.equal(xp.expand_dims(own, axis=-1), xp.expand_dims(other, axis=-2))
         return same if len(same.shape) == 2 else xp.expand_dims(same, axis=-3)
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        (least, most), (low, high) = (
+            self._extent(span, ids, xp) for span, ids in ((query, self.query_ids), (key, self.key_ids))
+        )
+        least, most = xp.expand_dims(least, axis=-1), xp.expand_dims(most, axis=-1)
+        low, high = xp.expand_dims(low, axis=-2), xp.expand_dims(high, axis=-2)
+        some = xp.logical_and(xp.less_equal(least, high), xp.less_equal(low, most))
+        every = xp.logical_and(xp.equal(least, high), xp.equal(low, most))
+        return tuple(kind if len(kind.shape) == 2 else xp.expand_dims(kind, axis=-3) for kind in (some, every))
+
+    def _ids(self, at: Array, ids: Array, xp: Namespace) -> Array:
+        ids = xp.astype(ids, index_dtype(ids, xp=xp), copy=False)
+        return rows_at(ids, xp.reshape(at, (-1,)), axis=-1, xp=xp)
+
+    def _extent(self, span: Spans, ids: Array, xp: Namespace) -> tuple[Array, Array]:
+        """The least and the greatest id of every block: two of shape (..., blocks)."""
+        places = xp.add(xp.reshape(span.first, (-1, 1)), xp.arange(span.size, dtype=xp.int32, **beside(span.first)))
+        places = xp.minimum(places, xp.reshape(span.last, (-1, 1)))
+        *leading, _ = shape(ids, xp=xp)
+        count, size = shape(places, xp=xp)
+        found = xp.reshape(self._ids(places, ids, xp), (*leading, count, size))
+        return xp.min(found, axis=-1), xp.max(found, axis=-1)
 
     def check(self, target: Sizes, /) -> None:
         *leading, _, rows, columns = target
@@ -280,9 +345,41 @@ class Segments(Mask):
             if sizes(ids)[-1] == 1 and length not in (1, None):
                 raise ValueError(f"expected {name} (..., {length}); got (..., 1)")
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return self.query_ids, self.key_ids
+
+@dataclass(frozen=True, eq=False)
+class MaskFunction(Mask):
+    """What a function of positions allows.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(batch, head, query, key, *arrays)`` gives a boolean array of positions that broadcast against each
+        other (see `Positions`), or ``&``, ``|`` of such. These are the arguments of ``mask_mod`` in PyTorch's
+        FlexAttention.
+    arrays : tuple of Array
+        What the function needs besides; passed on whole.
+
+    Raises
+    ------
+    TypeError
+        When the function cannot be called, or something of the arrays is none.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> MaskFunction(lambda batch, head, query, key: (query + key) % 2 == 0).to_array(2, 3, xp=xp)
+    Array([[ True, False,  True],
+           [False,  True, False]], dtype=array_api_strict.bool)
+    """
+
+    function: Callable[..., Array]
+    arrays: tuple[Array, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_function("function", self.function, self.arrays)
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return self.function(*at, *self.arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,25 +387,22 @@ class Given(Mask):
     """A boolean array, broadcastable to (..., H, M, N), as part of a structured mask."""
 
     mask: Array
+    axes: ClassVar[dict[str, int]] = {"mask": 3}
 
     def __post_init__(self) -> None:
         check_boolean("mask", self.mask)
 
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         mask = self.mask
-        for axis, places in ((-2, query), (-1, key)):
+        for axis, places in ((-2, at.query), (-1, at.key)):
             size = sizes(mask)[axis] if len(mask.shape) >= -axis else 1
             if size is None:  # it may turn out to be 1
                 places = xp.minimum(places, xp.subtract(shape(mask, xp=xp)[axis], 1))
-            mask = mask if size == 1 else rows_at(mask, places, axis=axis, xp=xp)
+            mask = mask if size == 1 else rows_at(mask, xp.reshape(places, (-1,)), axis=axis, xp=xp)
         return mask
 
     def check(self, target: Sizes, /) -> None:
         check_broadcastable("mask", self.mask, target)
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return (self.mask,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,31 +414,29 @@ class _Pair(Mask):
         self.first.check(target)
         self.second.check(target)
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return self.first.arrays + self.second.arrays
-
 
 class And(_Pair):
     """What both masks allow."""
 
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        return xp.logical_and(self.first.allowed(query, key, xp=xp), self.second.allowed(query, key, xp=xp))
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.logical_and(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
 
-    def block(self, query: range, key: range, /) -> Block:
-        kinds = {self.first.block(query, key), self.second.block(query, key)}
-        return Block.EMPTY if Block.EMPTY in kinds else Block.FULL if kinds == {Block.FULL} else Block.MIXED
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
+        some, every = (_both(*each, xp) for each in kinds)
+        return some, every
 
 
 class Or(_Pair):
     """What one of two masks allows."""
 
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        return xp.logical_or(self.first.allowed(query, key, xp=xp), self.second.allowed(query, key, xp=xp))
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.logical_or(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
 
-    def block(self, query: range, key: range, /) -> Block:
-        kinds = {self.first.block(query, key), self.second.block(query, key)}
-        return Block.FULL if Block.FULL in kinds else Block.EMPTY if kinds == {Block.EMPTY} else Block.MIXED
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
+        some, every = (_negated(_both(*(_negated(kind, xp) for kind in each), xp), xp) for each in kinds)
+        return some, every
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,19 +445,70 @@ class Not(Mask):
 
     mask: Mask
 
-    def allowed(self, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-        return xp.logical_not(self.mask.allowed(query, key, xp=xp))
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.logical_not(self.mask.allowed(at, xp=xp))
 
-    def block(self, query: range, key: range, /) -> Block:
-        opposite = {Block.EMPTY: Block.FULL, Block.FULL: Block.EMPTY, Block.MIXED: Block.MIXED}
-        return opposite[self.mask.block(query, key)]
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        some, every = self.mask.blocks(query, key, xp=xp)
+        return _negated(every, xp), _negated(some, xp)
 
     def check(self, target: Sizes, /) -> None:
         self.mask.check(target)
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return self.mask.arrays
+
+def _both(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
+    if isinstance(first, bool):
+        return second if first else False
+    if isinstance(second, bool):
+        return first if second else False
+    return xp.logical_and(first, second)
+
+
+def _negated(kind: Array | bool, xp: Namespace) -> Array | bool:
+    return not kind if isinstance(kind, bool) else xp.logical_not(kind)
+
+
+class Slot(NamedTuple):
+    """The place of an array in an `outline`, and how many axes it has after the leading ones."""
+
+    index: int
+    axes: int
+
+
+def outline(rule: Any, arrays: list[Array], axes: int = 0, /) -> Any:
+    """A rule without its arrays, as nested tuples that compare by value; the arrays are appended to a list."""
+    if isinstance(rule, Mask) and hasattr(rule, "__match_args__"):
+        names = type(rule).__match_args__
+        return type(rule), *(outline(getattr(rule, name), arrays, rule.axes.get(name, 0)) for name in names)
+    if isinstance(rule, tuple):
+        return tuple, *(outline(each, arrays, -1) for each in rule)
+    if hasattr(rule, "dtype"):
+        arrays.append(rule)
+        return Slot(len(arrays) - 1, axes)
+    return rule
+
+
+def rebuilt(form: Any, arrays: Any, /) -> Any:
+    """The rule of an outline, with arrays in its slots; what was checked once is not checked again."""
+    if isinstance(form, Slot):
+        return arrays[form.index]
+    if not isinstance(form, tuple):
+        return form
+    kind, *fields = form
+    values = [rebuilt(field, arrays) for field in fields]
+    if kind is tuple:
+        return tuple(values)
+    rule = object.__new__(kind)
+    for name, value in zip(kind.__match_args__, values, strict=True):
+        object.__setattr__(rule, name, value)
+    return rule
+
+
+def slots(form: Any, /) -> list[Slot]:
+    """The slots of an outline, in order."""
+    if isinstance(form, Slot):
+        return [form]
+    return [slot for field in form[1:] for slot in slots(field)] if isinstance(form, tuple) else []
 
 
 def mask_from_ignore(mask: Array, /, *, xp: Namespace | None = None) -> Array:
@@ -430,8 +573,7 @@ def mask_from_lengths(lengths: Array, key_length: int, /, *, xp: Namespace | Non
     xp = array_namespace(lengths) if xp is None else xp
     check_positive("key_length", key_length)
     rule = KeyLengths(lengths)
-    key = positions(key_length, lengths, xp=xp)
-    return rule.allowed(key, key, xp=xp)
+    return rule.to_array(1, key_length, like=lengths, xp=xp)
 
 
 def mask_from_padding(mask: Array, /, *, xp: Namespace | None = None) -> Array:
@@ -473,30 +615,29 @@ def check_mask(mask: Any, target: Sizes, query: Array) -> None:
     """Raise unless a mask of either kind fits scores of shape (..., H, M, N), and lies on the device of the query."""
     rule = as_mask(mask)
     rule.check(target)
-    for array in rule.arrays:
+    for array in mask_arrays(rule):
         check_device("mask", array, "query", query)
 
 
-def allowed_pairs(mask: Mask | Array, query: Array, key: Array, /, *, xp: Namespace) -> Array:
-    """A mask of either kind as a boolean array that broadcasts to the scores of query and key."""
+def allowed_pairs(mask: Mask | Array, at: Positions, /, *, xp: Namespace) -> Array:
+    """A mask of either kind as a boolean array that broadcasts to scores at these positions."""
     if not isinstance(mask, Mask):
         return mask if len(mask.shape) else xp.reshape(mask, (1,))
-    rows, columns = shape(query, xp=xp)[-2], shape(key, xp=xp)[-2]
-    return mask.allowed(positions(rows, query, xp=xp), positions(columns, key, xp=xp), xp=xp)
+    return mask.allowed(at, xp=xp)
 
 
 def mask_arrays(mask: Mask | Array | None) -> tuple[Array | None, ...]:
     """The arrays of a mask of either kind, which take part in finding the library."""
-    return mask.arrays if isinstance(mask, Mask) else (mask,)
+    if not isinstance(mask, Mask):
+        return (mask,)
+    found: list[Array] = []
+    outline(mask, found)
+    return tuple(found)
 
 
 def as_mask(mask: Mask | Array) -> Mask:
     """A mask of either kind as a structured one."""
     return mask if isinstance(mask, Mask) else Given(mask)
-
-
-def _arrays(value: Any) -> tuple[Array, ...]:
-    return () if isinstance(value, int) else (value,)
 
 
 def _check_integral(name: str, value: Any) -> None:
@@ -511,15 +652,14 @@ def _check_leading(name: str, value: Any, target: Sizes) -> None:
         check_broadcastable(name, value, target[:-3])
 
 
-def _extent(value: Any) -> tuple[int | None, int | None]:
-    """The least and the largest of some integers; ``None`` where they cannot be read, or there are none."""
+def _least(value: Any) -> int | None:
+    """The least of some integers; ``None`` where they cannot be read, or there are none."""
     if isinstance(value, int):
-        return value, value
+        return value
     if 0 in sizes(value) or not is_concrete(value):
-        return None, None
+        return None
     xp = array_namespace(value)
-    value = xp.astype(value, index_dtype(value, xp=xp))
-    return int(xp.min(value)), int(xp.max(value))
+    return int(xp.min(xp.astype(value, index_dtype(value, xp=xp))))
 
 
 def _per_sample(value: Any, like: Array, xp: Namespace) -> Any:
@@ -539,16 +679,5 @@ def _limited(value: int) -> int:
 
 
 def _shifted(query: Array, offset: Any, xp: Namespace) -> Array:
-    """The position that a query counts from, as a column: (M, 1), or (..., 1, M, 1) with an array of offsets."""
-    return xp.add(xp.expand_dims(query, axis=-1), _per_sample(offset, query, xp))
-
-
-def _window_block(query: range, key: range, offset: Any, left: int | None, right: int | None) -> Block:
-    least, most = _extent(offset)
-    if least is None or most is None:
-        return Block.MIXED
-    before, after = math.inf if left is None else left, math.inf if right is None else right
-    nearest, farthest = key[0] - (query[-1] + most), key[-1] - (query[0] + least)  # of key - p over the block
-    if nearest > after or farthest < -before:
-        return Block.EMPTY
-    return Block.FULL if nearest >= -before and farthest <= after else Block.MIXED
+    """The positions that queries, a column, count from: (M, 1), or (..., 1, M, 1) with an array of offsets."""
+    return xp.add(query, _per_sample(offset, query, xp))

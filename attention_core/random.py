@@ -20,7 +20,18 @@ from attention_core._checks import check_integer, shape_text
 from attention_core._namespace import beside, index_dtype, positions, shape
 from attention_core._typing import Array, Namespace
 
-__all__ = ["Dropout", "dropout_mask", "fmix32", "fold_in", "hash_words", "random_bits", "seed_words"]
+__all__ = [
+    "Dropout",
+    "check_dropout",
+    "drop",
+    "dropout_mask",
+    "fmix32",
+    "fold_in",
+    "hash_words",
+    "kept_at",
+    "random_bits",
+    "seed_words",
+]
 
 _GOLDEN = 0x9E3779B9  # its multiples tell the places of words apart
 _FLAT, _LEADING, _FOLDED = 0, 1, 2  # what is drawn for one purpose is fresh for the others
@@ -172,9 +183,6 @@ def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: A
 def dropout_mask(dropout: Dropout, like: Array, /, *, xp: Namespace) -> Array:
     """True where an element of an array shaped like ``like`` is kept.
 
-    What is hashed is the seed and the position: that in the leading axes, counted as one in row-major order, and those
-    in the last two. So an element can be decided alone, and blocks agree with the whole.
-
     Parameters
     ----------
     dropout : Dropout
@@ -186,12 +194,29 @@ def dropout_mask(dropout: Dropout, like: Array, /, *, xp: Namespace) -> Array:
     Array of bool, shape (..., M, N)
     """
     *leading, rows, columns = shape(like, xp=xp)
-    place = beside(like)
-    index = xp.arange(math.prod(leading), dtype=xp.int32, **place)
-    purpose = xp.full((1,), _LEADING, dtype=xp.int32, **place)
-    sample = xp.reshape(index, (*leading, 1, 1))
+    index = xp.arange(math.prod(leading), dtype=xp.int32, **beside(like))
     row = xp.reshape(positions(rows, like, xp=xp), (-1, 1))
-    column = positions(columns, like, xp=xp)
+    return kept_at(dropout, xp.reshape(index, (*leading, 1, 1)), row, positions(columns, like, xp=xp), xp=xp)
+
+
+def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp: Namespace) -> Array:
+    """True where the elements at these positions are kept.
+
+    What is hashed is the seed and the position: that in the leading axes, counted as one in row-major order, and those
+    in the last two. So an element can be decided alone, and blocks agree with the whole.
+
+    Parameters
+    ----------
+    dropout : Dropout
+    sample, row, column : Array of int32, which broadcast
+    xp : array namespace
+
+    Returns
+    -------
+    Array of bool
+    """
+    place = beside(column)
+    purpose = xp.full((1,), _LEADING, dtype=xp.int32, **place)
     bits = hash_words(*seed_words(dropout.seed, place, xp=xp), purpose, sample, row, column, xp=xp)
     return xp.greater_equal(uniform_integers(bits, xp=xp), round(dropout.rate * 2**_RESOLUTION))
 

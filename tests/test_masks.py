@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core.masks import Block, Given, allowed_pairs
+from attention_core._call import indices
+from attention_core.masks import Given, Spans, allowed_pairs
 
 M, N = 5, 7
 I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741
@@ -31,7 +32,7 @@ RULES = {
 
 def dense(rule, put, get, xp):
     query, key = put(np.zeros((2, 1, M, 3))), put(np.zeros((2, 1, N, 3)))
-    return np.broadcast_to(get(allowed_pairs(rule, query, key, xp=xp)), (2, 1, M, N))
+    return np.broadcast_to(get(allowed_pairs(rule, indices(query, key, (0, 0), xp), xp=xp)), (2, 1, M, N))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -94,29 +95,57 @@ def test_numpy_leaves_the_operator_to_the_rule():
     assert isinstance((given | ac.Causal()).second, Given)
 
 
+def spans(length, size, put, axis):
+    first = np.arange(0, length, size, dtype=np.int32)
+    last = np.minimum(first + size - 1, length - 1).astype(np.int32)
+    return Spans(*(put(np.expand_dims(each, axis) if axis else each) for each in (first, last)), size)
+
+
+def classified(rule, rows, columns, put, get, xp):
+    """Whether something and whether everything is allowed in blocks of the given size, as the rule knows."""
+    found = rule.blocks(spans(M, rows, put, 1), spans(N, columns, put, 0), xp=xp)
+    shape = (-(-M // rows), -(-N // columns))
+    return [np.full(shape, each) if isinstance(each, bool) else get(each) for each in found]
+
+
 @pytest.mark.parametrize("name", RULES)
-def test_a_block_is_classified_as_its_content(name):
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 3), (3, 2), (5, 7), (4, 4)])
+def test_a_block_is_classified_as_its_content(name, rows, columns, put, get, xp):
     rule, allowed = RULES[name]
-    for q0, q1, k0, k1 in itertools.product(range(M), range(1, M + 1), range(N), range(1, N + 1)):
-        if q0 < q1 and k0 < k1:
-            content, kind = allowed[q0:q1, k0:k1], rule.block(range(q0, q1), range(k0, k1))
-            assert kind is not Block.EMPTY or not content.any()
-            assert kind is not Block.FULL or content.all()
+    some, every = (
+        np.broadcast_to(each, (-(-M // rows), -(-N // columns)))
+        for each in classified(rule, rows, columns, put, get, xp)
+    )
+    for i, j in itertools.product(range(some.shape[0]), range(some.shape[1])):
+        content = allowed[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        assert some[i, j] or not content.any()
+        assert not every[i, j] or content.all()
+        if name not in ("and", "or", "nested"):  # of which no block is left undecided that is empty or full
+            assert some[i, j] == content.any() or name.startswith("window")
+            assert every[i, j] == content.all()
 
 
-@pytest.mark.parametrize("name", ["causal", "causal earlier", "window", "window offset", "lengths", "no keys", "not"])
-def test_a_rule_of_positions_leaves_no_block_undecided_that_is_empty_or_full(name):
-    rule, allowed = RULES[name]
-    for q0, k0 in itertools.product(range(M - 1), range(N - 1)):
-        content, kind = allowed[q0 : q0 + 2, k0 : k0 + 2], rule.block(range(q0, q0 + 2), range(k0, k0 + 2))
-        expected = Block.FULL if content.all() else Block.MIXED if content.any() else Block.EMPTY
-        assert kind is expected or (name == "window" and kind is Block.MIXED)
+def test_arrays_classify_blocks_for_each_sample(put, get, xp):
+    some, every = classified(ac.KeyLengths(put(np.array([2, 5]))), 5, 2, put, get, xp)
+    np.testing.assert_array_equal(some[:, 0, 0], [[True, False, False, False], [True, True, True, False]])
+    np.testing.assert_array_equal(every[:, 0, 0], [[True, False, False, False], [True, True, False, False]])
 
 
-def test_concrete_arrays_classify_blocks_too(put):
-    rule = ac.KeyLengths(put(np.array([2, 5])))
-    kinds = [rule.block(range(1), range(start, start + 2)) for start in (0, 2, 5)]
-    assert kinds == [Block.FULL, Block.MIXED, Block.EMPTY]
+def test_documents_classify_blocks(put, get, xp):
+    ids = put(np.array([[0, 0, 1, 1, 1, 2, 2]]))
+    some, every = classified(ac.Segments(put(np.array([[0, 0, 1, 1, 1]])), ids), 2, 2, put, get, xp)
+    np.testing.assert_array_equal(
+        some[0, 0], [[True, False, False, False], [False, True, True, False], [False, True, True, False]]
+    )
+    np.testing.assert_array_equal(
+        every[0, 0], [[True, False, False, False], [False, True, False, False], [False, True, False, False]]
+    )
+
+
+def test_what_a_function_allows_is_looked_at(put, get, xp):
+    rule = ac.MaskFunction(lambda batch, head, query, key: xp.less_equal(key, query))
+    np.testing.assert_array_equal(dense(rule, put, get, xp), np.broadcast_to(J <= I, (2, 1, M, N)))
+    assert rule.blocks(spans(M, 2, put, 1), spans(N, 2, put, 0), xp=xp) == (True, False)
 
 
 def test_conventions_come_in_by_name(put, get):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend
+from attention_core.backend import Backend, Kernel, Loops, Tuning
 from attention_jax import namespace as jax_namespace
+from attention_jax.loops import JaxLoops
 from attention_numpy.trees import (
     NumpyArray,
     as_floating,
@@ -36,6 +38,9 @@ class JaxBackend:
     namespace: Namespace = jax_namespace
     modes: tuple[str, ...] = ("eager", "jit")
     differentiates = True
+    loops: Loops = JaxLoops()
+    tuning = Tuning(blocks=(128, 512), heads_apart=False, dense_below=256 * 256)
+    kernels: tuple[Kernel, ...] = ()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -97,6 +102,44 @@ class JaxBackend:
         return differentiate(
             function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
         )
+
+    def custom_gradient(
+        self,
+        forward: Callable[..., tuple[Array, ...]],
+        backward: Callable[..., tuple[Array | None, ...]],
+        empty: Callable[..., tuple[Array, ...]],
+        plan: Any,
+        arrays: tuple[Array, ...],
+        /,
+    ) -> tuple[Array, ...]:
+        """Compile forward and backward, once for every plan and shape."""
+        return _streamed((forward, backward, plan), arrays)  # type: ignore[no-any-return]
+
+    def vjp(
+        self, function: Callable[..., Array], /, *arrays: Array
+    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """Return the value of a function, and what turns its cotangent into one for each array."""
+        return jax.vjp(function, *arrays)  # type: ignore[no-any-return]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _derived(recipe: Any, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    function, _, plan = recipe
+    return function(plan, arrays, backend)  # type: ignore[no-any-return]
+
+
+def _derived_forward(recipe: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Any]:
+    results = _derived(recipe, arrays)
+    return results, (arrays, results)
+
+
+def _derived_backward(recipe: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
+    _, function, plan = recipe
+    return (tuple(function(plan, *kept, cotangents, backend)),)
+
+
+_derived.defvjp(_derived_forward, _derived_backward)
+_streamed = jax.jit(_derived, static_argnums=0)  # else loops would be compiled at every call that is not jitted
 
 
 def _devices() -> dict[str, Any]:

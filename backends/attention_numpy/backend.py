@@ -8,8 +8,9 @@ from typing import Any
 import array_api_compat.numpy
 import numpy as np
 
+from attention_core._loops import PythonLoops
 from attention_core._typing import Array
-from attention_core.backend import Backend
+from attention_core.backend import Backend, Kernel, Loops, Tuning
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
 __all__ = ["NumpyBackend", "backend"]
@@ -22,6 +23,9 @@ class NumpyBackend:
     namespace = array_api_compat.numpy
     modes: tuple[str, ...] = ("eager",)
     differentiates = False
+    loops: Loops = PythonLoops(array_api_compat.numpy)
+    tuning = Tuning(blocks=(512, 1024), heads_apart=True, dense_below=512 * 512)
+    kernels: tuple[Kernel, ...] = ()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -75,7 +79,28 @@ class NumpyBackend:
 
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Raise: NumPy does not differentiate."""
-        raise TypeError(
+        raise self._refusal()
+
+    def custom_gradient(
+        self,
+        forward: Callable[..., tuple[Array, ...]],
+        backward: Callable[..., tuple[Array | None, ...]],
+        empty: Callable[..., tuple[Array, ...]],
+        plan: Any,
+        arrays: tuple[Array, ...],
+        /,
+    ) -> tuple[Array, ...]:
+        """Compute forward: nothing is ever differentiated."""
+        return forward(plan, arrays, self)
+
+    def vjp(
+        self, function: Callable[..., Array], /, *arrays: Array
+    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """Raise: NumPy does not differentiate."""
+        raise self._refusal()
+
+    def _refusal(self) -> TypeError:
+        return TypeError(
             f"expected a backend that differentiates, such as jax, tensorflow, torch; got {self.name}, which does not"
         )
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import array_api_strict
 
+from attention_core._loops import PythonLoops
 from attention_core._typing import Array
-from attention_core.backend import Backend
+from attention_core.backend import Backend, Loops
 from attention_numpy.backend import NumpyBackend
 from attention_numpy.trees import as_floating, known_device, map_arrays, to_copies, versions_of
 
@@ -22,6 +23,7 @@ class StrictBackend(NumpyBackend):
 
     name = "array_api_strict"
     namespace = array_api_strict
+    loops: Loops = PythonLoops(array_api_strict)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend
+from attention_core.backend import Backend, Kernel, Loops, Tuning
 from attention_numpy.trees import (
     as_floating,
     differentiate,
@@ -21,6 +21,7 @@ from attention_numpy.trees import (
     versions_of,
 )
 from attention_tensorflow import namespace as tensorflow_namespace
+from attention_tensorflow.loops import TensorFlowLoops
 
 __all__ = ["TensorFlowBackend", "backend"]
 
@@ -32,6 +33,9 @@ class TensorFlowBackend:
     namespace: Namespace = tensorflow_namespace
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     differentiates = True
+    loops: Loops = TensorFlowLoops()
+    tuning = Tuning(blocks=(256, 512), heads_apart=False, dense_below=256 * 256)
+    kernels: tuple[Kernel, ...] = ()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -82,6 +86,44 @@ class TensorFlowBackend:
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d tensor into one that also returns the gradients, in any mode."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.dtype.is_floating)
+
+    def custom_gradient(
+        self,
+        forward: Callable[..., tuple[Array, ...]],
+        backward: Callable[..., tuple[Array | None, ...]],
+        empty: Callable[..., tuple[Array, ...]],
+        plan: Any,
+        arrays: tuple[Array, ...],
+        /,
+    ) -> tuple[Array, ...]:
+        """Compute forward, and record how to go backward."""
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def streamed(*arrays: Array) -> Any:
+            results = forward(plan, arrays, self)
+
+            def pull(*cotangents: Array) -> Any:
+                return backward(plan, arrays, results, cotangents, self)
+
+            return results, pull
+
+        return streamed(*arrays)  # type: ignore[no-any-return]
+
+    def vjp(
+        self, function: Callable[..., Array], /, *arrays: Array
+    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """Return the value of a function, and what turns its cotangent into one for each tensor."""
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            value = function(*arrays)
+
+        def pull(cotangent: Array) -> tuple[Array, ...]:
+            gradients = tape.gradient(
+                value, arrays, output_gradients=cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            return tuple(map(tf.convert_to_tensor, gradients))
+
+        return value, pull
 
     def _on(self, device: str | None) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))

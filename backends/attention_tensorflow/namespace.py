@@ -51,15 +51,15 @@ from attention_tensorflow.inspection import (
 
 # fmt: off
 __all__ = [
-    "__array_api_version__", "__array_namespace_info__", "abs", "add", "all", "any", "arange", "asarray", "astype",
-    "bfloat16", "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",
-    "bitwise_xor", "bool", "broadcast_to", "clip", "concat", "divide", "equal", "erfc", "exp", "expand_dims", "finfo",
-    "float16", "float32", "float64", "floor", "floor_divide", "full", "full_like", "greater", "greater_equal", "iinfo",
-    "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite", "isinf", "isnan", "less", "less_equal", "log",
-    "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum", "mean", "min",
+    "__array_api_version__", "__array_namespace_info__", "abs", "add", "all", "any", "arange", "argsort", "asarray",
+    "astype", "bfloat16", "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "bool", "broadcast_to", "clip", "concat", "cos", "divide", "equal", "erfc", "exp", "expand_dims",
+    "finfo", "float16", "float32", "float64", "floor", "floor_divide", "full", "full_like", "greater", "greater_equal",
+    "iinfo", "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite", "isinf", "isnan", "less", "less_equal",
+    "log", "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum", "mean", "min",
     "minimum", "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like", "permute_dims", "pi", "pow",
-    "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sqrt", "square", "squeeze", "stack",
-    "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
+    "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sin", "sqrt", "square", "squeeze",
+    "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
 ]
 # fmt: on
 
@@ -119,6 +119,7 @@ def _everywhere(value: builtins.bool) -> Operation:
 # Elementwise functions
 
 exp, log, tanh, sqrt, square, erfc = tf.exp, tf.math.log, tf.tanh, tf.sqrt, tf.square, tf.math.erfc
+cos, sin = tf.cos, tf.sin
 logical_not, round = tf.logical_not, tf.round
 bitwise_invert = _unless(tf.bitwise.invert, {bool}, tf.logical_not)
 abs = _unless(tf.abs, UNSIGNED, tf.identity)
@@ -236,6 +237,12 @@ def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
     """Pick elements along an axis by a 1-D array of indices; negative ones count from the end."""
     axis = 0 if axis is None else axis
     return tf.gather(x, where(less(indices, 0), add(indices, shape(x)[axis]), indices), axis=axis)
+
+
+def argsort(x: Array, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True) -> Array:
+    """Indices that put the elements along an axis in order; those of equal ones stay in order."""
+    direction = "DESCENDING" if descending else "ASCENDING"
+    return tf.cast(tf.argsort(x, axis=axis, direction=direction, stable=True), int64)
 
 
 # Reductions, and the matrix product

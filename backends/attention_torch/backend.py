@@ -10,10 +10,12 @@ import array_api_compat.torch
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from attention_core._loops import PythonLoops
 from attention_core._typing import Array
-from attention_core.backend import Backend
+from attention_core.backend import Backend, Kernel, Loops, Tuning
 from attention_numpy.trees import (
     BFLOAT16,
     NumpyArray,
@@ -25,6 +27,8 @@ from attention_numpy.trees import (
     to_copies,
     versions_of,
 )
+from attention_torch import operators
+from attention_torch.kernels import ScaledDotProduct
 
 __all__ = ["TorchBackend", "backend"]
 
@@ -39,6 +43,9 @@ class TorchBackend:
     namespace = array_api_compat.torch
     modes: tuple[str, ...] = ("eager", "compiled")
     differentiates = True
+    loops: Loops = PythonLoops(array_api_compat.torch)
+    tuning = Tuning(blocks=(256, 512), heads_apart=False, dense_below=256 * 256)
+    kernels: tuple[Kernel, ...] = (ScaledDotProduct(),)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -104,6 +111,57 @@ class TorchBackend:
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.is_floating_point())
+
+    def custom_gradient(
+        self,
+        forward: Callable[..., tuple[Array, ...]],
+        backward: Callable[..., tuple[Array | None, ...]],
+        empty: Callable[..., tuple[Array, ...]],
+        plan: Any,
+        arrays: tuple[Array, ...],
+        /,
+    ) -> tuple[Array, ...]:
+        """Compute forward, and record how to go backward."""
+        if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+            return operators.attend(arrays, operators.spelled(*plan))  # type: ignore[no-any-return]
+        return Streamed.apply((forward, backward, plan), *arrays)  # type: ignore[no-any-return]
+
+    def vjp(
+        self, function: Callable[..., Array], /, *arrays: Array
+    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """Return the value of a function, and what turns its cotangent into one for each tensor."""
+        with torch.enable_grad():
+            variables = [array.detach().requires_grad_() for array in arrays]
+            value = function(*variables)
+
+        def pull(cotangent: Array) -> tuple[Array, ...]:
+            return torch.autograd.grad(value, variables, cotangent, allow_unused=True, materialize_grads=True)
+
+        return value.detach(), pull
+
+
+class Streamed(torch.autograd.Function):
+    """A function with a gradient of its own, which is not differentiated again."""
+
+    @staticmethod
+    def forward(recipe: Any, *arrays: Any) -> Any:
+        """Compute the results of the forward function."""
+        function, _, plan = recipe
+        return function(plan, arrays, backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep what going backward needs."""
+        ctx.recipe, *arrays = inputs
+        ctx.save_for_backward(*arrays, *output)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """Compute the gradients of the arrays."""
+        _, function, plan = ctx.recipe
+        *arrays, output, logsumexp = ctx.saved_tensors
+        return None, *function(plan, tuple(arrays), (output, logsumexp), cotangents, backend)
 
 
 def _tensor(array: NumpyArray) -> torch.Tensor:

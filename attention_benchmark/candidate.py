@@ -1,0 +1,113 @@
+"""Who takes part: the implementations of the core and their peers, as a table."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from attention_benchmark.problem import NumpyArray, Problem
+
+__all__ = ["CANDIDATES", "FRAMEWORKS", "Call", "Candidate"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of a framework's arrays, and what to call it with.
+
+    Attributes
+    ----------
+    function : callable
+        Of the variables and then the constants, to the output.
+    variables : tuple of arrays
+        NumPy arrays to differentiate by, in the candidate's own layout. Those of the problem come first.
+    constants : tuple of arrays
+        NumPy arrays that are not differentiated by.
+    layout : str
+        Of the output and the variables: ``"BHLD"``, ``"BLHD"``, or ``"BLC"``.
+    """
+
+    function: Callable[..., Any]
+    variables: tuple[NumpyArray, ...]
+    constants: tuple[NumpyArray, ...] = ()
+    layout: str = "BHLD"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute attention.
+
+    Attributes
+    ----------
+    name : str
+        That of the implementation, or of the function as its library calls it.
+    framework : str
+        The process that it is run in.
+    mode : str
+        How that framework runs it.
+    preparation : str
+        Where the function from a `Problem` to a `Call` is: ``module:name``.
+    operation : str
+        Which problems it is for.
+    is_peer : bool
+        Whether it is what the implementations of the core are compared with.
+    """
+
+    name: str
+    framework: str
+    mode: str
+    preparation: str
+    operation: str = "attention"
+    is_peer: bool = True
+
+    @property
+    def key(self) -> str:
+        """The name that no other candidate has."""
+        return ":".join((self.framework, self.mode, self.operation, self.name))
+
+    def takes(self, problem: Problem) -> bool:
+        """Whether this is a problem of its kind."""
+        differentiates = self.framework in _DIFFERENTIATING
+        return problem.operation == self.operation and (differentiates or problem.direction == "forward")
+
+    def prepare(self, problem: Problem) -> Call:
+        """Lay out the arrays of a problem, and make what is to be called with them."""
+        return cast(Call, pkgutil.resolve_name(f"attention_benchmark.{self.preparation}")(problem))
+
+
+FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "onnxruntime")
+_DIFFERENTIATING = ("torch", "jax", "tensorflow")
+_IMPLEMENTATIONS = ("dense", "blockwise", "fused", "auto")
+
+
+def _core(framework: str, mode: str) -> list[Candidate]:
+    of_attention = [Candidate(name, framework, mode, f"core:{name}", is_peer=False) for name in _IMPLEMENTATIONS]
+    return [*of_attention, Candidate("auto", framework, mode, "core:multi_head", "multi_head", is_peer=False)]
+
+
+CANDIDATES = (
+    *_core("numpy", "eager"),
+    Candidate("naive", "numpy", "eager", "frameworks.numpy:naive"),
+    *_core("torch", "eager"),
+    *_core("torch", "compiled"),
+    Candidate("F.scaled_dot_product_attention", "torch", "eager", "frameworks.torch:fused"),
+    Candidate("flex_attention", "torch", "compiled", "frameworks.torch:flex"),
+    Candidate("keras.ops.dot_product_attention", "torch", "eager", "frameworks.keras:attention"),
+    Candidate("nn.MultiheadAttention", "torch", "eager", "frameworks.torch:multi_head", "multi_head"),
+    Candidate("keras.layers.MultiHeadAttention", "torch", "eager", "frameworks.keras:multi_head", "multi_head"),
+    *_core("jax", "jit"),
+    Candidate("jax.nn.dot_product_attention", "jax", "jit", "frameworks.jax:xla"),
+    Candidate("jax.nn.dot_product_attention (cudnn)", "jax", "jit", "frameworks.jax:cudnn"),
+    Candidate("nnx.dot_product_attention", "jax", "jit", "frameworks.flax:attention"),
+    Candidate("keras.ops.dot_product_attention", "jax", "jit", "frameworks.keras:attention"),
+    Candidate("nnx.MultiHeadAttention", "jax", "jit", "frameworks.flax:multi_head", "multi_head"),
+    Candidate("keras.layers.MultiHeadAttention", "jax", "jit", "frameworks.keras:multi_head", "multi_head"),
+    *_core("tensorflow", "graph"),
+    *_core("tensorflow", "xla"),
+    Candidate("keras.ops.dot_product_attention", "tensorflow", "graph", "frameworks.keras:attention"),
+    Candidate("keras.ops.dot_product_attention", "tensorflow", "xla", "frameworks.keras:attention"),
+    Candidate("keras.layers.MultiHeadAttention", "tensorflow", "graph", "frameworks.keras:multi_head", "multi_head"),
+    Candidate("keras.layers.MultiHeadAttention", "tensorflow", "xla", "frameworks.keras:multi_head", "multi_head"),
+    Candidate("Attention", "onnxruntime", "session", "frameworks.onnxruntime:attention"),
+)

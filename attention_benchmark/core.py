@@ -1,0 +1,45 @@
+"""The implementations of the core as candidates, the same on every framework."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attention_core
+from attention_benchmark.candidate import Call
+from attention_benchmark.problem import MASKS, Problem
+from attention_core import parameters
+
+__all__ = ["auto", "blockwise", "dense", "fused", "multi_head"]
+
+
+def _attention(problem: Problem, *, implementation: str) -> Call:
+    def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
+        return attention_core.scaled_dot_product_attention(
+            query, key, value, **_options(problem, arrays), implementation=implementation
+        )
+
+    return Call(function, problem.arrays, problem.mask_arrays)
+
+
+auto, blockwise, dense, fused = (
+    functools.partial(_attention, implementation=name) for name in ("auto", "blockwise", "dense", "fused")
+)
+
+
+def multi_head(problem: Problem) -> Call:
+    """Prepare self-attention with projections."""
+
+    def function(x: Any, *arrays: Any) -> Any:
+        projections = [parameters.Linear(*arrays[start : start + 2]) for start in range(0, 8, 2)]
+        weights = parameters.MultiHeadAttention(*projections)
+        options = _options(problem, arrays[8:])
+        return attention_core.multi_head_attention(weights, x, num_heads=problem.shape[1], **options)
+
+    return Call(function, problem.arrays, problem.mask_arrays, "BLC")
+
+
+def _options(problem: Problem, arrays: tuple[Any, ...]) -> dict[str, Any]:
+    if problem.is_causal:
+        return {"is_causal": True}
+    return {"mask": MASKS[problem.mask].mask(*arrays)}

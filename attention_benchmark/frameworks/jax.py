@@ -1,0 +1,66 @@
+"""JAX and its attention."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from attention_benchmark.candidate import Call
+from attention_benchmark.frameworks import Step
+from attention_benchmark.problem import Problem, laid_out
+from attention_jax import backend
+
+__all__ = ["JaxEngine", "cudnn", "engine", "with_mask", "xla"]
+
+
+class JaxEngine:
+    """JAX: a function and its gradients, compiled as one."""
+
+    backend = backend
+    matmul = staticmethod(backend.namespace.matmul)
+
+    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
+        """Compile both together."""
+
+        def forward(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
+            return (function(*variables, *constants),)
+
+        def both(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
+            output, pullback = jax.vjp(lambda *variables: function(*variables, *constants), *variables)
+            return output, *pullback(cotangent)
+
+        return backend.compile(both if backward else forward, mode=mode)
+
+    def wait(self, result: Any, /) -> None:
+        """Wait for all arrays."""
+        jax.block_until_ready(result)
+
+    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+        """Ask the compiler, since what the allocator tells has what was tried while compiling in it."""
+        if next(iter(arguments[2].devices())).platform == "cpu":
+            return None
+        sizes = step.lower(*arguments).compile().memory_analysis()  # type: ignore[attr-defined]
+        return int(sizes.temp_size_in_bytes + sizes.output_size_in_bytes)
+
+
+engine = JaxEngine()
+
+
+def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
+    """Call a function with a flag for causal, and an array for any other mask."""
+    allowed = None if problem.is_causal else problem.allowed()
+
+    def called(query: Any, key: Any, value: Any, *mask: Any) -> Any:
+        return function(query, key, value, mask=mask[0] if mask else None, is_causal=problem.is_causal)
+
+    variables = tuple(laid_out(each, "BLHD") for each in problem.arrays)
+    return Call(called, variables, () if allowed is None else (allowed,), "BLHD")
+
+
+xla, cudnn = (
+    functools.partial(with_mask, function=functools.partial(jax.nn.dot_product_attention, implementation=name))
+    for name in (None, "cudnn")
+)

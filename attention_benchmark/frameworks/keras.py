@@ -1,0 +1,43 @@
+"""Keras, on whichever framework this process is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from attention_benchmark.candidate import Call
+from attention_benchmark.problem import Problem, laid_out
+
+__all__ = ["attention", "multi_head"]
+
+
+def attention(problem: Problem) -> Call:
+    """The function that Keras has for all its backends."""
+    allowed = None if problem.is_causal else problem.allowed()
+
+    def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
+        return keras.ops.dot_product_attention(query, key, value, None, *mask, is_causal=problem.is_causal)
+
+    variables = tuple(laid_out(each, "BLHD") for each in problem.arrays)
+    return Call(function, variables, () if allowed is None else (allowed,), "BLHD")
+
+
+def multi_head(problem: Problem) -> Call:
+    """The layer, with the weights of the problem as its parameters."""
+    _, heads, _, width = problem.shape
+    x, *projections = problem.arrays
+    channels = x.shape[-1]
+    *inner, weight, bias = projections
+    layer = keras.layers.MultiHeadAttention(heads, width, dtype=problem.dtype)
+    layer.build(x.shape, x.shape, x.shape)
+    split = [each.reshape(*each.shape[:-1], heads, width) for each in inner]
+    parameters = (*split, weight.reshape(heads, width, channels), bias)
+    untrained = [variable.value for variable in layer.non_trainable_variables]
+
+    def function(x: Any, *arrays: Any) -> Any:
+        output, _ = layer.stateless_call(list(arrays), untrained, x, x, use_causal_mask=problem.is_causal)
+        return output
+
+    return Call(function, (x, *map(np.ascontiguousarray, parameters)), (), "BLC")

@@ -1,0 +1,51 @@
+"""NumPy: as it is, and what everybody writes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attention_benchmark.candidate import Call
+from attention_benchmark.frameworks import Step
+from attention_benchmark.problem import Problem
+from attention_numpy import backend
+
+__all__ = ["NumpyEngine", "engine", "naive"]
+
+
+class NumpyEngine:
+    """NumPy, which does not differentiate."""
+
+    backend = backend
+    matmul = staticmethod(backend.namespace.matmul)
+
+    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
+        """Call the function."""
+        return lambda variables, constants, cotangent: (function(*variables, *constants),)
+
+    def wait(self, result: Any, /) -> None:
+        """It is there."""
+
+    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+        """The system tells."""
+        return None
+
+
+engine = NumpyEngine()
+
+
+def naive(problem: Problem) -> Call:
+    """The formula, with no thought of memory."""
+    allowed = problem.allowed()
+    scale = problem.arrays[0].dtype.type(problem.shape[3] ** -0.5)
+
+    def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
+        scores = query @ key.swapaxes(-1, -2) * scale
+        if mask:
+            scores = np.where(mask[0], scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    return Call(function, problem.arrays, () if allowed is None else (allowed,))

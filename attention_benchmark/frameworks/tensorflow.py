@@ -1,0 +1,52 @@
+"""TensorFlow, whose attentions are those of Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from attention_benchmark.frameworks import Step
+from attention_tensorflow import backend
+
+__all__ = ["TensorFlowEngine", "engine"]
+
+
+class TensorFlowEngine:
+    """TensorFlow: a function and its gradients as one graph, compiled by XLA or not."""
+
+    backend = backend
+    matmul = staticmethod(backend.namespace.matmul)
+
+    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
+        """Make one graph of both."""
+
+        def forward(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
+            return (function(*variables, *constants),)
+
+        def both(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
+            with tf.GradientTape() as tape:
+                tape.watch(variables)
+                output = function(*variables, *constants)
+            return output, *tape.gradient(output, variables, output_gradients=cotangent)
+
+        return backend.compile(both if backward else forward, mode=mode)
+
+    def wait(self, result: Any, /) -> None:
+        """Wait for all devices; on the CPU alone, what was returned is there."""
+        if "GPU" in result[0].device:
+            tf.test.experimental.sync_devices()
+
+    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+        """Ask the allocator."""
+        if "GPU" not in arguments[2].device:
+            return None
+        self.wait(step(*arguments))
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+        self.wait(step(*arguments))
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"] - before)
+
+
+engine = TensorFlowEngine()

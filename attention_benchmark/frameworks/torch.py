@@ -1,0 +1,107 @@
+"""PyTorch and its attentions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from attention_benchmark.candidate import Call
+from attention_benchmark.frameworks import Step, device_of
+from attention_benchmark.problem import WINDOW, Problem
+from attention_torch import backend
+
+__all__ = ["TorchEngine", "engine", "flex", "fused", "multi_head"]
+
+
+class TorchEngine:
+    """PyTorch: gradients by recording, of a function that is compiled or not."""
+
+    backend = backend
+    matmul = staticmethod(backend.namespace.matmul)
+
+    def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
+        """Record what is to be differentiated, and nothing else."""
+        function = backend.compile(function, mode=mode)
+
+        def forward(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
+            with torch.no_grad():
+                return (function(*variables, *constants),)
+
+        def both(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
+            variables = [each.requires_grad_() for each in variables]
+            output = function(*variables, *constants)
+            return output.detach(), *torch.autograd.grad(output, variables, cotangent)
+
+        return both if backward else forward
+
+    def wait(self, result: Any, /) -> None:
+        """Wait for the accelerator."""
+        if result[0].is_cuda:
+            torch.cuda.synchronize()
+
+    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+        """Ask the allocator."""
+        if not arguments[2].is_cuda:
+            return None
+        self.wait(step(*arguments))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.wait(step(*arguments))
+        return int(torch.cuda.max_memory_allocated() - before)
+
+
+engine = TorchEngine()
+
+
+def fused(problem: Problem) -> Call:
+    """PyTorch's own choice among its kernels."""
+    allowed = None if problem.is_causal else problem.allowed()
+
+    def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask[0] if mask else None, is_causal=problem.is_causal
+        )
+
+    return Call(function, problem.arrays, () if allowed is None else (allowed,))
+
+
+def flex(problem: Problem) -> Call:
+    """A kernel made for the mask, with the blocks it may leave out found beforehand."""
+    device = device_of(backend, problem.device)
+    batch, _, length, _ = problem.shape
+    arrays = [torch.from_numpy(each).to(device) for each in problem.mask_arrays]
+    rules: dict[str, Callable[..., Any]] = {
+        "causal": lambda b, h, q, k: k <= q,
+        "window": lambda b, h, q, k: (k <= q) & (k > q - WINDOW),
+        "packed": lambda b, h, q, k: arrays[0][q] == arrays[0][k],
+        "padded": lambda b, h, q, k: k < arrays[0][b],
+    }
+    rule = rules.get(problem.mask)
+    batches = batch if problem.mask == "padded" else None
+    blocks = None if rule is None else create_block_mask(rule, batches, None, length, length, device=device)
+    return Call(lambda query, key, value: flex_attention(query, key, value, block_mask=blocks), problem.arrays)
+
+
+def multi_head(problem: Problem) -> Call:
+    """The layer, with the weights of the problem as its parameters."""
+    x, *projections = problem.arrays
+    *inner, weight, bias = projections
+    stacked = np.concatenate([each.T for each in inner[::2]]), np.concatenate(inner[1::2])
+    variables = tuple(np.ascontiguousarray(each) for each in (x, *stacked, weight.T, bias))
+    with torch.device("meta"):
+        layer = torch.nn.MultiheadAttention(x.shape[-1], problem.shape[1], batch_first=True)
+    names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+    allowed = problem.allowed()
+    ignored = () if allowed is None else (~allowed[0, 0],)
+
+    def function(x: Any, *arrays: Any) -> Any:
+        parameters = dict(zip(names, arrays, strict=False))
+        options = {"attn_mask": arrays[4], "is_causal": True} if ignored else {}
+        return torch.func.functional_call(layer, parameters, (x, x, x), {"need_weights": False, **options})[0]
+
+    return Call(function, variables, ignored, "BLC")

@@ -1,0 +1,185 @@
+"""What is computed: shapes, a mask, a direction; and the arrays of it, drawn from a seed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+import attention_core
+
+__all__ = ["DIRECTIONS", "MASKS", "OPERATIONS", "MaskKind", "Problem", "default_problems", "laid_out"]
+
+NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+WINDOW = 256  # keys that a query attends, its own included
+DOCUMENT = 512  # length of the documents packed into one sequence
+SHAPES = ((1, 1, 8, 16), (32, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64))
+PADDED = (4, 8, 2048, 64)
+LAYERS = SHAPES[1:3]
+DIRECTIONS = ("forward", "both")
+OPERATIONS = ("attention", "multi_head")
+
+
+class MaskKind(NamedTuple):
+    """A mask: the arrays it needs, the core's mask made of them, the rule, and how many keys that gives a query.
+
+    The rule is said once more, apart from the core, so that the core is checked against it as its peers are.
+    """
+
+    arrays: Callable[[int, int], tuple[NumpyArray, ...]]
+    mask: Callable[..., attention_core.Mask | None]
+    rule: Callable[..., NumpyArray] | None
+    keys: Callable[[NumpyArray, int], Any]
+
+
+def _no_arrays(batch: int, length: int) -> tuple[NumpyArray, ...]:
+    return ()
+
+
+def _documents(batch: int, length: int) -> tuple[NumpyArray, ...]:
+    return (np.arange(length, dtype=np.int32) // DOCUMENT,)
+
+
+def _lengths(batch: int, length: int) -> tuple[NumpyArray, ...]:
+    """Lengths spread evenly, so that half of all keys are padding."""
+    return (np.ceil((np.arange(batch) + 0.5) / batch * length).astype(np.int32),)
+
+
+MASKS = {
+    "full": MaskKind(_no_arrays, lambda: None, None, lambda i, n: n),
+    "causal": MaskKind(_no_arrays, attention_core.Causal, lambda i, j: j <= i, lambda i, n: i + 1),
+    "window": MaskKind(
+        _no_arrays,
+        lambda: attention_core.SlidingWindow(left=WINDOW - 1, right=0),
+        lambda i, j: (j <= i) & (j > i - WINDOW),
+        lambda i, n: np.minimum(i + 1, WINDOW),
+    ),
+    "packed": MaskKind(
+        _documents,
+        lambda ids: attention_core.Segments(ids, ids),
+        lambda i, j, ids: ids[i] == ids[j],
+        lambda i, n: np.minimum(n - i // DOCUMENT * DOCUMENT, DOCUMENT),
+    ),
+    "padded": MaskKind(
+        _lengths,
+        attention_core.KeyLengths,
+        lambda i, j, lengths: j < lengths[:, None, None, None],
+        lambda i, n: n / 2,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A computation to be timed.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Batch, heads, length, head dimension.
+    mask : str
+        A name in `MASKS`.
+    direction : str
+        ``"forward"``, or ``"both"``: the output, and the gradients of ``sum(output * cotangent)``.
+    dtype, device : str
+        ``"cpu"``, or what the name of a framework's device starts with, such as ``"cuda"``.
+    operation : str
+        ``"attention"`` of queries, keys and values, or ``"multi_head"``: self-attention with its four projections.
+    """
+
+    shape: tuple[int, int, int, int]
+    mask: str = "full"
+    direction: str = "forward"
+    dtype: str = "float32"
+    device: str = "cpu"
+    operation: str = "attention"
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the mask is the one that every framework has a flag for."""
+        return self.mask == "causal"
+
+    @property
+    def share(self) -> float:
+        """The share of pairs that the mask allows."""
+        length = self.shape[2]
+        return float(np.mean(MASKS[self.mask].keys(np.arange(length), length)) / length)
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of the matrix products over pairs that the mask allows, and of projections."""
+        batch, heads, length, width = self.shape
+        count = 4.0 * batch * heads * length**2 * width * self.share
+        factor = 3.5 if self.direction == "both" else 1.0  # five more products of that size, one of them anew
+        if self.operation == "attention":
+            return factor * count
+        projections = 8.0 * batch * length * (heads * width) ** 2
+        return factor * count + (3.0 if self.direction == "both" else 1.0) * projections
+
+    @property
+    def mask_arrays(self) -> tuple[NumpyArray, ...]:
+        """The arrays that the mask of the core is made of."""
+        batch, _, length, _ = self.shape
+        return MASKS[self.mask].arrays(batch, length)
+
+    def allowed(self, rows: NumpyArray | None = None) -> NumpyArray | None:
+        """Which query may attend which key, of four axes; ``None`` where all may attend all."""
+        rule, keys = MASKS[self.mask].rule, np.arange(self.shape[2])
+        if rule is None:
+            return None
+        allowed = rule((keys if rows is None else rows)[:, None], keys, *self.mask_arrays)
+        return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+
+    @property
+    def arrays(self) -> tuple[NumpyArray, ...]:
+        """What is differentiated by: query, key, value; or the input, and weights and biases of the projections."""
+        return _arrays(self.shape, self.dtype, self.operation)[:-1]
+
+    @property
+    def cotangent(self) -> NumpyArray:
+        """What the output is multiplied by before it is added up."""
+        return _arrays(self.shape, self.dtype, self.operation)[-1]
+
+
+@functools.lru_cache(maxsize=2)
+def _arrays(shape: tuple[int, int, int, int], dtype: str, operation: str) -> tuple[NumpyArray, ...]:
+    rng = np.random.default_rng(20240229)
+    batch, heads, length, width = shape
+    if operation == "attention":
+        return tuple(_rounded(rng.standard_normal(shape), dtype) for _ in range(4))
+    channels = heads * width
+    weights = [
+        draw for _ in range(4) for draw in (rng.standard_normal((channels, channels)), rng.standard_normal(channels))
+    ]
+    drawn = [rng.standard_normal((batch, length, channels)), *(each * channels**-0.5 for each in weights)]
+    return tuple(_rounded(each, dtype) for each in [*drawn, rng.standard_normal((batch, length, channels))])
+
+
+def _rounded(array: NumpyArray, dtype: str) -> NumpyArray:
+    """Values that the dtype holds, in float32 or wider."""
+    held = array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    return held if dtype == "float64" else held.astype(np.float32)
+
+
+def laid_out(array: NumpyArray, layout: str) -> NumpyArray:
+    """From (batch, heads, length, head dimension) to a layout, and back: ``"BHLD"``, ``"BLHD"``, or as it is."""
+    return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if layout == "BLHD" else array
+
+
+def default_problems(dtype: str = "float32", device: str = "cpu") -> list[Problem]:
+    """The problems of a run that names none."""
+    masked = [(shape, mask) for shape in SHAPES for mask in ("full", "causal")]
+    masked += [(SHAPES[-1], "window"), (SHAPES[-1], "packed"), (PADDED, "padded")]
+    chosen = [(shape, mask, "attention") for shape, mask in masked] + [
+        (shape, mask, "multi_head") for shape in LAYERS for mask in ("full", "causal")
+    ]
+    return [
+        Problem(shape, mask, direction, dtype, device, operation)
+        for shape, mask, operation in chosen
+        for direction in DIRECTIONS
+    ]

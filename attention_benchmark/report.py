@@ -1,0 +1,196 @@
+"""Measurements as tables, on a terminal or in Markdown."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from attention_benchmark.candidate import Candidate
+from attention_benchmark.measurement import Measurement, fastest_peers, quartiles, ratio
+from attention_benchmark.problem import Problem
+
+__all__ = ["Grid", "details", "environment", "markdown", "overviews", "rich_table"]
+
+NOTHING = "–"
+IN_BRACKETS = "In brackets: how many times as long as the fastest peer of the same framework."
+COMMON = "F.scaled_dot_product_attention"
+DIRECTION = {"forward": "forward", "both": "forward and backward"}
+LEGEND = (
+    "× peer: how many times as long as the fastest peer of the same framework, round by round. × PyTorch: as long as "
+    f"`{COMMON}` in its own process. Of product: operations per second, as a share of those of a product of "
+    "large matrices in the same rounds. Memory: at most, beside the arguments. First: the first call, which compiles."
+)
+
+
+class Grid(NamedTuple):
+    """A table: its title, headings and cells, and lines to stand below."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+
+
+def overviews(measurements: Sequence[Measurement]) -> list[Grid]:
+    """A row for every candidate, a column for every problem, for each operation and direction."""
+    kinds = dict.fromkeys((each.problem.operation, each.problem.direction) for each in measurements)
+    return [_overview(measurements, *kind) for kind in kinds]
+
+
+def _overview(measurements: Sequence[Measurement], operation: str, direction: str) -> Grid:
+    chosen = [
+        each for each in measurements if (each.problem.operation, each.problem.direction) == (operation, direction)
+    ]
+    problems = list(dict.fromkeys(each.problem for each in chosen))
+    peers = fastest_peers(chosen)
+    rows = []
+    for candidate in dict.fromkeys(each.candidate for each in chosen):
+        found = {each.problem: each for each in chosen if each.candidate == candidate}
+        rows.append((*_name(candidate), *(_overview_cell(found.get(problem), peers) for problem in problems)))
+    headings = ("framework", "mode", "candidate", *(f"{_shape(each)} {each.mask}" for each in problems))
+    return Grid(f"{_title(operation)}, {DIRECTION[direction]}", headings, rows, [IN_BRACKETS, *_reasons(chosen)])
+
+
+def _overview_cell(measurement: Measurement | None, peers: Mapping[tuple[Problem, str], Measurement]) -> str:
+    if measurement is None or not measurement.seconds:
+        return NOTHING if measurement is None else measurement.outcome
+    time = duration(measurement.median)
+    peer = peers.get((measurement.problem, measurement.candidate.framework))
+    return time if peer is None else f"{time} ({ratio(measurement, peer):.2f})"
+
+
+def details(measurements: Sequence[Measurement]) -> list[Grid]:
+    """A table for every problem, with all that is known about each candidate."""
+    return [
+        _detail(problem, [each for each in measurements if each.problem == problem])
+        for problem in dict.fromkeys(each.problem for each in measurements)
+    ]
+
+
+def _detail(problem: Problem, found: Sequence[Measurement]) -> Grid:
+    title = (
+        f"{_title(problem.operation)}, {DIRECTION[problem.direction]}: {_shape(problem)}, {problem.mask}, "
+        f"{problem.dtype}, {problem.device}"
+    )
+    headings = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "of product", "memory")
+    peers, common = fastest_peers(found), next((each for each in found if each.candidate.name == COMMON), None)
+    rows = [(*_name(each.candidate), *_detail_cells(each, peers, common)) for each in found]
+    return Grid(title, (*headings, "first"), rows, _reasons(found))
+
+
+def _detail_cells(
+    each: Measurement, peers: Mapping[tuple[Problem, str], Measurement], common: Measurement | None
+) -> tuple[str, ...]:
+    if not each.seconds:
+        return (each.outcome, *[NOTHING] * 6)
+    peer = peers.get((each.problem, each.candidate.framework))
+    return (
+        duration(each.median),
+        " – ".join(map(duration, quartiles(each.seconds))),
+        NOTHING if peer is None else f"{ratio(each, peer):.2f}",
+        NOTHING if common is None or not common.seconds else f"{each.median / common.median:.2f}",
+        NOTHING if each.share is None else f"{each.share:.0%}",
+        NOTHING if each.memory is None else size(each.memory),
+        NOTHING if each.first is None else duration(each.first),
+    )
+
+
+def _reasons(found: Iterable[Measurement]) -> list[str]:
+    """A line for every reason why a candidate was not measured."""
+    named: dict[str, list[str]] = {}
+    for each in found:
+        if each.reason:
+            named.setdefault(f"{each.outcome}: {each.reason}", []).append(" ".join(_name(each.candidate)))
+    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in named.items()]
+
+
+def _name(candidate: Candidate) -> tuple[str, str, str]:
+    return (
+        candidate.framework,
+        candidate.mode,
+        candidate.name if candidate.is_peer else f"attention_core {candidate.name}",
+    )
+
+
+def _title(operation: str) -> str:
+    return operation.replace("_", "-").capitalize()
+
+
+def _shape(problem: Problem) -> str:
+    return "×".join(map(str, problem.shape))
+
+
+def duration(seconds: float) -> str:
+    """Three digits and a unit."""
+    unit, factor = next((each for each in (("s", 1.0), ("ms", 1e3)) if seconds * each[1] >= 1), ("µs", 1e6))
+    return f"{_three_digits(seconds * factor)} {unit}"
+
+
+def size(count: float) -> str:
+    """Bytes, in three digits and a unit."""
+    unit, factor = next((each for each in (("GiB", 2**30), ("MiB", 2**20)) if count >= each[1]), ("KiB", 2**10))
+    return f"{_three_digits(count / factor)} {unit}"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def rich_table(grid: Grid) -> Table:
+    """A table for the terminal."""
+    table = Table(title=grid.title, title_justify="left", header_style="bold", caption_justify="left")
+    for place, heading in enumerate(grid.headings):
+        table.add_column(heading, justify="left" if place < 3 else "right")
+    for row in grid.rows:
+        table.add_row(*row, style="bold" if row[2].startswith("attention_core") else "")
+    return table
+
+
+def markdown(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> str:
+    """The tables of a run, and where it took place."""
+    grids = [*overviews(measurements), *details(measurements)]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    place = f"{about['processor']}, {about['threads']} threads, Python {about['python']}, {about['date']}; {versions}."
+    return "\n\n".join([place, LEGEND, *map(_markdown_table, grids)]) + "\n"
+
+
+def _markdown_table(grid: Grid) -> str:
+    lines = [f"**{grid.title}**", ""]
+    for row in (grid.headings, ("---",) * 3 + ("---:",) * (len(grid.headings) - 3), *grid.rows):
+        lines.append(f"| {' | '.join(row)} |")
+    lines += [""] + [f"* {' '.join(note.replace('`', '').split())}" for note in grid.notes] if grid.notes else []
+    return "\n".join(lines)
+
+
+def environment(versions: Mapping[str, str], threads: int) -> dict[str, Any]:
+    """Where and when a run took place, with the versions of all libraries."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "threads": threads,
+        "versions": {"attention-core": _own_version(), **versions},
+    }
+
+
+def _own_version() -> str:
+    try:
+        return version("attention-core")
+    except PackageNotFoundError:
+        return "from its sources"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

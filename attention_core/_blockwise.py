@@ -1,0 +1,814 @@
+r"""Attention over blocks of queries and keys, in memory that does not grow with M × N.
+
+The weights of a block are computed, used and forgotten. Forward, a query's running maximum t, total z and sum u are
+brought up to date by each block of keys,
+
+.. math:: t' = \max(t, \max_j s_{ij}), \qquad z' = e^{t - t'} z + \sum_j e^{s_{ij} - t'}, \qquad
+          u' = e^{t - t'} u + \sum_j e^{s_{ij} - t'} v_j,
+
+and :math:`o_i = u / z`, :math:`\ell_i = t + \log z`. Backward, the weights are computed once more from
+:math:`\ell`, and with :math:`\delta_i = \bar o_i \cdot o_i - \bar \ell_i`
+
+.. math:: \bar v_j = \sum_i p_{ij} \bar o_i, \qquad \bar s_{ij} = p_{ij} (\bar o_i \cdot v_j - \delta_i), \qquad
+          \bar q_i = \sum_j \bar s_{ij} k_j, \qquad \bar k_j = \sum_i \bar s_{ij} q_i,
+
+where a bar marks a gradient, and q is scaled already.
+
+References
+----------
+M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018. T. Dao, "FlashAttention-2", 2023.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from attention_core._call import Call, changed_scores, dropped, gain, repeats, scaled_query, widened
+from attention_core._namespace import FLOATING, beside, dtype_name, is_concrete, shape
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Backend, Loops
+from attention_core.masks import Positions, Spans, as_mask, outline, rebuilt, slots
+from attention_core.random import Dropout
+from attention_core.scores import ScoreMod
+
+__all__ = ["Plan", "backward", "blockwise", "empty_results", "forward"]
+
+
+class Plan(NamedTuple):
+    """What is known of a call before its arrays: constants, which compare by value.
+
+    Attributes
+    ----------
+    mask : tuple or None
+        The `outline` of a mask.
+    score_mod : callable or None
+        Without its arrays.
+    softcap, rate, seed, starts
+        Numbers, or ``None`` where an array takes their place.
+    present : tuple of bool
+        Which of the `Operands` there are.
+    num_arrays : tuple of int
+        How many arrays mask and score modification have.
+    guarded : bool
+        Whether something may be masked, so that a query may attend nothing.
+    finite : bool
+        Whether query, key and value are known to be finite.
+    blocks : tuple of int
+        How many queries and keys a block has.
+    apart : bool
+        Whether heads are taken one by one.
+    """
+
+    mask: Any
+    score_mod: Callable[..., Array] | None
+    softcap: float | None
+    rate: float
+    seed: int | None
+    starts: tuple[int | None, int | None]
+    present: tuple[bool, ...]
+    num_arrays: tuple[int, int]
+    guarded: bool
+    finite: bool
+    blocks: tuple[int, int]
+    apart: bool
+
+
+class Operands(NamedTuple):
+    """The arrays of a call: B entries of G key/value heads, each with R query heads.
+
+    Attributes
+    ----------
+    query : Array, shape (B, G, R, M, D)
+        Scaled.
+    key, value : Array, shapes (B, G, N, D) and (B, G, N, E)
+    bias : Array or None
+        Of five axes, each as long as that of the scores (B, G, R, M, N), or 1.
+    softcap, seed, query_start, key_start : Array or None
+        Where these are no Python numbers.
+    mask, score_mod : tuple of Array
+        The former with one leading axis of length B or 1.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    bias: Array | None
+    softcap: Array | None
+    seed: Array | None
+    query_start: Array | None
+    key_start: Array | None
+    mask: tuple[Array, ...]
+    score_mod: tuple[Array, ...]
+
+
+def blockwise(call: Call, backend: Backend, blocks: tuple[int, int] | None = None) -> tuple[Array, Array]:
+    """Attention over blocks: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation."""
+    xp, call = call.xp, widened(call)
+    plan, operands = _planned(call, backend.tuning.blocks if blocks is None else blocks, backend.tuning.heads_apart)
+    arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
+    output, logsumexp = backend.custom_gradient(forward, backward, empty_results, plan, arrays)
+    *leading, heads, rows, _ = shape(call.query, xp=xp)
+    width = shape(call.value, xp=xp)[-1]
+    return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
+
+
+def _planned(call: Call, blocks: tuple[int, int], apart: bool) -> tuple[Plan, Operands]:
+    xp = call.xp
+    *leading, _, rows, width = shape(call.query, xp=xp)
+    groups, columns = shape(call.key, xp=xp)[-3:-1]
+    entries = math.prod(leading)
+    times = repeats(call.query, call.key, xp)
+    held: list[Array] = []
+    form = None if call.mask is None else outline(as_mask(call.mask), held)
+    target = (entries, groups, times, rows, columns)
+    mask_arrays = tuple(
+        array if slot.axes < 0 else _entrywise(array, slot.axes, leading, target, xp)
+        for array, slot in zip(held, slots(form), strict=True)
+    )
+    score_mod, score_arrays = call.score_mod, ()
+    if isinstance(score_mod, ScoreMod):
+        score_mod, score_arrays = score_mod.function, score_mod.arrays
+    dropout = call.dropout if call.dropout is not None and call.dropout.rate else Dropout(0.0)
+    operands = Operands(
+        xp.reshape(scaled_query(call.query, call.scale, xp), (entries, groups, times, rows, width)),
+        xp.reshape(call.key, (entries, groups, columns, width)),
+        xp.reshape(call.value, (entries, groups, columns, shape(call.value, xp=xp)[-1])),
+        None if call.bias is None else _entrywise(call.bias, 3, leading, target, xp),
+        None if _is_number(call.softcap) else call.softcap,
+        None if isinstance(dropout.seed, int) else dropout.seed,
+        *(None if isinstance(start, int) else start for start in call.starts),
+        mask_arrays,
+        score_arrays,
+    )
+    guarded = call.mask is not None or call.bias is not None or not isinstance(columns, int)
+    plan = Plan(
+        form,
+        score_mod,
+        float(call.softcap) if call.softcap is not None and operands.softcap is None else None,  # type: ignore[arg-type]
+        dropout.rate,
+        dropout.seed if operands.seed is None else None,
+        tuple(start if isinstance(start, int) else None for start in call.starts),  # type: ignore[arg-type]
+        tuple(operand is not None for operand in operands[:8]),
+        (len(mask_arrays), len(score_arrays)),
+        guarded,
+        not guarded or _known_finite(call),
+        blocks,
+        apart,
+    )
+    return plan, operands
+
+
+def _entrywise(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
+    """An array with its leading axes as one, of length B or 1; one of the scores gets the five axes of `Operands`."""
+    entries, groups, times, rows, columns = target
+    dims = shape(array, xp=xp)
+    dims = (*(1,) * (axes - len(dims)), *dims)
+    lead, own = dims[: len(dims) - axes], dims[len(dims) - axes :]
+    if axes == 3:  # (..., H, M, N): an axis that may turn out to be 1 is spread
+        whole = (groups * times, rows, columns)
+        own = tuple(dim if isinstance(dim, int) else full for dim, full in zip(own, whole, strict=True))
+    if not all(isinstance(dim, int) and dim == 1 for dim in lead):
+        array = xp.broadcast_to(array, (*leading, *own))
+        lead = (entries,)
+    else:
+        array = xp.broadcast_to(xp.reshape(array, dims), (1,) * len(lead) + own) if own != dims[len(lead) :] else array
+        lead = (1,)
+    if axes == 3:
+        heads, *ends = own
+        own = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (groups, times, *ends)
+    return xp.reshape(array, (*lead, *own))
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or not hasattr(value, "dtype")
+
+
+def _known_finite(call: Call) -> bool:
+    """Whether query, key and value are finite, where that can be read: sums are, that is, which costs less to see."""
+    xp, arrays = call.xp, (call.query, call.key, call.value)
+    if not all(is_concrete(array) for array in arrays):
+        return False
+    return all(bool(xp.isfinite(xp.sum(array))) for array in arrays)
+
+
+# Within a custom gradient: from here on, arrays have the axes of `Operands`, and the formula above is computed
+
+
+class Tiles(NamedTuple):
+    """How a call is cut into blocks, and which of them are to be visited."""
+
+    plan: Plan
+    operands: Operands
+    xp: Namespace
+    loops: Loops
+    sizes: tuple[int, int]  # of a block
+    counts: tuple[Any, Any]  # of blocks
+    lengths: tuple[Any, Any]  # M, N
+    padded: bool
+
+
+def _operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
+    remaining = iter(arrays)
+    named = [next(remaining) if present else None for present in plan.present]
+    masks, scores = (tuple(next(remaining) for _ in range(count)) for count in plan.num_arrays)
+    return Operands(*named, masks, scores)
+
+
+def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
+    """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
+    tiles = _tiles(plan, arrays, backend)
+    operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
+    query, key = _scored(tiles, operands.query), _scored(tiles, operands.key)
+    value = operands.value
+    if plan.finite:
+        return _forward(tiles, query, key, value)
+    output, logsumexp = _forward(tiles, query, key, _finite(value, xp))
+
+    def pulled() -> Array:
+        # What is not finite and attended shows, whatever its weight: inf and nan pull upwards, -inf and nan downwards.
+        nan = xp.isnan(value)
+        up, down = (
+            xp.greater(_forward(tiles, query, key, xp.astype(xp.logical_or(nan, found), value.dtype))[0], 0.0)
+            for found in (xp.equal(value, math.inf), xp.equal(value, -math.inf))
+        )
+        pull = xp.where(down, -math.inf, xp.zeros_like(output))
+        return xp.add(output, xp.where(up, xp.where(down, math.nan, xp.full_like(output, math.inf)), pull))
+
+    return loops.choose(xp.isfinite(xp.sum(value)), lambda: output, pulled), logsumexp
+
+
+def _scored(tiles: Tiles, x: Array) -> Array:
+    """Queries or keys for the scores: a vector that is not finite gives nan wherever it is attended."""
+    if tiles.plan.finite:
+        return x
+    xp = tiles.xp
+    return xp.where(xp.all(xp.isfinite(x), axis=-1, keepdims=True), x, math.nan)
+
+
+def _finite(x: Array, xp: Namespace) -> Array:
+    return xp.where(xp.isfinite(x), x, 0.0)
+
+
+def _tiles(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
+    xp, loops = backend.namespace, backend.loops
+    operands = _operands(plan, arrays)
+    lengths = shape(operands.query, xp=xp)[-2], shape(operands.key, xp=xp)[-2]
+    sizes, counts = zip(*map(_cut, lengths, plan.blocks), strict=True)
+    padded = False
+    if loops.traced:
+        spare = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
+        padded = not (isinstance(spare[1], int) and spare[1] == 0)
+        operands = _padded(operands, spare, xp)
+    return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded)
+
+
+def _cut(length: Any, size: int) -> tuple[int, Any]:
+    """The size of blocks of nearly equal size, and their number."""
+    if not isinstance(length, int):
+        return size, (length + (size - 1)) // size
+    count = max(1, -(-length // size))
+    return -(-length // count), count
+
+
+def _padded(operands: Operands, spare: tuple[Any, ...], xp: Namespace) -> Operands:
+    """The operands with zeros at the end of queries and keys, to fill up the last block."""
+    query, key, value, bias = operands[:4]
+    if bias is not None:
+        for axis, amount in ((-2, spare[0]), (-1, spare[1])):
+            bias = bias if _is_one(bias, axis) else pad(bias, axis, amount, xp)
+    return operands._replace(
+        query=pad(query, -2, spare[0], xp),
+        key=pad(key, -2, spare[1], xp),
+        value=pad(value, -2, spare[1], xp),
+        bias=bias,
+    )
+
+
+def pad(x: Array, axis: int, amount: Any, xp: Namespace) -> Array:
+    """Zeros at the end of an axis."""
+    if isinstance(amount, int) and amount == 0:
+        return x
+    dims = list(shape(x, xp=xp))
+    dims[axis] = amount
+    return xp.concat([x, _zeros(x, *dims, xp=xp)], axis=axis)
+
+
+def _is_one(x: Array, axis: int) -> bool:
+    """Whether an axis has length 1 and stands for all positions."""
+    dim = x.shape[axis]
+    return isinstance(dim, int) and dim == 1
+
+
+class Visits(NamedTuple):
+    """For each block of one side, the blocks of the other in the order of visiting: ``whole`` of them need no mask.
+
+    Attributes
+    ----------
+    order : (B or 1, blocks, blocks of the other side) or None
+        ``None`` for all, as they come.
+    whole, seen : (B or 1, blocks) or int
+    shared : bool
+        Whether there is one entry, for all of the batch.
+    """
+
+    order: Any
+    whole: Any
+    seen: Any
+    shared: bool = True
+
+    def of(self, loops: Loops, b: Any, index: Any) -> tuple[Callable[[Any], Any], Any, Any]:
+        """Of one block: what comes at each step, and the numbers of steps without a mask, and of all."""
+        if self.order is None:
+            return lambda step: step, self.whole, self.seen
+        order, whole, seen = (
+            loops.item(loops.item(table, 0 if self.shared else b), index)
+            for table in (self.order, self.whole, self.seen)
+        )
+        return lambda step: loops.item(order, step), whole, seen
+
+
+def _visits(tiles: Tiles, *, by_key: bool) -> Visits:
+    plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
+    rows, columns = tiles.counts
+    along = rows if by_key else columns
+    if plan.mask is None and not tiles.padded:
+        return Visits(None, 0 if plan.guarded else along, along)
+    if not loops.traced and not all(map(is_concrete, (*operands.mask, *operands[6:8]))):
+        return Visits(None, 0, along)
+    some, every = _grid(tiles)
+    if by_key:
+        some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
+    if not loops.traced:
+        return _listed(loops.read(some), loops.read(every))
+    kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
+    whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
+    return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, _is_one(kind, 0))
+
+
+def _listed(some: list[Any], every: list[Any]) -> Visits:
+    """What is visited, as lists of Python integers."""
+    order, whole, seen = [], [], []
+    for tables in zip(some, every, strict=True):
+        full = [[j for j, is_full in enumerate(line) if is_full] for line in tables[1]]
+        mixed = [
+            [j for j, (may, is_full) in enumerate(zip(*lines, strict=True)) if may and not is_full]
+            for lines in zip(*tables, strict=True)
+        ]
+        order.append([first + second for first, second in zip(full, mixed, strict=True)])
+        whole.append([len(each) for each in full])
+        seen.append([len(each) for each in order[-1]])
+    return Visits(order, whole, seen, len(order) == 1)
+
+
+def _grid(tiles: Tiles) -> tuple[Array, Array]:
+    """In which blocks something is allowed, and in which everything is: two of shape (B or 1, rows, columns)."""
+    plan, operands, xp = tiles.plan, tiles.operands, tiles.xp
+    some: Any = True
+    every: Any = True
+    query, key = (_spans(tiles, side) for side in (0, 1))
+    if plan.mask is not None:
+        some, every = rebuilt(plan.mask, operands.mask).blocks(query, key, xp=xp)
+    if operands.bias is not None:
+        every = False
+    if tiles.padded and every is not False:
+        ends = xp.multiply(xp.add(_counted(tiles.counts[1], key.first, xp), 1), tiles.sizes[1])
+        inside = xp.less_equal(ends, tiles.lengths[1])
+        every = inside if every is True else xp.logical_and(every, inside)
+    none = xp.zeros((1, 1, *tiles.counts), dtype=xp.bool, **beside(operands.query))
+    some, every = (
+        xp.logical_not(none) if kind is True else none if kind is False else xp.logical_or(none, kind)
+        for kind in (some, every)
+    )
+    return xp.any(some, axis=-3), xp.all(every, axis=-3)
+
+
+def _counted(count: Any, like: Array, xp: Namespace) -> Array:
+    return xp.arange(count, dtype=xp.int32, **beside(like))
+
+
+def _start(tiles: Tiles, side: int) -> Any:
+    """The position of the first query or key."""
+    held = tiles.operands[6 + side]
+    return tiles.plan.starts[side] if held is None else tiles.xp.astype(held, tiles.xp.int32)
+
+
+def _end(tiles: Tiles, side: int) -> Any:
+    """The position of the last query or key."""
+    return _start(tiles, side) + (tiles.lengths[side] - 1)
+
+
+def _spans(tiles: Tiles, side: int) -> Spans:
+    """The positions of the blocks of queries, as a column, or of keys."""
+    xp, size = tiles.xp, tiles.sizes[side]
+    first = xp.add(xp.multiply(_counted(tiles.counts[side], tiles.operands.query, xp), size), _start(tiles, side))
+    last = xp.minimum(xp.add(first, size - 1), xp.add(xp.zeros_like(first), _end(tiles, side)))
+    if side == 0:
+        first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
+    return Spans(first, last, size)
+
+
+class Entry(NamedTuple):
+    """One entry of the batch, or one key/value head of it."""
+
+    index: Any  # in the batch
+    head: Any  # None for all heads
+    query: Array  # (G, R, M, D), for the scores
+    key: Array  # (G, N, D)
+    value: Array  # (G, N, E)
+    bias: Array | None
+    rule: Any
+
+
+def _entry(tiles: Tiles, index: Any, query: Array, key: Array, value: Array) -> Entry:
+    plan, operands = tiles.plan, tiles.operands
+    groups = key.shape[1]
+    b, g = (index // groups, index % groups) if plan.apart else (index, None)
+    rule = None
+    if plan.mask is not None:
+        own = {slot.index: slot.axes for slot in slots(plan.mask)}
+        held = [
+            array if own[place] < 0 else _of_entry(tiles, array, b, g if own[place] == 3 else None)
+            for place, array in enumerate(operands.mask)
+        ]
+        rule = rebuilt(plan.mask, held)
+    query, key, value = (_of_entry(tiles, x, b, g) for x in (query, key, value))
+    return Entry(
+        b, g, query, key, value, None if operands.bias is None else _of_entry(tiles, operands.bias, b, g), rule
+    )
+
+
+def _of_entry(tiles: Tiles, x: Array, b: Any, g: Any) -> Array:
+    x = tiles.loops.item(x, 0 if _is_one(x, 0) else b)
+    return x if g is None or _is_one(x, 0) else x[g : g + 1, ...]
+
+
+class Tile(NamedTuple):
+    """A block of queries against a block of keys."""
+
+    raw: Array  # scores before anything is changed, (G, R, m, n)
+    scores: Array  # with -inf where nothing is allowed
+    allowed: Array | None
+    at: Positions | None
+
+
+def _tile(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> Tile:
+    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
+    dims = (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-2])
+    raw = xp.reshape(xp.matmul(_rows(query, xp), xp.matrix_transpose(key)), dims)
+    asked = (masked and plan.mask is not None) or plan.score_mod is not None or plan.rate
+    at = _positions(tiles, entry, i, j, dims) if asked else None
+    bias = entry.bias
+    if bias is not None:
+        for axis, place in ((-2, i), (-1, j)):
+            bias = bias if _is_one(bias, axis) else loops.block(bias, place, tiles.sizes[axis], axis)
+    allowed = _allowed(tiles, entry, bias, j, at, key) if masked else None
+    scores = raw
+    if _changes(tiles):
+        if allowed is not None:
+            raw = xp.where(allowed, raw, 0.0)  # what overflows and is masked must not meet the cap's gradient
+        scores = _changed(tiles, raw, _variables(tiles), at)
+    if bias is not None:
+        scores = xp.add(scores, bias)
+    if allowed is not None:
+        scores = xp.where(allowed, scores, -math.inf)
+    return Tile(raw, scores, allowed, at)
+
+
+def _allowed(tiles: Tiles, entry: Entry, bias: Array | None, j: Any, at: Positions | None, key: Array) -> Array:
+    xp = tiles.xp
+    admitted = []
+    if entry.rule is not None:
+        admitted.append(entry.rule.allowed(at, xp=xp))
+    if bias is not None:
+        admitted.append(xp.not_equal(bias, -math.inf))
+    if tiles.padded:
+        counted = xp.add(_counted(shape(key, xp=xp)[-2], key, xp), j * tiles.sizes[1])
+        admitted.append(xp.less(counted, tiles.lengths[1]))
+    allowed, *others = admitted
+    for each in others:
+        allowed = xp.logical_and(allowed, each)
+    return allowed
+
+
+def _rows(x: Array, xp: Namespace) -> Array:
+    """The rows of all query heads that share a key/value head, one below the other: (G, R * m, ...)."""
+    groups, times, rows, width = shape(x, xp=xp)
+    return xp.reshape(x, (groups, times * rows, width))
+
+
+def _product(weights: Array, value: Array, xp: Namespace) -> Array:
+    """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
+    return xp.reshape(xp.matmul(_rows(weights, xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
+
+
+def _positions(tiles: Tiles, entry: Entry, i: Any, j: Any, dims: tuple[Any, ...]) -> Positions:
+    xp, like = tiles.xp, entry.query
+    groups, times, rows, columns = dims
+    heads = _counted(groups * times, like, xp)
+    if entry.head is not None:
+        heads = xp.add(heads, entry.head * times)
+    query, key = (
+        xp.add(_counted(count, like, xp), _start(tiles, side) + place * tiles.sizes[side])
+        for side, (count, place) in enumerate(((rows, i), (columns, j)))
+    )
+    if tiles.loops.traced:  # what was added to fill up the last block counts as the last position
+        query, key = (
+            xp.minimum(each, xp.add(xp.zeros_like(each), _end(tiles, side))) for side, each in enumerate((query, key))
+        )
+    batch = xp.add(xp.zeros((), dtype=xp.int32, **beside(like)), entry.index)
+    return Positions(batch, xp.reshape(heads, (groups, times, 1, 1)), xp.expand_dims(query, axis=-1), key)
+
+
+def _changes(tiles: Tiles) -> bool:
+    return tiles.plan.softcap is not None or tiles.operands.softcap is not None or tiles.plan.score_mod is not None
+
+
+def _variables(tiles: Tiles) -> tuple[Array, ...]:
+    """The arrays of floating point that change scores, and so have a gradient."""
+    softcap = tiles.operands.softcap
+    own = (array for array in tiles.operands.score_mod if _is_floating(array))
+    return (*(() if softcap is None else (softcap,)), *own)
+
+
+def _is_floating(array: Array) -> bool:
+    return dtype_name(array.dtype) in FLOATING
+
+
+def _changed(tiles: Tiles, raw: Array, variables: tuple[Array, ...], at: Positions | None) -> Array:
+    score_mod, remaining = tiles.plan.score_mod, iter(variables)
+    softcap = tiles.plan.softcap if tiles.operands.softcap is None else next(remaining)
+    if score_mod is None:
+        return changed_scores(raw, softcap, None, None, tiles.xp)
+    arrays = [next(remaining) if _is_floating(array) else array for array in tiles.operands.score_mod]
+    return changed_scores(raw, softcap, lambda scores, *where: score_mod(scores, *where, *arrays), at, tiles.xp)
+
+
+def _dropout(tiles: Tiles) -> Dropout | None:
+    plan, seed = tiles.plan, tiles.operands.seed
+    return Dropout(plan.rate, plan.seed if seed is None else seed) if plan.rate else None
+
+
+def _heads(tiles: Tiles) -> Any:
+    """How many query heads there are."""
+    _, groups, times = shape(tiles.operands.query, xp=tiles.xp)[:3]
+    return groups * times
+
+
+def _rounds(tiles: Tiles) -> Any:
+    """How many entries of the batch there are, or heads of all of them where these are taken one by one."""
+    entries, groups = shape(tiles.operands.query, xp=tiles.xp)[:2]
+    return entries * groups if tiles.plan.apart else entries
+
+
+def _zeros(like: Array, *dims: Any, xp: Namespace) -> Array:
+    return xp.zeros(dims, dtype=like.dtype, **beside(like))
+
+
+def _collected(tiles: Tiles, stack: Any, side: int) -> Array:
+    """The blocks of queries or keys (axis -2) as one array (B, G, ..., length, width)."""
+    xp, loops = tiles.xp, tiles.loops
+    found = loops.array(loops.join(stack, tiles.counts[side], -2))[..., : tiles.lengths[side], :]
+    entries, groups = shape(tiles.operands.query, xp=xp)[:2]
+    return xp.reshape(found, (entries, groups, *shape(found, xp=xp)[2:]))
+
+
+def _forward(tiles: Tiles, query: Array, key: Array, value: Array) -> tuple[Array, Array]:
+    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
+    dropout, visits = _dropout(tiles), _visits(tiles, by_key=False)
+    _, groups, times, _, _ = shape(query, xp=xp)
+    width = shape(value, xp=xp)[-1]
+
+    def attend(index: Any, stacks: Any) -> Any:
+        entry = _entry(tiles, index, query, key, value)
+
+        def attend_rows(i: Any, stacks: Any) -> Any:
+            rows = loops.block(entry.query, i, tiles.sizes[0], -2)
+            next_block, whole, seen = visits.of(loops, entry.index, i)
+
+            def absorb(masked: bool, step: Any, state: Any) -> Any:
+                summed, total, top, alive = state
+                j = next_block(step)
+                keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
+                tile = _tile(tiles, entry, rows, keys, i, j, masked)
+                above = xp.maximum(top, xp.max(tile.scores, axis=-1, keepdims=True))
+                fading = xp.exp(xp.subtract(top, above))
+                exponentials = xp.exp(xp.subtract(tile.scores, above))
+                total = xp.add(xp.multiply(total, fading), xp.sum(exponentials, axis=-1, keepdims=True))
+                kept = dropped(exponentials, dropout, tile.at, _heads(tiles), xp)
+                summed = xp.add(xp.multiply(summed, fading), _product(kept, values, xp))
+                if alive is not None:
+                    found = True if tile.allowed is None else xp.any(tile.allowed, axis=-1, keepdims=True)
+                    alive = xp.ones_like(alive) if found is True else xp.logical_or(alive, found)
+                return summed, total, above, alive
+
+            *dims, _ = shape(rows, xp=xp)
+            lowest = -float(xp.finfo(rows.dtype).max)  # nothing is below, and nothing is subtracted from infinity
+            total = _zeros(rows, *dims, 1, xp=xp)
+            alive = xp.zeros_like(total, dtype=xp.bool) if plan.guarded else None
+            state = (_zeros(rows, *dims, width, xp=xp), total, xp.full_like(total, lowest), alive)
+            state = loops.loop(0, whole, functools.partial(absorb, False), state)
+            summed, total, top, alive = loops.loop(whole, seen, functools.partial(absorb, True), state)
+            if alive is not None:
+                total = xp.where(alive, total, 1.0)
+            output = xp.divide(summed, total)
+            logsumexp = xp.add(top, xp.log(total))
+            if alive is not None:
+                logsumexp = xp.where(alive, logsumexp, -math.inf)
+            if dropout is not None:
+                output = xp.multiply(output, gain(dropout))
+            place = index * tiles.counts[0] + i
+            return tuple(loops.add(stack, place, x) for stack, x in zip(stacks, (output, logsumexp), strict=True))
+
+        return loops.loop(0, tiles.counts[0], attend_rows, stacks)
+
+    own = 1 if plan.apart else groups
+    stacks = tuple(
+        loops.stack(
+            _rounds(tiles) * tiles.counts[0], lambda _, w=w: _zeros(query, own, times, tiles.sizes[0], w, xp=xp)
+        )
+        for w in (width, 1)
+    )
+    output, logsumexp = (_collected(tiles, stack, 0) for stack in loops.loop(0, _rounds(tiles), attend, stacks))
+    return output, xp.squeeze(logsumexp, axis=-1)
+
+
+def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
+    """Arrays like those of `forward`, for compilers that ask for shapes alone."""
+    xp, operands = backend.namespace, _operands(plan, arrays)
+    *dims, _ = shape(operands.query, xp=xp)
+    width = shape(operands.value, xp=xp)[-1]
+    return _zeros(operands.query, *dims, width, xp=xp), _zeros(operands.query, *dims, xp=xp)
+
+
+def backward(
+    plan: Plan,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, Array],
+    cotangents: tuple[Array, Array],
+    backend: Backend,
+) -> tuple[Array | None, ...]:
+    """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
+    tiles = _tiles(plan, arrays, backend)
+    given, operands, xp, loops = _operands(plan, arrays), tiles.operands, tiles.xp, tiles.loops
+    delta = xp.sum(xp.multiply(cotangents[0], results[0]), axis=-1)
+    delta = xp.expand_dims(xp.subtract(delta, cotangents[1]), axis=-1)
+    norm = xp.expand_dims(xp.where(xp.equal(results[1], -math.inf), 0.0, results[1]), axis=-1)
+    if loops.traced:
+        spare = shape(operands.query, xp=xp)[-2] - tiles.lengths[0]
+        cotangent, delta, norm = (pad(x, -2, spare, xp) for x in (cotangents[0], delta, norm))
+    else:
+        cotangent = cotangents[0]
+    sums = _backward(tiles, cotangent, delta, norm, backend)
+    query, key, value = (_collected(tiles, stack, side) for stack, side in zip(sums[:3], (0, 1, 1), strict=True))
+    if not plan.finite:  # what was replaced has no gradient
+        query, key, value = (
+            xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], (query, key, value), strict=True)
+        )
+    bias = None if operands.bias is None else _collected_bias(tiles, sums[3])
+    changes = iter(sums[4])
+    softcap = None if operands.softcap is None else next(changes)
+    gradients = (query, key, value, bias, softcap, None, None, None)
+    own = (gradient for gradient, present in zip(gradients, plan.present, strict=True) if present)
+    of_changes = (next(changes) if _is_floating(array) else None for array in operands.score_mod)
+    return *own, *(None for _ in operands.mask), *of_changes
+
+
+def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend: Backend) -> Any:
+    plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
+    dropout, visits = _dropout(tiles), _visits(tiles, by_key=True)
+    query, key = (_scored(tiles, x) for x in (operands.query, operands.key))
+    plain_query, plain_key, value = (
+        x if plan.finite else _finite(x, xp) for x in (operands.query, operands.key, operands.value)
+    )
+    row_counts, column_counts = tiles.counts
+    varied = tuple(xp.zeros_like(x) for x in _variables(tiles)) if _changes(tiles) else ()
+
+    def attend(index: Any, sums: Any) -> Any:
+        entry = _entry(tiles, index, query, key, value)
+        heads = (entry.index, entry.head)
+        plain_rows, plain_columns = (_of_entry(tiles, x, *heads) for x in (plain_query, plain_key))
+        of_rows = tuple(_of_entry(tiles, x, *heads) for x in (cotangent, delta, norm))
+
+        def attend_columns(j: Any, sums: Any) -> Any:
+            keys, plain_keys, values = (
+                loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, plain_columns, entry.value)
+            )
+            next_block, whole, seen = visits.of(loops, entry.index, j)
+
+            def absorb(masked: bool, step: Any, state: Any) -> Any:
+                of_query, of_key, of_value, of_bias, of_changes = state
+                i = next_block(step)
+                rows, plain, out, less, top = (
+                    loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, plain_rows, *of_rows)
+                )
+                tile = _tile(tiles, entry, rows, keys, i, j, masked)
+                weights = xp.exp(xp.subtract(tile.scores, top))
+                rise = xp.reshape(xp.matmul(_rows(out, xp), xp.matrix_transpose(values)), shape(weights, xp=xp))
+                kept = weights
+                if dropout is not None:
+                    kept, rise = (
+                        xp.multiply(dropped(x, dropout, tile.at, _heads(tiles), xp), gain(dropout))
+                        for x in (weights, rise)
+                    )
+                of_value = xp.add(of_value, _transposed_product(kept, out, xp))
+                slope = xp.multiply(weights, xp.subtract(rise, less))
+                if tile.allowed is not None:
+                    slope = xp.where(tile.allowed, slope, 0.0)  # even if a masked value made it overflow
+                if of_bias is not None:
+                    of_bias = _add_bias(tiles, entry, of_bias, slope, i, j)
+                if _changes(tiles):
+                    _, pull = backend.vjp(
+                        lambda raw, *variables: _changed(tiles, raw, variables, tile.at), tile.raw, *_variables(tiles)
+                    )
+                    slope, *found = pull(slope)
+                    of_changes = tuple(map(xp.add, of_changes, found))
+                of_key = xp.add(of_key, _transposed_product(slope, plain, xp))
+                of_query = loops.add(of_query, index * row_counts + i, _product(slope, plain_keys, xp))
+                return of_query, of_key, of_value, of_bias, of_changes
+
+            stack, keys_sum, values_sum, of_bias, of_changes = sums
+            state = (stack, xp.zeros_like(keys), xp.zeros_like(values), of_bias, of_changes)
+            state = loops.loop(0, whole, functools.partial(absorb, False), state)
+            stack, of_key, of_value, of_bias, of_changes = loops.loop(
+                whole, seen, functools.partial(absorb, True), state
+            )
+            place = index * column_counts + j
+            return (
+                stack,
+                loops.add(keys_sum, place, of_key),
+                loops.add(values_sum, place, of_value),
+                of_bias,
+                of_changes,
+            )
+
+        return loops.loop(0, column_counts, attend_columns, sums)
+
+    return loops.loop(0, _rounds(tiles), attend, (*_gradient_stacks(tiles), varied))
+
+
+def _gradient_stacks(tiles: Tiles) -> tuple[Any, ...]:
+    """Blocks for the gradients of query, key, value and bias."""
+    operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
+    _, groups, times, _, width = shape(operands.query, xp=xp)
+    own = 1 if tiles.plan.apart else groups
+
+    def blocks(side: int, *between: Any, last: Any) -> Any:
+        def zero(index: Any) -> Array:
+            size = _size_of(tiles, side, index)
+            return _zeros(operands.query, own, *between, size, last, xp=xp)
+
+        return loops.stack(_rounds(tiles) * tiles.counts[side], zero)
+
+    query, key = blocks(0, times, last=width), blocks(1, last=width)
+    value = blocks(1, last=shape(operands.value, xp=xp)[-1])
+    if operands.bias is None:
+        return query, key, value, None
+    entries, heads, sharing = shape(operands.bias, xp=xp)[:3]
+    counts = [1 if _is_one(operands.bias, axis) else tiles.counts[axis] for axis in (-2, -1)]
+    head_count = heads if tiles.plan.apart else 1
+
+    def zero_bias(index: Any) -> Array:
+        places = index // counts[1], index
+        ends = (
+            1 if _is_one(operands.bias, axis) else _size_of(tiles, axis, place)
+            for axis, place in zip((-2, -1), places, strict=True)
+        )
+        return _zeros(operands.query, 1 if tiles.plan.apart else heads, sharing, *ends, xp=xp)
+
+    return query, key, value, loops.stack(entries * head_count * counts[0] * counts[1], zero_bias)
+
+
+def _size_of(tiles: Tiles, side: int, place: Any) -> Any:
+    """How long the block at a place, counted over all rounds, is."""
+    if tiles.loops.traced:
+        return tiles.sizes[side]
+    return min(tiles.sizes[side], tiles.lengths[side] - place % tiles.counts[side] * tiles.sizes[side])
+
+
+def _add_bias(tiles: Tiles, entry: Entry, stack: Any, slope: Array, i: Any, j: Any) -> Any:
+    bias, loops = tiles.operands.bias, tiles.loops
+    rows, columns = (1 if _is_one(bias, axis) else tiles.counts[axis] for axis in (-2, -1))
+    place = 0 if _is_one(bias, 0) else entry.index
+    if entry.head is not None:
+        place = place if _is_one(bias, 1) else place * bias.shape[1] + entry.head
+    place = place * rows + (0 if _is_one(bias, -2) else i)
+    place = place * columns + (0 if _is_one(bias, -1) else j)
+    shared = tuple(axis for axis in range(4) if _is_one(bias, axis + 1))
+    return loops.add(stack, place, tiles.xp.sum(slope, axis=shared, keepdims=True) if shared else slope)
+
+
+def _collected_bias(tiles: Tiles, stack: Any) -> Array:
+    bias, xp, loops = tiles.operands.bias, tiles.xp, tiles.loops
+    for axis in (-1, -2):
+        stack = loops.join(stack, 1 if _is_one(bias, axis) else tiles.counts[axis], axis)
+    found = loops.array(stack)
+    rows, columns = (1 if _is_one(bias, axis) else tiles.lengths[axis] for axis in (-2, -1))
+    return xp.reshape(found[..., :rows, :columns], (*shape(bias, xp=xp)[:3], rows, columns))
+
+
+def _transposed_product(weights: Array, x: Array, xp: Namespace) -> Array:
+    """What keys collect from queries, of (G, R, m, n) and (G, R, m, D): an array (G, n, D)."""
+    return xp.matmul(xp.matrix_transpose(_rows(weights, xp)), _rows(x, xp))

@@ -1,0 +1,74 @@
+"""The definition of attention, with all scores at once."""
+
+from __future__ import annotations
+
+import math
+
+from attention_core._call import Attention, Call, changed_scores, dropped, gain, indices, repeats, scaled_query, widened
+from attention_core._heads import repeat_heads
+from attention_core._namespace import shape
+from attention_core._softmax import finite_vectors, softmax, weighted_sum
+from attention_core._typing import Array, Namespace
+from attention_core.masks import Mask, Positions, allowed_pairs
+
+__all__ = ["dense", "dense_scores"]
+
+
+def dense(call: Call, *, weights: bool = False) -> Attention:
+    """Attention from all scores at once: time and memory grow with M × N."""
+    call = widened(call)
+    xp, dropout = call.xp, call.dropout
+    at = _positions(call)
+    allowed = _allowed(call.mask, call.bias, at, xp)
+    times = repeats(call.query, call.key, xp)
+    key, value = repeat_heads(call.key, times, xp=xp), repeat_heads(call.value, times, xp=xp)
+    scores = _scores(call, key, allowed, at)  # (..., H, M, N)
+    exponentials, total, logsumexp = softmax(scores, allowed, xp=xp)
+    kept = dropped(exponentials, dropout, at, shape(call.query, xp=xp)[-3], xp)
+    output = xp.divide(weighted_sum(kept, value, allowed, xp=xp), total)
+    return Attention(
+        output if kept is exponentials else xp.multiply(output, gain(dropout)),
+        xp.divide(exponentials, total) if weights else None,
+        xp.squeeze(logsumexp, axis=-1),
+    )
+
+
+def dense_scores(call: Call) -> Array:
+    """The scores as far as the call goes, masked with -inf."""
+    call = widened(call)
+    at = _positions(call)
+    allowed = _allowed(call.mask, call.bias, at, call.xp)
+    return _scores(call, repeat_heads(call.key, repeats(call.query, call.key, call.xp), xp=call.xp), allowed, at)
+
+
+def _positions(call: Call) -> Positions | None:
+    """The positions of all scores, if anything asks for them."""
+    asked = isinstance(call.mask, Mask) or call.score_mod is not None or call.dropout is not None
+    return indices(call.query, call.key, call.starts, call.xp) if asked else None
+
+
+def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None) -> Array:
+    xp, query = call.xp, call.query
+    if allowed is not None:
+        query, of_query = finite_vectors(query, xp=xp)
+        key, of_key = finite_vectors(key, xp=xp)
+        rubbish = xp.add(xp.expand_dims(of_query, axis=-1), xp.expand_dims(of_key, axis=-2))  # 0 or nan
+    scores = xp.matmul(scaled_query(query, call.scale, xp), xp.matrix_transpose(key))
+    if call.softcap is not None or call.score_mod is not None:
+        if allowed is not None:
+            scores = xp.where(allowed, scores, 0.0)  # what overflows and is masked must not meet the cap's gradient
+        scores = changed_scores(scores, call.softcap, call.score_mod, at, xp)
+    if call.bias is not None:
+        scores = xp.add(scores, call.bias)
+    if allowed is not None:
+        scores = xp.where(allowed, xp.add(scores, rubbish), -math.inf)
+    return scores
+
+
+def _allowed(mask: Mask | Array | None, bias: Array | None, at: Positions | None, xp: Namespace) -> Array | None:
+    """Where attention is allowed: by the mask, and by a bias that is not -inf; ``None`` for everywhere."""
+    allowed = None if mask is None else allowed_pairs(mask, at, xp=xp)
+    if bias is None:
+        return allowed
+    admitted = xp.not_equal(bias if len(bias.shape) else xp.reshape(bias, (1,)), -math.inf)
+    return admitted if allowed is None else xp.logical_and(allowed, admitted)

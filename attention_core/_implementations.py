@@ -1,0 +1,185 @@
+"""The ways to run the one definition, and which of them a call takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from attention_core._blockwise import blockwise
+from attention_core._call import Attention, Call
+from attention_core._checks import sizes
+from attention_core._dense import dense
+from attention_core._loops import Plain
+from attention_core._namespace import backend_of, dtype_name, is_exporting
+
+__all__ = ["Candidate", "Explanation", "attend", "check_implementation", "explained", "is_small"]
+
+IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
+REASONS = {
+    "dense": "there are so few scores that cutting them into blocks would take longer",
+    "blockwise": "there are so many scores that they are better never held at once",
+    "fused": "a kernel of the library gives the answer of the definition",
+}
+
+
+class Candidate(NamedTuple):
+    """One way to run a call.
+
+    Attributes
+    ----------
+    name : str
+        ``"dense"``, ``"blockwise"`` or ``"fused"``.
+    kernel : str or None
+        The fused kernel, by the name its library has for it.
+    refusal : str or None
+        Why this way is not open to the call, or ``None`` where it is.
+    memory : int or None
+        About how many bytes it needs at a time beside its arguments; ``None`` where sizes are unknown.
+    """
+
+    name: str
+    kernel: str | None
+    refusal: str | None
+    memory: int | None
+
+
+class Explanation(NamedTuple):
+    """Which implementation a call takes, and why.
+
+    Attributes
+    ----------
+    chosen : str
+    reason : str
+    candidates : tuple of Candidate
+    """
+
+    chosen: str
+    reason: str
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.chosen}: {self.reason}"]
+        for name, kernel, refusal, memory in self.candidates:
+            label = name if kernel is None else f"{name} ({kernel})"
+            size = "memory unknown" if memory is None else f"about {memory / 2**20:.3g} MiB"
+            lines.append(f"  {label}: {size}" if refusal is None else f"  {label}: refused: {refusal}")
+        return "\n".join(lines)
+
+
+def check_implementation(implementation: Any) -> None:
+    """Raise unless this names an implementation."""
+    if not isinstance(implementation, str) or implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"expected an implementation out of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}")
+
+
+def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
+    """Run a call.
+
+    What is returned beside the output does not decide how that is computed: where the implementation cannot give it,
+    it is computed apart, or refused if the implementation was asked for by name.
+    """
+    automatic = implementation == "auto"
+    if automatic:
+        implementation = _chosen(call)
+    if implementation == "dense":
+        return dense(call, weights=weights)
+    if weights and not automatic:
+        raise ValueError(
+            f"expected no return_weights with implementation={implementation!r}, as weights have the size that it"
+            " avoids; got True: implementation='dense' returns them"
+        )
+    if implementation == "blockwise":
+        result = _blockwise(call)
+    else:
+        if logsumexp and not automatic:
+            raise ValueError(
+                "expected no return_logsumexp and no sinks with implementation='fused', as kernels keep it to"
+                " themselves; got True: implementation='blockwise' returns it"
+            )
+        result = Attention(_fused(call))
+    if logsumexp and result.logsumexp is None:
+        result = result._replace(logsumexp=(dense(call) if is_small(call) else _blockwise(call)).logsumexp)
+    return result._replace(weights=dense(call, weights=True).weights) if weights else result
+
+
+def explained(call: Call) -> Explanation:
+    """Which implementation `attend` would choose."""
+    chosen, backend = _chosen(call), _backend(call)
+    kernels = [Candidate("fused", each.name, each.refusal(call), _memory(call, 0)) for each in backend.kernels]
+    if not kernels:
+        kernels = [Candidate("fused", None, f"{_library(call)} has no fused kernel that is known here", None)]
+    rows, columns = backend.tuning.blocks
+    return Explanation(
+        chosen,
+        REASONS[chosen],
+        (
+            *kernels,
+            Candidate("blockwise", None, None, _memory(call, rows * columns)),
+            Candidate("dense", None, None, _memory(call, math.inf)),
+        ),
+    )
+
+
+def _chosen(call: Call) -> str:
+    if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
+        return "dense"
+    for kernel in _backend(call).kernels:
+        if kernel.preferred(call) and kernel.refusal(call) is None:
+            return "fused"
+    return "dense" if is_small(call) else "blockwise"
+
+
+def is_small(call: Call) -> bool:
+    """Whether the dense form is faster than blocks, or can do without what these need.
+
+    Blocks of unknown lengths need traced loops, and an exported program would need an operator of ours.
+    """
+    rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
+    backend = _backend(call)
+    if is_exporting(call.query):
+        return True
+    if rows is None or columns is None:
+        return not backend.loops.traced
+    return bool(rows * columns <= backend.tuning.dense_below)
+
+
+def _blockwise(call: Call) -> Attention:
+    if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
+        return dense(call)
+    if None in (sizes(call.query)[-2], sizes(call.key)[-2]) and not _backend(call).loops.traced:
+        raise ValueError("expected known lengths with implementation='blockwise' on this library; got unknown ones")
+    output, logsumexp = blockwise(call, _backend(call))
+    return Attention(output, None, logsumexp)
+
+
+def _fused(call: Call) -> Any:
+    refusals = []
+    for kernel in _backend(call).kernels:
+        refusal = kernel.refusal(call)
+        if refusal is None:
+            return kernel.attend(call)
+        refusals.append(f"{kernel.name} {refusal}")
+    reasons = "; ".join(refusals) or f"{_library(call)} has none that is known here"
+    raise ValueError(f"expected a call that a fused kernel answers as defined; got one that none does: {reasons}")
+
+
+def _backend(call: Call) -> Any:
+    return backend_of(call.query) or Plain(call.xp)
+
+
+def _library(call: Call) -> str:
+    """The name that users of the library know it by."""
+    name: str = call.xp.__name__.removeprefix("array_api_compat.").removeprefix("attention_")
+    return name.partition(".")[0]
+
+
+def _memory(call: Call, scores: float) -> int | None:
+    """Three arrays of scores (scores, exponentials, and what is between them), and the output."""
+    query, columns, width = sizes(call.query), sizes(call.key)[-2], sizes(call.value)[-1]
+    if None in (*query, columns, width):
+        return None
+    *leading, rows, _ = query
+    entries = math.prod(leading)  # type: ignore[arg-type]
+    at_once = entries * rows * columns if scores == math.inf else min(rows * columns, int(scores)) * query[-3]  # type: ignore[operator]
+    size = 8 if dtype_name(call.query.dtype) == "float64" else 4
+    return size * (3 * at_once + entries * rows * width)  # type: ignore[operator]

@@ -1,0 +1,94 @@
+"""Loops over blocks in plain Python, for libraries that run what they are told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Tuning
+
+__all__ = ["Plain", "PythonLoops"]
+
+
+class PythonLoops:
+    """Loops whose counters are Python integers: a block may end short, and nothing is traced.
+
+    See `attention_core.backend.Loops` for what each method does.
+    """
+
+    traced = False
+
+    def __init__(self, xp: Namespace) -> None:
+        self.xp = xp
+
+    def read(self, x: Array) -> Any:
+        """The values as nested lists."""
+        if hasattr(x, "tolist"):
+            return x.tolist()
+        return [self.read(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
+
+    def loop(self, start: int, stop: int, body: Callable[[int, Any], Any], state: Any) -> Any:
+        """Call the body for every index, each time with the state that it returned before."""
+        for index in range(start, stop):
+            state = body(index, state)
+        return state
+
+    def choose(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Call one of two functions."""
+        return then() if bool(condition) else otherwise()
+
+    def item(self, x: Any, index: int) -> Any:
+        """The entry at an index of the first axis."""
+        return x[index] if isinstance(x, list) else x[index, ...]
+
+    def block(self, x: Array, index: int, size: int, axis: int) -> Array:
+        """The block at an index, of this size or what is left of it, along one of the last two axes."""
+        places = slice(index * size, min((index + 1) * size, x.shape[axis]))
+        return x[..., places, :] if axis == -2 else x[..., places]
+
+    def stack(self, count: int, zero: Callable[[int], Array]) -> _Stack:
+        """Blocks that start as zero and are added to."""
+        return _Stack([None] * count, zero)
+
+    def add(self, stack: _Stack, index: int, block: Array) -> _Stack:
+        """Add to the block at an index."""
+        before = stack.blocks[index]
+        stack.blocks[index] = block if before is None else self.xp.add(before, block)
+        return stack
+
+    def join(self, stack: _Stack, count: int, axis: int) -> _Stack:
+        """Join runs of so many blocks along an axis."""
+        blocks = stack.filled()
+        runs = [blocks[start : start + count] for start in range(0, len(blocks), count)]
+        return _Stack([run[0] if count == 1 else self.xp.concat(run, axis=axis) for run in runs])
+
+    def array(self, stack: _Stack) -> Array:
+        """The blocks as one array with a new first axis."""
+        return self.xp.stack(stack.filled(), axis=0)
+
+
+class _Stack:
+    """A list of blocks, ``None`` for zeros that are not there yet."""
+
+    def __init__(self, blocks: Sequence[Array | None], zero: Callable[[int], Array] | None = None) -> None:
+        self.blocks = list(blocks)
+        self.zero = zero
+
+    def filled(self) -> list[Array]:
+        return [self.zero(index) if block is None and self.zero else block for index, block in enumerate(self.blocks)]
+
+
+class Plain:
+    """What attention in blocks needs of a library that has no backend: loops, but no gradient."""
+
+    tuning = Tuning(blocks=(512, 512), heads_apart=False, dense_below=512 * 512)
+    kernels = ()
+
+    def __init__(self, xp: Namespace) -> None:
+        self.namespace = xp
+        self.loops = PythonLoops(xp)
+
+    def custom_gradient(self, forward: Any, backward: Any, empty: Any, plan: Any, arrays: tuple[Array, ...]) -> Any:
+        """Compute; what the library differentiates by itself it still does."""
+        return forward(plan, arrays, self)

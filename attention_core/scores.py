@@ -1,0 +1,270 @@
+"""Changes of the scores by positions: of heads, queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from attention_core._checks import (
+    check_flag,
+    check_floating,
+    check_function,
+    check_integer,
+    check_positive,
+    shape_text,
+    sizes,
+)
+from attention_core._namespace import array_namespace, beside, index_dtype, shape
+from attention_core._typing import Array, Namespace
+
+__all__ = ["ScoreMod", "alibi", "relative_bias"]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMod:
+    """A change of the scores by positions, with the arrays that it needs: gradients flow to these.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(scores, batch, head, query, key, *arrays)`` gives new scores, of the same shape and dtype. ``scores``
+        are scaled and capped; biases and masks come later. The others are int32 positions, counted from 0, which
+        broadcast against the scores (see `attention_core.masks.Positions`). It has to work element by element: where
+        attention is computed in blocks, positions are those of a block, and have other shapes.
+    arrays : tuple of Array
+        Of floating-point dtypes they are differentiated with respect to.
+
+    Raises
+    ------
+    TypeError
+        When the function cannot be called, or something is not an array.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> def weighted(scores, batch, head, query, key, weight):
+    ...     return xp.multiply(scores, weight)
+    >>> zero = xp.zeros((), dtype=xp.int32)
+    >>> ScoreMod(weighted, (xp.asarray([3.0]),))(xp.asarray([[2.0]]), zero, zero, zero, zero)
+    Array([[6.]], dtype=array_api_strict.float64)
+    """
+
+    function: Callable[..., Array]
+    arrays: tuple[Array, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_function("function", self.function, self.arrays)
+
+    def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array) -> Array:
+        return self.function(scores, batch, head, query, key, *self.arrays)
+
+
+def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
+    r"""Attention with linear biases: scores fall with the distance, in every head at a rate of its own.
+
+    .. math:: s_{ij} - m_h\, |i + o - j|, \qquad m_h = 2^{-8 h / H}, \qquad h = 1, …, H
+
+    If H is no power of two, the rates are those of the next lower power, followed by every other one of its double.
+
+    Parameters
+    ----------
+    num_heads : int
+        H, the number of query heads.
+    offset : int or Array of int, shape () or (...)
+        o, the position of the first query: with keys in a cache, their number; it may differ along the leading axes.
+
+    Returns
+    -------
+    ScoreMod
+
+    Raises
+    ------
+    TypeError, ValueError
+        When num_heads is no positive integer, or offset no integer; once called, when there are other than H heads.
+
+    References
+    ----------
+    O. Press, N. A. Smith, M. Lewis, "Train short, test long", 2022.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> head, query, key = xp.reshape(xp.arange(2), (2, 1, 1)), xp.reshape(xp.arange(1), (1, 1)), xp.arange(2)
+    >>> alibi(2)(xp.zeros((2, 1, 2)), xp.zeros((1, 1, 1)), head, query, key)[:, 0, :]
+    Array([[ 0.        , -0.0625    ],
+           [ 0.        , -0.00390625]], dtype=array_api_strict.float64)
+    """
+    check_positive("num_heads", num_heads)
+    return ScoreMod(_Alibi(num_heads, *_number(offset)), _array(offset))
+
+
+def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: int = 128, offset: Any = 0) -> ScoreMod:
+    r"""Add a learned number to the scores for every head and bucket of distances, as T5 does.
+
+    .. math:: s_{ij} + t_{b(j - i - o),\, h}
+
+    Each direction has n buckets. The first e = n // 2 hold one distance each; the others hold distances that grow in
+    proportion, and the last one all from D on. So the bucket of a distance r >= e is
+
+    .. math:: \min\!\left(n - 1,\; e + \left\lfloor (n - e) \frac{\log(r / e)}{\log(D / e)} \right\rfloor\right).
+
+    If bidirectional, n is half of all buckets, and the second half is for keys after the query; else such keys share
+    bucket 0 with distance 0. Buckets are counted in integers, the same on all frameworks.
+
+    Parameters
+    ----------
+    table : Array, shape (buckets, H)
+        t; gradients flow to it.
+    bidirectional : bool
+        Whether keys after the query have buckets of their own.
+    max_distance : int
+        D, more than e.
+    offset : int or Array of int, shape () or (...)
+        o, the position of the first query: with keys in a cache, their number; it may differ along the leading axes.
+
+    Returns
+    -------
+    ScoreMod
+
+    Raises
+    ------
+    TypeError, ValueError
+        When table, distance or offset are none; once called, when there are other than H heads.
+
+    References
+    ----------
+    C. Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text transformer", 2020.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> table = xp.asarray([[0.0], [1.0], [2.0], [3.0]])
+    >>> head, query, key = xp.zeros((1, 1, 1), dtype=xp.int32), xp.reshape(xp.arange(1), (1, 1)), xp.arange(6)
+    >>> mod = relative_bias(table, bidirectional=False, max_distance=4, offset=5)
+    >>> mod(xp.zeros((1, 1, 6)), head, head, query, key)[0, 0, :]
+    Array([3., 3., 3., 2., 1., 0.], dtype=array_api_strict.float64)
+    """
+    check_flag("bidirectional", bidirectional)
+    check_positive("max_distance", max_distance)
+    buckets, heads = _table_sizes(table)
+    numbers = tuple(_buckets(buckets, bidirectional, max_distance))
+    return ScoreMod(_RelativeBias(numbers, heads, *_number(offset)), (table, *_array(offset)))
+
+
+@dataclass(frozen=True)  # compared by value, so that compilers know one from the call before
+class _Alibi:
+    heads: int
+    offset: int = 0
+
+    def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *offset: Array) -> Array:
+        xp = array_namespace(scores)
+        _check_count("heads", self.heads, head)
+        slope = _gathered(xp.asarray(_slopes(self.heads), dtype=scores.dtype, **beside(scores)), head, xp)
+        distance = xp.abs(_distance(batch, query, key, self.offset, offset, xp))
+        return xp.subtract(scores, xp.multiply(slope, xp.astype(distance, scores.dtype)))
+
+
+@dataclass(frozen=True)
+class _RelativeBias:
+    buckets: tuple[int, ...]
+    heads: int
+    offset: int = 0
+
+    def __call__(
+        self, scores: Array, batch: Array, head: Array, query: Array, key: Array, table: Array, *offset: Array
+    ) -> Array:
+        xp = array_namespace(scores)
+        _check_count("heads", self.heads, head)
+        farthest = len(self.buckets) // 2
+        distance = xp.clip(_distance(batch, query, key, self.offset, offset, xp), -farthest, farthest)
+        buckets = xp.asarray(list(self.buckets), dtype=xp.int32, **beside(scores))
+        bucket = _gathered(buckets, xp.add(distance, farthest), xp)
+        flat = xp.reshape(xp.astype(table, scores.dtype, copy=False), (-1,))
+        return xp.add(scores, _gathered(flat, xp.add(xp.multiply(bucket, self.heads), head), xp))
+
+
+def _slopes(heads: int) -> list[float]:
+    power = 2 ** (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * step / power) for step in range(1, power + 1)]
+    return slopes + [2.0 ** (-4 * step / power) for step in range(1, 2 * (heads - power), 2)]
+
+
+def _buckets(buckets: int, bidirectional: bool, farthest: int) -> list[int]:
+    """The bucket of every ``key - query`` from ``-farthest`` to ``farthest``."""
+    own = buckets // 2 if bidirectional else buckets
+    exact = own // 2
+    if bidirectional and buckets % 2:
+        raise ValueError(f"expected a table with an even number of buckets for two directions; got {buckets}")
+    if not exact:
+        raise ValueError(f"expected a table with at least {4 if bidirectional else 2} buckets; got {buckets}")
+    if farthest <= exact:
+        raise ValueError(f"expected max_distance > {exact}, the distances with a bucket each; got {farthest}")
+    steps = own - exact
+    near = [min(distance, exact) for distance in range(farthest + 1)]
+    for step in range(1, steps):  # log(r / e) / log(D / e) >= step / steps, in integers
+        bound = farthest**step * exact ** (steps - step)
+        for distance in range(exact, farthest + 1):
+            near[distance] += int(distance**steps >= bound)
+    after = [own + bucket for bucket in near] if bidirectional else [0] * (farthest + 1)
+    return [*near[:0:-1], 0, *after[1:]]
+
+
+def _table_sizes(table: Array) -> tuple[int, int]:
+    if not hasattr(table, "dtype"):
+        raise TypeError(f"expected table (buckets, H); got {type(table).__name__}")
+    check_floating("table", table)
+    dims = sizes(table)
+    if len(dims) != 2 or dims[0] is None or dims[1] is None:
+        raise ValueError(f"expected table (buckets, H), both known; got {shape_text(table)}")
+    return dims[0], dims[1]
+
+
+def _number(offset: Any) -> tuple[int, ...]:
+    """An offset that is no array."""
+    if not hasattr(offset, "dtype") and (isinstance(offset, bool) or not isinstance(offset, int)):
+        raise TypeError(f"expected offset as an integer or an integer array; got {type(offset).__name__}")
+    return () if hasattr(offset, "dtype") else (offset,)
+
+
+def _array(offset: Any) -> tuple[Array, ...]:
+    """An offset that is an array, so that whoever calls the function knows of it."""
+    if not hasattr(offset, "dtype"):
+        return ()
+    check_integer("offset", offset)
+    return (offset,)
+
+
+def _check_count(name: str, expected: int | None, index: Array) -> None:
+    """Raise unless positions are those of so many heads or samples, or of one of them."""
+    got = _count(index)
+    if None not in (expected, got) and got not in (1, expected):
+        raise ValueError(f"expected scores of {expected} {name}; got {got}")
+
+
+def _count(array: Array) -> int | None:
+    """The number of elements, if it is known."""
+    count = 1
+    for dim in sizes(array):
+        if dim is None:
+            return None
+        count *= dim
+    return count
+
+
+def _distance(batch: Array, query: Array, key: Array, number: int, arrays: tuple[Array, ...], xp: Namespace) -> Array:
+    """``key - (query + offset)`` as int32; the offset is a number, or an array of one or one for every entry."""
+    if not arrays:
+        return xp.subtract(xp.subtract(key, query), number)
+    (given,) = arrays
+    offset = xp.astype(given, xp.int32)
+    if len(given.shape):
+        _check_count("entries", _count(given), batch)
+        offset = _gathered(xp.reshape(offset, (-1,)), batch, xp)
+    return xp.subtract(xp.subtract(key, query), offset)
+
+
+def _gathered(values: Array, index: Array, xp: Namespace) -> Array:
+    """Elements of a 1-D array by an index array of any shape."""
+    flat = xp.reshape(xp.astype(index, index_dtype(index, xp=xp), copy=False), (-1,))
+    return xp.reshape(xp.take(values, flat, axis=0), shape(index, xp=xp))

@@ -1,0 +1,91 @@
+"""Loops over blocks that a graph runs: traced once, whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from attention_core._typing import Array
+
+__all__ = ["TensorFlowLoops"]
+
+
+class TensorFlowLoops:
+    """Loops of `tf.while_loop`; a stack is a `tf.TensorArray`, which is written to in place."""
+
+    traced = True
+
+    def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        """Run a body from start to before stop."""
+        leaves = [leaf for leaf in tf.nest.flatten(state) if leaf is not None]
+
+        def filled(values: Any) -> Any:
+            remaining = iter(values)
+            return tf.nest.map_structure(lambda leaf: None if leaf is None else next(remaining), state)
+
+        def step(index: Array, *values: Any) -> Any:
+            found = tf.nest.flatten(body(index, filled(values)))
+            return index + 1, *map(_shaped, (leaf for leaf in found if leaf is not None), values)
+
+        bounds = (tf.convert_to_tensor(bound, tf.int32) for bound in (start, stop))
+        first, last = bounds
+        _, *values = tf.while_loop(lambda index, *_: index < last, step, (first, *leaves), parallel_iterations=1)
+        return filled(values)
+
+    def choose(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Run one of two functions."""
+        return tf.cond(condition, then, otherwise)
+
+    def item(self, x: Any, index: Any) -> Any:
+        """The entry at an index of the first axis."""
+        return x[index]
+
+    def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
+        """The block at an index along an axis."""
+        # A slice from one tensor to another has no size that XLA could see.
+        shape = x.shape.as_list()
+        shape[axis] = size
+        known = None not in shape
+        dynamic = None if known else tf.shape(x)
+        sizes = shape if known else [dynamic[at] if dim is None else dim for at, dim in enumerate(shape)]
+        starts = [0] * len(shape)
+        starts[axis] = index * size
+        return tf.ensure_shape(tf.slice(x, tf.stack(starts), sizes), shape)
+
+    def read(self, x: Array) -> Any:
+        """Raise: values are traced."""
+        raise TypeError("expected nothing to be read while a function is traced")
+
+    def stack(self, count: Any, zero: Callable[[Any], Array]) -> Any:
+        """So many blocks of zeros."""
+        block = zero(0)
+        blocks = tf.zeros(tf.concat([[count], tf.shape(block)], 0), block.dtype)
+        array = tf.TensorArray(block.dtype, size=count, clear_after_read=False, element_shape=block.shape)
+        return array.unstack(blocks)
+
+    def add(self, stack: Any, index: Any, block: Array) -> Any:
+        """Add to one block."""
+        return stack.write(index, stack.read(index) + block)
+
+    def join(self, stack: Any, count: Any, axis: int) -> Any:
+        """Join runs of blocks along an axis."""
+        blocks = self.array(stack)
+        rank, sizes = blocks.shape.rank, tf.unstack(tf.shape(blocks))
+        runs = tf.reshape(blocks, [sizes[0] // count, count, *sizes[1:]])
+        order = [place for place in range(rank + 1) if place != 1]
+        order.insert(rank + axis, 1)
+        static = [None, *blocks.shape.as_list()[1:]]
+        static[axis] = None
+        sizes[0], sizes[axis] = sizes[0] // count, count * sizes[axis]
+        return tf.ensure_shape(tf.reshape(tf.transpose(runs, order), sizes), static)
+
+    def array(self, stack: Any) -> Array:
+        """The blocks as one array."""
+        return stack.stack() if isinstance(stack, tf.TensorArray) else stack
+
+
+def _shaped(value: Any, before: Any) -> Any:
+    """A value of a state with what is known of its shape, which must not change from step to step."""
+    return value if isinstance(value, tf.TensorArray) else tf.ensure_shape(value, before.shape)

@@ -1,0 +1,113 @@
+"""PyTorch's fused attention, and when it gives the answer of the definition.
+
+Every refusal names a line of the contract (docs/explanation/contract.md) that the kernel would break, or what it lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attention_core._call import Call, default_scale, repeats
+from attention_core._heads import repeat_heads
+from attention_core._namespace import is_concrete
+from attention_core._typing import DType
+from attention_core.masks import Causal, Given, Mask
+
+__all__ = ["ScaledDotProduct"]
+
+HALVES = (torch.float16, torch.bfloat16)
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+class ScaledDotProduct:
+    """`torch.nn.functional.scaled_dot_product_attention`."""
+
+    name = "torch.nn.functional.scaled_dot_product_attention"
+
+    def preferred(self, call: Call) -> bool:
+        """Whether the kernel is faster than blocks, as far as can be told without its arrays.
+
+        On a CPU, the kernel for 16 bits rounds weights that blocks do not, and is no faster; and with values of another
+        width than keys, PyTorch has the dense form only.
+        """
+        query, value = call.query, call.value
+        return (query.device.type != "cpu" or query.dtype not in HALVES) and query.shape[-1] == value.shape[-1]
+
+    def refusal(self, call: Call) -> str | None:
+        """Why the kernel would not give the answer, or ``None``."""
+        for name in ("softcap", "score_mod"):
+            if getattr(call, name) is not None:
+                return f"has no {name}"
+        if call.dropout is not None and call.dropout.rate:
+            return "drops weights by a generator of its own (line 11)"
+        if call.starts != (0, 0):
+            return "counts positions from 0 (line 3)"
+        if call.mask is not None and not _is_plain(call.mask):
+            return "would need this mask as an array of all M x N (line 2)"
+        if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
+            return "takes no bias of another dtype than query, nor one that is to be differentiated"
+        if call.mask is None and call.bias is None:
+            return None
+        arrays = (call.query, call.key, call.value)
+        if not all(map(is_concrete, arrays)):
+            return "lets a nan behind a mask leak, and whether there is one cannot be seen yet (line 5)"
+        if not all(math.isfinite(array.detach().sum(dtype=_wide(array)).item()) for array in arrays):
+            return "lets a nan behind a mask leak, and something is not finite (line 5)"
+        return None
+
+    def attend(self, call: Call) -> torch.Tensor:
+        """The output of the kernel. The scale multiplies the query, as scores that fit must not overflow on the way."""
+        xp = call.xp
+        scale = default_scale(call.query, xp) if call.scale is None else call.scale
+        query = call.query * scale if isinstance(scale, float) else call.query * scale.to(call.query.dtype)
+        times = repeats(query, call.key, xp)
+        key, value = (repeat_heads(x, times, xp=xp) for x in (call.key, call.value))
+        causal, mask = _mask(call, query)
+        *leading, heads, rows, _ = query.shape
+        flat = len(leading) != 1
+        if flat:
+            entries = math.prod(leading)
+            query, key, value = (x.reshape(entries, *x.shape[-3:]) for x in (query, key, value))
+            if mask is not None:
+                mask = mask.expand(*leading, *(mask.shape[-3:] if mask.dim() > 2 else (1, *mask.shape)))
+                mask = mask.reshape(entries, *mask.shape[-3:])
+        # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
+        choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else contextlib.nullcontext()
+        with choice:
+            output = torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=causal, scale=1.0
+            )
+        return output.reshape(*leading, heads, rows, value.shape[-1]) if flat else output
+
+
+def _is_plain(mask: Any) -> bool:
+    return not isinstance(mask, Mask) or isinstance(mask, Given) or _is_causal(mask)
+
+
+def _is_causal(mask: Any) -> bool:
+    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
+
+
+def _mask(call: Call, query: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
+    """Whether the kernel is to be causal, and its mask: boolean, or a bias."""
+    mask, bias = call.mask, call.bias
+    causal = _is_causal(mask)
+    if causal and bias is None:
+        return True, None
+    if causal:
+        rows, columns = query.shape[-2], call.key.shape[-2]
+        mask = torch.ones((rows, columns), dtype=torch.bool, device=query.device).tril()
+    elif isinstance(mask, Given):
+        mask = mask.mask
+    if bias is not None:
+        mask = bias if mask is None else torch.where(mask, bias, -math.inf)
+    return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)
+
+
+def _wide(x: torch.Tensor) -> DType:
+    return torch.float32 if x.dtype in HALVES else x.dtype
