@@ -82,6 +82,8 @@ class Draw:
         rows: int = 5,
         columns: int = 7,
         gradient: bool = False,
+        score_mod: Rule | None = None,
+        pieces: tuple[tuple[int, int], ...] = (),
         **options: Any,
     ) -> Problem:
         """Make a problem of normally distributed arrays, all sizes different, some of them replaced."""
@@ -92,7 +94,7 @@ class Draw:
             "value": self.normal(*leading, groups, columns, 4),
         }
         cotangent = self.normal(*leading, heads, rows, 4) if gradient else None
-        return Problem({**drawn, **(arrays or {})}, mask, options, cotangent)
+        return Problem({**drawn, **(arrays or {})}, mask, options, cotangent, score_mod, pieces)
 
 
 @dataclass(frozen=True)

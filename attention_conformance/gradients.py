@@ -8,8 +8,10 @@ For a loss with the gradient :math:`g` in the output, and weights kept with the 
           \bar q_i = \sigma \sum_j c_{ij} \bar s_{ij} k_j, \quad
           \bar k_j = \sigma \sum_i c_{ij} \bar s_{ij} q_i
 
-where :math:`c_{ij}` is the slope of the softcap. The scale of each gradient is the same sum over magnitudes, with
-slopes taken as 1: a rounding of the hyperbolic tangent spoils its slope by as much.
+where :math:`c_{ij}` is the slope of the softcap and of what changes scores; a parameter of the latter gets the sum over
+:math:`\bar s_{ij}` times its own slope, and the sink, of weight :math:`p_i`, gets
+:math:`-\sum_i p_i \sum_j p_{ij} \bar p_{ij}`. The scale of each gradient is the same sum over magnitudes, with the slope of
+the softcap taken as 1: a rounding of the hyperbolic tangent spoils its slope by as much.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Parts = dict[str, NumpyArray]
 
 
 def gradients(problem: Problem) -> dict[str, Exact]:
-    """The gradient for query, key, value, and for bias where there is one, of ``sum(output * cotangent)``."""
+    """The gradient of ``sum(output * cotangent)`` for every variable of the problem."""
     if problem.cotangent is None:
         raise ValueError("expected a problem with a cotangent; got none")
     leading, count, *_ = problem.sizes
@@ -35,17 +37,17 @@ def gradients(problem: Problem) -> dict[str, Exact]:
         to_decimal = np.frompyfunc(decimal.Decimal, 1, 1)
         cotangents = to_decimal(problem.cotangent.astype(np.float64).astype(object))
         cotangents = cotangents.reshape(-1, *problem.cotangent.shape[-2:])
-        found = [_head(head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
+        found = [_head(problem, head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
         stacked = {
             name: np.stack([parts[name] for parts in found]).reshape(*leading, count, *found[0][name].shape)
             for name in found[0]
         }
-        names = [name for name in ("query", "key", "value", "bias") if name in problem.arrays]
-        return {name: _summed(stacked, name, problem.arrays[name].shape) for name in names}
+        return {name: _summed(stacked, name, problem.arrays[name].shape) for name in problem.variables}
 
 
-def _head(head: Head, cotangent: NumpyArray) -> Parts:
-    arrays = {"query": head.query, "key": head.key, "value": head.value, "bias": head.bias}
+def _head(problem: Problem, head: Head, cotangent: NumpyArray) -> Parts:
+    arrays = {"query": head.query, "key": head.key, "value": head.value, "bias": head.bias, "sinks": np.zeros(())}
+    arrays |= {name: problem.arrays[name] for name in problem.variables if name not in arrays}
     parts = {
         name + kind: np.full(array.shape, ZERO, dtype=object) for name, array in arrays.items() for kind in ("", "|")
     }
@@ -59,8 +61,15 @@ def _add_row(parts: Parts, head: Head, position: int, row: Row, cotangent: Numpy
     live, query = row.live, head.query[position]
     keys, values, gains, weights = head.key[live], head.value[live], head.gains[position, live], row.weights[live]
     of_weights, size = gains * (values @ cotangent), gains * (abs(values) @ abs(cotangent))
+    parts["sinks"][()] -= row.sink * (weights @ of_weights)
+    parts["sinks|"][()] += row.sink * (weights @ size)
     of_scores, size = weights * (of_weights - weights @ of_weights), weights * (size + weights @ size)
-    slope, scale = head.scale * row.slopes * of_scores, abs(head.scale) * size
+    for change, number, magnitude in zip(row.changes, of_scores, size, strict=True):
+        for (name, place), own in change.slopes.items():
+            parts[name][place] += own * number
+            parts[name + "|"][place] += abs(own) * magnitude
+    steepness = np.array([abs(change.slope) for change in row.changes], dtype=object)
+    slope, scale = head.scale * row.slopes * of_scores, abs(head.scale) * steepness * size
     parts["value"][live] += np.outer(gains * weights, cotangent)
     parts["value|"][live] += np.outer(gains * weights, abs(cotangent))
     parts["bias"][position, live] += of_scores
@@ -73,7 +82,7 @@ def _add_row(parts: Parts, head: Head, position: int, row: Row, cotangent: Numpy
 
 def _summed(parts: Parts, name: str, shape: tuple[int, ...]) -> Exact:
     """Add up what was broadcast, or repeated to several query heads, so that the shape is that of the argument."""
-    add_up = _sum_broadcast if name == "bias" else _sum_groups
+    add_up = _sum_groups if name in ("query", "key", "value") else _sum_broadcast
     numbers, sizes = (add_up(parts[name + kind], shape) for kind in ("", "|"))
     return exact(list(numbers), list(sizes), shape)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_conformance.case import Case, probability
 from attention_conformance.gradients import gradients
+from attention_conformance.implementations import bound_of
 from attention_conformance.invocation import AttentionFunction, gradient_function, output_function
 from attention_conformance.oracle import Exact, Truth, attention
 from attention_conformance.problem import NumpyArray, Problem
@@ -27,13 +28,17 @@ Outcome: TypeAlias = tuple[float, float, str]
 
 @dataclass(frozen=True)
 class Trial:
-    """One case to be run in one way; ``reason`` says why it is not to be run, where that is so."""
+    """One case to be run in one way.
+
+    ``reason`` says why it is not to be run, where that is so; without an implementation, none is named in the call.
+    """
 
     case: Case
     backend: Backend
     device: str
     dtype: str
     mode: str
+    implementation: str | None = None
     reason: str = ""
 
 
@@ -54,7 +59,7 @@ def _ulps(trial: Trial, problem: Problem, function: AttentionFunction) -> Outcom
 
 
 def _gradients(trial: Trial, problem: Problem, function: AttentionFunction) -> Outcome:
-    names = [name for name in ("query", "key", "value", "bias") if name in problem.arrays]
+    names = problem.variables
     variables = {name: problem.arrays[name] for name in names}
     others = {name: array for name, array in problem.arrays.items() if name not in names}
     placed = trial.backend.from_numpy([variables, {**others, "cotangent": problem.cotangent}], device=trial.device)
@@ -73,7 +78,8 @@ def _worst(trial: Trial, got: dict[str, NumpyArray], expected: dict[str, Exact],
     outcomes = []
     for name, exact in expected.items():
         dtype = wide if name == "logsumexp" else trial.dtype
-        bound = (probability if name == "weights" else trial.case.bound)(dtype, truth.kappa)
+        given = probability if name == "weights" else trial.case.bound
+        bound = bound_of(trial.implementation, given)(dtype, truth.kappa)
         error, place = worst_error(got[name], exact, dtype)
         outcomes.append((error, bound, f"{name} {place}"))
     return max(outcomes, key=lambda outcome: outcome[0] / outcome[1])

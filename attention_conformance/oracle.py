@@ -1,7 +1,9 @@
 r"""The definition of attention in decimal arithmetic of 50 digits, one query at a time.
 
-.. math:: o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{\exp s_{ij}}{\sum_{j'} \exp s_{ij'}}, \qquad
-          s_{ij} = \operatorname{cap}(\sigma\, q_i \cdot k_j) + b_{ij}
+.. math:: o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{\exp s_{ij}}{\exp t + \sum_{j'} \exp s_{ij'}}, \qquad
+          s_{ij} = f(\operatorname{cap}(\sigma\, q_i \cdot k_j)) + b_{ij}
+
+where f is a function of score and positions, and t the score of the head's sink, if there are any.
 
 Floating-point numbers become decimal ones exactly, and nothing here is shared with the core. Arrays hold Python
 objects: NumPy only loops over `decimal`.
@@ -10,14 +12,16 @@ objects: NumPy only loops over `decimal`.
 from __future__ import annotations
 
 import decimal
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from attention_conformance.changes import Change, changed
 from attention_conformance.hashing import keep_pattern
 from attention_conformance.positions import allowed
 from attention_conformance.problem import NumpyArray, Problem
@@ -49,7 +53,8 @@ class Truth:
     logsumexp : Exact, shape (..., H, M)
         The scale is :math:`1 + \kappa_i`.
     kappa : float
-        The largest :math:`\kappa_i = \max_j \sigma \sum_d |q_{id} k_{jd}| + |b_{ij}|` over the keys that are attended.
+        The largest :math:`\kappa_i = \max_j |f'| \sigma \sum_d |q_{id} k_{jd}| + |f - f' s| + |b_{ij}|` over the keys
+        that are attended, and the sink.
     """
 
     output: Exact
@@ -70,6 +75,8 @@ class Head:
     gains: NumpyArray  # (M, N), by which dropout multiplies the weights
     scale: Decimal
     softcap: Decimal | None
+    change: Callable[[int, int, Decimal], Change]  # of query position, key position and capped score
+    sink: Decimal | None
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,9 @@ class Row:
     weights: NumpyArray  # over all keys, before dropout
     logsumexp: Decimal
     kappa: Decimal
-    slopes: NumpyArray  # of the capped score in the scaled score, over live keys
+    slopes: NumpyArray  # of the changed score in the scaled score, over live keys
+    changes: list[Change]  # of live keys
+    sink: Decimal  # its weight
 
 
 def attention(problem: Problem) -> Truth:
@@ -115,34 +124,45 @@ def heads(problem: Problem) -> Iterator[Head]:
     matrices = (
         each.reshape(math.prod(full[:-2]), *each.shape[-2:]) for each in (*map(_decimals, numbers), through, gains)
     )
-    for q, k, v, b, t, g in zip(*matrices, strict=True):
-        yield Head(query=q, key=k, value=v, bias=b, through=t, gains=g, scale=sigma, softcap=cap)
+    sinks = _decimals(arrays["sinks"]) if "sinks" in arrays else None
+    for (*entry, head), q, k, v, b, t, g in zip(np.ndindex(*full[:-2]), *matrices, strict=True):
+        change = functools.partial(changed, problem, tuple(entry), head)
+        sink = None if sinks is None else sinks[head]
+        yield Head(
+            query=q, key=k, value=v, bias=b, through=t, gains=g, scale=sigma, softcap=cap, change=change, sink=sink
+        )
 
 
 def scan(head: Head) -> Iterator[Row]:
     """Every query of a head."""
     finite = np.array([all(x.is_finite() for x in key) for key in head.key], dtype=bool)
-    for query, through, bias in zip(head.query, head.through, head.bias, strict=True):
+    for position, (query, through, bias) in enumerate(zip(head.query, head.through, head.bias, strict=True)):
         live = np.flatnonzero(through & (bias != -INFINITY))
-        if not live.size:
-            yield Row(live, _fill(through, ZERO), -INFINITY, ZERO, live)
+        if not live.size and head.sink is None:
+            yield Row(live, _fill(through, ZERO), -INFINITY, ZERO, live, [], ZERO)
+        elif not live.size:
+            yield Row(live, _fill(through, ZERO), head.sink, abs(head.sink), live, [], ONE)
         elif all(x.is_finite() for x in query) and finite[live].all():
-            yield _row(head, query, bias, live)
+            yield _row(head, position, live)
         else:
-            yield Row(live, _choose(through, NAN, ZERO), NAN, ZERO, live)
+            yield Row(live, _choose(through, NAN, ZERO), NAN, ZERO, live, [], NAN)
 
 
-def _row(head: Head, query: NumpyArray, bias: NumpyArray, live: NumpyArray) -> Row:
-    keys = head.key[live]
+def _row(head: Head, position: int, live: NumpyArray) -> Row:
+    keys, query, bias = head.key[live], head.query[position], head.bias[position, live]
     capped, slopes = _cap(head.scale * (keys @ query), head.softcap)
-    scores = capped + bias[live]
-    top = scores.max()  # the exponents of decimal numbers are vast, but exp(-3e38) is beyond them
-    powers = np.exp(scores - top)
-    total = powers.sum()
-    weights = _fill(bias, ZERO)
+    changes = [head.change(position, int(column), score) for column, score in zip(live, capped, strict=True)]
+    scores, steepness, sizes = (np.array(each, dtype=object) for each in list(zip(*changes, strict=True))[:3])
+    scores = scores + bias
+    sink = -INFINITY if head.sink is None else head.sink
+    top = max(*scores, sink)  # the exponents of decimal numbers are vast, but exp(-3e38) is beyond them
+    powers, power = np.exp(scores - top), (sink - top).exp()
+    total = powers.sum() + power
+    weights = _fill(head.bias[position], ZERO)
     weights[live] = powers / total
-    kappa = (abs(head.scale) * (abs(keys) @ abs(query)) + abs(bias[live])).max()
-    return Row(live, weights, top + total.ln(), kappa, slopes)
+    kappa = (abs(steepness * head.scale) * (abs(keys) @ abs(query)) + sizes + abs(bias)).max()
+    kappa = kappa if head.sink is None else max(kappa, abs(sink))
+    return Row(live, weights, top + total.ln(), kappa, slopes * steepness, changes, power / total)
 
 
 def _cap(scores: NumpyArray, softcap: Decimal | None) -> tuple[NumpyArray, NumpyArray]:

@@ -71,6 +71,11 @@ def _segments(rule: Rule, place: _Place, problem: Problem) -> bool:
     return bool(query_ids[(*place.entry, place.query)] == key_ids[(*place.entry, place.key)])
 
 
+def _periodic(rule: Rule, place: _Place, problem: Problem) -> bool:
+    entry = int(np.ravel_multi_index(place.entry, problem.sizes[0])) if place.entry else 0
+    return (entry + place.head + place.query + place.key) % int(problem.arrays[rule.arguments["period"]]) != 0
+
+
 def _array(rule: Rule, place: _Place, problem: Problem) -> bool:
     leading, heads, rows, columns = problem.sizes
     mask = np.broadcast_to(problem.arrays[rule.arguments["name"]], (*leading, heads, rows, columns))
@@ -94,6 +99,7 @@ _KINDS: dict[str, Callable[[Rule, _Place, Problem], bool]] = {
     "SlidingWindow": _window,
     "KeyLengths": _lengths,
     "Segments": _segments,
+    "periodic": _periodic,
     "array": _array,
     "and": _and,
     "or": _or,

@@ -27,13 +27,14 @@ class Seed:
 
 @dataclass(frozen=True)
 class Rule:
-    """A structured mask, by the name of its kind, or a combination of masks.
+    """A structured mask or a change of the scores, by the name of its kind, or a combination of masks.
 
     Attributes
     ----------
     kind : str
-        ``Causal``, ``SlidingWindow``, ``KeyLengths``, ``Segments``; ``array`` for a boolean array; ``and``, ``or``,
-        ``not``.
+        ``Causal``, ``SlidingWindow``, ``KeyLengths``, ``Segments``, or ``periodic``, a function of positions; ``array``
+        for a boolean array; ``and``, ``or``, ``not``. For scores ``alibi``, ``relative_bias``, or ``steepened``, a
+        function of score and positions.
     arguments : mapping
         Numbers, or names of arrays of the problem; for a combination its parts, named ``first`` (a structured mask) and
         ``second``.
@@ -64,25 +65,38 @@ class Problem:
     Attributes
     ----------
     arrays : mapping of str to numpy.ndarray
-        ``query``, ``key``, ``value``, and what else the call needs: ``bias``, and the arrays that the mask names.
+        ``query``, ``key``, ``value``, and what else the call needs: ``bias``, ``sinks``, and the arrays that rules name.
     mask : Rule, optional
     options : mapping
         The options that are no arrays: ``is_causal``, ``scale``, ``softcap``, ``return_weights``, ``return_logsumexp``,
         and ``dropout`` as a `Seed`.
     cotangent : numpy.ndarray, optional
         The gradient of the loss in the output, for cases about gradients.
+    score_mod : Rule, optional
+    pieces : tuple
+        Where the keys are to be cut, as pairs of start and stop, in the order in which the pieces are merged; all keys
+        at once where there are none.
     """
 
     arrays: Mapping[str, NumpyArray]
     mask: Rule | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     cotangent: NumpyArray | None = None
+    score_mod: Rule | None = None
+    pieces: tuple[tuple[int, int], ...] = ()
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], int, int, int]:
         """The leading axes, the number of query heads, the query length and the key length."""
         *leading, heads, rows, _ = self.arrays["query"].shape
         return tuple(leading), heads, rows, self.arrays["key"].shape[-2]
+
+    @property
+    def variables(self) -> list[str]:
+        """The arrays that gradients are asked for."""
+        of_scores = self.score_mod.arguments.values() if self.score_mod else ()
+        named = [name for name in of_scores if isinstance(name, str) and self.arrays[name].dtype.kind not in "iu"]
+        return [name for name in ("query", "key", "value", "bias", "sinks") if name in self.arrays] + named
 
 
 def rounded(numbers: Any, dtype: str) -> NumpyArray:

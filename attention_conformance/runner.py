@@ -1,7 +1,8 @@
-"""Runs cases: case × backend × device × dtype × mode."""
+"""Runs cases: case × backend × device × dtype × mode × implementation."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from attention_conformance.case import Case
 from attention_conformance.catalogue import CASES
 from attention_conformance.exemptions import exemption
+from attention_conformance.implementations import asked, in_small_blocks, left_out, refusal
 from attention_conformance.invocation import AttentionFunction, unsupported
 from attention_conformance.libraries import devices_of, holds, in_precision
 from attention_conformance.measures import MEASURES, Outcome, Trial
@@ -28,6 +30,7 @@ def check(
     dtypes: Sequence[str] | None = None,
     devices: Sequence[str] | None = None,
     modes: Sequence[str] | None = ("eager",),
+    implementations: Sequence[str] | None = None,
 ) -> list[Result]:
     """Run the catalogue against any callable with the signature of `attention_core.scaled_dot_product_attention`.
 
@@ -43,6 +46,9 @@ def check(
         By default the whole catalogue.
     dtypes, devices, modes : sequence of str, optional
         ``None`` stands for all that the backend has.
+    implementations : sequence of str, optional
+        What the callable is given as ``implementation``: ``"dense"``, ``"blockwise"``, ``"fused"``; by default it is
+        not given any.
 
     Returns
     -------
@@ -56,7 +62,10 @@ def check(
     [True, True, True]
     """
     chosen = get_backend(backend) if isinstance(backend, str) else backend
-    trials = plan(CASES if cases is None else cases, [chosen], devices=devices, dtypes=dtypes, modes=modes)
+    chosen_cases = CASES if cases is None else cases
+    trials = plan(
+        chosen_cases, [chosen], devices=devices, dtypes=dtypes, modes=modes, implementations=implementations or (None,)
+    )
     return list(run(trials, function))
 
 
@@ -67,16 +76,32 @@ def plan(
     devices: Sequence[str] | None = None,
     dtypes: Sequence[str] | None = None,
     modes: Sequence[str] | None = None,
+    implementations: Sequence[str | None] = (None,),
+    everything: bool = False,
 ) -> list[Trial]:
-    """List every trial, backend by backend; ``None`` stands for all there are."""
+    """List every trial, backend by backend; ``None`` stands for all there are, and for an implementation that none names.
+
+    Unless it is to be everything, some implementations leave cases out where they would take long.
+    """
     cases = list(cases)
+
+    def trial(
+        case: Case, backend: Backend, device: str, dtype: str, mode: str, implementation: str | None
+    ) -> Trial:
+        reason = _reason(case, backend, device, dtype, mode, asked=dtypes is not None)
+        if not (reason or everything):
+            reason = left_out(case, implementation, backend, dtype, mode)
+        return Trial(case, backend, device, dtype, mode, implementation, reason)
+
     return [
-        Trial(case, backend, device, dtype, mode, _reason(case, backend, device, dtype, mode, asked=dtypes is not None))
+        trial(case, backend, device, dtype, mode, implementation)
         for backend in backends
         for device in devices_of(backend)
         if devices is None or device in devices
         for mode in backend.modes
         if modes is None or mode in modes
+        for implementation in implementations
+        if implementation != "fused" or backend.kernels
         for case in cases
         for dtype in case.dtypes
         if dtypes is None or dtype in dtypes
@@ -100,26 +125,31 @@ def run(trials: Iterable[Trial], function: AttentionFunction = scaled_dot_produc
     """Run trials one after the other; an exception is a failed result, never the end of the run."""
     for trial in trials:
         started = time.perf_counter()
-        passed, (error, bound, detail) = _judged(trial, function)
-        names = (trial.case.name, trial.backend.name, trial.device, trial.dtype, trial.mode, trial.case.measure)
-        yield Result(*names, error, bound, passed, detail, time.perf_counter() - started)
+        passed, (error, bound, detail), refused = _judged(trial, function)
+        names = (trial.case.name, trial.backend.name, trial.device, trial.dtype, trial.mode)
+        names = (*names, trial.implementation or "", trial.case.measure)
+        yield Result(*names, error, bound, passed, detail, time.perf_counter() - started, refused=refused)
 
 
-def _judged(trial: Trial, function: AttentionFunction) -> tuple[bool | None, Outcome]:
-    """Whether a trial passed (``None`` where it was not run, or is exempt), and its outcome."""
+def _judged(trial: Trial, function: AttentionFunction) -> tuple[bool | None, Outcome, bool]:
+    """Whether a trial passed (``None`` where it was not run, or is exempt), its outcome, and whether it was refused."""
     try:
-        problem = trial.case.problem(trial.dtype)
+        problem = asked(trial.case.problem(trial.dtype), trial.implementation)
         lacking = unsupported(function, problem)
         reason = trial.reason or (f"not supported: {', '.join(lacking)}" if lacking else "")
         if reason:
-            return None, (math.nan, math.nan, reason)
-        with in_precision(trial.backend, trial.dtype), np.errstate(all="ignore"):
+            return None, (math.nan, math.nan, reason), False
+        blocks = in_small_blocks(trial.backend, problem) if trial.implementation == "blockwise" else contextlib.nullcontext()
+        with in_precision(trial.backend, trial.dtype), np.errstate(all="ignore"), blocks:
             error, bound, detail = MEASURES[trial.case.measure](trial, problem, function)
     except NotImplementedError as unimplemented:
-        return None, (math.nan, math.nan, f"not supported: {unimplemented}")
+        return None, (math.nan, math.nan, f"not supported: {unimplemented}"), False
     except Exception as unexpected:
-        return False, (math.inf, math.nan, one_line(unexpected))
+        refused = refusal(unexpected) if trial.implementation else ""
+        if refused:
+            return None, (math.nan, math.nan, refused), True
+        return False, (math.inf, math.nan, one_line(unexpected)), False
     excuse = exemption(trial.case.name, trial.backend.name, trial.dtype)
     if bound < error < math.inf and excuse:
-        return None, (error, bound, f"exempt: {excuse}; {detail}")
-    return error <= bound, (error, bound, detail)
+        return None, (error, bound, f"exempt: {excuse}; {detail}"), False
+    return error <= bound, (error, bound, detail), False

@@ -26,8 +26,17 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._call import Call, changed_scores, dropped, gain, repeats, scaled_query, widened
-from attention_core._namespace import FLOATING, beside, dtype_name, is_concrete, shape
+from attention_core._call import (
+    Call,
+    changed_scores,
+    dropped,
+    gain,
+    known_tame,
+    repeats,
+    scaled_query,
+    widened,
+)
+from attention_core._namespace import FLOATING, beside, dtype_name, is_concrete, narrow, shape, widen
 from attention_core._typing import Array, Namespace
 from attention_core.backend import Backend, Loops
 from attention_core.masks import Positions, Spans, as_mask, outline, rebuilt, slots
@@ -54,8 +63,8 @@ class Plan(NamedTuple):
         How many arrays mask and score modification have.
     guarded : bool
         Whether something may be masked, so that a query may attend nothing.
-    finite : bool
-        Whether query, key and value are known to be finite.
+    tame : bool
+        Whether query, key and value are known to be finite, and all scores too.
     blocks : tuple of int
         How many queries and keys a block has.
     apart : bool
@@ -71,7 +80,7 @@ class Plan(NamedTuple):
     present: tuple[bool, ...]
     num_arrays: tuple[int, int]
     guarded: bool
-    finite: bool
+    tame: bool
     blocks: tuple[int, int]
     apart: bool
 
@@ -107,7 +116,7 @@ class Operands(NamedTuple):
 def blockwise(call: Call, backend: Backend, blocks: tuple[int, int] | None = None) -> tuple[Array, Array]:
     """Attention over blocks: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation."""
     xp, call = call.xp, widened(call)
-    plan, operands = _planned(call, backend.tuning.blocks if blocks is None else blocks, backend.tuning.heads_apart)
+    plan, operands = _planned(call, blocks or backend.tuning.blocks, backend.tuning.heads_apart)
     arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
     output, logsumexp = backend.custom_gradient(forward, backward, empty_results, plan, arrays)
     *leading, heads, rows, _ = shape(call.query, xp=xp)
@@ -154,7 +163,7 @@ def _planned(call: Call, blocks: tuple[int, int], apart: bool) -> tuple[Plan, Op
         tuple(operand is not None for operand in operands[:8]),
         (len(mask_arrays), len(score_arrays)),
         guarded,
-        not guarded or _known_finite(call),
+        not guarded or (call.bias is None and known_tame(call)),
         blocks,
         apart,
     )
@@ -186,14 +195,6 @@ def _is_number(value: Any) -> bool:
     return value is None or not hasattr(value, "dtype")
 
 
-def _known_finite(call: Call) -> bool:
-    """Whether query, key and value are finite, where that can be read: sums are, that is, which costs less to see."""
-    xp, arrays = call.xp, (call.query, call.key, call.value)
-    if not all(is_concrete(array) for array in arrays):
-        return False
-    return all(bool(xp.isfinite(xp.sum(array))) for array in arrays)
-
-
 # Within a custom gradient: from here on, arrays have the axes of `Operands`, and the formula above is computed
 
 
@@ -223,7 +224,7 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
     operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
     query, key = _scored(tiles, operands.query), _scored(tiles, operands.key)
     value = operands.value
-    if plan.finite:
+    if plan.tame:
         return _forward(tiles, query, key, value)
     output, logsumexp = _forward(tiles, query, key, _finite(value, xp))
 
@@ -242,7 +243,7 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
 
 def _scored(tiles: Tiles, x: Array) -> Array:
     """Queries or keys for the scores: a vector that is not finite gives nan wherever it is attended."""
-    if tiles.plan.finite:
+    if tiles.plan.tame:
         return x
     xp = tiles.xp
     return xp.where(xp.all(xp.isfinite(x), axis=-1, keepdims=True), x, math.nan)
@@ -287,13 +288,13 @@ def _padded(operands: Operands, spare: tuple[Any, ...], xp: Namespace) -> Operan
     )
 
 
-def pad(x: Array, axis: int, amount: Any, xp: Namespace) -> Array:
-    """Zeros at the end of an axis."""
+def pad(x: Array, axis: int, amount: Any, xp: Namespace, number: float = 0.0) -> Array:
+    """A number at the end of an axis, so many times."""
     if isinstance(amount, int) and amount == 0:
         return x
     dims = list(shape(x, xp=xp))
     dims[axis] = amount
-    return xp.concat([x, _zeros(x, *dims, xp=xp)], axis=axis)
+    return xp.concat([x, xp.full(tuple(dims), number, dtype=x.dtype, **beside(x))], axis=axis)
 
 
 def _is_one(x: Array, axis: int) -> bool:
@@ -336,7 +337,8 @@ def _visits(tiles: Tiles, *, by_key: bool) -> Visits:
     along = rows if by_key else columns
     if plan.mask is None and not tiles.padded:
         return Visits(None, 0 if plan.guarded else along, along)
-    if not loops.traced and not all(map(is_concrete, (*operands.mask, *operands[6:8]))):
+    asked = (*operands.mask, *(start for start in operands[6:8] if start is not None))
+    if not loops.traced and not all(map(is_concrete, asked)):
         return Visits(None, 0, along)
     some, every = _grid(tiles)
     if by_key:
@@ -378,6 +380,8 @@ def _grid(tiles: Tiles) -> tuple[Array, Array]:
         inside = xp.less_equal(ends, tiles.lengths[1])
         every = inside if every is True else xp.logical_and(every, inside)
     none = xp.zeros((1, 1, *tiles.counts), dtype=xp.bool, **beside(operands.query))
+    for kind in (some, every):  # both get the leading axis that one of them has
+        none = none if isinstance(kind, bool) else xp.logical_and(xp.logical_or(none, kind), xp.logical_not(kind))
     some, every = (
         xp.logical_not(none) if kind is True else none if kind is False else xp.logical_or(none, kind)
         for kind in (some, every)
@@ -470,9 +474,13 @@ def _tile(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, 
         if allowed is not None:
             raw = xp.where(allowed, raw, 0.0)  # what overflows and is masked must not meet the cap's gradient
         scores = _changed(tiles, raw, _variables(tiles), at)
-    if bias is not None:
-        scores = xp.add(scores, bias)
-    if allowed is not None:
+    if bias is not None or plan.score_mod is not None:
+        scores = xp.add(scores, 0.0 if bias is None else bias)  # in memory of its own: exponentials may take it over
+    if allowed is not None and plan.tame:
+        # The least of two is found many times faster than a choice. An infinity above what is allowed, or below.
+        limit = xp.multiply(xp.subtract(xp.astype(allowed, scores.dtype), 0.5), math.inf)
+        scores = xp.minimum(scores, limit)
+    elif allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)
     return Tile(raw, scores, allowed, at)
 
@@ -594,8 +602,8 @@ def _forward(tiles: Tiles, query: Array, key: Array, value: Array) -> tuple[Arra
                 keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
                 tile = _tile(tiles, entry, rows, keys, i, j, masked)
                 above = xp.maximum(top, xp.max(tile.scores, axis=-1, keepdims=True))
-                fading = xp.exp(xp.subtract(top, above))
-                exponentials = xp.exp(xp.subtract(tile.scores, above))
+                fading = loops.exp_difference(top, above)
+                exponentials = loops.exp_difference(tile.scores, above)
                 total = xp.add(xp.multiply(total, fading), xp.sum(exponentials, axis=-1, keepdims=True))
                 kept = dropped(exponentials, dropout, tile.at, _heads(tiles), xp)
                 summed = xp.add(xp.multiply(summed, fading), _product(kept, values, xp))
@@ -655,20 +663,23 @@ def backward(
     given, operands, xp, loops = _operands(plan, arrays), tiles.operands, tiles.xp, tiles.loops
     delta = xp.sum(xp.multiply(cotangents[0], results[0]), axis=-1)
     delta = xp.expand_dims(xp.subtract(delta, cotangents[1]), axis=-1)
-    norm = xp.expand_dims(xp.where(xp.equal(results[1], -math.inf), 0.0, results[1]), axis=-1)
+    norm = xp.where(xp.equal(results[1], -math.inf), 0.0, results[1])
+    norm = xp.expand_dims(norm, axis=-1)
     if loops.traced:
         spare = shape(operands.query, xp=xp)[-2] - tiles.lengths[0]
-        cotangent, delta, norm = (pad(x, -2, spare, xp) for x in (cotangents[0], delta, norm))
+        cotangent, delta = (pad(x, -2, spare, xp) for x in (cotangents[0], delta))
+        norm = pad(norm, -2, spare, xp, math.inf)  # rows that only fill up a block have no weights, whatever the scores
     else:
         cotangent = cotangents[0]
     sums = _backward(tiles, cotangent, delta, norm, backend)
     query, key, value = (_collected(tiles, stack, side) for stack, side in zip(sums[:3], (0, 1, 1), strict=True))
-    if not plan.finite:  # what was replaced has no gradient
+    if not plan.tame:  # what was replaced has no gradient
         query, key, value = (
             xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], (query, key, value), strict=True)
         )
     bias = None if operands.bias is None else _collected_bias(tiles, sums[3])
-    changes = iter(sums[4])
+    variables = _variables(tiles)
+    changes = (narrow(total, x.dtype, xp=xp) for total, x in zip(sums[4], variables, strict=len(sums[4]) > 0))
     softcap = None if operands.softcap is None else next(changes)
     gradients = (query, key, value, bias, softcap, None, None, None)
     own = (gradient for gradient, present in zip(gradients, plan.present, strict=True) if present)
@@ -681,10 +692,11 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
     dropout, visits = _dropout(tiles), _visits(tiles, by_key=True)
     query, key = (_scored(tiles, x) for x in (operands.query, operands.key))
     plain_query, plain_key, value = (
-        x if plan.finite else _finite(x, xp) for x in (operands.query, operands.key, operands.value)
+        x if plan.tame else _finite(x, xp) for x in (operands.query, operands.key, operands.value)
     )
     row_counts, column_counts = tiles.counts
-    varied = tuple(xp.zeros_like(x) for x in _variables(tiles)) if _changes(tiles) else ()
+    calm = plan.tame and is_concrete(cotangent) and bool(xp.isfinite(xp.sum(xp.multiply(cotangent, cotangent))))
+    varied = tuple(xp.zeros_like(x) for x in widen(_variables(tiles), xp=xp)) if _changes(tiles) else ()
 
     def attend(index: Any, sums: Any) -> Any:
         entry = _entry(tiles, index, query, key, value)
@@ -705,7 +717,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                     loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, plain_rows, *of_rows)
                 )
                 tile = _tile(tiles, entry, rows, keys, i, j, masked)
-                weights = xp.exp(xp.subtract(tile.scores, top))
+                weights = loops.exp_difference(tile.scores, top)
                 rise = xp.reshape(xp.matmul(_rows(out, xp), xp.matrix_transpose(values)), shape(weights, xp=xp))
                 kept = weights
                 if dropout is not None:
@@ -715,7 +727,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                     )
                 of_value = xp.add(of_value, _transposed_product(kept, out, xp))
                 slope = xp.multiply(weights, xp.subtract(rise, less))
-                if tile.allowed is not None:
+                if tile.allowed is not None and not calm:
                     slope = xp.where(tile.allowed, slope, 0.0)  # even if a masked value made it overflow
                 if of_bias is not None:
                     of_bias = _add_bias(tiles, entry, of_bias, slope, i, j)
@@ -724,7 +736,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                         lambda raw, *variables: _changed(tiles, raw, variables, tile.at), tile.raw, *_variables(tiles)
                     )
                     slope, *found = pull(slope)
-                    of_changes = tuple(map(xp.add, of_changes, found))
+                    of_changes = tuple(map(xp.add, of_changes, widen(tuple(found), xp=xp)))
                 of_key = xp.add(of_key, _transposed_product(slope, plain, xp))
                 of_query = loops.add(of_query, index * row_counts + i, _product(slope, plain_keys, xp))
                 return of_query, of_key, of_value, of_bias, of_changes

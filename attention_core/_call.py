@@ -7,7 +7,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
 
-from attention_core._namespace import beside, dtype_name, positions, shape, wide_name, widen
+from attention_core._namespace import beside, dtype_name, is_concrete, positions, shape, wide_name, widen
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Mask, Positions
 from attention_core.random import Dropout, kept_at
@@ -142,3 +142,16 @@ def dropped(weights: Array, dropout: Dropout | None, at: Positions | None, heads
 def gain(dropout: Dropout | None) -> float:
     """What the average is multiplied by to make up for dropped weights."""
     return 1.0 if dropout is None else 1 / (1 - dropout.rate)
+
+
+def known_tame(call: Call) -> bool:
+    """Whether query, key, value and all their products are finite, where that can be read.
+
+    A score is at most the product of the norms of all queries and all keys, which takes least to compute.
+    """
+    xp, arrays = call.xp, (call.query, call.key, call.value)
+    if not all(map(is_concrete, arrays)):
+        return False
+    wide = {} if wide_name(call.query.dtype) != "float32" else {"dtype": xp.float32}
+    query, key = (xp.sum(xp.multiply(x, x), **wide) for x in arrays[:2])
+    return all(bool(xp.isfinite(x)) for x in (xp.multiply(query, key), xp.sum(call.value, **wide)))

@@ -22,6 +22,10 @@ class PythonLoops:
     def __init__(self, xp: Namespace) -> None:
         self.xp = xp
 
+    def exp_difference(self, x: Array, y: Array) -> Array:
+        """The exponential of a difference."""
+        return self.xp.exp(self.xp.subtract(x, y))
+
     def read(self, x: Array) -> Any:
         """The values as nested lists."""
         if hasattr(x, "tolist"):

@@ -41,6 +41,9 @@ class Loops(Protocol):
 
     traced: bool
 
+    def exp_difference(self, x: Array, y: Array) -> Array:
+        """Return ``exp(x - y)``, perhaps in the memory of ``x``, which is not used again."""
+
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Call ``state = body(index, state)`` for every index from start to before stop, and return the last state."""
 
@@ -77,7 +80,7 @@ class Tuning(NamedTuple):
     blocks : tuple of int
         How many queries and keys a block has.
     heads_apart : bool
-        Whether key/value heads are taken one by one.
+        Whether key/value heads are taken one by one, which only loops that are not traced can.
     dense_below : int
         Up to how many scores, M × N, the dense form is faster than blocks.
     """

@@ -18,6 +18,10 @@ class JaxLoops:
 
     traced = True
 
+    def exp_difference(self, x: Array, y: Array) -> Array:
+        """The exponential of a difference."""
+        return jnp.exp(x - y)
+
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Run a body from start to before stop."""
         return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, state)

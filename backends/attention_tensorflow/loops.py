@@ -17,6 +17,10 @@ class TensorFlowLoops:
 
     traced = True
 
+    def exp_difference(self, x: Array, y: Array) -> Array:
+        """The exponential of a difference."""
+        return tf.exp(x - y)
+
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Run a body from start to before stop."""
         leaves = [leaf for leaf in tf.nest.flatten(state) if leaf is not None]

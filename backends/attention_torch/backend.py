@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,6 +37,14 @@ __all__ = ["TorchBackend", "backend"]
 PATIENT = {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
 
 
+class TorchLoops(PythonLoops):
+    """Loops that write over tensors, and take powers of 2, which PyTorch computes three times as fast as those of e."""
+
+    def exp_difference(self, x: Array, y: Array) -> Array:
+        """The exponential of a difference, in the memory of the first tensor."""
+        return x.sub_(y).mul_(1 / math.log(2)).exp2_()
+
+
 class TorchBackend:
     """The backend of PyTorch."""
 
@@ -43,7 +52,7 @@ class TorchBackend:
     namespace = array_api_compat.torch
     modes: tuple[str, ...] = ("eager", "compiled")
     differentiates = True
-    loops: Loops = PythonLoops(array_api_compat.torch)
+    loops: Loops = TorchLoops(array_api_compat.torch)
     tuning = Tuning(blocks=(256, 512), heads_apart=False, dense_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(),)
 

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_core._call import Call, default_scale, repeats
+from attention_core._call import Call, default_scale, known_tame, repeats
 from attention_core._heads import repeat_heads
-from attention_core._namespace import is_concrete
-from attention_core._typing import DType
 from attention_core.masks import Causal, Given, Mask
 
 __all__ = ["ScaledDotProduct"]
@@ -53,11 +51,9 @@ class ScaledDotProduct:
             return "takes no bias of another dtype than query, nor one that is to be differentiated"
         if call.mask is None and call.bias is None:
             return None
-        arrays = (call.query, call.key, call.value)
-        if not all(map(is_concrete, arrays)):
-            return "lets a nan behind a mask leak, and whether there is one cannot be seen yet (line 5)"
-        if not all(math.isfinite(array.detach().sum(dtype=_wide(array)).item()) for array in arrays):
-            return "lets a nan behind a mask leak, and something is not finite (line 5)"
+        with torch.no_grad():
+            if not known_tame(call):
+                return "lets masked keys leak that are not finite, or whose scores are not, and cannot be seen to be (line 5)"
         return None
 
     def attend(self, call: Call) -> torch.Tensor:
@@ -107,7 +103,3 @@ def _mask(call: Call, query: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)
-
-
-def _wide(x: torch.Tensor) -> DType:
-    return torch.float32 if x.dtype in HALVES else x.dtype
