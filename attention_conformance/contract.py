@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.case import Case, Draw, exact_scores
+from attention_conformance.case import Case, Draw, exact_scores, hard
 from attention_conformance.problem import NumpyArray, Problem, Rule, Seed, array
 
 __all__ = ["CONTRACT"]
@@ -19,6 +19,12 @@ CAUSAL = Rule("Causal")
 LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})
 WINDOW = Rule("SlidingWindow", {"left": 2, "right": 1})
 SEGMENTS = Rule("Segments", {"query_ids": "query_ids", "key_ids": "key_ids"})
+PERIODIC = Rule("periodic", {"period": "period"})
+STEEPENED = Rule("steepened", {"slope": "slope", "rise": "rise"})
+DOCUMENTS = {
+    "query_ids": np.repeat(np.array([[0, 1, 2], [0, 5, 7]], dtype=np.int32), (4, 1, 6), axis=1),
+    "key_ids": np.repeat(np.array([[0, 1, 2], [5, 0, 7]], dtype=np.int32), (4, 5, 4), axis=1),
+}
 IDS = {
     "query_ids": np.array([[0, 0, 1, 1, 2], [3, 1, 1, 0, 0]], dtype=np.int32),
     "key_ids": np.array([[0, 0, 0, 1, 1, 2, 9], [3, 1, 1, 1, 0, 0, 0]], dtype=np.int32),
@@ -33,6 +39,16 @@ def lengths(*numbers: int) -> dict[str, NumpyArray]:
 def offsets(*numbers: int) -> dict[str, NumpyArray]:
     """Offsets, one for each entry."""
     return {"offset": np.array(numbers, dtype=np.int32)}
+
+
+def period(number: int) -> dict[str, NumpyArray]:
+    """The period of a mask."""
+    return {"period": np.array(number, dtype=np.int32)}
+
+
+def steepness(draw: Draw) -> dict[str, NumpyArray]:
+    """What a change of the scores needs."""
+    return {"slope": draw.normal(mean=1.0), "rise": draw.normal(deviation=0.25)}
 
 
 def with_element(problem: Problem, name: str, place: tuple[int, ...], number: float) -> Problem:
@@ -112,6 +128,8 @@ CONTRACT = (
          lambda d: d.problem(SEGMENTS, IDS)),
     Case("masks-combined", 2, "Structured masks and boolean arrays combine with & | and ~.",
          lambda d: d.problem(((CAUSAL | LENGTHS) & ~SEGMENTS) | MASK, {**IDS, **lengths(2, 4), **masked(d)})),
+    Case("mask-function", 2, "MaskFunction allows what a function of positions does.",
+         lambda d: d.problem(PERIODIC | CAUSAL, period(3), heads=6, groups=3)),
     Case("causal-more-keys", 3, "Causal attention counts from the top left, also with more keys than queries.",
          lambda d: d.problem(is_causal=True)),
     Case("causal-more-queries", 3, "Causal attention counts from the top left, also with more queries than keys.",
@@ -128,6 +146,15 @@ CONTRACT = (
          lambda d: d.problem(WINDOW)),
     Case("window-offset-per-entry", 3, "A window counts in the same positions as causal attention.",
          lambda d: d.problem(Rule("SlidingWindow", {"left": 1, "offset": "offset"}), offsets(-3, 2))),
+    Case("causal-offset-hides-blocks", 3, "An offset may hide all from most queries of one entry, and nothing from another.",
+         lambda d: d.problem(Rule("Causal", {"offset": "offset"}), offsets(-6, 9), rows=9, columns=10, **BOTH)),
+    Case("documents-in-a-window", 3, "A window slides within documents.",
+         lambda d: d.problem(Rule("SlidingWindow", {"left": 3, "right": 1}) & SEGMENTS, DOCUMENTS, rows=11, columns=13)),
+    Case("pieces", 3, "The keys may come in pieces, in any order: positions are those in the whole.",
+         lambda d: d.problem(CAUSAL | PERIODIC, {**period(2), "bias": d.normal(3, 5, 7)},
+                             pieces=((4, 7), (0, 1), (1, 4)), return_logsumexp=True)),
+    Case("pieces-empty", 3, "A piece of which a query may attend nothing changes nothing.",
+         lambda d: d.problem(LENGTHS, lengths(0, 4), pieces=((5, 7), (2, 5), (0, 2)), return_logsumexp=True)),
     Case("empty-row-mask", 4, "A query whose mask is False everywhere gives exactly 0, and logsumexp -inf.",
          lambda d: d.problem(MASK, masked(d, 1, 4), **BOTH)),
     Case("empty-row-bias", 4, "A bias of -inf excludes a key just as a mask does.", excluded_by_bias),
@@ -164,6 +191,19 @@ CONTRACT = (
     Case("softcap", 7, "Softcap is c tanh(s / c) on the scaled score.", lambda d: d.problem(softcap=1.5)),
     Case("softcap-before-bias-and-mask", 7, "Softcap comes before bias and mask.",
          lambda d: d.problem(MASK, {**masked(d), "bias": d.normal(3, 5, 7, deviation=3.0)}, softcap=0.75, **BOTH)),
+    Case("score-mod", 7, "A change of the scores comes after softcap, before bias and mask.",
+         lambda d: d.problem(MASK, {**masked(d, 3), **steepness(d), "bias": d.normal(3, 5, 7)}, score_mod=STEEPENED,
+                             softcap=1.5, **BOTH), hard),
+    Case("alibi", 7, "Scores fall with the distance, in every head at a rate of its own.",
+         lambda d: d.problem(CAUSAL, heads=8, groups=2, score_mod=Rule("alibi", {"num_heads": 8}))),
+    Case("alibi-offset-per-entry", 7, "The offset of positions may differ along the leading axes, as for masks.",
+         lambda d: d.problem(None, offsets(-2, 4), heads=6, groups=3,
+                             score_mod=Rule("alibi", {"num_heads": 6, "offset": "offset"}))),
+    Case("relative-bias", 7, "Every bucket of distances has a number that is added to the scores.",
+         lambda d: d.problem(None, {"table": d.normal(8, 3)},
+                             score_mod=Rule("relative_bias", {"table": "table", "max_distance": 5}))),
+    Case("sinks", 7, "A sink takes a share of the weights, and all of them where a query may attend nothing else.",
+         lambda d: d.problem(MASK, {**masked(d, 1, 4), "sinks": d.normal(3)}, **BOTH)),
     Case("dtype-is-kept", 8, "The output has the dtype of the query, rounded once.",
          lambda d: d.problem(**BOTH), compiled=("float16", "bfloat16", "float32", "float64")),
     Case("grouped-heads", 9, "Query head h uses key head h // (H / G).",

@@ -1,4 +1,4 @@
-"""Cases about the gradients in query, key, value and bias."""
+"""Cases about the gradients in query, key, value, bias, sinks, and the arrays of what changes scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_conformance.case import Bound, Case, Draw, hard, ordinary
-from attention_conformance.contract import CAUSAL, LENGTHS, MASK, hiding, lengths, masked, with_element
+from attention_conformance.contract import (
+    CAUSAL,
+    LENGTHS,
+    MASK,
+    STEEPENED,
+    hiding,
+    lengths,
+    masked,
+    steepness,
+    with_element,
+)
 from attention_conformance.problem import Problem, Rule, Seed
 
 __all__ = ["DIFFERENTIATED"]
@@ -47,6 +57,14 @@ DIFFERENTIATED = (
          lambda d: d.problem(LENGTHS, lengths(0, 5), gradient=True)),
     _case("gradient-masked-rubbish", 5, "Masked nan and infinity do not leak into the gradients.", masked_rubbish),
     _case("gradient-softcap", 7, "The gradients through the softcap.", lambda d: d.problem(softcap=1.5, gradient=True)),
+    _case("gradient-score-mod", 7, "The gradients through a change of the scores, and in its arrays.",
+         lambda d: d.problem(MASK, {**masked(d, 3), **steepness(d)}, score_mod=STEEPENED, softcap=1.5, gradient=True),
+         hard),
+    _case("gradient-relative-bias", 7, "The gradient in the number of a bucket is a sum over its distances.",
+         lambda d: d.problem(CAUSAL, {"table": d.normal(8, 3)}, gradient=True,
+                             score_mod=Rule("relative_bias", {"table": "table", "max_distance": 5}))),
+    _case("gradient-sinks", 7, "The gradients beside a sink, and in it.",
+         lambda d: d.problem(MASK, {**masked(d, 1), "sinks": d.normal(3)}, gradient=True)),
     _case("gradient-grouped", 9, "Shared key heads add up the gradients of their query heads.",
          lambda d: d.problem(heads=6, groups=3, gradient=True)),
     _case("gradient-no-keys", 10, "The gradients of no keys are empty, and 0 for the queries.",

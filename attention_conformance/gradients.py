@@ -84,7 +84,7 @@ def _summed(parts: Parts, name: str, shape: tuple[int, ...]) -> Exact:
     """Add up what was broadcast, or repeated to several query heads, so that the shape is that of the argument."""
     add_up = _sum_groups if name in ("query", "key", "value") else _sum_broadcast
     numbers, sizes = (add_up(parts[name + kind], shape) for kind in ("", "|"))
-    return exact(list(numbers), list(sizes), shape)
+    return exact(list(numbers.ravel()), list(sizes.ravel()), shape)
 
 
 def _sum_groups(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from attention_conformance.case import Bound, Case, exact_scores, hard
+from attention_conformance.case import Bound, Case, exact_scores
 from attention_conformance.problem import Problem
 from attention_core import Backend
 
@@ -27,9 +27,11 @@ REFUSALS = (
 )
 
 COMPILES_BLOCKS = ("jax",)
-"""Backends that compile blocks in eager mode as well, and take as long as in a compiled mode."""
+"""Backends that compile blocks in eager mode as well: about a second for a case, and four for one about gradients."""
 
-# Compilers see programs, not numbers: in compiled modes, one case of each kind of program is enough.
+# Compilers see programs, not numbers, so that a case of each kind of program will do where each has to be compiled: of
+# each kind of mask and change of scores, alone and together; of what is unknown (nan behind masks, infinite values, rows
+# that may be empty) while values cannot be read; of several blocks and of many.
 COMPILED = (
     "mask-and-bias",
     "masks-combined",
@@ -77,7 +79,7 @@ def asked(problem: Problem, implementation: str | None) -> Problem:
 @contextlib.contextmanager
 def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
     """Let a backend cut into blocks that are small beside the problem."""
-    tuning, columns = backend.tuning, problem.sizes[-1]
+    tuning, columns = backend.tuning, problem.arrays["key"].shape[-2]
     backend.tuning = tuning._replace(blocks=SMALL if columns <= LARGE[1] else LARGE)
     try:
         yield
@@ -91,10 +93,9 @@ def left_out(case: Case, implementation: str | None, backend: Backend, dtype: st
         return ""
     if implementation == "fused" and case.measure == "exact":
         return "fused kernels return nothing beside the output"
-    if mode != "eager" and case.name not in COMPILED and case.measure != "message":
-        return f"compiled modes run one {implementation} case of each kind of program"
-    if implementation == "blockwise" and backend.name in COMPILES_BLOCKS and dtype not in case.compiled:
-        return f"{backend.name} compiles blocks in all modes, which run this case in {', '.join(case.compiled)}"
+    compiled = mode != "eager" or (implementation == "blockwise" and backend.name in COMPILES_BLOCKS)
+    if compiled and case.measure != "message" and (case.name not in COMPILED or dtype not in case.compiled):
+        return f"one {implementation} case of each kind of program is run where it has to be compiled"
     return ""
 
 
@@ -107,10 +108,20 @@ def refusal(error: Exception) -> str:
     return ""
 
 
-def bound_of(implementation: str | None, bound: Bound) -> Bound:
-    """The bound of a case for this implementation."""
-    own = OWN.get(implementation or "")
-    return bound if own is None else own(bound)
 
+def bound_of(implementation: str | None, bound: Bound, dtype: str, kappa: float) -> float:
+    r"""Bound the error of a case, where an implementation needs more than that of the definition as it stands.
 
-OWN: dict[str, Callable[[Bound], Bound]] = {}
+    Fused kernels round weights to 16 bits before the average, and the scaled query too: 2 units, of which 1.9 were seen.
+    Blocks add up in another order, and scale what they have at each new maximum: 8 units in float32, of which 6.7 were
+    seen. They may count in powers of 2, whose exponents, as far as a weight is left (:math:`e^{-745}` in float64), are
+    rounded even where scores are exact: :math:`\kappa / 4` units in float64, of which three quarters were seen.
+    """
+    stated = bound(dtype, kappa)
+    if implementation == "fused" and dtype in ("float16", "bfloat16"):
+        return max(2.0, stated)
+    if implementation == "blockwise" and dtype == "float32":
+        return max(8.0, stated)
+    if implementation == "blockwise" and dtype == "float64" and bound is exact_scores:
+        return stated + min(kappa, 745.0) / 4
+    return stated

@@ -145,7 +145,8 @@ def scan(head: Head) -> Iterator[Row]:
         elif all(x.is_finite() for x in query) and finite[live].all():
             yield _row(head, position, live)
         else:
-            yield Row(live, _choose(through, NAN, ZERO), NAN, ZERO, live, [], NAN)
+            unknown = [Change(NAN, NAN, NAN, {})] * live.size
+            yield Row(live, _choose(through, NAN, ZERO), NAN, ZERO, live, unknown, NAN)
 
 
 def _row(head: Head, position: int, live: NumpyArray) -> Row:

@@ -22,6 +22,7 @@ from attention_core._partial import Partial, logaddexp
 from attention_core._typing import Array, Namespace
 from attention_core.masks import And, Causal, Mask, as_mask, check_mask, mask_arrays
 from attention_core.random import Dropout, check_dropout
+from attention_core.scores import ScoreMod
 
 __all__ = [
     "attention_scores",
@@ -360,5 +361,8 @@ def _check_options(
         check_mask(mask, (*sizes(query)[:-2], *lengths), query)
     if score_mod is not None:
         check_function("score_mod", score_mod)
+        heads = score_mod.num_heads if isinstance(score_mod, ScoreMod) else None
+        if heads is not None and sizes(query)[-3] not in (heads, None):
+            raise ValueError(f"expected a score_mod for {sizes(query)[-3]} heads, those of query; got one for {heads}")
     if dropout is not None:
         check_dropout(dropout)

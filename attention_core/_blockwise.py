@@ -38,7 +38,7 @@ from attention_core._call import (
 )
 from attention_core._namespace import FLOATING, beside, dtype_name, is_concrete, narrow, shape, widen
 from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend, Loops
+from attention_core.backend import Backend, Loops, Tuning
 from attention_core.masks import Positions, Spans, as_mask, outline, rebuilt, slots
 from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
@@ -113,10 +113,10 @@ class Operands(NamedTuple):
     score_mod: tuple[Array, ...]
 
 
-def blockwise(call: Call, backend: Backend, blocks: tuple[int, int] | None = None) -> tuple[Array, Array]:
+def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
     """Attention over blocks: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation."""
     xp, call = call.xp, widened(call)
-    plan, operands = _planned(call, blocks or backend.tuning.blocks, backend.tuning.heads_apart)
+    plan, operands = _planned(call, backend.tuning)
     arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
     output, logsumexp = backend.custom_gradient(forward, backward, empty_results, plan, arrays)
     *leading, heads, rows, _ = shape(call.query, xp=xp)
@@ -124,7 +124,7 @@ def blockwise(call: Call, backend: Backend, blocks: tuple[int, int] | None = Non
     return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
-def _planned(call: Call, blocks: tuple[int, int], apart: bool) -> tuple[Plan, Operands]:
+def _planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
     xp = call.xp
     *leading, _, rows, width = shape(call.query, xp=xp)
     groups, columns = shape(call.key, xp=xp)[-3:-1]
@@ -164,10 +164,17 @@ def _planned(call: Call, blocks: tuple[int, int], apart: bool) -> tuple[Plan, Op
         (len(mask_arrays), len(score_arrays)),
         guarded,
         not guarded or (call.bias is None and known_tame(call)),
-        blocks,
-        apart,
+        (_queries(tuning, 1 if tuning.heads_apart else groups, times), tuning.keys),
+        tuning.heads_apart,
     )
     return plan, operands
+
+
+def _queries(tuning: Tuning, groups: Any, times: Any) -> int:
+    """How many queries of each head a block has."""
+    if not isinstance(groups, int) or not isinstance(times, int):
+        return tuning.least
+    return max(tuning.least, min(tuning.keys, tuning.queries // (groups * times)))
 
 
 def _entrywise(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
@@ -269,7 +276,7 @@ def _tiles(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
 def _cut(length: Any, size: int) -> tuple[int, Any]:
     """The size of blocks of nearly equal size, and their number."""
     if not isinstance(length, int):
-        return size, (length + (size - 1)) // size
+        return size, (length + size) // size  # one at least, as nothing is known to be there
     count = max(1, -(-length // size))
     return -(-length // count), count
 
@@ -350,6 +357,13 @@ def _visits(tiles: Tiles, *, by_key: bool) -> Visits:
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, _is_one(kind, 0))
 
 
+def _visit(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
+    """Absorb the blocks that need no mask, then those that do; a loop that can have no step is not even traced."""
+    if not (isinstance(whole, int) and whole == 0):
+        state = loops.loop(0, whole, functools.partial(absorb, False), state)
+    return state if seen is whole else loops.loop(whole, seen, functools.partial(absorb, True), state)
+
+
 def _listed(some: list[Any], every: list[Any]) -> Visits:
     """What is visited, as lists of Python integers."""
     order, whole, seen = [], [], []
@@ -420,7 +434,7 @@ class Entry(NamedTuple):
     index: Any  # in the batch
     head: Any  # None for all heads
     query: Array  # (G, R, M, D), for the scores
-    key: Array  # (G, N, D)
+    key: Array  # (G, D, N), for the scores
     value: Array  # (G, N, E)
     bias: Array | None
     rule: Any
@@ -439,6 +453,7 @@ def _entry(tiles: Tiles, index: Any, query: Array, key: Array, value: Array) -> 
         ]
         rule = rebuilt(plan.mask, held)
     query, key, value = (_of_entry(tiles, x, b, g) for x in (query, key, value))
+    key = tiles.xp.matrix_transpose(key)
     return Entry(
         b, g, query, key, value, None if operands.bias is None else _of_entry(tiles, operands.bias, b, g), rule
     )
@@ -460,8 +475,8 @@ class Tile(NamedTuple):
 
 def _tile(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> Tile:
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    dims = (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-2])
-    raw = xp.reshape(xp.matmul(_rows(query, xp), xp.matrix_transpose(key)), dims)
+    dims = (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-1])
+    raw = xp.reshape(xp.matmul(_rows(query, xp), key), dims)
     asked = (masked and plan.mask is not None) or plan.score_mod is not None or plan.rate
     at = _positions(tiles, entry, i, j, dims) if asked else None
     bias = entry.bias
@@ -493,7 +508,7 @@ def _allowed(tiles: Tiles, entry: Entry, bias: Array | None, j: Any, at: Positio
     if bias is not None:
         admitted.append(xp.not_equal(bias, -math.inf))
     if tiles.padded:
-        counted = xp.add(_counted(shape(key, xp=xp)[-2], key, xp), j * tiles.sizes[1])
+        counted = xp.add(_counted(shape(key, xp=xp)[-1], key, xp), j * tiles.sizes[1])
         admitted.append(xp.less(counted, tiles.lengths[1]))
     allowed, *others = admitted
     for each in others:
@@ -599,7 +614,8 @@ def _forward(tiles: Tiles, query: Array, key: Array, value: Array) -> tuple[Arra
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 summed, total, top, alive = state
                 j = next_block(step)
-                keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
+                keys = loops.block(entry.key, j, tiles.sizes[1], -1)
+                values = loops.block(entry.value, j, tiles.sizes[1], -2)
                 tile = _tile(tiles, entry, rows, keys, i, j, masked)
                 above = xp.maximum(top, xp.max(tile.scores, axis=-1, keepdims=True))
                 fading = loops.exp_difference(top, above)
@@ -617,8 +633,7 @@ def _forward(tiles: Tiles, query: Array, key: Array, value: Array) -> tuple[Arra
             total = _zeros(rows, *dims, 1, xp=xp)
             alive = xp.zeros_like(total, dtype=xp.bool) if plan.guarded else None
             state = (_zeros(rows, *dims, width, xp=xp), total, xp.full_like(total, lowest), alive)
-            state = loops.loop(0, whole, functools.partial(absorb, False), state)
-            summed, total, top, alive = loops.loop(whole, seen, functools.partial(absorb, True), state)
+            summed, total, top, alive = _visit(loops, whole, seen, absorb, state)
             if alive is not None:
                 total = xp.where(alive, total, 1.0)
             output = xp.divide(summed, total)
@@ -705,9 +720,9 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
         of_rows = tuple(_of_entry(tiles, x, *heads) for x in (cotangent, delta, norm))
 
         def attend_columns(j: Any, sums: Any) -> Any:
-            keys, plain_keys, values = (
-                loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, plain_columns, entry.value)
-            )
+            keys = loops.block(entry.key, j, tiles.sizes[1], -1)
+            plain_keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (plain_columns, entry.value))
+            values_across = xp.matrix_transpose(values)
             next_block, whole, seen = visits.of(loops, entry.index, j)
 
             def absorb(masked: bool, step: Any, state: Any) -> Any:
@@ -718,7 +733,9 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                 )
                 tile = _tile(tiles, entry, rows, keys, i, j, masked)
                 weights = loops.exp_difference(tile.scores, top)
-                rise = xp.reshape(xp.matmul(_rows(out, xp), xp.matrix_transpose(values)), shape(weights, xp=xp))
+                if tile.allowed is not None and not calm:
+                    weights = xp.where(tile.allowed, weights, 0.0)  # even those of a query that is nan
+                rise = xp.reshape(xp.matmul(_rows(out, xp), values_across), shape(weights, xp=xp))
                 kept = weights
                 if dropout is not None:
                     kept, rise = (
@@ -742,11 +759,8 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                 return of_query, of_key, of_value, of_bias, of_changes
 
             stack, keys_sum, values_sum, of_bias, of_changes = sums
-            state = (stack, xp.zeros_like(keys), xp.zeros_like(values), of_bias, of_changes)
-            state = loops.loop(0, whole, functools.partial(absorb, False), state)
-            stack, of_key, of_value, of_bias, of_changes = loops.loop(
-                whole, seen, functools.partial(absorb, True), state
-            )
+            state = (stack, xp.zeros_like(plain_keys), xp.zeros_like(values), of_bias, of_changes)
+            stack, of_key, of_value, of_bias, of_changes = _visit(loops, whole, seen, absorb, state)
             place = index * column_counts + j
             return (
                 stack,

@@ -108,13 +108,12 @@ def explained(call: Call) -> Explanation:
     kernels = [Candidate("fused", each.name, each.refusal(call), _memory(call, 0)) for each in backend.kernels]
     if not kernels:
         kernels = [Candidate("fused", None, f"{_library(call)} has no fused kernel that is known here", None)]
-    rows, columns = backend.tuning.blocks
     return Explanation(
         chosen,
         REASONS[chosen],
         (
             *kernels,
-            Candidate("blockwise", None, None, _memory(call, rows * columns)),
+            Candidate("blockwise", None, None, _memory(call, backend.tuning.queries * backend.tuning.keys)),
             Candidate("dense", None, None, _memory(call, math.inf)),
         ),
     )
@@ -180,6 +179,6 @@ def _memory(call: Call, scores: float) -> int | None:
         return None
     *leading, rows, _ = query
     entries = math.prod(leading)  # type: ignore[arg-type]
-    at_once = entries * rows * columns if scores == math.inf else min(rows * columns, int(scores)) * query[-3]  # type: ignore[operator]
+    at_once = min(entries * rows * columns, scores)  # type: ignore[operator]
     size = 8 if dtype_name(call.query.dtype) == "float64" else 4
-    return size * (3 * at_once + entries * rows * width)  # type: ignore[operator]
+    return size * int(3 * at_once + entries * rows * width)  # type: ignore[operator]

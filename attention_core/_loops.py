@@ -86,7 +86,7 @@ class _Stack:
 class Plain:
     """What attention in blocks needs of a library that has no backend: loops, but no gradient."""
 
-    tuning = Tuning(blocks=(512, 512), heads_apart=False, dense_below=512 * 512)
+    tuning = Tuning(queries=2048, keys=512, least=64, heads_apart=False, dense_below=512 * 512)
     kernels = ()
 
     def __init__(self, xp: Namespace) -> None:

@@ -77,15 +77,21 @@ class Tuning(NamedTuple):
 
     Attributes
     ----------
-    blocks : tuple of int
-        How many queries and keys a block has.
+    queries : int
+        How many queries a block has, counted over the heads that are computed together, but of each head no more than
+        ``keys`` and no fewer than ``least``.
+    keys : int
+        How many keys a block has.
+    least : int
     heads_apart : bool
         Whether key/value heads are taken one by one, which only loops that are not traced can.
     dense_below : int
         Up to how many scores, M × N, the dense form is faster than blocks.
     """
 
-    blocks: tuple[int, int]
+    queries: int
+    keys: int
+    least: int
     heads_apart: bool
     dense_below: int
 

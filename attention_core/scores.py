@@ -34,6 +34,8 @@ class ScoreMod:
         attention is computed in blocks, positions are those of a block, and have other shapes.
     arrays : tuple of Array
         Of floating-point dtypes they are differentiated with respect to.
+    num_heads : int, optional
+        How many query heads there must be.
 
     Raises
     ------
@@ -52,9 +54,12 @@ class ScoreMod:
 
     function: Callable[..., Array]
     arrays: tuple[Array, ...] = ()
+    num_heads: int | None = None
 
     def __post_init__(self) -> None:
         check_function("function", self.function, self.arrays)
+        if self.num_heads is not None:
+            check_positive("num_heads", self.num_heads)
 
     def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array) -> Array:
         return self.function(scores, batch, head, query, key, *self.arrays)
@@ -96,7 +101,7 @@ def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
            [ 0.        , -0.00390625]], dtype=array_api_strict.float64)
     """
     check_positive("num_heads", num_heads)
-    return ScoreMod(_Alibi(num_heads, *_number(offset)), _array(offset))
+    return ScoreMod(_Alibi(num_heads, *_number(offset)), _array(offset), num_heads)
 
 
 def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: int = 128, offset: Any = 0) -> ScoreMod:
@@ -149,7 +154,7 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
     check_positive("max_distance", max_distance)
     buckets, heads = _table_sizes(table)
     numbers = tuple(_buckets(buckets, bidirectional, max_distance))
-    return ScoreMod(_RelativeBias(numbers, heads, *_number(offset)), (table, *_array(offset)))
+    return ScoreMod(_RelativeBias(numbers, heads, *_number(offset)), (table, *_array(offset)), heads)
 
 
 @dataclass(frozen=True)  # compared by value, so that compilers know one from the call before
@@ -159,7 +164,6 @@ class _Alibi:
 
     def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *offset: Array) -> Array:
         xp = array_namespace(scores)
-        _check_count("heads", self.heads, head)
         slope = _gathered(xp.asarray(_slopes(self.heads), dtype=scores.dtype, **beside(scores)), head, xp)
         distance = xp.abs(_distance(batch, query, key, self.offset, offset, xp))
         return xp.subtract(scores, xp.multiply(slope, xp.astype(distance, scores.dtype)))
@@ -175,7 +179,6 @@ class _RelativeBias:
         self, scores: Array, batch: Array, head: Array, query: Array, key: Array, table: Array, *offset: Array
     ) -> Array:
         xp = array_namespace(scores)
-        _check_count("heads", self.heads, head)
         farthest = len(self.buckets) // 2
         distance = xp.clip(_distance(batch, query, key, self.offset, offset, xp), -farthest, farthest)
         buckets = xp.asarray(list(self.buckets), dtype=xp.int32, **beside(scores))

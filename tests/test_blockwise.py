@@ -1,8 +1,8 @@
-"""Attention over blocks is attention: the same numbers and gradients, in less memory."""
+"""Attention over blocks is attention: the same numbers and gradients, without all scores at once."""
 
-import contextlib
 import dataclasses
 import importlib
+import itertools
 import math
 from typing import Any, ClassVar
 
@@ -11,26 +11,28 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import ScoreMod, _blockwise
+from attention_core import _blockwise, get_backend
+from attention_core._namespace import array_namespace, rows_at
 from attention_core.backend import Tuning
-from attention_core.masks import Mask, outline, rebuilt, slots
+from attention_core.masks import And, Mask, Not, Or, outline, rebuilt, slots
+from attention_core.scores import ScoreMod, alibi
 
 attention = ac.scaled_dot_product_attention
-A, B, H, G, M, N, D, E = 2, 3, 4, 2, 11, 13, 5, 6  # all axes tell each other apart but A and G
-BLOCKS = 4, 5  # neither length is a multiple
+B, H, G, M, N, D, E = 3, 4, 2, 11, 13, 5, 6
+BLOCKS = 4, 5  # which fit into neither length
 
 
 @pytest.fixture(autouse=True)
 def small(backend, monkeypatch):
-    """Blocks so small that there are several, none of which the lengths fill."""
+    """Blocks so small that there are several."""
     monkeypatch.setattr(backend, "tuning", Tuning(BLOCKS, heads_apart=False, dense_below=0))
 
 
 @pytest.fixture
-def quick(backend):
-    """On JAX, loops that are not compiled, which takes seconds for each: `test_compiled_blocks` compiles a few."""
-    with importlib.import_module("jax").disable_jit() if backend.name == "jax" else contextlib.nullcontext():
-        yield
+def apart(backend, monkeypatch):
+    if backend.loops.traced:
+        pytest.skip("heads are taken one by one by loops in Python alone")
+    monkeypatch.setattr(backend, "tuning", Tuning(BLOCKS, heads_apart=True, dense_below=0))
 
 
 @pytest.fixture
@@ -45,76 +47,859 @@ def qkv(rng, leading=(B,), heads=H, groups=G, rows=M, columns=N):
     return [rng.standard_normal(shape) for shape in shapes]
 
 
-def both(backend, options, arrays, dtype=None):
-    """Output, logsumexp and all gradients of the dense form and of blocks; options are made of the arrays after three.
+def quickly(backend, function):
+    """Compiled without optimization where compiling takes longest."""
+    if backend.name != "jax":
+        return function
+    return importlib.import_module("jax").jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
-    The gradients with respect to the numbers by which the results are multiplied are the results themselves.
+
+def derivatives(backend, options, arrays, implementations, dtype=None, compiled=quickly, inner=None):
+    """Output, logsumexp, and the gradients of all arrays, of which those after the third make the options.
+
+    The gradients for the numbers by which results are multiplied are the results themselves.
     """
     xp, put = backend.namespace, backend.from_numpy
     rng = np.random.default_rng(61)
     query, _, value = arrays[:3]
-    cotangents = rng.standard_normal((*query.shape[:-1], value.shape[-1])), rng.standard_normal(query.shape[:-1])
+    factors = rng.standard_normal((*query.shape[:-1], value.shape[-1])), rng.standard_normal(query.shape[:-1])
 
-    def run(implementation, *arrays):
-        return attention(
-            *arrays[:3], **options(*arrays[3:]), return_logsumexp=True, implementation=implementation, xp=xp
+    def results(implementation, *arrays):
+        given, rest = arrays[:3], arrays[3:]
+        return attention(*given, **options(*rest), return_logsumexp=True, implementation=implementation)[::2]
+
+    def measure(implementation, of_output, of_logsumexp, *arrays):
+        output, logsumexp = results(implementation, *arrays)
+        logsumexp = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)
+        parts = (
+            xp.multiply(xp.astype(x, factor.dtype), factor)
+            for x, factor in ((output, of_output), (logsumexp, of_logsumexp))
         )
+        return xp.add(*(xp.astype(xp.sum(part), xp.float32) for part in parts))
 
-    if not backend.differentiates:
-        given = put(tuple(arrays), dtype=dtype)
-        return [backend.to_numpy(tuple(run(name, *given))[::2]) for name in ("dense", "blockwise")]
+    measured = measure if inner is None else inner(measure)
 
-    def gradients(implementation):
-        def measure(of_output, of_logsumexp, *arrays):
-            output, _, logsumexp = run(implementation, *arrays)
-            logsumexp = xp.where(xp.isfinite(logsumexp), logsumexp, 0.0)
-            parts = xp.multiply(xp.astype(output, of_output.dtype), of_output), xp.multiply(logsumexp, of_logsumexp)
-            return xp.add(*(xp.astype(xp.sum(part), xp.float32) for part in parts))
+    def everything(*arrays):
+        if not backend.differentiates:
+            return [results(name, *arrays[2:]) for name in implementations]
+        return [
+            backend.value_and_grad(lambda *arrays, name=name: measured(name, *arrays))(*arrays)[1]
+            for name in implementations
+        ]
 
-        given = put((*cotangents, *arrays), dtype=dtype)
-        return backend.to_numpy(backend.value_and_grad(measure)(*given)[1])
-
-    return [gradients(name) for name in ("dense", "blockwise")]
+    found = compiled(backend, everything)(*put((*factors, *arrays), dtype=dtype))
+    return [[each for each in backend.to_numpy(tuple(results)) if is_floating(each)] for results in found]
 
 
-def assert_equal(backend, options, arrays, dtype=None, close=1e-13):
-    dense, blocks = both(backend, options, arrays, dtype)
-    for expected, found in zip(dense, blocks, strict=True):
-        if expected is None or not np.issubdtype(expected.dtype, np.floating):
-            continue
+def is_floating(x):
+    return isinstance(x, np.ndarray) and x.dtype.name in ("float16", "bfloat16", "float32", "float64")
+
+
+def assert_equal(backend, options, arrays, *, dtype=None, close=1e-13, compiled=quickly):
+    """Blocks give the results and gradients of the dense form, but for roundings relative to the largest of each."""
+    dense, blocks = derivatives(backend, options, arrays, ("dense", "blockwise"), dtype, compiled)
+    assert_same(blocks, dense, close)
+    return blocks
+
+
+def assert_same(actual, desired, close=1e-13):
+    assert len(actual) == len(desired)
+    for found, expected in zip(actual, desired, strict=True):
         assert found.shape == expected.shape
         assert found.dtype == expected.dtype
+        found, expected = (x.astype(np.float64) for x in (found, expected))
         scale = max(1.0, float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))))
         np.testing.assert_allclose(found, expected, rtol=0, atol=close * scale)
+
+
+def costly(backend, name, few):
+    if backend.loops.traced and name not in few:
+        pytest.skip("loops take long to trace: other backends run this case")
 
 
 OFFSETS, LENGTHS = np.array([0, 3, -4]), np.array([13, 0, 6])
 QUERY_IDS, KEY_IDS = np.sort(np.random.default_rng(7).integers(0, 4, (2, B, N)))
 MASKS = {
-    "full": (lambda: {}, ()),
+    "full": (dict, ()),
     "causal": (lambda: {"is_causal": True}, ()),
-    "causal, later": (lambda: {"mask": ac.Causal(2)}, ()),
-    "causal, empty rows": (lambda: {"mask": ac.Causal(-5)}, ()),
-    "causal, offsets": (lambda offset: {"mask": ac.Causal(offset)}, (OFFSETS,)),
+    "causal later": (lambda: {"mask": ac.Causal(2)}, ()),
+    "causal earlier": (lambda: {"mask": ac.Causal(-5)}, ()),
+    "causal offsets": (lambda offset: {"mask": ac.Causal(offset)}, (OFFSETS,)),
     "window": (lambda: {"mask": ac.SlidingWindow(left=2, right=1)}, ()),
-    "window, one-sided": (lambda offset: {"mask": ac.SlidingWindow(left=3, offset=offset)}, (OFFSETS,)),
+    "window one-sided": (lambda offset: {"mask": ac.SlidingWindow(left=3, offset=offset)}, (OFFSETS,)),
     "lengths": (lambda lengths: {"mask": ac.KeyLengths(lengths)}, (LENGTHS,)),
-    "segments": (lambda query, key: {"mask": ac.Segments(query, key)}, (QUERY_IDS[:, :M], KEY_IDS)),
-    "segments, shared": (lambda query, key: {"mask": ac.Segments(query, key)}, (QUERY_IDS[0, :M], KEY_IDS[1])),
+    "segments": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[:, :M], KEY_IDS)),
+    "segments shared": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[0, :M], KEY_IDS[1])),
     "function": (lambda: {"mask": ac.MaskFunction(lambda b, h, q, k: (q + 2 * k + h + b) % 3 > 0)}, ()),
-    "and": (lambda lengths: {"mask": ac.KeyLengths(lengths) & ac.Causal(1)}, (LENGTHS,)),
-    "or": (lambda lengths: {"mask": ac.And(ac.Causal(-3) | ac.KeyLengths(lengths), ac.Causal(6))}, (LENGTHS,))
-    if hasattr(ac, "And")
-    else (lambda lengths: {"mask": (ac.Causal(-3) | ac.KeyLengths(lengths)) & ac.Causal(6)}, (LENGTHS,)),
-    "not": (lambda offset: {"mask": ~ac.SlidingWindow(left=4, right=4, offset=offset)}, (OFFSETS,)),
-    "one of two with entries": (
-        lambda lengths: {"mask": ac.KeyLengths(lengths) & ac.MaskFunction(lambda b, h, q, k: k != q)},
+    "and": (lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(1))}, (LENGTHS,)),
+    "or": (lambda lengths: {"mask": Or(ac.Causal(-3), ac.KeyLengths(lengths)), "is_causal": True}, (LENGTHS,)),
+    "not": (lambda offset: {"mask": Not(ac.SlidingWindow(left=4, right=4, offset=offset))}, (OFFSETS,)),
+    "lengths and function": (
+        lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.MaskFunction(lambda b, h, q, k: k != q))},
         (LENGTHS,),
+    ),
+    "lengths and bias": (
+        lambda lengths, bias: {"mask": ac.KeyLengths(lengths), "bias": bias},
+        (LENGTHS, np.random.default_rng(3).standard_normal((H, 1, N))),
     ),
 }
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_blocks_give_what_all_scores_at_once_give(name, quick, backend, rng):
+def test_blocks_give_what_all_scores_at_once_give(name, backend, rng):
+    costly(backend, name, ("full", "causal offsets", "segments", "lengths and bias"))
     options, arrays = MASKS[name]
     assert_equal(backend, options, [*qkv(rng), *arrays])
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_heads_one_by_one_give_what_all_scores_at_once_give(name, apart, backend, rng):
+    options, arrays = MASKS[name]
+    assert_equal(backend, options, [*qkv(rng), *arrays])
+
+
+SHAPES = [(), (N,), (1,), (M, 1), (M, N), (1, 1, N), (H, 1, 1), (H, M, 1), (B, 1, 1, 1), (B, 1, M, N), (B, H, M, N)]
+
+
+def of_shape(rng, shape, other):
+    """A bias of one shape, with some of it -inf, and a mask of another shape."""
+    bias, mask = rng.standard_normal(shape), rng.random(other) < 0.7
+    return [np.where(rng.random(shape) < 0.1, -math.inf, bias) if len(shape) > 1 else bias, np.asarray(mask)]
+
+
+@pytest.mark.parametrize("place", range(len(SHAPES)))
+def test_biases_and_masks_of_every_shape(place, backend, rng):
+    costly(backend, place, (2, 7, 10))
+    arrays = of_shape(rng, SHAPES[place], SHAPES[-1 - place])
+    assert_equal(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*qkv(rng), *arrays])
+
+
+@pytest.mark.parametrize("place", range(len(SHAPES)))
+def test_biases_and_masks_of_every_shape_with_heads_one_by_one(place, apart, backend, rng):
+    arrays = of_shape(rng, SHAPES[place], SHAPES[-1 - place])
+    assert_equal(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*qkv(rng), *arrays])
+
+
+def curved(scores, batch, head, query, key, weight, table, places):
+    """A score modification of all positions, with arrays of floating point and of integers."""
+    xp = array_namespace(scores)
+    distance = xp.subtract(xp.add(key, head), xp.add(query, batch))
+    slope = xp.add(xp.astype(distance, scores.dtype), xp.astype(places[0], scores.dtype))
+    change = xp.multiply(xp.multiply(slope, 0.1), xp.astype(weight, scores.dtype))
+    return xp.add(xp.multiply(scores, xp.astype(table[1], scores.dtype)), change)
+
+
+def plain(scores, batch, head, query, key):
+    xp = array_namespace(scores)
+    return xp.subtract(scores, xp.multiply(xp.multiply(scores, scores), 0.1))
+
+
+CURVED = np.array(0.7), np.array([0.2, -1.3]), np.array([2, 5])
+CHANGES = {
+    "softcap": (lambda: {"softcap": 1.5, "scale": 0.9, "is_causal": True}, ()),
+    "arrays of softcap and scale": (
+        lambda softcap, scale: {"softcap": softcap, "scale": scale, "is_causal": True},
+        (np.array(1.25), np.array(0.8)),
+    ),
+    "score_mod": (lambda: {"score_mod": plain}, ()),
+    "score_mod with arrays": (
+        lambda *arrays: {"score_mod": ScoreMod(curved, arrays), "softcap": 2.0, "mask": ac.SlidingWindow(left=4)},
+        CURVED,
+    ),
+    "alibi": (lambda offset: {"score_mod": alibi(H, offset=offset)}, (OFFSETS,)),
+    "dropout": (lambda: {"dropout": ac.Dropout(0.3, 2**40 + 5), "mask": ac.Causal(1)}, ()),
+    "dropout with a seed of words": (lambda seed: {"dropout": ac.Dropout(0.4, seed)}, (np.array([5, 7]),)),
+    "sinks": (lambda sinks: {"sinks": sinks, "mask": ac.Causal(-3)}, (np.array([0.3, -2.0, 1.0, 0.0]),)),
+    "everything": (
+        lambda bias, mask, lengths, softcap, *arrays: {
+            "bias": bias,
+            "mask": And(ac.KeyLengths(lengths), ac.masks.Given(mask)),
+            "is_causal": True,
+            "softcap": softcap,
+            "score_mod": ScoreMod(curved, arrays),
+            "dropout": ac.Dropout(0.2, 3),
+        },
+        (
+            np.random.default_rng(3).standard_normal((H, 1, N)),
+            np.random.default_rng(4).random((B, 1, M, N)) < 0.8,
+            LENGTHS,
+            np.array(3.0),
+            *CURVED,
+        ),
+    ),
+}
+
+
+def needs_vjp(options):
+    return "softcap" in options or "score_mod" in options
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_the_scores_and_their_gradients(name, backend, rng):
+    costly(backend, name, ("arrays of softcap and scale", "everything"))
+    options, arrays = CHANGES[name]
+    assert_equal(backend, options, [*qkv(rng), *arrays])
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_the_scores_with_heads_one_by_one(name, apart, backend, rng):
+    options, arrays = CHANGES[name]
+    assert_equal(backend, options, [*qkv(rng), *arrays])
+
+
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
+def test_any_number_of_leading_axes(leading, backend, rng):
+    costly(backend, leading, ((2, 3),))
+    shared = leading[1:]
+    arrays = [*qkv(rng, leading), rng.integers(0, N, shared), rng.integers(-2, 5, leading), rng.standard_normal((N,))]
+    assert_equal(
+        backend,
+        lambda lengths, offset, bias: {
+            "mask": And(ac.KeyLengths(lengths), ac.Causal(offset)),
+            "bias": bias,
+            "dropout": ac.Dropout(0.1, 2),
+            "score_mod": alibi(H, offset=offset),
+        },
+        arrays,
+    )
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 7), (7, 1), (4, 5), (5, 6), (8, 10), (3, 4), (13, 17)])
+def test_any_lengths(rows, columns, backend, rng):
+    """One, a prime, exactly one block, one more than a block, several blocks, and less than one."""
+    costly(backend, (rows, columns), ((4, 5), (5, 6)))
+    arrays = [*qkv(rng, (2,), rows=rows, columns=columns), rng.standard_normal((H, rows, columns))]
+    assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.SlidingWindow(left=6, right=2)}, arrays)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (3, 3), (6, 2), (4, 1)])
+def test_grouped_heads(heads, groups, backend, rng):
+    costly(backend, heads, ())
+    arrays = [*qkv(rng, heads=heads, groups=groups), rng.standard_normal((heads, M, 1))]
+    assert_equal(backend, lambda bias: {"bias": bias, "score_mod": alibi(heads)}, arrays)
+
+
+def test_float32(backend, rng):
+    arrays = [*qkv(rng), rng.standard_normal((H, M, N))]
+    assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.Causal(2)}, arrays, dtype="float32", close=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_are_rounded_once(dtype, backend, rng):
+    if dtype not in backend.dtypes:
+        pytest.skip(f"{backend.name} has no {dtype}")
+    costly(backend, dtype, ("bfloat16",))
+    step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
+    arrays = [np.asarray(x, dtype=getattr(ml_dtypes, dtype, None) or dtype) for x in qkv(rng)]
+    (blocks,) = derivatives(backend, lambda: {"mask": ac.Causal(2)}, arrays, ("blockwise",), dtype)
+    exact = [x.astype(np.float64) for x in arrays]
+    expected = attention(*exact, mask=ac.Causal(2), implementation="dense", return_logsumexp=True)
+    np.testing.assert_allclose(blocks[0].astype(np.float64), expected.output, rtol=step, atol=1e-6)
+    assert blocks[1 if not backend.differentiates else 0].dtype.name == (
+        "float32" if not backend.differentiates else dtype
+    )
+
+
+def test_gradients_of_arrays_of_16_bits_are_added_up_in_float32(differentiable, rng):
+    """Many blocks add to the gradient of one number, which rounding each time would spoil."""
+    backend = differentiable
+    xp, put = backend.namespace, backend.from_numpy
+    query, key, value = put([np.abs(x) for x in qkv(rng, (1,), 1, 1, 60, 70)], dtype="float32")
+    weight = put(np.ones((1,)), dtype="bfloat16")
+
+    def gradient(implementation):
+        def measure(weight):
+            mod = ScoreMod(weighted, (weight,))
+            options = {"score_mod": mod, "return_logsumexp": True, "implementation": implementation}
+            return xp.sum(attention(query, key, value, **options).logsumexp)
+
+        return backend.to_numpy(backend.value_and_grad(measure)(weight)[1][0]).astype(np.float64)
+
+    dense = gradient("dense")
+    np.testing.assert_allclose(gradient("blockwise"), dense, rtol=2.0**-7)
+
+
+def weighted(scores, batch, head, query, key, weight):
+    xp = array_namespace(scores)
+    return xp.multiply(scores, xp.astype(weight, scores.dtype))
+
+
+RUBBISH = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH)
+@pytest.mark.parametrize("kind", ["array", "lengths", "bias"])
+def test_what_is_masked_leaks_neither_forward_nor_backward(kind, rubbish, backend, rng):
+    costly(backend, (kind, rubbish), (("array", math.nan),))
+    arrays = qkv(rng)
+    empty, unseen = 2, N - 1  # a query that attends nothing, a key that nothing attends
+    allowed = np.broadcast_to(np.arange(N) < unseen, (M, N)) & (np.arange(M) != empty)[:, None]
+    bias = np.where(allowed, rng.standard_normal((M, N)), 0.0 if kind == "array" else -math.inf)
+    if kind == "lengths":
+        bias[:, unseen] = 0.0
+    options = {
+        "array": lambda bias, mask: {"bias": bias, "mask": mask, "softcap": 2.0},
+        "lengths": lambda bias, mask: {"bias": bias, "mask": ac.KeyLengths(unseen)},
+        "bias": lambda bias, mask: {"bias": bias},
+    }[kind]
+    spoilt = [x.copy() for x in (*arrays, bias)]
+    spoilt[0][:, 1, empty] = spoilt[1][:, :, unseen] = spoilt[2][:, :, unseen] = rubbish
+    if kind == "array":
+        spoilt[3][~allowed] = rubbish
+    with np.errstate(invalid="ignore"):
+        (clean,) = derivatives(backend, options, [*arrays, bias, allowed], ("blockwise",))
+        (found,) = derivatives(backend, options, [*spoilt, allowed], ("blockwise",))
+    for each in found:
+        assert not np.isnan(each).any()
+    assert_same(found, clean)
+    if backend.differentiates:
+        _, _, of_query, of_key, of_value, of_bias = found
+        assert not np.any(of_query[:, :, empty])
+        assert not np.any(of_key[:, :, unseen])
+        assert not np.any(of_value[:, :, unseen])
+        assert not np.any(of_bias[~allowed])
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH)
+@pytest.mark.parametrize("place", ["query", "key", "value", "bias"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_what_is_attended_shows_as_in_the_dense_form(masked, place, rubbish, backend, rng):
+    costly(backend, (masked, place, rubbish), ((True, "value", math.inf), (False, "key", math.nan)))
+    if place == "bias" and rubbish == -math.inf:
+        pytest.skip("a bias of -inf is a mask")
+    arrays = [*qkv(rng), rng.standard_normal((M, N))]
+    target = arrays[("query", "key", "value", "bias").index(place)]
+    target[..., 6, 2] = rubbish
+
+    def options(bias):
+        return ({"mask": ac.SlidingWindow(left=3, right=2)} if masked else {}) | (
+            {"bias": bias} if masked or place == "bias" else {}
+        )
+
+    with np.errstate(invalid="ignore"):
+        dense, blocks = derivatives(backend, options, arrays, ("dense", "blockwise"))
+    assert_same(blocks[:2], dense[:2])
+    for found, expected in zip(blocks, dense, strict=True):
+        seen = np.isfinite(expected)  # blocks that are skipped may keep a nan from more
+        np.testing.assert_allclose(found[seen], expected[seen], rtol=0, atol=1e-12)
+
+
+def test_an_infinite_value_pulls_only_who_attends_it(backend, rng):
+    arrays = qkv(rng)
+    arrays[2][0, 0, 5, 1], arrays[2][0, 0, 2, 1], arrays[2][0, 0, 2, 3] = math.inf, -math.inf, math.nan
+    result = attention(*backend.from_numpy(arrays), is_causal=True, implementation="blockwise")
+    output = backend.to_numpy(result)
+    np.testing.assert_array_equal(np.isnan(output[0, :2, :, 3]), np.broadcast_to(np.arange(M) >= 2, (2, M)))
+    expected = [0.0] * 2 + [-math.inf] * 3 + [math.nan] * 6
+    np.testing.assert_array_equal(np.where(np.isfinite(output[0, 0, :, 1]), 0.0, output[0, 0, :, 1]), expected)
+    assert np.isfinite(output[0, :, :, 0]).all()
+    assert np.isfinite(output[1:]).all()
+
+
+def test_a_query_that_attends_nothing_gives_exactly_zero(backend, rng):
+    (found,) = derivatives(
+        backend,
+        lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(-2))},
+        [*qkv(rng), LENGTHS],
+        ("blockwise",),
+    )
+    output, logsumexp, *gradients = found
+    assert not np.any(output[1])
+    assert not np.any(output[:, :, :2])
+    if gradients:
+        assert not any(np.any(gradient[1]) for gradient in gradients)
+        assert not np.any(gradients[0][:, :, :2])
+    else:
+        assert (logsumexp[1] == -math.inf).all()
+        assert (logsumexp[:, :, :2] == -math.inf).all()
+        assert np.isfinite(logsumexp[0, :, 2:]).all()
+
+
+def raised(scores, *_):
+    return array_namespace(scores).add(scores, 1000.0)
+
+
+def test_scores_of_any_size_leave_gradients_finite(differentiable, rng):
+    """Rows that only fill up a block have such scores too."""
+    assert_equal(differentiable, lambda: {"score_mod": raised}, qkv(rng), close=1e-10)
+
+
+def lowered(scores, batch, head, query, key):
+    xp = array_namespace(scores)
+    return xp.where(xp.less(key, 10), -math.inf, scores)
+
+
+def test_a_whole_block_of_scores_may_be_minus_infinity(backend, rng):
+    costly(backend, 0, ())
+    assert_equal(backend, lambda: {"score_mod": lowered}, qkv(rng))
+
+
+@pytest.mark.parametrize("size", [3e38, -3e38])
+def test_biases_of_any_finite_size_are_no_masks(size, backend, rng):
+    bias = np.where(np.arange(N) < 8, np.float32(size), 0.0)
+    query, key, value, bias = backend.from_numpy([*qkv(rng), bias], dtype="float32")
+    for given in (bias, backend.from_numpy(np.full((N,), size), dtype="float32")):
+        dense, blocks = (
+            backend.to_numpy(
+                tuple(attention(query, key, value, bias=given, return_logsumexp=True, implementation=name))
+            )
+            for name in ("dense", "blockwise")
+        )
+        np.testing.assert_allclose(blocks[0], dense[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(blocks[2], dense[2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("empty", [(0, H, G, M, N), (B, H, G, 0, N), (B, H, G, M, 0)])
+def test_empty_axes(empty, backend, rng):
+    costly(backend, empty, ())
+    entries, heads, groups, rows, columns = empty
+    arrays = qkv(rng, (entries,), heads, groups, rows, columns)
+    found = assert_equal(backend, lambda: {"mask": ac.Causal(1)}, arrays)
+    assert not np.any(found[0])
+
+
+# What is computed, and what is not
+
+
+def expected_visits(allowed):
+    """How many blocks something, and how many everything, is allowed in."""
+    sizes = [-(-length // -(-length // block)) for length, block in zip(allowed.shape, BLOCKS, strict=True)]
+    blocks = [
+        allowed[i : i + sizes[0], j : j + sizes[1]]
+        for i, j in itertools.product(
+            *(range(0, length, size) for length, size in zip(allowed.shape, sizes, strict=True))
+        )
+    ]
+    return sum(block.any() for block in blocks), sum(block.all() for block in blocks)
+
+
+I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741
+SKIPPED = {
+    "causal": (ac.Causal(), (J <= I)[None]),
+    "window": (ac.SlidingWindow(left=1, right=0, offset=1), ((J <= I + 1) & (J >= I))[None]),
+    "lengths": (lambda put: ac.KeyLengths(put(LENGTHS)), (LENGTHS[:, None, None] > J) & (I >= 0)),
+    "segments": (
+        lambda put: ac.Segments(put(np.arange(M) // 4), put(np.arange(N) // 5)),
+        (I // 4 == J // 5)[None],
+    ),
+    "lengths and function": (
+        lambda put: ac.KeyLengths(put(LENGTHS)) & ac.MaskFunction(lambda b, h, q, k: k >= 0),
+        (LENGTHS[:, None, None] > J) & (I >= 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng, monkeypatch):
+    """And blocks in which everything is allowed need no mask."""
+    rule, allowed = SKIPPED[name]
+    rule = rule if isinstance(rule, Mask) else rule(backend.from_numpy)
+    found = []
+    visits = _blockwise._visits
+
+    def recorded(tiles, *, by_key):
+        result = visits(tiles, by_key=by_key)
+        found.append([np.sum(np.asarray(each)) for each in (result.seen, result.whole)])
+        return result
+
+    monkeypatch.setattr(_blockwise, "_visits", recorded)
+    if backend.name == "jax":
+        with importlib.import_module("jax").disable_jit():
+            attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
+    else:
+        attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
+    seen, whole = np.sum([expected_visits(each) for each in allowed], axis=0)
+    assert seen < 9 * len(allowed)
+    for got in found:
+        assert got[0] == seen
+        if "function" not in name and not backend.loops.traced:  # of which what is padded needs a mask
+            assert got[1] == whole
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
+    """The scores of as many blocks are computed, forward and backward, as a window lets something through."""
+    if backend.loops.traced:
+        pytest.skip("a body is traced once for all blocks")
+    if by_key and not backend.differentiates:
+        pytest.skip(f"{backend.name} does not differentiate")
+    count, tile = [], _blockwise._tile
+    monkeypatch.setattr(_blockwise, "_tile", lambda *arguments: count.append(arguments[-1]) or tile(*arguments))
+    rule = ac.SlidingWindow(left=2, right=0)
+    arrays = backend.from_numpy(tuple(qkv(rng)))
+    xp = backend.namespace
+
+    def measure(*arrays):
+        return xp.sum(attention(*arrays, mask=rule, implementation="blockwise"))
+
+    if by_key:
+        backend.value_and_grad(measure)(*arrays)
+    else:
+        measure(*arrays)
+    seen, whole = expected_visits((J <= I) & (J >= I - 2))
+    passes = B * (2 if by_key else 1)
+    assert len(count) == passes * seen < passes * 9
+    assert count.count(False) == passes * whole
+
+
+@pytest.mark.parametrize("name", ["causal", "everything"])
+def test_the_program_does_not_grow_with_the_length(name, differentiable, monkeypatch):
+    backend = differentiable
+    monkeypatch.setattr(backend, "tuning", Tuning((64, 128), heads_apart=False, dense_below=0))
+
+    def options(weight):
+        mask = ac.Causal() if name == "causal" else And(ac.SlidingWindow(left=100), ac.KeyLengths(77))
+        return {"mask": mask} | (
+            {"score_mod": ScoreMod(weighted, (weight,)), "softcap": 3.0} if name != "causal" else {}
+        )
+
+    xp = backend.namespace
+
+    def measure(query, key, value, weight):
+        return xp.sum(attention(query, key, value, **options(weight), implementation="blockwise"))
+
+    sizes = [
+        COUNTERS[backend.name](
+            backend.value_and_grad(measure), [(1, 2, length, 8), (1, 1, length, 8), (1, 1, length, 4), ()]
+        )
+        for length in (256, 4096)
+    ]
+    assert sizes[0] == sizes[1] > 0
+
+
+def equations(function, shapes):
+    jax = importlib.import_module("jax")
+    core = importlib.import_module("jax.extend.core")
+
+    def count(jaxpr):
+        inner = (
+            each
+            for equation in jaxpr.eqns
+            for parameter in equation.params.values()
+            for each in (parameter if isinstance(parameter, tuple | list) else (parameter,))
+        )
+        bodies = (each.jaxpr if isinstance(each, core.ClosedJaxpr) else each for each in inner)
+        return len(jaxpr.eqns) + sum(count(body) for body in bodies if isinstance(body, core.Jaxpr))
+
+    return count(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)).jaxpr)
+
+
+def graph_nodes(function, shapes):
+    tf = importlib.import_module("tensorflow")
+    graph = tf.function(function, autograph=False).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes))
+    definition = graph.graph.as_graph_def()
+    nodes = (*definition.node, *(node for each in definition.library.function for node in each.node_def))
+    return sum(node.op not in ("Const", "Fill") for node in nodes)  # large constants are filled
+
+
+def fx_nodes(function, shapes):
+    torch = importlib.import_module("torch")
+    make_fx = importlib.import_module("torch.fx.experimental.proxy_tensor").make_fx
+    traced = make_fx(function, tracing_mode="fake")(*(torch.zeros(shape) for shape in shapes))
+    return len(traced.graph.nodes)
+
+
+COUNTERS = {"jax": equations, "tensorflow": graph_nodes, "torch": fx_nodes}
+
+
+# Compiled
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Phased(Mask):
+    """A rule of a user's own: numbers, arrays of two kinds, and another rule."""
+
+    stride: int
+    phases: Any
+    shifts: Any
+    inner: Mask
+    axes: ClassVar[dict[str, int]] = {"phases": 1}
+
+    def allowed(self, at, /, *, xp):
+        phases = xp.astype(rows_at(self.phases, xp.reshape(at.query, (-1,)), axis=-1, xp=xp), xp.int32)
+        shifts = xp.astype(self.shifts, xp.int32)
+        if len(phases.shape) > 1:  # an axis for heads
+            phases = xp.expand_dims(phases, axis=-2)
+        if len(shifts.shape):
+            shifts = xp.reshape(shifts, (-1, 1, 1, 1))
+        behind = xp.add(xp.subtract(at.key, xp.expand_dims(phases, axis=-1)), shifts)
+        return xp.logical_and(xp.not_equal(xp.remainder(behind, self.stride), 0), self.inner.allowed(at, xp=xp))
+
+
+PHASES = np.random.default_rng(9).integers(0, 3, (B, M))
+
+
+def with_own_rule(query, key, value, phases, shifts, bias, weight):
+    return {
+        "mask": Phased(3, phases, shifts, And(ac.Causal(3), ac.KeyLengths(12))),
+        "bias": bias,
+        "score_mod": ScoreMod(weighted, (weight,)),
+        "dropout": ac.Dropout(0.1, 4),
+    }
+
+
+OWN = PHASES, np.array([0, 1, 5]), np.random.default_rng(8).standard_normal((H, M, 1)), np.array(1.5)
+
+
+def own_options(*arrays):
+    return with_own_rule(None, None, None, *arrays)
+
+
+def test_a_rule_of_ones_own(backend, rng):
+    assert_equal(backend, own_options, [*qkv(rng), *OWN])
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_compiled_blocks(place, backend, rng):
+    """All of it in every mode that compiles: a rule of one's own, a score modification with an array, bias, dropout."""
+    if len(backend.modes) <= place:
+        pytest.skip(f"{backend.name} has no such mode")
+    arrays = [*qkv(rng), *OWN]
+    (expected,) = derivatives(backend, own_options, arrays, ("dense",))
+
+    def compiled(backend, function):
+        return backend.compile(function, mode=backend.modes[place])
+
+    if backend.name == "torch":  # whose compiler differentiates what it has compiled
+        (found,) = derivatives(backend, own_options, arrays, ("blockwise",), inner=graph_of_torch)
+    else:
+        (found,) = derivatives(backend, own_options, arrays, ("blockwise",), compiled=compiled)
+    assert_same(found, expected)
+
+
+def graph_of_torch(function):
+    """One graph; machine code is made of the same one."""
+    torch = importlib.import_module("torch")
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
+
+
+@pytest.fixture
+def only(backend, request):
+    """Skip but on one backend."""
+    if backend.name != request.param:
+        pytest.skip(f"about {request.param}")
+    return importlib.import_module(request.param)
+
+
+def attend_some(query, key, value, lengths):
+    mask = And(ac.KeyLengths(lengths), ac.Causal(1))
+    return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation="blockwise")
+
+
+def sized(batch, length, put):
+    rng = np.random.default_rng(batch * 100 + length)
+    shapes = (batch, 6, length, 4), (batch, 3, length + 2, 4), (batch, 3, length + 2, 3)
+    return put([*map(rng.standard_normal, shapes), rng.integers(0, length + 1, batch)])
+
+
+def dense_some(query, key, value, lengths):
+    mask = And(ac.KeyLengths(lengths), ac.Causal(1))
+    return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation="dense")
+
+
+@pytest.mark.parametrize("only", ["tensorflow"], indirect=True)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tensorflow_with_open_batch_and_lengths(only, jit_compile, backend):
+    tf = only
+    signature = [
+        tf.TensorSpec(dims, tf.float64) for dims in ([None, 6, None, 4], [None, 3, None, 4], [None, 3, None, 3])
+    ]
+    signature.append(tf.TensorSpec([None], tf.int64))
+
+    def gradients(*arrays):
+        return [
+            backend.value_and_grad(lambda *arrays, of=of: tf.reduce_sum(of(*arrays) ** 2))(*arrays)
+            for of in (attend_some, dense_some)
+        ]
+
+    graph = tf.function(gradients, input_signature=signature, jit_compile=jit_compile, autograph=False)
+    for batch, length in ((2, 7), (3, 11), (1, 1)):
+        blocks, dense = graph(*sized(batch, length, backend.from_numpy))
+        np.testing.assert_allclose(blocks[0], dense[0], rtol=1e-12)
+        for found, expected in zip(blocks[1][:3], dense[1][:3], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("only", ["tensorflow"], indirect=True)
+def test_tensorflow_with_open_lengths_that_turn_out_empty(only, backend):
+    tf = only
+    spec = tf.TensorSpec([2, 2, None, 4], tf.float64)
+    ids = tf.TensorSpec([2, None], tf.int32)
+
+    @tf.function(input_signature=[spec] * 3 + [ids] * 2, autograph=False)
+    def gradients(query, key, value, *ids):
+        def measure(*arrays):
+            options = {"mask": ac.Segments(*ids), "implementation": "blockwise"}
+            return tf.reduce_sum(attention(*arrays, **options))
+
+        return backend.value_and_grad(measure)(query, key, value)
+
+    for rows, columns in ((3, 0), (0, 3), (0, 0)):
+        query, key = (tf.ones((2, 2, length, 4), tf.float64) for length in (rows, columns))
+        value, found = gradients(query, key, key, *(tf.ones((2, length), tf.int32) for length in (rows, columns)))
+        assert value == 0
+        assert [tuple(each.shape) for each in found] == [query.shape, key.shape, key.shape]
+
+
+@pytest.mark.parametrize("only", ["jax"], indirect=True)
+def test_jax_export_with_open_batch_and_lengths(only, backend):
+    jax, export = only, importlib.import_module("jax.export")
+    scope = export.SymbolicScope()
+    shapes = [
+        jax.ShapeDtypeStruct(export.symbolic_shape(text, scope=scope), array.dtype)
+        for array, text in zip(
+            sized(2, 5, backend.from_numpy), ["b, 6, m, 4", "b, 3, m + 2, 4", "b, 3, m + 2, 3", "b"], strict=True
+        )
+    ]
+    program = export.deserialize(export.export(jax.jit(attend_some))(*shapes).serialize())
+    for batch, length in ((2, 5), (4, 9)):
+        arrays = sized(batch, length, backend.from_numpy)
+        np.testing.assert_allclose(program.call(*arrays), dense_some(*arrays), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("only", ["jax"], indirect=True)
+def test_jax_vmap_over_everything(only, backend, rng):
+    """The number of blocks to visit differs between what is mapped over."""
+    jax = only
+    arrays = backend.from_numpy([*qkv(rng, (B, 2)), np.array([13, 0, 6])])
+
+    def measure(implementation, query, key, value, length):
+        mask = And(ac.KeyLengths(length), ac.Causal(1))
+        return (attention(query, key, value, mask=mask, implementation=implementation) ** 2).sum()
+
+    dense, blocks = (
+        jax.jit(jax.vmap(jax.grad(lambda *arrays, name=name: measure(name, *arrays), argnums=(0, 1, 2))))(*arrays)
+        for name in ("dense", "blockwise")
+    )
+    assert_same(backend.to_numpy(blocks), backend.to_numpy(dense))
+
+
+@pytest.mark.parametrize("only", ["torch"], indirect=True)
+def test_torch_transforms(only, backend, rng):
+    torch = only
+    arrays = backend.from_numpy([*qkv(rng), rng.standard_normal((H, M, 1))])
+
+    def measure(implementation, query, key, value, bias):
+        options = {"mask": ac.Causal(1), "bias": bias, "implementation": implementation}
+        return (attention(query, key, value, **options) ** 2).sum()
+
+    dense, blocks = (
+        torch.func.grad(lambda *arrays, name=name: measure(name, *arrays), argnums=(0, 1, 2, 3))(*arrays)
+        for name in ("dense", "blockwise")
+    )
+    assert_same(backend.to_numpy(blocks), backend.to_numpy(dense))
+
+
+# Derivatives of their own kind
+
+
+@pytest.mark.parametrize("only", ["torch"], indirect=True)
+@pytest.mark.parametrize("changed", [False, True])
+def test_torch_gradcheck(only, changed, backend, rng):
+    torch = only
+    arrays = [*qkv(rng, (1,), 2, 1, 6, 7), rng.standard_normal((2, 1, 7)), np.array(1.3), np.array(0.8)]
+    tensors = [each.requires_grad_() for each in backend.from_numpy(arrays)]
+
+    def attend(query, key, value, bias, softcap, weight):
+        options = {"bias": bias, "mask": ac.SlidingWindow(left=3, right=2)}
+        if changed:
+            options |= {"softcap": softcap, "score_mod": ScoreMod(weighted, (weight,))}
+        else:
+            value = value * weight / softcap
+        return attention(query, key, value, **options, return_logsumexp=True, implementation="blockwise")[::2]
+
+    assert torch.autograd.gradcheck(attend, tensors)
+
+
+def curvature(backend, implementation, arrays):
+    """The gradient of the square of the gradient."""
+    xp = backend.namespace
+
+    def measure(*arrays):
+        return xp.sum(attention(*arrays, mask=ac.Causal(1), implementation=implementation) ** 2)
+
+    def square(*arrays):
+        _, gradients = backend.value_and_grad(measure)(*arrays)
+        return xp.sum(gradients[0] ** 2) + xp.sum(gradients[1] ** 2) + xp.sum(gradients[2] ** 2)
+
+    return backend.to_numpy(backend.value_and_grad(square)(*arrays)[1])
+
+
+def test_second_derivatives_are_right_or_refused(differentiable, rng):
+    """PyTorch and JAX, in blocks, refuse to differentiate twice; nobody gives a wrong number."""
+    backend = differentiable
+    arrays = backend.from_numpy(tuple(qkv(rng, (1,), 2, 1, 6, 7)))
+    expected = curvature(backend, "dense", arrays)
+    try:
+        found = curvature(backend, "blockwise", arrays)
+    except (RuntimeError, ValueError, LookupError, TypeError) as error:
+        assert "differentiate" in str(error) or "gradient" in str(error)  # noqa: PT017
+        return
+    assert_same(found, expected, 1e-12)
+
+
+# Plans
+
+
+def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
+    arrays = [put(each) for each in (OFFSETS, QUERY_IDS[:, :M], KEY_IDS, PHASES)]
+
+    def rule(offset, query_ids, key_ids, table):
+        inner = Or(ac.Causal(offset), ac.Segments(query_ids, key_ids))
+        return And(Not(inner), ac.MaskFunction(weighted, (table, offset)))
+
+    held, again = [], []
+    form, other = outline(rule(*arrays), held), outline(rule(*reversed(arrays)), again)
+    assert hash(form) == hash(other)
+    assert form == other
+    assert form != outline(And(ac.Causal(1), ac.Causal(2)), [])
+    assert outline(ac.Causal(1), []) != outline(ac.Causal(2), [])
+    assert outline(ac.Causal(1), []) != outline(ac.KeyLengths(1), [])
+    assert [slot.axes for slot in slots(form)] == [0, 1, 1, -1, -1]
+    assert [slot.index for slot in slots(form)] == list(range(5))
+    made = rebuilt(form, held)
+    assert type(made) is And
+    assert made.second.arrays == (arrays[3], arrays[0]) or made.second.arrays[0] is arrays[3]
+    assert made.first.mask.first.offset is arrays[0]
+    assert made.first.mask.second.key_ids is arrays[2]
+    assert made.second.function is weighted
+
+
+@pytest.mark.parametrize("name", ["array_api_strict", "numpy"])
+def test_going_backward_needs_the_array_api_alone(name, backend, rng, monkeypatch):
+    """Without differentiation by the library: the gradients are the slopes of the dense form."""
+    if backend.name != name:
+        pytest.skip(f"about {name}")
+    taken = []
+    monkeypatch.setattr(
+        type(backend),
+        "custom_gradient",
+        lambda self, forward, backward, empty, plan, arrays: (
+            taken.append((plan, arrays)) or forward(plan, arrays, self)
+        ),
+    )
+    arrays = [*qkv(rng), rng.standard_normal((H, M, 1)), LENGTHS]
+
+    def attend(implementation, *arrays):
+        *given, bias, lengths = arrays
+        mask = And(ac.KeyLengths(lengths), ac.Causal(1))
+        return attention(*given, mask=mask, bias=bias, scale=1.0, implementation=implementation, return_logsumexp=True)
+
+    output, _, logsumexp = backend.to_numpy(tuple(attend("blockwise", *backend.from_numpy(arrays))))
+    ((plan, held),) = taken
+    factors = rng.standard_normal(output.shape), rng.standard_normal(logsumexp.shape)
+    grouped = [backend.from_numpy(x.reshape(B, G, H // G, *x.shape[2:])) for x in (output, logsumexp, *factors)]
+    found = _blockwise.backward(plan, held, tuple(grouped[:2]), tuple(grouped[2:]), backend)
+    found = [x.reshape(array.shape) for x, array in zip(backend.to_numpy(tuple(found[:4])), arrays[:4], strict=True)]
+    numpy = get_backend("numpy")
+    direction = [rng.standard_normal(x.shape) for x in arrays[:4]]
+
+    def value(step):
+        moved = [x + step * d for x, d in zip(arrays[:4], direction, strict=True)]
+        result = attend("dense", *numpy.from_numpy([*moved, LENGTHS]))
+        finite = np.where(np.isfinite(result.logsumexp), result.logsumexp, 0.0)
+        return np.sum(result.output * factors[0]) + np.sum(finite * factors[1])
+
+    slope = (value(1e-5) - value(-1e-5)) / 2e-5
+    np.testing.assert_allclose(sum(np.sum(f * d) for f, d in zip(found, direction, strict=True)), slope, rtol=1e-7)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from attention_core import Causal, scaled_dot_product_attention
+import attention_core as ac
 from attention_core.scores import ScoreMod, alibi, relative_bias
 
 H, M, N = 6, 5, 7
@@ -273,8 +274,9 @@ def test_wrong_arguments_are_named(make, error, message, put):
 
 def test_other_heads_and_samples_are_named(put, rng):
     at, scores = [put(array) for array in where()], put(normal(rng))
+    x = put(np.zeros((1, H, 2, 4)))
     for mod in (alibi(H + 2), relative_bias(put(np.zeros((8, H + 2))))):
-        with pytest.raises(ValueError, match="expected scores of 8 heads; got 6"):
-            mod(scores, *at)
+        with pytest.raises(ValueError, match="expected a score_mod for 6 heads, those of query; got one for 8"):
+            ac.scaled_dot_product_attention(x, x, x, score_mod=mod)
     with pytest.raises(ValueError, match="expected scores of 3 entries; got 2"):
         alibi(H, offset=put(np.zeros(3, np.int32)))(scores, *at)

@@ -39,7 +39,7 @@ class JaxBackend:
     modes: tuple[str, ...] = ("eager", "jit")
     differentiates = True
     loops: Loops = JaxLoops()
-    tuning = Tuning(blocks=(128, 512), heads_apart=False, dense_below=256 * 256)
+    tuning = Tuning(queries=2048, keys=256, least=64, heads_apart=False, dense_below=256 * 256)
     kernels: tuple[Kernel, ...] = ()
 
     @property

@@ -34,7 +34,7 @@ class TensorFlowBackend:
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     differentiates = True
     loops: Loops = TensorFlowLoops()
-    tuning = Tuning(blocks=(256, 512), heads_apart=False, dense_below=256 * 256)
+    tuning = Tuning(queries=2048, keys=512, least=64, heads_apart=False, dense_below=256 * 256)
     kernels: tuple[Kernel, ...] = ()
 
     @property
@@ -102,8 +102,14 @@ class TensorFlowBackend:
         def streamed(*arrays: Array) -> Any:
             results = forward(plan, arrays, self)
 
+            @tf.custom_gradient  # type: ignore[untyped-decorator]
+            def gradients(*tensors: Array) -> Any:
+                found = backward(plan, tensors[:-4], tensors[-4:-2], tensors[-2:], self)
+                return [gradient for gradient in found if gradient is not None], _refused
+
             def pull(*cotangents: Array) -> Any:
-                return backward(plan, arrays, results, cotangents, self)
+                found = iter(gradients(*arrays, *results, *cotangents))
+                return [next(found) if array.dtype.is_floating else None for array in arrays]
 
             return results, pull
 
@@ -127,6 +133,12 @@ class TensorFlowBackend:
 
     def _on(self, device: str | None) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))
+
+
+def _refused(*_: Array) -> Any:
+    raise NotImplementedError(
+        "attention in blocks is differentiated once only: implementation='dense' can be differentiated again"
+    )
 
 
 def _gradient(function: Callable[..., Array], arrays: list[Array], /) -> tuple[Array, Iterable[Array]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterable
@@ -11,7 +12,6 @@ import array_api_compat.torch
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from attention_core._loops import PythonLoops
@@ -33,6 +33,8 @@ from attention_torch.kernels import ScaledDotProduct
 
 __all__ = ["TorchBackend", "backend"]
 
+ONCE = "attention in blocks is differentiated once only: implementation='dense' can be differentiated again"
+
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 PATIENT = {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
 
@@ -53,7 +55,7 @@ class TorchBackend:
     modes: tuple[str, ...] = ("eager", "compiled")
     differentiates = True
     loops: Loops = TorchLoops(array_api_compat.torch)
-    tuning = Tuning(blocks=(256, 512), heads_apart=False, dense_below=256 * 256)
+    tuning = Tuning(queries=2048, keys=512, least=64, heads_apart=False, dense_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(),)
 
     @property
@@ -132,25 +134,31 @@ class TorchBackend:
     ) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
-            return operators.attend(arrays, operators.spelled(*plan))  # type: ignore[no-any-return]
+            return OpaqueStreamed.apply(operators.spelled(*plan), *arrays)  # type: ignore[no-any-return]
         return Streamed.apply((forward, backward, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
         """Return the value of a function, and what turns its cotangent into one for each tensor."""
-        with torch.enable_grad():
+        with torch.enable_grad(), _recording():
             variables = [array.detach().requires_grad_() for array in arrays]
             value = function(*variables)
 
         def pull(cotangent: Array) -> tuple[Array, ...]:
-            return torch.autograd.grad(value, variables, cotangent, allow_unused=True, materialize_grads=True)
+            with _recording():
+                return torch.autograd.grad(value, variables, cotangent, allow_unused=True, materialize_grads=True)
 
         return value.detach(), pull
 
 
+def _recording() -> contextlib.AbstractContextManager[Any]:
+    """Let autograd record inside an operator of ours too, where PyTorch has turned it off."""
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)  # type: ignore[no-any-return]
+
+
 class Streamed(torch.autograd.Function):
-    """A function with a gradient of its own, which is not differentiated again."""
+    """A function with a gradient of its own."""
 
     @staticmethod
     def forward(recipe: Any, *arrays: Any) -> Any:
@@ -165,12 +173,50 @@ class Streamed(torch.autograd.Function):
         ctx.save_for_backward(*arrays, *output)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Compute the gradients of the arrays."""
-        _, function, plan = ctx.recipe
+        return None, *StreamedBackward.apply(ctx.recipe, *ctx.saved_tensors, *cotangents)
+
+
+class StreamedBackward(torch.autograd.Function):
+    """The gradients of `Streamed`, which depend on its arrays, but are not differentiated again."""
+
+    @staticmethod
+    def forward(recipe: Any, *tensors: Any) -> Any:
+        """Compute the gradients of the arrays, from these, two results and their cotangents."""
+        _, function, plan = recipe
+        return function(plan, tensors[:-4], tensors[-4:-2], tensors[-2:], backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """Raise."""
+        raise NotImplementedError(ONCE)
+
+
+class OpaqueStreamed(torch.autograd.Function):
+    """The same for compilers, by operators that they do not look into."""
+
+    @staticmethod
+    def forward(plan: str, *arrays: Any) -> Any:
+        """Compute output and logsumexp."""
+        return operators.attend(arrays, plan)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep what going backward needs."""
+        ctx.plan, *arrays = inputs
+        ctx.save_for_backward(*arrays, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """Compute the gradients of the arrays."""
         *arrays, output, logsumexp = ctx.saved_tensors
-        return None, *function(plan, tuple(arrays), (output, logsumexp), cotangents, backend)
+        found = iter(operators.attend_backward(arrays, [output, logsumexp, *cotangents], ctx.plan))
+        return None, *(next(found) if array.is_floating_point() else None for array in arrays)
 
 
 def _tensor(array: NumpyArray) -> torch.Tensor:

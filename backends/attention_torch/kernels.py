@@ -53,7 +53,7 @@ class ScaledDotProduct:
             return None
         with torch.no_grad():
             if not known_tame(call):
-                return "lets masked keys leak that are not finite, or whose scores are not, and cannot be seen to be (line 5)"
+                return "lets masked keys leak that are not seen to be finite, with finite scores (line 5)"
         return None
 
     def attend(self, call: Call) -> torch.Tensor:

@@ -92,24 +92,6 @@ def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], plan: str
     ]
 
 
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    arrays, ctx.plan = inputs
-    ctx.save_for_backward(*arrays, *output)
-
-
-def _backward(ctx: Any, *cotangents: Any) -> Any:
-    *arrays, output, logsumexp = ctx.saved_tensors
-    filled = [
-        torch.zeros_like(result) if cotangent is None else cotangent
-        for result, cotangent in zip((output, logsumexp), cotangents, strict=True)
-    ]
-    found = iter(attend_backward(arrays, [output, logsumexp, *filled], ctx.plan))
-    return [next(found) if array.is_floating_point() else None for array in arrays], None
-
-
-attend.register_autograd(_backward, setup_context=_setup)
-
-
 def _backend() -> Any:
     from attention_torch.backend import backend  # noqa: PLC0415 (which imports this module)
 
