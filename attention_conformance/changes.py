@@ -72,7 +72,7 @@ def _bucket(distance: int, buckets: int, farthest: int) -> int:
     if abs(distance) < exact:
         return after + abs(distance)
     share = (Decimal(abs(distance)) / exact).ln() / (Decimal(farthest) / exact).ln()
-    nearly = ((own - exact) * share).quantize(Decimal("1e-40"))  # a logarithm that is whole comes out whole
+    nearly = ((own - exact) * share).quantize(Decimal("1e-20"))  # a logarithm that is whole comes out whole
     return after + min(own - 1, exact + int(nearly.to_integral_value(decimal.ROUND_FLOOR)))
 
 
@@ -80,7 +80,7 @@ def _steepened(rule: Rule, problem: Problem, head: int, query: int, key: int, sc
     names = rule.arguments["slope"], rule.arguments["rise"]
     slope, rise = (Decimal(float(problem.arrays[name])) for name in names)
     distance = Decimal((key - query) * (head + 1))
-    slopes = {(names[0], ()): score, (names[1], ()): distance}
+    slopes: dict[tuple[str, tuple[int, ...]], Decimal] = {(names[0], ()): score, (names[1], ()): distance}
     return Change(score * slope + rise * distance, slope, abs(rise * distance), slopes)
 
 

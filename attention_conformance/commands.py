@@ -21,6 +21,7 @@ from attention_conformance import report
 from attention_conformance.bert import ModelError
 from attention_conformance.case import Case
 from attention_conformance.catalogue import CASES
+from attention_conformance.implementations import IMPLEMENTATIONS
 from attention_conformance.libraries import devices_of, dtypes_of, quiet_start
 from attention_conformance.model import load_model
 from attention_conformance.problem import DTYPES
@@ -84,6 +85,9 @@ def conformance(
     device: Annotated[Many, typer.Option(help="A device; repeatable. By default all that hold values.")] = None,
     dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None,
     mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
+    implementation: Annotated[
+        Many, typer.Option(help="dense, blockwise or fused; repeatable. By default all three, less where compiled.")
+    ] = None,
     case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
     model: Annotated[
         Path | None, typer.Option(help="A directory with an encoder of BERT's type, to be run as well.")
@@ -106,10 +110,13 @@ def conformance(
         _check_writable(path)
     names = _chosen_backends(backend)
     _check_known("dtype", dtype, DTYPES)
+    _check_known("implementation", implementation, IMPLEMENTATIONS)
     _check_places(names, device, mode)
     _check_model(model)
-    devices, dtypes, modes = (tuple(each) if each else None for each in (device, dtype, mode))
-    orders = [Order(name, tuple(each.name for each in cases), devices, dtypes, modes, model) for name in names]
+    options = (device, dtype, mode, implementation)
+    devices, dtypes, modes, implementations = (tuple(each) if each else None for each in options)
+    chosen = tuple(each.name for each in cases)
+    orders = [Order(name, chosen, devices, dtypes, modes, implementations, model) for name in names]
     results, versions = _run_all(orders, jobs)
     _show(results)
     if json:
@@ -125,7 +132,7 @@ def _run_all(orders: Sequence[Order], jobs: int) -> tuple[list[Result], dict[str
     """Carry out the orders under progress bars on the standard error stream; results keep the order of the orders."""
     results: dict[str, list[Result]] = {order.backend: [] for order in orders}
     versions: dict[str, dict[str, str]] = {}
-    columns = (TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     longest_first = list(reversed(orders))  # the compiler that takes longest belongs to the last of them
     with Progress(*columns, console=_console(stderr=True)) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, about themselves
@@ -136,7 +143,8 @@ def _run_all(orders: Sequence[Order], jobs: int) -> tuple[list[Result], dict[str
                 progress.start_task(bars[message.backend])
                 progress.update(bars[message.backend], total=message.trials)
                 continue
-            progress.update(bars[message.backend], description=f"{message.backend} {message.mode}: {message.case}")
+            way = f"{message.backend} {message.mode} {message.implementation}".rstrip()
+            progress.update(bars[message.backend], description=f"{way}: {message.case}")
             if isinstance(message, Result):
                 results[message.backend].append(message)
                 progress.advance(bars[message.backend])
@@ -148,8 +156,8 @@ def _show(results: Sequence[Result]) -> None:
     for table in report.result_tables(results, console.width):
         console.print(table)
     console.print(report.LEGEND, style="dim")
-    if any(result.values for result in results):
-        console.print(report.cosine_table(results))
+    if any(result.case == "model" for result in results):
+        console.print(report.model_table(results))
     for line in report.reasons(results):
         console.print(line, style="dim", highlight=False, soft_wrap=True)
     for line in report.failures(results):
@@ -190,7 +198,8 @@ def _load(names: Iterable[str]) -> list[Backend]:
 def _check_known(option: str, given: Many, known: Iterable[str]) -> None:
     for name in given or ():
         if name not in known:
-            raise _refusal(f"expected a {option} out of {', '.join(known)}; got {name!r}")
+            article = "an" if option[0] in "aeiou" else "a"
+            raise _refusal(f"expected {article} {option} out of {', '.join(known)}; got {name!r}")
 
 
 def _check_places(names: Iterable[str], devices: Many, modes: Many) -> None:

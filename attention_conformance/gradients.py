@@ -10,8 +10,8 @@ For a loss with the gradient :math:`g` in the output, and weights kept with the 
 
 where :math:`c_{ij}` is the slope of the softcap and of what changes scores; a parameter of the latter gets the sum over
 :math:`\bar s_{ij}` times its own slope, and the sink, of weight :math:`p_i`, gets
-:math:`-\sum_i p_i \sum_j p_{ij} \bar p_{ij}`. The scale of each gradient is the same sum over magnitudes, with the slope of
-the softcap taken as 1: a rounding of the hyperbolic tangent spoils its slope by as much.
+:math:`-\sum_i p_i \sum_j p_{ij} \bar p_{ij}`. The scale of each gradient is the same sum over magnitudes, with the
+slope of the softcap taken as 1: a rounding of the hyperbolic tangent spoils its slope by as much.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def run_model(trials: Iterable[ModelTrial]) -> Iterator[Result]:
                 passed = error <= bound
             except Exception as unexpected:
                 error, passed, detail = math.inf, False, one_line(unexpected)
-        names = ("model", trial.backend.name, trial.device, trial.dtype, trial.mode, "ulp")
+        names = ("model", trial.backend.name, trial.device, trial.dtype, trial.mode, "", "ulp")
         yield Result(*names, error, bound, passed, detail, time.perf_counter() - started, values)
 
 

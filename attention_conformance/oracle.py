@@ -15,7 +15,7 @@ import decimal
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any, NamedTuple
 
@@ -138,10 +138,10 @@ def scan(head: Head) -> Iterator[Row]:
     finite = np.array([all(x.is_finite() for x in key) for key in head.key], dtype=bool)
     for position, (query, through, bias) in enumerate(zip(head.query, head.through, head.bias, strict=True)):
         live = np.flatnonzero(through & (bias != -INFINITY))
-        if not live.size and head.sink is None:
-            yield Row(live, _fill(through, ZERO), -INFINITY, ZERO, live, [], ZERO)
-        elif not live.size:
-            yield Row(live, _fill(through, ZERO), head.sink, abs(head.sink), live, [], ONE)
+        if not live.size:
+            none = Row(live, _fill(through, ZERO), -INFINITY, ZERO, live, [], ZERO)
+            sink = head.sink
+            yield none if sink is None else replace(none, logsumexp=sink, kappa=abs(sink), sink=ONE)
         elif all(x.is_finite() for x in query) and finite[live].all():
             yield _row(head, position, live)
         else:

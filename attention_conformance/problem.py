@@ -65,7 +65,7 @@ class Problem:
     Attributes
     ----------
     arrays : mapping of str to numpy.ndarray
-        ``query``, ``key``, ``value``, and what else the call needs: ``bias``, ``sinks``, and the arrays that rules name.
+        ``query``, ``key``, ``value``, and what else the call needs: ``bias``, ``sinks``, and what the rules name.
     mask : Rule, optional
     options : mapping
         The options that are no arrays: ``is_causal``, ``scale``, ``softcap``, ``return_weights``, ``return_logsumexp``,

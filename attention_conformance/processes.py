@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from attention_conformance.catalogue import CASES
+from attention_conformance.implementations import IMPLEMENTATIONS
 from attention_conformance.libraries import quiet_start
 from attention_conformance.measures import Trial
 from attention_conformance.model import ModelTrial, load_model, plan_model, run_model
@@ -34,7 +35,7 @@ class Order:
     ----------
     backend : str
     cases : tuple of str
-    devices, dtypes, modes : tuple of str, optional
+    devices, dtypes, modes, implementations : tuple of str, optional
     model : Path, optional
         A directory with an encoder, to be run as well.
     skip : int
@@ -46,6 +47,7 @@ class Order:
     devices: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
     modes: tuple[str, ...] | None = None
+    implementations: tuple[str, ...] | None = None
     model: Path | None = None
     skip: int = 0
 
@@ -68,6 +70,7 @@ class Started:
     device: str
     dtype: str
     mode: str
+    implementation: str
     measure: str
 
 
@@ -81,14 +84,22 @@ def work(order: Order) -> Iterator[Message]:
         backend = get_backend(order.backend)
     chosen = {"devices": order.devices, "dtypes": order.dtypes, "modes": order.modes}
     trials: list[Trial | ModelTrial] = [
-        *plan([case for case in CASES if case.name in order.cases], [backend], **chosen)
+        *plan(
+            [case for case in CASES if case.name in order.cases],
+            [backend],
+            **chosen,
+            implementations=order.implementations or IMPLEMENTATIONS,
+            everything=order.implementations is not None,
+        )
     ]
     if order.model is not None:
         trials += plan_model(load_model(order.model), [backend], **chosen)
     yield Plan(backend.name, len(trials), backend.versions())
     for trial in trials[order.skip :]:
-        case, measure = (trial.case.name, trial.case.measure) if isinstance(trial, Trial) else ("model", "ulp")
-        yield Started(case, backend.name, trial.device, trial.dtype, trial.mode, measure)
+        case, implementation, measure = "model", "", "ulp"
+        if isinstance(trial, Trial):
+            case, implementation, measure = trial.case.name, trial.implementation or "", trial.case.measure
+        yield Started(case, backend.name, trial.device, trial.dtype, trial.mode, implementation, measure)
         yield next(run([trial]) if isinstance(trial, Trial) else run_model([trial]))
 
 
@@ -149,8 +160,8 @@ def _ended(entry: _Running, waiting: deque[Order]) -> Iterator[Message]:
     if code == 0:
         return
     died = f"its process died: {signal.Signals(-code).name if code is not None and code < 0 else f'exit status {code}'}"
-    lost = entry.started or Started("start", entry.order.backend, "-", "-", "-", "exact")
-    names = (lost.case, lost.backend, lost.device, lost.dtype, lost.mode, lost.measure)
+    lost = entry.started or Started("start", entry.order.backend, "-", "-", "-", "-", "exact")
+    names = (lost.case, lost.backend, lost.device, lost.dtype, lost.mode, lost.implementation, lost.measure)
     yield Result(*names, math.inf, math.nan, False, died, 0.0)
     if entry.started is not None:
         waiting.append(replace(entry.order, skip=entry.order.skip + entry.finished + 1))

@@ -23,9 +23,9 @@ from attention_conformance.result import Result
 
 __all__ = [
     "LEGEND",
-    "cosine_table",
     "environment",
     "failures",
+    "model_table",
     "reasons",
     "result_tables",
     "summary",
@@ -36,16 +36,18 @@ __all__ = [
 BOUND = "bound\n16 / 32 / 64 bits"
 LEGEND = (
     "Cells: the worst error over devices and dtypes, in units in the last place of S, the sum of p |v|; for exact and "
-    "message cases, what differs. !: beyond its bound. *: beyond it for a reason that is known. -: not run."
+    "message cases, what differs. !: beyond its bound. *: beyond it for a reason that is known. refused: the "
+    "implementation says that it does not take the call. -: not run."
 )
 
 
 def result_tables(results: Sequence[Result], width: int) -> list[Table]:
-    """A row for every case, a column for every backend and mode; several tables where one is too wide."""
-    ways = list(dict.fromkeys((result.backend, result.mode) for result in results))
+    """A row for every case, a column for every backend, mode and implementation; several tables if one is too wide."""
+    results = [result for result in results if result.case != "model"]
+    ways = list(dict.fromkeys(map(_way, results)))
     cases = list(dict.fromkeys(result.case for result in results))
     left = width - max((len(case) for case in cases), default=0) - 34
-    widths = [max(len(backend), len(mode), 8) + 3 for backend, mode in ways]
+    widths = [max(8, *map(len, way)) + 3 for way in ways]
     tables = []
     while ways:
         fitting = max(1, sum(total <= left for total in itertools.accumulate(widths)))
@@ -54,15 +56,19 @@ def result_tables(results: Sequence[Result], width: int) -> list[Table]:
     return tables
 
 
-def _table(results: Sequence[Result], cases: Sequence[str], ways: Sequence[tuple[str, str]]) -> Table:
+def _way(result: Result) -> tuple[str, str, str]:
+    return result.backend, result.mode, result.implementation
+
+
+def _table(results: Sequence[Result], cases: Sequence[str], ways: Sequence[tuple[str, str, str]]) -> Table:
     table = Table(title="Conformance", title_justify="left", header_style="bold")
     table.add_column("case", no_wrap=True)
     table.add_column(BOUND, justify="right", no_wrap=True)
-    for backend, mode in ways:
-        table.add_column(f"{backend}\n{mode}", justify="right", no_wrap=True)
-    found: dict[tuple[str, tuple[str, str]], list[Result]] = {}
+    for way in ways:
+        table.add_column("\n".join(way).rstrip(), justify="right", no_wrap=True)
+    found: dict[tuple[str, tuple[str, str, str]], list[Result]] = {}
     for result in results:
-        found.setdefault((result.case, (result.backend, result.mode)), []).append(result)
+        found.setdefault((result.case, _way(result)), []).append(result)
     for case in cases:
         bounds = _bounds(each for (name, _), group in found.items() if name == case for each in group)
         table.add_row(case, bounds, *(_cell(found.get((case, way), [])) for way in ways))
@@ -85,45 +91,62 @@ def _cell(results: Sequence[Result]) -> Text:
     for group, mark, style in ((failed, "!", "bold red"), (exempt, "*", "yellow"), (passed, "", "green")):
         if group:
             return Text(f"{max(result.error for result in group):.3g}{mark}", style=style)
-    return Text("-", style="dim")
+    return Text("refused" if any(result.refused for result in results) else "-", style="dim")
 
 
-def cosine_table(results: Iterable[Result]) -> Table:
-    """The cosines between the sentences of each pair, for every way of running a model."""
-    table = Table(title="Cosines of sentences", title_justify="left", header_style="bold")
-    for heading in ("backend", "mode", "device", "dtype"):
+def model_table(results: Iterable[Result]) -> Table:
+    """For every way of running a model the error, and the cosines between the sentences of each pair."""
+    table = Table(title="Sentences through the model", title_justify="left", header_style="bold")
+    for heading in ("backend", "mode", "device", "dtype", "error"):
         table.add_column(heading)
     for pair in PAIRS:
         table.add_column("\n".join(pair), justify="right")
     for result in results:
-        if result.values:
-            way = (result.backend, result.mode, result.device, result.dtype)
+        if result.case == "model" and result.passed is not None:
+            way = (result.backend, result.mode, result.device, result.dtype, _cell([result]))
             table.add_row(*way, *(f"{cosine:.6f}" for cosine in result.values))
     return table
 
 
 def reasons(results: Iterable[Result]) -> list[str]:
     """A line for every reason why something was not run, or may miss its bound, with how often it was met."""
-    details = (result.detail for result in results if result.passed is None)
-    counts = Counter(detail.partition(";")[0] for detail in details)
-    return [f"{count} {'' if reason.startswith('exempt') else 'not run: '}{reason}" for reason, count in counts.items()]
+    counts = Counter(_reason(result) for result in results if result.passed is None)
+    return [f"{count} {reason}" for reason, count in counts.items()]
+
+
+def _reason(result: Result) -> str:
+    if result.refused:
+        return f"refused: {result.detail}"
+    reason = result.detail.partition(";")[0]
+    return reason if reason.startswith("exempt") else f"not run: {reason}"
 
 
 def failures(results: Iterable[Result]) -> list[str]:
     """A line for every result that failed."""
     return [
-        f"{result.case} on {result.backend} ({result.device}, {result.dtype}, {result.mode}): "
+        f"{result.case} on {result.backend} ({_told(result)}): "
         f"error {result.error:.3g}, bound {result.bound:.3g}; {result.detail}"
         for result in results
         if result.passed is False
     ]
 
 
+def _told(result: Result) -> str:
+    """In which way a result was come by, but for the backend."""
+    return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
+
+
 def summary(results: Sequence[Result]) -> str:
-    """How many passed, failed, and were not run or are exempt."""
-    counts = {outcome: sum(result.passed is outcome for result in results) for outcome in (True, False, None)}
-    skipped = f", {counts[None]} skipped" if counts[None] else ""
-    return f"{counts[True]} passed, {counts[False]} failed{skipped}"
+    """How many passed, failed, were refused, and were not run or are exempt."""
+    counts = _counts(results)
+    told = [f"{counts[name]} {name}" for name in ("refused", "skipped") if counts[name]]
+    return ", ".join([f"{counts['passed']} passed", f"{counts['failed']} failed", *told])
+
+
+def _counts(results: Sequence[Result]) -> dict[str, int]:
+    counts = dict.fromkeys(("passed", "failed", "refused", "skipped"), 0)
+    outcomes = {True: "passed", False: "failed", None: "skipped"}
+    return counts | Counter("refused" if result.refused else outcomes[result.passed] for result in results)
 
 
 def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -144,9 +167,7 @@ def write_json(path: Path, results: Sequence[Result], about: Mapping[str, Any]) 
         {name: _number(each) if isinstance(each, float) else each for name, each in dataclasses.asdict(result).items()}
         for result in results
     ]
-    outcomes = {"passed": True, "failed": False, "skipped": None}
-    counts = {name: sum(result.passed is outcome for result in results) for name, outcome in outcomes.items()}
-    document = {"environment": about, "summary": counts, "results": rows}
+    document = {"environment": about, "summary": _counts(results), "results": rows}
     path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -169,13 +190,11 @@ def write_junit(path: Path, results: Sequence[Result]) -> None:
 
 
 def _test_case(result: Result) -> TestCase:
-    way = f"{result.device}, {result.dtype}, {result.mode}"
-    case = TestCase(
-        f"{result.case} [{way}]", classname=f"{result.backend}.{result.mode}", time=round(result.seconds, 4)
-    )
+    suite = ".".join(filter(None, _way(result)))
+    case = TestCase(f"{result.case} [{_told(result)}]", classname=suite, time=round(result.seconds, 4))
     measured = f"error {result.error:.3g}, bound {result.bound:.3g}, measure {result.measure}; {result.detail}"
     if result.passed is False:
         case.result = [Failure(measured, result.measure)]
     elif result.passed is None:
-        case.result = [Skipped(result.detail)]
+        case.result = [Skipped(_reason(result) if result.refused else result.detail)]
     return case

@@ -79,15 +79,13 @@ def plan(
     implementations: Sequence[str | None] = (None,),
     everything: bool = False,
 ) -> list[Trial]:
-    """List every trial, backend by backend; ``None`` stands for all there are, and for an implementation that none names.
+    """List every trial, backend by backend; ``None`` stands for all there are, and among implementations for no name.
 
     Unless it is to be everything, some implementations leave cases out where they would take long.
     """
     cases = list(cases)
 
-    def trial(
-        case: Case, backend: Backend, device: str, dtype: str, mode: str, implementation: str | None
-    ) -> Trial:
+    def trial(case: Case, backend: Backend, device: str, dtype: str, mode: str, implementation: str | None) -> Trial:
         reason = _reason(case, backend, device, dtype, mode, asked=dtypes is not None)
         if not (reason or everything):
             reason = left_out(case, implementation, backend, dtype, mode)
@@ -126,8 +124,8 @@ def run(trials: Iterable[Trial], function: AttentionFunction = scaled_dot_produc
     for trial in trials:
         started = time.perf_counter()
         passed, (error, bound, detail), refused = _judged(trial, function)
-        names = (trial.case.name, trial.backend.name, trial.device, trial.dtype, trial.mode)
-        names = (*names, trial.implementation or "", trial.case.measure)
+        way = (trial.backend.name, trial.device, trial.dtype, trial.mode, trial.implementation or "")
+        names = (trial.case.name, *way, trial.case.measure)
         yield Result(*names, error, bound, passed, detail, time.perf_counter() - started, refused=refused)
 
 
@@ -139,7 +137,9 @@ def _judged(trial: Trial, function: AttentionFunction) -> tuple[bool | None, Out
         reason = trial.reason or (f"not supported: {', '.join(lacking)}" if lacking else "")
         if reason:
             return None, (math.nan, math.nan, reason), False
-        blocks = in_small_blocks(trial.backend, problem) if trial.implementation == "blockwise" else contextlib.nullcontext()
+        blocks = (
+            in_small_blocks(trial.backend, problem) if trial.implementation == "blockwise" else contextlib.nullcontext()
+        )
         with in_precision(trial.backend, trial.dtype), np.errstate(all="ignore"), blocks:
             error, bound, detail = MEASURES[trial.case.measure](trial, problem, function)
     except NotImplementedError as unimplemented:

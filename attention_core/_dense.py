@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from attention_core._call import Attention, Call, changed_scores, dropped, gain, indices, repeats, scaled_query, widened
+from attention_core._call import (
+    Attention,
+    Call,
+    changed_scores,
+    dropped,
+    gain,
+    indices,
+    known_tame,
+    repeats,
+    scaled_query,
+    widened,
+)
 from attention_core._heads import repeat_heads
-from attention_core._namespace import shape
+from attention_core._namespace import backend_of, shape
 from attention_core._softmax import finite_vectors, softmax, weighted_sum
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Mask, Positions, allowed_pairs
@@ -20,12 +32,13 @@ def dense(call: Call, *, weights: bool = False) -> Attention:
     xp, dropout = call.xp, call.dropout
     at = _positions(call)
     allowed = _allowed(call.mask, call.bias, at, xp)
+    tame = _seen_tame(call, allowed)
     times = repeats(call.query, call.key, xp)
     key, value = repeat_heads(call.key, times, xp=xp), repeat_heads(call.value, times, xp=xp)
-    scores = _scores(call, key, allowed, at)  # (..., H, M, N)
+    scores = _scores(call, key, allowed, at, tame)  # (..., H, M, N)
     exponentials, total, logsumexp = softmax(scores, allowed, xp=xp)
     kept = dropped(exponentials, dropout, at, shape(call.query, xp=xp)[-3], xp)
-    output = xp.divide(weighted_sum(kept, value, allowed, xp=xp), total)
+    output = xp.divide(weighted_sum(kept, value, None if tame else allowed, choose=_choice(call), xp=xp), total)
     return Attention(
         output if kept is exponentials else xp.multiply(output, gain(dropout)),
         xp.divide(exponentials, total) if weights else None,
@@ -38,7 +51,8 @@ def dense_scores(call: Call) -> Array:
     call = widened(call)
     at = _positions(call)
     allowed = _allowed(call.mask, call.bias, at, call.xp)
-    return _scores(call, repeat_heads(call.key, repeats(call.query, call.key, call.xp), xp=call.xp), allowed, at)
+    key = repeat_heads(call.key, repeats(call.query, call.key, call.xp), xp=call.xp)
+    return _scores(call, key, allowed, at, _seen_tame(call, allowed))
 
 
 def _positions(call: Call) -> Positions | None:
@@ -47,9 +61,9 @@ def _positions(call: Call) -> Positions | None:
     return indices(call.query, call.key, call.starts, call.xp) if asked else None
 
 
-def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None) -> Array:
+def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None, tame: bool) -> Array:
     xp, query = call.xp, call.query
-    if allowed is not None:
+    if allowed is not None and not tame:
         query, of_query = finite_vectors(query, xp=xp)
         key, of_key = finite_vectors(key, xp=xp)
         rubbish = xp.add(xp.expand_dims(of_query, axis=-1), xp.expand_dims(of_key, axis=-2))  # 0 or nan
@@ -61,7 +75,7 @@ def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None)
     if call.bias is not None:
         scores = xp.add(scores, call.bias)
     if allowed is not None:
-        scores = xp.where(allowed, xp.add(scores, rubbish), -math.inf)
+        scores = xp.where(allowed, scores if tame else xp.add(scores, rubbish), -math.inf)
     return scores
 
 
@@ -72,3 +86,15 @@ def _allowed(mask: Mask | Array | None, bias: Array | None, at: Positions | None
         return allowed
     admitted = xp.not_equal(bias if len(bias.shape) else xp.reshape(bias, (1,)), -math.inf)
     return admitted if allowed is None else xp.logical_and(allowed, admitted)
+
+
+def _seen_tame(call: Call, allowed: Array | None) -> bool:
+    """Whether what is masked is seen to be finite, so that it cannot leak. No accelerator is waited for."""
+    on_host = "cpu" in str(getattr(call.query, "device", "cpu")).lower()
+    return allowed is not None and on_host and known_tame(call)
+
+
+def _choice(call: Call) -> Any:
+    """What runs one of two functions, if the library can without reading the condition."""
+    backend = backend_of(call.query)
+    return backend.loops.choose if backend is not None and backend.loops.traced else None

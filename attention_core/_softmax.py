@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from attention_core._namespace import beside, shape
@@ -58,7 +59,15 @@ def _total(exponentials: Array, num_keys: Any, xp: Namespace) -> Array:
     return xp.where(xp.equal(total, 0.0), 1.0, total)  # there may turn out to be no keys
 
 
-def weighted_sum(weights: Array, value: Array, allowed: Array | None, /, *, xp: Namespace) -> Array:
+def weighted_sum(
+    weights: Array,
+    value: Array,
+    allowed: Array | None,
+    /,
+    *,
+    choose: Callable[[Array, Callable[[], Array], Callable[[], Array]], Array] | None = None,
+    xp: Namespace,
+) -> Array:
     r"""The weighted sum of the values, :math:`o_i = \sum_j e_{ij} v_j`, over the keys that are allowed.
 
     With a mask, :math:`0 \cdot \infty` must not arise where a value is masked. So the finite parts are added up, and
@@ -71,6 +80,9 @@ def weighted_sum(weights: Array, value: Array, allowed: Array | None, /, *, xp: 
     value : Array, shape (..., N, E)
     allowed : Array of bool, or None
         ``None`` when nothing is masked: then the plain product does.
+    choose : callable, optional
+        ``choose(condition, then, otherwise)`` runs one of two functions; the second product is left out by it where all
+        values are finite.
     xp : array namespace
 
     Returns
@@ -79,16 +91,20 @@ def weighted_sum(weights: Array, value: Array, allowed: Array | None, /, *, xp: 
     """
     if allowed is None:
         return xp.matmul(weights, value)
-    finite = xp.where(xp.isfinite(value), value, 0.0)
-    nan = xp.isnan(value)  # said outright: compilers rewrite `not x <= 0` as `x > 0`, which nan tells apart
-    upwards, downwards = (xp.logical_or(nan, xp.equal(value, infinite)) for infinite in (math.inf, -math.inf))
-    indicators = (xp.astype(pulls, value.dtype) for pulls in (upwards, downwards))
-    width = shape(value, xp=xp)[-1]
-    sums = xp.matmul(weights, xp.concat([finite, *indicators], axis=-1))  # (..., M, 3 E)
-    up, down = xp.greater(sums[..., width : 2 * width], 0.0), xp.greater(sums[..., 2 * width :], 0.0)
-    pull = xp.where(down, -math.inf, _scalar(0.0, value, xp))
-    pull = xp.where(up, xp.where(down, math.nan, _scalar(math.inf, value, xp)), pull)
-    return xp.add(sums[..., :width], pull)
+    summed = xp.matmul(weights, xp.where(xp.isfinite(value), value, 0.0))
+
+    def pulled() -> Array:
+        nan = xp.isnan(value)  # said outright: compilers rewrite `not x <= 0` as `x > 0`, which nan tells apart
+        upwards, downwards = (xp.logical_or(nan, xp.equal(value, infinite)) for infinite in (math.inf, -math.inf))
+        indicators = (xp.astype(pulls, value.dtype) for pulls in (upwards, downwards))
+        width = shape(value, xp=xp)[-1]
+        sums = xp.matmul(weights, xp.concat(list(indicators), axis=-1))  # (..., M, 2 E)
+        up, down = xp.greater(sums[..., :width], 0.0), xp.greater(sums[..., width:], 0.0)
+        pull = xp.where(down, -math.inf, _scalar(0.0, value, xp))
+        pull = xp.where(up, xp.where(down, math.nan, _scalar(math.inf, value, xp)), pull)
+        return xp.add(summed, pull)
+
+    return pulled() if choose is None else choose(xp.isfinite(xp.sum(value)), lambda: summed, pulled)
 
 
 def finite_vectors(x: Array, /, *, xp: Namespace) -> tuple[Array, Array]:

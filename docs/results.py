@@ -17,27 +17,31 @@ ROWS = (
     ("beside queries that may attend nothing", "empty-row-lengths", "float32"),
     ("its gradients", "gradient-empty-lengths", "float32"),
     ("dropout", "dropout", "float32"),
-    ("six sentences through the encoder", "model", "float32"),
+    ("keys in three pieces", "pieces", "float32"),
 )
 
 
 def main(path):
-    """Print rows of cases, columns of libraries and modes, cells of the worst error over devices."""
-    results = [each for each in json.loads(Path(path).read_text())["results"] if each["backend"] in LIBRARIES]
-    columns = list(
-        dict.fromkeys((name, each["mode"]) for name in LIBRARIES for each in results if each["backend"] == name)
-    )
-    titles = [LIBRARIES[name] if name == "numpy" else f"{LIBRARIES[name]} {mode}" for name, mode in columns]
+    """Print rows of cases, columns of libraries and implementations, cells of the worst error over the rest."""
+    found = [each for each in json.loads(Path(path).read_text())["results"] if each["backend"] in LIBRARIES]
+    results = [each for each in found if each["case"] != "model"]
+    ways = [(name, each["implementation"]) for name in LIBRARIES for each in results if each["backend"] == name]
+    columns = list(dict.fromkeys(ways))
+    titles = [f"{LIBRARIES[name]} {implementation}" for name, implementation in columns]
     print(f"| error in units in the last place | {' | '.join(titles)} |\n|---|{'---|' * len(columns)}")
     for title, case, dtype in ROWS:
         chosen = [each for each in results if (each["case"], each["dtype"]) == (case, dtype)]
         print(f"| {title} | {' | '.join(worst(chosen, column) for column in columns)} |")
     print(f"| **results that keep their bounds** | {' | '.join(kept(results, column) for column in columns)} |")
+    for name, title in LIBRARIES.items():
+        model = [each for each in found if (each["case"], each["backend"], each["dtype"]) == ("model", name, "float32")]
+        print(f"\nSix sentences through the encoder, {title}: {worst(model, (name, ''))}")
 
 
 def of(results, column):
-    """The results of one library and mode that were run."""
-    return [each for each in results if (each["backend"], each["mode"]) == column and each["passed"] is not None]
+    """The results of one library and implementation that were run."""
+    ran = (each for each in results if each["passed"] is not None)
+    return [each for each in ran if (each["backend"], each["implementation"]) == column]
 
 
 def worst(results, column):

@@ -25,14 +25,18 @@ BLOCKS = 4, 5  # which fit into neither length
 @pytest.fixture(autouse=True)
 def small(backend, monkeypatch):
     """Blocks so small that there are several."""
-    monkeypatch.setattr(backend, "tuning", Tuning(BLOCKS, heads_apart=False, dense_below=0))
+    monkeypatch.setattr(
+        backend, "tuning", Tuning(queries=1, keys=BLOCKS[1], least=BLOCKS[0], heads_apart=False, dense_below=0)
+    )
 
 
 @pytest.fixture
 def apart(backend, monkeypatch):
     if backend.loops.traced:
         pytest.skip("heads are taken one by one by loops in Python alone")
-    monkeypatch.setattr(backend, "tuning", Tuning(BLOCKS, heads_apart=True, dense_below=0))
+    monkeypatch.setattr(
+        backend, "tuning", Tuning(queries=1, keys=BLOCKS[1], least=BLOCKS[0], heads_apart=True, dense_below=0)
+    )
 
 
 @pytest.fixture
@@ -360,6 +364,33 @@ def test_what_is_masked_leaks_neither_forward_nor_backward(kind, rubbish, backen
         assert not np.any(of_bias[~allowed])
 
 
+def test_a_scale_that_makes_what_is_masked_overflow(backend):
+    """Finite numbers, of which the scale makes infinity minus infinity."""
+    key = np.full((1, 1, 3, 2), 1e-30)
+    key[0, 0, 2] = 1e10
+    query, key, value = backend.from_numpy(
+        [np.full((1, 1, 2, 2), [1.0, -1.0]), key, np.ones((1, 1, 3, 2))], dtype="float32"
+    )
+    mask = backend.from_numpy(np.array([True, True, False]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for implementation in ("auto", "dense", "blockwise"):
+            found = attention(query, key, value, mask=mask, scale=1e30, implementation=implementation)
+            np.testing.assert_array_equal(backend.to_numpy(found), np.ones((1, 1, 2, 2)))
+
+
+@pytest.mark.parametrize("rubbish", [*RUBBISH, 3e38])
+def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(rubbish, backend, rng):
+    """While queries, keys and values are finite."""
+    costly(backend, rubbish, ())
+    arrays, bias, allowed = qkv(rng), rng.standard_normal((M, N)), rng.random((M, N)) < 0.6
+    spoilt = np.where(allowed, bias, rubbish)
+    clean, found = (
+        derivatives(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*arrays, each, allowed], ("blockwise",))
+        for each in (bias, spoilt)
+    )
+    assert_same(found[0], clean[0])
+
+
 @pytest.mark.parametrize("rubbish", RUBBISH)
 @pytest.mark.parametrize("place", ["query", "key", "value", "bias"])
 @pytest.mark.parametrize("masked", [True, False])
@@ -436,15 +467,17 @@ def test_a_whole_block_of_scores_may_be_minus_infinity(backend, rng):
 
 @pytest.mark.parametrize("size", [3e38, -3e38])
 def test_biases_of_any_finite_size_are_no_masks(size, backend, rng):
+    costly(backend, size, (3e38,))
     bias = np.where(np.arange(N) < 8, np.float32(size), 0.0)
     query, key, value, bias = backend.from_numpy([*qkv(rng), bias], dtype="float32")
     for given in (bias, backend.from_numpy(np.full((N,), size), dtype="float32")):
-        dense, blocks = (
-            backend.to_numpy(
-                tuple(attention(query, key, value, bias=given, return_logsumexp=True, implementation=name))
+        with np.errstate(over="ignore"):
+            dense, blocks = (
+                backend.to_numpy(
+                    tuple(attention(query, key, value, bias=given, return_logsumexp=True, implementation=name))
+                )
+                for name in ("dense", "blockwise")
             )
-            for name in ("dense", "blockwise")
-        )
         np.testing.assert_allclose(blocks[0], dense[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(blocks[2], dense[2], rtol=1e-5)
 
@@ -492,6 +525,7 @@ SKIPPED = {
 @pytest.mark.parametrize("name", SKIPPED)
 def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng, monkeypatch):
     """And blocks in which everything is allowed need no mask."""
+    costly(backend, name, ("lengths and function",))
     rule, allowed = SKIPPED[name]
     rule = rule if isinstance(rule, Mask) else rule(backend.from_numpy)
     found = []
@@ -545,7 +579,7 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
 @pytest.mark.parametrize("name", ["causal", "everything"])
 def test_the_program_does_not_grow_with_the_length(name, differentiable, monkeypatch):
     backend = differentiable
-    monkeypatch.setattr(backend, "tuning", Tuning((64, 128), heads_apart=False, dense_below=0))
+    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=128, least=64, heads_apart=False, dense_below=0))
 
     def options(weight):
         mask = ac.Causal() if name == "causal" else And(ac.SlidingWindow(left=100), ac.KeyLengths(77))
@@ -646,6 +680,7 @@ def own_options(*arrays):
 
 
 def test_a_rule_of_ones_own(backend, rng):
+    costly(backend, 0, ())  # `test_compiled_blocks` has the same
     assert_equal(backend, own_options, [*qkv(rng), *OWN])
 
 
@@ -753,9 +788,8 @@ def test_jax_export_with_open_batch_and_lengths(only, backend):
         )
     ]
     program = export.deserialize(export.export(jax.jit(attend_some))(*shapes).serialize())
-    for batch, length in ((2, 5), (4, 9)):
-        arrays = sized(batch, length, backend.from_numpy)
-        np.testing.assert_allclose(program.call(*arrays), dense_some(*arrays), rtol=0, atol=1e-13)
+    arrays = sized(3, 11, backend.from_numpy)
+    np.testing.assert_allclose(program.call(*arrays), jax.jit(dense_some)(*arrays), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("only", ["jax"], indirect=True)
@@ -830,13 +864,12 @@ def test_second_derivatives_are_right_or_refused(differentiable, rng):
     """PyTorch and JAX, in blocks, refuse to differentiate twice; nobody gives a wrong number."""
     backend = differentiable
     arrays = backend.from_numpy(tuple(qkv(rng, (1,), 2, 1, 6, 7)))
-    expected = curvature(backend, "dense", arrays)
     try:
         found = curvature(backend, "blockwise", arrays)
     except (RuntimeError, ValueError, LookupError, TypeError) as error:
-        assert "differentiate" in str(error) or "gradient" in str(error)  # noqa: PT017
+        assert "differentiat" in str(error)  # noqa: PT017
         return
-    assert_same(found, expected, 1e-12)
+    assert_same(found, curvature(backend, "dense", arrays), 1e-12)
 
 
 # Plans

@@ -32,7 +32,7 @@ def wrong_by_a_percent(query, key, value, /, **options):
 def test_a_run_that_holds_ends_with_its_counts_and_status_0():
     result = conformance()
     assert result.exit_code == 0
-    count = sum(case.name.startswith("mask") for case in CASES)
+    count = 2 * sum(case.name.startswith("mask") for case in CASES)  # dense and blockwise
     assert result.stdout.splitlines()[-1] == f"{count} passed, 0 failed"
     assert "masked-nan-value" in result.stdout
     assert "units in the last place of S" in result.stdout
@@ -42,7 +42,7 @@ def test_a_run_that_does_not_hold_names_what_failed_and_has_status_1(monkeypatch
     monkeypatch.setattr("attention_conformance.runner.run.__defaults__", (wrong_by_a_percent,))
     result = conformance("--case", "weights")
     assert result.exit_code == 1
-    assert "mask on numpy (cpu, float32, eager): error" in result.stdout
+    assert "mask on numpy (cpu, float32, eager, dense): error" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("0 passed, ")
     assert "!" in next(line for line in result.stdout.splitlines() if "mask-over-keys" in line)
 
@@ -59,8 +59,9 @@ def test_results_are_written_as_json(tmp_path):
     written = json.loads(path.read_text())
     assert set(written) == {"environment", "summary", "results"}
     assert written["environment"]["backends"]["numpy"]["numpy"]
-    assert written["summary"]["passed"] == len(written["results"]) - 1
-    rows = {row["case"]: row for row in written["results"]}
+    assert written["summary"]["passed"] == len(written["results"]) - 2
+    assert {row["implementation"] for row in written["results"]} == {"dense", "blockwise"}
+    rows = {row["case"]: row for row in written["results"] if row["implementation"] == "dense"}
     assert rows["mask"]["passed"] is True
     assert 0 < rows["mask"]["error"] <= rows["mask"]["bound"] == 6
     assert (rows["gradient"]["passed"], rows["gradient"]["error"]) == (None, None)
@@ -73,9 +74,10 @@ def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
     assert conformance("--junit", path, "--case", "gradient").exit_code == 1
     (suite,) = JUnitXml.fromfile(str(path))
     assert suite.name == "numpy"
-    assert suite.failures == suite.tests - 1 > 5
-    assert suite.skipped == 1
-    case = next(case for case in suite if case.name == "mask [cpu, float32, eager]")
+    assert suite.failures == suite.tests - 2 > 5
+    assert suite.skipped == 2
+    case = next(case for case in suite if case.name == "mask [cpu, float32, eager, blockwise]")
+    assert case.classname == "numpy.eager.blockwise"
     assert "error" in case.result[0].message
 
 
@@ -91,6 +93,7 @@ def test_the_list_says_what_every_case_shows():
     ("arguments", "text"),
     [
         (["--backend", "numpi"], "expected a backend out of array_api_strict, "),
+        (["--implementation", "flash"], "expected an implementation out of dense, blockwise, fused; got 'flash'"),
         (["--dtype", "float8"], f"expected a dtype out of {', '.join(DTYPES)}; got 'float8'"),
         (["--mode", "fast", "--backend", "numpy"], "expected a mode out of eager; got 'fast'"),
         (["--device", "cuda:9", "--backend", "numpy"], "expected a device out of cpu; got 'cuda:9'"),
@@ -149,9 +152,9 @@ def test_backends_run_in_processes_of_their_own():
     )
     assert result.exit_code == 0, result.output
     row = next(line for line in result.stdout.splitlines() if "mask" in line)
-    assert len(row.split("│")) == 6
-    assert "2 not run: array_api_strict on no_" not in result.stdout
-    assert "1 not run: array_api_strict on no_float64 has no float64" in result.stdout
+    assert len(row.split("│")) == 8
+    assert "4 not run: array_api_strict on no_" not in result.stdout
+    assert "2 not run: array_api_strict on no_float64 has no float64" in result.stdout
 
 
 MORTAL = """
@@ -178,11 +181,11 @@ def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkey
     messages = list(execute([Order("numpy", names, dtypes=("float32", "float64"))], 1, mortal.worker))
     results = [message for message in messages if isinstance(message, Result)]
     assert {result.case for result in results} == set(names)
-    assert len(results) == 2 * len(names)
+    assert len(results) == 4 * len(names)
     failed = [result for result in results if result.passed is False]
-    assert [(result.case, result.dtype, result.detail) for result in failed] == [
-        ("softcap", "float32", "its process died: SIGABRT"),
-        ("softcap", "float64", "its process died: SIGABRT"),
+    assert {(result.case, result.detail) for result in failed} == {("softcap", "its process died: SIGABRT")}
+    assert [(result.implementation, result.dtype) for result in failed] == [
+        (implementation, dtype) for implementation in ("dense", "blockwise") for dtype in ("float32", "float64")
     ]
     (start,) = execute([Order("numpy", names)], 1, mortal.stillborn)
     assert (start.case, start.passed, start.detail) == ("start", False, "its process died: exit status 3")
@@ -190,15 +193,15 @@ def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkey
 
 def test_a_narrow_terminal_gets_several_tables():
     results = [
-        Result("mask", name, "cpu", "float32", "eager", "ulp", 1.0, 6.0, True, "", 0.0)
+        Result("mask", name, "cpu", "float32", "eager", "dense", "ulp", 1.0, 6.0, True, "", 0.0)
         for name in ("numpy", "torch", "jax")
     ]
     assert len(report.result_tables(results, 200)) == 1
     tables = report.result_tables(results, 60)
     assert [column.header for table in tables for column in table.columns[2:]] == [
-        "numpy\neager",
-        "torch\neager",
-        "jax\neager",
+        "numpy\neager\ndense",
+        "torch\neager\ndense",
+        "jax\neager\ndense",
     ]
     assert len(tables) > 1
 
@@ -206,7 +209,7 @@ def test_a_narrow_terminal_gets_several_tables():
 def test_a_cell_shows_the_worst_that_counts():
     def cell(*outcomes):
         found = [
-            Result("mask", "numpy", "cpu", "float32", "eager", "ulp", error, 6.0, passed, "", 0.0)
+            Result("mask", "numpy", "cpu", "float32", "eager", "dense", "ulp", error, 6.0, passed, "", 0.0)
             for error, passed in outcomes
         ]
         (table,) = report.result_tables(found, 200)
@@ -218,6 +221,39 @@ def test_a_cell_shows_the_worst_that_counts():
     assert cell((1.0, True), (9.0, None), (nan, None)) == "9*"
     assert cell((1.0, True), (nan, None)) == "1"
     assert cell((nan, None)) == "-"
+
+
+def test_what_is_refused_is_counted_apart(tmp_path):
+    way = ("mask", "torch", "cpu", "float32", "eager", "fused", "ulp")
+    nan = float("nan")
+    refused = Result(*way, nan, nan, None, "kernel has no masks; none at all", 0.0, refused=True)
+    skipped = Result(*way, nan, nan, None, "torch on cpu has none", 0.0)
+    passed = Result(*way, 1.0, 6.0, True, "", 0.0)
+    assert report.summary([refused, skipped, passed]) == "1 passed, 0 failed, 1 refused, 1 skipped"
+    assert report.summary([passed]) == "1 passed, 0 failed"
+    assert report.reasons([refused, skipped, refused]) == [
+        "2 refused: kernel has no masks; none at all",
+        "1 not run: torch on cpu has none",
+    ]
+    assert report.failures([refused]) == []
+    for found, shown in (([refused], "refused"), ([refused, passed], "1"), ([skipped], "-")):
+        (table,) = report.result_tables(found, 200)
+        assert str(next(iter(table.columns[2].cells))) == shown
+    report.write_json(tmp_path / "results.json", [refused, skipped, passed], {})
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["summary"] == {"passed": 1, "failed": 0, "refused": 1, "skipped": 1}
+    assert [row["refused"] for row in written["results"]] == [True, False, False]
+    report.write_junit(tmp_path / "results.xml", [refused])
+    ((case,),) = JUnitXml.fromfile(str(tmp_path / "results.xml"))
+    assert case.result[0].message == "refused: kernel has no masks; none at all"
+
+
+def test_an_implementation_that_is_asked_for_is_run_in_full():
+    result = conformance("--implementation", "blockwise")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == f"{sum(case.name.startswith('mask') for case in CASES)} passed, 0 failed"
+    nothing = conformance("--implementation", "fused")
+    assert (nothing.exit_code, nothing.stdout.splitlines()[-1]) == (1, "0 passed, 0 failed")
 
 
 def test_the_command_starts_as_a_program():

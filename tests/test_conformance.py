@@ -7,7 +7,8 @@ import pytest
 
 import attention_core as ac
 from attention_conformance import CASES, check, exemptions
-from attention_conformance.case import hard, ordinary, probability
+from attention_conformance.case import exact_scores, hard, ordinary, probability
+from attention_conformance.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
 from attention_conformance.problem import DTYPES
 from attention_conformance.runner import plan, run
 
@@ -84,8 +85,10 @@ def test_the_core_passes_on_every_backend(backend):
     assert {result.case for result in results if result.passed} == set(chosen)
 
 
-def test_the_core_passes_every_case_on_numpy():
-    results = check(core, backend="numpy")
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_the_core_passes_every_case_on_numpy(implementation):
+    results = check(core, backend="numpy", implementations=[implementation])
+    assert {result.implementation for result in results} == {implementation}
     assert [result for result in results if result.passed is False] == []
     assert {result.detail for result in results if result.passed is None} == {"numpy does not differentiate"}
     assert {result.dtype for result in results if result.passed} == set(DTYPES)
@@ -340,6 +343,107 @@ def test_bounds_are_those_that_are_stated():
         assert [hard(dtype, kappa) for dtype in DTYPES[:2]] == [0.51, 0.51]
         assert hard("float32", kappa) == max(6.0, 1 + kappa)
         assert probability("float32", kappa) == max(6.0, 4 * (1 + kappa))
+
+
+def test_an_implementation_may_need_a_bound_of_its_own():
+    def stated(name, bound, kappa=1e4):
+        return [bound_of(name, bound, dtype, kappa) for dtype in DTYPES]
+
+    assert stated(None, ordinary) == stated("dense", ordinary) == [ordinary(dtype, 1e4) for dtype in DTYPES]
+    assert stated("fused", ordinary) == [2.0, 2.0, 6.0, ordinary("float64", 1e4)]
+    assert stated("blockwise", ordinary) == [0.51, 0.51, 8.0, ordinary("float64", 1e4)]
+    assert stated("blockwise", exact_scores)[-1] == exact_scores("float64", 1e4) + 745 / 4
+    assert stated("blockwise", hard)[2] == 1e4 + 1  # a bound that is wider already stays
+
+
+def test_small_problems_have_several_blocks():
+    backend, problem, seen = ac.get_backend("numpy"), BY_NAME["mask"].problem("float32"), []
+
+    def observed(query, key, value, /, **options):
+        def watched(scores, batch, head, row, column):
+            seen.append(scores.shape[-2:])
+            return scores
+
+        return core(query, key, value, score_mod=watched, **options)
+
+    before = backend.tuning
+    (result,) = check(
+        observed, backend=backend, cases=[BY_NAME["mask"]], dtypes=["float32"], implementations=["blockwise"]
+    )
+    assert result.passed
+    assert {(2, 3), (1, 1)} <= set(seen)
+    assert backend.tuning is before
+    with pytest.raises(ZeroDivisionError), in_small_blocks(backend, problem):
+        _ = 1 / (backend.tuning.queries - 2)
+    assert backend.tuning is before
+
+
+def test_what_an_implementation_refuses_is_no_failure():
+    def picky(query, key, value, /, *, mask=None, implementation):
+        if mask is not None:
+            raise ValueError("expected a call that a fused kernel answers as defined; got one that none does: no masks")
+        return core(query, key, value)
+
+    class Fused(type(ac.get_backend("numpy"))):
+        kernels = (object(),)
+
+    cases = [BY_NAME[name] for name in ("mask", "five-leading-axes", "wide-values", "weights-change-nothing-unmasked")]
+    results = {each.case: each for each in check(picky, backend=Fused(), cases=cases, dtypes=["float32"],
+                                                 implementations=["fused"])}  # fmt: skip
+    assert [(results[name].passed, results[name].refused) for name in ("mask", "wide-values")] == [
+        (None, True),
+        (True, False),
+    ]
+    assert results["mask"].detail == "no masks"
+    unasked = results["weights-change-nothing-unmasked"]
+    assert (unasked.passed, unasked.refused) == (None, False)
+    assert unasked.detail == "fused kernels return nothing beside the output"
+    assert not check(core, backend="numpy", cases=cases, implementations=["fused"])  # there is no kernel
+
+
+def test_other_errors_are_failures_of_an_implementation():
+    def broken(query, key, value, /, *, implementation):
+        raise ValueError("expected keys; got none")
+
+    (result,) = check(
+        broken, backend="numpy", cases=[BY_NAME["wide-values"]], dtypes=["float32"], implementations=["dense"]
+    )
+    assert (result.passed, result.refused, result.detail) == (False, False, "ValueError: expected keys; got none")
+
+
+def test_blocks_are_asked_for_no_weights_but_for_the_logsumexp():
+    asked = []
+
+    def recorded(query, key, value, /, **options):
+        asked.append({name for name, wanted in options.items() if name.startswith("return_") and wanted})
+        return core(query, key, value, **options)
+
+    check(recorded, backend="numpy", cases=[BY_NAME["weights"]], dtypes=["float32"], implementations=IMPLEMENTATIONS)
+    assert asked == [{"return_weights", "return_logsumexp"}, {"return_logsumexp"}]
+
+
+def test_what_is_run_where_it_is_compiled_exists():
+    assert set(COMPILED) <= set(BY_NAME)
+    assert all(set(names) <= set(COMPILED) for names in SLOWEST.values())
+
+    class Compiling(type(ac.get_backend("numpy"))):
+        modes = ("eager", "compiled")
+
+    cases = [BY_NAME["mask"], BY_NAME["alibi"]]
+    chosen = {"dtypes": ["float32"], "implementations": ["blockwise"]}
+    reasons = {(trial.case.name, trial.mode): trial.reason for trial in plan(cases, [Compiling()], **chosen)}
+    told = "one blockwise case of each kind of program is run where it has to be compiled"
+    assert reasons.pop(("mask", "compiled")) == told
+    assert set(reasons.values()) == {""}
+    assert not any(trial.reason for trial in plan(cases, [Compiling()], **chosen, everything=True))
+
+
+def test_pieces_are_for_the_core_alone():
+    pieces = [BY_NAME["pieces"], BY_NAME["pieces-empty"]]
+    told = {result.detail for result in check(altered(abs), backend="numpy", cases=pieces, dtypes=["float32"])}
+    assert told == {"not supported: attention in pieces"}
+    kept = check(core, backend="numpy", cases=pieces)
+    assert {result.passed for result in kept} == {True}
 
 
 def test_compiled_modes_run_a_case_in_its_dtypes_unless_others_are_asked_for():

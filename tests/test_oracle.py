@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+from attention_conformance.catalogue import CASES
+from attention_conformance.changes import _bucket
 from attention_conformance.gradients import gradients
 from attention_conformance.hashing import keep_pattern, mixed
 from attention_conformance.oracle import Exact, attention
@@ -221,3 +223,49 @@ def test_what_cannot_be_compared_is_infinitely_wrong(found, text):
     error, detail = worst_error(found, exact, "float32")
     assert error == math.inf
     assert text in detail
+
+
+def test_a_sink_takes_its_share():
+    given = Problem(
+        {"query": column(1.0), "key": column(0.0, 1.0), "value": column(0.0, 1.0), "sinks": np.array([2.0])}
+    )
+    truth = attention(given)
+    total = 1 + math.e + math.e**2
+    np.testing.assert_allclose(truth.weights.high.ravel(), [1 / total, math.e / total], rtol=1e-15)
+    np.testing.assert_allclose(truth.logsumexp.high.ravel(), math.log(total), rtol=1e-15)
+    assert truth.kappa == 2.0
+    nothing = attention(replace(given, arrays={**given.arrays, "mask": np.zeros(2, dtype=bool)}, mask=array("mask")))
+    assert (nothing.output.high.item(), nothing.logsumexp.high.item()) == (0.0, 2.0)
+
+
+def test_rates_and_buckets_are_those_that_are_published():
+    def falls(heads):
+        query, key = np.zeros((heads, 1, 1)), np.zeros((heads, 2, 1))
+        given = Problem({"query": query, "key": key, "value": key}, score_mod=Rule("alibi", {"num_heads": heads}))
+        weights = attention(given).weights.high
+        return np.log2(np.log(weights[:, 0, 0] / weights[:, 0, 1]))
+
+    np.testing.assert_allclose(falls(8), [-1, -2, -3, -4, -5, -6, -7, -8])
+    np.testing.assert_allclose(falls(12), [-1, -2, -3, -4, -5, -6, -7, -8, -0.5, -1.5, -2.5, -3.5])
+    # T5: 32 buckets, 8 of them exact in each direction, up to a distance of 128
+    near = [_bucket(-distance, 32, 128) for distance in (0, 1, 7, 8, 11, 12, 15, 16, 31, 32, 64, 127, 128, 500)]
+    assert near == [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 14, 15, 15, 15]
+    assert [_bucket(distance, 32, 128) for distance in (1, 8, 64, 500)] == [17, 24, 30, 31]
+
+
+@pytest.mark.parametrize("name", ["gradient-score-mod", "gradient-relative-bias", "gradient-sinks"])
+def test_gradients_are_slopes(name):
+    (case,) = (case for case in CASES if case.name == name)
+    given, step = case.problem("float64"), 1e-6
+    found = gradients(given)
+    for variable in given.variables[3:]:
+        place = tuple(dim // 2 for dim in given.arrays[variable].shape)
+
+        def loss(change, variable=variable, place=place):
+            changed = given.arrays[variable].copy()
+            changed[place] += change
+            moved = replace(given, arrays={**given.arrays, variable: changed})
+            return np.sum(attention(moved).output.high * given.cotangent)
+
+        slope = (loss(step) - loss(-step)) / (2 * step)
+        assert abs(found[variable].high[place] - slope) < 1e-7 * (1 + abs(slope))

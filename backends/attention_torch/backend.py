@@ -134,7 +134,9 @@ class TorchBackend:
     ) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
-            return OpaqueStreamed.apply(operators.spelled(*plan), *arrays)  # type: ignore[no-any-return]
+            text = operators.spelled(*plan)
+            recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
+            return OpaqueStreamed.apply(text, *arrays) if recorded else operators.attend(arrays, text)
         return Streamed.apply((forward, backward, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(

@@ -1,0 +1,262 @@
+"""PyTorch's fused kernel: equal to the definition where it is taken, and shown to differ where it is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core import explain_attention
+from attention_core.masks import And, Given
+from attention_core.scores import alibi
+
+attention = ac.scaled_dot_product_attention
+B, H, G, M, N, D = 3, 4, 2, 7, 11, 8
+
+
+@pytest.fixture(autouse=True)
+def only_torch(backend):
+    if backend.name != "torch":
+        pytest.skip("the only kernel known here is PyTorch's")
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def arrays(rng, put):
+    return put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, D))])
+
+
+def refusal(arrays, **options):
+    return next(each for each in explain_attention(*arrays, **options).candidates if each.name == "fused").refusal
+
+
+def kernel(torch, arrays, **options):
+    """What the kernel makes of it."""
+    query, key, value = arrays
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
+
+
+def close(actual, desired, tolerance=1e-13):
+    for found, expected in zip(actual, desired, strict=True):
+        np.testing.assert_allclose(found.detach(), expected.detach(), rtol=0, atol=tolerance)
+
+
+def results(torch, arrays, implementation, options):
+    """Output and gradients."""
+    leaves = [x.detach().requires_grad_() for x in arrays]
+    output = attention(*leaves, **options, implementation=implementation)
+    factor = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape)
+    return output, *torch.autograd.grad((output.to(torch.float64) * factor).sum(), leaves)
+
+
+SHAPES = [(), (N,), (1,), (M, 1), (M, N), (1, 1, N), (H, 1, 1), (H, M, 1), (B, 1, 1, 1), (B, 1, M, N), (B, H, M, N)]
+TAKEN = {
+    "plain": lambda put, rng: {},
+    "causal": lambda put, rng: {"is_causal": True},
+    "scale": lambda put, rng: {"scale": 0.3},
+    "scale of an array": lambda put, rng: {"scale": put(np.array(0.3))},
+    "array and rule of it": lambda put, rng: {"mask": Given(put(rng.random((M, N)) < 0.5))},
+    "no dropout": lambda put, rng: {"dropout": ac.Dropout(0.0, 3)},
+    "causal bias": lambda put, rng: {"is_causal": True, "bias": put(rng.standard_normal((H, 1, N)))},
+    "bias of minus infinity": lambda put, rng: {
+        "bias": put(np.where(np.arange(M)[:, None] == 2, -math.inf, np.ones(N)))
+    },
+    "empty rows": lambda put, rng: {"mask": put((np.arange(M) != 3)[:, None] & (np.arange(N) > 4))},
+    "mask and bias": lambda put, rng: {
+        "mask": put(rng.random((B, 1, M, N)) < 0.6),
+        "bias": put(rng.standard_normal((M, 1))),
+    },
+    "numbers of a mask": lambda put, rng: {"bias": put(np.where(rng.random(N) < 0.5, -1e30, 0.0))},
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_kernel_equals_the_definition(name, torch, arrays, put, rng):
+    """In output and gradients."""
+    options = TAKEN[name](put, rng)
+    assert refusal(arrays, **options) is None
+    assert explain_attention(*arrays, **options).chosen == "fused"
+    found, expected = (results(torch, arrays, implementation, options) for implementation in ("fused", "dense"))
+    close(found, expected)
+    if name in ("empty rows", "bias of minus infinity"):
+        row = 3 if name == "empty rows" else 2
+        assert not found[0][:, :, row].any()
+        assert not found[1][:, :, row].any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["mask", "bias"])
+def test_the_kernel_takes_masks_and_biases_of_every_shape(kind, shape, torch, arrays, put, rng):
+    given = rng.random(shape) < 0.6 if kind == "mask" else rng.standard_normal(shape)
+    options = {kind: put(np.asarray(given))}
+    assert refusal(arrays, **options) is None
+    close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
+
+
+@pytest.mark.parametrize("leading", [(), (2, 3), (1, 2, 2)])
+@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "bias"])
+def test_the_kernel_takes_any_number_of_leading_axes(kind, leading, torch, put, rng):
+    arrays = put([rng.standard_normal((*leading, *shape)) for shape in ((H, M, D), (G, N, D), (G, N, D))])
+    options = {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "mask": {"mask": put(rng.random((*leading[1:], 1, M, N)) < 0.6)},
+        "bias": {"bias": put(rng.standard_normal((*leading, H, 1, N)))},
+    }[kind]
+    assert refusal(arrays, **options) is None
+    close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
+
+
+@pytest.mark.parametrize(("rows", "columns", "groups"), [(1, 1, 1), (1, N, 4), (M, 1, 2), (64, 65, 1)])
+def test_the_kernel_takes_any_lengths_and_groups(rows, columns, groups, torch, put, rng):
+    arrays = put(
+        [rng.standard_normal(shape) for shape in ((2, H, rows, D), (2, groups, columns, D), (2, groups, columns, D))]
+    )
+    close(*(results(torch, arrays, name, {"is_causal": True}) for name in ("fused", "dense")))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_kernel_in_16_bits_rounds_weights_too(dtype, torch, arrays, backend, get):
+    """So it is taken by name alone where blocks are as fast."""
+    arrays = [backend.from_numpy(get(x), dtype=dtype) for x in arrays]
+    step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
+    found, expected = (
+        results(torch, arrays, implementation, {"is_causal": True}) for implementation in ("fused", "dense")
+    )
+    close([x.double() for x in found], [x.double() for x in expected], 16 * step)
+    assert explain_attention(*arrays, is_causal=True).chosen != "fused"
+
+
+@pytest.mark.parametrize("dtype", ["float32"])
+def test_the_kernel_in_float32(dtype, torch, arrays, backend, get):
+    arrays = [backend.from_numpy(get(x), dtype=dtype) for x in arrays]
+    close(*(results(torch, arrays, name, {"is_causal": True}) for name in ("fused", "dense")), 3e-6)
+
+
+def test_the_scale_comes_before_the_product(torch, put):
+    """A score that fits does not overflow on the way, as the kernel's own scale makes it."""
+    query, key = put(np.full((1, 1, 2, 4), 1e25), dtype="float32"), put(np.full((1, 1, 3, 4), 1e14), dtype="float32")
+    value = put(np.arange(12.0).reshape(1, 1, 3, 4), dtype="float32")
+    found = attention(query, key, value, scale=1e-38, implementation="fused")
+    close([found], [attention(query, key, value, scale=1e-38, implementation="dense")], 1e-5)
+    assert torch.isnan(kernel(torch, (query, key, value), scale=1e-38)).any()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf])
+def test_refused_as_what_is_masked_leaks(rubbish, torch, arrays, put):
+    allowed = put(np.arange(N) < N - 1)
+    for place in (1, 2):
+        spoilt = [x.clone() for x in arrays]
+        spoilt[place][:, :, -1] = rubbish
+        assert "not seen to be finite" in refusal(spoilt, mask=allowed)
+        assert torch.isnan(kernel(torch, spoilt, attn_mask=allowed[None, :])).any()
+        found = attention(*spoilt, mask=allowed)
+        close([found], [attention(*arrays, mask=allowed)])
+        with pytest.raises(ValueError, match="not seen to be finite"):
+            attention(*spoilt, mask=allowed, implementation="fused")
+
+
+def test_refused_as_what_overflows_behind_a_mask_leaks(torch, put):
+    """Finite numbers, whose product is not."""
+    query, key, value = put(
+        [np.full((1, 1, 2, 4), 1e25), np.ones((1, 1, 3, 4)), np.ones((1, 1, 3, 4))], dtype="float32"
+    )
+    key[..., 2, :] = 1e25
+    allowed = put(np.arange(3) < 2)
+    assert torch.isnan(kernel(torch, (query, key, value), attn_mask=allowed[None, :])).any()
+    assert refusal((query, key, value), mask=allowed) is not None
+    np.testing.assert_array_equal(attention(query, key, value, mask=allowed), np.ones((1, 1, 2, 4)))
+
+
+def test_refused_as_the_scale_makes_what_is_masked_overflow(put):
+    key = np.full((1, 1, 3, 2), 1e-30)
+    key[0, 0, 2] = 1e10
+    query, key, value = put([np.ones((1, 1, 2, 2)), key, np.ones((1, 1, 3, 2))], dtype="float32")
+    allowed = put(np.arange(3) < 2)
+    assert refusal((query, key, value), mask=allowed, scale=1e30) is not None
+
+
+def test_refused_as_dropout_is_another(torch, arrays):
+    dropout = ac.Dropout(0.5, 3)
+    assert "generator of its own" in refusal(arrays, dropout=dropout)
+    expected = attention(*arrays, dropout=dropout, implementation="dense")
+    assert not torch.allclose(kernel(torch, arrays, dropout_p=0.5), expected)
+    close([attention(*arrays, dropout=dropout)], [expected])
+
+
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"score_mod": alibi(H)}])
+def test_refused_as_the_kernel_has_no_such_thing(options, arrays):
+    (name,) = options
+    assert refusal(arrays, **options) == f"has no {name}"
+    assert name not in ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    expected = attention(*arrays, **options, implementation="dense")
+    assert (expected - attention(*arrays, implementation="dense")).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "mask", [ac.Causal(1), ac.SlidingWindow(left=2), ac.KeyLengths(4), And(ac.Causal(), ac.KeyLengths(4))]
+)
+def test_refused_as_a_rule_would_become_an_array_of_all_scores(mask, arrays):
+    assert "as an array of all M x N" in refusal(arrays, mask=mask)
+    with pytest.raises(ValueError, match="as an array of all M x N"):
+        attention(*arrays, mask=mask, implementation="fused")
+
+
+def test_refused_as_a_bias_to_be_differentiated_takes_all_scores(torch, arrays, put, rng):
+    bias = put(rng.standard_normal((M, N)))
+    assert refusal(arrays, bias=bias) is None
+    assert "nor one that is to be differentiated" in refusal(arrays, bias=bias.requires_grad_())
+    found, expected = (
+        torch.autograd.grad(attention(*arrays, bias=bias, implementation=name).square().sum(), bias)
+        for name in ("auto", "dense")
+    )
+    close(found, expected)
+
+
+def test_refused_as_a_bias_of_another_dtype_is_not_documented(arrays, put, backend, get, rng):
+    arrays = [backend.from_numpy(get(x), dtype="float16") for x in arrays]
+    bias = put(rng.standard_normal((M, N)), dtype="float32")
+    assert "no bias of another dtype" in refusal(arrays, bias=bias)
+    with pytest.raises(ValueError, match="no bias of another dtype"):
+        attention(*arrays, bias=bias, implementation="fused")
+
+
+def test_refused_as_pieces_count_from_elsewhere(torch, arrays):
+    query, key, value = arrays
+    part = ac.partial_attention(query, key[:, :, 4:], value[:, :, 4:], key_start=4, is_causal=True)
+    top_left = kernel(torch, (query, key[:, :, 4:], value[:, :, 4:]), is_causal=True)
+    assert not torch.allclose(part.output, top_left)
+
+
+def test_refused_while_values_cannot_be_seen(torch, arrays):
+    """A nan behind a mask does not leak in compiled functions either."""
+    allowed = torch.arange(N) < N - 1
+    seen = []
+
+    def attend(*arrays):
+        seen.append(refusal(arrays, mask=allowed))
+        return attention(*arrays, mask=allowed)
+
+    spoilt = [x.clone() for x in arrays]
+    spoilt[2][:, :, -1] = math.nan
+    close([torch.vmap(attend)(*spoilt)], [attention(*arrays, mask=allowed)])
+    assert "not seen to be finite" in seen[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *arrays: attention(*arrays, mask=allowed), fullgraph=True, backend="eager")
+    close([compiled(*spoilt)], [attention(*arrays, mask=allowed)])
+
+
+def test_not_preferred_where_it_has_the_dense_form_only(torch, arrays):
+    query, key, value = arrays
+    narrow = value[..., :5]
+    explanation = explain_attention(query, key, narrow)
+    assert explanation.chosen != "fused"
+    assert refusal((query, key, narrow)) is None
+    close([attention(query, key, narrow, implementation="fused")], [attention(query, key, narrow)])

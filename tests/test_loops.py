@@ -1,0 +1,131 @@
+"""Loops over blocks, as attention in blocks needs them, mean the same on every backend."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from attention_core._loops import Plain, PythonLoops
+
+
+@pytest.fixture(params=["eager", "compiled"])
+def run(request, backend):
+    """Run a function of arrays, eagerly or compiled."""
+    if request.param == "eager":
+        return lambda function, *arrays: backend.to_numpy(function(*backend.from_numpy(arrays)))
+    if len(backend.modes) == 1 or backend.name == "torch":  # which calls an operator, and does not look into it
+        pytest.skip(f"loops of {backend.name} are not compiled")
+    return lambda function, *arrays: backend.to_numpy(backend.compile(function)(*backend.from_numpy(arrays)))
+
+
+def test_a_body_sees_every_index_and_the_state_before(run, backend, xp):
+    def function(x, stop):
+        stop = stop if backend.loops.traced else int(stop)
+        state = backend.loops.loop(1, stop, lambda i, s: (xp.add(xp.multiply(s[0], 10), i), s[1], s[2]), (x, x, None))
+        assert state[2] is None
+        return state[0], state[1], backend.loops.loop(2, 2, lambda i, s: xp.add(s, 1), x)
+
+    many, same, none = run(function, np.array(0, dtype=np.int32), np.array(5, dtype=np.int32))
+    assert (many, same, none) == (1234, 0, 0)
+
+
+def test_loops_nest_and_count_with_the_outer_index(run, backend, xp):
+    loops = backend.loops
+
+    def function(x):
+        def outer(i, total):
+            return loops.loop(0, i, lambda j, inner: xp.add(inner, i * 10 + j), total)
+
+        return loops.loop(0, 4, outer, x)
+
+    assert run(function, np.array(0, dtype=np.int32)) == 10 + 20 + 21 + 30 + 31 + 32
+
+
+def test_one_of_two_functions_is_taken(run, backend, xp):
+    def function(x):
+        return [
+            backend.loops.choose(xp.greater(x, limit), lambda: xp.add(x, 1.0), lambda: xp.subtract(x, 1.0))
+            for limit in (1.0, 3.0)
+        ]
+
+    assert run(function, np.array(2.0)) == [3.0, 1.0]
+
+
+@pytest.mark.parametrize("axis", [-2, -1])
+def test_a_block_is_a_slice_of_one_of_the_last_axes(axis, run, backend, xp, rng):
+    x = rng.standard_normal((2, 6, 6))
+    expected = x[:, 2:4, :] if axis == -2 else x[..., 2:4]
+
+    def function(x):
+        found = backend.loops.loop(
+            1,
+            2,
+            lambda i, _: backend.loops.block(x, i, 2, axis),
+            xp.zeros_like(x)[..., :0] if False else backend.loops.block(x, 0, 2, axis),
+        )
+        return found, backend.loops.block(x, 1, 2, axis)
+
+    for found in run(function, x):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_block_of_python_loops_ends_with_the_array(backend, put, get, rng):
+    if backend.loops.traced:
+        pytest.skip("blocks of traced loops are of one size")
+    x = rng.standard_normal((2, 5, 3))
+    np.testing.assert_array_equal(get(backend.loops.block(put(x), 1, 4, -2)), x[:, 4:, :])
+
+
+def test_an_item_is_an_entry_of_the_first_axis(run, backend, rng):
+    x = rng.standard_normal((4, 2, 3))
+    item = backend.loops.item
+    found = run(lambda x: backend.loops.loop(2, 3, lambda i, _: item(x, i), item(x, 0)), x)
+    np.testing.assert_array_equal(found, x[2])
+
+
+def test_blocks_are_added_to_and_joined_in_order(run, backend, xp, rng):
+    """Runs of three along the rows, of which one is left as it started: zero."""
+    x = rng.standard_normal((6, 2, 2, 5))
+    loops = backend.loops
+
+    def function(x):
+        stack = loops.stack(6, lambda index: xp.zeros_like(x[0, ...]))
+
+        def body(i, stack):
+            return loops.add(loops.add(stack, i, loops.item(x, i)), i, loops.item(x, 0))
+
+        stack = loops.loop(0, 5, body, stack)
+        joined = loops.join(stack, 3, -2)
+        wide = loops.join(loops.join(stack, 2, -1), 3, -2)
+        return loops.array(joined), loops.array(wide), loops.array(stack)
+
+    sums = x + x[0]
+    sums[5] = 0
+    joined, wide, plain = run(function, x)
+    np.testing.assert_array_equal(plain, sums)
+    np.testing.assert_array_equal(joined, [np.concatenate(sums[:3], axis=-2), np.concatenate(sums[3:], axis=-2)])
+    rows = [np.concatenate(sums[i : i + 2], axis=-1) for i in (0, 2, 4)]
+    np.testing.assert_array_equal(wide, [np.concatenate(rows, axis=-2)])
+
+
+def test_values_are_read_as_lists_where_nothing_is_traced(backend, put):
+    if backend.loops.traced:
+        with pytest.raises(TypeError, match="expected nothing to be read while a function is traced"):
+            backend.loops.read(put(np.ones(2)))
+        return
+    table = np.array([[True, False], [False, False]])
+    assert backend.loops.read(put(table)) == [[True, False], [False, False]]
+
+
+@pytest.mark.parametrize("name", ["numpy", "array_api_strict"])
+def test_a_library_without_a_backend_has_loops(name, rng):
+    """Blocks then need no more than the array API."""
+    library = importlib.import_module(name)
+    loops = Plain(library).loops
+    assert isinstance(loops, PythonLoops)
+    x = library.asarray(rng.standard_normal((3, 4)))
+    assert loops.read(x > 10) == [[False] * 4] * 3
+    stack = loops.add(loops.stack(2, lambda index: library.zeros((1, 4))), 1, x[:1, :])
+    found = loops.array(stack)
+    assert bool(library.all(found[0, ...] == 0))
+    assert bool(library.all(found[1, ...] == x[:1, :]))
