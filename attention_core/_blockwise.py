@@ -53,8 +53,8 @@ class Plan(NamedTuple):
     ----------
     mask : tuple or None
         The `outline` of a mask.
-    score_mod : callable or None
-        Without its arrays.
+    score_mod : callable or tuple or None
+        Without its arrays; the `outline` of one that is a dataclass.
     softcap, rate, seed, starts
         Numbers, or ``None`` where an array takes their place.
     present : tuple of bool
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     """
 
     mask: Any
-    score_mod: Callable[..., Array] | None
+    score_mod: Any
     softcap: float | None
     rate: float
     seed: int | None
@@ -139,7 +139,7 @@ def _planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
     )
     score_mod, score_arrays = call.score_mod, ()
     if isinstance(score_mod, ScoreMod):
-        score_mod, score_arrays = score_mod.function, score_mod.arrays
+        score_mod, score_arrays = outline(score_mod.function, []), score_mod.arrays
     dropout = call.dropout if call.dropout is not None and call.dropout.rate else Dropout(0.0)
     operands = Operands(
         xp.reshape(scaled_query(call.query, call.scale, xp), (entries, groups, times, rows, width)),
@@ -561,7 +561,7 @@ def _is_floating(array: Array) -> bool:
 
 
 def _changed(tiles: Tiles, raw: Array, variables: tuple[Array, ...], at: Positions | None) -> Array:
-    score_mod, remaining = tiles.plan.score_mod, iter(variables)
+    score_mod, remaining = rebuilt(tiles.plan.score_mod, ()), iter(variables)
     softcap = tiles.plan.softcap if tiles.operands.softcap is None else next(remaining)
     if score_mod is None:
         return changed_scores(raw, softcap, None, None, tiles.xp)

@@ -149,7 +149,12 @@ def known_tame(call: Call) -> bool:
     xp, arrays = call.xp, (call.query, call.key, call.value)
     if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
         return False
-    peaks = [max(abs(float(xp.max(array))), abs(float(xp.min(array)))) for array in arrays]
-    peaks.append(1.0 if call.scale is None else abs(float(call.scale)))
+    peaks = [max(abs(_number(xp.max(array))), abs(_number(xp.min(array)))) for array in arrays]
+    peaks.append(1.0 if call.scale is None else abs(_number(call.scale)))
     products = peaks[0] * max(peaks[3], 1.0) * peaks[1] * call.query.shape[-1]
     return all(map(math.isfinite, peaks)) and products < float(xp.finfo(call.query.dtype).max)
+
+
+def _number(x: Any) -> float:
+    """A number out of an array that may have a history of differentiation."""
+    return float(x.tolist() if hasattr(x, "tolist") else x)

@@ -476,15 +476,18 @@ class Slot(NamedTuple):
 
 
 def outline(rule: Any, arrays: list[Array], axes: int = 0, /) -> Any:
-    """A rule without its arrays, as nested tuples that compare by value; the arrays are appended to a list."""
-    if isinstance(rule, Mask) and hasattr(rule, "__match_args__"):
-        names = type(rule).__match_args__
-        return type(rule), *(outline(getattr(rule, name), arrays, rule.axes.get(name, 0)) for name in names)
-    if isinstance(rule, tuple):
-        return tuple, *(outline(each, arrays, -1) for each in rule)
+    """A rule, or another dataclass, without its arrays, as nested tuples that compare by value.
+
+    The arrays are appended to a list.
+    """
     if hasattr(rule, "dtype"):
         arrays.append(rule)
         return Slot(len(arrays) - 1, axes)
+    if isinstance(rule, tuple):
+        return tuple, *(outline(each, arrays, -1) for each in rule)
+    if hasattr(rule, "__match_args__"):
+        own = rule.axes if isinstance(rule, Mask) else {}
+        return type(rule), *(outline(getattr(rule, name), arrays, own.get(name, 0)) for name in rule.__match_args__)
     return rule
 
 

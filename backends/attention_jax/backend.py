@@ -14,6 +14,7 @@ import numpy as np
 from attention_core._typing import Array, Namespace
 from attention_core.backend import Backend, Kernel, Loops, Tuning
 from attention_jax import namespace as jax_namespace
+from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops
 from attention_numpy.trees import (
     NumpyArray,
@@ -40,7 +41,7 @@ class JaxBackend:
     differentiates = True
     loops: Loops = JaxLoops()
     tuning = Tuning(queries=2048, keys=256, least=64, heads_apart=False, dense_below=256 * 256)
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[Kernel, ...] = (DotProduct(),)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
