@@ -137,7 +137,8 @@ def _planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
         array if slot.axes < 0 else _entrywise(array, slot.axes, leading, target, xp)
         for array, slot in zip(held, slots(form), strict=True)
     )
-    score_mod, score_arrays = call.score_mod, ()
+    score_mod: Any = call.score_mod
+    score_arrays: tuple[Array, ...] = ()
     if isinstance(score_mod, ScoreMod):
         score_mod, score_arrays = outline(score_mod.function, []), score_mod.arrays
     dropout = call.dropout if call.dropout is not None and call.dropout.rate else Dropout(0.0)
@@ -148,7 +149,8 @@ def _planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
         None if call.bias is None else _entrywise(call.bias, 3, leading, target, xp),
         None if _is_number(call.softcap) else call.softcap,
         None if isinstance(dropout.seed, int) else dropout.seed,
-        *(None if isinstance(start, int) else start for start in call.starts),
+        None if isinstance(call.starts[0], int) else call.starts[0],
+        None if isinstance(call.starts[1], int) else call.starts[1],
         mask_arrays,
         score_arrays,
     )
@@ -156,7 +158,7 @@ def _planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
     plan = Plan(
         form,
         score_mod,
-        float(call.softcap) if call.softcap is not None and operands.softcap is None else None,  # type: ignore[arg-type]
+        None if call.softcap is None or operands.softcap is not None else float(call.softcap),
         dropout.rate,
         dropout.seed if operands.seed is None else None,
         tuple(start if isinstance(start, int) else None for start in call.starts),  # type: ignore[arg-type]
@@ -220,9 +222,9 @@ class Tiles(NamedTuple):
 
 def _operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
     remaining = iter(arrays)
-    named = [next(remaining) if present else None for present in plan.present]
-    masks, scores = (tuple(next(remaining) for _ in range(count)) for count in plan.num_arrays)
-    return Operands(*named, masks, scores)
+    named: list[Any] = [next(remaining) if present else None for present in plan.present]
+    named += [tuple(next(remaining) for _ in range(count)) for count in plan.num_arrays]
+    return Operands(*named)
 
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
@@ -446,7 +448,7 @@ def _entry(tiles: Tiles, index: Any, query: Array, key: Array, value: Array) -> 
     b, g = (index // groups, index % groups) if plan.apart else (index, None)
     rule = None
     if plan.mask is not None:
-        own = {slot.index: slot.axes for slot in slots(plan.mask)}
+        own = {slot.place: slot.axes for slot in slots(plan.mask)}
         held = [
             array if own[place] < 0 else _of_entry(tiles, array, b, g if own[place] == 3 else None)
             for place, array in enumerate(operands.mask)
@@ -647,13 +649,11 @@ def _forward(tiles: Tiles, query: Array, key: Array, value: Array) -> tuple[Arra
 
         return loops.loop(0, tiles.counts[0], attend_rows, stacks)
 
-    own = 1 if plan.apart else groups
-    stacks = tuple(
-        loops.stack(
-            _rounds(tiles) * tiles.counts[0], lambda _, w=w: _zeros(query, own, times, tiles.sizes[0], w, xp=xp)
-        )
-        for w in (width, 1)
-    )
+    def empty(last: Any) -> Any:
+        dims = (1 if plan.apart else groups, times, tiles.sizes[0], last)
+        return loops.stack(_rounds(tiles) * tiles.counts[0], lambda _: _zeros(query, *dims, xp=xp))
+
+    stacks = tuple(map(empty, (width, 1)))
     output, logsumexp = (_collected(tiles, stack, 0) for stack in loops.loop(0, _rounds(tiles), attend, stacks))
     return output, xp.squeeze(logsumexp, axis=-1)
 
@@ -815,7 +815,8 @@ def _size_of(tiles: Tiles, side: int, place: Any) -> Any:
 
 
 def _add_bias(tiles: Tiles, entry: Entry, stack: Any, slope: Array, i: Any, j: Any) -> Any:
-    bias, loops = tiles.operands.bias, tiles.loops
+    bias: Any = tiles.operands.bias
+    loops = tiles.loops
     rows, columns = (1 if _is_one(bias, axis) else tiles.counts[axis] for axis in (-2, -1))
     place = 0 if _is_one(bias, 0) else entry.index
     if entry.head is not None:

@@ -147,14 +147,15 @@ def gain(dropout: Dropout | None) -> float:
 def known_tame(call: Call) -> bool:
     """Whether query, key, value and all their products are finite, where that can be read."""
     xp, arrays = call.xp, (call.query, call.key, call.value)
-    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
+    numbers = () if call.scale is None or isinstance(call.scale, Real) else (call.scale,)
+    if not all(map(is_concrete, (*arrays, *numbers))) or any(0 in array.shape for array in arrays):
         return False
-    peaks = [max(abs(_number(xp.max(array))), abs(_number(xp.min(array)))) for array in arrays]
-    peaks.append(1.0 if call.scale is None else abs(_number(call.scale)))
-    products = peaks[0] * max(peaks[3], 1.0) * peaks[1] * call.query.shape[-1]
+    ends = xp.stack(
+        [end(array) for array in arrays for end in (xp.max, xp.min)]
+    )  # read once: an accelerator is slow to
+    peaks = [abs(end) for end in (ends.tolist() if hasattr(ends, "tolist") else map(float, ends))]
+    scale = (
+        1.0 if call.scale is None else abs(float(call.scale.tolist() if hasattr(call.scale, "tolist") else call.scale))
+    )
+    products = max(peaks[:2]) * max(scale, 1.0) * max(peaks[2:4]) * call.query.shape[-1]
     return all(map(math.isfinite, peaks)) and products < float(xp.finfo(call.query.dtype).max)
-
-
-def _number(x: Any) -> float:
-    """A number out of an array that may have a history of differentiation."""
-    return float(x.tolist() if hasattr(x, "tolist") else x)

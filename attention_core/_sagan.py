@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._attention import Attention, scaled_dot_product_attention
+from attention_core._attention import scaled_dot_product_attention
+from attention_core._call import Attention
 from attention_core._checks import (
     check_floating,
     check_like,

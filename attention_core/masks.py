@@ -435,7 +435,7 @@ class Or(_Pair):
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
         kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
-        some, every = (_negated(_both(*(_negated(kind, xp) for kind in each), xp), xp) for each in kinds)
+        some, every = (_negated(_both(_negated(own, xp), _negated(other, xp), xp), xp) for own, other in kinds)
         return some, every
 
 
@@ -471,7 +471,7 @@ def _negated(kind: Array | bool, xp: Namespace) -> Array | bool:
 class Slot(NamedTuple):
     """The place of an array in an `outline`, and how many axes it has after the leading ones."""
 
-    index: int
+    place: int
     axes: int
 
 
@@ -494,7 +494,7 @@ def outline(rule: Any, arrays: list[Array], axes: int = 0, /) -> Any:
 def rebuilt(form: Any, arrays: Any, /) -> Any:
     """The rule of an outline, with arrays in its slots; what was checked once is not checked again."""
     if isinstance(form, Slot):
-        return arrays[form.index]
+        return arrays[form.place]
     if not isinstance(form, tuple):
         return form
     kind, *fields = form
@@ -622,11 +622,12 @@ def check_mask(mask: Any, target: Sizes, query: Array) -> None:
         check_device("mask", array, "query", query)
 
 
-def allowed_pairs(mask: Mask | Array, at: Positions, /, *, xp: Namespace) -> Array:
+def allowed_pairs(mask: Mask | Array, at: Positions | None, /, *, xp: Namespace) -> Array:
     """A mask of either kind as a boolean array that broadcasts to scores at these positions."""
-    if not isinstance(mask, Mask):
-        return mask if len(mask.shape) else xp.reshape(mask, (1,))
-    return mask.allowed(at, xp=xp)
+    if isinstance(mask, Mask):
+        assert at is not None
+        return mask.allowed(at, xp=xp)
+    return mask if len(mask.shape) else xp.reshape(mask, (1,))
 
 
 def mask_arrays(mask: Mask | Array | None) -> tuple[Array | None, ...]:

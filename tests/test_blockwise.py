@@ -151,7 +151,7 @@ MASKS = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_blocks_give_what_all_scores_at_once_give(name, backend, rng):
-    costly(backend, name, ("full", "causal offsets", "segments", "lengths and bias"))
+    costly(backend, name, ("causal offsets", "segments", "lengths and bias"))
     options, arrays = MASKS[name]
     assert_equal(backend, options, [*qkv(rng), *arrays])
 
@@ -173,7 +173,7 @@ def of_shape(rng, shape, other):
 
 @pytest.mark.parametrize("place", range(len(SHAPES)))
 def test_biases_and_masks_of_every_shape(place, backend, rng):
-    costly(backend, place, (2, 7, 10))
+    costly(backend, place, (7,))
     arrays = of_shape(rng, SHAPES[place], SHAPES[-1 - place])
     assert_equal(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*qkv(rng), *arrays])
 
@@ -234,13 +234,9 @@ CHANGES = {
 }
 
 
-def needs_vjp(options):
-    return "softcap" in options or "score_mod" in options
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_of_the_scores_and_their_gradients(name, backend, rng):
-    costly(backend, name, ("arrays of softcap and scale", "everything"))
+    costly(backend, name, ("everything",))
     options, arrays = CHANGES[name]
     assert_equal(backend, options, [*qkv(rng), *arrays])
 
@@ -271,7 +267,7 @@ def test_any_number_of_leading_axes(leading, backend, rng):
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 7), (7, 1), (4, 5), (5, 6), (8, 10), (3, 4), (13, 17)])
 def test_any_lengths(rows, columns, backend, rng):
     """One, a prime, exactly one block, one more than a block, several blocks, and less than one."""
-    costly(backend, (rows, columns), ((4, 5), (5, 6)))
+    costly(backend, (rows, columns), ((5, 6),))
     arrays = [*qkv(rng, (2,), rows=rows, columns=columns), rng.standard_normal((H, rows, columns))]
     assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.SlidingWindow(left=6, right=2)}, arrays)
 
@@ -284,6 +280,7 @@ def test_grouped_heads(heads, groups, backend, rng):
 
 
 def test_float32(backend, rng):
+    costly(backend, 0, () if backend.name == "jax" else (0,))
     arrays = [*qkv(rng), rng.standard_normal((H, M, N))]
     assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.Causal(2)}, arrays, dtype="float32", close=2e-6)
 
@@ -395,7 +392,7 @@ def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(rubbish, backe
 @pytest.mark.parametrize("place", ["query", "key", "value", "bias"])
 @pytest.mark.parametrize("masked", [True, False])
 def test_what_is_attended_shows_as_in_the_dense_form(masked, place, rubbish, backend, rng):
-    costly(backend, (masked, place, rubbish), ((True, "value", math.inf), (False, "key", math.nan)))
+    costly(backend, (masked, place, rubbish), ((True, "value", math.inf),))
     if place == "bias" and rubbish == -math.inf:
         pytest.skip("a bias of -inf is a mask")
     arrays = [*qkv(rng), rng.standard_normal((M, N))]
@@ -525,7 +522,7 @@ SKIPPED = {
 @pytest.mark.parametrize("name", SKIPPED)
 def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng, monkeypatch):
     """And blocks in which everything is allowed need no mask."""
-    costly(backend, name, ("lengths and function",))
+    costly(backend, name, ("lengths and function",) if backend.name == "tensorflow" else ())
     rule, allowed = SKIPPED[name]
     rule = rule if isinstance(rule, Mask) else rule(backend.from_numpy)
     found = []
@@ -537,11 +534,7 @@ def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng,
         return result
 
     monkeypatch.setattr(_blockwise, "_visits", recorded)
-    if backend.name == "jax":
-        with importlib.import_module("jax").disable_jit():
-            attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
-    else:
-        attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
+    attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
     seen, whole = np.sum([expected_visits(each) for each in allowed], axis=0)
     assert seen < 9 * len(allowed)
     for got in found:
@@ -895,7 +888,7 @@ def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
     assert [slot.index for slot in slots(form)] == list(range(5))
     made = rebuilt(form, held)
     assert type(made) is And
-    assert made.second.arrays == (arrays[3], arrays[0]) or made.second.arrays[0] is arrays[3]
+    assert [id(each) for each in made.second.arrays] == [id(arrays[3]), id(arrays[0])]
     assert made.first.mask.first.offset is arrays[0]
     assert made.first.mask.second.key_ids is arrays[2]
     assert made.second.function is weighted

@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 
-from attention_core import Causal, scaled_dot_product_attention
 import attention_core as ac
+from attention_core import Causal, scaled_dot_product_attention
 from attention_core.scores import ScoreMod, alibi, relative_bias
 
 H, M, N = 6, 5, 7

@@ -51,9 +51,7 @@ class TensorFlowLoops:
         # A slice from one tensor to another has no size that XLA could see.
         shape = x.shape.as_list()
         shape[axis] = size
-        known = None not in shape
-        dynamic = None if known else tf.shape(x)
-        sizes = shape if known else [dynamic[at] if dim is None else dim for at, dim in enumerate(shape)]
+        sizes = [tf.shape(x)[at] if dim is None else dim for at, dim in enumerate(shape)]
         starts = [0] * len(shape)
         starts[axis] = index * size
         return tf.ensure_shape(tf.slice(x, tf.stack(starts), sizes), shape)

@@ -136,7 +136,7 @@ class TorchBackend:
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
             text = operators.spelled(*plan)
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
-            return OpaqueStreamed.apply(text, *arrays) if recorded else operators.attend(arrays, text)
+            return OpaqueStreamed.apply(text, *arrays) if recorded else operators.attend(arrays, text)  # type: ignore[no-any-return]
         return Streamed.apply((forward, backward, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(
@@ -149,7 +149,9 @@ class TorchBackend:
 
         def pull(cotangent: Array) -> tuple[Array, ...]:
             with _recording():
-                return torch.autograd.grad(value, variables, cotangent, allow_unused=True, materialize_grads=True)
+                return torch.autograd.grad(  # type: ignore[no-any-return]
+                    value, variables, cotangent, allow_unused=True, materialize_grads=True
+                )
 
         return value.detach(), pull
 
@@ -159,7 +161,7 @@ def _recording() -> contextlib.AbstractContextManager[Any]:
     return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)  # type: ignore[no-any-return]
 
 
-class Streamed(torch.autograd.Function):
+class Streamed(torch.autograd.Function):  # type: ignore[misc]
     """A function with a gradient of its own."""
 
     @staticmethod
@@ -180,7 +182,7 @@ class Streamed(torch.autograd.Function):
         return None, *StreamedBackward.apply(ctx.recipe, *ctx.saved_tensors, *cotangents)
 
 
-class StreamedBackward(torch.autograd.Function):
+class StreamedBackward(torch.autograd.Function):  # type: ignore[misc]
     """The gradients of `Streamed`, which depend on its arrays, but are not differentiated again."""
 
     @staticmethod
@@ -199,7 +201,7 @@ class StreamedBackward(torch.autograd.Function):
         raise NotImplementedError(ONCE)
 
 
-class OpaqueStreamed(torch.autograd.Function):
+class OpaqueStreamed(torch.autograd.Function):  # type: ignore[misc]
     """The same for compilers, by operators that they do not look into."""
 
     @staticmethod

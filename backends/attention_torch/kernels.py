@@ -91,7 +91,8 @@ def _is_causal(mask: Any) -> bool:
 
 def _mask(call: Call, query: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
     """Whether the kernel is to be causal, and its mask: boolean, or a bias."""
-    mask, bias = call.mask, call.bias
+    mask: Any = call.mask
+    bias = call.bias
     causal = _is_causal(mask)
     if causal and bias is None:
         return True, None

@@ -65,19 +65,19 @@ def _resolved(part: Any) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-@torch.library.custom_op("attention_core::attend", mutates_args=())
+@torch.library.custom_op("attention_core::attend", mutates_args=())  # type: ignore[untyped-decorator]
 def attend(arrays: Sequence[torch.Tensor], plan: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute output and logsumexp."""
     output, logsumexp = _blockwise.forward(_plan(plan), tuple(arrays), _backend())
     return output.contiguous(), logsumexp.contiguous()
 
 
-@attend.register_fake
+@attend.register_fake  # type: ignore[untyped-decorator]
 def _(arrays: Sequence[torch.Tensor], plan: str) -> tuple[torch.Tensor, torch.Tensor]:
     return _blockwise.empty_results(_plan(plan), tuple(arrays), _backend())
 
 
-@torch.library.custom_op("attention_core::attend_backward", mutates_args=())
+@torch.library.custom_op("attention_core::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
 def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], plan: str) -> list[torch.Tensor]:
     """Compute the gradients of the arrays of floating point, of results and their cotangents."""
     output, logsumexp, *cotangents = results
@@ -85,7 +85,7 @@ def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tens
     return [gradient.contiguous() for gradient in gradients if gradient is not None]
 
 
-@attend_backward.register_fake
+@attend_backward.register_fake  # type: ignore[untyped-decorator]
 def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], plan: str) -> list[torch.Tensor]:
     return [
         torch.empty_like(array, memory_format=torch.contiguous_format) for array in arrays if array.is_floating_point()
