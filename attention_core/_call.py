@@ -112,13 +112,16 @@ def changed_scores(
 def indices(query: Array, key: Array, starts: tuple[Any, Any], xp: Namespace) -> Positions:
     """Where the scores of query and key stand."""
     *leading, heads, _, _ = shape(query, xp=xp)
-    entries = xp.arange(math.prod(leading), dtype=xp.int32, **beside(query))
+    entries = xp.arange(leading[0] if len(leading) == 1 else math.prod(leading), dtype=xp.int32, **beside(query))
+    batch = xp.reshape(entries, (*leading, 1, 1, 1) if leading else ()) if len(leading) != 1 else entries
+    for _ in range(3 if len(leading) == 1 else 0):  # an axis of open length is not even named
+        batch = xp.expand_dims(batch, axis=-1)
     row, column = (
         _from(start, positions(shape(array, xp=xp)[-2], array, xp=xp), xp)
         for array, start in zip((query, key), starts, strict=True)
     )
     return Positions(
-        xp.reshape(entries, (*leading, 1, 1, 1) if leading else ()),
+        batch,
         xp.reshape(positions(heads, query, xp=xp), (heads, 1, 1)),
         xp.expand_dims(row, axis=-1),
         column,

@@ -85,8 +85,8 @@ class Spans(NamedTuple):
 class Mask(ABC):
     """A rule about positions that says which query may attend which key.
 
-    A rule of your own is a frozen dataclass (``eq=False``) that derives from this class. Its fields are numbers, arrays
-    and other rules; `axes` names the fields whose arrays have axes of their own after the leading ones.
+    A rule of your own is a frozen dataclass (``eq=False``) that derives from this class. Its fields, all of them
+    positional, are numbers, arrays and other rules; `axes` names the fields whose arrays have axes of their own after the leading ones.
     """
 
     axes: ClassVar[dict[str, int]] = {}
@@ -327,6 +327,9 @@ class Segments(Mask):
 
     def _ids(self, at: Array, ids: Array, xp: Namespace) -> Array:
         ids = xp.astype(ids, index_dtype(ids, xp=xp), copy=False)
+        *leading, length = shape(ids, xp=xp)
+        if not isinstance(length, int):  # there may turn out to be none, and then there must be something to look at
+            ids = xp.concat([ids, xp.zeros((*leading, 1), dtype=ids.dtype, **beside(ids))], axis=-1)
         return rows_at(ids, xp.reshape(at, (-1,)), axis=-1, xp=xp)
 
     def _extent(self, span: Spans, ids: Array, xp: Namespace) -> tuple[Array, Array]:

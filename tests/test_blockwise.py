@@ -885,7 +885,7 @@ def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
     assert outline(ac.Causal(1), []) != outline(ac.Causal(2), [])
     assert outline(ac.Causal(1), []) != outline(ac.KeyLengths(1), [])
     assert [slot.axes for slot in slots(form)] == [0, 1, 1, -1, -1]
-    assert [slot.index for slot in slots(form)] == list(range(5))
+    assert [slot.place for slot in slots(form)] == list(range(5))
     made = rebuilt(form, held)
     assert type(made) is And
     assert [id(each) for each in made.second.arrays] == [id(arrays[3]), id(arrays[0])]
