@@ -86,7 +86,7 @@ class Mask(ABC):
     """A rule about positions that says which query may attend which key.
 
     A rule of your own is a frozen dataclass (``eq=False``) that derives from this class. Its fields, all of them
-    positional, are numbers, arrays and other rules; `axes` names the fields whose arrays have axes of their own after the leading ones.
+    positional, are numbers, arrays and other rules; `axes` names those whose arrays have axes after the leading ones.
     """
 
     axes: ClassVar[dict[str, int]] = {}
