@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_core._call import Call, default_scale, known_tame, repeats
 from attention_core._heads import repeat_heads
+from attention_core._namespace import is_concrete
 from attention_core.masks import Causal, Given, Mask
 
 __all__ = ["ScaledDotProduct"]
@@ -51,6 +52,8 @@ class ScaledDotProduct:
             return "takes no bias of another dtype than query, nor one that is to be differentiated"
         if call.mask is None and call.bias is None:
             return None
+        if call.bias is not None and call.query.is_cuda and _is_extreme(call.bias):
+            return "takes a bias near the least number for a mask (line 4)"
         with torch.no_grad():
             if not known_tame(call):
                 return "lets masked keys leak that are not seen to be finite, with finite scores (line 5)"
@@ -79,6 +82,11 @@ class ScaledDotProduct:
                 query, key, value, attn_mask=mask, is_causal=causal, scale=1.0
             )
         return output.reshape(*leading, heads, rows, value.shape[-1]) if flat else output
+
+
+def _is_extreme(bias: torch.Tensor) -> bool:
+    """Whether a bias holds numbers, -inf excepted, that kernels for GPUs were seen to take for a mask of theirs."""
+    return not is_concrete(bias) or bool(((bias < -1e30) & (bias > -math.inf)).any().item())
 
 
 def _is_plain(mask: Any) -> bool:
