@@ -231,18 +231,19 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
     tiles = _tiles(plan, arrays, backend)
     operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
-    query, key = _scored(tiles, operands.query), _scored(tiles, operands.key)
     value = operands.value
+    output, logsumexp = _forward(tiles, lambda values: _finite(tiles, values))
     if plan.tame:
-        return _forward(tiles, query, key, value)
-    output, logsumexp = _forward(tiles, query, key, _finite(value, xp))
+        return output, logsumexp
 
     def pulled() -> Array:
         # What is not finite and attended shows, whatever its weight: inf and nan pull upwards, -inf and nan downwards.
-        nan = xp.isnan(value)
+        def pulling(infinite: float, values: Array) -> Array:
+            return xp.astype(xp.logical_or(xp.isnan(values), xp.equal(values, infinite)), values.dtype)
+
         up, down = (
-            xp.greater(_forward(tiles, query, key, xp.astype(xp.logical_or(nan, found), value.dtype))[0], 0.0)
-            for found in (xp.equal(value, math.inf), xp.equal(value, -math.inf))
+            xp.greater(_forward(tiles, functools.partial(pulling, infinite))[0], 0.0)
+            for infinite in (math.inf, -math.inf)
         )
         pull = xp.where(down, -math.inf, xp.zeros_like(output))
         return xp.add(output, xp.where(up, xp.where(down, math.nan, xp.full_like(output, math.inf)), pull))
@@ -251,15 +252,16 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
 
 
 def _scored(tiles: Tiles, x: Array) -> Array:
-    """Queries or keys for the scores: a vector that is not finite gives nan wherever it is attended."""
+    """A block of queries or keys for the scores: a vector that is not finite gives nan wherever it is attended."""
     if tiles.plan.tame:
         return x
     xp = tiles.xp
     return xp.where(xp.all(xp.isfinite(x), axis=-1, keepdims=True), x, math.nan)
 
 
-def _finite(x: Array, xp: Namespace) -> Array:
-    return xp.where(xp.isfinite(x), x, 0.0)
+def _finite(tiles: Tiles, x: Array) -> Array:
+    """The finite elements of a block, by which others are multiplied."""
+    return x if tiles.plan.tame else tiles.xp.where(tiles.xp.isfinite(x), x, 0.0)
 
 
 def _tiles(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
@@ -435,16 +437,16 @@ class Entry(NamedTuple):
 
     index: Any  # in the batch
     head: Any  # None for all heads
-    query: Array  # (G, R, M, D), for the scores
-    key: Array  # (G, D, N), for the scores
+    query: Array  # (G, R, M, D)
+    key: Array  # (G, N, D)
     value: Array  # (G, N, E)
     bias: Array | None
     rule: Any
 
 
-def _entry(tiles: Tiles, index: Any, query: Array, key: Array, value: Array) -> Entry:
+def _entry(tiles: Tiles, index: Any) -> Entry:
     plan, operands = tiles.plan, tiles.operands
-    groups = key.shape[1]
+    groups = operands.key.shape[1]
     b, g = (index // groups, index % groups) if plan.apart else (index, None)
     rule = None
     if plan.mask is not None:
@@ -454,8 +456,7 @@ def _entry(tiles: Tiles, index: Any, query: Array, key: Array, value: Array) -> 
             for place, array in enumerate(operands.mask)
         ]
         rule = rebuilt(plan.mask, held)
-    query, key, value = (_of_entry(tiles, x, b, g) for x in (query, key, value))
-    key = tiles.xp.matrix_transpose(key)
+    query, key, value = (_of_entry(tiles, x, b, g) for x in operands[:3])
     return Entry(
         b, g, query, key, value, None if operands.bias is None else _of_entry(tiles, operands.bias, b, g), rule
     )
@@ -600,24 +601,26 @@ def _collected(tiles: Tiles, stack: Any, side: int) -> Array:
     return xp.reshape(found, (entries, groups, *shape(found, xp=xp)[2:]))
 
 
-def _forward(tiles: Tiles, query: Array, key: Array, value: Array) -> tuple[Array, Array]:
+def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Attention to a part of the values, which a function takes from each block of them."""
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
     dropout, visits = _dropout(tiles), _visits(tiles, by_key=False)
+    query = tiles.operands.query
     _, groups, times, _, _ = shape(query, xp=xp)
-    width = shape(value, xp=xp)[-1]
+    width = shape(tiles.operands.value, xp=xp)[-1]
 
     def attend(index: Any, stacks: Any) -> Any:
-        entry = _entry(tiles, index, query, key, value)
+        entry = _entry(tiles, index)
 
         def attend_rows(i: Any, stacks: Any) -> Any:
-            rows = loops.block(entry.query, i, tiles.sizes[0], -2)
+            rows = _scored(tiles, loops.block(entry.query, i, tiles.sizes[0], -2))
             next_block, whole, seen = visits.of(loops, entry.index, i)
 
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 summed, total, top, alive = state
                 j = next_block(step)
-                keys = loops.block(entry.key, j, tiles.sizes[1], -1)
-                values = loops.block(entry.value, j, tiles.sizes[1], -2)
+                keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
+                keys, values = xp.matrix_transpose(_scored(tiles, keys)), part(values)
                 tile = _tile(tiles, entry, rows, keys, i, j, masked)
                 above = xp.maximum(top, xp.max(tile.scores, axis=-1, keepdims=True))
                 fading = loops.exp_difference(top, above)
@@ -703,35 +706,27 @@ def backward(
 
 
 def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend: Backend) -> Any:
-    plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
+    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
     dropout, visits = _dropout(tiles), _visits(tiles, by_key=True)
-    query, key = (_scored(tiles, x) for x in (operands.query, operands.key))
-    plain_query, plain_key, value = (
-        x if plan.tame else _finite(x, xp) for x in (operands.query, operands.key, operands.value)
-    )
     row_counts, column_counts = tiles.counts
     calm = plan.tame and is_concrete(cotangent) and bool(xp.isfinite(xp.sum(xp.multiply(cotangent, cotangent))))
     varied = tuple(xp.zeros_like(x) for x in widen(_variables(tiles), xp=xp)) if _changes(tiles) else ()
 
     def attend(index: Any, sums: Any) -> Any:
-        entry = _entry(tiles, index, query, key, value)
-        heads = (entry.index, entry.head)
-        plain_rows, plain_columns = (_of_entry(tiles, x, *heads) for x in (plain_query, plain_key))
-        of_rows = tuple(_of_entry(tiles, x, *heads) for x in (cotangent, delta, norm))
+        entry = _entry(tiles, index)
+        of_rows = tuple(_of_entry(tiles, x, entry.index, entry.head) for x in (cotangent, delta, norm))
 
         def attend_columns(j: Any, sums: Any) -> Any:
-            keys = loops.block(entry.key, j, tiles.sizes[1], -1)
-            plain_keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (plain_columns, entry.value))
-            values_across = xp.matrix_transpose(values)
+            keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
+            scored_keys, plain_keys = xp.matrix_transpose(_scored(tiles, keys)), _finite(tiles, keys)
+            values_across = xp.matrix_transpose(_finite(tiles, values))
             next_block, whole, seen = visits.of(loops, entry.index, j)
 
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 of_query, of_key, of_value, of_bias, of_changes = state
                 i = next_block(step)
-                rows, plain, out, less, top = (
-                    loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, plain_rows, *of_rows)
-                )
-                tile = _tile(tiles, entry, rows, keys, i, j, masked)
+                rows, out, less, top = (loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, *of_rows))
+                tile = _tile(tiles, entry, _scored(tiles, rows), scored_keys, i, j, masked)
                 weights = loops.exp_difference(tile.scores, top)
                 if tile.allowed is not None and not calm:
                     weights = xp.where(tile.allowed, weights, 0.0)  # even those of a query that is nan
@@ -754,7 +749,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                     )
                     slope, *found = pull(slope)
                     of_changes = tuple(map(xp.add, of_changes, widen(tuple(found), xp=xp)))
-                of_key = xp.add(of_key, _transposed_product(slope, plain, xp))
+                of_key = xp.add(of_key, _transposed_product(slope, _finite(tiles, rows), xp))
                 of_query = loops.add(of_query, index * row_counts + i, _product(slope, plain_keys, xp))
                 return of_query, of_key, of_value, of_bias, of_changes
 
