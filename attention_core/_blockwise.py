@@ -192,7 +192,8 @@ def _entrywise(array: Array, axes: int, leading: list[Any], target: tuple[Any, .
         array = xp.broadcast_to(array, (*leading, *own))
         lead = (entries,)
     else:
-        array = xp.broadcast_to(xp.reshape(array, dims), (1,) * len(lead) + own) if own != dims[len(lead) :] else array
+        if axes == 3 and not all(isinstance(dim, int) for dim in dims):
+            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *own))
         lead = (1,)
     if axes == 3:
         heads, *ends = own
@@ -280,7 +281,7 @@ def _tiles(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
 def _cut(length: Any, size: int) -> tuple[int, Any]:
     """The size of blocks of nearly equal size, and their number."""
     if not isinstance(length, int):
-        return size, (length + size) // size  # one at least, as nothing is known to be there
+        return size, (length + (size - 1)) // size
     count = max(1, -(-length // size))
     return -(-length // count), count
 

@@ -129,17 +129,15 @@ def _chosen(call: Call) -> str:
 
 
 def is_small(call: Call) -> bool:
-    """Whether the dense form is faster than blocks, or can do without what these need.
+    """Whether the dense form is faster than blocks, or safer.
 
-    Blocks of unknown lengths need traced loops, and an exported program would need an operator of ours.
+    Lengths that are open while a function is traced may turn out 0, of which XLA makes no blocks, and an exported
+    program would need an operator of ours: there, blocks are to be asked for by name.
     """
     rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
-    backend = _backend(call)
-    if is_exporting(call.query):
+    if is_exporting(call.query) or rows is None or columns is None:
         return True
-    if rows is None or columns is None:
-        return not backend.loops.traced
-    return bool(rows * columns <= backend.tuning.dense_below)
+    return bool(rows * columns <= _backend(call).tuning.dense_below)
 
 
 def _blockwise(call: Call) -> Attention:

@@ -75,12 +75,13 @@ class TensorFlowLoops:
         """Join runs of blocks along an axis."""
         blocks = self.array(stack)
         rank, sizes = blocks.shape.rank, tf.unstack(tf.shape(blocks))
-        runs = tf.reshape(blocks, [sizes[0] // count, count, *sizes[1:]])
+        number = sizes[0] // tf.maximum(count, 1)  # of runs; of nothing there are none
+        runs = tf.reshape(blocks, [number, count, *sizes[1:]])
         order = [place for place in range(rank + 1) if place != 1]
         order.insert(rank + axis, 1)
         static = [None, *blocks.shape.as_list()[1:]]
         static[axis] = None
-        sizes[0], sizes[axis] = sizes[0] // count, count * sizes[axis]
+        sizes[0], sizes[axis] = number, count * sizes[axis]
         return tf.ensure_shape(tf.reshape(tf.transpose(runs, order), sizes), static)
 
     def array(self, stack: Any) -> Array:
