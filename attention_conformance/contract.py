@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.case import Case, Draw, exact_scores, hard
+from attention_conformance.case import Case, Draw, exact_scores, hard, merged
 from attention_conformance.problem import NumpyArray, Problem, Rule, Seed, array
 
 __all__ = ["CONTRACT"]
@@ -153,9 +153,10 @@ CONTRACT = (
                              rows=11, columns=13)),
     Case("pieces", 3, "The keys may come in pieces, in any order: positions are those in the whole.",
          lambda d: d.problem(CAUSAL | PERIODIC, {**period(2), "bias": d.normal(3, 5, 7)},
-                             pieces=((4, 7), (0, 1), (1, 4)), return_logsumexp=True)),
+                             pieces=((4, 7), (0, 1), (1, 4)), return_logsumexp=True), merged),
     Case("pieces-empty", 3, "A piece of which a query may attend nothing changes nothing.",
-         lambda d: d.problem(LENGTHS, lengths(0, 4), pieces=((5, 7), (2, 5), (0, 2)), return_logsumexp=True)),
+         lambda d: d.problem(LENGTHS, lengths(0, 4), pieces=((5, 7), (2, 5), (0, 2)), return_logsumexp=True),
+         merged),
     Case("empty-row-mask", 4, "A query whose mask is False everywhere gives exactly 0, and logsumexp -inf.",
          lambda d: d.problem(MASK, masked(d, 1, 4), **BOTH)),
     Case("empty-row-bias", 4, "A bias of -inf excludes a key just as a mask does.", excluded_by_bias),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +28,9 @@ from attention_core._checks import (
 from attention_core._heads import merge_heads, split_heads
 from attention_core._implementations import check_implementation
 from attention_core._layers import check_feed_forward, check_layer_norm, feed_forward, layer_norm, linear
-from attention_core._namespace import array_namespace, beside, narrow, widen
+from attention_core._namespace import array_namespace, beside, narrow, shape, widen
 from attention_core._typing import Array, Namespace
-from attention_core.masks import Mask, check_mask, mask_arrays
+from attention_core.masks import Appended, Causal, Mask, as_mask, check_mask, mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward, Linear, MultiHeadAttention
 from attention_core.random import Dropout, check_dropout, drop, fold_in
 
@@ -69,7 +71,7 @@ def multi_head_attention(
     ----------
     parameters : MultiHeadAttention
         ``query`` of shape (C, H * D), ``key`` of shape (C', G * D), ``value`` of shape (C'', G * E), and ``output`` of
-        shape (H * E, C) or ``None``.
+        shape (H * E, C) or ``None``. With an extra key and value there are N + 1 keys, of which no mask hides the last.
     query : Array, shape (..., M, C)
         Types of 16 bits are computed in float32 and rounded once.
     key : Array, shape (..., N, C'), optional
@@ -133,6 +135,16 @@ def multi_head_attention(
     )
     if prepare is not None:
         heads, key_heads = prepare(heads, key_heads)
+    if parameters.extra_key is not None:
+        length = shape(key_heads, xp=xp)[-2]
+        mask, is_causal = _seeing_one_more(mask, is_causal, length), False
+        if bias is not None:
+            bias = xp.broadcast_to(bias, (*shape(bias, xp=xp)[:-1], length))
+            bias = _with_one_more(bias, xp.zeros((1,), dtype=bias.dtype, **beside(bias)), -1, xp)
+        key_heads, value_heads = (
+            _with_one_more(array, split_heads(xp.reshape(extra, (1, -1)), groups, xp=xp), -2, xp)
+            for array, extra in ((key_heads, parameters.extra_key), (value_heads, parameters.extra_value))
+        )
     result = scaled_dot_product_attention(
         heads,
         key_heads,
@@ -257,6 +269,21 @@ def encoder_layer(
     return narrow(x, dtype, xp=xp)
 
 
+def _seeing_one_more(mask: Mask | Array | None, is_causal: bool, length: Any) -> Mask | None:
+    """A mask over one key more than there are, which all queries may attend."""
+    rules = [Causal()] * is_causal + [as_mask(mask)] * (mask is not None)
+    if not rules or (isinstance(length, int) and length == 0):
+        return None
+    return Appended(functools.reduce(operator.and_, rules), length)
+
+
+def _with_one_more(array: Array, last: Array, axis: int, xp: Namespace) -> Array:
+    """An array with one entry more at the end of an axis, the same in all leading axes."""
+    dims = list(shape(array, xp=xp))
+    dims[axis] = 1
+    return xp.concat([array, xp.broadcast_to(last, tuple(dims))], axis=axis)
+
+
 def _leaves(tree: Any) -> list[Array]:
     return [leaf for branch in tree for leaf in _leaves(branch)] if isinstance(tree, tuple) else [tree]
 
@@ -281,9 +308,12 @@ def check_options(scale: Any, softcap: Any, dropout: Dropout | None) -> None:
 def check_projections(name: str, parameters: MultiHeadAttention) -> None:
     """Raise unless the parameters are projections."""
     check_parameters(name, parameters, MultiHeadAttention)
-    for field, projection in zip(parameters._fields, parameters, strict=True):
+    for field, projection in zip(parameters._fields[:4], parameters[:4], strict=True):
         if not (projection is None and field == "output"):
             check_parameters(f"{name}.{field}", projection, Linear)
+    if (parameters.extra_key is None) != (parameters.extra_value is None):
+        present, absent = ("key", "value") if parameters.extra_value is None else ("value", "key")
+        raise ValueError(f"expected {name}.extra_{absent} beside {name}.extra_{present}; got None")
 
 
 def check_multi_head(
@@ -308,6 +338,12 @@ def check_multi_head(
         check_linear(f"{name} projection", getattr(parameters, name), name, array)
     _check_sequences(query, key, value)
     _check_widths(parameters, num_heads, groups)
+    for name, extra, weight in (
+        ("extra_key", parameters.extra_key, parameters.key.weight),
+        ("extra_value", parameters.extra_value, parameters.value.weight),
+    ):
+        if extra is not None:
+            check_vector(name, extra, sizes(weight)[1], f"the {name[6:]} projection", weight)
     target = (*sizes(query)[:-2], num_heads, sizes(query)[-2], sizes(key)[-2])
     if mask is not None:
         check_mask(mask, target, query)

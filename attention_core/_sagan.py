@@ -203,9 +203,14 @@ def _leaves(parameters: SaganAttention) -> list[Array]:
     return [leaf for convolution in convolutions for leaf in convolution or ()] + [sigma]
 
 
-def _check_sagan(parameters: SaganAttention, x: Array, pool: bool, data_format: str) -> None:
+def check_data_format(data_format: Any) -> None:
+    """Raise unless the channels are said to be last or first."""
     if data_format not in ("channels_last", "channels_first"):
         raise ValueError(f"expected data_format channels_last or channels_first; got {data_format!r}")
+
+
+def _check_sagan(parameters: SaganAttention, x: Array, pool: bool, data_format: str) -> None:
+    check_data_format(data_format)
     last = data_format == "channels_last"
     check_rank("x", x, 3, "(..., height, width, C)" if last else "(..., C, height, width)")
     check_floating("x", x)

@@ -438,7 +438,7 @@ class Or(_Pair):
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
         kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
-        some, every = (_negated(_both(_negated(own, xp), _negated(other, xp), xp), xp) for own, other in kinds)
+        some, every = (_either(*each, xp) for each in kinds)
         return some, every
 
 
@@ -459,12 +459,48 @@ class Not(Mask):
         self.mask.check(target)
 
 
+@dataclass(frozen=True, eq=False)
+class Appended(Mask):
+    """What a mask allows among the first ``length`` keys, and all keys that were appended to them.
+
+    Parameters
+    ----------
+    mask : Mask
+    length : int or Array of int, shape ()
+        Positive.
+    """
+
+    mask: Mask
+    length: Any
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        inner = self.mask.allowed(at._replace(key=self._among(at.key, xp)), xp=xp)
+        return xp.logical_or(inner, xp.greater_equal(at.key, self.length))
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        among = Spans(self._among(key.first, xp), self._among(key.last, xp), key.size)
+        some, every = self.mask.blocks(query, among, xp=xp)
+        # Of the keys that a block has in common with the first ones, the last at least is looked at in either case.
+        appended = xp.greater_equal(key.last, self.length), xp.greater_equal(key.first, self.length)
+        return _either(some, appended[0], xp), _either(every, appended[1], xp)
+
+    def _among(self, places: Array, xp: Namespace) -> Array:
+        return xp.minimum(places, xp.subtract(self.length, 1) if hasattr(self.length, "dtype") else self.length - 1)
+
+    def check(self, target: Sizes, /) -> None:
+        self.mask.check((*target[:-1], self.length if isinstance(self.length, int) else None))
+
+
 def _both(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
     if isinstance(first, bool):
         return second if first else False
     if isinstance(second, bool):
         return first if second else False
     return xp.logical_and(first, second)
+
+
+def _either(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
+    return _negated(_both(_negated(first, xp), _negated(second, xp), xp), xp)
 
 
 def _negated(kind: Array | bool, xp: Namespace) -> Array | bool:

@@ -35,12 +35,18 @@ class LayerNorm(NamedTuple):
 
 
 class MultiHeadAttention(NamedTuple):
-    """Projections of multi-head attention; ``output`` may be ``None``: then the merged heads are the result."""
+    """Projections of multi-head attention; ``output`` may be ``None``: then the merged heads are the result.
+
+    ``extra_key`` and ``extra_value``, both or neither, are a key and a value that every query may attend besides those
+    projected, of shapes (G * D,) and (G * E,).
+    """
 
     query: Linear
     key: Linear
     value: Linear
     output: Linear | None = None
+    extra_key: Array | None = None
+    extra_value: Array | None = None
 
 
 class FeedForward(NamedTuple):

@@ -172,7 +172,7 @@ def test_wrong_inputs_and_heads_are_named(parameters, inputs, rng, put):
         (lambda: ac.multi_head_attention(p, q, k, v, **heads, mask=put(np.ones((M, M), dtype=bool))), ValueError, r"expected mask to broadcast to \(2, 4, 6, 7\); got \(6, 6\)"),
         (lambda: ac.multi_head_attention(p, q, k, v, **heads, dropout=0.1), TypeError, r"expected dropout as Dropout\(rate, seed\); got float"),
         (lambda: ac.multi_head_attention(p, q, k, v, **heads, softcap=0.0), ValueError, "expected softcap as a positive finite number; got 0.0"),
-        (lambda: ac.multi_head_attention(None, q, k, v, **heads), TypeError, r"expected attention as MultiHeadAttention\(query, key, value, output\); got NoneType"),
+        (lambda: ac.multi_head_attention(None, q, k, v, **heads), TypeError, r"expected attention as MultiHeadAttention\(query, key, value, output, extra_key, extra_value\); got NoneType"),
         (lambda: ac.multi_head_attention(MultiHeadAttention(q, q, q), q, **heads), TypeError, r"expected attention.query as Linear\(weight, bias\); got"),
         (lambda: ac.encoder_layer(None, x, num_heads=2), TypeError, r"expected layer as EncoderLayer\(attention, "),
         (lambda: ac.encoder_layer(put(e)._replace(attention_norm=None), x, num_heads=2), TypeError, r"expected attention_norm as LayerNorm\(scale, offset\); got NoneType"),
