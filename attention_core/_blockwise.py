@@ -39,7 +39,7 @@ from attention_core._call import (
 from attention_core._namespace import FLOATING, beside, dtype_name, is_concrete, narrow, shape, widen
 from attention_core._typing import Array, Namespace
 from attention_core.backend import Backend, Loops, Tuning
-from attention_core.masks import Positions, Spans, as_mask, outline, rebuilt, slots
+from attention_core.masks import Mask, Positions, Spans, as_mask, outline, rebuilt, slots
 from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
@@ -166,17 +166,19 @@ def _planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
         (len(mask_arrays), len(score_arrays)),
         guarded,
         not guarded or (call.bias is None and known_tame(call)),
-        (_queries(tuning, 1 if tuning.heads_apart else groups, times), tuning.keys),
+        _sizes(tuning, 1 if tuning.heads_apart else groups, times, call.mask),
         tuning.heads_apart,
     )
     return plan, operands
 
 
-def _queries(tuning: Tuning, groups: Any, times: Any) -> int:
-    """How many queries of each head a block has."""
+def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int]:
+    """How many queries of each head, and how many keys, a block has: of a narrow window, blocks cut half."""
+    low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
+    most = math.ceil(min(tuning.keys, max(tuning.least, (high - low) / 2)))
     if not isinstance(groups, int) or not isinstance(times, int):
-        return tuning.least
-    return max(tuning.least, min(tuning.keys, tuning.queries // (groups * times)))
+        return tuning.least, most
+    return max(tuning.least, min(most, tuning.queries // (groups * times))), most
 
 
 def _entrywise(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:

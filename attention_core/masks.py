@@ -7,6 +7,7 @@ attended nowhere, or everywhere, from one that must be looked at.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,6 +117,10 @@ class Mask(ABC):
         """
         return True, False
 
+    def reach(self) -> tuple[float, float]:
+        """Between which limits ``key - query`` of an allowed pair lies, as far as is known without arrays."""
+        return -math.inf, math.inf
+
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
 
@@ -179,6 +184,9 @@ class Causal(Mask):
         some = xp.less_equal(key.first, _shifted(query.last, self.offset, xp))
         return some, xp.less_equal(key.last, _shifted(query.first, self.offset, xp))
 
+    def reach(self) -> tuple[float, float]:
+        return -math.inf, self.offset if isinstance(self.offset, int) else math.inf
+
     def check(self, target: Sizes, /) -> None:
         _check_leading("offset", self.offset, target)
 
@@ -223,6 +231,12 @@ class SlidingWindow(Mask):
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
         first, last = _shifted(query.first, self.offset, xp), _shifted(query.last, self.offset, xp)
         return self._within(key.first, key.last, first, last, xp), self._within(key.last, key.first, last, first, xp)
+
+    def reach(self) -> tuple[float, float]:
+        if not isinstance(self.offset, int):
+            return -math.inf, math.inf
+        left, right = (math.inf if reach is None else reach for reach in (self.left, self.right))
+        return self.offset - left, self.offset + right
 
     def _within(self, early: Array, late: Array, first: Array, last: Array, xp: Namespace) -> Array:
         """Whether an early key is within reach of the last position, and a late one within that of the first."""
@@ -429,6 +443,10 @@ class And(_Pair):
         some, every = (_both(*each, xp) for each in kinds)
         return some, every
 
+    def reach(self) -> tuple[float, float]:
+        lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
+        return max(lows), min(highs)
+
 
 class Or(_Pair):
     """What one of two masks allows."""
@@ -440,6 +458,10 @@ class Or(_Pair):
         kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
         some, every = (_either(*each, xp) for each in kinds)
         return some, every
+
+    def reach(self) -> tuple[float, float]:
+        lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
+        return min(lows), max(highs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,6 +88,52 @@ def test_options_of_attention_are_passed_on(parameters, inputs, rng, put, get):
     assert got.weights is None
 
 
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("columns", [N, 0])
+def test_an_extra_key_is_seen_by_all_queries(columns, implementation, rng, put, get):
+    """As if it stood behind the others, with no mask and no bias there."""
+    p = MultiHeadAttention(*(affine(rng, C, heads * D) for heads in (H, G, G)))
+    p = p._replace(extra_key=rng.standard_normal(G * D), extra_value=rng.standard_normal(G * D))
+    query, key = rng.standard_normal((2, M, C)), rng.standard_normal((2, columns, C))
+    lengths, bias = np.array([columns // 2, 0]), rng.standard_normal((H, M, 1))
+    allowed = np.arange(columns + 1) < lengths[:, None, None, None]
+    allowed = (allowed & (np.arange(columns + 1) <= np.arange(M)[:, None])) | (np.arange(columns + 1) == columns)
+
+    def head(h):
+        own, shared = slice(h * D, (h + 1) * D), slice(h // (H // G) * D, (h // (H // G) + 1) * D)
+        keys, values = (
+            np.concatenate([apply(projection, key), np.broadcast_to(extra, (2, 1, G * D))], -2)[..., shared]
+            for projection, extra in ((p.key, p.extra_key), (p.value, p.extra_value))
+        )
+        added = np.where(np.arange(columns + 1) < columns, bias[h], 0.0)
+        s = apply(p.query, query)[..., own] @ np.swapaxes(keys, -1, -2) / math.sqrt(D) + added
+        return softmax(np.where(allowed[:, 0], s, -np.inf)) @ values
+
+    found = ac.multi_head_attention(
+        put(p),
+        put(query),
+        put(key),
+        num_heads=H,
+        num_key_value_heads=G,
+        mask=ac.KeyLengths(put(lengths)),
+        is_causal=True,
+        bias=put(bias),
+        implementation=implementation,
+    )
+    close(get(found), np.concatenate([head(h) for h in range(H)], -1))
+
+
+def test_an_extra_key_has_a_value_and_fits(parameters, rng, put):
+    x = put(rng.standard_normal((M, C)))
+    p = MultiHeadAttention(*(affine(rng, C, H * D) for _ in range(3)))
+    for extra, message in (
+        ({"extra_key": np.ones(H * D)}, "expected attention.extra_value beside attention.extra_key; got None"),
+        ({"extra_key": np.ones(H * D), "extra_value": np.ones(D)}, r"expected extra_value \(12,\) to match"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ac.multi_head_attention(put(p._replace(**extra)), x, num_heads=H)
+
+
 def test_key_and_value_default_to_the_query(rng, put, get):
     same = MultiHeadAttention(affine(rng, C, 8), affine(rng, C, 8, bias=False), affine(rng, C, 12))
     x, y = rng.standard_normal((3, M, C)), rng.standard_normal((3, N, C))

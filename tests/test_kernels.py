@@ -70,6 +70,12 @@ TAKEN = {
         "mask": put(rng.random((B, 1, M, N)) < 0.6),
         "bias": put(rng.standard_normal((M, 1))),
     },
+    "lengths": lambda put, rng: {"mask": ac.KeyLengths(put(np.asarray([0, 2, N + 3])))},
+    "lengths of a causal mask": lambda put, rng: {
+        "mask": ac.KeyLengths(put(np.asarray([N, 0, 3]))),
+        "is_causal": True,
+    },
+    "length of all": lambda put, rng: {"mask": ac.Causal() & ac.KeyLengths(4)},
     "numbers of a mask": lambda put, rng: {"bias": put(np.where(rng.random(N) < 0.5, -1e30, 0.0))},
 }
 
@@ -201,12 +207,24 @@ def test_refused_as_the_kernel_has_no_such_thing(options, arrays):
 
 
 @pytest.mark.parametrize(
-    "mask", [ac.Causal(1), ac.SlidingWindow(left=2), ac.KeyLengths(4), And(ac.Causal(), ac.KeyLengths(4))]
+    "mask", [ac.Causal(1), ac.SlidingWindow(left=2), And(ac.Causal(1), ac.KeyLengths(4)), ~ac.KeyLengths(4)]
 )
 def test_refused_as_a_rule_would_become_an_array_of_all_scores(mask, arrays):
     assert "as an array of all M x N" in refusal(arrays, mask=mask)
     with pytest.raises(ValueError, match="as an array of all M x N"):
         attention(*arrays, mask=mask, implementation="fused")
+
+
+def test_padding_is_cut_off_and_never_looked_at(torch, arrays, put):
+    """The kernel is called for one entry after the other, with the keys it has."""
+    query, key, value = arrays
+    lengths = put(np.asarray([0, 2, N - 1]))
+    padding = torch.arange(N) >= lengths[:, None]
+    spoilt = [torch.where(padding[:, None, :, None], math.nan, array) for array in (key, value)]
+    assert explain_attention(query, *spoilt, mask=ac.KeyLengths(lengths)).chosen == "fused"
+    found = results(torch, [query, *spoilt], "fused", {"mask": ac.KeyLengths(lengths)})
+    close(found, results(torch, arrays, "dense", {"mask": ac.KeyLengths(lengths)}))
+    assert not found[0][0].any()
 
 
 def test_refused_as_a_bias_to_be_differentiated_takes_all_scores(torch, arrays, put, rng):

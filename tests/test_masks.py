@@ -7,7 +7,7 @@ import pytest
 
 import attention_core as ac
 from attention_core._call import indices
-from attention_core.masks import Given, Spans, allowed_pairs
+from attention_core.masks import Appended, Given, Spans, allowed_pairs
 
 M, N = 5, 7
 I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741
@@ -26,6 +26,8 @@ RULES = {
     "and": (ac.Causal(1) & ac.SlidingWindow(left=1), (J <= I + 1) & (J >= I - 1)),
     "or": (ac.Causal(-1) | ac.KeyLengths(2), (J <= I - 1) | (J < 2)),
     "not": (~ac.Causal(), J > I),
+    "appended": (Appended(ac.Causal(-1) & ac.KeyLengths(3), 5), ((J <= I - 1) & (J < 3)) | (J >= 5)),
+    "appended to few": (Appended(~ac.KeyLengths(1), 1), (J >= 1) & (I >= 0)),
     "nested": (~(ac.Causal() & ~ac.KeyLengths(1)), ~((J <= I) & (J >= 1))),
 }
 
@@ -39,6 +41,16 @@ def dense(rule, put, get, xp):
 def test_a_rule_allows_what_its_formula_says(name, put, get, xp):
     rule, expected = RULES[name]
     np.testing.assert_array_equal(dense(rule, put, get, xp), np.broadcast_to(expected, (2, 1, M, N)))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_a_rule_allows_is_within_its_reach(name):
+    """And the reach of a window is no wider than the window."""
+    rule, expected = RULES[name]
+    low, high = rule.reach()
+    assert np.all(((J - I >= low) & (J - I <= high))[np.broadcast_to(expected, (M, N))])
+    narrow = {"window": (-1, 2), "window offset": (3, 4), "and": (-1, 1), "causal": (-np.inf, 0)}
+    assert (low, high) == narrow.get(name, (low, high))
 
 
 def test_rules_may_differ_along_the_leading_axes(put, get, xp):

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attention_core._call import Call, default_scale, known_tame, repeats
 from attention_core._heads import repeat_heads
 from attention_core._namespace import is_concrete
-from attention_core.masks import Causal, Given, Mask
+from attention_core.masks import And, Causal, Given, KeyLengths, Mask
 
 __all__ = ["ScaledDotProduct"]
 
@@ -46,11 +46,11 @@ class ScaledDotProduct:
             return "drops weights by a generator of its own (line 11)"
         if call.starts != (0, 0):
             return "counts positions from 0 (line 3)"
-        if call.mask is not None and not _is_plain(call.mask):
+        if call.mask is not None and not _is_plain(call.mask) and _padding(call) is None:
             return "would need this mask as an array of all M x N (line 2)"
         if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
             return "takes no bias of another dtype than query, nor one that is to be differentiated"
-        if call.mask is None and call.bias is None:
+        if call.bias is None and (call.mask is None or isinstance(call.mask, KeyLengths)):
             return None
         if call.bias is not None and call.query.is_cuda and _is_extreme(call.bias):
             return "takes a bias near the least number for a mask (line 4)"
@@ -61,6 +61,9 @@ class ScaledDotProduct:
 
     def attend(self, call: Call) -> torch.Tensor:
         """The output of the kernel. The scale multiplies the query, as scores that fit must not overflow on the way."""
+        padding = _padding(call)
+        if padding is not None:
+            return _attend_apart(self, call, *padding)
         xp = call.xp
         scale = default_scale(call.query, xp) if call.scale is None else call.scale
         query = call.query * scale if isinstance(scale, float) else call.query * scale.to(call.query.dtype)
@@ -82,6 +85,44 @@ class ScaledDotProduct:
                 query, key, value, attn_mask=mask, is_causal=causal, scale=1.0
             )
         return output.reshape(*leading, heads, rows, value.shape[-1]) if flat else output
+
+
+def _padding(call: Call) -> tuple[list[int], Mask | None] | None:
+    """How many keys each entry has, and the causal mask among them, where that is all that the mask says.
+
+    The kernel is then called for one entry after the other, with these keys alone.
+    """
+    mask: Any = call.mask
+    causal = None
+    if isinstance(mask, And) and (_is_causal(mask.first) or _is_causal(mask.second)):
+        causal, mask = (mask.first, mask.second) if _is_causal(mask.first) else (mask.second, mask.first)
+    if not isinstance(mask, KeyLengths) or call.bias is not None:
+        return None
+    lengths = mask.lengths
+    if isinstance(lengths, torch.Tensor):
+        if not is_concrete(lengths):
+            return None
+        lengths = lengths.expand(call.query.shape[:-3]).reshape(-1).tolist()
+    else:
+        lengths = [lengths] * math.prod(call.query.shape[:-3])
+    return [min(length, call.key.shape[-2]) for length in lengths], causal
+
+
+def _attend_apart(kernel: ScaledDotProduct, call: Call, lengths: list[int], causal: Mask | None) -> torch.Tensor:
+    """The output of the kernel for each entry with so many of its keys."""
+    query, key, value = (array.reshape(-1, *array.shape[-3:]) for array in (call.query, call.key, call.value))
+    outputs = [
+        kernel.attend(
+            call._replace(
+                query=query[entry : entry + 1],
+                key=key[entry : entry + 1, :, :length],
+                value=value[entry : entry + 1, :, :length],
+                mask=causal,
+            )
+        )
+        for entry, length in enumerate(lengths)
+    ]
+    return torch.cat(outputs).reshape(*call.query.shape[:-1], call.value.shape[-1])
 
 
 def _is_extreme(bias: torch.Tensor) -> bool:
