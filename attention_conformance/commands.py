@@ -1,4 +1,4 @@
-"""The commands ``conformance`` and ``backends``."""
+"""The commands ``conformance`` and ``backends``, beside ``bench`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from attention_conformance import report
 from attention_conformance.bert import ModelError
 from attention_conformance.case import Case
 from attention_conformance.catalogue import CASES
+from attention_conformance.convert import convert
 from attention_conformance.implementations import IMPLEMENTATIONS
 from attention_conformance.libraries import devices_of, dtypes_of, quiet_start
 from attention_conformance.model import load_model
@@ -77,6 +78,7 @@ def backends() -> None:
 
 
 app.command()(bench)
+app.command()(convert)
 
 
 @app.command()

@@ -271,7 +271,7 @@ def encoder_layer(
 
 def _seeing_one_more(mask: Mask | Array | None, is_causal: bool, length: Any) -> Mask | None:
     """A mask over one key more than there are, which all queries may attend."""
-    rules = [Causal()] * is_causal + [as_mask(mask)] * (mask is not None)
+    rules = [Causal()] * is_causal + ([] if mask is None else [as_mask(mask)])
     if not rules or (isinstance(length, int) and length == 0):
         return None
     return Appended(functools.reduce(operator.and_, rules), length)

@@ -67,14 +67,15 @@ def check_dropout(dropout: Any) -> None:
 
 def check_seed(seed: Any) -> None:
     """Raise unless this is an integer in [0, 2**64) or an integer array of one or two words."""
-    if hasattr(seed, "dtype"):
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"expected a seed in [0, 2**64); got {seed}")
+    elif not hasattr(seed, "dtype"):
+        raise TypeError(f"expected a seed as an integer or an integer array; got {type(seed).__name__}")
+    else:
         check_integer("seed", seed)
         if tuple(seed.shape) not in ((), (2,)):
             raise ValueError(f"expected a seed of shape () or (2,); got {shape_text(seed)}")
-    elif isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"expected a seed as an integer or an integer array; got {type(seed).__name__}")
-    elif not 0 <= seed < 2**64:
-        raise ValueError(f"expected a seed in [0, 2**64); got {seed}")
 
 
 def seed_words(seed: Any, like: dict[str, Any], /, *, xp: Namespace) -> tuple[Array, Array]:

@@ -220,12 +220,35 @@ def test_right_shift_of_int32_keeps_the_sign(mode):
 
 
 @pytest.mark.parametrize(
-    "shapes", [((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 4)), ((5, 1, 2, 3), (7, 3, 4)), ((2, 0), (0, 3))]
+    "shapes",
+    [
+        ((3,), (3,)),
+        ((2, 3), (3,)),
+        ((3,), (3, 4)),
+        ((5, 1, 2, 3), (7, 3, 4)),
+        ((2, 0), (0, 3)),
+        ((5, 1, 2, 3), (3, 4)),
+        ((5, 0, 2, 3), (3, 4)),
+        ((5, 2, 0), (0, 4)),
+    ],
 )
 def test_matrix_products_follow_the_standard_for_every_rank(shapes):
     rng = np.random.default_rng(0)
     first, second = (rng.integers(-9, 9, shape).astype("float32") for shape in shapes)
     assert_same(xp.matmul(tensor(first), tensor(second)), np.matmul(first, second))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_products_of_batches_and_a_matrix_can_be_added_to(known):
+    """Which crashed within oneDNN once the graph was optimized, at the second call."""
+    rng = np.random.default_rng(0)
+    first, second, third = (
+        rng.integers(-9, 9, shape).astype("float32") for shape in ((4, 1, 6, 3), (3, 5), (4, 1, 6, 5))
+    )
+    spec = tf.TensorSpec(first.shape if known else (None, 1, None, None))
+    add = tf.function(lambda x: xp.add(tensor(third), xp.matmul(x, tensor(second))), input_signature=[spec])
+    for _ in range(3):
+        assert_same(add(tensor(first)), third + first @ second)
 
 
 @pytest.mark.parametrize("dtype", INTEGRAL)

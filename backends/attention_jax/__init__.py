@@ -1,5 +1,29 @@
 """Attention on JAX."""
 
 from attention_jax.backend import backend
+from attention_jax.layers import (
+    DotProductAttention,
+    Embeddings,
+    EncoderLayer,
+    FeedForward,
+    Layer,
+    MultiHeadAttention,
+    SaganAttention,
+    load,
+    save,
+)
+from attention_jax.masks import register_mask
 
-__all__ = ["backend"]
+__all__ = [
+    "DotProductAttention",
+    "Embeddings",
+    "EncoderLayer",
+    "FeedForward",
+    "Layer",
+    "MultiHeadAttention",
+    "SaganAttention",
+    "backend",
+    "load",
+    "register_mask",
+    "save",
+]

@@ -1,5 +1,40 @@
-"""Attention on TensorFlow."""
+"""Attention on TensorFlow: the backend, and the layers as layers of Keras."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from attention_tensorflow.backend import backend
 
-__all__ = ["backend"]
+if TYPE_CHECKING:
+    from attention_tensorflow.layers import (
+        DotProductAttention,
+        Embeddings,
+        EncoderLayer,
+        FeedForward,
+        MultiHeadAttention,
+        SaganAttention,
+        load,
+        save,
+    )
+
+__all__ = [
+    "DotProductAttention",
+    "Embeddings",
+    "EncoderLayer",
+    "FeedForward",
+    "MultiHeadAttention",
+    "SaganAttention",
+    "backend",
+    "load",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the layers, and Keras with them, when one is asked for: the backend does without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from attention_tensorflow import layers  # noqa: PLC0415
+
+    return getattr(layers, name)

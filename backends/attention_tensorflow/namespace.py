@@ -269,6 +269,12 @@ def sum(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims:
 
 def _product(x1: Array, x2: Array, /) -> Array:
     row, column = x1.shape.rank == 1, x2.shape.rank == 1
+    if x1.shape.rank > 2 and x1.shape.rank >= x2.shape.rank >= 2 and x2.shape[:-2].num_elements() == 1:
+        # As one matrix: of (2, 1, 3, 5) and (5, 7), TensorFlow 2.21 with oneDNN gives wrong numbers, or crashes.
+        *leading, width = shape(x1)
+        rows = math.prod(leading[1:], start=leading[0])
+        product = tf.matmul(reshape(x1, (rows, width)), reshape(x2, shape(x2)[-2:]))
+        return reshape(product, (*leading, shape(x2)[-1]))
     if not row and not column:
         return tf.matmul(x1, x2)
     product = tf.matmul(x1[tf.newaxis, :] if row else x1, x2[:, tf.newaxis] if column else x2)

@@ -1,0 +1,356 @@
+"""The layers of `attention_core.layers` as pytrees: parameters with the definition of what is computed with them.
+
+A layer is a value. Nothing changes it, and every transformation of JAX takes it as an argument::
+
+    layer = MultiHeadAttention.init(jax.random.key(0), channels=64, num_heads=8, dropout=0.1)
+
+    @jax.jit
+    def step(layer, x, key):
+        gradients = jax.grad(lambda layer: jax.numpy.sum(layer(x, key=key)))(layer)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, layer.refreshed(), gradients)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_core import layers
+from attention_jax.backend import WIDE, _devices, backend
+from attention_numpy.trees import known_device
+
+__all__ = [
+    "DotProductAttention",
+    "Embeddings",
+    "EncoderLayer",
+    "FeedForward",
+    "Layer",
+    "MultiHeadAttention",
+    "SaganAttention",
+    "load",
+    "save",
+]
+
+Self = TypeVar("Self", bound="Layer")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Layer:
+    """What the layers have in common: a pytree whose leaves are the parameters and the state.
+
+    Attributes
+    ----------
+    definition : attention_core.layers.Layer
+        The settings: static, so that a function is compiled once for all layers that agree in them.
+    parameters : tree of Array
+    state : tree of Array
+        What training carries along. Its gradient is zero, so that one rule updates all leaves of a layer.
+    """
+
+    definition: Any
+    parameters: Any
+    state: Any = ()
+    kind: ClassVar[Any] = layers.Layer
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        jax.tree_util.register_dataclass(cls, data_fields=["parameters", "state"], meta_fields=["definition"])
+        if "kind" in vars(cls):
+            init = Layer.init.__func__  # type: ignore[attr-defined]
+            cls.init = classmethod(signed(init, with_settings(init, cls.kind)))  # type: ignore[assignment]
+
+    @classmethod
+    def init(
+        cls: type[Self], key: Any, /, *settings: Any, dtype: Any = "float32", device: Any = None, **named: Any
+    ) -> Self:
+        """Make a layer with the values it starts from.
+
+        Parameters
+        ----------
+        key : key of jax.random, int, or Array of two int32
+            For the same integer the values are the same, bit for bit, on every framework.
+        *settings, **named
+            Those of the class of the same name in `attention_core.layers`, by position or by name.
+        dtype : {"float32", "bfloat16", "float16", "float64"} or dtype
+        device : str, jax.Device or jax.sharding.Sharding, optional
+
+        Raises
+        ------
+        TypeError, ValueError
+            When a setting, the key, the dtype or the device is not one.
+        """
+        definition, name = cls.kind(*settings, **named), _dtype_name(dtype)
+        options = {"xp": backend.namespace, "dtype": name, "device": _placed(device)}
+        seed = as_seed(key)
+        return cls(definition, definition.init(seed, **options), definition.init_state(seed, **options))
+
+    @classmethod
+    def from_numpy(
+        cls: type[Self],
+        definition: layers.Layer,
+        parameters: Any,
+        state: Any = (),
+        /,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> Self:
+        """Make the layer of a definition with values from NumPy, bit for bit but for ``dtype``.
+
+        Parameters
+        ----------
+        definition : attention_core.layers.Layer
+            Of the class of the same name; on `Layer` itself, of any.
+        parameters, state : trees of numpy.ndarray
+            As `to_numpy` returns them.
+        device : str, jax.Device or jax.sharding.Sharding, optional
+        dtype : {"float32", "bfloat16", "float16", "float64"} or dtype, optional
+
+        Raises
+        ------
+        TypeError, ValueError
+            When the arrays are not those of the definition, or this is not its class.
+        """
+        kind = _KINDS.get(type(definition), Layer)
+        if not (issubclass(kind, cls) or issubclass(cls, kind)) or kind is Layer:
+            raise TypeError(f"expected a definition as {cls.kind.__name__}; got {type(definition).__name__}")
+        _check_arrays("parameters", definition.parameters, parameters)
+        _check_arrays("state", definition.state, state)
+        arrays = backend.from_numpy((parameters, state), dtype=None if dtype is None else _dtype_name(dtype))
+        if device is not None:
+            arrays = jax.device_put(arrays, _placed(device))
+        return (kind if issubclass(kind, cls) else cls)(definition, *arrays)
+
+    def to_numpy(self) -> tuple[Any, Any]:
+        """The parameters and the state as trees of NumPy arrays, bit for bit."""
+        return backend.to_numpy((self.parameters, self.state))  # type: ignore[no-any-return]
+
+    def astype(self: Self, dtype: Any, /) -> Self:
+        """The layer with parameters and state of another floating-point type, through which gradients flow.
+
+        Raises
+        ------
+        ValueError
+            When JAX, as configured, does not compute with that type.
+        """
+        name = _dtype_name(dtype)
+        return jax.tree.map(lambda leaf: leaf.astype(name), self)  # type: ignore[no-any-return]
+
+    def refreshed(self: Self) -> Self:
+        """The layer with its state after a call in training, without a gradient; most layers have none to change."""
+        state = self.definition.refreshed(self.parameters, self.state, xp=backend.namespace)
+        return dataclasses.replace(self, state=jax.lax.stop_gradient(state))
+
+    def __call__(self, *inputs: Any, key: Any = None, **options: Any) -> Any:
+        """Apply, as the call of the definition does.
+
+        Parameters
+        ----------
+        *inputs : Array
+            Of JAX or of NumPy; of the dtype of the parameters.
+        key : key of jax.random, int, or Array of two int32, optional
+            Of the dropout: in training. The same integer drops the same on every framework; without one nothing is
+            dropped, and layers that never drop take no notice of it.
+        **options
+            Those of the definition.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When arguments do not fit; before any computation.
+        """
+        seed = None if key is None else as_seed(key)
+        own = {"seed": seed, "state": jax.lax.stop_gradient(self.state)}
+        taken = _taken(self.kind)
+        inputs, options = jax.tree.map(_input, inputs), jax.tree.map(_option, options)
+        options |= {name: value for name, value in own.items() if name in taken}
+        return self.definition(self.parameters, *inputs, **options, xp=backend.namespace)
+
+    def __repr__(self) -> str:
+        return f"attention_jax.{self.definition!r}"
+
+
+def signed(function: Callable[..., Any], signature: inspect.Signature, /) -> Callable[..., Any]:
+    """A function that says of itself what its arguments are."""
+
+    @functools.wraps(function)
+    def same(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    same.__signature__ = signature  # type: ignore[attr-defined]
+    return same
+
+
+def with_settings(function: Callable[..., Any], kind: type[layers.Layer], /) -> inspect.Signature:
+    """The signature of a function with the settings of a layer in the place of ``*settings`` and ``**named``."""
+    own = inspect.signature(function).parameters.values()
+    positional = [each for each in own if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    keywords = [each for each in own if each.kind is each.KEYWORD_ONLY]
+    return inspect.Signature([*positional, *inspect.signature(kind).parameters.values(), *keywords])
+
+
+@functools.cache
+def _taken(kind: type[layers.Layer]) -> frozenset[str]:
+    """The names of what the call of a definition takes."""
+    return frozenset(inspect.signature(kind.__call__).parameters)
+
+
+def as_seed(key: Any, /) -> Any:
+    """A seed of the core: two words drawn from a key of `jax.random`, typed or raw; anything else as it is."""
+    if not isinstance(key, jax.Array | np.ndarray):
+        return key
+    raw = key.dtype == jnp.uint32 and key.ndim > 0
+    return jax.random.bits(key, (2,), "uint32") if raw or jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+
+
+def _input(leaf: Any) -> jax.Array:
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        raise TypeError(f"expected inputs as arrays of JAX or NumPy; got {type(leaf).__name__}")
+    return jnp.asarray(leaf)
+
+
+def _option(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype) if dtype is None or isinstance(dtype, str) else str(np.dtype(dtype).name)
+    if name not in backend.dtypes:
+        raise ValueError(f"expected a floating-point type out of {', '.join(backend.dtypes)}; got {name}: {WIDE}")
+    return name
+
+
+def _placed(device: Any) -> Any:
+    return _devices()[known_device(device, backend.devices())] if isinstance(device, str) else device
+
+
+def _check_arrays(name: str, expected: Any, tree: Any) -> None:
+    """Raise unless the arrays of a tree have the names and the shapes of those that are to be."""
+    wanted = {path: leaf.dims for path, leaf in layers.named_arrays(expected, name).items()}
+    found = {path: np.shape(leaf) for path, leaf in layers.named_arrays(tree, name).items()}
+    for path in [*wanted, *found]:
+        if wanted.get(path) != found.get(path):
+            raise ValueError(f"expected {path} {wanted.get(path, 'not to be')}; got {found.get(path, 'no such array')}")
+
+
+class DotProductAttention(Layer):
+    """Scaled dot-product attention of one head, without parameters: `attention_core.layers.DotProductAttention`.
+
+    Examples
+    --------
+    >>> keys = jnp.arange(40.0).reshape(1, 10, 4)
+    >>> DotProductAttention.init(0)(jnp.ones((1, 2, 4)), jnp.ones((1, 10, 4)), keys)
+    Array([[[18., 19., 20., 21.],
+            [18., 19., 20., 21.]]], dtype=float32)
+    """
+
+    kind = layers.DotProductAttention
+
+
+class MultiHeadAttention(Layer):
+    """Multi-head attention with its projections: `attention_core.layers.MultiHeadAttention`.
+
+    Examples
+    --------
+    >>> layer = MultiHeadAttention.init(jax.random.key(0), channels=8, num_heads=2)
+    >>> jax.jit(layer)(jnp.ones((3, 5, 8))).shape
+    (3, 5, 8)
+    """
+
+    kind = layers.MultiHeadAttention
+
+
+class FeedForward(Layer):
+    """Linear, GELU, linear, dropout, at every position: `attention_core.layers.FeedForward`.
+
+    Examples
+    --------
+    >>> FeedForward.init(0, 4, 16).astype("bfloat16")(jnp.ones((3, 4), "bfloat16")).dtype
+    dtype(bfloat16)
+    """
+
+    kind = layers.FeedForward
+
+
+class EncoderLayer(Layer):
+    """Encoder layer of a transformer: `attention_core.layers.EncoderLayer`.
+
+    Examples
+    --------
+    Four layers as one, with a new first axis in all arrays, run through one after the other:
+
+    >>> stack = jax.vmap(lambda key: EncoderLayer.init(key, 8, 2, 32))(jax.random.split(jax.random.key(0), 4))
+    >>> jax.lax.scan(lambda x, layer: (layer(x), None), jnp.ones((3, 5, 8)), stack)[0].shape
+    (3, 5, 8)
+    """
+
+    kind = layers.EncoderLayer
+
+
+class Embeddings(Layer):
+    """Vectors of tokens at absolute positions, in segments: `attention_core.layers.Embeddings`.
+
+    Examples
+    --------
+    >>> Embeddings.init(0, num_tokens=11, num_positions=7, channels=4)(jnp.asarray([[3, 0, 10]])).shape
+    (1, 3, 4)
+    """
+
+    kind = layers.Embeddings
+
+
+class SaganAttention(Layer):
+    """Self-attention over feature maps, as in SAGAN: `attention_core.layers.SaganAttention`.
+
+    Its state, where kernels are normalized, are estimates of singular vectors; `refreshed` improves them.
+
+    Examples
+    --------
+    >>> layer = SaganAttention.init(0, channels=16)
+    >>> x = jnp.ones((1, 4, 4, 16))
+    >>> bool((layer(x) == x).all())  # sigma starts at 0
+    True
+    >>> layer.refreshed().state.theta.shape
+    (2,)
+    """
+
+    kind = layers.SaganAttention
+
+
+_KINDS: dict[Any, type[Layer]] = {
+    kind.kind: kind
+    for kind in (DotProductAttention, MultiHeadAttention, FeedForward, EncoderLayer, Embeddings, SaganAttention)
+}
+
+
+def save(layer: Layer, path: str | PathLike[str], /) -> None:
+    """Write a layer to a file, which `load` of every framework reads: see `attention_numpy.files`.
+
+    Raises
+    ------
+    TypeError
+        When this is no layer of this package.
+    """
+    from attention_numpy import files  # noqa: PLC0415 (what it needs is an extra)
+
+    if not isinstance(layer, Layer):
+        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}")
+    files.save_layer(path, layer.definition, *layer.to_numpy())
+
+
+def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None) -> Layer:
+    """Read a layer that `save` of any framework has written: see `attention_numpy.files`.
+
+    ``device`` and ``dtype`` are those of `Layer.from_numpy`.
+    """
+    from attention_numpy import files  # noqa: PLC0415 (what it needs is an extra)
+
+    return Layer.from_numpy(*files.load_layer(path), device=device, dtype=dtype)

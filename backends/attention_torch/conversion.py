@@ -1,0 +1,192 @@
+"""Modules of PyTorch and of Hugging Face transformers into layers, and back, with their weights bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from attention_core.layouts import LAYOUTS, LayoutError
+from attention_torch.backend import backend
+from attention_torch.layers import Layer
+
+__all__ = ["from_module", "to_module"]
+
+
+def from_module(module: torch.nn.Module, /) -> Any:
+    """Make a layer of a module, on its device, with copies of its weights and in its mode, training or evaluation.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A `torch.nn.MultiheadAttention` or `torch.nn.TransformerEncoderLayer`, or of transformers a ``BertLayer``,
+        ``BertEmbeddings``, or ``BertModel`` without pooler.
+
+    Returns
+    -------
+    Layer
+        For a ``BertModel`` a list: the embeddings, and the layers in order. The batch comes first, whatever
+        ``batch_first`` of the module is.
+
+    Raises
+    ------
+    TypeError
+        When the module is of another class; classes derived from these may compute something else.
+    attention_core.layouts.LayoutError
+        When it has a setting that cannot be carried over; the message names it.
+
+    Examples
+    --------
+    >>> theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> ours, x = from_module(theirs), torch.ones(1, 3, 8)
+    >>> bool(torch.allclose(ours(x), theirs(x, x, x)[0]))
+    True
+    """
+    name = _name(type(module))
+    if name == "bert":
+        if module.pooler is not None:
+            raise LayoutError("expected a BertModel without pooler; got one: module.pooler = None leaves it out")
+        _check_config(module.config)
+        return [from_module(each) for each in (module.embeddings, *module.encoder.layer)]
+    arrays = backend.to_numpy(dict(module.state_dict()))
+    definition, parameters = LAYOUTS[name].read(arrays, **_SETTINGS[name](module))
+    layer = Layer.from_numpy(definition, parameters, device=next(module.parameters()).device)
+    return layer.train(module.training)
+
+
+def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
+    """Make a module of a layer, on its device, with copies of its weights and in its mode: undoes `from_module`.
+
+    Parameters
+    ----------
+    layer : Layer
+        For a ``BertModel`` a sequence: the embeddings, and the layers in order.
+    kind : type
+        One of the classes that `from_module` takes. Those of PyTorch are made with ``batch_first=True``.
+
+    Returns
+    -------
+    torch.nn.Module
+
+    Raises
+    ------
+    TypeError
+        When the class is another one.
+    attention_core.layouts.LayoutError
+        When the layer has a setting that the class has not; the message names it.
+
+    Examples
+    --------
+    >>> from attention_torch import MultiHeadAttention
+    >>> to_module(MultiHeadAttention(8, 2, bias=False), torch.nn.MultiheadAttention).in_proj_weight.shape
+    torch.Size([24, 8])
+    """
+    name = _name(kind)
+    several = isinstance(layer, Sequence | torch.nn.ModuleList)
+    layers = list(layer) if several else [layer]
+    if name == "bert":
+        definition: Any = [each.definition for each in layers]
+        parameters: Any = [each.to_numpy()[0] for each in layers]
+    elif several:
+        raise TypeError(f"expected one layer for {LAYOUTS[name].module}; got {len(layers)}")
+    else:
+        definition, parameters = layer.definition, layer.to_numpy()[0]
+    arrays = LAYOUTS[name].write(definition, parameters)
+    arguments = LAYOUTS[name].arguments(definition)
+    module = _bert(kind, arguments) if name.startswith("bert") else kind(**arguments, batch_first=True)
+    device = next(layers[0].parameters()).device
+    module.to(device).load_state_dict(
+        {name: tensor.to(device) for name, tensor in backend.from_numpy(arrays).items()}, assign=True
+    )
+    return module.train(layers[0].training)
+
+
+def _name(kind: type[Any]) -> str:
+    """The layout of a class; transformers is imported only where it is in use."""
+    kinds: dict[type[Any], str] = {
+        torch.nn.MultiheadAttention: "torch",
+        torch.nn.TransformerEncoderLayer: "torch-encoder-layer",
+    }
+    if getattr(kind, "__module__", "").startswith("transformers."):
+        from transformers.models.bert import modeling_bert as bert  # noqa: PLC0415
+
+        kinds |= {bert.BertLayer: "bert-layer", bert.BertEmbeddings: "bert-embeddings", bert.BertModel: "bert"}
+    if kind not in kinds:
+        known = [layout.module for layout in LAYOUTS.values() if layout.module.startswith(("torch.", "transformers."))]
+        raise TypeError(f"expected a module out of {', '.join(known)}; got {getattr(kind, '__name__', kind)}")
+    return kinds[kind]
+
+
+def _torch(module: Any) -> dict[str, Any]:
+    return {"num_heads": module.num_heads, "zero_attention": module.add_zero_attn, "dropout": module.dropout}
+
+
+def _torch_encoder_layer(module: Any) -> dict[str, Any]:
+    own, layout = module.activation, LAYOUTS["torch-encoder-layer"].module
+    exact = own is torch.nn.functional.gelu or (isinstance(own, torch.nn.GELU) and own.approximate == "none")
+    if not exact:
+        raise LayoutError(f"expected activation gelu of {layout}; got {own}")
+    rates = (module.self_attn.dropout, module.dropout.p, module.dropout1.p, module.dropout2.p)
+    if any(rates):
+        raise LayoutError(f"expected dropout 0 of {layout}, which also drops inside the feed-forward; got {max(rates)}")
+    if module.self_attn.add_zero_attn:
+        raise LayoutError(f"expected add_zero_attn False of {layout}; got True")
+    return {
+        "num_heads": module.self_attn.num_heads,
+        "norm_first": module.norm_first,
+        "epsilon": _one("layer_norm_eps", module.norm1.eps, module.norm2.eps),
+    }
+
+
+def _bert_layer(module: Any) -> dict[str, Any]:
+    attention = module.attention
+    _check_config(attention.self.config)
+    scale = 1 / math.sqrt(attention.self.attention_head_size)
+    if getattr(attention.self, "scaling", scale) != scale:
+        raise LayoutError(f"expected scaling {scale} of BertLayer; got {attention.self.scaling}")
+    return {
+        "num_heads": attention.self.num_attention_heads,
+        "epsilon": _one("layer_norm_eps", attention.output.LayerNorm.eps, module.output.LayerNorm.eps),
+        "dropout": _one(
+            "dropout of weights (attention_probs_dropout_prob) and of branches (hidden_dropout_prob)",
+            attention.self.dropout.p,
+            attention.output.dropout.p,
+            module.output.dropout.p,
+        ),
+    }
+
+
+def _bert_embeddings(module: Any) -> dict[str, Any]:
+    return {"epsilon": module.LayerNorm.eps, "dropout": module.dropout.p}
+
+
+_SETTINGS = {
+    "torch": _torch,
+    "torch-encoder-layer": _torch_encoder_layer,
+    "bert-layer": _bert_layer,
+    "bert-embeddings": _bert_embeddings,
+}
+
+
+def _one(name: str, *values: float) -> float:
+    if len(set(values)) > 1:
+        raise LayoutError(f"expected one {name}; got {', '.join(map(str, values))}")
+    return values[0]
+
+
+def _check_config(config: Any) -> None:
+    for name, wanted in (("hidden_act", "gelu"), ("is_decoder", False), ("position_embedding_type", "absolute")):
+        if getattr(config, name, wanted) != wanted:
+            raise LayoutError(f"expected {name} {wanted} of a BERT; got {getattr(config, name)}")
+
+
+def _bert(kind: type[torch.nn.Module], arguments: dict[str, Any]) -> torch.nn.Module:
+    from transformers import BertConfig, BertModel  # noqa: PLC0415
+
+    config = BertConfig(**arguments)
+    if kind is BertModel:
+        return kind(config, add_pooling_layer=False)
+    config._attn_implementation = "sdpa"  # what a model would choose for its parts
+    return kind(config)

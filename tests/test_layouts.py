@@ -1,0 +1,375 @@
+"""Layouts of other libraries, on the arrays of every backend: there and back bit for bit, and nothing lost silently."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from attention_core import layers, multi_head_attention
+from attention_core.layouts import LAYOUTS, LayoutError, check_fit, join_heads, separate_heads
+from attention_core.parameters import Linear, MultiHeadAttention
+
+ATTENTION = layers.MultiHeadAttention
+BERT = (
+    layers.Embeddings(11, 7, 12, num_segments=2, dropout=0.1),
+    layers.EncoderLayer(12, 3, 20, norm_first=False, epsilon=1e-12, dropout=0.1),
+    layers.EncoderLayer(12, 3, 20, norm_first=False, epsilon=1e-12, dropout=0.1),
+)
+# What each layout can say, and with which arguments arrays are read back.
+CASES = {
+    "torch": [
+        (
+            ATTENTION(12, 3, key_channels=key, value_channels=value, bias=bias, extra_key_value=extra, zero_attention=zero, dropout=0.1),
+            {"num_heads": 3, "zero_attention": zero, "dropout": 0.1},
+        )
+        for key, value, bias, extra, zero in itertools.product((None, 5), (None, 7), (True, False), (True, False), (True, False))
+    ],
+    "keras": [
+        (ATTENTION(12, 3), {}),
+        (ATTENTION(12, 5, key_channels=7, value_channels=9, head_dim=4, value_head_dim=6, output_channels=8, bias=False, dropout=0.2), {"num_heads": 5, "dropout": 0.2}),
+    ],
+    "keras-grouped": [
+        (ATTENTION(12, 6, groups, key_channels=7, value_channels=9, head_dim=4, bias=bias), {"head_order": order})
+        for groups, bias, order in itertools.product((1, 2, 3, None), (True, False), ("repeat", "tile"))
+    ],
+    "flax": [
+        (ATTENTION(12, 6, groups, key_channels=7, head_dim=4, output_channels=8, bias=bias, dropout=0.3), {"head_order": order, "dropout": 0.3})
+        for groups, bias, order in itertools.product((1, 2, 3, None), (True, False), ("repeat", "tile"))
+    ],
+    "equinox": [
+        (
+            ATTENTION(12, 3, key_channels=7, value_channels=9, head_dim=5, value_head_dim=6, output_channels=8, **biases, dropout=0.1),
+            {"num_heads": 3, "dropout": 0.1},
+        )
+        for biases in (
+            {}, {"bias": False}, {"query_bias": False}, {"key_bias": False, "output_bias": False},
+            {"query_bias": False, "key_bias": False, "value_bias": False},
+        )
+    ],
+    "torch-encoder-layer": [
+        (layers.EncoderLayer(12, 3, 20, norm_first=first, epsilon=1e-6), {"num_heads": 3, "norm_first": first, "epsilon": 1e-6})
+        for first in (True, False)
+    ],
+    "bert-layer": [(BERT[1], {"num_heads": 3, "dropout": 0.1})],
+    "bert-embeddings": [(BERT[0], {"dropout": 0.1})],
+    "bert": [(BERT, {"num_heads": 3, "dropout": 0.1})],
+}  # fmt: skip
+EVERY = [(name, *case) for name, cases in CASES.items() for case in cases]
+
+
+def drawn(tree, rng):
+    """Numbers that differ everywhere in the place of every parameter to be."""
+    if isinstance(tree, tuple):
+        branches = [drawn(branch, rng) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
+    return None if tree is None else rng.standard_normal(tree.dims)
+
+
+def with_another_axis(tree):
+    """The tree with one axis more in its first array."""
+    if not isinstance(tree, tuple):
+        return tree[..., None]
+    first = with_another_axis(tree[0])
+    return type(tree)(first, *tree[1:]) if hasattr(tree, "_fields") else (first, *tree[1:])
+
+
+def wanted(definition):
+    if isinstance(definition, tuple):
+        return tuple(each.parameters for each in definition)
+    return definition.parameters
+
+
+def assert_same(found, expected):
+    if isinstance(expected, tuple):
+        assert type(found) is type(expected)
+        for branch, other in zip(found, expected, strict=True):
+            assert_same(branch, other)
+    elif expected is None:
+        assert found is None
+    else:
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes() == expected.tobytes()
+
+
+def write(name, definition, tree, options):
+    order = {"head_order": options["head_order"]} if "head_order" in options else {}
+    return LAYOUTS[name].write(definition, tree, **order)
+
+
+@pytest.mark.parametrize(
+    ("name", "definition", "options"), EVERY, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_there_and_back_is_where_it_was_bit_for_bit(rng, put, get, name, definition, options):
+    tree = drawn(wanted(definition), rng)
+    arrays = write(name, definition, put(tree), options)
+    found, again = LAYOUTS[name].read(arrays, **options)
+    assert found == definition
+    assert_same(get(again), tree)
+    twice = get(write(name, found, again, options))
+    arrays = get(arrays)
+    assert list(twice) == list(arrays)
+    assert_same(tuple(twice.values()), tuple(arrays.values()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_layout_has_cases_and_says_its_arguments(name):
+    for definition, _ in CASES[name]:
+        assert LAYOUTS[name].arguments(definition)
+    assert set(CASES) == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_arrays_missing_or_unknown_are_told(rng, name):
+    definition, options = CASES[name][0]
+    arrays = write(name, definition, drawn(wanted(definition), rng), options)
+    for missing in arrays:
+        less = {each: array for each, array in arrays.items() if each != missing}
+        if missing in ("out_proj.bias", "in_proj_bias") or (
+            missing.endswith("bias") and name in ("equinox", "keras", "keras-grouped", "flax")
+        ):
+            continue  # there a layer without it is one, too
+        with pytest.raises(LayoutError, match="expected"):
+            LAYOUTS[name].read(less, **options)
+    with pytest.raises(LayoutError, match=f"expected nothing else of {LAYOUTS[name].module}; got more"):
+        LAYOUTS[name].read({**arrays, "more": np.zeros(1)}, **options)
+    with pytest.raises(LayoutError, match=f"expected the arrays of {LAYOUTS[name].module}; got none"):
+        LAYOUTS[name].read({}, **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_arrays_of_other_shapes_are_told(rng, name):
+    definition, options = CASES[name][0]
+    arrays = write(name, definition, drawn(wanted(definition), rng), options)
+    for each, array in arrays.items():
+        for wrong in (array[..., None], np.concatenate([array, array[-1:]])):
+            if wrong.ndim == array.ndim and ("_embeddings" in each or each[:-7] in ("query", "key", "value")):
+                continue  # a table of one row more, or a kernel from one channel more
+            with pytest.raises(ValueError, match="expected"):
+                LAYOUTS[name].read({**arrays, each: wrong}, **options)
+
+
+def test_integers_are_no_weights(rng):
+    definition, options = CASES["torch"][0]
+    arrays = LAYOUTS["torch"].write(definition, drawn(definition.parameters, rng))
+    with pytest.raises(TypeError, match=r"expected parameters.output.weight of dtype float16.*; got int64"):
+        LAYOUTS["torch"].read({**arrays, "out_proj.weight": np.zeros((12, 12), int)}, **options)
+
+
+REFUSED = {
+    "scale": ATTENTION(12, 3, scale=1.0),
+    "softcap": ATTENTION(12, 3, softcap=2.0),
+    "is_causal": ATTENTION(12, 3, is_causal=True),
+    "output": ATTENTION(12, 3, output=False),
+}
+MORE = {
+    "torch": {
+        "num_key_value_heads": ATTENTION(12, 6, 2),
+        "head_dim": ATTENTION(12, 3, head_dim=5),
+        "value_head_dim": ATTENTION(12, 3, value_head_dim=5),
+        "output_channels": ATTENTION(12, 3, output_channels=5),
+        "a bias on all": ATTENTION(12, 3, key_bias=False),
+    },
+    "keras": {
+        "num_key_value_heads": ATTENTION(12, 6, 2),
+        "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
+        "zero_attention": ATTENTION(12, 3, zero_attention=True),
+        "a bias on all": ATTENTION(12, 3, output_bias=False),
+    },
+    "keras-grouped": {
+        "value_head_dim": ATTENTION(12, 6, 2, value_head_dim=3),
+        "output_channels": ATTENTION(12, 6, 2, output_channels=5),
+        "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
+        "zero_attention": ATTENTION(12, 3, zero_attention=True),
+        "a bias on all": ATTENTION(12, 3, query_bias=False),
+    },
+    "flax": {
+        "value_head_dim": ATTENTION(12, 6, 2, value_head_dim=3),
+        "value_channels": ATTENTION(12, 6, 2, value_channels=5),
+        "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
+        "zero_attention": ATTENTION(12, 3, zero_attention=True),
+        "a bias on all": ATTENTION(12, 3, value_bias=False),
+    },
+    "equinox": {
+        "num_key_value_heads": ATTENTION(12, 6, 2),
+        "extra_key_value": ATTENTION(12, 3, extra_key_value=True),
+        "zero_attention": ATTENTION(12, 3, zero_attention=True),
+    },
+    "torch-encoder-layer": {"dropout": layers.EncoderLayer(12, 3, 5, dropout=0.1), "bias": layers.EncoderLayer(12, 3, 5, bias=False)},
+    "bert-layer": {"norm_first": layers.EncoderLayer(12, 3, 5), "bias": layers.EncoderLayer(12, 3, 5, norm_first=False, bias=False)},
+    "bert-embeddings": {"num_segments": layers.Embeddings(5, 4, 3), "norm": layers.Embeddings(5, 4, 3, 2, norm=False)},
+}  # fmt: skip
+UNSAID = [
+    (name, setting, definition)
+    for name, settings in MORE.items()
+    for setting, definition in (
+        settings | (REFUSED if name in ("torch", "keras", "keras-grouped", "flax", "equinox") else {})
+    ).items()
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "definition"), UNSAID, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_a_setting_that_a_layout_has_no_place_for_is_named(rng, name, setting, definition):
+    tree = drawn(definition.parameters, rng)
+    with pytest.raises(LayoutError, match=f"expected {setting}.* for {LAYOUTS[name].module}.*; got "):
+        LAYOUTS[name].write(definition, tree)
+    with pytest.raises(LayoutError, match=f"expected {setting}"):
+        LAYOUTS[name].arguments(definition)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_of_another_kind_is_told(name):
+    layer = layers.DotProductAttention()
+    with pytest.raises(LayoutError, match="expected"):
+        LAYOUTS[name].write(layer, ())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_that_do_not_fit_are_told(rng, name):
+    definition, options = CASES[name][0]
+    tree = drawn(wanted(definition), rng)
+    broken = with_another_axis(tree)
+    with pytest.raises(ValueError, match=r"expected parameters\..* \("):
+        write(name, definition, broken, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "text"),
+    [
+        ("keras", {"gate/kernel": np.zeros((12, 3, 4))}, "use_gate"),
+        ("keras-grouped", {"gate/kernel": np.zeros((12, 3, 4))}, "use_gate"),
+        ("flax", {"query_ln.scale": np.zeros(4), "key_ln.scale": np.zeros(4)}, "normalize_qk"),
+        ("bert", {"pooler.dense.weight": np.zeros((12, 12))}, "pooling .* left out on purpose"),
+        ("bert", {"cls.predictions.bias": np.zeros(12)}, "what a task puts on the encoder .* left out on purpose"),
+        ("torch-encoder-layer", {"self_attn.bias_k": np.zeros((1, 1, 12)), "self_attn.bias_v": np.zeros((1, 1, 12))}, "no bias_k and bias_v"),
+        ("torch", {"bias_k": np.zeros((1, 1, 12))}, "expected both bias_k and bias_v"),
+    ],
+)  # fmt: skip
+def test_arrays_that_have_no_place_here_are_named(rng, name, extra, text):
+    definition, options = next(case for case in CASES[name] if not getattr(case[0], "extra_key_value", False))
+    arrays = write(name, definition, drawn(wanted(definition), rng), options)
+    with pytest.raises(LayoutError, match=text):
+        LAYOUTS[name].read({**arrays, **extra}, **options)
+
+
+def test_bert_is_found_under_its_prefix_and_beside_its_positions(rng):
+    tree = drawn(wanted(BERT), rng)
+    arrays = LAYOUTS["bert"].write(BERT, tree)
+    named = {f"bert.{name}": array for name, array in arrays.items()}
+    named["bert.embeddings.position_ids"] = np.arange(7)[None]
+    found, again = LAYOUTS["bert"].read(named, num_heads=3, dropout=0.1)
+    assert found == BERT
+    assert_same(again, tree)
+
+
+def test_layers_of_a_bert_that_differ_are_told(rng):
+    other = dataclasses.replace(BERT[1], epsilon=1e-5)
+    definitions = (*BERT[:2], other)
+    with pytest.raises(LayoutError, match=r"expected one layer_norm_eps for .*BertModel; got 1e-12 and 1e-05"):
+        LAYOUTS["bert"].write(definitions, drawn(wanted(definitions), rng))
+    with pytest.raises(LayoutError, match="expected embeddings and at least one layer"):
+        LAYOUTS["bert"].write(BERT[:1], drawn(wanted(BERT[:1]), rng))
+    with pytest.raises(ValueError, match="expected parameters of 3 layers; got those of 2"):
+        LAYOUTS["bert"].write(BERT, drawn(wanted(BERT[:2]), rng))
+
+
+def test_a_gap_between_layers_is_told(rng):
+    arrays = LAYOUTS["bert"].write(BERT, drawn(wanted(BERT), rng))
+    moved = {name.replace("layer.1.", "layer.2."): array for name, array in arrays.items()}
+    with pytest.raises(LayoutError, match=r"expected encoder.layer.1.attention.self.query.weight"):
+        LAYOUTS["bert"].read(moved, num_heads=3)
+
+
+# --- the order of heads ---
+
+
+@pytest.mark.parametrize("name", ["keras-grouped", "flax"])
+def test_the_order_of_grouped_heads_is_never_guessed(rng, name):
+    definition = ATTENTION(12, 6, 2)
+    tree = drawn(definition.parameters, rng)
+    arrays = LAYOUTS[name].write(definition, tree, head_order="repeat")
+    for ask in (
+        lambda **order: LAYOUTS[name].write(definition, tree, **order),
+        lambda **order: LAYOUTS[name].read(arrays, **order),
+    ):
+        with pytest.raises(
+            LayoutError, match=f"expected head_order for {LAYOUTS[name].module}, as 6 heads share 2: repeat"
+        ):
+            ask()
+        with pytest.raises(LayoutError, match="expected head_order out of repeat, tile; got 'interleaved'"):
+            ask(head_order="interleaved")
+    for groups in (1, 6):
+        alone = ATTENTION(12, 6, groups)
+        LAYOUTS[name].write(alone, drawn(alone.parameters, rng))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_tiled_heads_attend_with_the_key_of_their_number_modulo_the_groups(rng, put, get, groups):
+    """Against heads that each have a copy of their key, in the order in which they come."""
+    heads, width = 6, 4
+    kernels = {
+        name: rng.standard_normal((12, count, width))
+        for name, count in (("query", heads), ("key", groups), ("value", groups))
+    }
+    out, x = rng.standard_normal((heads, width, 12)), rng.standard_normal((2, 5, 12))
+    arrays = {**{f"{name}.kernel": kernel for name, kernel in kernels.items()}, "out.kernel": out}
+    for order, own in (("tile", np.arange(heads) % groups), ("repeat", np.arange(heads) // (heads // groups))):
+        apart = [kernels["query"], *(kernels[name][:, own] for name in ("key", "value"))]
+        joined = MultiHeadAttention(*(Linear(each.reshape(12, -1)) for each in apart), Linear(out.reshape(-1, 12)))
+        expected = multi_head_attention(joined, x, num_heads=heads)
+        definition, tree = LAYOUTS["flax"].read(put(arrays), head_order=order)
+        assert definition.groups == groups
+        np.testing.assert_allclose(get(definition(tree, put(x))), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
+
+
+# --- heads apart ---
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_heads_apart_and_joined_are_the_same(rng, put, get, bias):
+    widths, channels = (4, 4, 5), (6, 7, 8)
+    heads = [
+        tuple(
+            Linear(rng.standard_normal((rows, width)), rng.standard_normal(width) if bias else None)
+            for rows, width in zip(channels, widths, strict=True)
+        )
+        for _ in range(3)
+    ]
+    output = Linear(rng.standard_normal((15, 6)))
+    joined = join_heads([tuple(map(put, head)) for head in heads], put(output))
+    again, last = separate_heads(joined, 3)
+    assert_same(get(tuple(again)), tuple(heads))
+    assert_same(get(last), output)
+    arrays = [rng.standard_normal((2, 5, size)) for size in channels]
+    found = get(multi_head_attention(joined, *map(put, arrays), num_heads=3))
+    each = [multi_head_attention(MultiHeadAttention(*head), *arrays, num_heads=1) for head in heads]
+    np.testing.assert_allclose(
+        found, np.concatenate(each, axis=-1) @ output.weight, rtol=0, atol=1e-14 * np.abs(found).max()
+    )
+
+
+def test_heads_that_cannot_be_joined_or_separated_are_told(rng):
+    one, other = Linear(np.zeros((4, 2))), Linear(np.zeros((4, 3)))
+    for wrong in ([], [(one, one)], [(one, one, one.weight)]):
+        with pytest.raises(LayoutError, match="for each of at least one head"):
+            join_heads(wrong)
+    with pytest.raises(LayoutError, match="expected the value of all heads with the same shape and bias"):
+        join_heads([(one, one, one), (one, one, other)])
+    with pytest.raises(LayoutError, match="expected the query of all heads with the same shape and bias"):
+        join_heads([(one, one, one), (Linear(one.weight, np.zeros(2)), one, one)])
+    tree = drawn(ATTENTION(12, 6, 2).parameters, rng)
+    with pytest.raises(LayoutError, match="expected as many channels of key as of query, 12"):
+        separate_heads(tree, 6)
+    with pytest.raises(LayoutError, match="expected query to channels that 5 heads share out evenly; got 12"):
+        separate_heads(drawn(ATTENTION(12, 6).parameters, rng), 5)
+    with pytest.raises(LayoutError, match="expected no extra_key and extra_value"):
+        separate_heads(drawn(ATTENTION(12, 3, extra_key_value=True).parameters, rng), 3)
+
+
+@pytest.mark.parametrize(
+    "layer", [layers.SaganAttention(16), *BERT[:2], layers.DotProductAttention()], ids=lambda each: type(each).__name__
+)
+def test_a_layer_fits_what_it_starts_from(layer, xp):
+    check_fit(layer, layer.init(0, xp=xp), layer.init_state(0, xp=xp))

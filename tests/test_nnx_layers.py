@@ -1,0 +1,265 @@
+"""Layers as modules of Flax: variables, modes, streams of keys, and what they compute."""
+
+import copy
+import doctest
+import importlib
+import inspect
+import os
+
+import numpy as np
+import pytest
+
+from attention_core import KeyLengths, layers
+
+ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
+if ASKED and "jax" not in ASKED:
+    pytest.skip("jax is not among the backends asked for", allow_module_level=True)
+jax = importlib.import_module("jax") if ASKED else pytest.importorskip("jax")
+nnx = (
+    importlib.import_module("flax.nnx")
+    if os.environ.get("ATTENTION_CORE_PEERS") == "1"
+    else pytest.importorskip("flax.nnx")
+)
+
+jnp = jax.numpy
+attention_jax = importlib.import_module("attention_jax")
+modules = importlib.import_module("attention_jax.nnx")
+
+RNG = np.random.default_rng(31)
+X = jnp.asarray(RNG.standard_normal((2, 5, 6)))
+MAPS = jnp.asarray(RNG.standard_normal((2, 4, 6, 8)))
+IDS = jnp.asarray(RNG.integers(0, 11, (2, 5)))
+CASES = {
+    "DotProductAttention": ({"dropout": 0.4}, (X, X[:, :3], X[:, 1:4])),
+    "MultiHeadAttention": ({"channels": 6, "num_heads": 2, "dropout": 0.4}, (X,)),
+    "FeedForward": ({"channels": 6, "inner": 7, "dropout": 0.4}, (X,)),
+    "EncoderLayer": ({"channels": 6, "num_heads": 3, "inner": 7, "dropout": 0.4}, (X,)),
+    "Embeddings": ({"num_tokens": 11, "num_positions": 7, "channels": 6, "dropout": 0.4}, (IDS,)),
+    "SaganAttention": ({"channels": 8, "head_channels": 3}, (MAPS,)),
+}
+every = pytest.mark.parametrize("name", CASES)
+trained = pytest.mark.parametrize("name", [name for name in CASES if name != "DotProductAttention"])
+
+
+def made(name, **options):
+    settings, inputs = CASES[name]
+    module = getattr(modules, name)(**settings, rngs=nnx.Rngs(0), **{"param_dtype": "float64"} | options)
+    if name == "SaganAttention":
+        module.parameters.sigma[...] = jnp.full_like(module.parameters.sigma[...], 0.7)
+    return module, inputs
+
+
+def loss(module, *inputs, **options):
+    output = module(*inputs, **options)
+    return jnp.sum(output * jnp.cos(jnp.arange(output.size, dtype=output.dtype)).reshape(output.shape))
+
+
+def equal(actual, desired):
+    """Bit for bit."""
+    assert jax.tree.structure(actual) == jax.tree.structure(desired)
+    for found, expected in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def close(actual, desired):
+    for found, expected in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@every
+def test_a_module_computes_what_its_layer_does(name):
+    module, inputs = made(name)
+    module.eval()
+    assert type(module.layer) is getattr(attention_jax, name)
+    assert module.definition == getattr(layers, name)(**CASES[name][0])
+    equal(module(*inputs), module.layer(*inputs))
+    close(nnx.jit(lambda module, inputs: module(*inputs))(module, inputs), module.layer(*inputs))
+
+
+def test_settings_are_shown():
+    names = list(inspect.signature(modules.FeedForward).parameters)
+    own = ["dtype", "param_dtype", "deterministic", "rngs"]
+    assert names == ["channels", "inner", "output_channels", "bias", "dropout", *own]
+    with pytest.raises(ValueError, match="expected channels that 3 heads share out evenly; got 8 channels"):
+        modules.MultiHeadAttention(8, 3, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="expected a layer of attention_jax; got int"):
+        modules.Layer(3)
+
+
+@every
+def test_any_layer_becomes_a_module(name):
+    settings, inputs = CASES[name]
+    layer = getattr(attention_jax, name).init(3, **settings, dtype="float64")
+    module = modules.Layer(layer, deterministic=True)
+    equal(module.layer, layer)
+    equal(module(*inputs), layer(*inputs))
+
+
+def test_variables_are_found_by_kind_and_path():
+    module, _ = made("SaganAttention")
+    paths = {".".join(path) for path, _ in nnx.to_flat_state(nnx.state(module, nnx.Param))}
+    assert paths == {*(f"parameters.{name}.weight" for name in ("theta", "phi", "g", "output")), "parameters.sigma"}
+    for kind in (modules.SpectralVector, nnx.BatchStat):
+        paths = {".".join(path) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
+        assert paths == {f"state.{name}" for name in ("theta", "phi", "g", "output")}
+
+
+@every
+def test_a_module_is_split_merged_and_copied(name):
+    module, inputs = made(name, deterministic=True)
+    graph, parameters, rest = nnx.split(module, nnx.Param, ...)
+    hash(graph)
+    expected = module(*inputs)
+    equal(nnx.merge(graph, parameters, rest)(*inputs), expected)
+    equal(jax.jit(lambda parameters: nnx.merge(graph, parameters, rest).layer)(parameters), module.layer)
+    equal(copy.deepcopy(module)(*inputs), expected)
+    abstract = nnx.eval_shape(lambda: made(name, deterministic=True)[0])
+    nnx.update(abstract, nnx.state(module))
+    equal(abstract(*inputs), expected)
+
+
+@trained
+def test_gradients_are_those_of_the_layer(name):
+    module, inputs = made(name)
+    module.eval()
+    found = nnx.grad(loss)(module, *inputs)
+    compiled = nnx.jit(nnx.grad(loss))(module, *inputs)
+    expected = nnx.state(modules.Layer(jax.grad(lambda layer: loss(layer, *inputs))(module.layer)), nnx.Param)
+    assert [path for path, _ in nnx.to_flat_state(found)] == [path for path, _ in nnx.to_flat_state(expected)]
+    close(found, expected)
+    close(compiled, expected)
+
+
+@trained
+def test_a_module_is_trained(name):
+    module, inputs = made(name)
+
+    @nnx.jit
+    def step(module):
+        value, gradients = nnx.value_and_grad(lambda module: loss(module, *inputs, deterministic=False, rngs=4))(module)
+        nnx.update(module, jax.tree.map(lambda p, g: p - 1e-3 * g, nnx.state(module, nnx.Param), gradients))
+        return value
+
+    run = nnx.jit(lambda module: module(*inputs, rngs=4))
+    for _ in range(30):  # until vectors of kernels have settled
+        run(module)
+    values = [float(step(module)) for _ in range(5)]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) == 5
+
+
+def test_the_state_is_advanced_in_training_and_stays_in_evaluation():
+    module, (x,) = made("SaganAttention")
+    for run in (modules.SaganAttention.__call__, nnx.jit(lambda module, x: module(x))):
+        before = module.layer
+        module.train()
+        run(module, x)
+        close(module.layer.state, before.refreshed().state)
+        assert (module.layer.state.theta != before.state.theta).any()
+        module.eval()
+        before = module.layer
+        run(module, x)
+        equal(module.layer, before)
+    module(x, deterministic=False)
+    assert (module.layer.state.theta != before.state.theta).any()
+    before = module.layer
+    nnx.jit(nnx.grad(loss))(nnx.view(module, deterministic=False), x)  # which has the same variables
+    close(module.layer.state, before.refreshed().state)
+
+
+DROPPING = [name for name, (settings, _) in CASES.items() if "dropout" in settings]
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_draws_from_its_stream_in_training_alone(name):
+    module, inputs = made(name)
+    quiet = module.layer(*inputs)
+    first, second = module(*inputs), module(*inputs)
+    assert (first != second).any()
+    assert (first != quiet).any()
+    equal(module(*inputs, deterministic=True), quiet)
+    equal(nnx.view(module, deterministic=True)(*inputs), quiet)
+    module.eval()
+    equal(module(*inputs), quiet)
+    module.train()
+    assert (module(*inputs) != quiet).any()
+    equal(module(*inputs, rngs=6), module.layer(*inputs, key=6))
+    key = jax.random.key(6)
+    equal(module(*inputs, rngs=key), module.layer(*inputs, key=key))
+    streams = [nnx.Rngs(dropout=5), nnx.Rngs(dropout=5)["dropout"], nnx.Rngs(5)]
+    equal(module(*inputs, rngs=streams[0]), module(*inputs, rngs=streams[1]))
+    assert (module(*inputs, rngs=streams[0]) != module(*inputs, rngs=streams[1])).sum() == 0  # the second of both
+    assert (module(*inputs, rngs=streams[2]) != quiet).any()
+
+
+def test_modules_of_one_seed_drop_the_same_and_compiled_ones_go_on_drawing():
+    (module, inputs), (other, _) = made("FeedForward"), made("FeedForward")
+    run = nnx.jit(lambda module, inputs: module(*inputs))
+    first, second = run(module, inputs), run(module, inputs)
+    close([first, second], [other(*inputs), other(*inputs)])
+    assert (first != second).any()
+
+
+def test_dropout_without_a_stream_is_an_error_in_training():
+    layer = attention_jax.FeedForward.init(0, 6, 7, dropout=0.5, dtype="float64")
+    module = modules.Layer(layer)
+    with pytest.raises(
+        ValueError, match="expected rngs with a stream dropout, in training, or deterministic=True; got none"
+    ):
+        module(X)
+    equal(module(X, rngs=1), layer(X, key=1))
+    plain = attention_jax.FeedForward(layers.FeedForward(6, 7), layer.parameters)
+    equal(modules.Layer(plain)(X), layer(X))
+
+
+@every
+def test_types_are_promoted_as_in_layers_of_flax(name):
+    module, inputs = made(name, param_dtype="float32", deterministic=True)
+    narrow = jax.tree.map(lambda x: x.astype("bfloat16") if x.dtype == jnp.float64 else x, inputs)
+    if name in ("DotProductAttention", "Embeddings"):  # where all have one type
+        assert module(*narrow).dtype == ("bfloat16" if name == "DotProductAttention" else "float32")
+    else:
+        assert module(*narrow).dtype == nnx.Linear(6, 7, rngs=nnx.Rngs(0))(X.astype("bfloat16")).dtype == "float32"
+        wide = jax.tree.map(lambda x: x.astype("float32"), narrow)
+        equal(module(*narrow), module.layer(*wide))
+    module.dtype = jnp.bfloat16
+    equal(module(*inputs), module.layer.astype("bfloat16")(*narrow))
+    if name != "DotProductAttention":
+        gradients = nnx.grad(lambda module: loss(module, *inputs).astype("float32"))(module)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(gradients)} == {"float32"}
+
+
+def test_a_module_with_bfloat16_throughout_keeps_its_state_in_it():
+    module, (x,) = made("SaganAttention", param_dtype=jnp.bfloat16)
+    assert module(x.astype("bfloat16")).dtype == "bfloat16"
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(module.layer)} == {"bfloat16"}
+
+
+def test_options_are_those_of_the_layer():
+    module, _ = made("MultiHeadAttention", deterministic=True)
+    found = nnx.jit(lambda module, x, mask: module(x, mask=mask, return_weights=True))(
+        module, X, KeyLengths(jnp.asarray([5, 2]))
+    )
+    assert found.weights.shape == (2, 2, 5, 5)
+    assert not found.weights[1, :, :, 2:].any()
+
+
+def test_a_module_is_stacked_by_vmap_and_scanned():
+    @nnx.vmap
+    def stacked(rngs):
+        return modules.EncoderLayer(6, 2, 7, param_dtype="float64", deterministic=True, rngs=rngs)
+
+    stack = stacked(nnx.Rngs(0).split(3))
+    expected = X
+    graph, state = nnx.split(stack)
+    for index in range(3):
+        expected = nnx.merge(graph, jax.tree.map(lambda leaf, index=index: leaf[index], state))(expected)
+    close(nnx.scan(lambda x, module: module(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(X, stack), expected)
+
+
+def test_examples_of_the_documentation_run():
+    with jax.enable_x64(False):
+        found = doctest.testmod(modules)
+    assert found.attempted > 0
+    assert found.failed == 0
