@@ -264,7 +264,7 @@ def plot(runs: dict[str, dict[str, Run]], path: str) -> None:
         below.set(xlabel="step", ylabel="relative difference of losses")
         above.legend()
         below.legend()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def main() -> None:

@@ -78,9 +78,10 @@ def test_continuous_integration_runs_the_test_command_of_the_readme():
 
 def test_reference_has_every_public_name():
     import attention_core
-    from attention_core import initializers, parameters
+    from attention_core import initializers, layers, layouts, parameters
+    from attention_numpy import files
 
     reference = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
-    for module in (attention_core, initializers, parameters):
+    for module in (attention_core, initializers, layers, layouts, parameters, files):
         for name in module.__all__:
             assert f"{module.__name__}.{name}\n" in reference, f"{module.__name__}.{name} is missing"

@@ -1,0 +1,153 @@
+"""Time a training step of the layers beside those that come with the frameworks: a table on standard output.
+
+``python -m attention_benchmark.training_step`` runs each framework in a process of its own. A step is the output, the
+sum of its squares and the gradients of all parameters and of the input; candidates take turns, and what is printed is
+the median of the ratios of a turn, with the quartiles.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["main", "steps"]
+
+SHAPE, HEADS, INNER = (32, 128, 512), 8, 2048
+TURNS = 15
+Step = Callable[[], Any]
+
+
+def steps(framework: str) -> dict[str, tuple[Step, Step]]:
+    """The steps of a framework by the name of the layer: ours, and that of the framework."""
+    x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+    return {"torch": _torch, "jax": _jax, "tensorflow": _tensorflow}[framework](x)
+
+
+def _torch(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
+    import torch  # noqa: PLC0415 (one framework is imported in a process)
+
+    import attention_torch  # noqa: PLC0415
+
+    width = x.shape[-1]
+    given = torch.from_numpy(x).requires_grad_()
+
+    def step(module: Any, call: Callable[[Any], Any]) -> Step:
+        def run() -> None:
+            module.zero_grad()
+            given.grad = None
+            call(given).square().sum().backward()
+
+        return run
+
+    own = attention_torch.MultiHeadAttention(width, HEADS)
+    other = torch.nn.MultiheadAttention(width, HEADS, batch_first=True)
+    encoder = attention_torch.EncoderLayer(width, HEADS, INNER, norm_first=False)
+    encoder_other = torch.nn.TransformerEncoderLayer(
+        width, HEADS, INNER, dropout=0.0, activation="gelu", batch_first=True
+    )
+    feed = attention_torch.FeedForward(width, INNER)
+    feed_other = torch.nn.Sequential(torch.nn.Linear(width, INNER), torch.nn.GELU(), torch.nn.Linear(INNER, width))
+    return {
+        "MultiHeadAttention against torch.nn.MultiheadAttention": (
+            step(own, own),
+            step(other, lambda x: other(x, x, x, need_weights=False)[0]),
+        ),
+        "EncoderLayer against torch.nn.TransformerEncoderLayer": (
+            step(encoder, encoder),
+            step(encoder_other, encoder_other),
+        ),
+        "FeedForward against torch.nn.Sequential": (step(feed, feed), step(feed_other, feed_other)),
+    }
+
+
+def _jax(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
+    import jax  # noqa: PLC0415
+    from flax import nnx  # noqa: PLC0415
+
+    import attention_jax  # noqa: PLC0415
+
+    width = x.shape[-1]
+    given = jax.numpy.asarray(x)
+
+    def step(layer: Any, call: Callable[[Any, Any], Any]) -> Step:
+        gradient = jax.jit(jax.grad(lambda layer, x: jax.numpy.sum(call(layer, x) ** 2), argnums=(0, 1)))
+        return lambda: jax.block_until_ready(gradient(layer, given))
+
+    graph, state = nnx.split(nnx.MultiHeadAttention(HEADS, width, decode=False, rngs=nnx.Rngs(0)))
+    layers = {
+        "MultiHeadAttention against flax.nnx.MultiHeadAttention": (
+            attention_jax.MultiHeadAttention.init(0, width, HEADS),
+            (state, lambda state, x: nnx.merge(graph, state)(x)),
+        )
+    }
+    return {name: (step(own, lambda layer, x: layer(x)), step(*other)) for name, (own, other) in layers.items()}
+
+
+def _tensorflow(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
+    import keras  # noqa: PLC0415
+    import tensorflow as tf  # noqa: PLC0415
+
+    import attention_tensorflow  # noqa: PLC0415
+
+    width = x.shape[-1]
+    given = tf.constant(x)
+
+    def step(layer: Any, call: Callable[[Any], Any]) -> Step:
+        call(given)  # makes the variables
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def gradient() -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(given)
+                loss = tf.reduce_sum(tf.square(call(given)))
+            return tape.gradient(loss, [*layer.trainable_variables, given])
+
+        return lambda: [each.numpy() for each in gradient()]
+
+    own = attention_tensorflow.MultiHeadAttention(width, HEADS)
+    other = keras.layers.MultiHeadAttention(HEADS, width // HEADS)
+    feed = attention_tensorflow.FeedForward(width, INNER)
+    feed_other = keras.Sequential([keras.layers.Dense(INNER, activation="gelu"), keras.layers.Dense(width)])
+    return {
+        "MultiHeadAttention against keras.layers.MultiHeadAttention": (
+            step(own, own),
+            step(other, lambda x: other(x, x)),
+        ),
+        "FeedForward against keras.Sequential": (step(feed, feed), step(feed_other, feed_other)),
+    }
+
+
+def measured(own: Step, other: Step) -> tuple[float, list[float]]:
+    """The median time of one of our steps in milliseconds, and the quartiles of its ratio to the other."""
+    times: list[tuple[float, float]] = []
+    for turn in range(TURNS + 2):
+        pair = []
+        for step in (own, other) if turn % 2 else (other, own):
+            started = time.perf_counter()
+            step()
+            pair.append(time.perf_counter() - started)
+        times.append((pair[0], pair[1]) if turn % 2 else (pair[1], pair[0]))
+    ratios = [first / second for first, second in times[2:]]  # the first two are warming up
+    return 1e3 * statistics.median(first for first, _ in times[2:]), statistics.quantiles(ratios, n=4)
+
+
+def main() -> None:
+    """Print the table, or its rows for one framework."""
+    if len(sys.argv) > 1:
+        for name, pair in steps(sys.argv[1]).items():
+            own, (low, middle, high) = measured(*pair)
+            print(f"| {name} | {own:.0f} ms | {middle:.2f} ({low:.2f} to {high:.2f}) |", flush=True)
+        return
+    print("| layer | time of a step | ratio, with its quartiles |\n|---|---|---|", flush=True)
+    for framework in ("torch", "jax", "tensorflow"):
+        subprocess.run([sys.executable, "-m", __spec__.name, framework], check=True)
+
+
+if __name__ == "__main__":
+    main()
