@@ -43,7 +43,10 @@ def tests(session, backend):
     """Run every law on one backend, with no other framework installed; what is asked for is required, never skipped."""
     install(session, "-e", f".[cli,array-api-strict,{backend}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": f"array_api_strict,{backend}"}
-    examples = [*DOCTESTS, *(f"backends/attention_{name}/layers.py" for name in ("torch", "tensorflow") if name == backend)]
+    examples = [
+        *DOCTESTS,
+        *(f"backends/attention_{name}/layers.py" for name in ("torch", "tensorflow") if name == backend),
+    ]
     session.run("pytest", "-n", "2", *examples, *(session.posargs or ["tests"]), env=QUIET | required)
 
 
@@ -52,7 +55,10 @@ def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
     install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
-    files = [f"tests/test_{name}.py" for name in ("purity", "onnx_cases", "bert", "documentation", "conversion", "training", "systems", "nnx_layers")]
+    files = [
+        f"tests/test_{name}.py"
+        for name in ("purity", "onnx_cases", "bert", "documentation", "conversion", "training", "systems", "nnx_layers")
+    ]
     session.run("pytest", "-n", "2", *(session.posargs or files), env=QUIET | required)
 
 
