@@ -114,10 +114,9 @@ def _read(
     if layout == OWN:
         return load_layers(path)
     arrays, _ = load_arrays(path)
-    strange = sorted(name for name in arrays if not name.startswith(prefix))
-    if strange:
-        raise FileError(f"expected names in {path} that begin with {prefix}; got {strange[0]}")
-    chosen = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    chosen = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    if arrays and not chosen:
+        raise FileError(f"expected names in {path} that begin with {prefix}; got {', '.join(sorted(arrays)[:3])}")
     for start in drop:
         if not any(name.startswith(start) for name in chosen):
             raise FileError(f"expected arrays in {path} whose names begin with {start}; got none to be left out")

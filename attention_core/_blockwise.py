@@ -233,25 +233,39 @@ def _operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
     tiles = _tiles(plan, arrays, backend)
-    operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
-    value = operands.value
-    output, logsumexp = _forward(tiles, lambda values: _finite(tiles, values))
     if plan.tame:
-        return output, logsumexp
+        return _forward(tiles, lambda values: values)
+    xp = tiles.xp
+    # What is not finite and attended shows, whatever its weight: inf and nan pull upwards, -inf and nan downwards. That
+    # takes two more sweeps, in which the values tell where such are; a loop holds the sweeps, as it is traced once.
+    infinite = xp.logical_not(xp.isfinite(xp.sum(tiles.operands.value)))
+    sweeps = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
 
-    def pulled() -> Array:
-        # What is not finite and attended shows, whatever its weight: inf and nan pull upwards, -inf and nan downwards.
-        def pulling(infinite: float, values: Array) -> Array:
-            return xp.astype(xp.logical_or(xp.isnan(values), xp.equal(values, infinite)), values.dtype)
+    def sweep(number: Any, results: tuple[Array, Array]) -> tuple[Array, Array]:
+        pull = _times_infinity(3 - 2 * number, results[0], xp)  # sweep 1 looks for inf, sweep 2 for -inf
 
-        up, down = (
-            xp.greater(_forward(tiles, functools.partial(pulling, infinite))[0], 0.0)
-            for infinite in (math.inf, -math.inf)
-        )
-        pull = xp.where(down, -math.inf, xp.zeros_like(output))
-        return xp.add(output, xp.where(up, xp.where(down, math.nan, xp.full_like(output, math.inf)), pull))
+        def part(values: Array) -> Array:
+            pulling = xp.astype(xp.logical_or(xp.isnan(values), xp.equal(values, pull)), values.dtype)
+            return _first(number, _finite(tiles, values), pulling, xp)
 
-    return loops.choose(xp.isfinite(xp.sum(value)), lambda: output, pulled), logsumexp
+        output, logsumexp = _forward(tiles, part)
+        found = xp.greater(output, 0.0)
+        torn = xp.logical_and(found, xp.equal(results[0], -pull))  # inf - inf is nan, about which NumPy would warn
+        before = xp.where(torn, math.nan, results[0])
+        return _first(number, output, xp.add(before, xp.where(found, pull, xp.zeros_like(output))), xp), logsumexp
+
+    return tiles.loops.loop(0, sweeps, sweep, empty_results(plan, arrays, backend))  # type: ignore[no-any-return]
+
+
+def _first(number: Any, first: Array, other: Array, xp: Namespace) -> Array:
+    """One array for the number 0, and another for those after it."""
+    if isinstance(number, int):
+        return other if number else first
+    return xp.where(xp.equal(number, 0), first, other)
+
+
+def _times_infinity(sign: Any, like: Array, xp: Namespace) -> Any:
+    return sign * math.inf if isinstance(sign, int) else xp.multiply(xp.astype(sign, like.dtype), math.inf)
 
 
 def _scored(tiles: Tiles, x: Array) -> Array:

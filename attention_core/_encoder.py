@@ -259,7 +259,7 @@ def encoder_layer(
         return drop(y, dropouts[1], xp=xp)
 
     def feed(h: Array) -> Array:
-        return drop(feed_forward(parameters.feed_forward, h, xp=xp), dropouts[2], xp=xp)
+        return feed_forward(parameters.feed_forward, h, dropout=dropouts[2], xp=xp)
 
     for norm, branch in ((parameters.attention_norm, attend), (parameters.feed_forward_norm, feed)):
         if norm_first:

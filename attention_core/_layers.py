@@ -121,7 +121,9 @@ def layer_norm(parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, xp:
     return narrow(xp.add(xp.multiply(normal, scale), offset), dtype, xp=xp)
 
 
-def feed_forward(parameters: FeedForward, x: Array, /, *, xp: Namespace | None = None) -> Array:
+def feed_forward(
+    parameters: FeedForward, x: Array, /, *, dropout: Dropout | None = None, xp: Namespace | None = None
+) -> Array:
     r"""Two affine maps of every position with a GELU in between.
 
     .. math:: y = \operatorname{gelu}(x W_1 + b_1)\, W_2 + b_2
@@ -132,6 +134,8 @@ def feed_forward(parameters: FeedForward, x: Array, /, *, xp: Namespace | None =
         ``expand`` of shape (C, inner) and ``contract`` of shape (inner, out).
     x : Array, shape (..., C)
         Types of 16 bits are computed in float32 and rounded once.
+    dropout : Dropout, optional
+        Applied to the result.
     xp : array namespace, optional
 
     Returns
@@ -157,10 +161,12 @@ def feed_forward(parameters: FeedForward, x: Array, /, *, xp: Namespace | None =
     check_rank("x", x, 1, "(..., C)")
     check_floating("x", x)
     check_feed_forward("feed_forward", parameters, "x", x)
+    if dropout is not None:
+        check_dropout(dropout)
     dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
     inner = gelu(linear(parameters.expand, x, xp=xp), xp=xp)
-    return narrow(linear(parameters.contract, inner, xp=xp), dtype, xp=xp)
+    return narrow(drop(linear(parameters.contract, inner, xp=xp), dropout, xp=xp), dtype, xp=xp)
 
 
 def embed_tokens(

@@ -30,7 +30,7 @@ from attention_core._namespace import array_namespace, beside, widen
 from attention_core._sagan import check_data_format, sagan_attention, spectral_norm
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Mask, as_mask
-from attention_core.random import Dropout, check_dropout, drop, fold_in
+from attention_core.random import Dropout, check_dropout, fold_in
 
 __all__ = [
     "DotProductAttention",
@@ -121,7 +121,8 @@ class Layer(ABC):
         >>> layer_from_settings(FeedForward(4, 16).settings()) == FeedForward(4, 16)
         True
         """
-        return {"layer": type(self).__name__, **asdict(self)}
+        plain = {name: float(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        return {"layer": type(self).__name__, **plain}
 
 
 @dataclass(frozen=True)
@@ -466,9 +467,7 @@ class FeedForward(Layer):
 
         Without a seed nothing is dropped.
         """
-        xp = array_namespace(x) if xp is None else xp
-        dropout = _dropout(self.dropout, seed)
-        return drop(feed_forward(parameters, x, xp=xp), dropout, xp=xp)
+        return feed_forward(parameters, x, dropout=_dropout(self.dropout, seed), xp=xp)
 
 
 @dataclass(frozen=True)

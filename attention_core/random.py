@@ -14,6 +14,8 @@ A. Appleby, MurmurHash3 (``fmix32``), 2011.
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._checks import check_integer, shape_text
@@ -29,6 +31,7 @@ __all__ = [
     "fold_in",
     "hash_words",
     "kept_at",
+    "plain_seed",
     "random_bits",
     "seed_words",
 ]
@@ -63,6 +66,22 @@ def check_dropout(dropout: Any) -> None:
     if not 0 <= rate < 1:
         raise ValueError(f"expected a dropout rate in [0, 1); got {rate}")
     check_seed(seed)
+
+
+def plain_seed(seed: Any, is_array: Callable[[Any], bool], /) -> Any:
+    """A seed of an adapter's user: arrays of the library as they are, all that counts as an integer as one of Python.
+
+    Raises
+    ------
+    TypeError
+        When it is neither.
+    """
+    if seed is None or isinstance(seed, int) or is_array(seed):
+        return seed
+    try:
+        return operator.index(seed)
+    except TypeError as error:
+        raise TypeError(f"expected a seed as an integer or an integer array; got {type(seed).__name__}") from error
 
 
 def check_seed(seed: Any) -> None:
@@ -226,6 +245,8 @@ def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
     """The array with some elements 0, and the others made up for it."""
     if dropout is None or dropout.rate == 0:
         return x
+    if len(x.shape) == 1:
+        return xp.squeeze(drop(xp.expand_dims(x, axis=0), dropout, xp=xp), axis=0)
     return xp.multiply(xp.where(dropout_mask(dropout, x, xp=xp), x, 0.0), 1 / (1 - dropout.rate))
 
 

@@ -237,13 +237,8 @@ def test_what_modules_of_torch_have_and_layers_have_not_is_named(torch, of_torch
 
 
 def config(bert, **more):
-    sizes = {
-        "vocab_size": 31,
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 20,
-    }
+    sizes = {"vocab_size": 31, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+    sizes["hidden_size"] = more.pop("hidden_size", 12)
     return bert.BertConfig(**sizes, max_position_embeddings=9, attn_implementation="eager", **more)
 
 
@@ -263,6 +258,22 @@ def test_bert(torch, of_torch, bert, rng):
     for module in (theirs, back):
         expected = module(input_ids=tokens, token_type_ids=segments, attention_mask=attended).last_hidden_state
         agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
+
+
+@pytest.mark.parametrize("width", [3, 8, 32, 64])
+def test_berts_of_any_head_size(width, torch, of_torch, bert, rng):
+    """Their scale is rounded in another way than ours for most of them."""
+    theirs = perturbed(torch, bert.BertLayer(config(bert, hidden_size=3 * width)).double())
+    ours, x = of_torch.from_module(theirs), torch.from_numpy(rng.standard_normal((2, 5, 3 * width)))
+    found = theirs(x)
+    found = found[0] if isinstance(found, tuple) else found
+    agree(ours(x).detach(), found.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_is_frozen_stays_so(trained, torch, of_torch):
+    theirs = torch.nn.MultiheadAttention(8, 2).requires_grad_(trained)
+    assert all(each.requires_grad is trained for each in of_torch.from_module(theirs).parameters())
 
 
 def test_parts_of_bert(torch, of_torch, bert, rng):
@@ -374,6 +385,14 @@ def test_what_layers_of_keras_have_and_ours_have_not_is_named(keras, of_keras, o
         of_keras.from_module(theirs)
 
 
+def test_what_keras_added_to_a_projection_is_not_lost(keras, of_keras):
+    theirs = keras.layers.MultiHeadAttention(2, 4)
+    theirs.build((None, None, 8), (None, None, 8))
+    theirs._query_dense.enable_lora(2)
+    with pytest.raises(LayoutError, match="lora"):
+        of_keras.from_module(theirs)
+
+
 def test_a_layer_of_keras_without_weights_and_other_layers_are_told(keras, of_keras):
     with pytest.raises(LayoutError, match="has not been built"):
         of_keras.from_module(keras.layers.MultiHeadAttention(2, 4))
@@ -438,6 +457,8 @@ def test_dropout_and_bits_of_flax(nnx, of_jax):
         ({"normalize_qk": True}, "normalize_qk"),
         ({"dropout_rate": 0.1}, "expected broadcast_dropout False"),
         ({"attention_fn": len}, "expected attention_fn nnx.dot_product_attention"),
+        ({"qkv_dot_general": len}, "expected qkv_dot_general None"),
+        ({"precision": "highest"}, "expected precision None"),
         ({"decode": True}, "expected decode False"),
         ({"dtype": "bfloat16"}, "expected dtype None or"),
     ],

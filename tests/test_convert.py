@@ -107,7 +107,8 @@ def test_a_whole_bert_there_and_back(place, prefix):
 def test_one_layer_out_of_a_file_by_its_prefix(place):
     layer = BERT[1]
     arrays = LAYOUTS["bert-layer"].write(layer, drawn(layer))
-    save_file({f"encoder.layer.7.{name}": np.array(array, order="C") for name, array in arrays.items()}, place("a"))
+    whole = {f"encoder.layer.7.{name}": np.array(array, order="C") for name, array in arrays.items()}
+    save_file({**whole, "embeddings.LayerNorm.bias": np.zeros(3)}, place("a"))  # and more, which is not asked for
     options = ["--num-heads", 3, "--prefix", "encoder.layer.7."]
     converted(place("a"), place("b"), "--from", "bert-layer", "--to", "attention-core", *options)
     assert load_layer(place("b"))[0] == layer
@@ -115,7 +116,7 @@ def test_one_layer_out_of_a_file_by_its_prefix(place):
         place("a"), place("c"), "--from", "bert-layer", "--to", "attention-core", *options[:2], "--prefix", "x."
     )
     assert result.exit_code == 1
-    assert "that begin with x.; got encoder.layer.7." in result.stderr
+    assert "that begin with x.; got embeddings.LayerNorm.bias, encoder.layer.7." in result.stderr
 
 
 @pytest.mark.parametrize("order", ["repeat", "tile"])

@@ -422,19 +422,34 @@ def test_arrays_that_are_not_those_of_the_definition_are_named():
     kind, definition = attention_jax.FeedForward, layers.FeedForward(2, 3)
     good, _ = kind.init(0, 2, 3).to_numpy()
     for arguments, error, message in (
-        ((definition, good._replace(expand=Linear(np.ones((2, 3))))), ValueError, r"expected parameters.expand.bias \(3,\); got no such array"),
+        ((definition, good._replace(expand=Linear(np.ones((2, 3))))), TypeError, r"expected parameters.expand.bias as an array of shape \(3,\); got NoneType"),
         ((definition, good._replace(expand=Linear(np.ones((3, 2)), np.ones(3)))), ValueError, r"expected parameters.expand.weight \(2, 3\); got \(3, 2\)"),
-        ((layers.FeedForward(2, 3, bias=False), good), ValueError, r"expected parameters.expand.bias not to be; got \(3,\)"),
+        ((layers.FeedForward(2, 3, bias=False), good), ValueError, r"expected no parameters.expand.bias; got an array of shape \(3,\)"),
         ((layers.MultiHeadAttention(2, 1), good), TypeError, "expected a definition as FeedForward; got MultiHeadAttention"),
         ((3, good), TypeError, "expected a definition as FeedForward; got int"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             kind.from_numpy(*arguments)
     layer, *_ = made("SaganAttention")
-    with pytest.raises(ValueError, match=r"expected state.theta \(3,\); got no such array"):
+    with pytest.raises(TypeError, match="expected state as SpectralVectors; got tuple"):
         attention_jax.Layer.from_numpy(layer.definition, layer.to_numpy()[0])
     with pytest.raises(TypeError, match="expected a definition as Layer; got int"):
         attention_jax.Layer.from_numpy(3, ())
+
+
+@pytest.mark.parametrize("wrong", [np.ones((2, 5, 8)), jnp.ones(()), "key", 1.5, -1])
+def test_what_is_no_key_is_named(wrong):
+    """Above all the keys to be attended, which other frameworks take under that name."""
+    layer = attention_jax.MultiHeadAttention.init(0, 8, 2)
+    with pytest.raises((TypeError, ValueError), match=r"expected (key as a key of jax.random|a seed)"):
+        layer(jnp.ones((2, 5, 8), "float32"), key=wrong)
+
+
+@pytest.mark.parametrize("name", ["seed", "state"])
+def test_names_of_the_core_are_not_overwritten(name):
+    layer = attention_jax.FeedForward.init(0, 4, 8, dropout=0.5)
+    with pytest.raises(TypeError, match=f"expected the seed as key=, and the state in the layer; got {name}="):
+        layer(jnp.ones((3, 4), "float32"), **{name: 3})
 
 
 def test_a_class_of_your_own_is_a_layer():

@@ -606,3 +606,16 @@ def test_examples_of_the_layers_print_what_they_say():
     found = doctest.testmod(attention_torch.layers)
     assert found.attempted > 10
     assert not found.failed
+
+
+def test_what_is_of_numpy_is_named_or_taken():
+    """Its integers are seeds; its arrays are no tensors."""
+    layer = attention_torch.FeedForward(4, 8, dropout=0.5, seed=np.int64(3))
+    x = torch.ones(3, 4)
+    assert torch.equal(layer.expand.weight, attention_torch.FeedForward(4, 8, seed=3).expand.weight)
+    assert torch.equal(layer(x, seed=np.int64(5)), layer(x, seed=5))
+    attention = attention_torch.MultiHeadAttention(4, 2)
+    with pytest.raises(TypeError, match="expected key_mask as a tensor of PyTorch; got ndarray"):
+        attention(x, key_mask=np.ones(3, dtype=bool))
+    with pytest.raises(TypeError, match="expected a seed as an integer or an integer array; got float"):
+        layer(x, seed=1.5)

@@ -12,6 +12,7 @@ from attention_jax.layers import Layer
 
 __all__ = ["from_module", "to_module"]
 
+CHANGED = ("qkv_dot_general", "out_dot_general", "qkv_dot_general_cls", "out_dot_general_cls", "precision")
 FLAX = ("query", "key", "value", "out")
 EQUINOX = ("query_proj", "key_proj", "value_proj", "output_proj")
 
@@ -78,6 +79,8 @@ def to_module(layer: Any, kind: type[Any], /) -> Any:
     (8, 8)
     """
     name = _name(kind)
+    if not isinstance(layer, Layer):
+        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}")
     definition, parameters = layer.definition, layer.to_numpy()[0]
     order = {"head_order": "repeat"} if name == "flax" else {}
     arrays = backend.from_numpy(LAYOUTS[name].write(definition, parameters, **order))
@@ -108,6 +111,9 @@ def _name(kind: type[Any]) -> str:
 def _arrays(module: Any, name: str) -> dict[str, jax.Array]:
     if name == "equinox":
         linears = {each: getattr(module, each) for each in EQUINOX}
+        for each, own in linears.items():
+            if not (hasattr(own, "weight") and hasattr(own, "bias")):
+                raise LayoutError(f"expected {each} of {LAYOUTS[name].module} as Linear; got {type(own).__name__}")
         found = {f"{each}.{part}": getattr(own, part) for each, own in linears.items() for part in ("weight", "bias")}
         return {path: array for path, array in found.items() if array is not None}
     parts = [(each, part) for each in FLAX for part in ("kernel", "bias")]
@@ -123,6 +129,14 @@ def _flax(module: Any) -> dict[str, Any]:
     layout = LAYOUTS["flax"].module
     if module.attention_fn is not nnx.dot_product_attention:
         raise LayoutError(f"expected attention_fn nnx.dot_product_attention of {layout}; got {module.attention_fn}")
+    for name in CHANGED:
+        if getattr(module, name) is not None:
+            raise LayoutError(f"expected {name} None of {layout}; got {getattr(module, name)}")
+    for part in FLAX:
+        if type(getattr(module, part)) is not nnx.LinearGeneral:
+            raise LayoutError(
+                f"expected {part} of {layout} as LinearGeneral; got {type(getattr(module, part)).__name__}"
+            )
     if module.decode:
         raise LayoutError(f"expected decode False of {layout}; got {module.decode}")
     if module.dtype is not None and module.dtype != module.param_dtype:

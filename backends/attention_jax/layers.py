@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core import layers
+from attention_core.layouts import check_fit
+from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
 from attention_numpy.trees import known_device
 
@@ -122,8 +124,7 @@ class Layer:
         kind = _KINDS.get(type(definition), Layer)
         if not (issubclass(kind, cls) or issubclass(cls, kind)) or kind is Layer:
             raise TypeError(f"expected a definition as {cls.kind.__name__}; got {type(definition).__name__}")
-        _check_arrays("parameters", definition.parameters, parameters)
-        _check_arrays("state", definition.state, state)
+        check_fit(definition, parameters, state)
         arrays = backend.from_numpy((parameters, state), dtype=None if dtype is None else _dtype_name(dtype))
         if device is not None:
             arrays = jax.device_put(arrays, _placed(device))
@@ -167,7 +168,12 @@ class Layer:
         TypeError, ValueError
             When arguments do not fit; before any computation.
         """
+        for name in ("seed", "state"):
+            if name in options:
+                raise TypeError(f"expected the seed as key=, and the state in the layer; got {name}=")
         seed = None if key is None else as_seed(key)
+        if seed is not None:
+            check_seed(seed)
         own = {"seed": seed, "state": jax.lax.stop_gradient(self.state)}
         taken = _taken(self.kind)
         inputs, options = jax.tree.map(_input, inputs), jax.tree.map(_option, options)
@@ -208,7 +214,14 @@ def as_seed(key: Any, /) -> Any:
     if not isinstance(key, jax.Array | np.ndarray):
         return key
     raw = key.dtype == jnp.uint32 and key.ndim > 0
-    return jax.random.bits(key, (2,), "uint32") if raw or jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    if raw or jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return jax.random.bits(key, (2,), "uint32")
+    if jnp.issubdtype(key.dtype, jnp.floating):
+        raise TypeError(
+            f"expected key as a key of jax.random, an integer or two of them; got {key.dtype}{list(key.shape)}: "
+            "the keys to be attended are the second argument, by position"
+        )
+    return key
 
 
 def _input(leaf: Any) -> jax.Array:
@@ -230,15 +243,6 @@ def _dtype_name(dtype: Any) -> str:
 
 def _placed(device: Any) -> Any:
     return _devices()[known_device(device, backend.devices())] if isinstance(device, str) else device
-
-
-def _check_arrays(name: str, expected: Any, tree: Any) -> None:
-    """Raise unless the arrays of a tree have the names and the shapes of those that are to be."""
-    wanted = {path: leaf.dims for path, leaf in layers.named_arrays(expected, name).items()}
-    found = {path: np.shape(leaf) for path, leaf in layers.named_arrays(tree, name).items()}
-    for path in [*wanted, *found]:
-        if wanted.get(path) != found.get(path):
-            raise ValueError(f"expected {path} {wanted.get(path, 'not to be')}; got {found.get(path, 'no such array')}")
 
 
 class DotProductAttention(Layer):
@@ -341,6 +345,7 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     """
     from attention_numpy import files  # noqa: PLC0415 (what it needs is an extra)
 
+    layer = getattr(layer, "layer", layer)  # of a module of attention_jax.nnx
     if not isinstance(layer, Layer):
         raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}")
     files.save_layer(path, layer.definition, *layer.to_numpy())

@@ -10,6 +10,7 @@ class of `attention_core.parameters` with its fields. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -133,7 +134,7 @@ def load_tree(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any] | None]
         header = json.loads(metadata[KEY])
     except (ValueError, RecursionError) as error:
         raise FileError(f"expected JSON as {KEY!r} in the metadata of {path}; got {error}") from error
-    if not isinstance(header, dict) or header.get("version") != VERSION:
+    if not isinstance(header, dict) or type(header.get("version")) is not int or header["version"] != VERSION:
         version = header.get("version") if isinstance(header, dict) else None
         raise FileError(f"expected version {VERSION} of the format in {path}; got {version!r}")
     settings = header.get("settings")
@@ -316,7 +317,7 @@ def save_arrays(
         data = serialized(kept, metadata=None if metadata is None else dict(metadata))
     except (SafetensorError, TypeError) as error:
         raise FileError(f"expected arrays that safetensors can hold for {path}; got {error}") from error
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         if path.is_dir():
             raise FileError(f"expected a file to write; got {path}, a directory")
@@ -324,11 +325,14 @@ def save_arrays(
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            beside.chmod(path.stat().st_mode)
         beside.replace(path)
     except OSError as error:
         raise FileError(f"expected a file that can be written; got {path}: {error.strerror}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NumpyArray], dict[str, str]]:

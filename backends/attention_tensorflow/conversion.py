@@ -65,7 +65,9 @@ def from_module(module: keras.layers.Layer, /) -> Any:
     arrays = {"/".join(own.path.split("/")[-2:]): backend.to_numpy(own.value) for own in _weights(module)}
     order = {"head_order": "repeat"} if name == "keras-grouped" else {}
     definition, parameters = LAYOUTS[name].read(arrays, dropout=config["dropout"], **order)
-    return Layer.from_numpy(definition, parameters, dtype=module.dtype_policy.name)
+    layer = Layer.from_numpy(definition, parameters, dtype=module.dtype_policy.name)
+    layer.trainable = module.trainable
+    return layer
 
 
 def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.Layer:
@@ -95,6 +97,8 @@ def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.L
     4
     """
     name = _name(kind)
+    if not isinstance(layer, Layer):
+        raise TypeError(f"expected a layer of attention_tensorflow; got {type(layer).__name__}")
     definition, parameters = layer.definition, layer.to_numpy()[0]
     order = {"head_order": "repeat"} if name == "keras-grouped" else {}
     arrays = LAYOUTS[name].write(definition, parameters, **order)
@@ -114,5 +118,5 @@ def _name(kind: type[Any]) -> str:
 
 
 def _weights(module: Any) -> list[Any]:
-    """The variables of the projections, less those of generators."""
-    return [own for own in module.weights if own.path.rsplit("/", 1)[-1] in ("kernel", "bias")]
+    """The variables, less those of generators: what a layer of Keras may have besides is not to get lost."""
+    return [own for own in module.weights if own.path.rsplit("/", 1)[-1] != "seed_generator_state"]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from attention_core import Attention
@@ -27,7 +28,7 @@ from attention_core._typing import Array
 from attention_core.layers import named_arrays, tree_from_names
 from attention_core.layouts import check_fit
 from attention_core.masks import Mask
-from attention_core.random import check_seed
+from attention_core.random import check_seed, plain_seed
 from attention_numpy.trees import known_device
 from attention_tensorflow import namespace
 from attention_tensorflow.backend import backend
@@ -84,6 +85,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
                 f"got Keras on {keras.backend.backend()}"
             )
         if seed is not None:
+            seed = operator.index(seed)
             check_seed(seed)
         own = {field.name: kwargs.pop(field.name) for field in fields(self.kind) if field.name in kwargs}
         definition = self.kind(*settings, **own)
@@ -205,7 +207,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
     def _apply(self, *inputs: Any, training: bool | None, seed: Any = None, **options: Any) -> Any:
         """Call the definition, and in training advance the state."""
         if training and self._seeds is not None:
-            options["seed"] = self._seeds.next() if seed is None else seed
+            options["seed"] = self._seeds.next() if seed is None else plain_seed(seed, _is_array)
         parameters, state = self._trees(self.compute_dtype)
         if state:
             options["state"] = state
@@ -215,6 +217,10 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
             for name, value in named_arrays(advanced, _STATE).items():
                 self._own[name].assign(value)
         return _found(result)
+
+
+def _is_array(seed: Any) -> bool:
+    return hasattr(seed, "dtype") and not isinstance(seed, np.generic)
 
 
 class _AttentionLayer(Layer):

@@ -53,6 +53,7 @@ def from_module(module: torch.nn.Module, /) -> Any:
     arrays = backend.to_numpy(dict(module.state_dict()))
     definition, parameters = LAYOUTS[name].read(arrays, **_SETTINGS[name](module))
     layer = Layer.from_numpy(definition, parameters, device=next(module.parameters()).device)
+    layer.requires_grad_(any(each.requires_grad for each in module.parameters()))
     return layer.train(module.training)
 
 
@@ -86,6 +87,9 @@ def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
     name = _name(kind)
     several = isinstance(layer, Sequence | torch.nn.ModuleList)
     layers = list(layer) if several else [layer]
+    for each in layers:
+        if not isinstance(each, Layer):
+            raise TypeError(f"expected a layer of attention_torch; got {type(each).__name__}")
     if name == "bert":
         definition: Any = [each.definition for each in layers]
         parameters: Any = [each.to_numpy()[0] for each in layers]
@@ -144,7 +148,7 @@ def _bert_layer(module: Any) -> dict[str, Any]:
     attention = module.attention
     _check_config(attention.self.config)
     scale = 1 / math.sqrt(attention.self.attention_head_size)
-    if getattr(attention.self, "scaling", scale) != scale:
+    if not math.isclose(getattr(attention.self, "scaling", scale), scale, rel_tol=1e-12):
         raise LayoutError(f"expected scaling {scale} of BertLayer; got {attention.self.scaling}")
     return {
         "num_heads": attention.self.num_attention_heads,

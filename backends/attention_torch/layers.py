@@ -19,6 +19,7 @@ from dataclasses import MISSING, asdict, fields
 from os import PathLike
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 
 from attention_core import layers
@@ -27,7 +28,7 @@ from attention_core._typing import Array
 from attention_core.layers import named_arrays
 from attention_core.layouts import check_fit
 from attention_core.masks import Mask
-from attention_core.random import check_seed
+from attention_core.random import check_seed, plain_seed
 from attention_numpy.trees import map_arrays, map_leaves
 from attention_torch.backend import backend
 
@@ -111,6 +112,7 @@ class Layer(Tree):
         definition = self.kind(*settings, **named)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         _check_dtype(dtype)
+        seed = plain_seed(seed, torch.is_tensor)
         if seed is not None:
             check_seed(seed)
 
@@ -146,7 +148,7 @@ class Layer(Tree):
         tensors = named_arrays(self.read()), named_arrays(self._state())
         if not all(backend.is_concrete(tensor) for part in tensors for tensor in part.values()):
             return
-        seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
+        seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else plain_seed(seed, torch.is_tensor)
         with torch.no_grad():
             for part, start in zip(tensors, (self.definition.init, self.definition.init_state), strict=True):
                 if part:
@@ -244,6 +246,9 @@ class Layer(Tree):
         for leaf in tensors:
             if not isinstance(leaf, torch.Tensor):
                 raise TypeError(f"expected tensors of PyTorch; got {type(leaf).__name__}")
+        for name, leaf in options.items():
+            if isinstance(leaf, np.ndarray):
+                raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
         device = tensors[0].device if tensors else torch.device("cpu")
         if "seed" in options:
             options["seed"] = self._seed(options["seed"], device)
@@ -266,7 +271,9 @@ class Layer(Tree):
         """The seed of a call in training, as a tensor where it is drawn, so that compilers draw it anew."""
         if not self.training or self.definition.dropout == 0:
             return None
-        return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device) if seed is None else seed
+        if seed is None:
+            return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device)
+        return plain_seed(seed, torch.is_tensor)
 
     def _step(self, parameters: Any) -> Any:
         """The state of a call; in training, what is held is then that of the next."""
