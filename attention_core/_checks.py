@@ -6,7 +6,7 @@ import math
 from numbers import Real
 from typing import Any
 
-from attention_core._namespace import FLOATING, dtype_name, is_concrete, wide_name
+from attention_core._namespace import FLOATING, dtype_name, has_sharding, is_concrete, wide_name
 from attention_core._typing import Array
 from attention_core.parameters import Linear
 
@@ -140,7 +140,7 @@ def check_device(name: str, array: Array, model_name: str, model: Array) -> None
 
 def _device(array: Array) -> Any:
     """The one device of an array that its user has placed; ``None`` where the library still may move it."""
-    if hasattr(type(array), "sharding"):
+    if has_sharding(array):
         if not is_concrete(array):
             return None
         spread = len(array.sharding.device_set) > 1

@@ -141,7 +141,7 @@ def is_concrete(array: Array, /) -> bool:
 
 def dtype_name(dtype: DType, /) -> str:
     """The name of a dtype, the same for every library: ``float32``, ``bfloat16``, ``bool``."""
-    if not hasattr(type(dtype), "name"):
+    if not hasattr(dtype, "name"):
         return str(dtype).rpartition(".")[2].lower()
     names = _names.setdefault(type(dtype), {})  # dtypes of two libraries are never compared: some warn
     if dtype not in names:
@@ -196,9 +196,16 @@ def beside(array: Array, /) -> dict[str, Any]:
 
     None are given where the library places arrays by itself: while tracing, and where arrays carry a sharding.
     """
-    # Asked of the type: a traced array of JAX would tell at length, through all of its program, why it has none.
-    device = None if hasattr(type(array), "sharding") else getattr(array, "device", None)
+    device = None if has_sharding(array) else getattr(array, "device", None)
     return {"device": device} if device else {}
+
+
+def has_sharding(array: Array, /) -> bool:
+    """Whether the array is one of JAX, which places arrays by their sharding, and can be updated ``at`` an index.
+
+    A traced one, asked for its sharding itself, would tell at length, through all of its program, why it has none.
+    """
+    return hasattr(array, "at")
 
 
 def rows_at(table: Array, index: Array, /, *, axis: int, xp: Namespace) -> Array:

@@ -51,7 +51,9 @@ SECTIONS = [section for page in PAGES for section in sections(page) if BLOCK.sea
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
 def test_page_prints_what_it_says(section, tmp_path, monkeypatch):
     for framework in FRAMEWORKS:
-        if f"import {framework}" in section.text and framework not in (ASKED or available_backends()):
+        names = (framework, f"attention_{framework}", *(["keras"] if framework == "tensorflow" else []))
+        needed = any(re.search(rf"^(import|from) {name}\b", section.text, re.MULTILINE) for name in names)
+        if needed and framework not in (ASKED or available_backends()):
             pytest.skip(f"{framework} is not among the backends asked for")
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}

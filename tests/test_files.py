@@ -1,5 +1,6 @@
 """Files of parameters: what is written comes back bit for bit, and what is not whole is an error by name."""
 
+import doctest
 import json
 import pickle
 import stat
@@ -443,3 +444,9 @@ def test_a_link_stays_a_link(path, tmp_path):
     save_tree(link, [np.ones(2)])
     assert link.is_symlink()
     assert load_tree(path)[0][0].tolist() == [1, 1]
+
+
+def test_examples_of_the_docstrings_run():
+    found = doctest.testmod(files)
+    assert found.attempted > 0
+    assert found.failed == 0

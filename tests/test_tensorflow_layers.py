@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import doctest
+import importlib
 import inspect
 import os
 import subprocess
@@ -720,3 +722,9 @@ else:
     raise SystemExit("no error")
 """
     in_a_process_of_its_own(code, "numpy")
+
+
+def test_examples_of_the_docstrings_run():
+    found = doctest.testmod(importlib.import_module("attention_tensorflow.layers"))
+    assert found.attempted > 0
+    assert found.failed == 0
