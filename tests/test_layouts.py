@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from attention_core import layers, multi_head_attention
-from attention_core.layouts import LAYOUTS, LayoutError, check_fit, join_heads, separate_heads
+from attention_core.layers import check_fit
+from attention_core.layouts import LAYOUTS, LayoutError, join_heads, separate_heads
 from attention_core.parameters import Linear, MultiHeadAttention
 
 ATTENTION = layers.MultiHeadAttention

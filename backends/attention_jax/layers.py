@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core import layers
-from attention_core.layouts import check_fit
+from attention_core.layers import check_fit
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
 from attention_numpy.trees import known_device

@@ -25,7 +25,7 @@ from safetensors.numpy import save as serialized
 
 from attention_core import layers
 from attention_core import parameters as trees
-from attention_core.layouts import check_fit
+from attention_core.layers import check_fit
 from attention_numpy.trees import NumpyArray
 
 __all__ = [

@@ -25,8 +25,7 @@ import tensorflow as tf
 from attention_core import Attention
 from attention_core import layers as definitions
 from attention_core._typing import Array
-from attention_core.layers import named_arrays, tree_from_names
-from attention_core.layouts import check_fit
+from attention_core.layers import check_fit, named_arrays, tree_from_names
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
 from attention_numpy.trees import known_device

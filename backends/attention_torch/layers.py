@@ -25,8 +25,7 @@ import torch
 from attention_core import layers
 from attention_core._namespace import dtype_name
 from attention_core._typing import Array
-from attention_core.layers import named_arrays
-from attention_core.layouts import check_fit
+from attention_core.layers import check_fit, named_arrays
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
 from attention_numpy.trees import map_arrays, map_leaves

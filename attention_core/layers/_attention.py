@@ -1,0 +1,351 @@
+"""Attention of one head, and of several with their projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attention_core import parameters as trees
+from attention_core._attention import scaled_dot_product_attention
+from attention_core._call import Attention
+from attention_core._checks import check_boolean, check_flag, check_number, check_positive, check_rank
+from attention_core._encoder import multi_head_attention
+from attention_core._implementations import check_implementation
+from attention_core._namespace import array_namespace, beside, widen
+from attention_core._typing import Array, Namespace
+from attention_core.layers._layer import Initial, Layer
+from attention_core.layers._settings import all_masks, check_flags, check_sizes, dropout_in_training, linear_to_be
+from attention_core.masks import Mask
+from attention_core.random import Dropout, check_dropout
+
+
+@dataclass(frozen=True)
+class DotProductAttention(Layer):
+    """Scaled dot-product attention of one head, without parameters.
+
+    Parameters
+    ----------
+    scale : float, optional
+        By default 1 / √D.
+    softcap : float, optional
+    is_causal : bool
+    dropout : float
+        The rate at which weights are dropped in training.
+    implementation : {"auto", "dense", "blockwise", "fused"}
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not one.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> keys = xp.reshape(xp.arange(40, dtype=xp.float64), (1, 10, 4))
+    >>> DotProductAttention()((), xp.ones((1, 2, 4)), xp.ones((1, 10, 4)), keys)
+    Array([[[18., 19., 20., 21.],
+            [18., 19., 20., 21.]]], dtype=array_api_strict.float64)
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    is_causal: bool = False
+    dropout: float = 0.0
+    implementation: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_attention(self)
+
+    @property
+    def parameters(self) -> Any:
+        """None."""
+        return ()
+
+    def __call__(
+        self,
+        parameters: Any,
+        query: Any,
+        key: Array | None = None,
+        value: Array | None = None,
+        /,
+        *,
+        mask: Mask | Array | None = None,
+        query_mask: Array | None = None,
+        key_mask: Array | None = None,
+        bias: Array | None = None,
+        seed: Any = None,
+        return_weights: bool = False,
+        return_logsumexp: bool = False,
+        xp: Namespace | None = None,
+    ) -> Any:
+        """Attend.
+
+        Parameters
+        ----------
+        parameters : tuple
+            Empty.
+        query : Array, shape (..., M, D), or a mapping with "query", "key" and "value"
+        key : Array, shape (..., N, D), optional
+            By default the query.
+        value : Array, shape (..., N, E), optional
+            By default the key.
+        mask : Mask or Array of bool, broadcastable to (..., M, N), optional
+            True = may attend.
+        query_mask : Array of bool, shape (..., M), optional
+            False where a query may attend nothing.
+        key_mask : Array of bool, shape (..., N), optional
+            False where a key may be attended by nothing.
+        bias : Array, broadcastable to (..., M, N), optional
+        seed : int or Array of int, optional
+            Of the dropout; without one nothing is dropped.
+        return_weights, return_logsumexp : bool
+        xp : array namespace, optional
+
+        Returns
+        -------
+        Array, shape (..., M, E)
+            Or `Attention` if a return flag is set, with weights (..., M, N) and logsumexp (..., M).
+        """
+        query, key, value = _query_key_value(query, key, value)
+        for name, array in (("query", query), ("key", key), ("value", value)):
+            check_rank(name, array, 2, "(..., length, channels)")
+        xp = array_namespace(query, key, value) if xp is None else xp
+        if mask is not None and not isinstance(mask, Mask):
+            check_boolean("mask", mask)
+        mask, bias = (_with_heads(array, xp) for array in (mask, bias))
+        found = scaled_dot_product_attention(
+            *(xp.expand_dims(array, axis=-3) for array in (query, key, value)),
+            mask=all_masks(mask, query_mask, key_mask, xp),
+            bias=bias,
+            is_causal=self.is_causal,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=dropout_in_training(self.dropout, seed),
+            return_weights=return_weights,
+            return_logsumexp=return_logsumexp,
+            implementation=self.implementation,
+            xp=xp,
+        )
+        if not isinstance(found, Attention):
+            return xp.squeeze(found, axis=-3)
+        weights = None if found.weights is None else xp.squeeze(found.weights, axis=-3)
+        logsumexp = None if found.logsumexp is None else xp.squeeze(found.logsumexp, axis=-2)
+        return Attention(xp.squeeze(found.output, axis=-3), weights, logsumexp)
+
+
+@dataclass(frozen=True)
+class MultiHeadAttention(Layer):
+    """Multi-head attention with its projections.
+
+    Parameters
+    ----------
+    channels : int
+        C, of the query.
+    num_heads : int
+        H.
+    num_key_value_heads : int, optional
+        G, a divisor of H; by default H.
+    key_channels, value_channels : int, optional
+        By default those of the query, and those of the key.
+    head_dim : int, optional
+        D, of a head's query and key; by default C / H, which must be whole.
+    value_head_dim : int, optional
+        E; by default D.
+    output : bool
+        Whether the merged heads are projected; else they are the result.
+    output_channels : int, optional
+        By default C.
+    bias : bool
+        Whether projections have a bias, where the next four do not say otherwise.
+    query_bias, key_bias, value_bias, output_bias : bool, optional
+    extra_key_value : bool
+        Whether there is a key and a value beside those projected, to be learned, as ``add_bias_kv`` of PyTorch has it.
+    zero_attention : bool
+        Whether there is a key of zeros and a value of zeros, as ``add_zero_attn`` of PyTorch has it: a sink of score 0.
+    scale, softcap, is_causal, dropout, implementation
+        As in `DotProductAttention`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not one, or heads do not share out the channels evenly.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> layer = MultiHeadAttention(8, 2, bias=False, output=False)
+    >>> layer(layer.init(0, xp=xp), xp.ones((3, 5, 8), dtype=xp.float32)).shape
+    (3, 5, 8)
+    """
+
+    channels: int
+    num_heads: int
+    num_key_value_heads: int | None = None
+    key_channels: int | None = None
+    value_channels: int | None = None
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    output: bool = True
+    output_channels: int | None = None
+    bias: bool = True
+    query_bias: bool | None = None
+    key_bias: bool | None = None
+    value_bias: bool | None = None
+    output_bias: bool | None = None
+    extra_key_value: bool = False
+    zero_attention: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    is_causal: bool = False
+    dropout: float = 0.0
+    implementation: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "channels", "num_heads")
+        for name in ("num_key_value_heads", "key_channels", "value_channels", "head_dim", "value_head_dim"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        if self.output_channels is not None:
+            check_positive("output_channels", self.output_channels)
+            if not self.output:
+                raise ValueError(f"expected no output_channels without an output; got {self.output_channels}")
+        if self.num_heads % self.groups:
+            raise ValueError(f"expected num_key_value_heads that divide num_heads {self.num_heads}; got {self.groups}")
+        if self.head_dim is None and self.channels % self.num_heads:
+            raise ValueError(
+                f"expected channels that {self.num_heads} heads share out evenly; got {self.channels} channels"
+            )
+        check_flags(self, "output", "bias", "extra_key_value", "zero_attention")
+        check_flags(self, *(name for name in _BIASES if getattr(self, name) is not None))
+        _check_attention(self)
+
+    @property
+    def groups(self) -> int:
+        """G."""
+        return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def parameters(self) -> trees.MultiHeadAttention:
+        """The projections, and the extra key and value."""
+        key_channels = self.channels if self.key_channels is None else self.key_channels
+        value_channels = key_channels if self.value_channels is None else self.value_channels
+        head_dim = self.channels // self.num_heads if self.head_dim is None else self.head_dim
+        value_head_dim = head_dim if self.value_head_dim is None else self.value_head_dim
+        output_channels = self.channels if self.output_channels is None else self.output_channels
+        widths = (
+            (self.channels, self.num_heads * head_dim),
+            (key_channels, self.groups * head_dim),
+            (value_channels, self.groups * value_head_dim),
+            (self.num_heads * value_head_dim, output_channels),
+        )
+        biases = (self.bias if own is None else own for own in (getattr(self, name) for name in _BIASES))
+        query, key, value, output = (linear_to_be(*dims, bias) for dims, bias in zip(widths, biases, strict=True))
+        extra = (Initial((dims[1],), "truncated_normal") for dims in widths[1:3]) if self.extra_key_value else ()
+        return trees.MultiHeadAttention(query, key, value, output if self.output else None, *extra)
+
+    def __call__(
+        self,
+        parameters: trees.MultiHeadAttention,
+        query: Any,
+        key: Array | None = None,
+        value: Array | None = None,
+        /,
+        *,
+        mask: Mask | Array | None = None,
+        query_mask: Array | None = None,
+        key_mask: Array | None = None,
+        bias: Array | None = None,
+        score_mod: Callable[..., Array] | None = None,
+        prepare: Callable[[Array, Array], tuple[Array, Array]] | None = None,
+        seed: Any = None,
+        return_weights: bool = False,
+        return_logsumexp: bool = False,
+        xp: Namespace | None = None,
+    ) -> Any:
+        """Attend.
+
+        Parameters
+        ----------
+        parameters : attention_core.parameters.MultiHeadAttention
+        query : Array, shape (..., M, C), or a mapping with "query", "key" and "value"
+        key : Array, shape (..., N, C'), optional
+            By default the query.
+        value : Array, shape (..., N, C''), optional
+            By default the key.
+        mask : Mask or Array of bool, broadcastable to (..., H, M, N), optional
+            True = may attend.
+        query_mask : Array of bool, shape (..., M), optional
+            False where a query may attend nothing.
+        key_mask : Array of bool, shape (..., N), optional
+            False where a key may be attended by nothing.
+        bias, score_mod, prepare, return_weights, return_logsumexp, xp
+            As in `attention_core.multi_head_attention`.
+        seed : int or Array of int, optional
+            Of the dropout; without one nothing is dropped.
+
+        Returns
+        -------
+        Array, shape (..., M, channels of the output)
+            Or `Attention` if a return flag is set.
+        """
+        query, key, value = _query_key_value(query, key, value)
+        xp = array_namespace(query, key, value) if xp is None else xp
+        sinks = None
+        if self.zero_attention:
+            sinks = xp.zeros((self.num_heads,), dtype=widen(query, xp=xp).dtype, **beside(query))
+        return multi_head_attention(
+            parameters,
+            query,
+            key,
+            value,
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            mask=all_masks(mask, query_mask, key_mask, xp),
+            bias=bias,
+            is_causal=self.is_causal,
+            scale=self.scale,
+            softcap=self.softcap,
+            score_mod=score_mod,
+            sinks=sinks,
+            prepare=prepare,
+            dropout=dropout_in_training(self.dropout, seed),
+            return_weights=return_weights,
+            return_logsumexp=return_logsumexp,
+            implementation=self.implementation,
+            xp=xp,
+        )
+
+
+_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
+
+
+def _query_key_value(query: Any, key: Array | None, value: Array | None) -> tuple[Any, Any, Any]:
+    """Three inputs, which may also come as one mapping; the key is by default the query, the value the key."""
+    if isinstance(query, Mapping):
+        if key is not None or value is not None:
+            raise TypeError("expected either a mapping of query, key and value, or arrays; got both")
+        if unknown := [name for name in query if name not in ("query", "key", "value")]:
+            raise ValueError(f"expected a mapping of query, key and value; got {', '.join(map(str, unknown))}")
+        if "query" not in query:
+            raise ValueError(f"expected a mapping with query; got {', '.join(query) or 'nothing'}")
+        query, key, value = query["query"], query.get("key"), query.get("value")
+    key = query if key is None else key
+    return query, key, key if value is None else value
+
+
+def _with_heads(array: Any, xp: Namespace) -> Any:
+    """An array over pairs, (..., M, N), with an axis for heads where it has leading ones; a rule as it is."""
+    if array is None or isinstance(array, Mask) or len(array.shape) < 3:
+        return array
+    return xp.expand_dims(array, axis=-3)
+
+
+def _check_attention(layer: DotProductAttention | MultiHeadAttention) -> None:
+    if layer.scale is not None:
+        check_number("scale", layer.scale)
+    if layer.softcap is not None:
+        check_number("softcap", layer.softcap, positive=True)
+    check_flag("is_causal", layer.is_causal)
+    check_dropout(Dropout(layer.dropout))
+    check_implementation(layer.implementation)

@@ -1,0 +1,188 @@
+"""What all layers have in common: settings, and trees of the parameters that they start from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from attention_core import initializers
+from attention_core._checks import (
+    check_floating,
+    shape_text,
+)
+from attention_core._typing import Array, Namespace
+from attention_core.random import fold_in
+
+
+@dataclass(frozen=True)
+class Initial:
+    """A parameter to be: its shape, and the law of its first values.
+
+    Attributes
+    ----------
+    dims : tuple of int
+    law : str
+        ``"zeros"``, ``"ones"``, or the name of one of `attention_core.initializers`.
+    """
+
+    dims: tuple[int, ...]
+    law: str
+
+    def values(self, seed: Any, /, *, dtype: str, xp: Namespace, device: Any = None) -> Array:
+        """The first values under a seed, the same on every library."""
+        if self.law in ("zeros", "ones"):
+            place = {} if device is None else {"device": device}
+            return getattr(xp, self.law)(self.dims, dtype=getattr(xp, dtype), **place)
+        options = {"stddev": _STDDEV[self.law]} if self.law in _STDDEV else {}
+        law = getattr(initializers, self.law)
+        return law(seed, self.dims, dtype=dtype, xp=xp, device=device, **options)
+
+
+_STDDEV = {"truncated_normal": 0.02, "normal": 1.0}  # of tables as in BERT, and of the first guess of a singular vector
+
+
+@dataclass(frozen=True)
+class Layer(ABC):
+    """The settings of a layer, checked when it is made."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Any:
+        """The parameters to be: a tree of `attention_core.parameters` with `Initial` leaves."""
+
+    @property
+    def state(self) -> Any:
+        """What training carries along beside the parameters: a tree with `Initial` leaves, for most layers empty."""
+        return ()
+
+    def init(self, seed: Any, /, *, xp: Namespace, dtype: str = "float32", device: Any = None) -> Any:
+        """The parameters to start from: the same bits on every library.
+
+        Parameters
+        ----------
+        seed : int or Array of int
+            As in `attention_core.Dropout`.
+        xp : array namespace
+        dtype : {"float16", "bfloat16", "float32", "float64"}
+        device : optional
+            Where the library should place the arrays, in its own terms.
+        """
+        return _grown(self.parameters, seed, 0, dtype, xp, device)
+
+    def init_state(self, seed: Any, /, *, xp: Namespace, dtype: str = "float32", device: Any = None) -> Any:
+        """The state to start from: the same bits on every library."""
+        return _grown(self.state, seed, 1, dtype, xp, device)
+
+    def refreshed(self, parameters: Any, state: Any, /, *, xp: Namespace | None = None) -> Any:
+        """The state after a step of training with these parameters."""
+        return state
+
+    def settings(self) -> dict[str, Any]:
+        """The settings as numbers and text, from which `layer_from_settings` makes the layer again.
+
+        Examples
+        --------
+        >>> from attention_core.layers import FeedForward, layer_from_settings
+        >>> FeedForward(4, 16).settings()["layer"]
+        'FeedForward'
+        >>> layer_from_settings(FeedForward(4, 16).settings()) == FeedForward(4, 16)
+        True
+        """
+        plain = {name: float(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        return {"layer": type(self).__name__, **plain}
+
+
+def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:
+    """The leaves of a tree of named tuples by name, ``None`` left out, in order.
+
+    Examples
+    --------
+    >>> from attention_core.layers import FeedForward
+    >>> list(named_arrays(FeedForward(4, 16).parameters))
+    ['expand.weight', 'expand.bias', 'contract.weight', 'contract.bias']
+    """
+    if not isinstance(tree, tuple):
+        return {} if tree is None else {prefix: tree}
+    names = getattr(tree, "_fields", ())
+    branches = (
+        named_arrays(branch, f"{prefix}.{name}" if prefix else name) for name, branch in zip(names, tree, strict=True)
+    )
+    return {name: leaf for branch in branches for name, leaf in branch.items()}
+
+
+def tree_from_names(like: Any, arrays: Mapping[str, Any], prefix: str = "", /) -> Any:
+    """A tree like another, with the arrays of these names as leaves: the inverse of `named_arrays`.
+
+    Raises
+    ------
+    KeyError
+        When an array is missing.
+    """
+    if isinstance(like, tuple):
+        names = getattr(like, "_fields", ())
+        branches = [
+            tree_from_names(branch, arrays, f"{prefix}.{name}" if prefix else name)
+            for name, branch in zip(names, like, strict=True)
+        ]
+        return type(like)(*branches)
+    return None if like is None else arrays[prefix]
+
+
+def check_fit(definition: Layer, parameters: Any, state: Any = (), /) -> None:
+    """Raise unless parameters and state are those that a definition asks for.
+
+    Parameters
+    ----------
+    definition : attention_core.layers.Layer
+    parameters, state : trees of arrays
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a tree is of another structure, or an array of another shape or not of floating point.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core.layers import FeedForward
+    >>> layer = FeedForward(4, 16)
+    >>> check_fit(layer, layer.init(0, xp=xp))
+    """
+    _check_tree("parameters", definition.parameters, parameters)
+    _check_tree("state", definition.state, state)
+
+
+def _check_tree(name: str, like: Any, tree: Any) -> None:
+    if isinstance(like, tuple):
+        if type(tree) is not type(like):
+            raise TypeError(f"expected {name} as {type(like).__name__}; got {type(tree).__name__}")
+        for field, branch, found in zip(getattr(like, "_fields", ()), like, tree, strict=True):
+            _check_tree(f"{name}.{field}", branch, found)
+        return
+    if like is None:
+        if tree is not None:
+            raise ValueError(f"expected no {name}; got {_described(tree)}")
+        return
+    if not hasattr(tree, "shape"):
+        raise TypeError(f"expected {name} as an array of shape {like.dims}; got {type(tree).__name__}")
+    if tuple(tree.shape) != like.dims:
+        raise ValueError(f"expected {name} {like.dims}; got {shape_text(tree)}")
+    check_floating(name, tree)
+
+
+def _described(value: Any) -> str:
+    return f"an array of shape {shape_text(value)}" if hasattr(value, "shape") else type(value).__name__
+
+
+def _grown(tree: Any, seed: Any, purpose: int, dtype: str, xp: Namespace, device: Any) -> Any:
+    """A tree of `Initial` with their values, each under a seed of its own."""
+    place = {} if device is None else {"device": device}
+    leaves = named_arrays(tree)
+    own = fold_in(seed, purpose, place, xp=xp) if leaves else None
+    values = {
+        name: leaf.values(fold_in(own, index, place, xp=xp), dtype=dtype, xp=xp, device=device)
+        for index, (name, leaf) in enumerate(leaves.items())
+    }
+    return tree_from_names(tree, values)

@@ -1,0 +1,159 @@
+"""Attention over feature maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from attention_core import parameters as trees
+from attention_core._checks import check_positive
+from attention_core._sagan import check_data_format, sagan_attention, spectral_norm
+from attention_core._typing import Array, Namespace
+from attention_core.layers._layer import Initial, Layer
+from attention_core.layers._settings import check_flags, check_sizes, linear_to_be
+
+
+class SpectralVectors(NamedTuple):
+    """Estimates of the first right singular vectors of the kernels of `SaganAttention`, each of shape (out,)."""
+
+    theta: Array
+    phi: Array
+    g: Array
+    output: Array | None = None
+
+
+@dataclass(frozen=True)
+class SaganAttention(Layer):
+    """Self-attention over feature maps, as in SAGAN.
+
+    Parameters
+    ----------
+    channels : int
+        C.
+    head_channels : int, optional
+        Of theta and phi; by default C / 8, rounded down.
+    value_channels : int, optional
+        Of g; by default C / 2, rounded down (the authors' code), without an output convolution C.
+    output : bool
+        Whether a convolution leads back to C channels.
+    output_channels : int, optional
+        C, and nothing else: what is found is added to the input.
+    bias : bool
+        Of the convolutions.
+    pool : bool
+        Whether phi and g are pooled 2 × 2.
+    spectral_norm : bool
+        Whether the kernels are divided by their largest singular values, as `attention_core.spectral_norm` estimates
+        them from vectors that are the state of the layer.
+    data_format : {"channels_last", "channels_first"}
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not one, or the result would not have C channels.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> layer = SaganAttention(16)
+    >>> start, state = layer.init(0, xp=xp), layer.init_state(0, xp=xp)
+    >>> x = xp.ones((1, 4, 4, 16), dtype=xp.float32)
+    >>> bool(xp.all(layer(start, x, state=state) == x))  # sigma starts at 0
+    True
+    """
+
+    channels: int
+    head_channels: int | None = None
+    value_channels: int | None = None
+    output: bool = True
+    output_channels: int | None = None
+    bias: bool = False
+    pool: bool = True
+    spectral_norm: bool = True
+    data_format: str = "channels_last"
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "channels")
+        for name in ("head_channels", "value_channels", "output_channels"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        check_flags(self, "output", "bias", "pool", "spectral_norm")
+        check_data_format(self.data_format)
+        head, value = self._widths
+        if head < 1 or value < 1:
+            raise ValueError(f"expected at least 8 channels without head_channels; got {self.channels}")
+        last, width = ("output_channels", self.output_channels) if self.output else ("value_channels", value)
+        if width not in (None, self.channels):
+            raise ValueError(f"expected {last} {self.channels}, as the result is added to the input; got {width}")
+        if not self.output and self.output_channels is not None:
+            raise ValueError(f"expected no output_channels without an output; got {self.output_channels}")
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        head = self.channels // 8 if self.head_channels is None else self.head_channels
+        default = self.channels // 2 if self.output else self.channels
+        return head, default if self.value_channels is None else self.value_channels
+
+    @property
+    def parameters(self) -> trees.SaganAttention:
+        """The convolutions, and sigma, which starts at 0."""
+        head, value = self._widths
+        theta, phi, g = (linear_to_be(self.channels, width, self.bias) for width in (head, head, value))
+        output = linear_to_be(value, self.channels, self.bias) if self.output else None
+        return trees.SaganAttention(theta, phi, g, output, Initial((), "zeros"))
+
+    @property
+    def state(self) -> SpectralVectors | tuple[()]:
+        """A vector for every kernel, where kernels are normalized."""
+        if not self.spectral_norm:
+            return ()
+        kernels = self.parameters[:4]
+        return SpectralVectors(*(each and Initial(each.weight.dims[1:], "normal") for each in kernels))
+
+    def __call__(
+        self,
+        parameters: trees.SaganAttention,
+        x: Array,
+        /,
+        *,
+        state: Any = (),
+        return_weights: bool = False,
+        xp: Namespace | None = None,
+    ) -> Any:
+        """Let every place attend all places, as `attention_core.sagan_attention` does.
+
+        Parameters
+        ----------
+        parameters : attention_core.parameters.SaganAttention
+        x : Array, shape (..., height, width, C)
+            Or (..., C, height, width) with ``channels_first``.
+        state : SpectralVectors
+            Needed where kernels are normalized.
+        return_weights : bool
+        xp : array namespace, optional
+
+        Returns
+        -------
+        Array
+            Of the shape of ``x``, or `Attention` with ``return_weights``.
+        """
+        if self.spectral_norm:
+            parameters = self._normalized(parameters, state, xp)[0]
+        return sagan_attention(
+            parameters, x, pool=self.pool, data_format=self.data_format, return_weights=return_weights, xp=xp
+        )
+
+    def refreshed(self, parameters: trees.SaganAttention, state: Any, /, *, xp: Namespace | None = None) -> Any:
+        """The vectors after the step of power iteration that a call with these parameters takes."""
+        return self._normalized(parameters, state, xp)[1] if self.spectral_norm else state
+
+    def _normalized(self, parameters: trees.SaganAttention, state: Any, xp: Namespace | None) -> Any:
+        if not isinstance(state, SpectralVectors):
+            raise TypeError(f"expected state as SpectralVectors(theta, phi, g, output); got {type(state).__name__}")
+        kernels, vectors = {}, {}
+        for name, u in zip(state._fields, state, strict=True):
+            kernel = getattr(parameters, name)
+            if kernel is not None:
+                weight, vectors[name] = spectral_norm(kernel.weight, u, xp=xp)
+                kernels[name] = kernel._replace(weight=weight)
+        return parameters._replace(**kernels), state._replace(**vectors)

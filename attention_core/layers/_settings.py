@@ -1,0 +1,46 @@
+"""Settings that several layers have, their checks, and the maps and masks that they stand for."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+from attention_core import parameters as trees
+from attention_core._checks import check_boolean, check_flag, check_positive, check_rank
+from attention_core._typing import Array, Namespace
+from attention_core.layers._layer import Initial, Layer
+from attention_core.masks import Mask, as_mask
+from attention_core.random import Dropout
+
+
+def linear_to_be(rows: int, columns: int, bias: bool) -> trees.Linear:
+    return trees.Linear(Initial((rows, columns), "glorot_uniform"), Initial((columns,), "zeros") if bias else None)
+
+
+def dropout_in_training(rate: float, seed: Any) -> Dropout | None:
+    """Dropout in training, which is where there is a seed."""
+    return None if seed is None or rate == 0 else Dropout(rate, seed)
+
+
+def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Array | None, xp: Namespace) -> Any:
+    """What all masks allow: one over pairs, one over queries, and one over keys."""
+    rules = [] if mask is None else [mask]
+    for name, places, axis in (("query_mask", query_mask, -1), ("key_mask", key_mask, -2)):
+        if places is not None:
+            check_rank(name, places, 1, "(..., length)")
+            check_boolean(name, places)
+            rules.append(xp.expand_dims(xp.expand_dims(places, axis=axis), axis=-3))
+    if len(rules) < 2:
+        return rules[0] if rules else None
+    return functools.reduce(operator.and_, map(as_mask, rules))
+
+
+def check_sizes(layer: Layer, *names: str) -> None:
+    for name in names:
+        check_positive(name, getattr(layer, name))
+
+
+def check_flags(layer: Layer, *names: str) -> None:
+    for name in names:
+        check_flag(name, getattr(layer, name))

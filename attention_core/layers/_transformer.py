@@ -1,0 +1,219 @@
+"""What else a transformer is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attention_core import parameters as trees
+from attention_core._checks import check_number
+from attention_core._encoder import encoder_layer
+from attention_core._layers import embed_tokens, feed_forward
+from attention_core._namespace import array_namespace
+from attention_core._typing import Array, Namespace
+from attention_core.layers._attention import MultiHeadAttention
+from attention_core.layers._layer import Initial, Layer
+from attention_core.layers._settings import all_masks, check_flags, check_sizes, dropout_in_training, linear_to_be
+from attention_core.masks import Mask
+from attention_core.random import Dropout, check_dropout
+
+
+@dataclass(frozen=True)
+class FeedForward(Layer):
+    """Linear, GELU, linear, dropout, at every position.
+
+    Parameters
+    ----------
+    channels, inner : int
+    output_channels : int, optional
+        By default ``channels``.
+    bias : bool
+    dropout : float
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not one.
+    """
+
+    channels: int
+    inner: int
+    output_channels: int | None = None
+    bias: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "channels", "inner", *["output_channels"] * (self.output_channels is not None))
+        check_flags(self, "bias")
+        check_dropout(Dropout(self.dropout))
+
+    @property
+    def parameters(self) -> trees.FeedForward:
+        """Two maps."""
+        output = self.channels if self.output_channels is None else self.output_channels
+        return trees.FeedForward(
+            linear_to_be(self.channels, self.inner, self.bias), linear_to_be(self.inner, output, self.bias)
+        )
+
+    def __call__(
+        self, parameters: trees.FeedForward, x: Array, /, *, seed: Any = None, xp: Namespace | None = None
+    ) -> Array:
+        """Apply to every position: (..., channels) -> (..., channels of the output).
+
+        Without a seed nothing is dropped.
+        """
+        return feed_forward(parameters, x, dropout=dropout_in_training(self.dropout, seed), xp=xp)
+
+
+@dataclass(frozen=True)
+class EncoderLayer(Layer):
+    """Encoder layer of a transformer: self-attention and feed-forward, each with its normalization and a residual.
+
+    Parameters
+    ----------
+    channels, num_heads : int
+    inner : int
+        Channels inside the feed-forward.
+    norm_first : bool
+        Whether the input of each branch is normalized, or the sum after it.
+    bias : bool
+        Of all linear maps.
+    epsilon : float
+        Of both normalizations.
+    dropout : float
+        Of the weights of attention, and of both branches.
+    implementation : {"auto", "dense", "blockwise", "fused"}
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not one, or heads do not share out the channels evenly.
+    """
+
+    channels: int
+    num_heads: int
+    inner: int
+    norm_first: bool = True
+    bias: bool = True
+    epsilon: float = 1e-5
+    dropout: float = 0.0
+    implementation: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "inner")
+        check_flags(self, "norm_first")
+        check_number("epsilon", self.epsilon, positive=True)
+        _ = self._attention
+
+    @property
+    def _attention(self) -> MultiHeadAttention:
+        return MultiHeadAttention(
+            self.channels, self.num_heads, bias=self.bias, dropout=self.dropout, implementation=self.implementation
+        )
+
+    @property
+    def parameters(self) -> trees.EncoderLayer:
+        """Those of attention, of the feed-forward, and of their normalizations."""
+        norm = trees.LayerNorm(Initial((self.channels,), "ones"), Initial((self.channels,), "zeros"))
+        feed = FeedForward(self.channels, self.inner, bias=self.bias)
+        return trees.EncoderLayer(self._attention.parameters, norm, feed.parameters, norm)
+
+    def __call__(
+        self,
+        parameters: trees.EncoderLayer,
+        x: Array,
+        /,
+        *,
+        mask: Mask | Array | None = None,
+        key_mask: Array | None = None,
+        seed: Any = None,
+        xp: Namespace | None = None,
+    ) -> Array:
+        """Apply to sequences: (..., L, C) -> (..., L, C).
+
+        ``mask``, ``key_mask`` and ``seed`` are those of `MultiHeadAttention`.
+        """
+        xp = array_namespace(x) if xp is None else xp
+        return encoder_layer(
+            parameters,
+            x,
+            num_heads=self.num_heads,
+            norm_first=self.norm_first,
+            mask=all_masks(mask, None, key_mask, xp),
+            epsilon=self.epsilon,
+            dropout=dropout_in_training(self.dropout, seed),
+            implementation=self.implementation,
+            xp=xp,
+        )
+
+
+@dataclass(frozen=True)
+class Embeddings(Layer):
+    """Vectors of tokens at absolute positions, in segments, normalized, with dropout.
+
+    Parameters
+    ----------
+    num_tokens, num_positions, channels : int
+    num_segments : int, optional
+        By default there is no table of segments.
+    norm : bool
+    epsilon : float
+        Of the normalization.
+    dropout : float
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not one.
+    """
+
+    num_tokens: int
+    num_positions: int
+    channels: int
+    num_segments: int | None = None
+    norm: bool = True
+    epsilon: float = 1e-12
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes(
+            self, "num_tokens", "num_positions", "channels", *["num_segments"] * (self.num_segments is not None)
+        )
+        check_flags(self, "norm")
+        check_number("epsilon", self.epsilon, positive=True)
+        check_dropout(Dropout(self.dropout))
+
+    @property
+    def parameters(self) -> trees.Embeddings:
+        """The tables, and the normalization."""
+        norm = trees.LayerNorm(Initial((self.channels,), "ones"), Initial((self.channels,), "zeros"))
+        token, position, segment = (
+            None if entries is None else Initial((entries, self.channels), "truncated_normal")
+            for entries in (self.num_tokens, self.num_positions, self.num_segments)
+        )
+        return trees.Embeddings(token, position, segment, norm if self.norm else None)
+
+    def __call__(
+        self,
+        parameters: trees.Embeddings,
+        token_ids: Array,
+        /,
+        *,
+        position_ids: Array | None = None,
+        segment_ids: Array | None = None,
+        seed: Any = None,
+        xp: Namespace | None = None,
+    ) -> Array:
+        """Look up: integers (..., L) -> (..., L, C).
+
+        Ids are those of `attention_core.embed_tokens`; without a seed nothing is dropped.
+        """
+        return embed_tokens(
+            parameters,
+            token_ids,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            epsilon=self.epsilon,
+            dropout=dropout_in_training(self.dropout, seed),
+            xp=xp,
+        )

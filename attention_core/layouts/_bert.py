@@ -1,0 +1,305 @@
+"""Encoders of BERT's type, as they are published: whole, and in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attention_core import layers
+from attention_core._typing import Array, Namespace
+from attention_core.layers import check_fit
+from attention_core.layouts._layout import (
+    Arrays,
+    LayoutError,
+    check_kind,
+    check_settings,
+    encoder_of,
+    linear_arrays,
+    namespace_of,
+    norm_arrays,
+)
+from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, MultiHeadAttention
+
+BERT_LAYER = "transformers.BertLayer"
+
+
+BERT_EMBEDDINGS = "transformers.BertEmbeddings"
+
+
+BERT = "transformers.BertModel"
+
+
+BERT_HINTS = {
+    "pooler.": "pooling has no place in an encoder here, and must be left out on purpose",
+    "cls.": "what a task puts on the encoder has no place here, and must be left out on purpose",
+}
+
+
+def from_bert_layer(
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    num_heads: int,
+    epsilon: float = 1e-12,
+    dropout: float = 0.0,
+    xp: Namespace | None = None,
+) -> tuple[layers.EncoderLayer, EncoderLayer]:
+    """Weights of one layer of the encoder of BERT, as Hugging Face transformers names them.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        ``attention.self.query.weight`` (C, C) and ``.bias``, so for ``key`` and ``value``; ``attention.output.dense``,
+        ``intermediate.dense`` (inner, C) and ``output.dense`` (C, inner); ``attention.output.LayerNorm`` and
+        ``output.LayerNorm``.
+    num_heads : int
+    epsilon : float
+        ``layer_norm_eps``.
+    dropout : float
+        ``hidden_dropout_prob`` and ``attention_probs_dropout_prob``, which must be one number.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    definition : attention_core.layers.EncoderLayer
+    parameters : attention_core.parameters.EncoderLayer
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, of another shape, or unknown.
+    TypeError, ValueError
+        When a setting is not one.
+    """
+    given = Arrays(BERT_LAYER, arrays, xp)
+    found = _bert_layer(given, "", num_heads, epsilon, dropout)
+    given.close()
+    return found
+
+
+def to_bert_layer(
+    definition: layers.EncoderLayer, parameters: EncoderLayer, /, *, xp: Namespace | None = None
+) -> dict[str, Array]:
+    """Weights for a layer of the encoder of BERT: the inverse of `from_bert_layer`.
+
+    Raises
+    ------
+    LayoutError
+        When the layer normalizes first, or has no biases.
+    TypeError, ValueError
+        When the parameters do not fit the definition.
+    """
+    _check_bert_layer(definition)
+    check_fit(definition, parameters)
+    xp, attention, feed = namespace_of(parameters, xp), parameters.attention, parameters.feed_forward
+    return {
+        **linear_arrays("attention.self.query", attention.query, xp),
+        **linear_arrays("attention.self.key", attention.key, xp),
+        **linear_arrays("attention.self.value", attention.value, xp),
+        **linear_arrays("attention.output.dense", attention.output, xp),
+        **norm_arrays("attention.output.LayerNorm", parameters.attention_norm),
+        **linear_arrays("intermediate.dense", feed.expand, xp),
+        **linear_arrays("output.dense", feed.contract, xp),
+        **norm_arrays("output.LayerNorm", parameters.feed_forward_norm),
+    }
+
+
+def from_bert_embeddings(
+    arrays: Mapping[str, Array], /, *, epsilon: float = 1e-12, dropout: float = 0.0, xp: Namespace | None = None
+) -> tuple[layers.Embeddings, Embeddings]:
+    """Weights of the embeddings of BERT, as Hugging Face transformers names them.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        ``word_embeddings.weight``, ``position_embeddings.weight``, ``token_type_embeddings.weight``, each (entries, C),
+        ``LayerNorm.weight``, ``LayerNorm.bias``. ``position_ids``, which are 0, 1, 2, ..., may be there and are not
+        needed.
+    epsilon : float
+        ``layer_norm_eps``.
+    dropout : float
+        ``hidden_dropout_prob``.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    definition : attention_core.layers.Embeddings
+    parameters : attention_core.parameters.Embeddings
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, of another shape, or unknown.
+    TypeError, ValueError
+        When a setting is not one.
+    """
+    given = Arrays(BERT_EMBEDDINGS, arrays, xp)
+    found = _bert_embeddings(given, "", epsilon, dropout)
+    given.close()
+    return found
+
+
+def to_bert_embeddings(
+    definition: layers.Embeddings, parameters: Embeddings, /, *, xp: Namespace | None = None
+) -> dict[str, Array]:
+    """Weights for the embeddings of BERT: the inverse of `from_bert_embeddings`.
+
+    Raises
+    ------
+    LayoutError
+        When there are no segments, or no normalization.
+    TypeError, ValueError
+        When the parameters do not fit the definition.
+    """
+    _check_bert_embeddings(definition)
+    check_fit(definition, parameters)
+    return {
+        "word_embeddings.weight": parameters.token,
+        "position_embeddings.weight": parameters.position,
+        "token_type_embeddings.weight": parameters.segment,
+        **norm_arrays("LayerNorm", parameters.norm),
+    }
+
+
+def from_bert(
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    num_heads: int,
+    epsilon: float = 1e-12,
+    dropout: float = 0.0,
+    xp: Namespace | None = None,
+) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
+    """Weights of the embeddings and all layers of a BERT, as Hugging Face transformers names them.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        ``embeddings.`` and what `from_bert_embeddings` has, ``encoder.layer.0.`` and what `from_bert_layer` has, and so
+        on, all perhaps after ``bert.``. A pooler (``pooler.``) and the head of a task (``cls.``) have no place
+        here: take them out first.
+    num_heads, epsilon, dropout, xp
+        As in `from_bert_layer`.
+
+    Returns
+    -------
+    definitions : tuple of attention_core.layers.Layer
+        The embeddings, and the layers in order.
+    parameters : tuple
+        Of each.
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, of another shape, or unknown.
+    TypeError, ValueError
+        When a setting is not one.
+    """
+    given = Arrays(BERT, {name.removeprefix("bert."): array for name, array in arrays.items()}, xp)
+    indices = {name.split(".")[2] for name in given.names() if name.startswith("encoder.layer.")}
+    found: list[tuple[Any, Any]] = [_bert_embeddings(given, "embeddings.", epsilon, dropout)]
+    found += [
+        _bert_layer(given, f"encoder.layer.{index}.", num_heads, epsilon, dropout) for index in range(len(indices))
+    ]
+    given.close(BERT_HINTS)
+    definitions, parameters = zip(*found, strict=True)
+    return definitions, parameters
+
+
+def to_bert(
+    definitions: Sequence[layers.Layer], parameters: Sequence[Any], /, *, xp: Namespace | None = None
+) -> dict[str, Array]:
+    """Weights for a BERT: the inverse of `from_bert`.
+
+    Raises
+    ------
+    LayoutError
+        As in `to_bert_embeddings` and `to_bert_layer`, and when the layers differ in their settings.
+    TypeError, ValueError
+        When the parameters do not fit the definitions.
+    """
+    bert_arguments(definitions)
+    if len(definitions) != len(parameters):
+        raise ValueError(f"expected parameters of {len(definitions)} layers; got those of {len(parameters)}")
+    parts = [("embeddings.", to_bert_embeddings(definitions[0], parameters[0], xp=xp))]  # type: ignore[arg-type]
+    for index, (definition, tree) in enumerate(zip(definitions[1:], parameters[1:], strict=True)):
+        parts.append((f"encoder.layer.{index}.", to_bert_layer(definition, tree, xp=xp)))  # type: ignore[arg-type]
+    return {f"{prefix}{name}": array for prefix, arrays in parts for name, array in arrays.items()}
+
+
+def _bert_layer(
+    given: Arrays, prefix: str, num_heads: int, epsilon: float, dropout: float
+) -> tuple[layers.EncoderLayer, EncoderLayer]:
+    query, key, value = (given.linear(f"{prefix}attention.self.{name}") for name in ("query", "key", "value"))
+    tree = EncoderLayer(
+        MultiHeadAttention(query, key, value, given.linear(f"{prefix}attention.output.dense")),
+        given.norm(f"{prefix}attention.output.LayerNorm"),
+        FeedForward(given.linear(f"{prefix}intermediate.dense"), given.linear(f"{prefix}output.dense")),
+        given.norm(f"{prefix}output.LayerNorm"),
+    )
+    return encoder_of(given.layout, tree, num_heads, norm_first=False, epsilon=epsilon, dropout=dropout)
+
+
+def _bert_embeddings(
+    given: Arrays, prefix: str, epsilon: float, dropout: float
+) -> tuple[layers.Embeddings, Embeddings]:
+    given.find(f"{prefix}position_ids", 1, None)
+    token = given.take(f"{prefix}word_embeddings.weight", None, None)
+    channels = token.shape[1]
+    position, segment = (
+        given.take(f"{prefix}{name}_embeddings.weight", None, channels) for name in ("position", "token_type")
+    )
+    tree = Embeddings(token, position, segment, given.norm(f"{prefix}LayerNorm"))
+    tokens, positions, segments = (table.shape[0] for table in (token, position, segment))
+    definition = layers.Embeddings(tokens, positions, channels, segments, epsilon=epsilon, dropout=dropout)
+    check_fit(definition, tree)
+    return definition, tree
+
+
+def _check_bert_layer(definition: Any) -> None:
+    check_kind(BERT_LAYER, definition, layers.EncoderLayer)
+    check_settings(BERT_LAYER, ("norm_first", definition.norm_first, False), ("bias", definition.bias, True))
+
+
+def _check_bert_embeddings(definition: Any) -> None:
+    check_kind(BERT_EMBEDDINGS, definition, layers.Embeddings)
+    check_settings(BERT_EMBEDDINGS, ("norm", definition.norm, True))
+    if definition.num_segments is None:
+        raise LayoutError(f"expected num_segments for {BERT_EMBEDDINGS}; got None")
+
+
+def bert_layer_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
+    _check_bert_layer(definition)
+    return {
+        "hidden_size": definition.channels,
+        "num_attention_heads": definition.num_heads,
+        "intermediate_size": definition.inner,
+        "hidden_act": "gelu",
+        "layer_norm_eps": definition.epsilon,
+        "hidden_dropout_prob": definition.dropout,
+        "attention_probs_dropout_prob": definition.dropout,
+    }
+
+
+def bert_embeddings_arguments(definition: layers.Embeddings) -> dict[str, Any]:
+    _check_bert_embeddings(definition)
+    return {
+        "vocab_size": definition.num_tokens,
+        "max_position_embeddings": definition.num_positions,
+        "type_vocab_size": definition.num_segments,
+        "hidden_size": definition.channels,
+        "layer_norm_eps": definition.epsilon,
+        "hidden_dropout_prob": definition.dropout,
+    }
+
+
+def bert_arguments(definitions: Sequence[Any]) -> dict[str, Any]:
+    if not isinstance(definitions, list | tuple) or len(definitions) < 2:
+        raise LayoutError(f"expected embeddings and at least one layer for {BERT}; got {definitions!r}")
+    arguments = bert_embeddings_arguments(definitions[0])
+    for definition in definitions[1:]:
+        own = bert_layer_arguments(definition)
+        for name, value in own.items():
+            if arguments.setdefault(name, value) != value:
+                raise LayoutError(f"expected one {name} for {BERT}; got {arguments[name]} and {value}")
+    return {**arguments, "num_hidden_layers": len(definitions) - 1}

@@ -1,0 +1,337 @@
+"""The attentions of Keras and flax, whose kernels have an axis for heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attention_core import layers
+from attention_core._typing import Array, Namespace
+from attention_core.layers import check_fit
+from attention_core.layouts._heads import check_order, in_order
+from attention_core.layouts._layout import (
+    Arrays,
+    LayoutError,
+    Sizes,
+    attention_of,
+    check_attention,
+    check_settings,
+    namespace_of,
+    present,
+    sizes_of,
+)
+from attention_core.parameters import Linear, MultiHeadAttention
+
+KERAS = "keras.layers.MultiHeadAttention"
+
+
+KERAS_GROUPED = "keras.layers.GroupQueryAttention"
+
+
+FLAX = "flax.nnx.MultiHeadAttention"
+
+
+GATE = {"gate": "use_gate, a gate on what was found, has no place in attention here"}
+
+
+NORMALIZED = dict.fromkeys(
+    ("query_ln", "key_ln"), "normalize_qk, which normalizes heads, has no place in the layer here"
+)
+
+
+def from_keras(
+    arrays: Mapping[str, Array], /, *, num_heads: int | None = None, dropout: float = 0.0, xp: Namespace | None = None
+) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
+    """Weights of `keras.layers.MultiHeadAttention`, which is called with query, **value**, key.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        ``query/kernel`` and ``key/kernel`` (in, H, D), ``value/kernel`` (in, H, E), ``attention_output/kernel``
+        (H, E, out), and perhaps ``query/bias`` (H, D) and so on, ``attention_output/bias`` (out,): the paths of the
+        variables, less the name of the layer.
+    num_heads : int, optional
+        H, if it is to be checked.
+    dropout : float
+    xp : array namespace, optional
+
+    Returns
+    -------
+    definition : attention_core.layers.MultiHeadAttention
+    parameters : attention_core.parameters.MultiHeadAttention
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, of another shape, or unknown, such as that of ``use_gate``.
+    TypeError, ValueError
+        When a setting is not one.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> arrays = {f"{name}/kernel": xp.ones((8, 2, 4)) for name in ("query", "key", "value")}
+    >>> definition, parameters = from_keras({**arrays, "attention_output/kernel": xp.ones((2, 4, 8))})
+    >>> definition.num_heads, parameters.output.weight.shape
+    (2, (8, 8))
+    """
+    given = Arrays(KERAS, arrays, xp)
+    definition, tree = _from_kernels(given, "/", "attention_output", num_heads, None, dropout, GATE)
+    if definition.groups != definition.num_heads:
+        raise LayoutError(f"expected as many key heads as query heads of {KERAS}; got {definition.groups}")
+    return definition, tree
+
+
+def from_keras_grouped(
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    num_heads: int | None = None,
+    head_order: str | None = None,
+    dropout: float = 0.0,
+    xp: Namespace | None = None,
+) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
+    """Weights of `keras.layers.GroupQueryAttention`, which is called with query, **value**, key.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        As in `from_keras`, where key and value have G heads.
+    num_heads : int, optional
+        H, if it is to be checked.
+    head_order : {"repeat", "tile"}
+        Which query heads share a key/value head: neighbours (h attends with h // (H / G), as here and in Keras), or
+        those G apart (h attends with h % G). To be said wherever it makes a difference.
+    dropout : float
+    xp : array namespace, optional
+
+    Returns
+    -------
+    definition : attention_core.layers.MultiHeadAttention
+    parameters : attention_core.parameters.MultiHeadAttention
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, of another shape, or unknown, or the order is not said.
+    TypeError, ValueError
+        When a setting is not one.
+    """
+    given = Arrays(KERAS_GROUPED, arrays, xp)
+    return _from_kernels(given, "/", "attention_output", num_heads, head_order, dropout, GATE)
+
+
+def from_flax(
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    num_heads: int | None = None,
+    head_order: str | None = None,
+    dropout: float = 0.0,
+    xp: Namespace | None = None,
+) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
+    """Weights of `flax.nnx.MultiHeadAttention`.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        ``query.kernel`` (in, H, D), ``key.kernel`` and ``value.kernel`` (in, G, D), ``out.kernel`` (H, D, out), and
+        perhaps ``query.bias`` (H, D) and so on, ``out.bias`` (out,).
+    num_heads, head_order, dropout, xp
+        As in `from_keras_grouped`; flax repeats.
+
+    Returns
+    -------
+    definition : attention_core.layers.MultiHeadAttention
+    parameters : attention_core.parameters.MultiHeadAttention
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, of another shape, or unknown, such as those of ``normalize_qk``; or the order is not
+        said.
+    TypeError, ValueError
+        When a setting is not one.
+    """
+    given = Arrays(FLAX, arrays, xp)
+    return _from_kernels(given, ".", "out", num_heads, head_order, dropout, NORMALIZED)
+
+
+def to_keras(
+    definition: layers.MultiHeadAttention, parameters: MultiHeadAttention, /, *, xp: Namespace | None = None
+) -> dict[str, Array]:
+    """Weights for `keras.layers.MultiHeadAttention`: the inverse of `from_keras`.
+
+    Raises
+    ------
+    LayoutError
+        When the layer has a setting that the module has not: a scale, a softcap, causality (there an argument of the
+        call), grouped heads, no output, keys beside those projected, or a bias on some projections only.
+    TypeError, ValueError
+        When the parameters do not fit the definition.
+    """
+    check_attention(KERAS, definition)
+    return _to_kernels(KERAS, definition, parameters, "/", "attention_output", None, xp)
+
+
+def to_keras_grouped(
+    definition: layers.MultiHeadAttention,
+    parameters: MultiHeadAttention,
+    /,
+    *,
+    head_order: str | None = None,
+    xp: Namespace | None = None,
+) -> dict[str, Array]:
+    """Weights for `keras.layers.GroupQueryAttention`: the inverse of `from_keras_grouped`.
+
+    Raises
+    ------
+    LayoutError
+        As in `to_keras`, less grouped heads; values and outputs of another width are refused, too, and an order that
+        is not said.
+    TypeError, ValueError
+        When the parameters do not fit the definition.
+    """
+    _check_keras_grouped(definition)
+    return _to_kernels(KERAS_GROUPED, definition, parameters, "/", "attention_output", head_order, xp)
+
+
+def to_flax(
+    definition: layers.MultiHeadAttention,
+    parameters: MultiHeadAttention,
+    /,
+    *,
+    head_order: str | None = None,
+    xp: Namespace | None = None,
+) -> dict[str, Array]:
+    """Weights for `flax.nnx.MultiHeadAttention`: the inverse of `from_flax`.
+
+    Raises
+    ------
+    LayoutError
+        As in `to_keras`, less grouped heads; values of another width than keys, or of other channels, are refused, too,
+        and an order that is not said.
+    TypeError, ValueError
+        When the parameters do not fit the definition.
+    """
+    _check_flax(definition)
+    return _to_kernels(FLAX, definition, parameters, ".", "out", head_order, xp)
+
+
+def _check_keras_grouped(definition: Any) -> Sizes:
+    sizes = check_attention(KERAS_GROUPED, definition, grouped=True)
+    check_settings(
+        KERAS_GROUPED,
+        ("value_head_dim", sizes.value_head_dim, sizes.head_dim),
+        ("output_channels", sizes.output_channels, sizes.channels),
+    )
+    return sizes
+
+
+def _check_flax(definition: Any) -> Sizes:
+    sizes = check_attention(FLAX, definition, grouped=True)
+    check_settings(
+        FLAX,
+        ("value_head_dim", sizes.value_head_dim, sizes.head_dim),
+        ("value_channels", sizes.value_channels, sizes.key_channels),
+    )
+    return sizes
+
+
+def keras_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
+    sizes = check_attention(KERAS, definition)
+    return {
+        "num_heads": definition.num_heads,
+        "key_dim": sizes.head_dim,
+        "value_dim": sizes.value_head_dim,
+        "dropout": definition.dropout,
+        "use_bias": all(sizes.biases),
+        "output_shape": sizes.output_channels,
+    }
+
+
+def keras_grouped_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
+    sizes = _check_keras_grouped(definition)
+    return {
+        "head_dim": sizes.head_dim,
+        "num_query_heads": definition.num_heads,
+        "num_key_value_heads": definition.groups,
+        "dropout": definition.dropout,
+        "use_bias": all(sizes.biases),
+    }
+
+
+def flax_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
+    sizes = _check_flax(definition)
+    return {
+        "num_heads": definition.num_heads,
+        "in_features": sizes.channels,
+        "qkv_features": definition.num_heads * sizes.head_dim,
+        "out_features": sizes.output_channels,
+        "num_kv_heads": definition.groups,
+        "in_kv_features": sizes.key_channels,
+        "dropout_rate": definition.dropout,
+        "use_bias": all(sizes.biases),
+    }
+
+
+def _from_kernels(
+    given: Arrays,
+    dot: str,
+    last: str,
+    num_heads: int | None,
+    order: str | None,
+    dropout: float,
+    hints: Mapping[str, str],
+) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
+    xp = given.xp
+
+    def projection(name: str, heads: int | None = None, width: int | None = None) -> tuple[Linear, int, int]:
+        kernel = given.take(f"{name}{dot}kernel", None, heads, width)
+        channels, heads, width = kernel.shape
+        bias = given.find(f"{name}{dot}bias", heads, width)
+        weight = xp.reshape(kernel, (channels, heads * width))
+        return Linear(weight, None if bias is None else xp.reshape(bias, (heads * width,))), heads, width
+
+    query, heads, head_dim = projection("query", num_heads)
+    key, groups, _ = projection("key", None, head_dim)
+    value, _, width = projection("value", groups)
+    kernel = given.take(f"{last}{dot}kernel", heads, width, None)
+    channels = kernel.shape[2]
+    output = Linear(xp.reshape(kernel, (heads * width, channels)), given.find(f"{last}{dot}bias", channels))
+    given.close(hints)
+    definition, tree = attention_of(
+        given.layout, MultiHeadAttention(query, key, value, output), heads, groups, dropout=dropout
+    )
+    check_order(given.layout, order, heads, groups)
+    return definition, in_order(tree, heads // groups, groups, xp) if order == "tile" else tree
+
+
+def _to_kernels(
+    layout: str,
+    definition: layers.MultiHeadAttention,
+    tree: Any,
+    dot: str,
+    last: str,
+    order: str | None,
+    xp: Namespace | None,
+) -> dict[str, Array]:
+    check_fit(definition, tree)
+    heads, groups = definition.num_heads, definition.groups
+    check_order(layout, order, heads, groups)
+    xp = namespace_of(tree, xp)
+    tree = in_order(tree, groups, heads // groups, xp) if order == "tile" else tree
+    sizes = sizes_of(definition)
+    arrays: dict[str, Array | None] = {}
+    for name, count, width in (
+        ("query", heads, sizes.head_dim),
+        ("key", groups, sizes.head_dim),
+        ("value", groups, sizes.value_head_dim),
+    ):
+        weight, bias = getattr(tree, name)
+        arrays[f"{name}{dot}kernel"] = xp.reshape(weight, (-1, count, width))
+        arrays[f"{name}{dot}bias"] = None if bias is None else xp.reshape(bias, (count, width))
+    weight, bias = tree.output
+    arrays[f"{last}{dot}kernel"] = xp.reshape(weight, (heads, sizes.value_head_dim, sizes.output_channels))
+    arrays[f"{last}{dot}bias"] = bias
+    return present(arrays)

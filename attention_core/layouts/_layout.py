@@ -1,0 +1,211 @@
+"""What the layouts share: arrays taken by name, and what a layer is from the shapes of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attention_core import layers
+from attention_core._checks import check_positive, shape_text
+from attention_core._namespace import array_namespace
+from attention_core._typing import Array, Namespace
+from attention_core.layers import check_fit
+from attention_core.parameters import EncoderLayer, LayerNorm, Linear, MultiHeadAttention
+
+PROJECTIONS = ("query", "key", "value", "output")
+
+
+class LayoutError(ValueError):
+    """Weights or settings that a layout lacks, or has no place for."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The weights of one kind of module of another library.
+
+    Attributes
+    ----------
+    module : str
+        The module, as its users know it.
+    read : callable
+        ``read(arrays, *, ...)`` returns a definition and its parameters; its keywords are what arrays cannot tell.
+    write : callable
+        ``write(definition, parameters)`` returns the arrays by name.
+    arguments : callable
+        ``arguments(definition)`` returns the arguments with which the module is made, by name.
+    """
+
+    module: str
+    read: Callable[..., tuple[Any, Any]]
+    write: Callable[..., dict[str, Array]]
+    arguments: Callable[[Any], dict[str, Any]]
+
+
+class Arrays:
+    """The arrays of a layout, each taken once and checked."""
+
+    def __init__(self, layout: str, arrays: Mapping[str, Array], xp: Namespace | None) -> None:
+        self.layout = layout
+        self._left = dict(arrays)
+        if not self._left:
+            raise LayoutError(f"expected the arrays of {layout}; got none")
+        self.xp = array_namespace(*self._left.values()) if xp is None else xp
+
+    def find(self, name: str, *dims: int | None) -> Array | None:
+        """Take an array that may be absent."""
+        array = self._left.pop(name, None)
+        if array is not None:
+            found = tuple(array.shape)
+            if len(found) != len(dims) or any(dim not in (None, size) for dim, size in zip(dims, found, strict=True)):
+                wanted = ", ".join("*" if dim is None else str(dim) for dim in dims)
+                raise LayoutError(f"expected {name} ({wanted}) of {self.layout}; got {shape_text(array)}")
+        return array
+
+    def take(self, name: str, *dims: int | None) -> Array:
+        """Take an array that must be there."""
+        array = self.find(name, *dims)
+        if array is None:
+            left = ", ".join(sorted(self._left)[:4]) or "nothing else"
+            raise LayoutError(f"expected {name} of {self.layout}; got no such array, but {left}")
+        return array
+
+    def names(self) -> list[str]:
+        """What is left."""
+        return list(self._left)
+
+    def linear(self, name: str) -> Linear:
+        """Take a map whose weight is (out, in)."""
+        weight = self.take(f"{name}.weight", None, None)
+        return Linear(self.xp.matrix_transpose(weight), self.find(f"{name}.bias", weight.shape[0]))
+
+    def norm(self, name: str) -> LayerNorm:
+        """Take a normalization, whose scale is called weight, and whose offset is called bias."""
+        scale = self.take(f"{name}.weight", None)
+        return LayerNorm(scale, self.take(f"{name}.bias", *scale.shape))
+
+    def close(self, hints: Mapping[str, str] = {}) -> None:
+        """Raise if an array is left; hints say by the beginning of a name what it belongs to."""
+        if not self._left:
+            return
+        names = sorted(self._left)
+        why = next((f": {hint}" for start, hint in hints.items() if any(n.startswith(start) for n in names)), "")
+        more = f" ({len(names)} in all)" if len(names) > 3 else ""
+        raise LayoutError(f"expected nothing else of {self.layout}; got {', '.join(names[:3])}{more}{why}")
+
+
+def linear_arrays(name: str, linear: Any, xp: Namespace) -> dict[str, Array]:
+    """A map as in PyTorch: the weight is (out, in)."""
+    return present({f"{name}.weight": xp.matrix_transpose(linear.weight), f"{name}.bias": linear.bias})
+
+
+def norm_arrays(name: str, norm: Any) -> dict[str, Array]:
+    return {f"{name}.weight": norm.scale, f"{name}.bias": norm.offset}
+
+
+def present(arrays: Mapping[str, Array | None]) -> dict[str, Array]:
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def namespace_of(tree: Any, xp: Namespace | None) -> Namespace:
+    return array_namespace(*layers.named_arrays(tree).values()) if xp is None else xp
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of attention, none of them left to a default, and which projections have a bias."""
+
+    channels: int
+    key_channels: int
+    value_channels: int
+    output_channels: int
+    head_dim: int
+    value_head_dim: int
+    biases: tuple[bool, ...]
+
+
+def sizes_of(definition: layers.MultiHeadAttention) -> Sizes:
+    tree = definition.parameters
+    query, key, value = (each.weight.dims for each in tree[:3])
+    value_head_dim = value[1] // definition.groups
+    output = definition.num_heads * value_head_dim if tree.output is None else tree.output.weight.dims[1]
+    biases = tuple(each.bias is not None for each in tree[:4] if each is not None)
+    head_dim = query[1] // definition.num_heads
+    return Sizes(query[0], key[0], value[0], output, head_dim, value_head_dim, biases)
+
+
+def attention_of(
+    layout: str, tree: MultiHeadAttention, num_heads: Any, groups: Any, **settings: Any
+) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
+    """The definition that parameters belong to, in which a setting that is the default is left to it."""
+    check_positive("num_heads", num_heads)
+    (channels, width), (key_channels, _), (value_channels, values) = (each.weight.shape for each in tree[:3])
+    if width % num_heads:
+        raise LayoutError(f"expected {layout} with a query that {num_heads} heads share out evenly; got {width}")
+    head_dim, value_head_dim = width // num_heads, values // groups
+    output_channels = None if tree.output is None else tree.output.weight.shape[1]
+    biases = [each.bias is not None for each in tree[:4] if each is not None]
+    names = ("query_bias", "key_bias", "value_bias", "output_bias")
+    own: dict[str, Any] = {name: False for name, each in zip(names, biases, strict=False) if any(biases) and not each}
+    definition = layers.MultiHeadAttention(
+        channels,
+        num_heads,
+        num_key_value_heads=None if groups == num_heads else groups,
+        key_channels=None if key_channels == channels else key_channels,
+        value_channels=None if value_channels == key_channels else value_channels,
+        head_dim=None if head_dim * num_heads == channels else head_dim,
+        value_head_dim=None if value_head_dim == head_dim else value_head_dim,
+        output=tree.output is not None,
+        output_channels=None if output_channels == channels else output_channels,
+        bias=any(biases),
+        **own,
+        extra_key_value=tree.extra_key is not None,
+        **settings,
+    )
+    check_fit(definition, tree)
+    return definition, tree
+
+
+def check_kind(layout: str, definition: Any, kind: type[Any]) -> None:
+    if not isinstance(definition, kind):
+        got = type(definition).__name__
+        raise LayoutError(f"expected {kind.__name__} for {layout}; got {got}")
+
+
+def check_settings(layout: str, *settings: tuple[str, Any, Any]) -> None:
+    """Raise unless every setting, with what it is and what it must be, can be carried over."""
+    for name, found, wanted in settings:
+        if found != wanted:
+            raise LayoutError(f"expected {name} {wanted} for {layout}, which has no place for another; got {found}")
+
+
+def check_attention(
+    layout: str, definition: Any, *, grouped: bool = False, biases: str = "all or none", extra: bool = False
+) -> Sizes:
+    """Raise unless a definition is of attention that modules of other libraries compute, and return its sizes."""
+    check_kind(layout, definition, layers.MultiHeadAttention)
+    sizes = sizes_of(definition)
+    wanted = [("scale", None), ("softcap", None), ("is_causal", False), ("output", True)]
+    wanted += [] if extra else [("extra_key_value", False), ("zero_attention", False)]
+    check_settings(layout, *((name, getattr(definition, name), value) for name, value in wanted))
+    if not grouped:
+        check_settings(layout, ("num_key_value_heads", definition.groups, definition.num_heads))
+    if biases == "all or none" and len(set(sizes.biases)) > 1:
+        names = ("query", "key", "value", "output")
+        lacking = ", ".join(name for name, present in zip(names, sizes.biases, strict=True) if not present)
+        raise LayoutError(f"expected a bias on all projections or on none for {layout}; got none on {lacking}")
+    return sizes
+
+
+def encoder_of(
+    layout: str, tree: EncoderLayer, num_heads: int, **settings: Any
+) -> tuple[layers.EncoderLayer, EncoderLayer]:
+    channels, inner = tree.feed_forward.expand.weight.shape
+    biases = [each is None or each.bias is not None for each in (*tree.attention[:4], *tree.feed_forward)]
+    if not all(biases):
+        raise LayoutError(f"expected a bias on every map of {layout}; got maps without")
+    if tree.attention.extra_key is not None:
+        raise LayoutError(f"expected no bias_k and bias_v of {layout}; got both")
+    definition = layers.EncoderLayer(channels, num_heads, inner, **settings)
+    check_fit(definition, tree)
+    return definition, tree

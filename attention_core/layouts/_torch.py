@@ -1,0 +1,254 @@
+"""The attention and the encoder layer of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attention_core import layers
+from attention_core._typing import Array, Namespace
+from attention_core.layers import check_fit
+from attention_core.layouts._layout import (
+    Arrays,
+    LayoutError,
+    Sizes,
+    attention_of,
+    check_attention,
+    check_kind,
+    check_settings,
+    encoder_of,
+    linear_arrays,
+    namespace_of,
+    norm_arrays,
+)
+from attention_core.parameters import EncoderLayer, FeedForward, Linear, MultiHeadAttention
+
+TORCH = "torch.nn.MultiheadAttention"
+
+
+TORCH_ENCODER_LAYER = "torch.nn.TransformerEncoderLayer"
+
+
+def from_torch(
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    num_heads: int,
+    zero_attention: bool = False,
+    dropout: float = 0.0,
+    xp: Namespace | None = None,
+) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
+    """Weights of `torch.nn.MultiheadAttention`.
+
+    ``batch_first`` is about inputs and not about weights: here the batch always comes first.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        ``in_proj_weight`` (3 C, C), the rows of query, key and value, or with other channels of key or value
+        ``q_proj_weight``, ``k_proj_weight``, ``v_proj_weight`` (C, in); ``out_proj.weight`` (C, C). Perhaps
+        ``in_proj_bias`` (3 C,), ``out_proj.bias`` (C,), and ``bias_k``, ``bias_v`` (1, 1, C).
+    num_heads : int
+    zero_attention : bool
+        ``add_zero_attn``.
+    dropout : float
+    xp : array namespace, optional
+
+    Returns
+    -------
+    definition : attention_core.layers.MultiHeadAttention
+    parameters : attention_core.parameters.MultiHeadAttention
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, of another shape, or unknown.
+    TypeError, ValueError
+        When a setting is not one.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> arrays = {"in_proj_weight": xp.ones((12, 4)), "out_proj.weight": xp.ones((4, 4))}
+    >>> definition, parameters = from_torch(arrays, num_heads=2)
+    >>> definition.bias, parameters.key.weight.shape
+    (False, (4, 4))
+    """
+    given = Arrays(TORCH, arrays, xp)
+    tree = _torch_tree(given, "")
+    given.close()
+    return attention_of(TORCH, tree, num_heads, num_heads, zero_attention=zero_attention, dropout=dropout)
+
+
+def to_torch(
+    definition: layers.MultiHeadAttention, parameters: MultiHeadAttention, /, *, xp: Namespace | None = None
+) -> dict[str, Array]:
+    """Weights for `torch.nn.MultiheadAttention`: the inverse of `from_torch`.
+
+    Raises
+    ------
+    LayoutError
+        When the layer has a setting that the module has not: a scale, a softcap, causality (there an argument of the
+        call), grouped heads, heads of another width, no output, or a bias on some projections only.
+    TypeError, ValueError
+        When the parameters do not fit the definition.
+    """
+    _check_torch(TORCH, definition)
+    check_fit(definition, parameters)
+    return _torch_arrays(parameters, "", namespace_of(parameters, xp))
+
+
+def torch_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
+    sizes = _check_torch(TORCH, definition)
+    return {
+        "embed_dim": sizes.channels,
+        "num_heads": definition.num_heads,
+        "dropout": definition.dropout,
+        "bias": all(sizes.biases),
+        "add_bias_kv": definition.extra_key_value,
+        "add_zero_attn": definition.zero_attention,
+        "kdim": sizes.key_channels,
+        "vdim": sizes.value_channels,
+    }
+
+
+def _check_torch(layout: str, definition: Any) -> Sizes:
+    sizes = check_attention(layout, definition, extra=True)
+    width = sizes.channels / definition.num_heads
+    check_settings(
+        layout,
+        ("head_dim", sizes.head_dim, width),
+        ("value_head_dim", sizes.value_head_dim, width),
+        ("output_channels", sizes.output_channels, sizes.channels),
+    )
+    return sizes
+
+
+def _torch_tree(given: Arrays, prefix: str) -> MultiHeadAttention:
+    xp = given.xp
+    weight = given.take(f"{prefix}out_proj.weight", None, None)
+    channels = weight.shape[0]
+    packed = given.find(f"{prefix}in_proj_weight", 3 * channels, channels)
+    if packed is None:
+        weights = [given.take(f"{prefix}{name}_proj_weight", channels, None) for name in "qkv"]
+    else:
+        weights = _thirds(packed, channels)
+    bias = given.find(f"{prefix}in_proj_bias", 3 * channels)
+    biases = [None] * 3 if bias is None else _thirds(bias, channels)
+    query, key, value = (Linear(xp.matrix_transpose(each), own) for each, own in zip(weights, biases, strict=True))
+    output = Linear(xp.matrix_transpose(weight), given.find(f"{prefix}out_proj.bias", channels))
+    extra = [given.find(f"{prefix}bias_{name}", 1, 1, channels) for name in "kv"]
+    if (extra[0] is None) != (extra[1] is None):
+        raise LayoutError(f"expected both bias_k and bias_v of {given.layout}, or neither; got one")
+    return MultiHeadAttention(
+        query, key, value, output, *(each if each is None else xp.reshape(each, (-1,)) for each in extra)
+    )
+
+
+def _torch_arrays(tree: MultiHeadAttention, prefix: str, xp: Namespace) -> dict[str, Array]:
+    weights = [xp.matrix_transpose(each.weight) for each in tree[:3]]
+    if len({tuple(weight.shape) for weight in weights}) == 1 and weights[0].shape[0] == weights[0].shape[1]:
+        arrays = {"in_proj_weight": xp.concat(weights, axis=0)}
+    else:
+        arrays = {f"{name}_proj_weight": weight for name, weight in zip("qkv", weights, strict=True)}
+    if tree.query.bias is not None:
+        arrays["in_proj_bias"] = xp.concat([each.bias for each in tree[:3]], axis=0)
+    for name, extra in (("k", tree.extra_key), ("v", tree.extra_value)):
+        if extra is not None:
+            arrays[f"bias_{name}"] = xp.reshape(extra, (1, 1, -1))
+    arrays |= linear_arrays("out_proj", tree.output, xp)
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
+
+
+def _thirds(array: Array, size: int) -> list[Array]:
+    return [array[start : start + size, ...] for start in (0, size, 2 * size)]
+
+
+def from_torch_encoder_layer(
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    num_heads: int,
+    norm_first: bool = False,
+    epsilon: float = 1e-5,
+    xp: Namespace | None = None,
+) -> tuple[layers.EncoderLayer, EncoderLayer]:
+    """Weights of `torch.nn.TransformerEncoderLayer` with biases and ``activation="gelu"``.
+
+    In training the module also drops what is inside the feed-forward, so that dropout cannot be carried over.
+
+    Parameters
+    ----------
+    arrays : mapping of str to Array
+        ``self_attn.in_proj_weight`` and so on as in `from_torch`, ``linear1.weight`` (inner, C), ``linear1.bias``,
+        ``linear2.weight`` (C, inner), ``linear2.bias``, ``norm1.weight``, ``norm1.bias``, ``norm2.weight``,
+        ``norm2.bias``.
+    num_heads : int
+    norm_first : bool
+    epsilon : float
+        ``layer_norm_eps``.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    definition : attention_core.layers.EncoderLayer
+    parameters : attention_core.parameters.EncoderLayer
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, of another shape, or unknown.
+    TypeError, ValueError
+        When a setting is not one.
+    """
+    given = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
+    tree = EncoderLayer(
+        _torch_tree(given, "self_attn."),
+        given.norm("norm1"),
+        FeedForward(given.linear("linear1"), given.linear("linear2")),
+        given.norm("norm2"),
+    )
+    given.close()
+    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads, norm_first=norm_first, epsilon=epsilon)
+
+
+def to_torch_encoder_layer(
+    definition: layers.EncoderLayer, parameters: EncoderLayer, /, *, xp: Namespace | None = None
+) -> dict[str, Array]:
+    """Weights for `torch.nn.TransformerEncoderLayer`: the inverse of `from_torch_encoder_layer`.
+
+    Raises
+    ------
+    LayoutError
+        When the layer has dropout or no biases.
+    TypeError, ValueError
+        When the parameters do not fit the definition.
+    """
+    _check_torch_encoder(definition)
+    check_fit(definition, parameters)
+    xp = namespace_of(parameters, xp)
+    return {
+        **_torch_arrays(parameters.attention, "self_attn.", xp),
+        **linear_arrays("linear1", parameters.feed_forward.expand, xp),
+        **linear_arrays("linear2", parameters.feed_forward.contract, xp),
+        **norm_arrays("norm1", parameters.attention_norm),
+        **norm_arrays("norm2", parameters.feed_forward_norm),
+    }
+
+
+def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
+    _check_torch_encoder(definition)
+    return {
+        "d_model": definition.channels,
+        "nhead": definition.num_heads,
+        "dim_feedforward": definition.inner,
+        "dropout": 0.0,
+        "activation": "gelu",
+        "layer_norm_eps": definition.epsilon,
+        "norm_first": definition.norm_first,
+    }
+
+
+def _check_torch_encoder(definition: Any) -> None:
+    check_kind(TORCH_ENCODER_LAYER, definition, layers.EncoderLayer)
+    check_settings(TORCH_ENCODER_LAYER, ("dropout", definition.dropout, 0.0), ("bias", definition.bias, True))
