@@ -15,6 +15,7 @@ from attention_core.random import Dropout
 
 
 def linear_to_be(rows: int, columns: int, bias: bool) -> trees.Linear:
+    """A map to be, of (rows, columns)."""
     return trees.Linear(Initial((rows, columns), "glorot_uniform"), Initial((columns,), "zeros") if bias else None)
 
 
@@ -37,10 +38,12 @@ def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Arr
 
 
 def check_sizes(layer: Layer, *names: str) -> None:
+    """Raise unless these settings are positive integers."""
     for name in names:
         check_positive(name, getattr(layer, name))
 
 
 def check_flags(layer: Layer, *names: str) -> None:
+    """Raise unless these settings are True or False."""
     for name in names:
         check_flag(name, getattr(layer, name))
