@@ -31,6 +31,7 @@ __all__ = ["main", "measure", "measure_memory"]
 
 SAMPLE = 0.005  # seconds that a sample lasts at least, in which a call that takes less is repeated
 ROUNDS = (5, 30)
+TELLING = 2.0**20  # scores from which on a call's time and memory are more than what every call costs
 PRODUCT = {"cpu": 1024}
 LARGE_PRODUCT = 8192
 PLAIN_MODES = {"jax": "jit", "tensorflow": "graph"}
@@ -159,7 +160,8 @@ def _started(
     entry.run = lambda: engine.wait(step(*arguments))
     entry.estimate = min(entry.sample() for _ in range(2)) if entry.first < 1 else entry.sample()
     entry.repeats = max(1, math.ceil(SAMPLE / entry.estimate))
-    past[_kind(problem, candidate)] = (_size(problem), entry.estimate, growth)
+    if _size(problem) >= TELLING:
+        past[_kind(problem, candidate)] = (_size(problem), entry.estimate, growth)
     return entry
 
 
