@@ -21,218 +21,60 @@ M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018. T.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from attention_core._call import (
-    Call,
-    changed_scores,
-    dropped,
-    gain,
-    known_tame,
-    repeats,
-    scaled_query,
-    widened,
+from attention_core._call import Call, dropped, gain, widened
+from attention_core._namespace import is_concrete, narrow, shape, widen
+from attention_core._tiles import (
+    Plan,
+    Tiles,
+    add_bias,
+    changed,
+    collected,
+    collected_bias,
+    dropout_of,
+    entry_of,
+    gradient_stacks,
+    has_changes,
+    heads_of,
+    is_floating,
+    of_entry,
+    operands_of,
+    pad,
+    planned,
+    product,
+    rounds_of,
+    rows_of,
+    tile_of,
+    tiles_of,
+    transposed_product,
+    variables_of,
+    visit,
+    visits_of,
+    zeros,
 )
-from attention_core._namespace import FLOATING, beside, dtype_name, is_concrete, narrow, shape, widen
 from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend, Loops, Tuning
-from attention_core.masks import Mask, Positions, Spans, as_mask, outline, rebuilt, slots
-from attention_core.random import Dropout
-from attention_core.scores import ScoreMod
+from attention_core.backend import Backend, Operation
 
-__all__ = ["Plan", "backward", "blockwise", "empty_results", "forward"]
-
-
-class Plan(NamedTuple):
-    """What is known of a call before its arrays: constants, which compare by value.
-
-    Attributes
-    ----------
-    mask : tuple or None
-        The `outline` of a mask.
-    score_mod : callable or tuple or None
-        Without its arrays; the `outline` of one that is a dataclass.
-    softcap, rate, seed, starts
-        Numbers, or ``None`` where an array takes their place.
-    present : tuple of bool
-        Which of the `Operands` there are.
-    num_arrays : tuple of int
-        How many arrays mask and score modification have.
-    guarded : bool
-        Whether something may be masked, so that a query may attend nothing.
-    tame : bool
-        Whether query, key and value are known to be finite, and all scores too.
-    blocks : tuple of int
-        How many queries and keys a block has.
-    apart : bool
-        Whether heads are taken one by one.
-    """
-
-    mask: Any
-    score_mod: Any
-    softcap: float | None
-    rate: float
-    seed: int | None
-    starts: tuple[int | None, int | None]
-    present: tuple[bool, ...]
-    num_arrays: tuple[int, int]
-    guarded: bool
-    tame: bool
-    blocks: tuple[int, int]
-    apart: bool
-
-
-class Operands(NamedTuple):
-    """The arrays of a call: B entries of G key/value heads, each with R query heads.
-
-    Attributes
-    ----------
-    query : Array, shape (B, G, R, M, D)
-        Scaled.
-    key, value : Array, shapes (B, G, N, D) and (B, G, N, E)
-    bias : Array or None
-        Of five axes, each as long as that of the scores (B, G, R, M, N), or 1.
-    softcap, seed, query_start, key_start : Array or None
-        Where these are no Python numbers.
-    mask, score_mod : tuple of Array
-        The former with one leading axis of length B or 1.
-    """
-
-    query: Array
-    key: Array
-    value: Array
-    bias: Array | None
-    softcap: Array | None
-    seed: Array | None
-    query_start: Array | None
-    key_start: Array | None
-    mask: tuple[Array, ...]
-    score_mod: tuple[Array, ...]
+__all__ = ["STREAMED", "backward", "blockwise", "empty_results", "forward"]
 
 
 def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
     """Attention over blocks: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation."""
     xp, call = call.xp, widened(call)
-    plan, operands = _planned(call, backend.tuning)
+    plan, operands = planned(call, backend.tuning)
     arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
-    output, logsumexp = backend.custom_gradient(forward, backward, empty_results, plan, arrays)
+    output, logsumexp = backend.custom_gradient(STREAMED, plan, arrays)
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     width = shape(call.value, xp=xp)[-1]
     return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
-def _planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
-    xp = call.xp
-    *leading, _, rows, width = shape(call.query, xp=xp)
-    groups, columns = shape(call.key, xp=xp)[-3:-1]
-    entries = math.prod(leading)
-    times = repeats(call.query, call.key, xp)
-    held: list[Array] = []
-    form = None if call.mask is None else outline(as_mask(call.mask), held)
-    target = (entries, groups, times, rows, columns)
-    mask_arrays = tuple(
-        array if slot.axes < 0 else _entrywise(array, slot.axes, leading, target, xp)
-        for array, slot in zip(held, slots(form), strict=True)
-    )
-    score_mod: Any = call.score_mod
-    score_arrays: tuple[Array, ...] = ()
-    if isinstance(score_mod, ScoreMod):
-        score_mod, score_arrays = outline(score_mod.function, []), score_mod.arrays
-    dropout = call.dropout if call.dropout is not None and call.dropout.rate else Dropout(0.0)
-    operands = Operands(
-        xp.reshape(scaled_query(call.query, call.scale, xp), (entries, groups, times, rows, width)),
-        xp.reshape(call.key, (entries, groups, columns, width)),
-        xp.reshape(call.value, (entries, groups, columns, shape(call.value, xp=xp)[-1])),
-        None if call.bias is None else _entrywise(call.bias, 3, leading, target, xp),
-        None if _is_number(call.softcap) else call.softcap,
-        None if isinstance(dropout.seed, int) else dropout.seed,
-        None if isinstance(call.starts[0], int) else call.starts[0],
-        None if isinstance(call.starts[1], int) else call.starts[1],
-        mask_arrays,
-        score_arrays,
-    )
-    guarded = call.mask is not None or call.bias is not None or not isinstance(columns, int)
-    plan = Plan(
-        form,
-        score_mod,
-        None if call.softcap is None or operands.softcap is not None else float(call.softcap),
-        dropout.rate,
-        dropout.seed if operands.seed is None else None,
-        tuple(start if isinstance(start, int) else None for start in call.starts),  # type: ignore[arg-type]
-        tuple(operand is not None for operand in operands[:8]),
-        (len(mask_arrays), len(score_arrays)),
-        guarded,
-        not guarded or (call.bias is None and known_tame(call)),
-        _sizes(tuning, 1 if tuning.heads_apart else groups, times, call.mask),
-        tuning.heads_apart,
-    )
-    return plan, operands
-
-
-def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int]:
-    """How many queries of each head, and how many keys, a block has: of a narrow window, blocks cut half."""
-    low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
-    most = math.ceil(min(tuning.keys, max(tuning.least, (high - low) / 2)))
-    if not isinstance(groups, int) or not isinstance(times, int):
-        return tuning.least, most
-    return max(tuning.least, min(most, tuning.queries // (groups * times))), most
-
-
-def _entrywise(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
-    """An array with its leading axes as one, of length B or 1; one of the scores gets the five axes of `Operands`."""
-    entries, groups, times, rows, columns = target
-    dims = shape(array, xp=xp)
-    dims = (*(1,) * (axes - len(dims)), *dims)
-    lead, own = dims[: len(dims) - axes], dims[len(dims) - axes :]
-    if axes == 3:  # (..., H, M, N): an axis that may turn out to be 1 is spread
-        whole = (groups * times, rows, columns)
-        own = tuple(dim if isinstance(dim, int) else full for dim, full in zip(own, whole, strict=True))
-    if not all(isinstance(dim, int) and dim == 1 for dim in lead):
-        array = xp.broadcast_to(array, (*leading, *own))
-        lead = (entries,)
-    else:
-        if axes == 3 and not all(isinstance(dim, int) for dim in dims):
-            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *own))
-        lead = (1,)
-    if axes == 3:
-        heads, *ends = own
-        own = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (groups, times, *ends)
-    return xp.reshape(array, (*lead, *own))
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or not hasattr(value, "dtype")
-
-
-# Within a custom gradient: from here on, arrays have the axes of `Operands`, and the formula above is computed
-
-
-class Tiles(NamedTuple):
-    """How a call is cut into blocks, and which of them are to be visited."""
-
-    plan: Plan
-    operands: Operands
-    xp: Namespace
-    loops: Loops
-    sizes: tuple[int, int]  # of a block
-    counts: tuple[Any, Any]  # of blocks
-    lengths: tuple[Any, Any]  # M, N
-    padded: bool
-
-
-def _operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
-    remaining = iter(arrays)
-    named: list[Any] = [next(remaining) if present else None for present in plan.present]
-    named += [tuple(next(remaining) for _ in range(count)) for count in plan.num_arrays]
-    return Operands(*named)
-
-
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
-    tiles = _tiles(plan, arrays, backend)
+    tiles = tiles_of(plan, arrays, backend)
     if plan.tame:
         return _forward(tiles, lambda values: values)
     xp = tiles.xp
@@ -281,353 +123,16 @@ def _finite(tiles: Tiles, x: Array) -> Array:
     return x if tiles.plan.tame else tiles.xp.where(tiles.xp.isfinite(x), x, 0.0)
 
 
-def _tiles(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
-    xp, loops = backend.namespace, backend.loops
-    operands = _operands(plan, arrays)
-    lengths = shape(operands.query, xp=xp)[-2], shape(operands.key, xp=xp)[-2]
-    sizes, counts = zip(*map(_cut, lengths, plan.blocks), strict=True)
-    padded = False
-    if loops.traced:
-        spare = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
-        padded = not (isinstance(spare[1], int) and spare[1] == 0)
-        operands = _padded(operands, spare, xp)
-    return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded)
-
-
-def _cut(length: Any, size: int) -> tuple[int, Any]:
-    """The size of blocks of nearly equal size, and their number."""
-    if not isinstance(length, int):
-        return size, (length + (size - 1)) // size
-    count = max(1, -(-length // size))
-    return -(-length // count), count
-
-
-def _padded(operands: Operands, spare: tuple[Any, ...], xp: Namespace) -> Operands:
-    """The operands with zeros at the end of queries and keys, to fill up the last block."""
-    query, key, value, bias = operands[:4]
-    if bias is not None:
-        for axis, amount in ((-2, spare[0]), (-1, spare[1])):
-            bias = bias if _is_one(bias, axis) else pad(bias, axis, amount, xp)
-    return operands._replace(
-        query=pad(query, -2, spare[0], xp),
-        key=pad(key, -2, spare[1], xp),
-        value=pad(value, -2, spare[1], xp),
-        bias=bias,
-    )
-
-
-def pad(x: Array, axis: int, amount: Any, xp: Namespace, number: float = 0.0) -> Array:
-    """A number at the end of an axis, so many times."""
-    if isinstance(amount, int) and amount == 0:
-        return x
-    dims = list(shape(x, xp=xp))
-    dims[axis] = amount
-    return xp.concat([x, xp.full(tuple(dims), number, dtype=x.dtype, **beside(x))], axis=axis)
-
-
-def _is_one(x: Array, axis: int) -> bool:
-    """Whether an axis has length 1 and stands for all positions."""
-    dim = x.shape[axis]
-    return isinstance(dim, int) and dim == 1
-
-
-class Visits(NamedTuple):
-    """For each block of one side, the blocks of the other in the order of visiting: ``whole`` of them need no mask.
-
-    Attributes
-    ----------
-    order : (B or 1, blocks, blocks of the other side) or None
-        ``None`` for all, as they come.
-    whole, seen : (B or 1, blocks) or int
-    shared : bool
-        Whether there is one entry, for all of the batch.
-    """
-
-    order: Any
-    whole: Any
-    seen: Any
-    shared: bool = True
-
-    def of(self, loops: Loops, b: Any, index: Any) -> tuple[Callable[[Any], Any], Any, Any]:
-        """Of one block: what comes at each step, and the numbers of steps without a mask, and of all."""
-        if self.order is None:
-            return lambda step: step, self.whole, self.seen
-        order, whole, seen = (
-            loops.item(loops.item(table, 0 if self.shared else b), index)
-            for table in (self.order, self.whole, self.seen)
-        )
-        return lambda step: loops.item(order, step), whole, seen
-
-
-def _visits(tiles: Tiles, *, by_key: bool) -> Visits:
-    plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
-    rows, columns = tiles.counts
-    along = rows if by_key else columns
-    if plan.mask is None and not tiles.padded:
-        return Visits(None, 0 if plan.guarded else along, along)
-    asked = (*operands.mask, *(start for start in operands[6:8] if start is not None))
-    if not loops.traced and not all(map(is_concrete, asked)):
-        return Visits(None, 0, along)
-    some, every = _grid(tiles)
-    if by_key:
-        some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
-    if not loops.traced:
-        return _listed(loops.read(some), loops.read(every))
-    kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
-    whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
-    return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, _is_one(kind, 0))
-
-
-def _visit(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
-    """Absorb the blocks that need no mask, then those that do; a loop that can have no step is not even traced."""
-    if not (isinstance(whole, int) and whole == 0):
-        state = loops.loop(0, whole, functools.partial(absorb, False), state)
-    return state if seen is whole else loops.loop(whole, seen, functools.partial(absorb, True), state)
-
-
-def _listed(some: list[Any], every: list[Any]) -> Visits:
-    """What is visited, as lists of Python integers."""
-    order, whole, seen = [], [], []
-    for tables in zip(some, every, strict=True):
-        full = [[j for j, is_full in enumerate(line) if is_full] for line in tables[1]]
-        mixed = [
-            [j for j, (may, is_full) in enumerate(zip(*lines, strict=True)) if may and not is_full]
-            for lines in zip(*tables, strict=True)
-        ]
-        order.append([first + second for first, second in zip(full, mixed, strict=True)])
-        whole.append([len(each) for each in full])
-        seen.append([len(each) for each in order[-1]])
-    return Visits(order, whole, seen, len(order) == 1)
-
-
-def _grid(tiles: Tiles) -> tuple[Array, Array]:
-    """In which blocks something is allowed, and in which everything is: two of shape (B or 1, rows, columns)."""
-    plan, operands, xp = tiles.plan, tiles.operands, tiles.xp
-    some: Any = True
-    every: Any = True
-    query, key = (_spans(tiles, side) for side in (0, 1))
-    if plan.mask is not None:
-        some, every = rebuilt(plan.mask, operands.mask).blocks(query, key, xp=xp)
-    if operands.bias is not None:
-        every = False
-    if tiles.padded and every is not False:
-        ends = xp.multiply(xp.add(_counted(tiles.counts[1], key.first, xp), 1), tiles.sizes[1])
-        inside = xp.less_equal(ends, tiles.lengths[1])
-        every = inside if every is True else xp.logical_and(every, inside)
-    none = xp.zeros((1, 1, *tiles.counts), dtype=xp.bool, **beside(operands.query))
-    for kind in (some, every):  # both get the leading axis that one of them has
-        none = none if isinstance(kind, bool) else xp.logical_and(xp.logical_or(none, kind), xp.logical_not(kind))
-    some, every = (
-        xp.logical_not(none) if kind is True else none if kind is False else xp.logical_or(none, kind)
-        for kind in (some, every)
-    )
-    return xp.any(some, axis=-3), xp.all(every, axis=-3)
-
-
-def _counted(count: Any, like: Array, xp: Namespace) -> Array:
-    return xp.arange(count, dtype=xp.int32, **beside(like))
-
-
-def _start(tiles: Tiles, side: int) -> Any:
-    """The position of the first query or key."""
-    held = tiles.operands[6 + side]
-    return tiles.plan.starts[side] if held is None else tiles.xp.astype(held, tiles.xp.int32)
-
-
-def _end(tiles: Tiles, side: int) -> Any:
-    """The position of the last query or key."""
-    return _start(tiles, side) + (tiles.lengths[side] - 1)
-
-
-def _spans(tiles: Tiles, side: int) -> Spans:
-    """The positions of the blocks of queries, as a column, or of keys."""
-    xp, size = tiles.xp, tiles.sizes[side]
-    first = xp.add(xp.multiply(_counted(tiles.counts[side], tiles.operands.query, xp), size), _start(tiles, side))
-    last = xp.minimum(xp.add(first, size - 1), xp.add(xp.zeros_like(first), _end(tiles, side)))
-    if side == 0:
-        first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
-    return Spans(first, last, size)
-
-
-class Entry(NamedTuple):
-    """One entry of the batch, or one key/value head of it."""
-
-    index: Any  # in the batch
-    head: Any  # None for all heads
-    query: Array  # (G, R, M, D)
-    key: Array  # (G, N, D)
-    value: Array  # (G, N, E)
-    bias: Array | None
-    rule: Any
-
-
-def _entry(tiles: Tiles, index: Any) -> Entry:
-    plan, operands = tiles.plan, tiles.operands
-    groups = operands.key.shape[1]
-    b, g = (index // groups, index % groups) if plan.apart else (index, None)
-    rule = None
-    if plan.mask is not None:
-        own = {slot.place: slot.axes for slot in slots(plan.mask)}
-        held = [
-            array if own[place] < 0 else _of_entry(tiles, array, b, g if own[place] == 3 else None)
-            for place, array in enumerate(operands.mask)
-        ]
-        rule = rebuilt(plan.mask, held)
-    query, key, value = (_of_entry(tiles, x, b, g) for x in operands[:3])
-    return Entry(
-        b, g, query, key, value, None if operands.bias is None else _of_entry(tiles, operands.bias, b, g), rule
-    )
-
-
-def _of_entry(tiles: Tiles, x: Array, b: Any, g: Any) -> Array:
-    x = tiles.loops.item(x, 0 if _is_one(x, 0) else b)
-    return x if g is None or _is_one(x, 0) else x[g : g + 1, ...]
-
-
-class Tile(NamedTuple):
-    """A block of queries against a block of keys."""
-
-    raw: Array  # scores before anything is changed, (G, R, m, n)
-    scores: Array  # with -inf where nothing is allowed
-    allowed: Array | None
-    at: Positions | None
-
-
-def _tile(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> Tile:
-    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    dims = (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-1])
-    raw = xp.reshape(xp.matmul(_rows(query, xp), key), dims)
-    asked = (masked and plan.mask is not None) or plan.score_mod is not None or plan.rate
-    at = _positions(tiles, entry, i, j, dims) if asked else None
-    bias = entry.bias
-    if bias is not None:
-        for axis, place in ((-2, i), (-1, j)):
-            bias = bias if _is_one(bias, axis) else loops.block(bias, place, tiles.sizes[axis], axis)
-    allowed = _allowed(tiles, entry, bias, j, at, key) if masked else None
-    scores = raw
-    if _changes(tiles):
-        if allowed is not None:
-            raw = xp.where(allowed, raw, 0.0)  # what overflows and is masked must not meet the cap's gradient
-        scores = _changed(tiles, raw, _variables(tiles), at)
-    if bias is not None or plan.score_mod is not None:
-        scores = xp.add(scores, 0.0 if bias is None else bias)  # in memory of its own: exponentials may take it over
-    if allowed is not None and plan.tame:
-        # The least of two is found many times faster than a choice. An infinity above what is allowed, or below.
-        limit = xp.multiply(xp.subtract(xp.astype(allowed, scores.dtype), 0.5), math.inf)
-        scores = xp.minimum(scores, limit)
-    elif allowed is not None:
-        scores = xp.where(allowed, scores, -math.inf)
-    return Tile(raw, scores, allowed, at)
-
-
-def _allowed(tiles: Tiles, entry: Entry, bias: Array | None, j: Any, at: Positions | None, key: Array) -> Array:
-    xp = tiles.xp
-    admitted = []
-    if entry.rule is not None:
-        admitted.append(entry.rule.allowed(at, xp=xp))
-    if bias is not None:
-        admitted.append(xp.not_equal(bias, -math.inf))
-    if tiles.padded:
-        counted = xp.add(_counted(shape(key, xp=xp)[-1], key, xp), j * tiles.sizes[1])
-        admitted.append(xp.less(counted, tiles.lengths[1]))
-    allowed, *others = admitted
-    for each in others:
-        allowed = xp.logical_and(allowed, each)
-    return allowed
-
-
-def _rows(x: Array, xp: Namespace) -> Array:
-    """The rows of all query heads that share a key/value head, one below the other: (G, R * m, ...)."""
-    groups, times, rows, width = shape(x, xp=xp)
-    return xp.reshape(x, (groups, times * rows, width))
-
-
-def _product(weights: Array, value: Array, xp: Namespace) -> Array:
-    """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
-    return xp.reshape(xp.matmul(_rows(weights, xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
-
-
-def _positions(tiles: Tiles, entry: Entry, i: Any, j: Any, dims: tuple[Any, ...]) -> Positions:
-    xp, like = tiles.xp, entry.query
-    groups, times, rows, columns = dims
-    heads = _counted(groups * times, like, xp)
-    if entry.head is not None:
-        heads = xp.add(heads, entry.head * times)
-    query, key = (
-        xp.add(_counted(count, like, xp), _start(tiles, side) + place * tiles.sizes[side])
-        for side, (count, place) in enumerate(((rows, i), (columns, j)))
-    )
-    if tiles.loops.traced:  # what was added to fill up the last block counts as the last position
-        query, key = (
-            xp.minimum(each, xp.add(xp.zeros_like(each), _end(tiles, side))) for side, each in enumerate((query, key))
-        )
-    batch = xp.add(xp.zeros((), dtype=xp.int32, **beside(like)), entry.index)
-    return Positions(batch, xp.reshape(heads, (groups, times, 1, 1)), xp.expand_dims(query, axis=-1), key)
-
-
-def _changes(tiles: Tiles) -> bool:
-    return tiles.plan.softcap is not None or tiles.operands.softcap is not None or tiles.plan.score_mod is not None
-
-
-def _variables(tiles: Tiles) -> tuple[Array, ...]:
-    """The arrays of floating point that change scores, and so have a gradient."""
-    softcap = tiles.operands.softcap
-    own = (array for array in tiles.operands.score_mod if _is_floating(array))
-    return (*(() if softcap is None else (softcap,)), *own)
-
-
-def _is_floating(array: Array) -> bool:
-    return dtype_name(array.dtype) in FLOATING
-
-
-def _changed(tiles: Tiles, raw: Array, variables: tuple[Array, ...], at: Positions | None) -> Array:
-    score_mod, remaining = rebuilt(tiles.plan.score_mod, ()), iter(variables)
-    softcap = tiles.plan.softcap if tiles.operands.softcap is None else next(remaining)
-    if score_mod is None:
-        return changed_scores(raw, softcap, None, None, tiles.xp)
-    arrays = [next(remaining) if _is_floating(array) else array for array in tiles.operands.score_mod]
-    return changed_scores(raw, softcap, lambda scores, *where: score_mod(scores, *where, *arrays), at, tiles.xp)
-
-
-def _dropout(tiles: Tiles) -> Dropout | None:
-    plan, seed = tiles.plan, tiles.operands.seed
-    return Dropout(plan.rate, plan.seed if seed is None else seed) if plan.rate else None
-
-
-def _heads(tiles: Tiles) -> Any:
-    """How many query heads there are."""
-    _, groups, times = shape(tiles.operands.query, xp=tiles.xp)[:3]
-    return groups * times
-
-
-def _rounds(tiles: Tiles) -> Any:
-    """How many entries of the batch there are, or heads of all of them where these are taken one by one."""
-    entries, groups = shape(tiles.operands.query, xp=tiles.xp)[:2]
-    return entries * groups if tiles.plan.apart else entries
-
-
-def _zeros(like: Array, *dims: Any, xp: Namespace) -> Array:
-    return xp.zeros(dims, dtype=like.dtype, **beside(like))
-
-
-def _collected(tiles: Tiles, stack: Any, side: int) -> Array:
-    """The blocks of queries or keys (axis -2) as one array (B, G, ..., length, width)."""
-    xp, loops = tiles.xp, tiles.loops
-    found = loops.array(loops.join(stack, tiles.counts[side], -2))[..., : tiles.lengths[side], :]
-    entries, groups = shape(tiles.operands.query, xp=xp)[:2]
-    return xp.reshape(found, (entries, groups, *shape(found, xp=xp)[2:]))
-
-
 def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array]:
     """Attention to a part of the values, which a function takes from each block of them."""
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    dropout, visits = _dropout(tiles), _visits(tiles, by_key=False)
+    dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=False)
     query = tiles.operands.query
     _, groups, times, _, _ = shape(query, xp=xp)
     width = shape(tiles.operands.value, xp=xp)[-1]
 
     def attend(index: Any, stacks: Any) -> Any:
-        entry = _entry(tiles, index)
+        entry = entry_of(tiles, index)
 
         def attend_rows(i: Any, stacks: Any) -> Any:
             rows = _scored(tiles, loops.block(entry.query, i, tiles.sizes[0], -2))
@@ -638,13 +143,13 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
                 j = next_block(step)
                 keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
                 keys, values = xp.matrix_transpose(_scored(tiles, keys)), part(values)
-                tile = _tile(tiles, entry, rows, keys, i, j, masked)
+                tile = tile_of(tiles, entry, rows, keys, i, j, masked)
                 above = xp.maximum(top, xp.max(tile.scores, axis=-1, keepdims=True))
                 fading = loops.exp_difference(top, above)
                 exponentials = loops.exp_difference(tile.scores, above)
                 total = xp.add(xp.multiply(total, fading), xp.sum(exponentials, axis=-1, keepdims=True))
-                kept = dropped(exponentials, dropout, tile.at, _heads(tiles), xp)
-                summed = xp.add(xp.multiply(summed, fading), _product(kept, values, xp))
+                kept = dropped(exponentials, dropout, tile.at, heads_of(tiles), xp)
+                summed = xp.add(xp.multiply(summed, fading), product(kept, values, xp))
                 if alive is not None:
                     found = True if tile.allowed is None else xp.any(tile.allowed, axis=-1, keepdims=True)
                     alive = xp.ones_like(alive) if found is True else xp.logical_or(alive, found)
@@ -652,10 +157,10 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
 
             *dims, _ = shape(rows, xp=xp)
             lowest = -float(xp.finfo(rows.dtype).max)  # nothing is below, and nothing is subtracted from infinity
-            total = _zeros(rows, *dims, 1, xp=xp)
+            total = zeros(rows, *dims, 1, xp=xp)
             alive = xp.zeros_like(total, dtype=xp.bool) if plan.guarded else None
-            state = (_zeros(rows, *dims, width, xp=xp), total, xp.full_like(total, lowest), alive)
-            summed, total, top, alive = _visit(loops, whole, seen, absorb, state)
+            state = (zeros(rows, *dims, width, xp=xp), total, xp.full_like(total, lowest), alive)
+            summed, total, top, alive = visit(loops, whole, seen, absorb, state)
             if alive is not None:
                 total = xp.where(alive, total, 1.0)
             output = xp.divide(summed, total)
@@ -671,19 +176,19 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
 
     def empty(last: Any) -> Any:
         dims = (1 if plan.apart else groups, times, tiles.sizes[0], last)
-        return loops.stack(_rounds(tiles) * tiles.counts[0], lambda _: _zeros(query, *dims, xp=xp))
+        return loops.stack(rounds_of(tiles) * tiles.counts[0], lambda _: zeros(query, *dims, xp=xp))
 
     stacks = tuple(map(empty, (width, 1)))
-    output, logsumexp = (_collected(tiles, stack, 0) for stack in loops.loop(0, _rounds(tiles), attend, stacks))
+    output, logsumexp = (collected(tiles, stack, 0) for stack in loops.loop(0, rounds_of(tiles), attend, stacks))
     return output, xp.squeeze(logsumexp, axis=-1)
 
 
 def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Arrays like those of `forward`, for compilers that ask for shapes alone."""
-    xp, operands = backend.namespace, _operands(plan, arrays)
+    xp, operands = backend.namespace, operands_of(plan, arrays)
     *dims, _ = shape(operands.query, xp=xp)
     width = shape(operands.value, xp=xp)[-1]
-    return _zeros(operands.query, *dims, width, xp=xp), _zeros(operands.query, *dims, xp=xp)
+    return zeros(operands.query, *dims, width, xp=xp), zeros(operands.query, *dims, xp=xp)
 
 
 def backward(
@@ -694,8 +199,8 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
-    tiles = _tiles(plan, arrays, backend)
-    given, operands, xp, loops = _operands(plan, arrays), tiles.operands, tiles.xp, tiles.loops
+    tiles = tiles_of(plan, arrays, backend)
+    given, operands, xp, loops = operands_of(plan, arrays), tiles.operands, tiles.xp, tiles.loops
     delta = xp.sum(xp.multiply(cotangents[0], results[0]), axis=-1)
     delta = xp.expand_dims(xp.subtract(delta, cotangents[1]), axis=-1)
     norm = xp.where(xp.equal(results[1], -math.inf), 0.0, results[1])
@@ -707,31 +212,31 @@ def backward(
     else:
         cotangent = cotangents[0]
     sums = _backward(tiles, cotangent, delta, norm, backend)
-    query, key, value = (_collected(tiles, stack, side) for stack, side in zip(sums[:3], (0, 1, 1), strict=True))
+    query, key, value = (collected(tiles, stack, side) for stack, side in zip(sums[:3], (0, 1, 1), strict=True))
     if not plan.tame:  # what was replaced has no gradient
         query, key, value = (
             xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], (query, key, value), strict=True)
         )
-    bias = None if operands.bias is None else _collected_bias(tiles, sums[3])
-    variables = _variables(tiles)
+    bias = None if operands.bias is None else collected_bias(tiles, sums[3])
+    variables = variables_of(tiles)
     changes = (narrow(total, x.dtype, xp=xp) for total, x in zip(sums[4], variables, strict=len(sums[4]) > 0))
     softcap = None if operands.softcap is None else next(changes)
     gradients = (query, key, value, bias, softcap, None, None, None)
     own = (gradient for gradient, present in zip(gradients, plan.present, strict=True) if present)
-    of_changes = (next(changes) if _is_floating(array) else None for array in operands.score_mod)
+    of_changes = (next(changes) if is_floating(array) else None for array in operands.score_mod)
     return *own, *(None for _ in operands.mask), *of_changes
 
 
 def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend: Backend) -> Any:
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    dropout, visits = _dropout(tiles), _visits(tiles, by_key=True)
+    dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=True)
     row_counts, column_counts = tiles.counts
     calm = plan.tame and is_concrete(cotangent) and bool(xp.isfinite(xp.sum(xp.multiply(cotangent, cotangent))))
-    varied = tuple(xp.zeros_like(x) for x in widen(_variables(tiles), xp=xp)) if _changes(tiles) else ()
+    varied = tuple(xp.zeros_like(x) for x in widen(variables_of(tiles), xp=xp)) if has_changes(tiles) else ()
 
     def attend(index: Any, sums: Any) -> Any:
-        entry = _entry(tiles, index)
-        of_rows = tuple(_of_entry(tiles, x, entry.index, entry.head) for x in (cotangent, delta, norm))
+        entry = entry_of(tiles, index)
+        of_rows = tuple(of_entry(tiles, x, entry.index, entry.head) for x in (cotangent, delta, norm))
 
         def attend_columns(j: Any, sums: Any) -> Any:
             keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
@@ -743,36 +248,36 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                 of_query, of_key, of_value, of_bias, of_changes = state
                 i = next_block(step)
                 rows, out, less, top = (loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, *of_rows))
-                tile = _tile(tiles, entry, _scored(tiles, rows), scored_keys, i, j, masked)
+                tile = tile_of(tiles, entry, _scored(tiles, rows), scored_keys, i, j, masked)
                 weights = loops.exp_difference(tile.scores, top)
                 if tile.allowed is not None and not calm:
                     weights = xp.where(tile.allowed, weights, 0.0)  # even those of a query that is nan
-                rise = xp.reshape(xp.matmul(_rows(out, xp), values_across), shape(weights, xp=xp))
+                rise = xp.reshape(xp.matmul(rows_of(out, xp), values_across), shape(weights, xp=xp))
                 kept = weights
                 if dropout is not None:
                     kept, rise = (
-                        xp.multiply(dropped(x, dropout, tile.at, _heads(tiles), xp), gain(dropout))
+                        xp.multiply(dropped(x, dropout, tile.at, heads_of(tiles), xp), gain(dropout))
                         for x in (weights, rise)
                     )
-                of_value = xp.add(of_value, _transposed_product(kept, out, xp))
+                of_value = xp.add(of_value, transposed_product(kept, out, xp))
                 slope = xp.multiply(weights, xp.subtract(rise, less))
                 if tile.allowed is not None and not calm:
                     slope = xp.where(tile.allowed, slope, 0.0)  # even if a masked value made it overflow
                 if of_bias is not None:
-                    of_bias = _add_bias(tiles, entry, of_bias, slope, i, j)
-                if _changes(tiles):
+                    of_bias = add_bias(tiles, entry, of_bias, slope, i, j)
+                if has_changes(tiles):
                     _, pull = backend.vjp(
-                        lambda raw, *variables: _changed(tiles, raw, variables, tile.at), tile.raw, *_variables(tiles)
+                        lambda raw, *variables: changed(tiles, raw, variables, tile.at), tile.raw, *variables_of(tiles)
                     )
                     slope, *found = pull(slope)
                     of_changes = tuple(map(xp.add, of_changes, widen(tuple(found), xp=xp)))
-                of_key = xp.add(of_key, _transposed_product(slope, _finite(tiles, rows), xp))
-                of_query = loops.add(of_query, index * row_counts + i, _product(slope, plain_keys, xp))
+                of_key = xp.add(of_key, transposed_product(slope, _finite(tiles, rows), xp))
+                of_query = loops.add(of_query, index * row_counts + i, product(slope, plain_keys, xp))
                 return of_query, of_key, of_value, of_bias, of_changes
 
             stack, keys_sum, values_sum, of_bias, of_changes = sums
             state = (stack, xp.zeros_like(plain_keys), xp.zeros_like(values), of_bias, of_changes)
-            stack, of_key, of_value, of_bias, of_changes = _visit(loops, whole, seen, absorb, state)
+            stack, of_key, of_value, of_bias, of_changes = visit(loops, whole, seen, absorb, state)
             place = index * column_counts + j
             return (
                 stack,
@@ -784,70 +289,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
 
         return loops.loop(0, column_counts, attend_columns, sums)
 
-    return loops.loop(0, _rounds(tiles), attend, (*_gradient_stacks(tiles), varied))
+    return loops.loop(0, rounds_of(tiles), attend, (*gradient_stacks(tiles), varied))
 
 
-def _gradient_stacks(tiles: Tiles) -> tuple[Any, ...]:
-    """Blocks for the gradients of query, key, value and bias."""
-    operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
-    _, groups, times, _, width = shape(operands.query, xp=xp)
-    own = 1 if tiles.plan.apart else groups
-
-    def blocks(side: int, *between: Any, last: Any) -> Any:
-        def zero(index: Any) -> Array:
-            size = _size_of(tiles, side, index)
-            return _zeros(operands.query, own, *between, size, last, xp=xp)
-
-        return loops.stack(_rounds(tiles) * tiles.counts[side], zero)
-
-    query, key = blocks(0, times, last=width), blocks(1, last=width)
-    value = blocks(1, last=shape(operands.value, xp=xp)[-1])
-    if operands.bias is None:
-        return query, key, value, None
-    entries, heads, sharing = shape(operands.bias, xp=xp)[:3]
-    counts = [1 if _is_one(operands.bias, axis) else tiles.counts[axis] for axis in (-2, -1)]
-    head_count = heads if tiles.plan.apart else 1
-
-    def zero_bias(index: Any) -> Array:
-        places = index // counts[1], index
-        ends = (
-            1 if _is_one(operands.bias, axis) else _size_of(tiles, axis, place)
-            for axis, place in zip((-2, -1), places, strict=True)
-        )
-        return _zeros(operands.query, 1 if tiles.plan.apart else heads, sharing, *ends, xp=xp)
-
-    return query, key, value, loops.stack(entries * head_count * counts[0] * counts[1], zero_bias)
-
-
-def _size_of(tiles: Tiles, side: int, place: Any) -> Any:
-    """How long the block at a place, counted over all rounds, is."""
-    if tiles.loops.traced:
-        return tiles.sizes[side]
-    return min(tiles.sizes[side], tiles.lengths[side] - place % tiles.counts[side] * tiles.sizes[side])
-
-
-def _add_bias(tiles: Tiles, entry: Entry, stack: Any, slope: Array, i: Any, j: Any) -> Any:
-    bias: Any = tiles.operands.bias
-    loops = tiles.loops
-    rows, columns = (1 if _is_one(bias, axis) else tiles.counts[axis] for axis in (-2, -1))
-    place = 0 if _is_one(bias, 0) else entry.index
-    if entry.head is not None:
-        place = place if _is_one(bias, 1) else place * bias.shape[1] + entry.head
-    place = place * rows + (0 if _is_one(bias, -2) else i)
-    place = place * columns + (0 if _is_one(bias, -1) else j)
-    shared = tuple(axis for axis in range(4) if _is_one(bias, axis + 1))
-    return loops.add(stack, place, tiles.xp.sum(slope, axis=shared, keepdims=True) if shared else slope)
-
-
-def _collected_bias(tiles: Tiles, stack: Any) -> Array:
-    bias, xp, loops = tiles.operands.bias, tiles.xp, tiles.loops
-    for axis in (-1, -2):
-        stack = loops.join(stack, 1 if _is_one(bias, axis) else tiles.counts[axis], axis)
-    found = loops.array(stack)
-    rows, columns = (1 if _is_one(bias, axis) else tiles.lengths[axis] for axis in (-2, -1))
-    return xp.reshape(found[..., :rows, :columns], (*shape(bias, xp=xp)[:3], rows, columns))
-
-
-def _transposed_product(weights: Array, x: Array, xp: Namespace) -> Array:
-    """What keys collect from queries, of (G, R, m, n) and (G, R, m, D): an array (G, n, D)."""
-    return xp.matmul(xp.matrix_transpose(_rows(weights, xp)), _rows(x, xp))
+STREAMED = Operation(forward, backward, empty_results)

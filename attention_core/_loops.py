@@ -93,6 +93,6 @@ class Plain:
         self.namespace = xp
         self.loops = PythonLoops(xp)
 
-    def custom_gradient(self, forward: Any, backward: Any, empty: Any, plan: Any, arrays: tuple[Array, ...]) -> Any:
+    def custom_gradient(self, operation: Any, plan: Any, arrays: tuple[Array, ...]) -> Any:
         """Compute; what the library differentiates by itself it still does."""
-        return forward(plan, arrays, self)
+        return operation.forward(plan, arrays, self)

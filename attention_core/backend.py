@@ -22,7 +22,7 @@ from attention_core._typing import Array, Namespace
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Backend", "Kernel", "Loops", "Tuning", "available_backends", "get_backend"]
+__all__ = ["Backend", "Kernel", "Loops", "Operation", "Tuning", "available_backends", "get_backend"]
 
 GROUP = "attention_core.backends"
 
@@ -94,6 +94,28 @@ class Tuning(NamedTuple):
     least: int
     heads_apart: bool
     dense_below: int
+
+
+class Operation(NamedTuple):
+    """A function of arrays with a gradient of our own.
+
+    Attributes
+    ----------
+    forward : callable
+        ``forward(plan, arrays, backend)`` returns a tuple of results. The plan is a tuple that compares by value.
+    backward : callable
+        ``backward(plan, arrays, results, cotangents, backend)`` returns a gradient for each array, ``None`` for those
+        that are not of floating point.
+    empty : callable
+        ``empty(plan, arrays, backend)`` returns arrays of the shapes and dtypes of the results.
+    wide : bool
+        Whether float64 is computed with inside, which a library may have to be told to do.
+    """
+
+    forward: Callable[..., tuple[Array, ...]]
+    backward: Callable[..., tuple[Array | None, ...]]
+    empty: Callable[..., tuple[Array, ...]]
+    wide: bool = False
 
 
 class Kernel(Protocol):
@@ -190,20 +212,8 @@ class Backend(Protocol):
             When the library does not differentiate.
         """
 
-    def custom_gradient(
-        self,
-        forward: Callable[..., tuple[Array, ...]],
-        backward: Callable[..., tuple[Array | None, ...]],
-        empty: Callable[..., tuple[Array, ...]],
-        plan: Any,
-        arrays: tuple[Array, ...],
-        /,
-    ) -> tuple[Array, ...]:
-        """Return ``forward(plan, arrays, self)``, to be differentiated by a function of our own.
-
-        That is ``backward(plan, arrays, results, cotangents, self)``: one gradient for each array, ``None`` for
-        integers. ``empty(plan, arrays, self)`` gives results of the right shape and dtype. The plan compares by value.
-        """
+    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
+        """Return the results of an `Operation`, to be differentiated by its own backward function."""
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array

@@ -526,14 +526,14 @@ def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng,
     rule, allowed = SKIPPED[name]
     rule = rule if isinstance(rule, Mask) else rule(backend.from_numpy)
     found = []
-    visits = _blockwise._visits
+    visits = _blockwise.visits_of
 
     def recorded(tiles, *, by_key):
         result = visits(tiles, by_key=by_key)
         found.append([np.sum(np.asarray(each)) for each in (result.seen, result.whole)])
         return result
 
-    monkeypatch.setattr(_blockwise, "_visits", recorded)
+    monkeypatch.setattr(_blockwise, "visits_of", recorded)
     attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
     seen, whole = np.sum([expected_visits(each) for each in allowed], axis=0)
     assert seen < 9 * len(allowed)
@@ -550,8 +550,8 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
         pytest.skip("a body is traced once for all blocks")
     if by_key and not backend.differentiates:
         pytest.skip(f"{backend.name} does not differentiate")
-    count, tile = [], _blockwise._tile
-    monkeypatch.setattr(_blockwise, "_tile", lambda *arguments: count.append(arguments[-1]) or tile(*arguments))
+    count, tile = [], _blockwise.tile_of
+    monkeypatch.setattr(_blockwise, "tile_of", lambda *arguments: count.append(arguments[-1]) or tile(*arguments))
     rule = ac.SlidingWindow(left=2, right=0)
     arrays = backend.from_numpy(tuple(qkv(rng)))
     xp = backend.namespace
@@ -903,9 +903,7 @@ def test_going_backward_needs_the_array_api_alone(name, backend, rng, monkeypatc
     monkeypatch.setattr(
         type(backend),
         "custom_gradient",
-        lambda self, forward, backward, empty, plan, arrays: (
-            taken.append((plan, arrays)) or forward(plan, arrays, self)
-        ),
+        lambda self, operation, plan, arrays: taken.append((plan, arrays)) or operation.forward(plan, arrays, self),
     )
     arrays = [*qkv(rng), rng.standard_normal((H, M, 1)), LENGTHS]
 

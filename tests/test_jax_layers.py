@@ -464,7 +464,6 @@ def test_a_class_of_your_own_is_a_layer():
 @every
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_a_layer_is_saved_and_loaded_bit_for_bit(name, dtype, tmp_path):
-    pytest.importorskip("safetensors")
     layer, *_ = made(name, dtype)
     path = tmp_path / "layer.safetensors"
     attention_jax.save(layer, path)

@@ -265,6 +265,29 @@ def test_bert_is_found_under_its_prefix_and_beside_its_positions(rng):
     assert_same(again, tree)
 
 
+@pytest.mark.parametrize("name", ["bert", "bert-layer"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_every_array_of_a_bert_is_named_where_its_shape_is_another(rng, name, axis):
+    definition, options = CASES[name][0]
+    arrays = write(name, definition, drawn(wanted(definition), rng), options)
+    inner = [each for each in arrays if "LayerNorm" not in each and "intermediate" not in each and "word" not in each]
+    chosen = [each for each in inner if arrays[each].ndim > axis and ("embeddings" not in each or axis == 1)]
+    assert len(chosen) >= 5
+    for each in chosen:
+        longer = np.concatenate([arrays[each], arrays[each]], axis=axis)
+        with pytest.raises(LayoutError, match=rf"expected {each} \(.*\) of transformers.Bert.*; got \("):
+            LAYOUTS[name].read({**arrays, each: longer}, **options)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-layer"])
+def test_a_bias_of_a_bert_that_is_absent_is_named(rng, name):
+    definition, options = CASES[name][0]
+    arrays = write(name, definition, drawn(wanted(definition), rng), options)
+    for each in [each for each in arrays if each.endswith("bias")]:
+        with pytest.raises(LayoutError, match=f"expected {each} of .*; got no such array"):
+            LAYOUTS[name].read({other: array for other, array in arrays.items() if other != each}, **options)
+
+
 def test_layers_of_a_bert_that_differ_are_told(rng):
     other = dataclasses.replace(BERT[1], epsilon=1e-5)
     definitions = (*BERT[:2], other)
@@ -279,7 +302,7 @@ def test_layers_of_a_bert_that_differ_are_told(rng):
 def test_a_gap_between_layers_is_told(rng):
     arrays = LAYOUTS["bert"].write(BERT, drawn(wanted(BERT), rng))
     moved = {name.replace("layer.1.", "layer.2."): array for name, array in arrays.items()}
-    with pytest.raises(LayoutError, match=r"expected encoder.layer.1.attention.self.query.weight"):
+    with pytest.raises(LayoutError, match=r"expected encoder.layer.1.attention.output.LayerNorm.weight"):
         LAYOUTS["bert"].read(moved, num_heads=3)
 
 

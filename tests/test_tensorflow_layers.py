@@ -610,7 +610,6 @@ def test_arrays_that_do_not_fit_are_named(rng):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_gives_the_layer_back_bit_for_bit(rng, name, tmp_path):
-    pytest.importorskip("safetensors")
     layer = made(name, rng)
     save(layer, tmp_path / "layer.safetensors")
     again = load(tmp_path / "layer.safetensors")

@@ -10,13 +10,18 @@ import pytest
 REQUIRED = os.environ.get("ATTENTION_CORE_PEERS") == "1"
 
 
-@pytest.fixture(scope="module")
-def digits():
-    for name in ("sklearn", "torch", "jax", "keras"):
+def need(*names):
+    """Libraries of the example: required where ATTENTION_CORE_PEERS asks for them."""
+    for name in names:
         if importlib.util.find_spec(name) is None:
             if REQUIRED:
                 raise ImportError(f"the comparison of trainings needs {name}")
             pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    need("sklearn", "torch", "jax", "keras")
     path = Path(__file__).parents[1] / "examples" / "digits.py"
     spec = importlib.util.spec_from_file_location("digits", path)
     module = importlib.util.module_from_spec(spec)
@@ -52,7 +57,7 @@ def test_a_training_is_the_same_on_three_frameworks(model, dtype, tolerance, dig
 
 @pytest.mark.parametrize("model", ["encoder", "sagan"])
 def test_losses_are_drawn(model, digits, tmp_path):
-    pytest.importorskip("matplotlib")
+    need("matplotlib")
     losses = np.geomspace(2.0, 0.1, 200)
     runs = {name: digits.Run(losses * (1 + 1e-7 * index), 0.97, {}) for index, name in enumerate(digits.FRAMEWORKS)}
     digits.plot({model: runs}, str(tmp_path / "losses.svg"))

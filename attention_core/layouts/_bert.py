@@ -18,7 +18,7 @@ from attention_core.layouts._layout import (
     namespace_of,
     norm_arrays,
 )
-from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, MultiHeadAttention
+from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, Linear, MultiHeadAttention
 
 BERT_LAYER = "transformers.BertLayer"
 
@@ -72,7 +72,7 @@ def from_bert_layer(
         When a setting is not one.
     """
     given = Arrays(BERT_LAYER, arrays, xp)
-    found = _bert_layer(given, "", num_heads, epsilon, dropout)
+    found = _bert_layer(given, "", None, num_heads, epsilon, dropout)
     given.close()
     return found
 
@@ -198,8 +198,10 @@ def from_bert(
     given = Arrays(BERT, {name.removeprefix("bert."): array for name, array in arrays.items()}, xp)
     indices = {name.split(".")[2] for name in given.names() if name.startswith("encoder.layer.")}
     found: list[tuple[Any, Any]] = [_bert_embeddings(given, "embeddings.", epsilon, dropout)]
+    channels = found[0][0].channels
     found += [
-        _bert_layer(given, f"encoder.layer.{index}.", num_heads, epsilon, dropout) for index in range(len(indices))
+        _bert_layer(given, f"encoder.layer.{index}.", channels, num_heads, epsilon, dropout)
+        for index in range(len(indices))
     ]
     given.close(BERT_HINTS)
     definitions, parameters = zip(*found, strict=True)
@@ -228,15 +230,20 @@ def to_bert(
 
 
 def _bert_layer(
-    given: Arrays, prefix: str, num_heads: int, epsilon: float, dropout: float
+    given: Arrays, prefix: str, channels: int | None, num_heads: int, epsilon: float, dropout: float
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
-    query, key, value = (given.linear(f"{prefix}attention.self.{name}") for name in ("query", "key", "value"))
-    tree = EncoderLayer(
-        MultiHeadAttention(query, key, value, given.linear(f"{prefix}attention.output.dense")),
-        given.norm(f"{prefix}attention.output.LayerNorm"),
-        FeedForward(given.linear(f"{prefix}intermediate.dense"), given.linear(f"{prefix}output.dense")),
-        given.norm(f"{prefix}output.LayerNorm"),
-    )
+    def linear(name: str, inputs: int, outputs: int | None) -> Linear:
+        weight = given.take(f"{prefix}{name}.weight", outputs, inputs)
+        return Linear(given.xp.matrix_transpose(weight), given.take(f"{prefix}{name}.bias", weight.shape[0]))
+
+    attention_norm = given.norm(f"{prefix}attention.output.LayerNorm", channels)
+    (channels,) = attention_norm.scale.shape
+    names = ("self.query", "self.key", "self.value", "output.dense")
+    attention = MultiHeadAttention(*(linear(f"attention.{name}", channels, channels) for name in names))
+    expand = linear("intermediate.dense", channels, None)
+    contract = linear("output.dense", expand.weight.shape[1], channels)
+    norm = given.norm(f"{prefix}output.LayerNorm", channels)
+    tree = EncoderLayer(attention, attention_norm, FeedForward(expand, contract), norm)
     return encoder_of(given.layout, tree, num_heads, norm_first=False, epsilon=epsilon, dropout=dropout)
 
 
@@ -249,7 +256,7 @@ def _bert_embeddings(
     position, segment = (
         given.take(f"{prefix}{name}_embeddings.weight", None, channels) for name in ("position", "token_type")
     )
-    tree = Embeddings(token, position, segment, given.norm(f"{prefix}LayerNorm"))
+    tree = Embeddings(token, position, segment, given.norm(f"{prefix}LayerNorm", channels))
     tokens, positions, segments = (table.shape[0] for table in (token, position, segment))
     definition = layers.Embeddings(tokens, positions, channels, segments, epsilon=epsilon, dropout=dropout)
     check_fit(definition, tree)

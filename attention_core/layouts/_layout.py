@@ -79,9 +79,9 @@ class Arrays:
         weight = self.take(f"{name}.weight", None, None)
         return Linear(self.xp.matrix_transpose(weight), self.find(f"{name}.bias", weight.shape[0]))
 
-    def norm(self, name: str) -> LayerNorm:
+    def norm(self, name: str, channels: int | None = None) -> LayerNorm:
         """Take a normalization, whose scale is called weight, and whose offset is called bias."""
-        scale = self.take(f"{name}.weight", None)
+        scale = self.take(f"{name}.weight", channels)
         return LayerNorm(scale, self.take(f"{name}.bias", *scale.shape))
 
     def close(self, hints: Mapping[str, str] = {}) -> None:

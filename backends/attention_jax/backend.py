@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend, Kernel, Loops, Tuning
+from attention_core.backend import Backend, Kernel, Loops, Operation, Tuning
 from attention_jax import namespace as jax_namespace
 from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops
@@ -104,17 +104,9 @@ class JaxBackend:
             function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
         )
 
-    def custom_gradient(
-        self,
-        forward: Callable[..., tuple[Array, ...]],
-        backward: Callable[..., tuple[Array | None, ...]],
-        empty: Callable[..., tuple[Array, ...]],
-        plan: Any,
-        arrays: tuple[Array, ...],
-        /,
-    ) -> tuple[Array, ...]:
+    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""
-        return _streamed((forward, backward, plan), arrays)  # type: ignore[no-any-return]
+        return _streamed((operation, plan), arrays)  # type: ignore[no-any-return]
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
@@ -125,8 +117,9 @@ class JaxBackend:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _derived(recipe: Any, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    function, _, plan = recipe
-    return function(plan, arrays, backend)  # type: ignore[no-any-return]
+    operation, plan = recipe
+    with _width(operation):
+        return operation.forward(plan, arrays, backend)  # type: ignore[no-any-return]
 
 
 def _derived_forward(recipe: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Any]:
@@ -135,8 +128,14 @@ def _derived_forward(recipe: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Arra
 
 
 def _derived_backward(recipe: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
-    _, function, plan = recipe
-    return (tuple(function(plan, *kept, cotangents, backend)),)
+    operation, plan = recipe
+    with _width(operation):
+        return (tuple(operation.backward(plan, *kept, cotangents, backend)),)
+
+
+def _width(operation: Operation) -> Any:
+    """Where float64 is to be had, whatever the configuration says."""
+    return jax.enable_x64(True) if operation.wide else contextlib.nullcontext()
 
 
 _derived.defvjp(_derived_forward, _derived_backward)

@@ -343,7 +343,7 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     TypeError
         When this is no layer of this package.
     """
-    from attention_numpy import files  # noqa: PLC0415 (what it needs is an extra)
+    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
 
     layer = getattr(layer, "layer", layer)  # of a module of attention_jax.nnx
     if not isinstance(layer, Layer):
@@ -356,6 +356,6 @@ def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None)
 
     ``device`` and ``dtype`` are those of `Layer.from_numpy`.
     """
-    from attention_numpy import files  # noqa: PLC0415 (what it needs is an extra)
+    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
 
     return Layer.from_numpy(*files.load_layer(path), device=device, dtype=dtype)

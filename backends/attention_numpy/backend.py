@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_core._loops import PythonLoops
 from attention_core._typing import Array
-from attention_core.backend import Backend, Kernel, Loops, Tuning
+from attention_core.backend import Backend, Kernel, Loops, Operation, Tuning
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
 __all__ = ["NumpyBackend", "backend"]
@@ -93,17 +93,9 @@ class NumpyBackend:
         """Raise: NumPy does not differentiate."""
         raise self._refusal()
 
-    def custom_gradient(
-        self,
-        forward: Callable[..., tuple[Array, ...]],
-        backward: Callable[..., tuple[Array | None, ...]],
-        empty: Callable[..., tuple[Array, ...]],
-        plan: Any,
-        arrays: tuple[Array, ...],
-        /,
-    ) -> tuple[Array, ...]:
+    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward: nothing is ever differentiated."""
-        return forward(plan, arrays, self)
+        return operation.forward(plan, arrays, self)
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array

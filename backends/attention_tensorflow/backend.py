@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend, Kernel, Loops, Tuning
+from attention_core.backend import Backend, Kernel, Loops, Operation, Tuning
 from attention_numpy.trees import (
     as_floating,
     differentiate,
@@ -87,24 +87,18 @@ class TensorFlowBackend:
         """Turn a function of trees to a 0-d tensor into one that also returns the gradients, in any mode."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.dtype.is_floating)
 
-    def custom_gradient(
-        self,
-        forward: Callable[..., tuple[Array, ...]],
-        backward: Callable[..., tuple[Array | None, ...]],
-        empty: Callable[..., tuple[Array, ...]],
-        plan: Any,
-        arrays: tuple[Array, ...],
-        /,
-    ) -> tuple[Array, ...]:
+    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def streamed(*arrays: Array) -> Any:
-            results = forward(plan, arrays, self)
+            results = operation.forward(plan, arrays, self)
+            ends = len(arrays), len(arrays) + len(results)
 
             @tf.custom_gradient  # type: ignore[untyped-decorator]
             def gradients(*tensors: Array) -> Any:
-                found = backward(plan, tensors[:-4], tensors[-4:-2], tensors[-2:], self)
+                parts = tensors[: ends[0]], tensors[ends[0] : ends[1]], tensors[ends[1] :]
+                found = operation.backward(plan, *parts, self)
                 return [gradient for gradient in found if gradient is not None], _refused
 
             def pull(*cotangents: Array) -> Any:

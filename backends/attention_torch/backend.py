@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from attention_core._loops import PythonLoops
 from attention_core._typing import Array
-from attention_core.backend import Backend, Kernel, Loops, Tuning
+from attention_core.backend import Backend, Kernel, Loops, Operation, Tuning
 from attention_numpy.trees import (
     BFLOAT16,
     NumpyArray,
@@ -123,21 +123,14 @@ class TorchBackend:
         """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.is_floating_point())
 
-    def custom_gradient(
-        self,
-        forward: Callable[..., tuple[Array, ...]],
-        backward: Callable[..., tuple[Array | None, ...]],
-        empty: Callable[..., tuple[Array, ...]],
-        plan: Any,
-        arrays: tuple[Array, ...],
-        /,
-    ) -> tuple[Array, ...]:
+    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
-            text = operators.spelled(*plan)
+            text = operators.spelled(*operation, type(plan), *plan)
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
-            return OpaqueStreamed.apply(text, *arrays) if recorded else operators.attend(arrays, text)  # type: ignore[no-any-return]
-        return Streamed.apply((forward, backward, plan), *arrays)  # type: ignore[no-any-return]
+            found = OpaqueStreamed.apply(text, *arrays) if recorded else operators.attend(arrays, text)
+            return tuple(found)
+        return Streamed.apply((operation, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
@@ -162,34 +155,36 @@ def _recording() -> contextlib.AbstractContextManager[Any]:
 
 
 class Streamed(torch.autograd.Function):  # type: ignore[misc]
-    """A function with a gradient of its own."""
+    """An operation with a gradient of its own."""
 
     @staticmethod
     def forward(recipe: Any, *arrays: Any) -> Any:
-        """Compute the results of the forward function."""
-        function, _, plan = recipe
-        return function(plan, arrays, backend)
+        """Compute the results."""
+        operation, plan = recipe
+        return operation.forward(plan, arrays, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Keep what going backward needs."""
         ctx.recipe, *arrays = inputs
         ctx.save_for_backward(*arrays, *output)
+        ctx.count = len(arrays)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Compute the gradients of the arrays."""
-        return None, *StreamedBackward.apply(ctx.recipe, *ctx.saved_tensors, *cotangents)
+        return None, *StreamedBackward.apply(ctx.recipe, ctx.count, *ctx.saved_tensors, *cotangents)
 
 
 class StreamedBackward(torch.autograd.Function):  # type: ignore[misc]
     """The gradients of `Streamed`, which depend on its arrays, but are not differentiated again."""
 
     @staticmethod
-    def forward(recipe: Any, *tensors: Any) -> Any:
-        """Compute the gradients of the arrays, from these, two results and their cotangents."""
-        _, function, plan = recipe
-        return function(plan, tensors[:-4], tensors[-4:-2], tensors[-2:], backend)
+    def forward(recipe: Any, count: int, *tensors: Any) -> Any:
+        """Compute the gradients of the arrays, from these, the results and as many cotangents."""
+        operation, plan = recipe
+        middle = (count + len(tensors)) // 2
+        return operation.backward(plan, tensors[:count], tensors[count:middle], tensors[middle:], backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -205,21 +200,22 @@ class OpaqueStreamed(torch.autograd.Function):  # type: ignore[misc]
     """The same for compilers, by operators that they do not look into."""
 
     @staticmethod
-    def forward(plan: str, *arrays: Any) -> Any:
-        """Compute output and logsumexp."""
-        return operators.attend(arrays, plan)
+    def forward(text: str, *arrays: Any) -> Any:
+        """Compute the results."""
+        return tuple(operators.attend(arrays, text))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Keep what going backward needs."""
-        ctx.plan, *arrays = inputs
+        ctx.text, *arrays = inputs
         ctx.save_for_backward(*arrays, *output)
+        ctx.count = len(arrays)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Compute the gradients of the arrays."""
-        *arrays, output, logsumexp = ctx.saved_tensors
-        found = iter(operators.attend_backward(arrays, [output, logsumexp, *cotangents], ctx.plan))
+        arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        found = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
         return None, *(next(found) if array.is_floating_point() else None for array in arrays)
 
 

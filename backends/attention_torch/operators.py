@@ -1,7 +1,8 @@
-"""Attention in blocks as an operator of PyTorch's, which compilers and exports call and do not look into.
+"""Operations with a gradient of their own as operators of PyTorch's, which compilers and exports do not look into.
 
-What is known of a call before its arrays travels with it as text: the `repr` of nested tuples, in which classes and
-functions stand by name. A function without a name that can be imported is remembered in this process alone.
+The functions of an operation, and what is known of a call before its arrays, travel with it as text: the `repr` of
+nested tuples, in which classes and functions stand by name. A function without a name that can be imported is
+remembered in this process alone.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from typing import Any
 
 import torch
 
-from attention_core import _blockwise
-from attention_core._blockwise import Plan
-from attention_core.masks import Slot
+from attention_core.backend import Operation
 
 __all__ = ["attend", "spelled"]
 
@@ -25,19 +24,17 @@ PROCESS = uuid.uuid4().hex
 _named: dict[str, Any] = {}  # classes and functions by the names that stand for them
 
 
-def spelled(*plan: Any) -> str:
-    """The fields of a `Plan` as text."""
-    return repr(tuple(map(_spelled, plan)))
+def spelled(*recipe: Any) -> str:
+    """The fields of an `Operation`, the class of a plan, and its fields, as text: compilers hand on plain values."""
+    return repr(tuple(map(_spelled, recipe)))
 
 
 spelled._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it and does not trace it
 
 
 def _spelled(part: Any) -> Any:
-    if isinstance(part, Slot):
-        return "slot", *part
     if isinstance(part, tuple):
-        return "tuple", *map(_spelled, part)
+        return _spelled(type(part)), *map(_spelled, part)
     if part is None or isinstance(part, bool | int | float):
         return part
     importable = isinstance(part, type | types.FunctionType) and "<" not in part.__qualname__
@@ -46,15 +43,16 @@ def _spelled(part: Any) -> Any:
     return name
 
 
-def _plan(text: str) -> Plan:
-    return Plan(*map(_resolved, ast.literal_eval(text)))
+def _recipe(text: str) -> tuple[Operation, Any]:
+    fields = list(map(_resolved, ast.literal_eval(text)))
+    count = len(Operation._fields)
+    return Operation(*fields[:count]), fields[count](*fields[count + 1 :])
 
 
 def _resolved(part: Any) -> Any:
     if isinstance(part, tuple):
-        marker, *rest = part
-        fields = map(_resolved, rest)
-        return Slot(*fields) if marker == "slot" else tuple(fields)
+        kind, *fields = map(_resolved, part)
+        return tuple(fields) if kind is tuple else kind(*fields)
     if not isinstance(part, str) or part in _named:
         return _named[part] if isinstance(part, str) else part
     module, _, name = part.partition(":")
@@ -66,27 +64,30 @@ def _resolved(part: Any) -> Any:
 
 
 @torch.library.custom_op("attention_core::attend", mutates_args=())  # type: ignore[untyped-decorator]
-def attend(arrays: Sequence[torch.Tensor], plan: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute output and logsumexp."""
-    output, logsumexp = _blockwise.forward(_plan(plan), tuple(arrays), _backend())
-    return output.contiguous(), logsumexp.contiguous()
+def attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+    """Compute the results of an operation."""
+    operation, plan = _recipe(text)
+    return [result.contiguous() for result in operation.forward(plan, tuple(arrays), _backend())]
 
 
 @attend.register_fake  # type: ignore[untyped-decorator]
-def _(arrays: Sequence[torch.Tensor], plan: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return _blockwise.empty_results(_plan(plan), tuple(arrays), _backend())
+def _(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+    operation, plan = _recipe(text)
+    return list(operation.empty(plan, tuple(arrays), _backend()))
 
 
 @torch.library.custom_op("attention_core::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
-def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], plan: str) -> list[torch.Tensor]:
+def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the gradients of the arrays of floating point, of results and their cotangents."""
-    output, logsumexp, *cotangents = results
-    gradients = _blockwise.backward(_plan(plan), tuple(arrays), (output, logsumexp), tuple(cotangents), _backend())
+    operation, plan = _recipe(text)
+    middle = len(results) // 2
+    ends = tuple(results[:middle]), tuple(results[middle:])
+    gradients = operation.backward(plan, tuple(arrays), *ends, _backend())
     return [gradient.contiguous() for gradient in gradients if gradient is not None]
 
 
 @attend_backward.register_fake  # type: ignore[untyped-decorator]
-def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], plan: str) -> list[torch.Tensor]:
+def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     return [
         torch.empty_like(array, memory_format=torch.contiguous_format) for array in arrays if array.is_floating_point()
     ]

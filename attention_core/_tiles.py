@@ -1,0 +1,593 @@
+"""Blocks of queries and keys: how a call is cut, which blocks are visited, and the scores of each.
+
+Nothing here knows in which arithmetic a block is summed up.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from attention_core._call import Call, changed_scores, known_tame, repeats, scaled_query
+from attention_core._namespace import FLOATING, beside, dtype_name, is_concrete, shape
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Backend, Loops, Tuning
+from attention_core.masks import Mask, Positions, Spans, as_mask, outline, rebuilt, slots
+from attention_core.random import Dropout
+from attention_core.scores import ScoreMod
+
+
+class Plan(NamedTuple):
+    """What is known of a call before its arrays: constants, which compare by value.
+
+    Attributes
+    ----------
+    mask : tuple or None
+        The `outline` of a mask.
+    score_mod : callable or tuple or None
+        Without its arrays; the `outline` of one that is a dataclass.
+    softcap, rate, seed, starts
+        Numbers, or ``None`` where an array takes their place.
+    present : tuple of bool
+        Which of the `Operands` there are.
+    num_arrays : tuple of int
+        How many arrays mask and score modification have.
+    guarded : bool
+        Whether something may be masked, so that a query may attend nothing.
+    tame : bool
+        Whether query, key and value are known to be finite, and all scores too.
+    blocks : tuple of int
+        How many queries and keys a block has.
+    apart : bool
+        Whether heads are taken one by one.
+    """
+
+    mask: Any
+    score_mod: Any
+    softcap: float | None
+    rate: float
+    seed: int | None
+    starts: tuple[int | None, int | None]
+    present: tuple[bool, ...]
+    num_arrays: tuple[int, int]
+    guarded: bool
+    tame: bool
+    blocks: tuple[int, int]
+    apart: bool
+
+
+class Operands(NamedTuple):
+    """The arrays of a call: B entries of G key/value heads, each with R query heads.
+
+    Attributes
+    ----------
+    query : Array, shape (B, G, R, M, D)
+        Scaled.
+    key, value : Array, shapes (B, G, N, D) and (B, G, N, E)
+    bias : Array or None
+        Of five axes, each as long as that of the scores (B, G, R, M, N), or 1.
+    softcap, seed, query_start, key_start : Array or None
+        Where these are no Python numbers.
+    mask, score_mod : tuple of Array
+        The former with one leading axis of length B or 1.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    bias: Array | None
+    softcap: Array | None
+    seed: Array | None
+    query_start: Array | None
+    key_start: Array | None
+    mask: tuple[Array, ...]
+    score_mod: tuple[Array, ...]
+
+
+def planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
+    xp = call.xp
+    *leading, _, rows, width = shape(call.query, xp=xp)
+    groups, columns = shape(call.key, xp=xp)[-3:-1]
+    entries = math.prod(leading)
+    times = repeats(call.query, call.key, xp)
+    held: list[Array] = []
+    form = None if call.mask is None else outline(as_mask(call.mask), held)
+    target = (entries, groups, times, rows, columns)
+    mask_arrays = tuple(
+        array if slot.axes < 0 else _entrywise(array, slot.axes, leading, target, xp)
+        for array, slot in zip(held, slots(form), strict=True)
+    )
+    score_mod: Any = call.score_mod
+    score_arrays: tuple[Array, ...] = ()
+    if isinstance(score_mod, ScoreMod):
+        score_mod, score_arrays = outline(score_mod.function, []), score_mod.arrays
+    dropout = call.dropout if call.dropout is not None and call.dropout.rate else Dropout(0.0)
+    operands = Operands(
+        xp.reshape(scaled_query(call.query, call.scale, xp), (entries, groups, times, rows, width)),
+        xp.reshape(call.key, (entries, groups, columns, width)),
+        xp.reshape(call.value, (entries, groups, columns, shape(call.value, xp=xp)[-1])),
+        None if call.bias is None else _entrywise(call.bias, 3, leading, target, xp),
+        None if _is_number(call.softcap) else call.softcap,
+        None if isinstance(dropout.seed, int) else dropout.seed,
+        None if isinstance(call.starts[0], int) else call.starts[0],
+        None if isinstance(call.starts[1], int) else call.starts[1],
+        mask_arrays,
+        score_arrays,
+    )
+    guarded = call.mask is not None or call.bias is not None or not isinstance(columns, int)
+    plan = Plan(
+        form,
+        score_mod,
+        None if call.softcap is None or operands.softcap is not None else float(call.softcap),
+        dropout.rate,
+        dropout.seed if operands.seed is None else None,
+        tuple(start if isinstance(start, int) else None for start in call.starts),  # type: ignore[arg-type]
+        tuple(operand is not None for operand in operands[:8]),
+        (len(mask_arrays), len(score_arrays)),
+        guarded,
+        not guarded or (call.bias is None and known_tame(call)),
+        _sizes(tuning, 1 if tuning.heads_apart else groups, times, call.mask),
+        tuning.heads_apart,
+    )
+    return plan, operands
+
+
+def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int]:
+    """How many queries of each head, and how many keys, a block has: of a narrow window, blocks cut half."""
+    low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
+    most = math.ceil(min(tuning.keys, max(tuning.least, (high - low) / 2)))
+    if not isinstance(groups, int) or not isinstance(times, int):
+        return tuning.least, most
+    return max(tuning.least, min(most, tuning.queries // (groups * times))), most
+
+
+def _entrywise(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
+    """An array with its leading axes as one, of length B or 1; one of the scores gets the five axes of `Operands`."""
+    entries, groups, times, rows, columns = target
+    dims = shape(array, xp=xp)
+    dims = (*(1,) * (axes - len(dims)), *dims)
+    lead, own = dims[: len(dims) - axes], dims[len(dims) - axes :]
+    if axes == 3:  # (..., H, M, N): an axis that may turn out to be 1 is spread
+        whole = (groups * times, rows, columns)
+        own = tuple(dim if isinstance(dim, int) else full for dim, full in zip(own, whole, strict=True))
+    if not all(isinstance(dim, int) and dim == 1 for dim in lead):
+        array = xp.broadcast_to(array, (*leading, *own))
+        lead = (entries,)
+    else:
+        if axes == 3 and not all(isinstance(dim, int) for dim in dims):
+            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *own))
+        lead = (1,)
+    if axes == 3:
+        heads, *ends = own
+        own = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (groups, times, *ends)
+    return xp.reshape(array, (*lead, *own))
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or not hasattr(value, "dtype")
+
+
+# Within a custom gradient: from here on, arrays have the axes of `Operands`, and the formula above is computed
+
+
+class Tiles(NamedTuple):
+    """How a call is cut into blocks, and which of them are to be visited."""
+
+    plan: Plan
+    operands: Operands
+    xp: Namespace
+    loops: Loops
+    sizes: tuple[int, int]  # of a block
+    counts: tuple[Any, Any]  # of blocks
+    lengths: tuple[Any, Any]  # M, N
+    padded: bool
+
+
+def operands_of(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
+    remaining = iter(arrays)
+    named: list[Any] = [next(remaining) if present else None for present in plan.present]
+    named += [tuple(next(remaining) for _ in range(count)) for count in plan.num_arrays]
+    return Operands(*named)
+
+
+def tiles_of(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
+    xp, loops = backend.namespace, backend.loops
+    operands = operands_of(plan, arrays)
+    lengths = shape(operands.query, xp=xp)[-2], shape(operands.key, xp=xp)[-2]
+    sizes, counts = zip(*map(_cut, lengths, plan.blocks), strict=True)
+    padded = False
+    if loops.traced:
+        spare = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
+        padded = not (isinstance(spare[1], int) and spare[1] == 0)
+        operands = _padded(operands, spare, xp)
+    return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded)
+
+
+def _cut(length: Any, size: int) -> tuple[int, Any]:
+    """The size of blocks of nearly equal size, and their number."""
+    if not isinstance(length, int):
+        return size, (length + (size - 1)) // size
+    count = max(1, -(-length // size))
+    return -(-length // count), count
+
+
+def _padded(operands: Operands, spare: tuple[Any, ...], xp: Namespace) -> Operands:
+    """The operands with zeros at the end of queries and keys, to fill up the last block."""
+    query, key, value, bias = operands[:4]
+    if bias is not None:
+        for axis, amount in ((-2, spare[0]), (-1, spare[1])):
+            bias = bias if is_one(bias, axis) else pad(bias, axis, amount, xp)
+    return operands._replace(
+        query=pad(query, -2, spare[0], xp),
+        key=pad(key, -2, spare[1], xp),
+        value=pad(value, -2, spare[1], xp),
+        bias=bias,
+    )
+
+
+def pad(x: Array, axis: int, amount: Any, xp: Namespace, number: float = 0.0) -> Array:
+    """A number at the end of an axis, so many times."""
+    if isinstance(amount, int) and amount == 0:
+        return x
+    dims = list(shape(x, xp=xp))
+    dims[axis] = amount
+    return xp.concat([x, xp.full(tuple(dims), number, dtype=x.dtype, **beside(x))], axis=axis)
+
+
+def is_one(x: Array, axis: int) -> bool:
+    """Whether an axis has length 1 and stands for all positions."""
+    dim = x.shape[axis]
+    return isinstance(dim, int) and dim == 1
+
+
+class Visits(NamedTuple):
+    """For each block of one side, the blocks of the other in the order of visiting: ``whole`` of them need no mask.
+
+    Attributes
+    ----------
+    order : (B or 1, blocks, blocks of the other side) or None
+        ``None`` for all, as they come.
+    whole, seen : (B or 1, blocks) or int
+    shared : bool
+        Whether there is one entry, for all of the batch.
+    """
+
+    order: Any
+    whole: Any
+    seen: Any
+    shared: bool = True
+
+    def of(self, loops: Loops, b: Any, index: Any) -> tuple[Callable[[Any], Any], Any, Any]:
+        """Of one block: what comes at each step, and the numbers of steps without a mask, and of all."""
+        if self.order is None:
+            return lambda step: step, self.whole, self.seen
+        order, whole, seen = (
+            loops.item(loops.item(table, 0 if self.shared else b), index)
+            for table in (self.order, self.whole, self.seen)
+        )
+        return lambda step: loops.item(order, step), whole, seen
+
+
+def visits_of(tiles: Tiles, *, by_key: bool) -> Visits:
+    plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
+    rows, columns = tiles.counts
+    along = rows if by_key else columns
+    if plan.mask is None and not tiles.padded:
+        return Visits(None, 0 if plan.guarded else along, along)
+    asked = (*operands.mask, *(start for start in operands[6:8] if start is not None))
+    if not loops.traced and not all(map(is_concrete, asked)):
+        return Visits(None, 0, along)
+    some, every = _grid(tiles)
+    if by_key:
+        some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
+    if not loops.traced:
+        return _listed(loops.read(some), loops.read(every))
+    kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
+    whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
+    return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_one(kind, 0))
+
+
+def visit(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
+    """Absorb the blocks that need no mask, then those that do; a loop that can have no step is not even traced."""
+    if not (isinstance(whole, int) and whole == 0):
+        state = loops.loop(0, whole, functools.partial(absorb, False), state)
+    return state if seen is whole else loops.loop(whole, seen, functools.partial(absorb, True), state)
+
+
+def _listed(some: list[Any], every: list[Any]) -> Visits:
+    """What is visited, as lists of Python integers."""
+    order, whole, seen = [], [], []
+    for tables in zip(some, every, strict=True):
+        full = [[j for j, is_full in enumerate(line) if is_full] for line in tables[1]]
+        mixed = [
+            [j for j, (may, is_full) in enumerate(zip(*lines, strict=True)) if may and not is_full]
+            for lines in zip(*tables, strict=True)
+        ]
+        order.append([first + second for first, second in zip(full, mixed, strict=True)])
+        whole.append([len(each) for each in full])
+        seen.append([len(each) for each in order[-1]])
+    return Visits(order, whole, seen, len(order) == 1)
+
+
+def _grid(tiles: Tiles) -> tuple[Array, Array]:
+    """In which blocks something is allowed, and in which everything is: two of shape (B or 1, rows, columns)."""
+    plan, operands, xp = tiles.plan, tiles.operands, tiles.xp
+    some: Any = True
+    every: Any = True
+    query, key = (_spans(tiles, side) for side in (0, 1))
+    if plan.mask is not None:
+        some, every = rebuilt(plan.mask, operands.mask).blocks(query, key, xp=xp)
+    if operands.bias is not None:
+        every = False
+    if tiles.padded and every is not False:
+        ends = xp.multiply(xp.add(_counted(tiles.counts[1], key.first, xp), 1), tiles.sizes[1])
+        inside = xp.less_equal(ends, tiles.lengths[1])
+        every = inside if every is True else xp.logical_and(every, inside)
+    none = xp.zeros((1, 1, *tiles.counts), dtype=xp.bool, **beside(operands.query))
+    for kind in (some, every):  # both get the leading axis that one of them has
+        none = none if isinstance(kind, bool) else xp.logical_and(xp.logical_or(none, kind), xp.logical_not(kind))
+    some, every = (
+        xp.logical_not(none) if kind is True else none if kind is False else xp.logical_or(none, kind)
+        for kind in (some, every)
+    )
+    return xp.any(some, axis=-3), xp.all(every, axis=-3)
+
+
+def _counted(count: Any, like: Array, xp: Namespace) -> Array:
+    return xp.arange(count, dtype=xp.int32, **beside(like))
+
+
+def _start(tiles: Tiles, side: int) -> Any:
+    """The position of the first query or key."""
+    held = tiles.operands[6 + side]
+    return tiles.plan.starts[side] if held is None else tiles.xp.astype(held, tiles.xp.int32)
+
+
+def _end(tiles: Tiles, side: int) -> Any:
+    """The position of the last query or key."""
+    return _start(tiles, side) + (tiles.lengths[side] - 1)
+
+
+def _spans(tiles: Tiles, side: int) -> Spans:
+    """The positions of the blocks of queries, as a column, or of keys."""
+    xp, size = tiles.xp, tiles.sizes[side]
+    first = xp.add(xp.multiply(_counted(tiles.counts[side], tiles.operands.query, xp), size), _start(tiles, side))
+    last = xp.minimum(xp.add(first, size - 1), xp.add(xp.zeros_like(first), _end(tiles, side)))
+    if side == 0:
+        first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
+    return Spans(first, last, size)
+
+
+class Entry(NamedTuple):
+    """One entry of the batch, or one key/value head of it."""
+
+    index: Any  # in the batch
+    head: Any  # None for all heads
+    query: Array  # (G, R, M, D)
+    key: Array  # (G, N, D)
+    value: Array  # (G, N, E)
+    bias: Array | None
+    rule: Any
+
+
+def entry_of(tiles: Tiles, index: Any) -> Entry:
+    plan, operands = tiles.plan, tiles.operands
+    groups = operands.key.shape[1]
+    b, g = (index // groups, index % groups) if plan.apart else (index, None)
+    rule = None
+    if plan.mask is not None:
+        own = {slot.place: slot.axes for slot in slots(plan.mask)}
+        held = [
+            array if own[place] < 0 else of_entry(tiles, array, b, g if own[place] == 3 else None)
+            for place, array in enumerate(operands.mask)
+        ]
+        rule = rebuilt(plan.mask, held)
+    query, key, value = (of_entry(tiles, x, b, g) for x in operands[:3])
+    return Entry(b, g, query, key, value, None if operands.bias is None else of_entry(tiles, operands.bias, b, g), rule)
+
+
+def of_entry(tiles: Tiles, x: Array, b: Any, g: Any) -> Array:
+    x = tiles.loops.item(x, 0 if is_one(x, 0) else b)
+    return x if g is None or is_one(x, 0) else x[g : g + 1, ...]
+
+
+class Tile(NamedTuple):
+    """A block of queries against a block of keys."""
+
+    raw: Array  # scores before anything is changed, (G, R, m, n)
+    scores: Array  # with -inf where nothing is allowed
+    allowed: Array | None
+    at: Positions | None
+
+
+def tile_of(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> Tile:
+    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
+    dims = (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-1])
+    raw = xp.reshape(xp.matmul(rows_of(query, xp), key), dims)
+    asked = (masked and plan.mask is not None) or plan.score_mod is not None or plan.rate
+    at = positions_of(tiles, entry, i, j, dims) if asked else None
+    bias = entry.bias
+    if bias is not None:
+        for axis, place in ((-2, i), (-1, j)):
+            bias = bias if is_one(bias, axis) else loops.block(bias, place, tiles.sizes[axis], axis)
+    allowed = allowed_in(tiles, entry, bias, j, at, key) if masked else None
+    scores = raw
+    if has_changes(tiles):
+        if allowed is not None:
+            raw = xp.where(allowed, raw, 0.0)  # what overflows and is masked must not meet the cap's gradient
+        scores = changed(tiles, raw, variables_of(tiles), at)
+    if bias is not None or plan.score_mod is not None:
+        scores = xp.add(scores, 0.0 if bias is None else bias)  # in memory of its own: exponentials may take it over
+    if allowed is not None and plan.tame:
+        # The least of two is found many times faster than a choice. An infinity above what is allowed, or below.
+        limit = xp.multiply(xp.subtract(xp.astype(allowed, scores.dtype), 0.5), math.inf)
+        scores = xp.minimum(scores, limit)
+    elif allowed is not None:
+        scores = xp.where(allowed, scores, -math.inf)
+    return Tile(raw, scores, allowed, at)
+
+
+def allowed_in(tiles: Tiles, entry: Entry, bias: Array | None, j: Any, at: Positions | None, key: Array) -> Array:
+    xp = tiles.xp
+    admitted = []
+    if entry.rule is not None:
+        admitted.append(entry.rule.allowed(at, xp=xp))
+    if bias is not None:
+        admitted.append(xp.not_equal(bias, -math.inf))
+    if tiles.padded:
+        counted = xp.add(_counted(shape(key, xp=xp)[-1], key, xp), j * tiles.sizes[1])
+        admitted.append(xp.less(counted, tiles.lengths[1]))
+    allowed, *others = admitted
+    for each in others:
+        allowed = xp.logical_and(allowed, each)
+    return allowed
+
+
+def rows_of(x: Array, xp: Namespace) -> Array:
+    """The rows of all query heads that share a key/value head, one below the other: (G, R * m, ...)."""
+    groups, times, rows, width = shape(x, xp=xp)
+    return xp.reshape(x, (groups, times * rows, width))
+
+
+def product(weights: Array, value: Array, xp: Namespace) -> Array:
+    """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
+    return xp.reshape(xp.matmul(rows_of(weights, xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
+
+
+def positions_of(tiles: Tiles, entry: Entry, i: Any, j: Any, dims: tuple[Any, ...]) -> Positions:
+    xp, like = tiles.xp, entry.query
+    groups, times, rows, columns = dims
+    heads = _counted(groups * times, like, xp)
+    if entry.head is not None:
+        heads = xp.add(heads, entry.head * times)
+    query, key = (
+        xp.add(_counted(count, like, xp), _start(tiles, side) + place * tiles.sizes[side])
+        for side, (count, place) in enumerate(((rows, i), (columns, j)))
+    )
+    if tiles.loops.traced:  # what was added to fill up the last block counts as the last position
+        query, key = (
+            xp.minimum(each, xp.add(xp.zeros_like(each), _end(tiles, side))) for side, each in enumerate((query, key))
+        )
+    batch = xp.add(xp.zeros((), dtype=xp.int32, **beside(like)), entry.index)
+    return Positions(batch, xp.reshape(heads, (groups, times, 1, 1)), xp.expand_dims(query, axis=-1), key)
+
+
+def has_changes(tiles: Tiles) -> bool:
+    return tiles.plan.softcap is not None or tiles.operands.softcap is not None or tiles.plan.score_mod is not None
+
+
+def variables_of(tiles: Tiles) -> tuple[Array, ...]:
+    """The arrays of floating point that change scores, and so have a gradient."""
+    softcap = tiles.operands.softcap
+    own = (array for array in tiles.operands.score_mod if is_floating(array))
+    return (*(() if softcap is None else (softcap,)), *own)
+
+
+def is_floating(array: Array) -> bool:
+    return dtype_name(array.dtype) in FLOATING
+
+
+def changed(tiles: Tiles, raw: Array, variables: tuple[Array, ...], at: Positions | None) -> Array:
+    score_mod, remaining = rebuilt(tiles.plan.score_mod, ()), iter(variables)
+    softcap = tiles.plan.softcap if tiles.operands.softcap is None else next(remaining)
+    if score_mod is None:
+        return changed_scores(raw, softcap, None, None, tiles.xp)
+    arrays = [next(remaining) if is_floating(array) else array for array in tiles.operands.score_mod]
+    return changed_scores(raw, softcap, lambda scores, *where: score_mod(scores, *where, *arrays), at, tiles.xp)
+
+
+def dropout_of(tiles: Tiles) -> Dropout | None:
+    plan, seed = tiles.plan, tiles.operands.seed
+    return Dropout(plan.rate, plan.seed if seed is None else seed) if plan.rate else None
+
+
+def heads_of(tiles: Tiles) -> Any:
+    """How many query heads there are."""
+    _, groups, times = shape(tiles.operands.query, xp=tiles.xp)[:3]
+    return groups * times
+
+
+def rounds_of(tiles: Tiles) -> Any:
+    """How many entries of the batch there are, or heads of all of them where these are taken one by one."""
+    entries, groups = shape(tiles.operands.query, xp=tiles.xp)[:2]
+    return entries * groups if tiles.plan.apart else entries
+
+
+def zeros(like: Array, *dims: Any, xp: Namespace) -> Array:
+    return xp.zeros(dims, dtype=like.dtype, **beside(like))
+
+
+def collected(tiles: Tiles, stack: Any, side: int) -> Array:
+    """The blocks of queries or keys (axis -2) as one array (B, G, ..., length, width)."""
+    xp, loops = tiles.xp, tiles.loops
+    found = loops.array(loops.join(stack, tiles.counts[side], -2))[..., : tiles.lengths[side], :]
+    entries, groups = shape(tiles.operands.query, xp=xp)[:2]
+    return xp.reshape(found, (entries, groups, *shape(found, xp=xp)[2:]))
+
+
+def gradient_stacks(tiles: Tiles) -> tuple[Any, ...]:
+    """Blocks for the gradients of query, key, value and bias."""
+    operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
+    _, groups, times, _, width = shape(operands.query, xp=xp)
+    own = 1 if tiles.plan.apart else groups
+
+    def blocks(side: int, *between: Any, last: Any) -> Any:
+        def zero(index: Any) -> Array:
+            size = _size_of(tiles, side, index)
+            return zeros(operands.query, own, *between, size, last, xp=xp)
+
+        return loops.stack(rounds_of(tiles) * tiles.counts[side], zero)
+
+    query, key = blocks(0, times, last=width), blocks(1, last=width)
+    value = blocks(1, last=shape(operands.value, xp=xp)[-1])
+    if operands.bias is None:
+        return query, key, value, None
+    entries, heads, sharing = shape(operands.bias, xp=xp)[:3]
+    counts = [1 if is_one(operands.bias, axis) else tiles.counts[axis] for axis in (-2, -1)]
+    head_count = heads if tiles.plan.apart else 1
+
+    def zero_bias(index: Any) -> Array:
+        places = index // counts[1], index
+        ends = (
+            1 if is_one(operands.bias, axis) else _size_of(tiles, axis, place)
+            for axis, place in zip((-2, -1), places, strict=True)
+        )
+        return zeros(operands.query, 1 if tiles.plan.apart else heads, sharing, *ends, xp=xp)
+
+    return query, key, value, loops.stack(entries * head_count * counts[0] * counts[1], zero_bias)
+
+
+def _size_of(tiles: Tiles, side: int, place: Any) -> Any:
+    """How long the block at a place, counted over all rounds, is."""
+    if tiles.loops.traced:
+        return tiles.sizes[side]
+    return min(tiles.sizes[side], tiles.lengths[side] - place % tiles.counts[side] * tiles.sizes[side])
+
+
+def add_bias(tiles: Tiles, entry: Entry, stack: Any, slope: Array, i: Any, j: Any) -> Any:
+    bias: Any = tiles.operands.bias
+    loops = tiles.loops
+    rows, columns = (1 if is_one(bias, axis) else tiles.counts[axis] for axis in (-2, -1))
+    place = 0 if is_one(bias, 0) else entry.index
+    if entry.head is not None:
+        place = place if is_one(bias, 1) else place * bias.shape[1] + entry.head
+    place = place * rows + (0 if is_one(bias, -2) else i)
+    place = place * columns + (0 if is_one(bias, -1) else j)
+    shared = tuple(axis for axis in range(4) if is_one(bias, axis + 1))
+    return loops.add(stack, place, tiles.xp.sum(slope, axis=shared, keepdims=True) if shared else slope)
+
+
+def collected_bias(tiles: Tiles, stack: Any) -> Array:
+    bias, xp, loops = tiles.operands.bias, tiles.xp, tiles.loops
+    for axis in (-1, -2):
+        stack = loops.join(stack, 1 if is_one(bias, axis) else tiles.counts[axis], axis)
+    found = loops.array(stack)
+    rows, columns = (1 if is_one(bias, axis) else tiles.lengths[axis] for axis in (-2, -1))
+    return xp.reshape(found[..., :rows, :columns], (*shape(bias, xp=xp)[:3], rows, columns))
+
+
+def transposed_product(weights: Array, x: Array, xp: Namespace) -> Array:
+    """What keys collect from queries, of (G, R, m, n) and (G, R, m, D): an array (G, n, D)."""
+    return xp.matmul(xp.matrix_transpose(rows_of(weights, xp)), rows_of(x, xp))
