@@ -6,17 +6,17 @@ Weights are read from safetensors only: a pickle can run any code.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from attention_conformance.problem import NumpyArray
-from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
+from attention_core.layouts import LAYOUTS
+from attention_core.parameters import Embeddings, EncoderLayer
+from attention_numpy.files import FileError, load_arrays
+from attention_numpy.trees import is_floating, map_arrays
 
 __all__ = ["Bert", "Config", "ModelError", "load_bert"]
 
@@ -92,12 +92,8 @@ def load_bert(directory: Path) -> Bert:
             f"expected model.safetensors in {directory}; got pytorch_model.bin, a pickle, which can run any code: "
             "convert it with safetensors.torch.save_file"
         )
-    tensors = _Tensors(_read(_file(directory, "model.safetensors")))
-    tokenizer = _tokenizer(_file(directory, "tokenizer.json"), config)
-    embeddings = _embeddings(tensors, config)
-    layers = [_layer(tensors, f"encoder.layer.{index}.", config) for index in range(config.num_hidden_layers)]
-    tensors.check_all_used()
-    return Bert(config, embeddings, layers, tokenizer)
+    parameters = _parameters(_file(directory, "model.safetensors"), config)
+    return Bert(config, *parameters, _tokenizer(_file(directory, "tokenizer.json"), config))
 
 
 def _file(directory: Path, name: str) -> Path:
@@ -132,14 +128,6 @@ def _config(path: Path) -> Config:
     return Config(**{name: given[name] for name in SIZES}, layer_norm_eps=float(epsilon))
 
 
-def _read(path: Path) -> dict[str, NumpyArray]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError, TypeError) as error:
-        raise ModelError(f"expected tensors in {path}; got {error}") from error
-
-
 def _tokenizer(path: Path, config: Config) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -150,62 +138,25 @@ def _tokenizer(path: Path, config: Config) -> Any:
     return tokenizer
 
 
-class _Tensors:
-    """Tensors by name, each taken once and checked."""
-
-    def __init__(self, tensors: Mapping[str, NumpyArray]) -> None:
-        self._left = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
-
-    def take(self, name: str, *shape: int) -> NumpyArray:
-        tensor = self._left.pop(name, None)
-        if tensor is None:
-            raise ModelError(f"expected tensor {name} {shape}; got no such tensor")
-        if tensor.shape != shape:
-            raise ModelError(f"expected tensor {name} {shape}; got {tensor.shape}")
-        if tensor.dtype.kind not in "fV" and tensor.dtype.name != "bfloat16":
-            raise ModelError(f"expected tensor {name} of floating point; got {tensor.dtype.name}")
-        return tensor.astype(np.float32)
-
-    def check_all_used(self) -> None:
-        left = sorted(name for name in self._left if not name.startswith(IGNORED))
-        if left:
-            raise ModelError(f"expected the tensors of an encoder; got also {', '.join(left[:3])} ({len(left)} in all)")
-
-
-def _embeddings(tensors: _Tensors, config: Config) -> Embeddings:
-    channels = config.hidden_size
-    return Embeddings(
-        token=tensors.take("embeddings.word_embeddings.weight", config.vocab_size, channels),
-        position=tensors.take("embeddings.position_embeddings.weight", config.max_position_embeddings, channels),
-        segment=tensors.take("embeddings.token_type_embeddings.weight", config.type_vocab_size, channels),
-        norm=_norm(tensors, "embeddings.LayerNorm", channels),
-    )
-
-
-def _layer(tensors: _Tensors, prefix: str, config: Config) -> EncoderLayer:
-    channels, inner = config.hidden_size, config.intermediate_size
-
-    def linear(name: str, inputs: int, outputs: int) -> Linear:
-        weight = tensors.take(f"{prefix}{name}.weight", outputs, inputs)  # published as (out, in)
-        return Linear(np.ascontiguousarray(weight.T), tensors.take(f"{prefix}{name}.bias", outputs))
-
-    def square(name: str) -> Linear:
-        return linear(name, channels, channels)
-
-    return EncoderLayer(
-        attention=MultiHeadAttention(
-            query=square("attention.self.query"),
-            key=square("attention.self.key"),
-            value=square("attention.self.value"),
-            output=square("attention.output.dense"),
-        ),
-        attention_norm=_norm(tensors, f"{prefix}attention.output.LayerNorm", channels),
-        feed_forward=FeedForward(
-            expand=linear("intermediate.dense", channels, inner), contract=linear("output.dense", inner, channels)
-        ),
-        feed_forward_norm=_norm(tensors, f"{prefix}output.LayerNorm", channels),
-    )
-
-
-def _norm(tensors: _Tensors, name: str, channels: int) -> LayerNorm:
-    return LayerNorm(tensors.take(f"{name}.weight", channels), tensors.take(f"{name}.bias", channels))
+def _parameters(path: Path, config: Config) -> tuple[Embeddings, list[EncoderLayer]]:
+    try:
+        tensors, _ = load_arrays(path)
+    except FileError as error:
+        raise ModelError(str(error)) from error
+    needed = {name: tensor for name, tensor in tensors.items() if not name.removeprefix("bert.").startswith(IGNORED)}
+    for name, tensor in needed.items():
+        if not is_floating(tensor.dtype):
+            raise ModelError(f"expected tensor {name} of floating point in {path}; got {tensor.dtype.name}")
+    widened = {name: tensor.astype(np.float32) for name, tensor in needed.items()}
+    heads, epsilon = config.num_attention_heads, config.layer_norm_eps
+    try:
+        definitions, trees = LAYOUTS["bert"].read(widened, num_heads=heads, epsilon=epsilon, xp=np)
+        found = LAYOUTS["bert"].arguments(definitions)
+    except ValueError as error:  # of the layout, or of a definition whose sizes do not go together
+        raise ModelError(f"expected the tensors of an encoder in {path}; got others: {error}") from error
+    for name in SIZES:
+        wanted = getattr(config, name)
+        if found[name] != wanted:
+            raise ModelError(f"expected tensors of {name} {wanted}, as in config.json, in {path}; got {found[name]}")
+    embeddings, *layers = map_arrays(np.ascontiguousarray, trees)
+    return embeddings, layers
