@@ -21,6 +21,7 @@ M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018. T.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,7 @@ from attention_core._tiles import (
     collected_bias,
     dropout_of,
     entry_of,
+    finite,
     gradient_stacks,
     has_changes,
     heads_of,
@@ -47,6 +49,8 @@ from attention_core._tiles import (
     product,
     rounds_of,
     rows_of,
+    scored,
+    swept,
     tile_of,
     tiles_of,
     transposed_product,
@@ -55,7 +59,7 @@ from attention_core._tiles import (
     visits_of,
     zeros,
 )
-from attention_core._typing import Array, Namespace
+from attention_core._typing import Array
 from attention_core.backend import Backend, Operation
 
 __all__ = ["STREAMED", "backward", "blockwise", "empty_results", "forward"]
@@ -75,52 +79,7 @@ def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
     tiles = tiles_of(plan, arrays, backend)
-    if plan.tame:
-        return _forward(tiles, lambda values: values)
-    xp = tiles.xp
-    # What is not finite and attended shows, whatever its weight: inf and nan pull upwards, -inf and nan downwards. That
-    # takes two more sweeps, in which the values tell where such are; a loop holds the sweeps, as it is traced once.
-    infinite = xp.logical_not(xp.isfinite(xp.sum(tiles.operands.value)))
-    sweeps = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
-
-    def sweep(number: Any, results: tuple[Array, Array]) -> tuple[Array, Array]:
-        pull = _times_infinity(3 - 2 * number, results[0], xp)  # sweep 1 looks for inf, sweep 2 for -inf
-
-        def part(values: Array) -> Array:
-            pulling = xp.astype(xp.logical_or(xp.isnan(values), xp.equal(values, pull)), values.dtype)
-            return _first(number, _finite(tiles, values), pulling, xp)
-
-        output, logsumexp = _forward(tiles, part)
-        found = xp.greater(output, 0.0)
-        torn = xp.logical_and(found, xp.equal(results[0], -pull))  # inf - inf is nan, about which NumPy would warn
-        before = xp.where(torn, math.nan, results[0])
-        return _first(number, output, xp.add(before, xp.where(found, pull, xp.zeros_like(output))), xp), logsumexp
-
-    return tiles.loops.loop(0, sweeps, sweep, empty_results(plan, arrays, backend))  # type: ignore[no-any-return]
-
-
-def _first(number: Any, first: Array, other: Array, xp: Namespace) -> Array:
-    """One array for the number 0, and another for those after it."""
-    if isinstance(number, int):
-        return other if number else first
-    return xp.where(xp.equal(number, 0), first, other)
-
-
-def _times_infinity(sign: Any, like: Array, xp: Namespace) -> Any:
-    return sign * math.inf if isinstance(sign, int) else xp.multiply(xp.astype(sign, like.dtype), math.inf)
-
-
-def _scored(tiles: Tiles, x: Array) -> Array:
-    """A block of queries or keys for the scores: a vector that is not finite gives nan wherever it is attended."""
-    if tiles.plan.tame:
-        return x
-    xp = tiles.xp
-    return xp.where(xp.all(xp.isfinite(x), axis=-1, keepdims=True), x, math.nan)
-
-
-def _finite(tiles: Tiles, x: Array) -> Array:
-    """The finite elements of a block, by which others are multiplied."""
-    return x if tiles.plan.tame else tiles.xp.where(tiles.xp.isfinite(x), x, 0.0)
+    return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))  # type: ignore[return-value]
 
 
 def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array]:
@@ -135,14 +94,14 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
         entry = entry_of(tiles, index)
 
         def attend_rows(i: Any, stacks: Any) -> Any:
-            rows = _scored(tiles, loops.block(entry.query, i, tiles.sizes[0], -2))
+            rows = scored(tiles, loops.block(entry.query, i, tiles.sizes[0], -2))
             next_block, whole, seen = visits.of(loops, entry.index, i)
 
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 summed, total, top, alive = state
                 j = next_block(step)
                 keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
-                keys, values = xp.matrix_transpose(_scored(tiles, keys)), part(values)
+                keys, values = xp.matrix_transpose(scored(tiles, keys)), part(values)
                 tile = tile_of(tiles, entry, rows, keys, i, j, masked)
                 above = xp.maximum(top, xp.max(tile.scores, axis=-1, keepdims=True))
                 fading = loops.exp_difference(top, above)
@@ -240,15 +199,15 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
 
         def attend_columns(j: Any, sums: Any) -> Any:
             keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
-            scored_keys, plain_keys = xp.matrix_transpose(_scored(tiles, keys)), _finite(tiles, keys)
-            values_across = xp.matrix_transpose(_finite(tiles, values))
+            scored_keys, plain_keys = xp.matrix_transpose(scored(tiles, keys)), finite(tiles, keys)
+            values_across = xp.matrix_transpose(finite(tiles, values))
             next_block, whole, seen = visits.of(loops, entry.index, j)
 
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 of_query, of_key, of_value, of_bias, of_changes = state
                 i = next_block(step)
                 rows, out, less, top = (loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, *of_rows))
-                tile = tile_of(tiles, entry, _scored(tiles, rows), scored_keys, i, j, masked)
+                tile = tile_of(tiles, entry, scored(tiles, rows), scored_keys, i, j, masked)
                 weights = loops.exp_difference(tile.scores, top)
                 if tile.allowed is not None and not calm:
                     weights = xp.where(tile.allowed, weights, 0.0)  # even those of a query that is nan
@@ -271,7 +230,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                     )
                     slope, *found = pull(slope)
                     of_changes = tuple(map(xp.add, of_changes, widen(tuple(found), xp=xp)))
-                of_key = xp.add(of_key, transposed_product(slope, _finite(tiles, rows), xp))
+                of_key = xp.add(of_key, transposed_product(slope, finite(tiles, rows), xp))
                 of_query = loops.add(of_query, index * row_counts + i, product(slope, plain_keys, xp))
                 return of_query, of_key, of_value, of_bias, of_changes
 

@@ -18,6 +18,9 @@ from attention_core.masks import Mask, Positions, Spans, as_mask, outline, rebui
 from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
+EXACT_KEYS = 2048  # up to how many keys a block of exact scores has
+EXACT_SCORES = 2**17  # how many scores: float64, a mebibyte that stays in the cache of a core
+
 
 class Plan(NamedTuple):
     """What is known of a call before its arrays: constants, which compare by value.
@@ -42,6 +45,8 @@ class Plan(NamedTuple):
         How many queries and keys a block has.
     apart : bool
         Whether heads are taken one by one.
+    exact : tuple or None
+        With reproducible arithmetic, the scale, by which the query is not multiplied yet, and the number of slices.
     """
 
     mask: Any
@@ -56,6 +61,7 @@ class Plan(NamedTuple):
     tame: bool
     blocks: tuple[int, int]
     apart: bool
+    exact: tuple[float, int] | None = None
 
 
 class Operands(NamedTuple):
@@ -86,7 +92,8 @@ class Operands(NamedTuple):
     score_mod: tuple[Array, ...]
 
 
-def planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
+def planned(call: Call, tuning: Tuning, exact: tuple[float, int] | None = None) -> tuple[Plan, Operands]:
+    """A call as constants and arrays: with ``exact``, the query as it is."""
     xp = call.xp
     *leading, _, rows, width = shape(call.query, xp=xp)
     groups, columns = shape(call.key, xp=xp)[-3:-1]
@@ -104,8 +111,10 @@ def planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
     if isinstance(score_mod, ScoreMod):
         score_mod, score_arrays = outline(score_mod.function, []), score_mod.arrays
     dropout = call.dropout if call.dropout is not None and call.dropout.rate else Dropout(0.0)
+    query = call.query if exact else scaled_query(call.query, call.scale, xp)
+    apart = isinstance(groups, int) and (exact is not None or tuning.heads_apart)
     operands = Operands(
-        xp.reshape(scaled_query(call.query, call.scale, xp), (entries, groups, times, rows, width)),
+        xp.reshape(query, (entries, groups, times, rows, width)),
         xp.reshape(call.key, (entries, groups, columns, width)),
         xp.reshape(call.value, (entries, groups, columns, shape(call.value, xp=xp)[-1])),
         None if call.bias is None else _entrywise(call.bias, 3, leading, target, xp),
@@ -128,8 +137,11 @@ def planned(call: Call, tuning: Tuning) -> tuple[Plan, Operands]:
         (len(mask_arrays), len(score_arrays)),
         guarded,
         not guarded or (call.bias is None and known_tame(call)),
-        _sizes(tuning, 1 if tuning.heads_apart else groups, times, call.mask),
-        tuning.heads_apart,
+        _sizes(tuning, 1 if apart else groups, times, call.mask)
+        if exact is None
+        else _exact_sizes(times, columns, call.mask),
+        apart,
+        exact,
     )
     return plan, operands
 
@@ -141,6 +153,14 @@ def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int
     if not isinstance(groups, int) or not isinstance(times, int):
         return tuning.least, most
     return max(tuning.least, min(most, tuning.queries // (groups * times))), most
+
+
+def _exact_sizes(times: Any, columns: Any, mask: Any) -> tuple[int, int]:
+    """The same for exact sums, whose scores take two passes: in one block if all keys fit into it."""
+    low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
+    keys = columns if isinstance(columns, int) and columns <= EXACT_KEYS else EXACT_KEYS // 2
+    keys = max(64, math.ceil(min(keys, (high - low) / 2)))
+    return max(32, EXACT_SCORES // keys // (times if isinstance(times, int) else 1)), keys
 
 
 def _entrywise(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
@@ -390,7 +410,7 @@ def entry_of(tiles: Tiles, index: Any) -> Entry:
 
 def of_entry(tiles: Tiles, x: Array, b: Any, g: Any) -> Array:
     x = tiles.loops.item(x, 0 if is_one(x, 0) else b)
-    return x if g is None or is_one(x, 0) else x[g : g + 1, ...]
+    return x if g is None or is_one(x, 0) else tiles.xp.expand_dims(tiles.loops.item(x, g), axis=0)
 
 
 class Tile(NamedTuple):
@@ -403,16 +423,9 @@ class Tile(NamedTuple):
 
 
 def tile_of(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> Tile:
-    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    dims = (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-1])
-    raw = xp.reshape(xp.matmul(rows_of(query, xp), key), dims)
-    asked = (masked and plan.mask is not None) or plan.score_mod is not None or plan.rate
-    at = positions_of(tiles, entry, i, j, dims) if asked else None
-    bias = entry.bias
-    if bias is not None:
-        for axis, place in ((-2, i), (-1, j)):
-            bias = bias if is_one(bias, axis) else loops.block(bias, place, tiles.sizes[axis], axis)
-    allowed = allowed_in(tiles, entry, bias, j, at, key) if masked else None
+    plan, xp = tiles.plan, tiles.xp
+    raw = product(query, key, xp)
+    at, bias, allowed = ground_of(tiles, entry, raw, i, j, masked)
     scores = raw
     if has_changes(tiles):
         if allowed is not None:
@@ -429,7 +442,21 @@ def tile_of(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any
     return Tile(raw, scores, allowed, at)
 
 
-def allowed_in(tiles: Tiles, entry: Entry, bias: Array | None, j: Any, at: Positions | None, key: Array) -> Array:
+def ground_of(
+    tiles: Tiles, entry: Entry, raw: Array, i: Any, j: Any, masked: bool
+) -> tuple[Positions | None, Array | None, Array | None]:
+    """Of a block of scores: where they stand if anything asks for that, their bias, and where they are allowed."""
+    plan = tiles.plan
+    asked = (masked and plan.mask is not None) or plan.score_mod is not None or plan.rate
+    at = positions_of(tiles, entry, i, j, shape(raw, xp=tiles.xp)) if asked else None
+    bias = entry.bias
+    if bias is not None:
+        for axis, place in ((-2, i), (-1, j)):
+            bias = bias if is_one(bias, axis) else tiles.loops.block(bias, place, tiles.sizes[axis], axis)
+    return at, bias, allowed_in(tiles, entry, bias, j, at, raw) if masked else None
+
+
+def allowed_in(tiles: Tiles, entry: Entry, bias: Array | None, j: Any, at: Positions | None, raw: Array) -> Array:
     xp = tiles.xp
     admitted = []
     if entry.rule is not None:
@@ -437,7 +464,7 @@ def allowed_in(tiles: Tiles, entry: Entry, bias: Array | None, j: Any, at: Posit
     if bias is not None:
         admitted.append(xp.not_equal(bias, -math.inf))
     if tiles.padded:
-        counted = xp.add(_counted(shape(key, xp=xp)[-1], key, xp), j * tiles.sizes[1])
+        counted = xp.add(_counted(shape(raw, xp=xp)[-1], raw, xp), j * tiles.sizes[1])
         admitted.append(xp.less(counted, tiles.lengths[1]))
     allowed, *others = admitted
     for each in others:
@@ -525,6 +552,60 @@ def collected(tiles: Tiles, stack: Any, side: int) -> Array:
     found = loops.array(loops.join(stack, tiles.counts[side], -2))[..., : tiles.lengths[side], :]
     entries, groups = shape(tiles.operands.query, xp=xp)[:2]
     return xp.reshape(found, (entries, groups, *shape(found, xp=xp)[2:]))
+
+
+def swept(
+    tiles: Tiles, average: Callable[[Callable[[Array], Array]], tuple[Array, ...]], empty: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """The results of ``average(part)``, which averages a part of the values: of all, whether finite or not.
+
+    What is not finite and attended shows, whatever its weight: inf and nan pull upwards, -inf and nan downwards. That
+    takes two more sweeps, in which the values tell where such are; a loop holds the sweeps, as it is traced once.
+    """
+    if tiles.plan.tame:
+        return average(lambda values: values)
+    xp = tiles.xp
+    infinite = xp.logical_not(xp.isfinite(xp.sum(tiles.operands.value)))
+    sweeps = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
+
+    def sweep(number: Any, results: tuple[Array, ...]) -> tuple[Array, ...]:
+        pull = _times_infinity(3 - 2 * number, results[0], xp)  # sweep 1 looks for inf, sweep 2 for -inf
+
+        def part(values: Array) -> Array:
+            pulling = xp.astype(xp.logical_or(xp.isnan(values), xp.equal(values, pull)), values.dtype)
+            return _first(number, finite(tiles, values), pulling, xp)
+
+        output, *rest = average(part)
+        found = xp.greater(output, 0.0)
+        torn = xp.logical_and(found, xp.equal(results[0], -pull))  # inf - inf is nan, about which NumPy would warn
+        before = xp.where(torn, math.nan, results[0])
+        return _first(number, output, xp.add(before, xp.where(found, pull, xp.zeros_like(output))), xp), *rest
+
+    return tiles.loops.loop(0, sweeps, sweep, empty)  # type: ignore[no-any-return]
+
+
+def _first(number: Any, first: Array, other: Array, xp: Namespace) -> Array:
+    """One array for the number 0, and another for those after it."""
+    if isinstance(number, int):
+        return other if number else first
+    return xp.where(xp.equal(number, 0), first, other)
+
+
+def _times_infinity(sign: Any, like: Array, xp: Namespace) -> Any:
+    return sign * math.inf if isinstance(sign, int) else xp.multiply(xp.astype(sign, like.dtype), math.inf)
+
+
+def scored(tiles: Tiles, x: Array) -> Array:
+    """A block of queries or keys for the scores: a vector that is not finite gives nan wherever it is attended."""
+    if tiles.plan.tame:
+        return x
+    xp = tiles.xp
+    return xp.where(xp.all(xp.isfinite(x), axis=-1, keepdims=True), x, math.nan)
+
+
+def finite(tiles: Tiles, x: Array) -> Array:
+    """The finite elements of a block, by which others are multiplied."""
+    return x if tiles.plan.tame else tiles.xp.where(tiles.xp.isfinite(x), x, 0.0)
 
 
 def gradient_stacks(tiles: Tiles) -> tuple[Any, ...]:

@@ -1,0 +1,346 @@
+r"""Attention in reproducible arithmetic, over the blocks of `_tiles`.
+
+Scores are held in units in which `exp2_weight` takes them, :math:`t_{ij} = s_{ij} / (256 \ln 2)`. Each is a sum of three
+products of slices, of which the larger one and the sum of the smaller two are exact; the two are added with one rounding.
+A first pass over the keys finds the largest score, a second one the weights
+
+.. math:: w_{ij} = 2^{256 (t_{ij} - \max_j t_{ij})}
+
+as two integers of 18 bits, and adds up products of these with slices of the values, exactly: so neither the order of
+blocks nor their size shows. In types of 16 bits one slice of each number does, and one integer of 24 bits for a weight.
+
+Backward, the weights are computed from :math:`r_i = \ell_i / (256 \ln 2)` rounded down such that none exceeds 1, and what
+they are multiplied by holds the rest. The slopes :math:`\bar s_{ij}` are cut into slices of their own, below a bound that
+holds for a whole row, so that no pass over them comes first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+from attention_core._call import Call, dropped, gain, widened
+from attention_core._exact import (
+    LONGEST,
+    bits_for,
+    carried,
+    exp2_weight,
+    log2,
+    number,
+    peak,
+    power_above,
+    rounded,
+    settle,
+    slices,
+    tanh,
+    total,
+    wide,
+)
+from attention_core._namespace import beside, dtype_name, narrow, shape
+from attention_core._tiles import (
+    Entry,
+    Plan,
+    Tiles,
+    add_bias,
+    collected,
+    collected_bias,
+    dropout_of,
+    entry_of,
+    finite,
+    ground_of,
+    heads_of,
+    is_one,
+    of_entry,
+    operands_of,
+    pad,
+    planned,
+    product,
+    rounds_of,
+    swept,
+    tiles_of,
+    transposed_product,
+    visit,
+    visits_of,
+    zeros,
+)
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Backend, Operation
+from attention_core.masks import Positions
+
+__all__ = ["EXACT", "exact_attention"]
+
+UNIT = math.log2(math.e) / 256  # of scores, so that the eighth square of a power of 2 is the exponential
+WEIGHTS = {1: 24, 2: 18}  # bits of a slice of a weight, by the number of slices
+VALUES = {count: bits_for(LONGEST, bits) for count, bits in WEIGHTS.items()}
+SLOPES = 20
+BESIDE_SLOPES = bits_for(LONGEST, SLOPES)
+BIAS_BITS = 40
+
+
+def exact_attention(call: Call, backend: Backend) -> tuple[Array, Array]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits."""
+    xp = call.xp
+    count = 2 if dtype_name(call.query.dtype) == "float32" else 1
+    call = widened(call)
+    width = shape(call.query, xp=xp)[-1]
+    scale = width**-0.5 if call.scale is None else float(call.scale)
+    plan, operands = planned(call, backend.tuning, (scale, count))
+    arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
+    output, logsumexp, _ = backend.custom_gradient(EXACT, plan, arrays)
+    *leading, heads, rows, _ = shape(call.query, xp=xp)
+    width = shape(call.value, xp=xp)[-1]
+    return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
+
+
+def _slope_scale(plan: Plan) -> float:
+    """What queries are multiplied by before they are cut: what a cap takes is in the units of scores."""
+    scale, _ = plan.exact  # type: ignore[misc]
+    return scale if plan.softcap is not None else scale * UNIT
+
+
+def _packed(tiles: Tiles, x: Array, *, first_last: bool) -> Array:
+    r"""Vectors (..., D) as slices side by side, so that products of packed ones are scores.
+
+    Of one side :math:`[a_1, a_2 2^{-b}]`, of the other :math:`[b_2 2^{-b}, b_1]`, each times its power of two.
+    """
+    xp, (_, count) = tiles.xp, tiles.plan.exact  # type: ignore[misc]
+    allowed = xp.all(xp.isfinite(x), axis=-1, keepdims=True)
+    x = finite(tiles, x)
+    bits = bits_for(shape(x, xp=xp)[-1])
+    power = peak(x, -1, xp)
+    parts = slices(x, power, bits, count, xp)
+    scaled = [
+        xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * place))) for place, part in enumerate(parts, start=1)
+    ]
+    if not tiles.plan.tame:
+        scaled[0] = xp.where(allowed, scaled[0], math.nan)
+    return xp.concat(scaled[::-1] if first_last else scaled, axis=-1)
+
+
+def _scores(query: Array, key: Array, xp: Namespace) -> Array:
+    """Products of packed queries (G, R, m, 2 D) and keys (G, n, 2 D): (G, R, m, n), each a sum of two exact numbers."""
+    across = xp.matrix_transpose(key)
+    width = shape(key, xp=xp)[-1] // 2
+    return xp.add(product(query[..., :width], across[..., width:, :], xp), product(query, across, xp))
+
+
+def _plain_scores(query: Array, key: Array, xp: Namespace) -> Array:
+    return product(query, xp.matrix_transpose(key), xp)
+
+
+class Tile(NamedTuple):
+    """A block of scores in units of 256 ln 2, -inf where not allowed, and the slope of a cap."""
+
+    scores: Array
+    slope: Array | None
+    allowed: Array | None
+    at: Positions | None
+
+
+def _tile(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> Tile:
+    plan, xp = tiles.plan, tiles.xp
+    _, count = plan.exact  # type: ignore[misc]
+    scores = (_scores if count == 2 else _plain_scores)(query, key, xp)
+    at, bias, allowed = ground_of(tiles, entry, scores, i, j, masked)
+    slope = None
+    if plan.softcap is not None:
+        bent = tanh(settle(xp.multiply(scores, 1 / plan.softcap), xp), xp)
+        slope = xp.subtract(1.0, settle(xp.multiply(bent, bent), xp))
+        scores = settle(xp.multiply(bent, plan.softcap * UNIT), xp)
+    if bias is not None:
+        scores = xp.add(scores, settle(xp.multiply(wide(bias, xp), UNIT), xp))
+    if allowed is not None:
+        scores = xp.where(allowed, scores, -math.inf)
+    return Tile(scores, slope, allowed, at)
+
+
+def _cut(weights: Array, bits: int, count: int, xp: Namespace) -> list[Array]:
+    """Weights of at most 1 as integers: of two, the second holds what the first, rounded, has left."""
+    weights = xp.multiply(weights, 2.0**bits)
+    high = xp.round(weights)
+    return [high] if count == 1 else [high, xp.round(xp.multiply(xp.subtract(weights, high), 2.0**bits))]
+
+
+def _sliced(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> Array:
+    """Slices (..., count * D), the last one first, so that the first alone stands at the end."""
+    return xp.concat(slices(x, power, bits, count, xp)[::-1], axis=-1)
+
+
+def _summed(weights: list[Array], x: Array, multiply: Any, xp: Namespace) -> Array:
+    """Exact sums of products of slices: with the first of the weights all of the others', with the second the first."""
+    if len(weights) == 1:
+        return multiply(weights[0], x, xp)
+    width = shape(x, xp=xp)[-1] // 2
+    return xp.concat([multiply(weights[0], x, xp), multiply(weights[1], x[..., width:], xp)], axis=-1)
+
+
+def _combined(sums: Array, width: Any, left: int, right: int, count: int, xp: Namespace) -> Array:
+    r"""Of sums of products (..., 3 D) what they stand for, in units of the product of the first slices."""
+    if count == 1:
+        return sums
+    low, high, beside = (sums[..., place * width : (place + 1) * width] for place in range(3))
+    return xp.add(high, xp.add(xp.multiply(low, 2.0**-right), xp.multiply(beside, 2.0**-left)))
+
+
+def _whole(sums: Array, carry: bool, xp: Namespace) -> Array:
+    """Sums that were carried as parts side by side, or were not."""
+    if not carry:
+        return sums
+    half = shape(sums, xp=xp)[-1] // 2
+    return total((sums[..., :half], sums[..., half:]), xp)
+
+
+def _parts(sums: Array, carry: bool, xp: Namespace) -> Array:
+    return xp.concat(list(carried(sums, xp)), axis=-1) if carry else sums
+
+
+def _exceeds(tiles: Tiles, side: int) -> bool:
+    """Whether so many terms are added up that integers of 53 bits do not hold them."""
+    length = tiles.lengths[side]
+    if side == 0:
+        times = shape(tiles.operands.query, xp=tiles.xp)[2]
+        length = length * times if isinstance(times, int) else None
+    return not isinstance(length, int) or length > LONGEST
+
+
+def _settled(tiles: Tiles) -> Tiles:
+    """The tiles with queries and keys packed."""
+    xp, operands = tiles.xp, tiles.operands
+    query = settle(xp.multiply(wide(operands.query, xp), _slope_scale(tiles.plan)), xp)
+    return tiles._replace(
+        operands=operands._replace(
+            query=_packed(tiles, query, first_last=False),
+            key=_packed(tiles, wide(operands.key, xp), first_last=True),
+            value=wide(operands.value, xp),
+        )
+    )
+
+
+def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+    """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what `backward` needs of each row, (B, G, R, M, 4)."""
+    tiles = _settled(tiles_of(plan, arrays, backend))
+    return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))  # type: ignore[return-value]
+
+
+def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
+    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
+    _, count = plan.exact  # type: ignore[misc]
+    bits, value_bits = WEIGHTS[count], VALUES[count]
+    dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=False)
+    values = part(tiles.operands.value)
+    power = peak(values, -2, xp)  # (B, G, 1, E)
+    width = shape(values, xp=xp)[-1]
+    tiles = tiles._replace(operands=tiles.operands._replace(value=_sliced(values, power, value_bits, count, xp)))
+    query = tiles.operands.query
+    _, groups, times, _, _ = shape(query, xp=xp)
+    carry = _exceeds(tiles, 1)
+    once = isinstance(tiles.counts[1], int) and tiles.counts[1] == 1
+
+    def attend(index: Any, stacks: Any) -> Any:
+        entry = entry_of(tiles, index)
+        own_power = xp.expand_dims(of_entry(tiles, power, entry.index, entry.head), axis=1)  # (G, 1, 1, E)
+
+        def attend_rows(i: Any, stacks: Any) -> Any:
+            rows = loops.block(entry.query, i, tiles.sizes[0], -2)
+            next_block, whole, seen = visits.of(loops, entry.index, i)
+            *dims, _ = shape(rows, xp=xp)
+
+            def tile_at(masked: bool, j: Any) -> Tile:
+                return _tile(tiles, entry, rows, loops.block(entry.key, j, tiles.sizes[1], -2), i, j, masked)
+
+            def reach(masked: bool, step: Any, top: Array) -> Array:
+                return xp.maximum(top, xp.max(tile_at(masked, next_block(step)).scores, axis=-1, keepdims=True))
+
+            def gather(top: Array, tile: Tile, j: Any) -> tuple[Array, Array]:
+                weights = _cut(exp2_weight(xp.subtract(tile.scores, top), xp), bits, count, xp)
+                mass = xp.concat([xp.sum(each, axis=-1, keepdims=True) for each in weights], axis=-1)
+                kept = [dropped(each, dropout, tile.at, heads_of(tiles), xp) for each in weights]
+                found = _summed(kept, loops.block(entry.value, j, tiles.sizes[1], -2), product, xp)
+                return _parts(found, carry, xp), _parts(mass, carry, xp)
+
+            def absorb(masked: bool, step: Any, state: Any, top: Array) -> Any:
+                j = next_block(step)
+                return tuple(map(xp.add, state, gather(top, tile_at(masked, j), j)))
+
+            def anchored(top: Array) -> Array:
+                return xp.where(xp.equal(top, -math.inf), 0.0, top)
+
+            if once:  # the scores of all keys are at hand for both passes
+                tile = tile_at(plan.mask is not None or plan.present[3] or tiles.padded, 0)
+                top = anchored(xp.max(tile.scores, axis=-1, keepdims=True))
+                sums, mass = gather(top, tile, 0)
+            else:
+                lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **beside(rows))
+                top = anchored(visit(loops, whole, seen, reach, lowest))
+                fold = 2 if carry else 1
+                state = tuple(zeros(rows, *dims, fold * last, xp=xp) for last in ((2 * count - 1) * width, count))
+                sums, mass = visit(loops, whole, seen, functools.partial(_with, absorb, top), state)
+            sums, mass = _whole(sums, carry, xp), _whole(mass, carry, xp)
+            weight = mass[..., :1]  # in units of the first slice
+            if count == 2:
+                weight = xp.add(weight, xp.multiply(mass[..., 1:], 2.0**-bits))
+            none = xp.equal(weight, 0.0)
+            output = xp.divide(_combined(sums, width, bits, value_bits, count, xp), xp.where(none, 1.0, weight))
+            output = xp.multiply(settle(output, xp), xp.multiply(own_power, 2.0**-value_bits))
+            if dropout is not None:
+                output = settle(xp.multiply(output, gain(dropout)), xp)
+            held = _held(top, weight, none, bits, xp)
+            place = index * tiles.counts[0] + i
+            found = (rounded(output, xp), *held)
+            return tuple(loops.add(stack, place, x) for stack, x in zip(stacks, found, strict=True))
+
+        return loops.loop(0, tiles.counts[0], attend_rows, stacks)
+
+    def empty(last: Any) -> Any:
+        like = xp.zeros((), dtype=xp.float32, **beside(query))
+        dims = (1 if plan.apart else groups, times, tiles.sizes[0], last)
+        return loops.stack(rounds_of(tiles) * tiles.counts[0], lambda _: zeros(like, *dims, xp=xp))
+
+    stacks = tuple(map(empty, (width, 1, 4)))
+    found = loops.loop(0, rounds_of(tiles), attend, stacks)
+    output, logsumexp, kept = (collected(tiles, stack, 0) for stack in found)
+    return output, xp.squeeze(logsumexp, axis=-1), kept
+
+
+def _with(absorb: Any, top: Array, masked: bool, step: Any, state: Any) -> Any:
+    return absorb(masked, step, state, top)
+
+
+def _held(top: Array, weight: Array, none: Array, bits: int, xp: Namespace) -> tuple[Array, Array]:
+    r"""The logsumexp of rows, and of the backward pass's reference three parts and a power of two.
+
+    With :math:`\log_2 \sum_j w_{ij} = c_i + f_i`, c an integer and :math:`0 \le f < 1`, the reference is
+    :math:`r_i = \max_j t_{ij} + f_i / 256`, and a weight is :math:`2^{256 (t_{ij} - r_i)} 2^{-c_i}`.
+    """
+    mass = xp.subtract(log2(xp.where(none, 1.0, weight), xp), float(bits))
+    whole = xp.where(none, 0.0, xp.floor(mass))
+    part = xp.where(none, 0.0, xp.multiply(xp.subtract(mass, whole), 1 / 256))
+    reference = xp.add(top, part)
+    logsumexp = settle(xp.multiply(xp.add(reference, xp.multiply(whole, 1 / 256)), 1 / UNIT), xp)
+    logsumexp = rounded(xp.where(none, -math.inf, logsumexp), xp)
+    parts = []
+    rest = reference
+    for _ in range(3):
+        parts.append(rounded(rest, xp))
+        rest = xp.subtract(rest, xp.astype(parts[-1], xp.float64))
+    return logsumexp, xp.concat([*parts, xp.astype(whole, xp.float32)], axis=-1)
+
+
+def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+    """Arrays like those of `forward`, for compilers that ask for shapes alone."""
+    xp, operands = backend.namespace, operands_of(plan, arrays)
+    *dims, _ = shape(operands.query, xp=xp)
+    width = shape(operands.value, xp=xp)[-1]
+    return (
+        zeros(operands.query, *dims, width, xp=xp),
+        zeros(operands.query, *dims, xp=xp),
+        zeros(operands.query, *dims, 4, xp=xp),
+    )
+
+
+def backward(plan, arrays, results, cotangents, backend):
+    raise NotImplementedError
+
+
+EXACT = Operation(forward, backward, empty_results, wide=True)
