@@ -32,6 +32,7 @@ from attention_core._tiles import (
     Plan,
     Tiles,
     add_bias,
+    bias_stack,
     changed,
     collected,
     collected_bias,
@@ -191,6 +192,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
     dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=True)
     row_counts, column_counts = tiles.counts
     calm = plan.tame and is_concrete(cotangent) and bool(xp.isfinite(xp.sum(xp.multiply(cotangent, cotangent))))
+    depth, width = (shape(x, xp=xp)[-1] for x in (tiles.operands.key, tiles.operands.value))
     varied = tuple(xp.zeros_like(x) for x in widen(variables_of(tiles), xp=xp)) if has_changes(tiles) else ()
 
     def attend(index: Any, sums: Any) -> Any:
@@ -248,7 +250,9 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
 
         return loops.loop(0, column_counts, attend_columns, sums)
 
-    return loops.loop(0, rounds_of(tiles), attend, (*gradient_stacks(tiles), varied))
+    return loops.loop(
+        0, rounds_of(tiles), attend, (*gradient_stacks(tiles, depth, depth, width), bias_stack(tiles), varied)
+    )
 
 
 STREAMED = Operation(forward, backward, empty_results)

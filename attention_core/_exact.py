@@ -191,7 +191,8 @@ def log2(x: Array, xp: Namespace) -> Array:
     .. math:: \log_2 x = e + \log_2 c + \tfrac{2}{\ln 2} \operatorname{artanh} \tfrac{m - c}{m + c}, \qquad x = m 2^e
     """
     power = power_above(x, xp)
-    exponent = xp.round(xp.multiply(xp.log(power), 1 / math.log(2)))  # of a power of two, so that no library's error survives the rounding
+    # Of a power of two, so that no library's error survives the rounding:
+    exponent = xp.round(xp.multiply(xp.log(power), 1 / math.log(2)))
     mantissa = xp.divide(x, power)
     ratio = xp.divide(xp.subtract(mantissa, _MIDDLE), xp.add(mantissa, _MIDDLE))
     series = horner(settle(xp.multiply(ratio, ratio), xp), _SERIES, xp)
@@ -216,5 +217,7 @@ def tanh(x: Array, xp: Namespace) -> Array:
 
 
 def peak(x: Array, axis: Any, xp: Namespace) -> Array:
-    """The power of two above all magnitudes along an axis, which stays."""
-    return power_above(xp.max(xp.abs(x), axis=axis, keepdims=True), xp)
+    """The power of two above all magnitudes along an axis, which stays; nan where one of them is not finite."""
+    size = xp.abs(x)
+    limited = xp.all(xp.less(size, math.inf), axis=axis, keepdims=True)  # said outright: not every maximum keeps nan
+    return xp.where(limited, power_above(xp.max(size, axis=axis, keepdims=True), xp), math.nan)

@@ -1,17 +1,17 @@
 r"""Attention in reproducible arithmetic, over the blocks of `_tiles`.
 
-Scores are held in units in which `exp2_weight` takes them, :math:`t_{ij} = s_{ij} / (256 \ln 2)`. Each is a sum of three
-products of slices, of which the larger one and the sum of the smaller two are exact; the two are added with one rounding.
-A first pass over the keys finds the largest score, a second one the weights
+Scores are held in the units of `exp2_weight`, :math:`t_{ij} = s_{ij} / (256 \ln 2)`. Each is a sum of three products of
+slices, of which the larger one and the sum of the smaller two are exact; the two are added with one rounding. A first
+pass over the keys finds the largest score, a second one the weights
 
 .. math:: w_{ij} = 2^{256 (t_{ij} - \max_j t_{ij})}
 
 as two integers of 18 bits, and adds up products of these with slices of the values, exactly: so neither the order of
 blocks nor their size shows. In types of 16 bits one slice of each number does, and one integer of 24 bits for a weight.
 
-Backward, the weights are computed from :math:`r_i = \ell_i / (256 \ln 2)` rounded down such that none exceeds 1, and what
-they are multiplied by holds the rest. The slopes :math:`\bar s_{ij}` are cut into slices of their own, below a bound that
-holds for a whole row, so that no pass over them comes first.
+Backward, the weights are computed relative to :math:`\ell_i / (256 \ln 2)` less a power of two, such that none exceeds
+4 / 3, and what they are multiplied by holds the rest. The slopes :math:`\bar s_{ij}` are cut into slices of their own,
+below a bound that holds for a whole row, so that no pass over them has to come first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from attention_core._exact import (
     carried,
     exp2_weight,
     log2,
-    number,
     peak,
     power_above,
     rounded,
@@ -37,20 +36,21 @@ from attention_core._exact import (
     total,
     wide,
 )
-from attention_core._namespace import beside, dtype_name, narrow, shape
+from attention_core._namespace import beside, dtype_name, shape
 from attention_core._tiles import (
     Entry,
     Plan,
     Tiles,
     add_bias,
+    bias_stack,
     collected,
     collected_bias,
     dropout_of,
     entry_of,
     finite,
+    gradient_stacks,
     ground_of,
     heads_of,
-    is_one,
     of_entry,
     operands_of,
     pad,
@@ -75,6 +75,7 @@ WEIGHTS = {1: 24, 2: 18}  # bits of a slice of a weight, by the number of slices
 VALUES = {count: bits_for(LONGEST, bits) for count, bits in WEIGHTS.items()}
 SLOPES = 20
 BESIDE_SLOPES = bits_for(LONGEST, SLOPES)
+OUT = 22  # bits of slices beside weights that reach 4 / 3
 BIAS_BITS = 40
 
 
@@ -310,21 +311,20 @@ def _with(absorb: Any, top: Array, masked: bool, step: Any, state: Any) -> Any:
 def _held(top: Array, weight: Array, none: Array, bits: int, xp: Namespace) -> tuple[Array, Array]:
     r"""The logsumexp of rows, and of the backward pass's reference three parts and a power of two.
 
-    With :math:`\log_2 \sum_j w_{ij} = c_i + f_i`, c an integer and :math:`0 \le f < 1`, the reference is
-    :math:`r_i = \max_j t_{ij} + f_i / 256`, and a weight is :math:`2^{256 (t_{ij} - r_i)} 2^{-c_i}`.
+    With :math:`z_i = \sum_j w_{ij}` and a power of two :math:`2^{c_i}` within a third of it, the reference is
+    :math:`r_i = \max_j t_{ij} + \log_2 (z_i 2^{-c_i}) / 256`, and p is :math:`2^{256 (t_{ij} - r_i)} 2^{-c_i}`.
     """
-    mass = xp.subtract(log2(xp.where(none, 1.0, weight), xp), float(bits))
-    whole = xp.where(none, 0.0, xp.floor(mass))
-    part = xp.where(none, 0.0, xp.multiply(xp.subtract(mass, whole), 1 / 256))
-    reference = xp.add(top, part)
-    logsumexp = settle(xp.multiply(xp.add(reference, xp.multiply(whole, 1 / 256)), 1 / UNIT), xp)
+    mass = xp.where(none, 1.0, xp.multiply(weight, 2.0**-bits))
+    power = xp.multiply(power_above(mass, xp), 0.5)
+    reference = xp.add(top, xp.multiply(log2(xp.divide(mass, power), xp), 1 / 256))
+    logsumexp = settle(xp.multiply(xp.add(top, xp.multiply(log2(mass, xp), 1 / 256)), 1 / UNIT), xp)
     logsumexp = rounded(xp.where(none, -math.inf, logsumexp), xp)
     parts = []
-    rest = reference
+    rest = xp.where(none, 0.0, reference)
     for _ in range(3):
         parts.append(rounded(rest, xp))
         rest = xp.subtract(rest, xp.astype(parts[-1], xp.float64))
-    return logsumexp, xp.concat([*parts, xp.astype(whole, xp.float32)], axis=-1)
+    return logsumexp, xp.concat([*parts, xp.astype(xp.divide(1.0, power), xp.float32)], axis=-1)
 
 
 def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
@@ -339,8 +339,163 @@ def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     )
 
 
-def backward(plan, arrays, results, cotangents, backend):
-    raise NotImplementedError
+class Sides(NamedTuple):
+    """What going backward takes blocks of, beside the operands."""
+
+    out: Array  # cotangents of the output, packed as queries are, (B, G, R, M, 2 E)
+    out_columns: Array  # those times 2^-c, cut along columns, (B, G, R, M, 2 E)
+    query_columns: Array  # queries times the bound of their slopes and 2^-c, (B, G, R, M, 2 D)
+    rows: Array  # reference, delta, 1 / bound, and bound times 2^-c, (B, G, R, M, 4)
+    key_columns: Array  # (B, G, N, 2 D)
+
+
+def backward(
+    plan: Plan,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array | None, ...]:
+    """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
+    tiles = tiles_of(plan, arrays, backend)
+    given, operands, xp = operands_of(plan, arrays), tiles.operands, tiles.xp
+    out, output, of_logsumexp, kept = (
+        _filled(tiles, wide(x, xp))
+        for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
+    )
+    query, key, value = (wide(finite(tiles, x), xp) for x in operands[:3])
+    delta = xp.subtract(_dot(out, output, xp), of_logsumexp)
+    width = shape(given.value, xp=xp)[-1]
+    tallest = xp.expand_dims(xp.max(peak(value, -1, xp), axis=-2, keepdims=True), axis=2)
+    most = xp.multiply(xp.multiply(peak(out, -1, xp), tallest), float(width * math.ceil(gain(dropout_of(tiles)))))
+    bound = xp.multiply(power_above(xp.add(most, xp.abs(delta)), xp), 2.0)  # the product is one of powers of two
+    share = kept[..., 3:]
+    spread = xp.multiply(bound, share)
+    reference = xp.add(kept[..., :1], xp.add(kept[..., 1:2], kept[..., 2:3]))
+    columns = (xp.multiply(out, share), OUT), (xp.multiply(query, spread), BESIDE_SLOPES), (key, BESIDE_SLOPES)
+    powers = [peak(x, (-3, -2) if x is not key else -2, xp) for x, _ in columns]
+    cut = [_sliced(x, power, bits, 2, xp) for (x, bits), power in zip(columns, powers, strict=True)]
+    rows = xp.concat([reference, delta, xp.divide(1.0, bound), spread], axis=-1)
+    sides = Sides(_packed(tiles, out, first_last=False), cut[0], cut[1], rows, cut[2])
+    packed = _settled(tiles)
+    packed = packed._replace(operands=packed.operands._replace(value=_packed(tiles, value, first_last=True)))
+    widest = None if operands.bias is None else xp.max(spread)
+    stacks = _backward(packed, sides, widest)
+    depth = shape(key, xp=xp)[-1]
+    slices_of = (depth, SLOPES, BESIDE_SLOPES), (depth, SLOPES, BESIDE_SLOPES), (width, WEIGHTS[2], OUT)
+    of_query, of_key, of_value = (
+        _combined(_whole(collected(tiles, stack, side), _exceeds(tiles, 1 - side), xp), *cuts, 2, xp)
+        for stack, side, cuts in zip(stacks[:3], (0, 1, 1), slices_of, strict=True)
+    )
+    scale, _ = plan.exact  # type: ignore[misc]
+    spread = spread[..., : tiles.lengths[0], :]
+    of_query = xp.multiply(of_query, xp.multiply(spread, xp.expand_dims(powers[2], axis=2)))
+    of_key = xp.multiply(of_key, xp.squeeze(powers[1], axis=2))
+    of_value = xp.multiply(of_value, xp.squeeze(powers[0], axis=2))
+    slope_unit = scale * 2.0 ** -(SLOPES + BESIDE_SLOPES)
+    units = slope_unit, slope_unit, gain(dropout_of(tiles)) * 2.0 ** -(WEIGHTS[2] + OUT)
+    gradients: list[Any] = [
+        rounded(xp.multiply(gradient, unit), xp)
+        for gradient, unit in zip((of_query, of_key, of_value), units, strict=True)
+    ]
+    if not plan.tame:  # what was replaced has no gradient
+        gradients = [xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], gradients, strict=True)]
+    if widest is not None:
+        found = total(tuple(collected_bias(tiles, stack) for stack in stacks[3]), xp)  # type: ignore[arg-type]
+        gradients.append(rounded(xp.multiply(found, xp.multiply(widest, 2.0**-BIAS_BITS)), xp))
+    integers = sum(plan.present[4:]) + sum(plan.num_arrays)
+    return *gradients, *(None for _ in range(integers))
+
+
+def _filled(tiles: Tiles, rows: Array) -> Array:
+    """Rows with zeros added, as the queries have where blocks are of one size."""
+    if not tiles.loops.traced:
+        return rows
+    return pad(rows, -2, shape(tiles.operands.query, xp=tiles.xp)[-2] - tiles.lengths[0], tiles.xp)
+
+
+def _dot(x: Array, y: Array, xp: Namespace) -> Array:
+    """Products of vectors (..., E), row by row, as sums of exact sums: (..., 1)."""
+    bits = bits_for(shape(x, xp=xp)[-1])
+    powers = [peak(each, -1, xp) for each in (x, y)]
+    (x1, x2), (y1, y2) = (slices(each, power, bits, 2, xp) for each, power in zip((x, y), powers, strict=True))
+    high = xp.sum(xp.multiply(x1, y1), axis=-1, keepdims=True)
+    cross = (xp.sum(xp.multiply(*each), axis=-1, keepdims=True) for each in ((x1, y2), (x2, y1)))
+    low = xp.multiply(xp.add(*cross), 2.0**-bits)
+    return xp.multiply(xp.add(high, low), xp.multiply(xp.multiply(*powers), 2.0 ** (-2 * bits)))
+
+
+def _backward(tiles: Tiles, sides: Sides, widest: Array | None) -> Any:
+    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
+    _, count = plan.exact  # type: ignore[misc]
+    dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=True)
+    multiply_out = _scores if count == 2 else _plain_scores
+    carry_keys, carry_rows = _exceeds(tiles, 1), _exceeds(tiles, 0)
+    depth, width = (shape(x, xp=xp)[-1] // 2 for x in (sides.key_columns, sides.out_columns))
+    folds = [2 if carry else 1 for carry in (carry_keys, carry_rows, carry_rows)]
+    lasts = [3 * fold * last for fold, last in zip(folds, (depth, depth, width), strict=True)]
+
+    def attend(index: Any, sums: Any) -> Any:
+        entry = entry_of(tiles, index)
+        own = Sides(*(of_entry(tiles, x, entry.index, entry.head) for x in sides))
+
+        def attend_columns(j: Any, sums: Any) -> Any:
+            keys, values, key_columns = (
+                loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value, own.key_columns)
+            )
+            next_block, whole, seen = visits.of(loops, entry.index, j)
+
+            def absorb(masked: bool, step: Any, state: Any) -> Any:
+                of_query, of_key, of_value, of_bias = state
+                i = next_block(step)
+                query, out, out_columns, query_columns, rows = (
+                    loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, *own[:4])
+                )
+                tile = _tile(tiles, entry, query, keys, i, j, masked)
+                weights = exp2_weight(xp.subtract(tile.scores, rows[..., :1]), xp)
+                rise = multiply_out(out, values, xp)
+                kept = _cut(weights, WEIGHTS[2], 2, xp)
+                if dropout is not None:
+                    rise, *kept = (dropped(x, dropout, tile.at, heads_of(tiles), xp) for x in (rise, *kept))
+                    rise = settle(xp.multiply(rise, gain(dropout)), xp)
+                slope = xp.multiply(weights, xp.subtract(rise, rows[..., 1:2]))
+                slope = xp.multiply(slope, rows[..., 2:3])  # at most 1 in magnitude
+                if of_bias is not None:
+                    of_bias = _add_bias(tiles, entry, of_bias, slope, rows, widest, i, j)
+                if tile.slope is not None:
+                    slope = xp.multiply(slope, tile.slope)
+                parts = _cut(slope, SLOPES, 2, xp)
+                found = _summed(parts, query_columns, transposed_product, xp)
+                of_key = xp.add(of_key, _parts(found, carry_rows, xp))
+                found = _summed(kept, out_columns, transposed_product, xp)
+                of_value = xp.add(of_value, _parts(found, carry_rows, xp))
+                found = _parts(_summed(parts, key_columns, product, xp), carry_keys, xp)
+                return loops.add(of_query, index * tiles.counts[0] + i, found), of_key, of_value, of_bias
+
+            stack, keys_sum, values_sum, of_bias = sums
+            state = (
+                stack,
+                *(zeros(keys, *shape(keys, xp=xp)[:-1], last, xp=xp) for last in lasts[1:]),
+                of_bias,
+            )
+            stack, of_key, of_value, of_bias = visit(loops, whole, seen, absorb, state)
+            place = index * tiles.counts[1] + j
+            return stack, loops.add(keys_sum, place, of_key), loops.add(values_sum, place, of_value), of_bias
+
+        return loops.loop(0, tiles.counts[1], attend_columns, sums)
+
+    biases = None if widest is None else (bias_stack(tiles), bias_stack(tiles))
+    return loops.loop(0, rounds_of(tiles), attend, (*gradient_stacks(tiles, *lasts), biases))
+
+
+def _add_bias(
+    tiles: Tiles, entry: Entry, stacks: Any, slope: Array, rows: Array, widest: Any, i: Any, j: Any
+) -> tuple[Any, ...]:
+    """Slopes as integers in a unit that all rows share, in two parts, so that their sums are exact."""
+    xp = tiles.xp
+    unit = xp.multiply(xp.divide(rows[..., 3:], widest), 2.0**BIAS_BITS)
+    parts = carried(xp.round(xp.multiply(slope, unit)), xp)
+    return tuple(add_bias(tiles, entry, stack, part, i, j) for stack, part in zip(stacks, parts, strict=True))
 
 
 EXACT = Operation(forward, backward, empty_results, wide=True)

@@ -608,10 +608,10 @@ def finite(tiles: Tiles, x: Array) -> Array:
     return x if tiles.plan.tame else tiles.xp.where(tiles.xp.isfinite(x), x, 0.0)
 
 
-def gradient_stacks(tiles: Tiles) -> tuple[Any, ...]:
-    """Blocks for the gradients of query, key, value and bias."""
+def gradient_stacks(tiles: Tiles, *lasts: Any) -> tuple[Any, ...]:
+    """Blocks for sums over query, key and value, of these widths."""
     operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
-    _, groups, times, _, width = shape(operands.query, xp=xp)
+    _, groups, times = shape(operands.query, xp=xp)[:3]
     own = 1 if tiles.plan.apart else groups
 
     def blocks(side: int, *between: Any, last: Any) -> Any:
@@ -621,10 +621,14 @@ def gradient_stacks(tiles: Tiles) -> tuple[Any, ...]:
 
         return loops.stack(rounds_of(tiles) * tiles.counts[side], zero)
 
-    query, key = blocks(0, times, last=width), blocks(1, last=width)
-    value = blocks(1, last=shape(operands.value, xp=xp)[-1])
+    return blocks(0, times, last=lasts[0]), blocks(1, last=lasts[1]), blocks(1, last=lasts[2])
+
+
+def bias_stack(tiles: Tiles) -> Any:
+    """Blocks for the gradient of a bias, or nothing where there is none."""
+    operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
     if operands.bias is None:
-        return query, key, value, None
+        return None
     entries, heads, sharing = shape(operands.bias, xp=xp)[:3]
     counts = [1 if is_one(operands.bias, axis) else tiles.counts[axis] for axis in (-2, -1)]
     head_count = heads if tiles.plan.apart else 1
@@ -637,7 +641,7 @@ def gradient_stacks(tiles: Tiles) -> tuple[Any, ...]:
         )
         return zeros(operands.query, 1 if tiles.plan.apart else heads, sharing, *ends, xp=xp)
 
-    return query, key, value, loops.stack(entries * head_count * counts[0] * counts[1], zero_bias)
+    return loops.stack(entries * head_count * counts[0] * counts[1], zero_bias)
 
 
 def _size_of(tiles: Tiles, side: int, place: Any) -> Any:
