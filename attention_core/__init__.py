@@ -9,10 +9,9 @@ from attention_core._attention import (
 from attention_core._cache import KeyValueCache, append, cache_mask, empty_cache
 from attention_core._call import Attention
 from attention_core._encoder import encoder_layer, multi_head_attention
-from attention_core._gelu import gelu
 from attention_core._heads import merge_heads, split_heads
 from attention_core._implementations import Explanation
-from attention_core._layers import embed_tokens, feed_forward, layer_norm, linear
+from attention_core._layers import embed_tokens, feed_forward, gelu, layer_norm, linear
 from attention_core._partial import Partial, merge_partials
 from attention_core._rms_norm import rms_norm
 from attention_core._rotary import rotary_embedding

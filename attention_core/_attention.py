@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from attention_core._arithmetic import check_arithmetic
 from attention_core._call import Attention, Call
 from attention_core._checks import (
     check_flag,
@@ -51,6 +52,7 @@ def scaled_dot_product_attention(
     return_weights: bool = False,
     return_logsumexp: bool = False,
     implementation: str = "auto",
+    arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Any:
     r"""Average the values over the keys, weighted by how well each key matches the query.
@@ -95,6 +97,10 @@ def scaled_dot_product_attention(
         ``"dense"`` computes all scores at once. ``"blockwise"`` computes them block by block, in memory that does not
         grow with M × N, and skips the blocks in which a mask lets nothing through. ``"fused"`` hands over to a kernel
         of the library. ``"auto"`` takes the fastest that is right, as `explain_attention` tells.
+    arithmetic : {"fast", "reproducible"}
+        ``"fast"`` uses the products and functions of the library. ``"reproducible"`` gives the same bits on every
+        library, compiled or not, and device, however batch and blocks are cut, for the output and all gradients: for
+        float32 and types of 16 bits, without ``score_mod`` and ``sinks``, and with numbers as scale and softcap.
     xp : array namespace, optional
         By default that of the arrays.
 
@@ -133,7 +139,8 @@ def scaled_dot_product_attention(
     check_flag("is_causal", is_causal)
     check_implementation(implementation)
     mask = _with_causal(mask, is_causal)
-    call = _call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp)
+    check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, sinks)
+    call = _call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp)._replace(arithmetic=arithmetic)
     xp = call.xp
     if sinks is None:
         result = attend(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
@@ -318,6 +325,32 @@ def attention_scores(
     _check_options(query, key, mask, score_mod, None)
     call = Call(query, key, key, mask, bias, scale, softcap, score_mod, None, (0, 0), xp)
     return narrow(dense_scores(call), query.dtype, xp=xp)
+
+
+def check_attention_arithmetic(
+    arithmetic: Any,
+    query: Array,
+    implementation: Any,
+    scale: Any,
+    softcap: Any,
+    score_mod: Any,
+    sinks: Any,
+) -> None:
+    """Raise unless the arithmetic can be had with these options."""
+    check_arithmetic(arithmetic, "query", query)
+    if arithmetic == "fast":
+        return
+    if implementation == "fused":
+        raise ValueError(
+            "expected another implementation with arithmetic='reproducible', as kernels add up in an order of their"
+            " own; got 'fused'"
+        )
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if hasattr(number, "dtype"):
+            raise ValueError(f"expected {name} as a number with arithmetic='reproducible'; got an array")
+    for name, given in (("score_mod", score_mod), ("sinks", sinks)):
+        if given is not None:
+            raise ValueError(f"expected no {name} with arithmetic='reproducible'; got one")
 
 
 def _call(

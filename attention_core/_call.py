@@ -47,6 +47,7 @@ class Call(NamedTuple):
     starts : tuple of int or Array
         Positions of the first query and of the first key.
     xp : array namespace
+    arithmetic : {"fast", "reproducible"}
     """
 
     query: Array
@@ -60,6 +61,7 @@ class Call(NamedTuple):
     dropout: Dropout | None
     starts: tuple[Any, Any]
     xp: Namespace
+    arithmetic: str = "fast"
 
 
 def widened(call: Call) -> Call:

@@ -7,7 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._attention import scaled_dot_product_attention
+from attention_core._arithmetic import arithmetic_of
+from attention_core._attention import check_attention_arithmetic, scaled_dot_product_attention
 from attention_core._call import Attention
 from attention_core._checks import (
     check_bias,
@@ -27,12 +28,12 @@ from attention_core._checks import (
 )
 from attention_core._heads import merge_heads, split_heads
 from attention_core._implementations import check_implementation
-from attention_core._layers import check_feed_forward, check_layer_norm, feed_forward, layer_norm, linear
+from attention_core._layers import check_feed_forward, check_layer_norm, feed_forward, layer_norm
 from attention_core._namespace import array_namespace, beside, narrow, shape, widen
 from attention_core._typing import Array, Namespace
 from attention_core.masks import Appended, Causal, Mask, as_mask, check_mask, mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward, Linear, MultiHeadAttention
-from attention_core.random import Dropout, check_dropout, drop, fold_in
+from attention_core.random import Dropout, check_dropout, fold_in
 
 __all__ = ["encoder_layer", "multi_head_attention"]
 
@@ -58,6 +59,7 @@ def multi_head_attention(
     return_weights: bool = False,
     return_logsumexp: bool = False,
     implementation: str = "auto",
+    arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Any:
     r"""Attend in several heads at once, each with its own projection of the inputs.
@@ -87,7 +89,7 @@ def multi_head_attention(
         place: where rotary positions and the normalization of queries and keys belong.
     mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
         As in `scaled_dot_product_attention`.
-    return_weights, return_logsumexp, implementation, xp
+    return_weights, return_logsumexp, implementation, arithmetic, xp
         As in `scaled_dot_product_attention`.
 
     Returns
@@ -123,15 +125,18 @@ def multi_head_attention(
     check_multi_head(parameters, query, key, value, num_heads, groups, mask, bias)
     check_options(scale, softcap, dropout)
     check_flag("is_causal", is_causal)
+    check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, sinks)
     check_implementation(implementation)
     for name, function in (("score_mod", score_mod), ("prepare", prepare)):
         if function is not None:
             check_function(name, function)
     dtype = query.dtype
     parameters, query, key, value = widen((parameters, query, key, value), xp=xp)
+    maps = arithmetic_of(arithmetic)
+    inputs = _handed_out((query, key, value), maps, xp)
     heads, key_heads, value_heads = (
-        split_heads(linear(projection, x, xp=xp), count, xp=xp)
-        for projection, x, count in zip(parameters[:3], (query, key, value), (num_heads, groups, groups), strict=True)
+        split_heads(maps.affine(x, *projection, xp=xp), count, xp=xp)
+        for projection, x, count in zip(parameters[:3], inputs, (num_heads, groups, groups), strict=True)
     )
     if prepare is not None:
         heads, key_heads = prepare(heads, key_heads)
@@ -142,8 +147,11 @@ def multi_head_attention(
             bias = xp.broadcast_to(bias, (*shape(bias, xp=xp)[:-1], length))
             bias = _with_one_more(bias, xp.zeros((1,), dtype=bias.dtype, **beside(bias)), -1, xp)
         key_heads, value_heads = (
-            _with_one_more(array, split_heads(xp.reshape(extra, (1, -1)), groups, xp=xp), -2, xp)
-            for array, extra in ((key_heads, parameters.extra_key), (value_heads, parameters.extra_value))
+            _with_one_more(array, maps.spread(split_heads(extra, groups, xp=xp), _but_one(array, xp), xp=xp), -2, xp)
+            for array, extra in (
+                (key_heads, xp.reshape(parameters.extra_key, (1, -1))),
+                (value_heads, xp.reshape(parameters.extra_value, (1, -1))),
+            )
         )
     result = scaled_dot_product_attention(
         heads,
@@ -160,11 +168,13 @@ def multi_head_attention(
         return_weights=return_weights,
         return_logsumexp=return_logsumexp,
         implementation=implementation,
+        arithmetic=arithmetic,
         xp=xp,
     )
     asked = return_weights or return_logsumexp
     merged = merge_heads(result.output if asked else result, xp=xp)
-    output = narrow(merged if parameters.output is None else linear(parameters.output, merged, xp=xp), dtype, xp=xp)
+    merged = merged if parameters.output is None else maps.affine(merged, *parameters.output, xp=xp)
+    output = narrow(merged, dtype, xp=xp)
     if not asked:
         return output
     weights = narrow(result.weights, dtype, xp=xp) if return_weights else None
@@ -182,6 +192,7 @@ def encoder_layer(
     epsilon: float = 1e-5,
     dropout: Dropout | None = None,
     implementation: str = "auto",
+    arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
     r"""Encoder layer of a transformer: self-attention and feed-forward, each on a residual branch.
@@ -209,6 +220,8 @@ def encoder_layer(
         Applied to the weights of attention and to both branches, each under a seed derived from the one given.
     implementation : {"auto", "dense", "blockwise", "fused"}
         Of attention, as in `scaled_dot_product_attention`.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
     xp : array namespace, optional
 
     Returns
@@ -241,10 +254,12 @@ def encoder_layer(
     if xp is None:
         xp = array_namespace(x, *_leaves(parameters), *mask_arrays(mask))
     _check_encoder(parameters, x, num_heads, mask, epsilon, dropout)
+    check_attention_arithmetic(arithmetic, x, implementation, None, None, None, None)
     check_implementation(implementation)
     dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
-    dropouts = _dropouts(dropout, 3, x, xp)
+    maps = arithmetic_of(arithmetic)
+    dropouts = _dropouts(dropout, 3, xp)
 
     def attend(h: Array) -> Array:
         y = multi_head_attention(
@@ -254,19 +269,32 @@ def encoder_layer(
             mask=mask,
             dropout=dropouts[0],
             implementation=implementation,
+            arithmetic=arithmetic,
             xp=xp,
         )
-        return drop(y, dropouts[1], xp=xp)
+        return maps.drop(y, dropouts[1], xp=xp)
 
     def feed(h: Array) -> Array:
-        return feed_forward(parameters.feed_forward, h, dropout=dropouts[2], xp=xp)
+        return feed_forward(parameters.feed_forward, h, dropout=dropouts[2], arithmetic=arithmetic, xp=xp)
 
     for norm, branch in ((parameters.attention_norm, attend), (parameters.feed_forward_norm, feed)):
-        if norm_first:
-            x = xp.add(x, branch(layer_norm(norm, x, epsilon=epsilon, xp=xp)))
-        else:
-            x = layer_norm(norm, xp.add(x, branch(x)), epsilon=epsilon, xp=xp)
+        normal = functools.partial(layer_norm, norm, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+        x, h = maps.copies(x, 2, xp=xp)
+        x = maps.add(x, branch(normal(h)), xp=xp) if norm_first else normal(maps.add(x, branch(h), xp=xp))
     return narrow(x, dtype, xp=xp)
+
+
+def _handed_out(arrays: tuple[Array, ...], maps: Any, xp: Namespace) -> list[Array]:
+    """The arrays, each place that uses one with a copy of its own where the arithmetic has such."""
+    places = [[id(each) for each in arrays].index(id(array)) for array in arrays]
+    held = {place: iter(maps.copies(arrays[place], places.count(place), xp=xp)) for place in set(places)}
+    return [next(held[place]) for place in places]
+
+
+def _but_one(array: Array, xp: Namespace) -> tuple[Any, ...]:
+    """The shape of one key for every head of every entry."""
+    *leading, _, width = shape(array, xp=xp)
+    return *leading, 1, width
 
 
 def _seeing_one_more(mask: Mask | Array | None, is_causal: bool, length: Any) -> Mask | None:
@@ -278,7 +306,7 @@ def _seeing_one_more(mask: Mask | Array | None, is_causal: bool, length: Any) ->
 
 
 def _with_one_more(array: Array, last: Array, axis: int, xp: Namespace) -> Array:
-    """An array with one entry more at the end of an axis, the same in all leading axes."""
+    """An array with one entry more at the end of an axis."""
     dims = list(shape(array, xp=xp))
     dims[axis] = 1
     return xp.concat([array, xp.broadcast_to(last, tuple(dims))], axis=axis)
@@ -288,11 +316,11 @@ def _leaves(tree: Any) -> list[Array]:
     return [leaf for branch in tree for leaf in _leaves(branch)] if isinstance(tree, tuple) else [tree]
 
 
-def _dropouts(dropout: Dropout | None, count: int, like: Array, xp: Namespace) -> list[Dropout | None]:
+def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropout | None]:
     """One dropout for every place, each with a seed of its own."""
     if dropout is None or dropout.rate == 0:
         return [None] * count
-    return [Dropout(dropout.rate, fold_in(dropout.seed, place, beside(like), xp=xp)) for place in range(count)]
+    return [Dropout(dropout.rate, fold_in(dropout.seed, place, xp=xp)) for place in range(count)]
 
 
 def check_options(scale: Any, softcap: Any, dropout: Dropout | None) -> None:

@@ -31,8 +31,10 @@ __all__ = [
     "LONGEST",
     "bits_for",
     "carried",
+    "dots",
     "exp2",
     "exp2_weight",
+    "horner",
     "log2",
     "number",
     "peak",
@@ -221,3 +223,14 @@ def peak(x: Array, axis: Any, xp: Namespace) -> Array:
     size = xp.abs(x)
     limited = xp.all(xp.less(size, math.inf), axis=axis, keepdims=True)  # said outright: not every maximum keeps nan
     return xp.where(limited, power_above(xp.max(size, axis=axis, keepdims=True), xp), math.nan)
+
+
+def dots(x: Array, y: Array, xp: Namespace) -> Array:
+    """Products of vectors (..., C), row by row, as float64: (..., 1)."""
+    bits = bits_for(x.shape[-1])
+    powers = [peak(each, -1, xp) for each in (x, y)]
+    (x1, x2), (y1, y2) = (slices(each, power, bits, 2, xp) for each, power in zip((x, y), powers, strict=True))
+    high = xp.sum(xp.multiply(x1, y1), axis=-1, keepdims=True)
+    cross = (xp.sum(xp.multiply(*each), axis=-1, keepdims=True) for each in ((x1, y2), (x2, y1)))
+    low = xp.multiply(xp.add(*cross), 2.0**-bits)
+    return xp.multiply(xp.add(high, low), xp.multiply(xp.multiply(*powers), 2.0 ** (-2 * bits)))

@@ -25,6 +25,7 @@ from attention_core._exact import (
     LONGEST,
     bits_for,
     carried,
+    dots,
     exp2_weight,
     log2,
     peak,
@@ -364,7 +365,7 @@ def backward(
         for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
     )
     query, key, value = (wide(finite(tiles, x), xp) for x in operands[:3])
-    delta = xp.subtract(_dot(out, output, xp), of_logsumexp)
+    delta = xp.subtract(dots(out, output, xp), of_logsumexp)
     width = shape(given.value, xp=xp)[-1]
     tallest = xp.expand_dims(xp.max(peak(value, -1, xp), axis=-2, keepdims=True), axis=2)
     most = xp.multiply(xp.multiply(peak(out, -1, xp), tallest), float(width * math.ceil(gain(dropout_of(tiles)))))
@@ -412,17 +413,6 @@ def _filled(tiles: Tiles, rows: Array) -> Array:
     if not tiles.loops.traced:
         return rows
     return pad(rows, -2, shape(tiles.operands.query, xp=tiles.xp)[-2] - tiles.lengths[0], tiles.xp)
-
-
-def _dot(x: Array, y: Array, xp: Namespace) -> Array:
-    """Products of vectors (..., E), row by row, as sums of exact sums: (..., 1)."""
-    bits = bits_for(shape(x, xp=xp)[-1])
-    powers = [peak(each, -1, xp) for each in (x, y)]
-    (x1, x2), (y1, y2) = (slices(each, power, bits, 2, xp) for each, power in zip((x, y), powers, strict=True))
-    high = xp.sum(xp.multiply(x1, y1), axis=-1, keepdims=True)
-    cross = (xp.sum(xp.multiply(*each), axis=-1, keepdims=True) for each in ((x1, y2), (x2, y1)))
-    low = xp.multiply(xp.add(*cross), 2.0**-bits)
-    return xp.multiply(xp.add(high, low), xp.multiply(xp.multiply(*powers), 2.0 ** (-2 * bits)))
 
 
 def _backward(tiles: Tiles, sides: Sides, widest: Array | None) -> Any:

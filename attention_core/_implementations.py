@@ -9,8 +9,10 @@ from attention_core._blockwise import blockwise
 from attention_core._call import Attention, Call
 from attention_core._checks import sizes
 from attention_core._dense import dense
+from attention_core._exact_attention import exact_attention
 from attention_core._loops import Plain
-from attention_core._namespace import backend_of, dtype_name, is_exporting
+from attention_core._namespace import backend_of, beside, dtype_name, is_exporting, shape
+from attention_core._typing import Array
 
 __all__ = ["Candidate", "Explanation", "attend", "check_implementation", "explained", "is_small"]
 
@@ -78,16 +80,15 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
     What is returned beside the output does not decide how that is computed: where the implementation cannot give it,
     it is computed apart, or refused if the implementation was asked for by name.
     """
+    if call.arithmetic == "reproducible":
+        return _exact(call, implementation, weights=weights)
     automatic = implementation == "auto"
     if automatic:
         implementation = _chosen(call)
     if implementation == "dense":
         return dense(call, weights=weights)
     if weights and not automatic:
-        raise ValueError(
-            f"expected no return_weights with implementation={implementation!r}, as weights have the size that it"
-            " avoids; got True: implementation='dense' returns them"
-        )
+        raise _no_weights(implementation)
     if implementation == "blockwise":
         result = _blockwise(call)
     else:
@@ -100,6 +101,35 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
     if logsumexp and result.logsumexp is None:
         result = result._replace(logsumexp=(dense(call) if is_small(call) else _blockwise(call)).logsumexp)
     return result._replace(weights=dense(call, weights=True).weights) if weights else result
+
+
+def _no_weights(implementation: str) -> ValueError:
+    return ValueError(
+        f"expected no return_weights with implementation={implementation!r}, as weights have the size that it"
+        " avoids; got True: implementation='dense' returns them"
+    )
+
+
+def _exact(call: Call, implementation: str, *, weights: bool) -> Attention:
+    """In reproducible arithmetic, in whose bits blocks do not show; weights are what the unit vectors average to."""
+    if weights and implementation == "blockwise":
+        raise _no_weights(implementation)
+    xp = call.xp
+    if 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1], *sizes(call.value)):
+        return dense(call, weights=weights)  # of nothing, nothing is added up
+    if sizes(call.query)[-1] == 0:  # all scores are 0, as they are where there is one channel of zeros
+        call = call._replace(query=_zero_channel(call.query, xp), key=_zero_channel(call.key, xp), scale=1.0)
+    output, logsumexp = exact_attention(call, _backend(call))
+    if not weights:
+        return Attention(output, None, logsumexp)
+    units = xp.eye(shape(call.key, xp=xp)[-2], dtype=call.value.dtype, **beside(call.value))
+    units = xp.broadcast_to(units, (*shape(call.value, xp=xp)[:-1], shape(call.key, xp=xp)[-2]))
+    found, _ = exact_attention(call._replace(value=units, dropout=None), _backend(call))
+    return Attention(output, found, logsumexp)
+
+
+def _zero_channel(x: Array, xp: Any) -> Array:
+    return xp.zeros((*shape(x, xp=xp)[:-1], 1), dtype=x.dtype, **beside(x))
 
 
 def explained(call: Call) -> Explanation:

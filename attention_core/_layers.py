@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._checks import (
     check_floating,
     check_integer,
@@ -14,25 +17,23 @@ from attention_core._checks import (
     shape_text,
     sizes,
 )
-from attention_core._gelu import gelu
 from attention_core._namespace import (
     array_namespace,
     index_dtype,
     is_concrete,
     narrow,
     positions,
-    rows_at,
     shape,
     widen,
 )
 from attention_core._typing import Array, Namespace
 from attention_core.parameters import Embeddings, FeedForward, LayerNorm, Linear
-from attention_core.random import Dropout, check_dropout, drop
+from attention_core.random import Dropout, check_dropout
 
-__all__ = ["embed_tokens", "feed_forward", "layer_norm", "linear"]
+__all__ = ["embed_tokens", "feed_forward", "gelu", "layer_norm", "linear"]
 
 
-def linear(parameters: Linear, x: Array, /, *, xp: Namespace | None = None) -> Array:
+def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
     r"""Affine map of the channels.
 
     .. math:: y = x W + b
@@ -43,6 +44,8 @@ def linear(parameters: Linear, x: Array, /, *, xp: Namespace | None = None) -> A
         ``weight`` of shape (in, out), ``bias`` of shape (out,) or ``None``; of the dtype of ``x``.
     x : Array, shape (..., in)
         Types of 16 bits are computed in float32 and rounded once.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
     xp : array namespace, optional
 
     Returns
@@ -64,14 +67,22 @@ def linear(parameters: Linear, x: Array, /, *, xp: Namespace | None = None) -> A
     xp = array_namespace(x, *parameters) if xp is None else xp
     check_rank("x", x, 1, "(..., in)")
     check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
     check_linear("linear", parameters, "x", x)
     dtype = x.dtype
     (weight, bias), x = widen((parameters, x), xp=xp)
-    y = xp.matmul(x, weight)
-    return narrow(y if bias is None else xp.add(y, bias), dtype, xp=xp)
+    return narrow(arithmetic_of(arithmetic).affine(x, weight, bias, xp=xp), dtype, xp=xp)
 
 
-def layer_norm(parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, xp: Namespace | None = None) -> Array:
+def layer_norm(
+    parameters: LayerNorm,
+    x: Array,
+    /,
+    *,
+    epsilon: float = 1e-5,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
     r"""Normalize the channels of every position.
 
     .. math:: y = \frac{x - \mu}{\sqrt{\operatorname{mean}((x - \mu)^2) + \epsilon}} \cdot \gamma + \beta, \qquad
@@ -85,6 +96,8 @@ def layer_norm(parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, xp:
         Types of 16 bits are computed in float32 and rounded once.
     epsilon : float
         Added to the variance, under the root.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
     xp : array namespace, optional
 
     Returns
@@ -111,18 +124,62 @@ def layer_norm(parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, xp:
     xp = array_namespace(x, *parameters) if xp is None else xp
     check_rank("x", x, 1, "(..., C)")
     check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
     check_layer_norm("layer_norm", parameters, "x", x, epsilon)
     dtype = x.dtype
     (scale, offset), x = widen((parameters, x), xp=xp)
-    centred = xp.subtract(x, xp.mean(x, axis=-1, keepdims=True))
-    centred = xp.subtract(centred, xp.mean(centred, axis=-1, keepdims=True))  # what rounding left of the mean
-    variance = xp.mean(xp.multiply(centred, centred), axis=-1, keepdims=True)
-    normal = xp.divide(centred, xp.sqrt(xp.add(variance, float(epsilon))))
-    return narrow(xp.add(xp.multiply(normal, scale), offset), dtype, xp=xp)
+    return narrow(arithmetic_of(arithmetic).normalize(x, scale, offset, float(epsilon), xp=xp), dtype, xp=xp)
+
+
+def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
+    r"""Gaussian error linear unit, exact (no tanh).
+
+    .. math:: x\, \Phi(x) = \tfrac{x}{2} \operatorname{erfc}\!\left(-\tfrac{x}{\sqrt 2}\right)
+
+    Parameters
+    ----------
+    x : Array
+        Of a floating-point dtype; types of 16 bits are computed in float32.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array
+        Of the shape and dtype of ``x``.
+
+    Raises
+    ------
+    TypeError
+        When ``x`` is not of a floating-point dtype.
+
+    References
+    ----------
+    D. Hendrycks, K. Gimpel, "Gaussian error linear units", 2016.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> [round(float(y), 6) for y in gelu(xp.asarray([-1.0, 0.0, 1.0]))]
+    [-0.158655, 0.0, 0.841345]
+    """
+    xp = array_namespace(x) if xp is None else xp
+    check_rank("x", x, 0, "(...)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    dtype = x.dtype
+    return narrow(arithmetic_of(arithmetic).gelu(widen(x, xp=xp), xp=xp), dtype, xp=xp)
 
 
 def feed_forward(
-    parameters: FeedForward, x: Array, /, *, dropout: Dropout | None = None, xp: Namespace | None = None
+    parameters: FeedForward,
+    x: Array,
+    /,
+    *,
+    dropout: Dropout | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
 ) -> Array:
     r"""Two affine maps of every position with a GELU in between.
 
@@ -136,6 +193,8 @@ def feed_forward(
         Types of 16 bits are computed in float32 and rounded once.
     dropout : Dropout, optional
         Applied to the result.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
     xp : array namespace, optional
 
     Returns
@@ -160,13 +219,15 @@ def feed_forward(
     xp = array_namespace(x, *parameters.expand, *parameters.contract) if xp is None else xp
     check_rank("x", x, 1, "(..., C)")
     check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
     check_feed_forward("feed_forward", parameters, "x", x)
     if dropout is not None:
         check_dropout(dropout)
     dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
-    inner = gelu(linear(parameters.expand, x, xp=xp), xp=xp)
-    return narrow(drop(linear(parameters.contract, inner, xp=xp), dropout, xp=xp), dtype, xp=xp)
+    maps = arithmetic_of(arithmetic)
+    inner = maps.gelu(maps.affine(x, *parameters.expand, xp=xp), xp=xp)
+    return narrow(maps.drop(maps.affine(inner, *parameters.contract, xp=xp), dropout, xp=xp), dtype, xp=xp)
 
 
 def embed_tokens(
@@ -178,6 +239,7 @@ def embed_tokens(
     segment_ids: Array | None = None,
     epsilon: float = 1e-12,
     dropout: Dropout | None = None,
+    arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
     r"""Vectors of tokens at positions, in segments: rows of the tables, added up and normalized.
@@ -196,6 +258,8 @@ def embed_tokens(
         Of the normalization.
     dropout : Dropout, optional
         Applied to the result.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
     xp : array namespace, optional
 
     Returns
@@ -227,6 +291,7 @@ def embed_tokens(
         check_parameters("norm", parameters.norm, LayerNorm)
     tables = parameters.token, parameters.position, parameters.segment
     xp = array_namespace(*tables, *(parameters.norm or ()), token_ids, position_ids, segment_ids) if xp is None else xp
+    check_arithmetic(arithmetic, "token", parameters.token)
     _check_embeddings(parameters, epsilon, dropout)
     _check_ids(parameters, token_ids, position_ids, segment_ids)
     if position_ids is None:
@@ -234,18 +299,17 @@ def embed_tokens(
     if segment_ids is None and parameters.segment is not None:
         segment_ids = xp.zeros_like(token_ids)
     dtype = parameters.token.dtype
-    x = xp.add(_rows(parameters.token, token_ids, xp), _rows(parameters.position, position_ids, xp))
-    if parameters.segment is not None:
-        x = xp.add(x, _rows(parameters.segment, segment_ids, xp))
+    maps = arithmetic_of(arithmetic)
+    dims, ids = shape(token_ids, xp=xp), (token_ids, position_ids, segment_ids)
+    found = [
+        maps.lookup(widen(table, xp=xp), own, dims, xp=xp)
+        for table, own in zip(tables, ids, strict=True)
+        if table is not None
+    ]
+    x = functools.reduce(functools.partial(maps.add, xp=xp), found)
     if parameters.norm is not None:
-        x = layer_norm(widen(parameters.norm, xp=xp), x, epsilon=epsilon, xp=xp)
-    return narrow(drop(x, dropout, xp=xp), dtype, xp=xp)
-
-
-def _rows(table: Array, ids: Array, xp: Namespace) -> Array:
-    """Rows of a table, wide: (entries, C), (..., L) -> (..., L, C)."""
-    rows = rows_at(table, xp.reshape(ids, (-1,)), axis=0, xp=xp)
-    return widen(xp.reshape(rows, (*shape(ids, xp=xp), shape(table, xp=xp)[1])), xp=xp)
+        x = layer_norm(widen(parameters.norm, xp=xp), x, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+    return narrow(maps.drop(x, dropout, xp=xp), dtype, xp=xp)
 
 
 def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array, epsilon: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._attention import scaled_dot_product_attention
 from attention_core._call import Attention
 from attention_core._checks import (
@@ -18,7 +19,6 @@ from attention_core._checks import (
     shape_text,
     sizes,
 )
-from attention_core._layers import linear
 from attention_core._namespace import array_namespace, narrow, shape, widen
 from attention_core._typing import Array, Namespace
 from attention_core.parameters import Linear, SaganAttention
@@ -34,6 +34,7 @@ def sagan_attention(
     pool: bool = True,
     data_format: str = "channels_last",
     return_weights: bool = False,
+    arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Any:
     r"""Let every place of a feature map attend all places (or their 2 × 2 maxima), and add what it finds.
@@ -56,6 +57,8 @@ def sagan_attention(
     data_format : {"channels_last", "channels_first"}
     return_weights : bool
         Whether to return the softmax, of shape (..., 1, height * width, places attended), too.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
     xp : array namespace, optional
 
     Returns
@@ -86,25 +89,40 @@ def sagan_attention(
         if not (convolution is None and name == "output"):
             check_parameters(name, convolution, Linear)
     xp = array_namespace(x, *_leaves(parameters)) if xp is None else xp
+    check_arithmetic(arithmetic, "x", x)
     _check_sagan(parameters, x, pool, data_format)
     dtype = x.dtype
     parameters, x = widen((parameters, x), xp=xp)
-    maps = _channels_last(x, xp) if data_format == "channels_first" else x
-    phi, g = (linear(convolution, maps, xp=xp) for convolution in (parameters.phi, parameters.g))
+    maps = arithmetic_of(arithmetic)
+    x, attended = maps.copies(x, 2, xp=xp)
+    places = _channels_last(attended, xp) if data_format == "channels_first" else attended
+    theta, phi, g = (
+        maps.affine(each, *convolution, xp=xp)
+        for each, convolution in zip(maps.copies(places, 3, xp=xp), parameters[:3], strict=True)
+    )
     if pool:
-        phi, g = _max_pool(phi, xp), _max_pool(g, xp)
-    theta = linear(parameters.theta, maps, xp=xp)
+        phi, g = _max_pool(phi, maps, xp), _max_pool(g, maps, xp)
     query, key, value = (_places(array, xp) for array in (theta, phi, g))  # (..., 1, places, channels)
-    found = scaled_dot_product_attention(query, key, value, scale=1.0, return_weights=True, xp=xp)
-    y = found.output if parameters.output is None else linear(parameters.output, found.output, xp=xp)
-    y = xp.reshape(y, shape(maps, xp=xp))
+    found = scaled_dot_product_attention(
+        query, key, value, scale=1.0, return_weights=return_weights, arithmetic=arithmetic, xp=xp
+    )
+    output = found.output if return_weights else found
+    y = output if parameters.output is None else maps.affine(output, *parameters.output, xp=xp)
+    y = xp.reshape(y, shape(places, xp=xp))
     y = _channels_first(y, xp) if data_format == "channels_first" else y
-    result = narrow(xp.add(x, xp.multiply(y, parameters.sigma)), dtype, xp=xp)
+    result = narrow(maps.blend(x, y, parameters.sigma, xp=xp), dtype, xp=xp)
     return Attention(result, narrow(found.weights, dtype, xp=xp)) if return_weights else result
 
 
 def spectral_norm(
-    weight: Array, u: Array, /, *, iterations: int = 1, epsilon: float = 1e-12, xp: Namespace | None = None
+    weight: Array,
+    u: Array,
+    /,
+    *,
+    iterations: int = 1,
+    epsilon: float = 1e-12,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
 ) -> tuple[Array, Array]:
     r"""Divide a weight by its largest singular value, as power iteration estimates it.
 
@@ -125,6 +143,8 @@ def spectral_norm(
         Steps of power iteration, at least 1.
     epsilon : float
         Added to the norms.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
     xp : array namespace, optional
 
     Returns
@@ -154,6 +174,7 @@ def spectral_norm(
     xp = array_namespace(weight, u) if xp is None else xp
     check_rank("weight", weight, 2, "(..., out)")
     check_floating("weight", weight)
+    check_arithmetic(arithmetic, "weight", weight)
     check_vector("u", u, sizes(weight)[-1], "weight", weight)
     if 0 in sizes(weight):
         raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
@@ -161,25 +182,27 @@ def spectral_norm(
     check_number("epsilon", epsilon, positive=True)
     dtype, epsilon = weight.dtype, float(epsilon)
     weight, u = widen((weight, u), xp=xp)
-    matrix = xp.reshape(weight, (-1, shape(weight, xp=xp)[-1]))
+    maps = arithmetic_of(arithmetic)
+    weight, matrix = maps.copies(weight, 2, xp=xp)
+    matrices = iter(maps.copies(xp.reshape(matrix, (-1, shape(weight, xp=xp)[-1])), 2 * iterations + 1, xp=xp))
     row = xp.reshape(u, (1, -1))
     for _ in range(iterations):
-        v = _unit(xp.matmul(row, xp.matrix_transpose(matrix)), epsilon, xp)
-        row = _unit(xp.matmul(v, matrix), epsilon, xp)
-    sigma = xp.sum(xp.multiply(xp.matmul(v, matrix), row))
-    new_u = xp.reshape(row, (-1,))
-    return narrow(xp.divide(weight, sigma), dtype, xp=xp), narrow(new_u, dtype, xp=xp)
+        v = maps.unit(maps.affine(row, xp.matrix_transpose(next(matrices)), None, xp=xp), epsilon, xp=xp)
+        v, last = maps.copies(v, 2, xp=xp)
+        row = maps.unit(maps.affine(v, next(matrices), None, xp=xp), epsilon, xp=xp)
+    row, kept = maps.copies(row, 2, xp=xp)
+    sigma = maps.affine(maps.affine(last, next(matrices), None, xp=xp), xp.matrix_transpose(row), None, xp=xp)
+    normalized = maps.divide(weight, xp.reshape(sigma, ()), xp=xp)
+    return narrow(normalized, dtype, xp=xp), narrow(xp.reshape(kept, (-1,)), dtype, xp=xp)
 
 
-def _unit(vector: Array, epsilon: float, xp: Namespace) -> Array:
-    return xp.divide(vector, xp.add(xp.sqrt(xp.sum(xp.multiply(vector, vector))), epsilon))
-
-
-def _max_pool(maps: Array, xp: Namespace) -> Array:
+def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
     """Maxima of 2 × 2 places: (..., height, width, C) -> (..., height / 2, width / 2, C)."""
     *leading, height, width, channels = shape(maps, xp=xp)
-    squares = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
-    return xp.max(xp.max(squares, axis=-2), axis=-3)
+    apart = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
+    *axes, top, side, left, low, last = range(len(apart.shape))
+    squares = xp.permute_dims(apart, (*axes, top, left, side, low, last))
+    return arithmetic.pooled(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
 
 
 def _places(maps: Array, xp: Namespace) -> Array:

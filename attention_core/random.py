@@ -97,20 +97,18 @@ def check_seed(seed: Any) -> None:
             raise ValueError(f"expected a seed of shape () or (2,); got {shape_text(seed)}")
 
 
-def seed_words(seed: Any, like: dict[str, Any], /, *, xp: Namespace) -> tuple[Array, Array]:
-    """The two 32-bit words of a seed, low and high, as int32 arrays of shape (1,).
+def seed_words(seed: Any, /, *, xp: Namespace) -> tuple[Any, Any]:
+    """The two 32-bit words of a seed, low and high: integers of one, int32 arrays of shape (1,) of an array.
 
     Parameters
     ----------
     seed : int or Array
         As in `Dropout`.
-    like : dict
-        Keyword arguments that place a new array.
     xp : array namespace
     """
     check_seed(seed)
     if isinstance(seed, int):
-        return tuple(xp.full((1,), _signed(word), dtype=xp.int32, **like) for word in (seed, seed >> 32))
+        return _signed(seed), _signed(seed >> 32)
     words = xp.reshape(xp.astype(seed, xp.int32), (-1,))
     low = words[:1]
     return low, (words[1:] if len(seed.shape) else xp.zeros_like(low))
@@ -125,12 +123,14 @@ def hash_words(*words: Any, xp: Namespace) -> Array:
 
     Parameters
     ----------
-    *words : int32 Array, which broadcast
+    *words : int or int32 Array, which broadcast
+        Those that come first may be integers: they are hashed here and now.
     xp : array namespace
 
     Returns
     -------
     int32 Array
+        Or an integer, if all words are.
 
     Examples
     --------
@@ -139,11 +139,27 @@ def hash_words(*words: Any, xp: Namespace) -> Array:
     >>> int(hash_words(one, one, xp=xp)[0])
     711129241
     """
-    state = xp.zeros_like(words[0])
+    state: Any = 0
     for place, word in enumerate(words, start=1):
-        state = xp.bitwise_xor(state, fmix32(xp.bitwise_xor(word, _signed(place * _GOLDEN)), xp=xp))
-        state = fmix32(state, xp=xp)
+        if isinstance(word, int):
+            word = _mixed(word ^ place * _GOLDEN)
+        else:
+            word = fmix32(xp.bitwise_xor(word, _signed(place * _GOLDEN)), xp=xp)
+        if isinstance(word, int) and isinstance(state, int):
+            state = _mixed(state ^ word)
+        else:
+            whole = [each for each in (word, state) if not isinstance(each, int)]
+            parts = [*whole, *(_signed(each) for each in (word, state) if isinstance(each, int))]
+            state = fmix32(xp.bitwise_xor(*parts), xp=xp)
     return state
+
+
+def _mixed(word: int) -> int:
+    """The same as `fmix32`, of an integer."""
+    word &= 0xFFFFFFFF
+    word = (word ^ word >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    word = (word ^ word >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return word ^ word >> 16
 
 
 def fmix32(word: Array, /, *, xp: Namespace) -> Array:
@@ -172,12 +188,10 @@ def _product(word: Array, factor: int, xp: Namespace) -> Array:
     return xp.astype(xp.multiply(xp.astype(word, wide), factor), xp.int32)
 
 
-def fold_in(seed: Any, number: int, like: dict[str, Any], /, *, xp: Namespace) -> Array:
-    """A new seed out of a seed and a number: one for every place that needs its own.  -> int32 Array, shape (2,)."""
-    purpose, low, high, number = (xp.full((1,), word, dtype=xp.int32, **like) for word in (_FOLDED, 0, 1, number))
-    return xp.concat(
-        [hash_words(*seed_words(seed, like, xp=xp), purpose, number, word, xp=xp) for word in (low, high)], axis=0
-    )
+def fold_in(seed: Any, number: int, /, *, xp: Namespace) -> Any:
+    """A new seed out of a seed and a number, one for every place that needs its own: an integer, or two words."""
+    low, high = (hash_words(*seed_words(seed, xp=xp), _FOLDED, number, word, xp=xp) for word in (0, 1))
+    return low | high << 32 if isinstance(seed, int) else xp.concat([low, high], axis=0)
 
 
 def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: Any = None) -> Array:
@@ -196,8 +210,7 @@ def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: A
     """
     like = {} if device is None else {"device": device}
     index = xp.arange(math.prod(dims), dtype=xp.int32, **like)
-    purpose = xp.full((1,), _FLAT, dtype=xp.int32, **like)
-    return xp.reshape(hash_words(*seed_words(seed, like, xp=xp), purpose, index, xp=xp), dims)
+    return xp.reshape(hash_words(*seed_words(seed, xp=xp), _FLAT, index, xp=xp), dims)
 
 
 def dropout_mask(dropout: Dropout, like: Array, /, *, xp: Namespace) -> Array:
@@ -235,9 +248,7 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
     -------
     Array of bool
     """
-    place = beside(column)
-    purpose = xp.full((1,), _LEADING, dtype=xp.int32, **place)
-    bits = hash_words(*seed_words(dropout.seed, place, xp=xp), purpose, sample, row, column, xp=xp)
+    bits = hash_words(*seed_words(dropout.seed, xp=xp), _LEADING, sample, row, column, xp=xp)
     return xp.greater_equal(uniform_integers(bits, xp=xp), round(dropout.rate * 2**_RESOLUTION))
 
 

@@ -48,7 +48,7 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
     Examples
     --------
     >>> layer_from_settings({"layer": "FeedForward", "channels": 4, "inner": 16})
-    FeedForward(channels=4, inner=16, output_channels=None, bias=True, dropout=0.0)
+    FeedForward(channels=4, inner=16, output_channels=None, bias=True, dropout=0.0, arithmetic='fast')
     """
     name = settings.get("layer")
     if name not in _KINDS:

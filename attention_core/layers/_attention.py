@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import parameters as trees
+from attention_core._arithmetic import check_name
 from attention_core._attention import scaled_dot_product_attention
 from attention_core._call import Attention
 from attention_core._checks import check_boolean, check_flag, check_number, check_positive, check_rank
@@ -33,6 +34,7 @@ class DotProductAttention(Layer):
     dropout : float
         The rate at which weights are dropped in training.
     implementation : {"auto", "dense", "blockwise", "fused"}
+    arithmetic : {"fast", "reproducible"}
 
     Raises
     ------
@@ -53,6 +55,7 @@ class DotProductAttention(Layer):
     is_causal: bool = False
     dropout: float = 0.0
     implementation: str = "auto"
+    arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
         _check_attention(self)
@@ -125,6 +128,7 @@ class DotProductAttention(Layer):
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
             implementation=self.implementation,
+            arithmetic=self.arithmetic,
             xp=xp,
         )
         if not isinstance(found, Attention):
@@ -163,7 +167,7 @@ class MultiHeadAttention(Layer):
         Whether there is a key and a value beside those projected, to be learned, as ``add_bias_kv`` of PyTorch has it.
     zero_attention : bool
         Whether there is a key of zeros and a value of zeros, as ``add_zero_attn`` of PyTorch has it: a sink of score 0.
-    scale, softcap, is_causal, dropout, implementation
+    scale, softcap, is_causal, dropout, implementation, arithmetic
         As in `DotProductAttention`.
 
     Raises
@@ -200,6 +204,7 @@ class MultiHeadAttention(Layer):
     is_causal: bool = False
     dropout: float = 0.0
     implementation: str = "auto"
+    arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
         check_sizes(self, "channels", "num_heads")
@@ -313,6 +318,7 @@ class MultiHeadAttention(Layer):
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
             implementation=self.implementation,
+            arithmetic=self.arithmetic,
             xp=xp,
         )
 
@@ -349,3 +355,4 @@ def _check_attention(layer: DotProductAttention | MultiHeadAttention) -> None:
     check_flag("is_causal", layer.is_causal)
     check_dropout(Dropout(layer.dropout))
     check_implementation(layer.implementation)
+    check_name(layer.arithmetic)

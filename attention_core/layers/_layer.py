@@ -178,11 +178,10 @@ def _described(value: Any) -> str:
 
 def _grown(tree: Any, seed: Any, purpose: int, dtype: str, xp: Namespace, device: Any) -> Any:
     """A tree of `Initial` with their values, each under a seed of its own."""
-    place = {} if device is None else {"device": device}
     leaves = named_arrays(tree)
-    own = fold_in(seed, purpose, place, xp=xp) if leaves else None
+    own = fold_in(seed, purpose, xp=xp) if leaves else None
     values = {
-        name: leaf.values(fold_in(own, index, place, xp=xp), dtype=dtype, xp=xp, device=device)
+        name: leaf.values(fold_in(own, index, xp=xp), dtype=dtype, xp=xp, device=device)
         for index, (name, leaf) in enumerate(leaves.items())
     }
     return tree_from_names(tree, values)

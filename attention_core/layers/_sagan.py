@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attention_core import parameters as trees
+from attention_core._arithmetic import check_name
 from attention_core._checks import check_positive
 from attention_core._sagan import check_data_format, sagan_attention, spectral_norm
 from attention_core._typing import Array, Namespace
@@ -46,6 +47,7 @@ class SaganAttention(Layer):
         Whether the kernels are divided by their largest singular values, as `attention_core.spectral_norm` estimates
         them from vectors that are the state of the layer.
     data_format : {"channels_last", "channels_first"}
+    arithmetic : {"fast", "reproducible"}
 
     Raises
     ------
@@ -71,6 +73,7 @@ class SaganAttention(Layer):
     pool: bool = True
     spectral_norm: bool = True
     data_format: str = "channels_last"
+    arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
         check_sizes(self, "channels")
@@ -79,6 +82,7 @@ class SaganAttention(Layer):
                 check_positive(name, getattr(self, name))
         check_flags(self, "output", "bias", "pool", "spectral_norm")
         check_data_format(self.data_format)
+        check_name(self.arithmetic)
         head, value = self._widths
         if head < 1 or value < 1:
             raise ValueError(f"expected at least 8 channels without head_channels; got {self.channels}")
@@ -140,7 +144,13 @@ class SaganAttention(Layer):
         if self.spectral_norm:
             parameters = self._normalized(parameters, state, xp)[0]
         return sagan_attention(
-            parameters, x, pool=self.pool, data_format=self.data_format, return_weights=return_weights, xp=xp
+            parameters,
+            x,
+            pool=self.pool,
+            data_format=self.data_format,
+            return_weights=return_weights,
+            arithmetic=self.arithmetic,
+            xp=xp,
         )
 
     def refreshed(self, parameters: trees.SaganAttention, state: Any, /, *, xp: Namespace | None = None) -> Any:
@@ -154,6 +164,6 @@ class SaganAttention(Layer):
         for name, u in zip(state._fields, state, strict=True):
             kernel = getattr(parameters, name)
             if kernel is not None:
-                weight, vectors[name] = spectral_norm(kernel.weight, u, xp=xp)
+                weight, vectors[name] = spectral_norm(kernel.weight, u, arithmetic=self.arithmetic, xp=xp)
                 kernels[name] = kernel._replace(weight=weight)
         return parameters._replace(**kernels), state._replace(**vectors)

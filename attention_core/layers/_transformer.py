@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import parameters as trees
+from attention_core._arithmetic import check_name
 from attention_core._checks import check_number
 from attention_core._encoder import encoder_layer
 from attention_core._layers import embed_tokens, feed_forward
@@ -29,6 +30,7 @@ class FeedForward(Layer):
         By default ``channels``.
     bias : bool
     dropout : float
+    arithmetic : {"fast", "reproducible"}
 
     Raises
     ------
@@ -41,11 +43,13 @@ class FeedForward(Layer):
     output_channels: int | None = None
     bias: bool = True
     dropout: float = 0.0
+    arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
         check_sizes(self, "channels", "inner", *["output_channels"] * (self.output_channels is not None))
         check_flags(self, "bias")
         check_dropout(Dropout(self.dropout))
+        check_name(self.arithmetic)
 
     @property
     def parameters(self) -> trees.FeedForward:
@@ -62,7 +66,9 @@ class FeedForward(Layer):
 
         Without a seed nothing is dropped.
         """
-        return feed_forward(parameters, x, dropout=dropout_in_training(self.dropout, seed), xp=xp)
+        return feed_forward(
+            parameters, x, dropout=dropout_in_training(self.dropout, seed), arithmetic=self.arithmetic, xp=xp
+        )
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class EncoderLayer(Layer):
     dropout : float
         Of the weights of attention, and of both branches.
     implementation : {"auto", "dense", "blockwise", "fused"}
+    arithmetic : {"fast", "reproducible"}
 
     Raises
     ------
@@ -98,6 +105,7 @@ class EncoderLayer(Layer):
     epsilon: float = 1e-5
     dropout: float = 0.0
     implementation: str = "auto"
+    arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
         check_sizes(self, "inner")
@@ -108,7 +116,12 @@ class EncoderLayer(Layer):
     @property
     def _attention(self) -> MultiHeadAttention:
         return MultiHeadAttention(
-            self.channels, self.num_heads, bias=self.bias, dropout=self.dropout, implementation=self.implementation
+            self.channels,
+            self.num_heads,
+            bias=self.bias,
+            dropout=self.dropout,
+            implementation=self.implementation,
+            arithmetic=self.arithmetic,
         )
 
     @property
@@ -143,6 +156,7 @@ class EncoderLayer(Layer):
             epsilon=self.epsilon,
             dropout=dropout_in_training(self.dropout, seed),
             implementation=self.implementation,
+            arithmetic=self.arithmetic,
             xp=xp,
         )
 
@@ -160,6 +174,7 @@ class Embeddings(Layer):
     epsilon : float
         Of the normalization.
     dropout : float
+    arithmetic : {"fast", "reproducible"}
 
     Raises
     ------
@@ -174,6 +189,7 @@ class Embeddings(Layer):
     norm: bool = True
     epsilon: float = 1e-12
     dropout: float = 0.0
+    arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -182,6 +198,7 @@ class Embeddings(Layer):
         check_flags(self, "norm")
         check_number("epsilon", self.epsilon, positive=True)
         check_dropout(Dropout(self.dropout))
+        check_name(self.arithmetic)
 
     @property
     def parameters(self) -> trees.Embeddings:
@@ -215,5 +232,6 @@ class Embeddings(Layer):
             segment_ids=segment_ids,
             epsilon=self.epsilon,
             dropout=dropout_in_training(self.dropout, seed),
+            arithmetic=self.arithmetic,
             xp=xp,
         )

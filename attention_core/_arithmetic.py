@@ -1,0 +1,42 @@
+"""The two arithmetics in which the one definition is computed, and what each can be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attention_core import _exact_layers, _fast_layers
+from attention_core._namespace import dtype_name
+from attention_core._typing import Array
+
+__all__ = ["ARITHMETICS", "arithmetic_of", "check_arithmetic"]
+
+ARITHMETICS = {"fast": _fast_layers, "reproducible": _exact_layers}
+WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, in the words of their libraries
+
+
+def arithmetic_of(name: str) -> Any:
+    """The maps between attentions, as functions of arrays, in one of the arithmetics."""
+    return ARITHMETICS[name]
+
+
+def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:
+    """Raise unless this names an arithmetic that can be had for the dtype and the device of an array."""
+    check_name(arithmetic)
+    if arithmetic == "fast" or not hasattr(array, "dtype"):
+        return
+    if dtype_name(array.dtype) == "float64":
+        raise ValueError(
+            f"expected {name} of float16, bfloat16 or float32 with arithmetic='reproducible', whose sums are exact in"
+            " float64; got float64"
+        )
+    device = str(getattr(array, "device", "")).lower()
+    if any(kind in device for kind in WITHOUT_FLOAT64):
+        raise ValueError(
+            f"expected {name} on a device that has float64, with arithmetic='reproducible'; got {array.device}"
+        )
+
+
+def check_name(arithmetic: Any) -> None:
+    """Raise unless this names an arithmetic."""
+    if not isinstance(arithmetic, str) or arithmetic not in ARITHMETICS:
+        raise ValueError(f"expected an arithmetic out of {', '.join(ARITHMETICS)}; got {arithmetic!r}")

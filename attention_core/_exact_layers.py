@@ -1,0 +1,540 @@
+r"""The maps between attentions in reproducible arithmetic: each an operation with its own gradient, rounded once.
+
+Arrays come and go as float32. What is used in several places is handed out by `copies`, whose gradient adds up in a
+fixed order, as float32 additions in the order of a library would not. Every sum over positions is one of integers, in
+which the order of positions, their number and their distribution over a batch do not show.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from attention_core._exact import (
+    LONGEST,
+    bits_for,
+    carried,
+    dots,
+    exp2,
+    horner,
+    number,
+    peak,
+    rounded,
+    settle,
+    slices,
+    total,
+    wide,
+)
+from attention_core._gelu import SERIES
+from attention_core._loops import Plain
+from attention_core._namespace import backend_of, beside, rows_at, shape
+from attention_core._typing import Array, Namespace
+from attention_core.backend import Backend, Operation
+from attention_core.random import Dropout, dropout_mask
+
+__all__ = [
+    "add",
+    "affine",
+    "blend",
+    "copies",
+    "divide",
+    "drop",
+    "gelu",
+    "lookup",
+    "normalize",
+    "pooled",
+    "spread",
+    "unit",
+]
+
+TERM = 26  # bits of a slice whose sums are taken over positions: 2**27 of them are exact
+
+
+class Constants(NamedTuple):
+    """The plan of an operation: one number, or none."""
+
+    number: Any = None
+
+
+def _run(operation: Operation, plan: Constants, *arrays: Array, xp: Namespace) -> tuple[Array, ...]:
+    backend = backend_of(arrays[0]) or Plain(xp)
+    return tuple(backend.custom_gradient(operation, plan, arrays))
+
+
+def product(x: Array, y: Array, /, *, xp: Namespace) -> Array:
+    r"""Products of matrices (..., K) and (K, N), as float64: exact sums of products of slices, added with one rounding.
+
+    Rows of x, and columns of y, are cut below their own largest magnitudes. More than 4096 channels are summed piece by
+    piece, in parts that are carried.
+    """
+    channels = shape(x, xp=xp)[-1]
+    bits = bits_for(min(channels, LONGEST))
+    powers = peak(x, -1, xp), peak(y, -2, xp)
+    (x1, x2), (y1, y2) = (slices(each, power, bits, 2, xp) for each, power in zip((x, y), powers, strict=True))
+    left, right = xp.concat([x1, x2], axis=-1), xp.concat([y2, y1], axis=-2)
+
+    def summed(left: Array, right: Array, ends: list[tuple[int, int]]) -> Array:
+        found = [carried(xp.matmul(left[..., start:stop], right[..., start:stop, :]), xp) for start, stop in ends]
+        return total(tuple(_added(part, xp) for part in zip(*found, strict=True)), xp)  # type: ignore[arg-type]
+
+    ends = [(start, min(start + LONGEST, channels)) for start in range(0, channels, LONGEST)]
+    high, cross = summed(x1, y1, ends), summed(left, right, [*ends, *((a + channels, b + channels) for a, b in ends)])
+    scaled = xp.multiply(powers[0], xp.multiply(powers[1], 2.0 ** (-2 * bits)))
+    return xp.multiply(xp.add(high, xp.multiply(cross, 2.0**-bits)), scaled)
+
+
+def _added(parts: tuple[Array, ...], xp: Namespace) -> Array:
+    found, *others = parts
+    for each in others:
+        found = xp.add(found, each)
+    return found
+
+
+def gathered(x: Array, y: Array, /, *, xp: Namespace) -> Array:
+    r"""Sums over positions, :math:`\sum_p x_{pk} y_{pn}`, of (P, K) and (P, N), as float64.
+
+    The bits of slices do not depend on P, nor do the exact sums depend on the pieces of 4096 positions that are taken.
+    """
+    bits = bits_for(LONGEST)
+    powers = peak(x, -2, xp), peak(y, -2, xp)
+    (x1, x2), (y1, y2) = (slices(each, power, bits, 2, xp) for each, power in zip((x, y), powers, strict=True))
+    sums = [_over_positions(*each, xp) for each in ((x1, y1), (x1, y2), (x2, y1))]
+    cross = xp.multiply(xp.add(sums[1], sums[2]), 2.0**-bits)
+    scaled = xp.multiply(xp.matrix_transpose(powers[0]), xp.multiply(powers[1], 2.0 ** (-2 * bits)))
+    return xp.multiply(xp.add(sums[0], cross), scaled)
+
+
+def _over_positions(x: Array, y: Array, xp: Namespace) -> Array:
+    """Exact sums of products of integers, rounded once."""
+    rows = shape(x, xp=xp)[0]
+    if isinstance(rows, int) and rows <= LONGEST:
+        return xp.matmul(xp.matrix_transpose(x), y)
+    spare = (-rows) % LONGEST
+    x, y = (_in_pieces(each, spare, xp) for each in (x, y))
+    parts = carried(xp.matmul(xp.matrix_transpose(x), y), xp)
+    return total(tuple(xp.sum(part, axis=0) for part in parts), xp)  # type: ignore[arg-type]
+
+
+def _in_pieces(x: Array, spare: Any, xp: Namespace) -> Array:
+    width = shape(x, xp=xp)[-1]
+    filled = xp.concat([x, xp.zeros((spare, width), dtype=x.dtype, **beside(x))], axis=0)
+    return xp.reshape(filled, (-1, LONGEST, width))
+
+
+def summed(x: Array, axis: Any, /, *, xp: Namespace) -> Array:
+    """Sums along axes, which stay, as float64: of slices, exactly, for up to 2**27 terms."""
+    power = peak(x, axis, xp)
+    high, low = (xp.sum(each, axis=axis, keepdims=True) for each in slices(x, power, TERM, 2, xp))
+    return xp.multiply(xp.add(high, xp.multiply(low, 2.0**-TERM)), xp.multiply(power, 2.0**-TERM))
+
+
+# Affine maps
+
+
+def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> Array:
+    r"""Affine map of the channels, :math:`x W + b`, rounded once: (..., in) -> (..., out)."""
+    *leading, channels = shape(x, xp=xp)
+    if isinstance(channels, int) and channels == 0:
+        return _constant(x, weight, bias, xp)
+    arrays = (xp.reshape(x, (-1, channels)), weight, *(() if bias is None else (bias,)))
+    (found,) = _run(AFFINE, Constants(), *arrays, xp=xp)
+    return xp.reshape(found, (*leading, shape(weight, xp=xp)[-1]))
+
+
+def _constant(x: Array, weight: Array, bias: Array | None, xp: Namespace) -> Array:
+    found = xp.matmul(x, weight)
+    return found if bias is None else xp.add(found, bias)
+
+
+def _affine_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp, (x, weight, *bias) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    found = product(x, weight, xp=xp)
+    return (rounded(xp.add(found, bias[0]) if bias else found, xp),)
+
+
+def _affine_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp, (x, weight, *bias) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    out = wide(cotangents[0], xp)
+    of_x = product(out, xp.matrix_transpose(weight), xp=xp)
+    of_bias = (xp.squeeze(summed(out, -2, xp=xp), axis=-2),) if bias else ()
+    return tuple(rounded(each, xp) for each in (of_x, gathered(x, out, xp=xp), *of_bias))
+
+
+def _affine_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    x, weight, *_ = arrays
+    return (backend.namespace.matmul(x, weight),)
+
+
+AFFINE = Operation(_affine_forward, _affine_backward, _affine_empty, wide=True)
+
+
+# Normalization
+
+
+def normalize(x: Array, scale: Array, offset: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+    """Normalize the channels, rounded once."""
+    channels = shape(x, xp=xp)[-1]
+    (found,) = _run(NORMALIZE, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, offset, xp=xp)
+    return xp.reshape(found, shape(x, xp=xp))
+
+
+def _normal(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
+    r"""Normalized channels, and by what they were divided.
+
+    With :math:`r_i` the integers :math:`2^g x_i / P`, the differences :math:`c_i = C r_i - \sum_j r_j` are exact, as
+    :math:`g + \lceil \log_2 C \rceil \le 51`, and
+
+    .. math:: y_i = \frac{c_i \sqrt C}{\sqrt{\sum_j c_j^2 + \epsilon\, C^3 (2^g / P)^2}}.
+    """
+    channels = shape(x, xp=xp)[-1]
+    grid = min(40, 51 - math.ceil(math.log2(channels)))
+    power = peak(x, -1, xp)
+    units = xp.round(xp.multiply(x, xp.divide(2.0**grid, power)))
+    centred = xp.subtract(xp.multiply(units, float(channels)), xp.sum(units, axis=-1, keepdims=True))
+    step = xp.divide(2.0**grid, power)
+    noise = xp.multiply(xp.multiply(step, step), epsilon * float(channels) ** 3)
+    root = settle(xp.sqrt(xp.add(dots(centred, centred, xp), settle(noise, xp))), xp)
+    normal = xp.divide(settle(xp.multiply(centred, math.sqrt(channels)), xp), root)
+    deviation = xp.multiply(xp.divide(root, step), channels**-1.5)
+    return normal, settle(deviation, xp)
+
+
+def _normalize_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp, (x, scale, offset) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    normal, _ = _normal(x, plan.number, xp)
+    return (rounded(xp.add(settle(xp.multiply(normal, scale), xp), offset), xp),)
+
+
+def _normalize_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp, (x, scale, _) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    out = wide(cotangents[0], xp)
+    normal, deviation = _normal(x, plan.number, xp)
+    channels = shape(x, xp=xp)[-1]
+    pull = settle(xp.multiply(out, scale), xp)
+    mean = settle(xp.multiply(summed(pull, -1, xp=xp), 1 / channels), xp)
+    along = xp.multiply(dots(pull, normal, xp), 1 / channels)
+    of_x = xp.divide(xp.subtract(xp.subtract(pull, mean), settle(xp.multiply(normal, along), xp)), deviation)
+    of_scale = summed(settle(xp.multiply(out, normal), xp), -2, xp=xp)
+    of_offset = summed(out, -2, xp=xp)
+    return tuple(rounded(each, xp) for each in (of_x, xp.squeeze(of_scale, axis=-2), xp.squeeze(of_offset, axis=-2)))
+
+
+def _first_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return (backend.namespace.zeros_like(arrays[0]),)
+
+
+NORMALIZE = Operation(_normalize_forward, _normalize_backward, _first_empty, wide=True)
+
+
+# The Gaussian error linear unit
+
+
+def gelu(x: Array, /, *, xp: Namespace) -> Array:
+    """Gaussian error linear unit, rounded once."""
+    (found,) = _run(GELU, Constants(), x, xp=xp)
+    return found
+
+
+def _share(x: Array, xp: Namespace) -> tuple[Array, Array]:
+    r"""The normal distribution, :math:`\Phi(x) = \operatorname{erfc}(-x / \sqrt 2) / 2`, and :math:`e^{-x^2 / 2}`."""
+    size = xp.minimum(xp.abs(x), number(40.0, x, xp))
+    bell = exp2(xp.multiply(xp.multiply(size, size), -0.5 / math.log(2)), xp)
+    t = xp.divide(4.0, xp.add(settle(xp.multiply(size, math.sqrt(0.5)), xp), 4.0))
+    y = xp.subtract(settle(xp.multiply(t, 16 / 7), xp), 9 / 7)
+    tail = settle(xp.multiply(xp.multiply(xp.multiply(t, horner(y, SERIES["float64"], xp)), bell), 0.5), xp)
+    return xp.where(xp.less(x, 0.0), tail, xp.subtract(1.0, tail)), bell
+
+
+def _gelu_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp = backend.namespace
+    x = wide(arrays[0], xp)
+    share, _ = _share(x, xp)
+    return (rounded(xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, share)), xp),)
+
+
+def _gelu_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp = backend.namespace
+    x, out = wide(arrays[0], xp), wide(cotangents[0], xp)
+    share, bell = _share(x, xp)
+    slope = xp.add(share, settle(xp.multiply(xp.multiply(x, bell), 1 / math.sqrt(2 * math.pi)), xp))
+    return (rounded(xp.multiply(out, slope), xp),)
+
+
+GELU = Operation(_gelu_forward, _gelu_backward, _first_empty, wide=True)
+
+
+# Sums and copies
+
+
+def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
+    """Add two arrays of one shape."""
+    (found,) = _run(ADD, Constants(), x, y, xp=xp)
+    return found
+
+
+def _add_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp = backend.namespace
+    return (rounded(xp.add(*(wide(each, xp) for each in arrays)), xp),)
+
+
+def _add_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    return tuple(rounded(wide(cotangents[0], backend.namespace), backend.namespace) for _ in arrays)
+
+
+ADD = Operation(_add_forward, _add_backward, _first_empty, wide=True)
+
+
+def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:
+    """The same array for each place that uses it: its gradients are added up in the order of these."""
+    return _run(COPIES, Constants(count), x, xp=xp)
+
+
+def _copies_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp = backend.namespace
+    return tuple(xp.astype(arrays[0], arrays[0].dtype, copy=True) for _ in range(plan.number))
+
+
+def _copies_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp = backend.namespace
+    return (rounded(_added(tuple(wide(each, xp) for each in cotangents), xp), xp),)
+
+
+def _copies_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return tuple(backend.namespace.zeros_like(arrays[0]) for _ in range(plan.number))
+
+
+COPIES = Operation(_copies_forward, _copies_backward, _copies_empty, wide=True)
+
+
+def blend(x: Array, y: Array, factor: Array, /, *, xp: Namespace) -> Array:
+    r"""An array and a multiple of another, :math:`x + \sigma y`, rounded once."""
+    (found,) = _run(BLEND, Constants(), x, y, factor, xp=xp)
+    return found
+
+
+def _blend_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp, (x, y, factor) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    return (rounded(xp.add(x, settle(xp.multiply(y, factor), xp)), xp),)
+
+
+def _blend_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp, (_, y, factor) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    out = wide(cotangents[0], xp)
+    of_factor = summed(xp.reshape(settle(xp.multiply(out, y), xp), (-1,)), 0, xp=xp)
+    return tuple(
+        rounded(each, xp) for each in (out, xp.multiply(out, factor), xp.reshape(of_factor, tuple(factor.shape)))
+    )
+
+
+BLEND = Operation(_blend_forward, _blend_backward, _first_empty, wide=True)
+
+
+# Dropout, tables, maxima
+
+
+def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
+    """The array with some elements 0, and the others made up for it."""
+    if dropout is None or dropout.rate == 0:
+        return x
+    rows = x if len(x.shape) > 1 else xp.expand_dims(x, axis=0)
+    kept = xp.astype(dropout_mask(dropout, rows, xp=xp), xp.int32)
+    (found,) = _run(SCALED, Constants(1 / (1 - dropout.rate)), rows, kept, xp=xp)
+    return found if len(x.shape) > 1 else xp.squeeze(found, axis=0)
+
+
+def _scaled_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp, (x, kept) = backend.namespace, arrays
+    return (rounded(xp.where(xp.equal(kept, 1), xp.multiply(wide(x, xp), plan.number), 0.0), xp),)
+
+
+def _scaled_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array | None, ...]:
+    return *_scaled_forward(plan, (cotangents[0], arrays[1]), backend), None
+
+
+SCALED = Operation(_scaled_forward, _scaled_backward, _first_empty, wide=True)
+
+
+def lookup(table: Array, ids: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
+    """Rows of a table, (entries, C), for ids of these dimensions: what a row receives is added up exactly."""
+    (found,) = _run(LOOKUP, Constants(), table, xp.reshape(xp.broadcast_to(ids, dims), (-1,)), xp=xp)
+    return xp.reshape(found, (*dims, shape(table, xp=xp)[1]))
+
+
+def spread(x: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
+    """The same array, (G, 1, D), for every entry of a batch: the only row of a table."""
+    *leading, groups, length, width = dims
+    ids = xp.zeros((1,) * len(leading), dtype=xp.int32, **beside(x))
+    rows = lookup(xp.reshape(x, (1, -1)), ids, tuple(leading), xp=xp)
+    return xp.reshape(rows, (*leading, groups, length, width))
+
+
+def _lookup_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return (rows_at(arrays[0], arrays[1], axis=0, xp=backend.namespace),)
+
+
+def _lookup_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array | None, ...]:
+    """The library's own sums over places are of integers here, so that their order does not matter."""
+    xp, (table, ids) = backend.namespace, arrays
+    out = wide(cotangents[0], xp)
+    power = peak(out, -2, xp)
+    parts = xp.concat(slices(out, power, TERM, 2, xp), axis=-1)
+    blank = xp.concat([xp.zeros_like(wide(table, xp))] * 2, axis=-1)
+    _, pull = backend.vjp(lambda table: rows_at(table, ids, axis=0, xp=xp), blank)
+    (sums,) = pull(parts)
+    width = shape(table, xp=xp)[-1]
+    found = xp.add(sums[..., :width], xp.multiply(sums[..., width:], 2.0**-TERM))
+    return rounded(xp.multiply(found, xp.multiply(power, 2.0**-TERM)), xp), None
+
+
+def _lookup_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return _lookup_forward(plan, arrays, backend)
+
+
+LOOKUP = Operation(_lookup_forward, _lookup_backward, _lookup_empty, wide=True)
+
+
+def pooled(x: Array, /, *, xp: Namespace) -> Array:
+    """The largest of places, (..., places, C) -> (..., C); its gradient is shared equally by those that are largest."""
+    (found,) = _run(POOLED, Constants(), x, xp=xp)
+    return found
+
+
+def _pooled_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return (backend.namespace.max(arrays[0], axis=-2),)
+
+
+def _pooled_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp = backend.namespace
+    x = wide(arrays[0], xp)
+    largest = xp.astype(xp.equal(x, xp.max(x, axis=-2, keepdims=True)), xp.float64)
+    count = xp.sum(largest, axis=-2, keepdims=True)
+    out = xp.expand_dims(wide(cotangents[0], xp), axis=-2)
+    return (rounded(xp.multiply(xp.divide(out, xp.maximum(count, number(1.0, x, xp))), largest), xp),)
+
+
+def _pooled_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return _pooled_forward(plan, arrays, backend)
+
+
+POOLED = Operation(_pooled_forward, _pooled_backward, _pooled_empty, wide=True)
+
+
+# What spectral normalization needs
+
+
+def unit(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+    r"""A vector (1, C) over its norm, :math:`x / (\lVert x \rVert + \epsilon)`."""
+    (found,) = _run(UNIT, Constants(epsilon), x, xp=xp)
+    return found
+
+
+def _norms(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
+    norm = settle(xp.sqrt(dots(x, x, xp)), xp)
+    return norm, xp.add(norm, epsilon)
+
+
+def _unit_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp = backend.namespace
+    x = wide(arrays[0], xp)
+    return (rounded(xp.divide(x, _norms(x, plan.number, xp)[1]), xp),)
+
+
+def _unit_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp = backend.namespace
+    x, out = wide(arrays[0], xp), wide(cotangents[0], xp)
+    norm, size = _norms(x, plan.number, xp)
+    safe = xp.where(xp.equal(norm, 0.0), 1.0, norm)
+    along = settle(xp.divide(dots(x, out, xp), settle(xp.multiply(safe, size), xp)), xp)
+    return (rounded(xp.divide(xp.subtract(out, settle(xp.multiply(x, along), xp)), size), xp),)
+
+
+UNIT = Operation(_unit_forward, _unit_backward, _first_empty, wide=True)
+
+
+def divide(x: Array, divisor: Array, /, *, xp: Namespace) -> Array:
+    """An array over a number, of shape ()."""
+    (found,) = _run(DIVIDE, Constants(), x, divisor, xp=xp)
+    return found
+
+
+def _divide_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp, (x, divisor) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    return (rounded(xp.divide(x, divisor), xp),)
+
+
+def _divide_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp, (x, divisor) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    out = wide(cotangents[0], xp)
+    along = summed(xp.reshape(settle(xp.multiply(out, x), xp), (-1,)), 0, xp=xp)
+    square = settle(xp.multiply(divisor, divisor), xp)
+    of_divisor = xp.negative(xp.divide(xp.reshape(along, tuple(divisor.shape)), square))
+    return rounded(xp.divide(out, divisor), xp), rounded(of_divisor, xp)
+
+
+DIVIDE = Operation(_divide_forward, _divide_backward, _first_empty, wide=True)
