@@ -221,8 +221,9 @@ def tanh(x: Array, xp: Namespace) -> Array:
 def peak(x: Array, axis: Any, xp: Namespace) -> Array:
     """The power of two above all magnitudes along an axis, which stays; nan where one of them is not finite."""
     size = xp.abs(x)
-    limited = xp.all(xp.less(size, math.inf), axis=axis, keepdims=True)  # said outright: not every maximum keeps nan
-    return xp.where(limited, power_above(xp.max(size, axis=axis, keepdims=True), xp), math.nan)
+    bounded = xp.less(size, math.inf)  # said outright: not every maximum keeps nan
+    power = power_above(xp.max(xp.where(bounded, size, 0.0), axis=axis, keepdims=True), xp)
+    return xp.where(xp.all(bounded, axis=axis, keepdims=True), power, math.nan)
 
 
 def dots(x: Array, y: Array, xp: Namespace) -> Array:

@@ -95,7 +95,7 @@ def exact_attention(call: Call, backend: Backend) -> tuple[Array, Array]:
     return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
-def _slope_scale(plan: Plan) -> float:
+def _query_scale(plan: Plan) -> float:
     """What queries are multiplied by before they are cut: what a cap takes is in the units of scores."""
     scale, _ = plan.exact  # type: ignore[misc]
     return scale if plan.softcap is not None else scale * UNIT
@@ -209,7 +209,7 @@ def _exceeds(tiles: Tiles, side: int) -> bool:
 def _settled(tiles: Tiles) -> Tiles:
     """The tiles with queries and keys packed."""
     xp, operands = tiles.xp, tiles.operands
-    query = settle(xp.multiply(wide(operands.query, xp), _slope_scale(tiles.plan)), xp)
+    query = xp.multiply(wide(operands.query, xp), _query_scale(tiles.plan))
     return tiles._replace(
         operands=operands._replace(
             query=_packed(tiles, query, first_last=False),
@@ -222,7 +222,7 @@ def _settled(tiles: Tiles) -> Tiles:
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what `backward` needs of each row, (B, G, R, M, 4)."""
     tiles = _settled(tiles_of(plan, arrays, backend))
-    return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))  # type: ignore[return-value]
+    return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))
 
 
 def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
@@ -402,7 +402,7 @@ def backward(
     if not plan.tame:  # what was replaced has no gradient
         gradients = [xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], gradients, strict=True)]
     if widest is not None:
-        found = total(tuple(collected_bias(tiles, stack) for stack in stacks[3]), xp)  # type: ignore[arg-type]
+        found = total(tuple(collected_bias(tiles, stack) for stack in stacks[3]), xp)
         gradients.append(rounded(xp.multiply(found, xp.multiply(widest, 2.0**-BIAS_BITS)), xp))
     integers = sum(plan.present[4:]) + sum(plan.num_arrays)
     return *gradients, *(None for _ in range(integers))

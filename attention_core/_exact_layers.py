@@ -75,7 +75,7 @@ def product(x: Array, y: Array, /, *, xp: Namespace) -> Array:
 
     def summed(left: Array, right: Array, ends: list[tuple[int, int]]) -> Array:
         found = [carried(xp.matmul(left[..., start:stop], right[..., start:stop, :]), xp) for start, stop in ends]
-        return total(tuple(_added(part, xp) for part in zip(*found, strict=True)), xp)  # type: ignore[arg-type]
+        return total(tuple(_added(part, xp) for part in zip(*found, strict=True)), xp)
 
     ends = [(start, min(start + LONGEST, channels)) for start in range(0, channels, LONGEST)]
     high, cross = summed(x1, y1, ends), summed(left, right, [*ends, *((a + channels, b + channels) for a, b in ends)])
@@ -112,7 +112,7 @@ def _over_positions(x: Array, y: Array, xp: Namespace) -> Array:
     spare = (-rows) % LONGEST
     x, y = (_in_pieces(each, spare, xp) for each in (x, y))
     parts = carried(xp.matmul(xp.matrix_transpose(x), y), xp)
-    return total(tuple(xp.sum(part, axis=0) for part in parts), xp)  # type: ignore[arg-type]
+    return total(tuple(xp.sum(part, axis=0) for part in parts), xp)
 
 
 def _in_pieces(x: Array, spare: Any, xp: Namespace) -> Array:

@@ -565,7 +565,7 @@ def swept(
     if tiles.plan.tame:
         return average(lambda values: values)
     xp = tiles.xp
-    infinite = xp.logical_not(xp.isfinite(xp.sum(tiles.operands.value)))
+    infinite = xp.logical_not(xp.all(xp.isfinite(tiles.operands.value)))
     sweeps = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
 
     def sweep(number: Any, results: tuple[Array, ...]) -> tuple[Array, ...]:

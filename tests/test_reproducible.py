@@ -1,0 +1,472 @@
+"""Reproducible arithmetic: the same bits everywhere, and why they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attention_core as ac
+from attention_core import _exact, _exact_attention, _tiles, get_backend, layers
+from attention_core import scaled_dot_product_attention as attention
+from attention_core.random import Dropout
+
+NUMPY = get_backend("numpy").namespace
+EXACTLY = {"arithmetic": "reproducible"}
+B, H, G, M, N, D, E = 2, 4, 2, 37, 150, 16, 24
+
+
+def float32(rng, *dims):
+    return rng.standard_normal(dims).astype(np.float32)
+
+
+def qkv(rng):
+    return float32(rng, B, H, M, D), float32(rng, B, G, N, D), float32(rng, B, G, N, E)
+
+
+def same(first, second):
+    """Bit for bit, whatever nan."""
+    assert first.dtype == second.dtype
+    np.testing.assert_array_equal(first.view(np.uint32), second.view(np.uint32))
+
+
+def of_numpy(*arrays, **options):
+    return attention(*arrays, **options, **EXACTLY)
+
+
+# The steps, against integers of unlimited precision and mpmath
+
+
+def test_a_power_of_two_lies_within_its_bounds_above_a_number(rng):
+    ends = [x * 2.0**k for k in range(-300, 300) for x in (1.0, 1.5, np.nextafter(1.5, 0), np.nextafter(1.5, 2))]
+    x = np.concatenate([2.0 ** rng.uniform(-200, 200, 20000), ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf)])
+    power = _exact.power_above(x, NUMPY)
+    assert np.all(np.frexp(power)[0] == 0.5)
+    assert np.all(x <= 0.75 * power)
+    assert np.all(x >= 0.375 * power)
+    assert _exact.power_above(np.zeros(1), NUMPY)[0] == 1.0
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 64, 127, 1024, 4096])
+def test_the_longest_sum_of_the_largest_slices_is_exact_and_one_bit_more_is_not(terms):
+    bits = _exact.bits_for(terms)
+    assert 2 * bits + math.ceil(math.log2(terms)) <= 53
+    largest = 3 * 2 ** (bits - 2)  # three quarters
+    assert terms * largest**2 <= 2**53
+    slices = np.full((1, terms), float(largest))
+    assert int((slices @ slices.T)[0, 0]) == terms * largest**2
+    assert 2 * (bits + 1) + math.ceil(math.log2(terms)) > 53
+
+
+@pytest.mark.parametrize("bits", [1, 8, 20, 23])
+def test_slices_are_integers_that_add_up_to_the_number(bits, rng):
+    x = rng.standard_normal((5, 40)) * 2.0 ** rng.integers(-30, 30, (5, 40))
+    power = _exact.peak(x, -1, NUMPY)
+    parts = _exact.slices(x, power, bits, 2, NUMPY)
+    for part, bound in zip(parts, (0.75, 0.5), strict=True):
+        assert np.all(part == np.rint(part))
+        assert np.abs(part).max() <= bound * 2**bits
+    for index in np.ndindex(x.shape):
+        whole = sum(Fraction(part[index]) / 2 ** (bits * place) for place, part in enumerate(parts, start=1))
+        assert abs(Fraction(x[index]) / Fraction(power[index[0], 0]) - whole) <= Fraction(1, 2 ** (2 * bits + 1))
+
+
+def test_carried_sums_are_those_of_unlimited_integers(rng):
+    terms = [int(x) for x in rng.integers(-(2**53), 2**53, 1000)]
+    parts = _exact.carried(np.asarray(terms, dtype=np.float64), NUMPY)
+    assert np.all(parts[0] * 2**26 + parts[1] == np.asarray(terms, dtype=np.float64))
+    found = _exact.total(tuple(part.sum() for part in parts), NUMPY)
+    assert float(found) == float(sum(terms))  # of Python, which rounds once
+
+
+def test_rounding_is_to_the_nearest_float32_to_even(rng):
+    x = rng.standard_normal(200000) * 2.0 ** rng.uniform(-150, 140, 200000)
+    ties = np.float64(rng.standard_normal(1000).astype(np.float32))
+    ties = np.concatenate([ties, (ties + np.nextafter(ties.astype(np.float32), np.float32(9))) / 2])
+    x = np.concatenate([x, ties, [0.0, -0.0, np.inf, -np.inf, np.nan, 2.0**128, -(2.0**128) * (1 - 2.0**-26)]])
+    with np.errstate(over="ignore"):
+        wanted = x.astype(np.float32)
+    wanted = np.where(np.abs(wanted) < 2.0**-126, np.float32(0), wanted)
+    found = _exact.rounded(x, NUMPY)
+    np.testing.assert_array_equal(found, wanted)
+    assert not np.any(np.signbit(found[found == 0]))
+
+
+@pytest.mark.parametrize(
+    ("function", "formula", "low", "high", "bound", "relative"),
+    [
+        (_exact.exp2_weight, lambda x: mpmath.mpf(2) ** (256 * x), -0.25, 0.0, -38.0, False),
+        (_exact.exp2, lambda x: mpmath.mpf(2) ** x, -150.0, 0.0, -42.0, True),
+        (_exact.log2, lambda x: mpmath.log(x, 2), 0.5, 2.0**40, -45.0, False),
+        (_exact.tanh, mpmath.tanh, -30.0, 30.0, -38.0, True),
+        (_exact.tanh, mpmath.tanh, -0.2, 0.2, -38.0, True),
+    ],
+)
+def test_functions_keep_the_errors_they_name(function, formula, low, high, bound, relative, rng):
+    x = rng.uniform(low, high, 3000)
+    found = function(x, NUMPY)
+    with mpmath.workprec(200):
+        for value, number in zip(found, x, strict=True):
+            wanted = formula(mpmath.mpf(float(number)))
+            error = abs(mpmath.mpf(float(value)) - wanted) / (abs(wanted) if relative else 1)
+            assert error <= mpmath.mpf(2) ** bound
+
+
+def test_the_greatest_weight_is_exactly_one():
+    assert _exact.exp2_weight(np.zeros(1), NUMPY)[0] == 1.0
+    assert _exact.exp2_weight(np.full(1, -np.inf), NUMPY)[0] < 2.0**-60
+
+
+# What the bits do not depend on
+
+
+def test_the_batch_can_be_taken_apart(put, get, rng):
+    arrays = float32(rng, 8, H, M, D), float32(rng, 8, G, N, D), float32(rng, 8, G, N, E)
+    whole = get(attention(*put(arrays), is_causal=True, **EXACTLY))
+    for index in range(8):
+        same(get(attention(*put([x[index : index + 1] for x in arrays]), is_causal=True, **EXACTLY))[0], whole[index])
+
+
+def test_the_heads_can_be_taken_apart(put, get, rng):
+    arrays = qkv(rng)
+    whole = get(attention(*put(arrays), softcap=3.0, **EXACTLY))
+    for head in range(H):
+        own = [arrays[0][:, head : head + 1], *(x[:, head // 2 : head // 2 + 1] for x in arrays[1:])]
+        same(get(attention(*put(own), softcap=3.0, **EXACTLY))[:, 0], whole[:, head])
+
+
+@pytest.mark.parametrize("sizes", [(1, 64), (64, 2**12), (128, 2**9), (70, 2**14)])
+@pytest.mark.parametrize("mask", [None, ac.Causal(20), ac.SlidingWindow(40, 3)])
+def test_the_size_of_blocks_does_not_show(sizes, mask, put, get, rng, monkeypatch):
+    arrays = qkv(rng)
+    whole = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
+    monkeypatch.setattr(_tiles, "EXACT_KEYS", sizes[0])
+    monkeypatch.setattr(_tiles, "EXACT_SCORES", sizes[1])
+    cut = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
+    same(cut.output, whole.output)
+    same(cut.logsumexp, whole.logsumexp)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
+def test_neither_does_the_implementation_nor_what_is_asked_for(implementation, put, get, rng):
+    arrays = qkv(rng)
+    output = of_numpy(*arrays, mask=ac.Causal(5))
+    found = get(
+        attention(
+            *put(arrays),
+            mask=ac.Causal(5),
+            implementation=implementation,
+            return_weights=implementation != "blockwise",
+            return_logsumexp=True,
+            **EXACTLY,
+        )
+    )
+    same(found.output, output)
+
+
+def test_more_keys_than_are_summed_at_once(put, get, rng):
+    arrays = float32(rng, 1, 1, 3, 8), float32(rng, 1, 1, 9001, 8), float32(rng, 1, 1, 9001, 5)
+    found = get(attention(*put(arrays), **EXACTLY))
+    order = rng.permutation(9001)
+    same(get(attention(*put([arrays[0], *(x[:, :, order] for x in arrays[1:])]), **EXACTLY)), found)
+    same(found, of_numpy(*arrays))
+
+
+CONFIGURATIONS = [
+    ((1, 1, 5, 8), (1, 1, 9, 8), 4),
+    ((2, 2, 3, 16), (2, 1, 7, 16), 16),
+    ((1, 3, 1, 1), (1, 3, 1, 1), 1),
+    ((1, 2, 33, 5), (1, 2, 65, 5), 3),
+]
+
+
+@settings(max_examples=420)
+@given(
+    st.integers(0, len(CONFIGURATIONS) - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 60),
+    st.sampled_from([1.0, 0.7, 0.1, 0.0]),
+    st.sampled_from(["float32", "float16"]),
+)
+def test_any_numbers_have_the_same_bits_as_in_numpy(backend, place, seed, spread, density, dtype):
+    if dtype not in backend.dtypes:
+        dtype = "float32"
+    query, key, width = CONFIGURATIONS[place]
+    rng = np.random.default_rng(seed)
+
+    def drawn(*dims):
+        return (rng.standard_normal(dims) * 2.0 ** rng.integers(-spread, spread + 1, dims)).astype(np.float32)
+
+    with np.errstate(over="ignore"):
+        arrays = [x.astype(dtype) for x in (drawn(*query), drawn(*key), drawn(*key[:-1], width))]
+    mask = rng.random((*query[:-1], key[-2])) < density
+    found = _attended(backend, place, dtype)(*backend.from_numpy([*arrays, mask]))
+    wanted = attention(*arrays, mask=mask, return_logsumexp=True, **EXACTLY)
+    for one, other in zip(backend.to_numpy(found), (wanted.output, wanted.logsumexp), strict=True):
+        np.testing.assert_array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{other.itemsize}"))
+
+
+_compiled = {}
+
+
+def _attended(backend, place, dtype):
+    """A function of arrays, compiled once by libraries that take their time to run a single call."""
+    mode = {"jax": "jit", "tensorflow": "graph"}.get(backend.name, "eager")
+
+    def function(query, key, value, mask):
+        found = attention(query, key, value, mask=mask, return_logsumexp=True, **EXACTLY)
+        return found.output, found.logsumexp
+
+    name = backend.name, place, dtype
+    if name not in _compiled:
+        _compiled[name] = backend.compile(function, mode=mode)
+    return _compiled[name]
+
+
+# How good it is
+
+
+def oracle(query, key, value, mask=None):
+    query, key, value = (x.astype(np.longdouble) for x in (query, key, value))
+    key, value = (np.repeat(x, query.shape[1] // x.shape[1], axis=1) for x in (key, value))
+    scores = np.einsum("bhmd,bhnd->bhmn", query, key) / np.sqrt(np.longdouble(query.shape[-1]))
+    scores = scores if mask is None else np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("bhmn,bhne->bhme", weights, value), np.einsum("bhmn,bhne->bhme", weights, np.abs(value))
+
+
+@pytest.mark.parametrize("length", [64, 1024])
+def test_nearly_all_results_are_the_correctly_rounded_ones(length, rng):
+    arrays = [float32(rng, 1, 2, length, 64) for _ in range(3)]
+    found, (wanted, size) = of_numpy(*arrays), oracle(*arrays)
+    assert np.mean(found == wanted.astype(np.float32)) >= 0.99
+    assert np.all(np.abs(found - wanted) <= 0.51 * np.spacing(size.astype(np.float32)))
+
+
+def test_near_ties_of_large_scores_are_told_apart(rng):
+    query, key, value = float32(rng, 1, 1, 6, 64), float32(rng, 1, 1, 80, 64), float32(rng, 1, 1, 80, 8)
+    query, key = query * np.float32(300), np.float32(1) + key * np.float32(2.0**-18)
+    found, (wanted, size) = of_numpy(query, key, value), oracle(query, key, value)
+    assert np.all(np.abs(found - wanted) <= 0.51 * np.spacing(size.astype(np.float32)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_types_of_16_bits_are_within_an_ulp_of_what_float64_gives(dtype, backend, rng):
+    if dtype not in backend.dtypes:
+        pytest.skip(f"{backend.name} has no {dtype}")
+    arrays = backend.to_numpy(backend.from_numpy(qkv(rng), dtype=dtype))
+    found = backend.to_numpy(attention(*backend.from_numpy(arrays), **EXACTLY))
+    assert found.dtype == arrays[0].dtype
+    wanted, size = oracle(*arrays)
+    unit = 2.0 ** (np.floor(np.log2(size.astype(np.float64))) - (10 if dtype == "float16" else 7))
+    assert np.all(np.abs(found.astype(np.float64) - wanted.astype(np.float64)) <= 0.52 * unit)
+
+
+def test_gradients_agree_with_those_in_float64(backend, rng):
+    if not backend.differentiates:
+        pytest.skip(f"{backend.name} does not differentiate")
+    arrays = (*qkv(rng), float32(rng, H, 1, N))
+    factors = float32(rng, B, H, M, E), float32(rng, B, H, M)
+
+    def gradients(dtype, arithmetic):
+        xp = backend.namespace
+        given = backend.from_numpy([x.astype(dtype) for x in (*arrays, *factors)])
+
+        def loss(query, key, value, bias):
+            found = attention(
+                query,
+                key,
+                value,
+                bias=bias,
+                mask=ac.Causal(9),
+                softcap=4.0,
+                dropout=Dropout(0.2, 7),
+                return_logsumexp=True,
+                arithmetic=arithmetic,
+            )
+            return xp.sum(found.output * given[4]) + xp.sum(found.logsumexp * given[5])
+
+        return backend.to_numpy(backend.value_and_grad(loss)(*given[:4])[1])
+
+    if "float64" not in backend.dtypes:
+        pytest.skip(f"{backend.name} is configured without float64")
+    for found, wanted in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-7 * np.abs(wanted).max())
+
+
+LAYERS = {
+    "linear": lambda x, w, **o: ac.linear(ac.parameters.Linear(w), x, **o),
+    "layer_norm": lambda x, w, **o: ac.layer_norm(ac.parameters.LayerNorm(w[:, 0], w[:, 1]), x, **o),
+    "gelu": lambda x, w, **o: ac.gelu(x, **o),
+    "spectral_norm": lambda x, w, **o: ac.spectral_norm(w, w[0, :], **o)[0],
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_maps_agree_with_float64_to_half_a_unit_and_so_do_their_gradients(name, backend, rng):
+    x, weight = float32(rng, 3, 50, 32) * np.float32(3), float32(rng, 32, 32)
+    factor = float32(rng, *LAYERS[name](x, weight).shape)
+    function = LAYERS[name]
+    found = backend.to_numpy(function(*backend.from_numpy((x, weight)), **EXACTLY))
+    wanted = function(x.astype(np.float64), weight.astype(np.float64))
+    steps = 1.01 if name == "spectral_norm" else 0.51  # the norm of one result is rounded before the next step
+    size = np.abs(wanted) if name != "linear" else np.abs(x.astype(np.float64)) @ np.abs(weight.astype(np.float64))
+    size = np.maximum(size, np.abs(weight[:, 1]) + 1.0) if name == "layer_norm" else size
+    limit = steps * (8 if name == "spectral_norm" else 1) * np.spacing(size.astype(np.float32)).astype(np.float64)
+    assert np.all(np.abs(found - wanted) <= limit + 1e-37)
+    if not backend.differentiates:
+        return
+    xp = backend.namespace
+
+    def gradients(dtype, arithmetic):
+        given = backend.from_numpy([each.astype(dtype) for each in (x, weight, factor)])
+
+        def loss(x, weight):
+            return xp.sum(function(x, weight, arithmetic=arithmetic) * given[2])
+
+        return backend.to_numpy(backend.value_and_grad(loss)(*given[:2])[1])
+
+    for one, other in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=3e-7 * np.abs(other).max() + 1e-30)
+
+
+# What is not finite, and what is empty
+
+
+def test_what_is_not_finite_shows_where_it_is_attended_alone(put, get, rng):
+    query, key, value = (float32(rng, 1, 1, 4, 4) for _ in range(3))
+    value[0, 0, 1, 0], value[0, 0, 2, 1], value[0, 0, 3, 2] = np.inf, -np.inf, np.nan
+    mask = np.tril(np.ones((4, 4), dtype=bool))
+    found = get(attention(*put([query, key, value]), mask=put(mask), **EXACTLY))[0, 0]
+    assert np.isfinite(found[0]).all()
+    assert found[1, 0] == np.inf
+    assert found[2, 1] == -np.inf
+    assert np.isnan(found[3, 2])
+    assert np.isfinite(found[:, 3]).all()
+    key[0, 0, 2, 0] = np.nan
+    found = get(attention(*put([query, key, value]), mask=put(mask), **EXACTLY))[0, 0]
+    assert np.isfinite(found[:2, 1:]).all()
+    assert np.isnan(found[2:]).all()
+    same(found, of_numpy(query, key, value, mask=mask)[0, 0])
+
+
+def test_a_query_that_may_attend_nothing_gives_zero(put, get, rng):
+    arrays = qkv(rng)
+    lengths = put(np.array([0, 9]))
+    found = get(
+        attention(*put(arrays), mask=ac.KeyLengths(lengths), return_weights=True, return_logsumexp=True, **EXACTLY)
+    )
+    assert not np.any(found.output[0])
+    assert not np.any(found.weights[0])
+    assert np.all(found.logsumexp[0] == -np.inf)
+    assert np.all(found.weights[1, ..., 9:] == 0)
+    np.testing.assert_allclose(found.weights[1].sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_subnormal_numbers_count_as_zero(put, get, rng):
+    arrays = qkv(rng)
+    tiny = [np.where(np.abs(x) < 0.5, np.float32(1e-40), x) for x in arrays]
+    none = [np.where(np.abs(x) < 0.5, np.float32(0), x) for x in arrays]
+    same(get(attention(*put(tiny), **EXACTLY)), of_numpy(*none))
+
+
+@pytest.mark.parametrize("dims", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 3, 0, 4, 5), (2, 3, 4, 0, 5), (2, 3, 4, 5, 0)])
+def test_empty_axes(dims, put, get, rng):
+    rows, columns, depth, width, batch = dims
+    arrays = (
+        float32(rng, batch, 1, rows, depth),
+        float32(rng, batch, 1, columns, depth),
+        float32(rng, batch, 1, columns, width),
+    )
+    found = get(attention(*put(arrays), scale=1.0, **EXACTLY))
+    assert found.shape == (batch, 1, rows, width)
+    same(found, of_numpy(*arrays, scale=1.0))
+    if depth == 0 and columns and batch:
+        np.testing.assert_allclose(
+            found, np.broadcast_to(arrays[2].mean(axis=-2, keepdims=True), found.shape), rtol=1e-6
+        )
+
+
+# What cannot be had is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"arithmetic": "exact"}, "expected an arithmetic out of fast, reproducible; got 'exact'"),
+        ({"score_mod": lambda scores, *_: scores}, "expected no score_mod"),
+        ({"implementation": "fused"}, "expected another implementation with arithmetic='reproducible'"),
+        ({"scale": "array"}, "expected scale as a number with arithmetic='reproducible'"),
+        ({"sinks": "array"}, "expected no sinks"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(options, message, put, rng):
+    given = {name: put(np.ones(H, dtype=np.float32)) if value == "array" else value for name, value in options.items()}
+    if "scale" in given:
+        given["scale"] = given["scale"][0, ...]
+    with pytest.raises(ValueError, match=message):
+        attention(*put(qkv(rng)), **{**EXACTLY, **given})
+
+
+def test_float64_is_refused(backend, put, rng):
+    if "float64" not in backend.dtypes:
+        pytest.skip(f"{backend.name} is configured without float64")
+    arrays = put([x.astype(np.float64) for x in qkv(rng)])
+    with pytest.raises(ValueError, match="expected query of float16, bfloat16 or float32"):
+        attention(*arrays, **EXACTLY)
+
+
+def test_a_device_without_float64_is_refused():
+    class Somewhere:
+        dtype, device = np.dtype("float32"), "mps:0"
+
+    from attention_core._arithmetic import check_arithmetic
+
+    with pytest.raises(ValueError, match="expected query on a device that has float64"):
+        check_arithmetic("reproducible", "query", Somewhere())
+
+
+# Layers
+
+
+@pytest.mark.parametrize("kind", ["EncoderLayer", "FeedForward", "MultiHeadAttention", "Embeddings", "SaganAttention"])
+def test_layers_take_the_setting(kind, backend, rng):
+    definition = {
+        "EncoderLayer": layers.EncoderLayer(16, 2, 32, dropout=0.1),
+        "FeedForward": layers.FeedForward(16, 32, dropout=0.1),
+        "MultiHeadAttention": layers.MultiHeadAttention(16, 2, extra_key_value=True, dropout=0.1),
+        "Embeddings": layers.Embeddings(11, 9, 16, 2, dropout=0.1),
+        "SaganAttention": layers.SaganAttention(16, data_format="channels_first"),
+    }[kind]
+    exact = dataclasses.replace(definition, **EXACTLY)
+    given = exact.init(3, xp=NUMPY)
+    inputs = float32(rng, 2, 7, 16)
+    options = {"seed": 5}
+    if kind == "Embeddings":
+        inputs = rng.integers(0, 11, (2, 7))
+    if kind == "SaganAttention":
+        inputs, options = float32(rng, 2, 16, 4, 6), {}
+        given = given._replace(sigma=np.asarray(0.5, dtype=np.float32))
+        options = {"state": exact.init_state(3, xp=NUMPY)}
+    placed = backend.from_numpy((given, inputs, options.get("state")))
+    own = {**options, "state": placed[2]} if "state" in options else options
+    found = backend.to_numpy(exact(*placed[:2], **own))
+    same(found, exact(given, inputs, **options))
+    np.testing.assert_allclose(found, definition(given, inputs, **options), rtol=1e-4, atol=1e-5)
+
+
+def test_the_plan_names_the_bits_it_proves():
+    """Weights of up to 4 / 3, slopes of up to 1, and what stands beside them, in sums of 4096 terms."""
+    for count, bits in _exact_attention.WEIGHTS.items():
+        assert _exact.LONGEST * 2**bits * Fraction(3, 4) * 2 ** _exact_attention.VALUES[count] <= 2**53
+    weight = Fraction(4, 3) * 2 ** _exact_attention.WEIGHTS[2]
+    assert _exact.LONGEST * weight * Fraction(3, 4) * 2**_exact_attention.OUT <= 2**53
+    slope = 2**_exact_attention.SLOPES
+    assert _exact.LONGEST * slope * Fraction(3, 4) * 2**_exact_attention.BESIDE_SLOPES <= 2**53
