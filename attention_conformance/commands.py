@@ -6,10 +6,10 @@ import fnmatch
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,17 +17,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from attention_benchmark.command import bench
+from attention_conformance import identical as bits
 from attention_conformance import report
 from attention_conformance.bert import ModelError
 from attention_conformance.case import Case
 from attention_conformance.catalogue import CASES
 from attention_conformance.convert import convert
+from attention_conformance.identical_cases import IDENTICAL, Identical
 from attention_conformance.implementations import IMPLEMENTATIONS
 from attention_conformance.libraries import devices_of, dtypes_of, quiet_start
 from attention_conformance.model import load_model
 from attention_conformance.problem import DTYPES
-from attention_conformance.processes import Order, Plan, execute
+from attention_conformance.processes import Order, Plan, Worker, execute, work
 from attention_conformance.result import Result
+from attention_conformance.vectors import published
 from attention_core import Backend, available_backends, get_backend
 from attention_core.backend import entries
 
@@ -42,6 +45,7 @@ app = typer.Typer(
 )
 
 Many = list[str] | None
+AnyCase = TypeVar("AnyCase", Case, Identical)
 CPUS = os.cpu_count() or 1
 
 
@@ -98,15 +102,28 @@ def conformance(
     junit: Annotated[Path | None, typer.Option(help="Write results to this file as JUnit XML.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False,
+    identical: Annotated[
+        bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
+    ] = False,
 ) -> None:
     """Run the catalogue of cases, and compare each result with an oracle of higher precision.
+
+    With --identical, run another catalogue in reproducible arithmetic, in every mode of every backend, and compare the
+    SHA-256 of each result with the published one.
 
     The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command
     cannot be run as given.
     """
-    cases = _chosen_cases(case)
+    if identical:
+        refused = {"dtype": dtype, "implementation": implementation, "model": model, "junit": junit}
+        _identical(backend, device, mode, case, json, jobs, list_, refused)
+        return
+    cases = _chosen_cases(case, CASES)
     if list_:
-        _list(cases)
+        _list(
+            ("case", "line", "shows", "dtypes"),
+            ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
+        )
         return
     for path in (json, junit):
         _check_writable(path)
@@ -130,7 +147,47 @@ def conformance(
     raise typer.Exit(False in holds or True not in holds)
 
 
-def _run_all(orders: Sequence[Order], jobs: int) -> tuple[list[Result], dict[str, dict[str, str]]]:
+def _identical(
+    backend: Many,
+    device: Many,
+    mode: Many,
+    case: Many,
+    json: Path | None,
+    jobs: int,
+    list_: bool,
+    refused: Mapping[str, Any],
+) -> None:
+    """Run the cases of which all ways must give the same bits."""
+    for option, given in refused.items():
+        if given:
+            raise _refusal(f"expected no --{option} with --identical; got one")
+    cases = _chosen_cases(case, IDENTICAL)
+    if list_:
+        _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
+        return
+    _check_writable(json)
+    names = _chosen_backends(backend)
+    _check_places(names, device, mode)
+    devices, modes = (tuple(each) if each else None for each in (device, mode))
+    chosen = tuple(each.name for each in cases)
+    orders = [Order(name, chosen, devices, modes=modes) for name in names]
+    results, versions = _run_all(orders, jobs, bits.work)
+    judged = bits.verdicts(chosen, results, published())
+    console = _console()
+    console.print(bits.table(judged))
+    complaints = [line for each in judged for line in each.complaints]
+    for line in complaints:
+        console.print(line, style="red", highlight=False, soft_wrap=True)
+    if json:
+        bits.write_json(json, judged, report.environment(versions))
+    differing = sum(bool(each.complaints) for each in judged)
+    typer.echo(f"{len(judged) - differing} identical, {differing} not, {len(chosen) - len(judged)} not run")
+    raise typer.Exit(bool(complaints) or not judged)
+
+
+def _run_all(
+    orders: Sequence[Order], jobs: int, worker: Worker = work
+) -> tuple[list[Result], dict[str, dict[str, str]]]:
     """Carry out the orders under progress bars on the standard error stream; results keep the order of the orders."""
     results: dict[str, list[Result]] = {order.backend: [] for order in orders}
     versions: dict[str, dict[str, str]] = {}
@@ -139,7 +196,7 @@ def _run_all(orders: Sequence[Order], jobs: int) -> tuple[list[Result], dict[str
     with Progress(*columns, console=_console(stderr=True)) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, about themselves
         bars = {order.backend: progress.add_task(order.backend, total=None, start=False) for order in longest_first}
-        for message in execute(longest_first, jobs):
+        for message in execute(longest_first, jobs, worker):
             if isinstance(message, Plan):
                 versions[message.backend] = message.versions
                 progress.start_task(bars[message.backend])
@@ -166,20 +223,20 @@ def _show(results: Sequence[Result]) -> None:
         console.print(line, style="red", highlight=False, soft_wrap=True)
 
 
-def _list(cases: Iterable[Case]) -> None:
+def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     table = Table(header_style="bold")
-    for heading in ("case", "line", "shows", "dtypes"):
+    for heading in headings:
         table.add_column(heading)
-    for case in cases:
-        table.add_row(case.name, str(case.line or "-"), case.shows, " ".join(case.dtypes))
+    for row in rows:
+        table.add_row(*row)
     _console().print(table)
 
 
-def _chosen_cases(patterns: Many) -> list[Case]:
+def _chosen_cases(patterns: Many, cases: Sequence[AnyCase]) -> list[AnyCase]:
     for pattern in patterns or ():
-        if not fnmatch.filter([case.name for case in CASES], pattern):
+        if not fnmatch.filter([case.name for case in cases], pattern):
             raise _refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")
-    return [case for case in CASES if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
+    return [case for case in cases if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
 
 
 def _chosen_backends(names: Many) -> list[str]:

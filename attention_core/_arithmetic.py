@@ -6,9 +6,9 @@ from typing import Any
 
 from attention_core import _exact_layers, _fast_layers
 from attention_core._namespace import dtype_name
-from attention_core._typing import Array
+from attention_core._typing import Array, Namespace
 
-__all__ = ["ARITHMETICS", "arithmetic_of", "check_arithmetic"]
+__all__ = ["ARITHMETICS", "arithmetic_of", "check_arithmetic", "handed_out"]
 
 ARITHMETICS = {"fast": _fast_layers, "reproducible": _exact_layers}
 WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, in the words of their libraries
@@ -40,3 +40,10 @@ def check_name(arithmetic: Any) -> None:
     """Raise unless this names an arithmetic."""
     if not isinstance(arithmetic, str) or arithmetic not in ARITHMETICS:
         raise ValueError(f"expected an arithmetic out of {', '.join(ARITHMETICS)}; got {arithmetic!r}")
+
+
+def handed_out(arrays: tuple[Array, ...], maps: Any, xp: Namespace) -> list[Array]:
+    """The arrays, each place that uses one with a copy of its own where the arithmetic has such."""
+    places = [[id(each) for each in arrays].index(id(array)) for array in arrays]
+    held = {place: iter(maps.copies(arrays[place], places.count(place), xp=xp)) for place in set(places)}
+    return [next(held[place]) for place in places]

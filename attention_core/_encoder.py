@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of
+from attention_core._arithmetic import arithmetic_of, handed_out
 from attention_core._attention import check_attention_arithmetic, scaled_dot_product_attention
 from attention_core._call import Attention
 from attention_core._checks import (
@@ -133,7 +133,7 @@ def multi_head_attention(
     dtype = query.dtype
     parameters, query, key, value = widen((parameters, query, key, value), xp=xp)
     maps = arithmetic_of(arithmetic)
-    inputs = _handed_out((query, key, value), maps, xp)
+    inputs = handed_out((query, key, value), maps, xp)
     heads, key_heads, value_heads = (
         split_heads(maps.affine(x, *projection, xp=xp), count, xp=xp)
         for projection, x, count in zip(parameters[:3], inputs, (num_heads, groups, groups), strict=True)
@@ -282,13 +282,6 @@ def encoder_layer(
         x, h = maps.copies(x, 2, xp=xp)
         x = maps.add(x, branch(normal(h)), xp=xp) if norm_first else normal(maps.add(x, branch(h), xp=xp))
     return narrow(x, dtype, xp=xp)
-
-
-def _handed_out(arrays: tuple[Array, ...], maps: Any, xp: Namespace) -> list[Array]:
-    """The arrays, each place that uses one with a copy of its own where the arithmetic has such."""
-    places = [[id(each) for each in arrays].index(id(array)) for array in arrays]
-    held = {place: iter(maps.copies(arrays[place], places.count(place), xp=xp)) for place in set(places)}
-    return [next(held[place]) for place in places]
 
 
 def _but_one(array: Array, xp: Namespace) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ Results differ between libraries for four reasons, and each is met by one rule h
   another maximum, minimum, rounding or choice, before anything is added to it; a product by a power of two is exact.
 * *Elementary functions differ in the last places.* `exp2_weight`, `exp2`, `log2` and `tanh` are polynomials of
   products and sums that float64 rounds in one way only. A division and a square root are rounded correctly
-  everywhere; none has a constant, another division or a root as its operand, which compilers rewrite.
+  everywhere; nothing is divided by a constant, another quotient or a root, which compilers rewrite.
 * *Subnormal numbers are flushed to zero by some.* All intermediate numbers are normal; `rounded` gives 0 where a
   result of float32 would be subnormal, and what is subnormal in float32 counts as 0 (`wide`).
 

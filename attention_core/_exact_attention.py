@@ -52,6 +52,7 @@ from attention_core._tiles import (
     gradient_stacks,
     ground_of,
     heads_of,
+    is_one,
     of_entry,
     operands_of,
     pad,
@@ -346,7 +347,7 @@ class Sides(NamedTuple):
     out: Array  # cotangents of the output, packed as queries are, (B, G, R, M, 2 E)
     out_columns: Array  # those times 2^-c, cut along columns, (B, G, R, M, 2 E)
     query_columns: Array  # queries times the bound of their slopes and 2^-c, (B, G, R, M, 2 D)
-    rows: Array  # reference, delta, 1 / bound, and bound times 2^-c, (B, G, R, M, 4)
+    rows: Array  # reference, delta, 1 / bound, and the unit of a bias, (B, G, R, M, 4)
     key_columns: Array  # (B, G, N, 2 D)
 
 
@@ -376,12 +377,13 @@ def backward(
     columns = (xp.multiply(out, share), OUT), (xp.multiply(query, spread), BESIDE_SLOPES), (key, BESIDE_SLOPES)
     powers = [peak(x, (-3, -2) if x is not key else -2, xp) for x, _ in columns]
     cut = [_sliced(x, power, bits, 2, xp) for (x, bits), power in zip(columns, powers, strict=True)]
-    rows = xp.concat([reference, delta, xp.divide(1.0, bound), spread], axis=-1)
+    widest = None if operands.bias is None else _widest(tiles, spread)
+    units = spread if widest is None else xp.multiply(xp.divide(spread, widest), 2.0**BIAS_BITS)
+    rows = xp.concat([reference, delta, xp.divide(1.0, bound), units], axis=-1)
     sides = Sides(_packed(tiles, out, first_last=False), cut[0], cut[1], rows, cut[2])
     packed = _settled(tiles)
     packed = packed._replace(operands=packed.operands._replace(value=_packed(tiles, value, first_last=True)))
-    widest = None if operands.bias is None else xp.max(spread)
-    stacks = _backward(packed, sides, widest)
+    stacks = _backward(packed, sides)
     depth = shape(key, xp=xp)[-1]
     slices_of = (depth, SLOPES, BESIDE_SLOPES), (depth, SLOPES, BESIDE_SLOPES), (width, WEIGHTS[2], OUT)
     of_query, of_key, of_value = (
@@ -403,9 +405,19 @@ def backward(
         gradients = [xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], gradients, strict=True)]
     if widest is not None:
         found = total(tuple(collected_bias(tiles, stack) for stack in stacks[3]), xp)
+        if not is_one(operands.bias, -2):
+            widest = widest[..., : tiles.lengths[0], :]
         gradients.append(rounded(xp.multiply(found, xp.multiply(widest, 2.0**-BIAS_BITS)), xp))
     integers = sum(plan.present[4:]) + sum(plan.num_arrays)
     return *gradients, *(None for _ in range(integers))
+
+
+def _widest(tiles: Tiles, spread: Array) -> Array:
+    """The largest unit of slopes among the rows that share an element of the bias, and no others."""
+    xp, bias = tiles.xp, tiles.operands.bias
+    shared = tuple(axis for axis in range(4) if is_one(bias, axis))
+    widest = xp.max(spread, axis=shared, keepdims=True) if shared else spread
+    return xp.where(xp.equal(widest, 0.0), 1.0, widest)  # of rows that only fill up a block
 
 
 def _filled(tiles: Tiles, rows: Array) -> Array:
@@ -415,7 +427,7 @@ def _filled(tiles: Tiles, rows: Array) -> Array:
     return pad(rows, -2, shape(tiles.operands.query, xp=tiles.xp)[-2] - tiles.lengths[0], tiles.xp)
 
 
-def _backward(tiles: Tiles, sides: Sides, widest: Array | None) -> Any:
+def _backward(tiles: Tiles, sides: Sides) -> Any:
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
     _, count = plan.exact  # type: ignore[misc]
     dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=True)
@@ -451,7 +463,7 @@ def _backward(tiles: Tiles, sides: Sides, widest: Array | None) -> Any:
                 slope = xp.multiply(weights, xp.subtract(rise, rows[..., 1:2]))
                 slope = xp.multiply(slope, rows[..., 2:3])  # at most 1 in magnitude
                 if of_bias is not None:
-                    of_bias = _add_bias(tiles, entry, of_bias, slope, rows, widest, i, j)
+                    of_bias = _add_bias(tiles, entry, of_bias, slope, rows, i, j)
                 if tile.slope is not None:
                     slope = xp.multiply(slope, tile.slope)
                 parts = _cut(slope, SLOPES, 2, xp)
@@ -474,17 +486,13 @@ def _backward(tiles: Tiles, sides: Sides, widest: Array | None) -> Any:
 
         return loops.loop(0, tiles.counts[1], attend_columns, sums)
 
-    biases = None if widest is None else (bias_stack(tiles), bias_stack(tiles))
+    biases = None if tiles.operands.bias is None else (bias_stack(tiles), bias_stack(tiles))
     return loops.loop(0, rounds_of(tiles), attend, (*gradient_stacks(tiles, *lasts), biases))
 
 
-def _add_bias(
-    tiles: Tiles, entry: Entry, stacks: Any, slope: Array, rows: Array, widest: Any, i: Any, j: Any
-) -> tuple[Any, ...]:
+def _add_bias(tiles: Tiles, entry: Entry, stacks: Any, slope: Array, rows: Array, i: Any, j: Any) -> tuple[Any, ...]:
     """Slopes as integers in a unit that all rows share, in two parts, so that their sums are exact."""
-    xp = tiles.xp
-    unit = xp.multiply(xp.divide(rows[..., 3:], widest), 2.0**BIAS_BITS)
-    parts = carried(xp.round(xp.multiply(slope, unit)), xp)
+    parts = carried(tiles.xp.round(tiles.xp.multiply(slope, rows[..., 3:])), tiles.xp)
     return tuple(add_bias(tiles, entry, stack, part, i, j) for stack, part in zip(stacks, parts, strict=True))
 
 

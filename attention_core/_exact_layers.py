@@ -310,7 +310,7 @@ ADD = Operation(_add_forward, _add_backward, _first_empty, wide=True)
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:
     """The same array for each place that uses it: its gradients are added up in the order of these."""
-    return _run(COPIES, Constants(count), x, xp=xp)
+    return (x,) if count == 1 else _run(COPIES, Constants(count), x, xp=xp)
 
 
 def _copies_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from attention_core._arithmetic import arithmetic_of, handed_out
 from attention_core._blockwise import blockwise
 from attention_core._call import Attention, Call
 from attention_core._checks import sizes
 from attention_core._dense import dense
 from attention_core._exact_attention import exact_attention
 from attention_core._loops import Plain
-from attention_core._namespace import backend_of, beside, dtype_name, is_exporting, shape
+from attention_core._namespace import backend_of, beside, dtype_name, is_exporting, positions, shape
 from attention_core._typing import Array
 
 __all__ = ["Candidate", "Explanation", "attend", "check_implementation", "explained", "is_small"]
@@ -119,11 +120,15 @@ def _exact(call: Call, implementation: str, *, weights: bool) -> Attention:
         return dense(call, weights=weights)  # of nothing, nothing is added up
     if sizes(call.query)[-1] == 0:  # all scores are 0, as they are where there is one channel of zeros
         call = call._replace(query=_zero_channel(call.query, xp), key=_zero_channel(call.key, xp), scale=1.0)
+    query, key, value = handed_out((call.query, call.key, call.value), arithmetic_of("reproducible"), xp)
+    call = call._replace(query=query, key=key, value=value)
     output, logsumexp = exact_attention(call, _backend(call))
     if not weights:
         return Attention(output, None, logsumexp)
-    units = xp.eye(shape(call.key, xp=xp)[-2], dtype=call.value.dtype, **beside(call.value))
-    units = xp.broadcast_to(units, (*shape(call.value, xp=xp)[:-1], shape(call.key, xp=xp)[-2]))
+    columns = shape(call.key, xp=xp)[-2]
+    place = positions(columns, call.value, xp=xp)
+    units = xp.astype(xp.equal(xp.expand_dims(place, axis=-1), place), call.value.dtype)
+    units = xp.broadcast_to(units, (*shape(call.value, xp=xp)[:-1], columns))
     found, _ = exact_attention(call._replace(value=units, dropout=None), _backend(call))
     return Attention(output, found, logsumexp)
 

@@ -470,3 +470,57 @@ def test_the_plan_names_the_bits_it_proves():
     assert _exact.LONGEST * weight * Fraction(3, 4) * 2**_exact_attention.OUT <= 2**53
     slope = 2**_exact_attention.SLOPES
     assert _exact.LONGEST * slope * Fraction(3, 4) * 2**_exact_attention.BESIDE_SLOPES <= 2**53
+
+
+@pytest.mark.parametrize("dims", [(B, H, M, N), (1, 1, 1, N), (1, H, M, N), (B, 1, M, N)])
+def test_the_gradient_of_a_bias_knows_nothing_of_rows_that_do_not_share_it(dims, backend, rng):
+    if not backend.differentiates:
+        pytest.skip(f"{backend.name} does not differentiate")
+    arrays, bias, factor = qkv(rng), float32(rng, *dims), float32(rng, B, H, M, E)
+    factor[1] *= np.float32(1e9)
+    xp = backend.namespace
+
+    def gradient(factor, *arrays):
+        *given, bias, factor = backend.from_numpy((*arrays, factor))
+
+        def loss(bias):
+            return xp.sum(attention(*given, bias=bias, **EXACTLY) * factor)
+
+        return backend.to_numpy(backend.value_and_grad(loss)(bias)[1][0])
+
+    whole = gradient(factor, *arrays, bias)
+    if dims[0] == B:
+        for index in range(B):
+            own = [x[index : index + 1] for x in (factor, *arrays, bias)]
+            same(gradient(*own)[0], whole[index])
+    else:
+        assert np.isfinite(whole).all()
+        assert np.abs(whole).max() > 1e3
+
+
+def test_reproducible_arithmetic_is_differentiated_once(backend, put, rng):
+    if not backend.differentiates:
+        pytest.skip(f"{backend.name} does not differentiate")
+    xp, x = backend.namespace, put(float32(rng, 3, 4))
+
+    def slope(x):
+        return xp.sum(backend.value_and_grad(lambda x: xp.sum(ac.gelu(x, **EXACTLY)))(x)[1][0])
+
+    with pytest.raises((NotImplementedError, LookupError, TypeError, RuntimeError), match=r"(?i)again|once|second"):
+        backend.value_and_grad(slope)(x)
+
+
+def test_one_array_for_all_three_has_its_gradients_added_in_one_order(backend, put, get, rng):
+    if not backend.differentiates:
+        pytest.skip(f"{backend.name} does not differentiate")
+    xp, x = backend.namespace, float32(rng, 1, 2, 9, 8)
+
+    def loss(x):
+        return xp.sum(attention(x, x, x, **EXACTLY) ** 2)
+
+    def apart(query, key, value):
+        return xp.sum(attention(query, key, value, **EXACTLY) ** 2)
+
+    parts = get(backend.value_and_grad(apart)(put(x), put(x), put(x))[1])
+    wanted = _exact.rounded(sum(part.astype(np.float64) for part in parts), NUMPY)
+    same(get(backend.value_and_grad(loss)(put(x))[1][0]), wanted)

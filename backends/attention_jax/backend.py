@@ -106,7 +106,10 @@ class JaxBackend:
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""
-        return _streamed((operation, plan), arrays)  # type: ignore[no-any-return]
+        # vmap takes a compiled function apart later, where float64 may not be had any more.
+        run = _derived if operation.wide and any(map(_is_batched, arrays)) else _streamed
+        with _width(operation):
+            return run((operation, plan), arrays)  # type: ignore[no-any-return]
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
@@ -130,7 +133,30 @@ def _derived_forward(recipe: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Arra
 def _derived_backward(recipe: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
     operation, plan = recipe
     with _width(operation):
-        return (tuple(operation.backward(plan, *kept, cotangents, backend)),)
+        gradients = operation.backward(plan, *kept, cotangents, backend)
+    if operation.wide:  # sums of integers have no slope that means anything
+        gradients = (None if gradient is None else _once(gradient) for gradient in gradients)
+    return (tuple(gradients),)
+
+
+@jax.custom_vjp  # type: ignore[untyped-decorator]
+def _once(gradient: Array) -> Array:
+    """Return a gradient that is not differentiated again."""
+    return gradient
+
+
+def _refused(_: Any, cotangent: Array) -> Any:
+    raise NotImplementedError("expected reproducible arithmetic to be differentiated once; got it differentiated again")
+
+
+_once.defvjp(lambda gradient: (gradient, None), _refused)
+
+
+def _is_batched(array: Array) -> bool:
+    """Whether an array stands for those of a batch, under ``jax.vmap``, perhaps while something is differentiated."""
+    while isinstance(array, jax.core.Tracer) and hasattr(array, "primal"):
+        array = array.primal
+    return type(array).__name__ == "BatchTracer"  # which JAX keeps to itself
 
 
 def _width(operation: Operation) -> Any:

@@ -131,7 +131,8 @@ class TensorFlowBackend:
 
 def _refused(*_: Array) -> Any:
     raise NotImplementedError(
-        "attention in blocks is differentiated once only: implementation='dense' can be differentiated again"
+        "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
+        " arithmetic can be differentiated again"
     )
 
 

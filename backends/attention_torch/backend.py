@@ -33,7 +33,10 @@ from attention_torch.kernels import ScaledDotProduct
 
 __all__ = ["TorchBackend", "backend"]
 
-ONCE = "attention in blocks is differentiated once only: implementation='dense' can be differentiated again"
+ONCE = (
+    "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
+    " arithmetic can be differentiated again"
+)
 
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 PATIENT = {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
