@@ -207,8 +207,8 @@ def _exceeds(tiles: Tiles, side: int) -> bool:
     return not isinstance(length, int) or length > LONGEST
 
 
-def _settled(tiles: Tiles) -> Tiles:
-    """The tiles with queries and keys packed."""
+def _cut_operands(tiles: Tiles) -> Tiles:
+    """The tiles with queries and keys in slices, and the values in float64."""
     xp, operands = tiles.xp, tiles.operands
     query = xp.multiply(wide(operands.query, xp), _query_scale(tiles.plan))
     return tiles._replace(
@@ -222,7 +222,7 @@ def _settled(tiles: Tiles) -> Tiles:
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what `backward` needs of each row, (B, G, R, M, 4)."""
-    tiles = _settled(tiles_of(plan, arrays, backend))
+    tiles = _cut_operands(tiles_of(plan, arrays, backend))
     return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))
 
 
@@ -262,7 +262,7 @@ def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
                 found = _summed(kept, loops.block(entry.value, j, tiles.sizes[1], -2), product, xp)
                 return _parts(found, carry, xp), _parts(mass, carry, xp)
 
-            def absorb(masked: bool, step: Any, state: Any, top: Array) -> Any:
+            def absorb(top: Array, masked: bool, step: Any, state: Any) -> Any:
                 j = next_block(step)
                 return tuple(map(xp.add, state, gather(top, tile_at(masked, j), j)))
 
@@ -278,7 +278,7 @@ def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
                 top = anchored(visit(loops, whole, seen, reach, lowest))
                 fold = 2 if carry else 1
                 state = tuple(zeros(rows, *dims, fold * last, xp=xp) for last in ((2 * count - 1) * width, count))
-                sums, mass = visit(loops, whole, seen, functools.partial(_with, absorb, top), state)
+                sums, mass = visit(loops, whole, seen, functools.partial(absorb, top), state)
             sums, mass = _whole(sums, carry, xp), _whole(mass, carry, xp)
             weight = mass[..., :1]  # in units of the first slice
             if count == 2:
@@ -304,10 +304,6 @@ def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
     found = loops.loop(0, rounds_of(tiles), attend, stacks)
     output, logsumexp, kept = (collected(tiles, stack, 0) for stack in found)
     return output, xp.squeeze(logsumexp, axis=-1), kept
-
-
-def _with(absorb: Any, top: Array, masked: bool, step: Any, state: Any) -> Any:
-    return absorb(masked, step, state, top)
 
 
 def _held(top: Array, weight: Array, none: Array, bits: int, xp: Namespace) -> tuple[Array, Array]:
@@ -381,7 +377,7 @@ def backward(
     units = spread if widest is None else xp.multiply(xp.divide(spread, widest), 2.0**BIAS_BITS)
     rows = xp.concat([reference, delta, xp.divide(1.0, bound), units], axis=-1)
     sides = Sides(_packed(tiles, out, first_last=False), cut[0], cut[1], rows, cut[2])
-    packed = _settled(tiles)
+    packed = _cut_operands(tiles)
     packed = packed._replace(operands=packed.operands._replace(value=_packed(tiles, value, first_last=True)))
     stacks = _backward(packed, sides)
     depth = shape(key, xp=xp)[-1]

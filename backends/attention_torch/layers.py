@@ -27,7 +27,7 @@ from attention_core._namespace import dtype_name
 from attention_core._typing import Array
 from attention_core.layers import check_fit, named_arrays
 from attention_core.masks import Mask
-from attention_core.random import check_seed, plain_seed
+from attention_core.random import check_seed, plain_seed, seed_words
 from attention_numpy.trees import map_arrays, map_leaves
 from attention_torch.backend import backend
 
@@ -272,7 +272,11 @@ class Layer(Tree):
             return None
         if seed is None:
             return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device)
-        return plain_seed(seed, torch.is_tensor)
+        seed = plain_seed(seed, torch.is_tensor)
+        if isinstance(seed, int) and torch.compiler.is_compiling():  # one graph for all seeds, and not one for each
+            words = seed_words(seed, xp=backend.namespace)
+            return torch.cat([torch.full((1,), word, dtype=torch.int32, device=device) for word in words])
+        return seed
 
     def _step(self, parameters: Any) -> Any:
         """The state of a call; in training, what is held is then that of the next."""
