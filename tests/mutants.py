@@ -23,6 +23,8 @@ CORE = ROOT / "attention_core"
 LEFT_OUT = {f"test_{name}" for name in ("backend", "benchmark", "bert", "conformance", "conversion", "convert",
                                         "documentation", "files", "gradients", "onnx_cases", "oracle", "purity",
                                         "tensorflow_namespace", "tracing", "training")}  # fmt: skip
+# The tests of a file that has none of its own name.
+MIRRORS = {"exact": "reproducible", "exact_attention": "reproducible", "fast_layers": "layers", "tiles": "blockwise"}
 WORKERS = 2
 LIMIT_S = 300
 
@@ -92,7 +94,8 @@ def run_tests(folder: str, fault: Fault | None) -> subprocess.CompletedProcess[s
     """Run the tests against the copy of the core in a folder, those of the changed file first."""
     files = sorted(path for path in (ROOT / "tests").glob("test_*.py") if path.stem not in LEFT_OUT)
     if fault is not None:
-        mirror = f"test_{Path(fault.file).stem.strip('_')}"
+        stem = Path(fault.file).stem.strip("_")
+        mirror = f"test_{MIRRORS.get(stem, stem)}"
         files.sort(key=lambda path: path.stem != mirror)
     # -P keeps the checkout off the path, where PYTHONPATH puts the copy first.
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(str, files)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -377,6 +378,12 @@ def test_subnormal_numbers_count_as_zero(put, get, rng):
     same(get(attention(*put(tiny), **EXACTLY)), of_numpy(*none))
 
 
+def test_subnormal_numbers_are_zero_even_where_they_would_grow(put, get):
+    x, weight = np.full((1, 2), 1e-40, dtype=np.float32), np.full((2, 1), 1e10, dtype=np.float32)
+    found = get(ac.linear(ac.parameters.Linear(put(weight)), put(x), **EXACTLY))
+    same(found, np.zeros((1, 1), dtype=np.float32))
+
+
 @pytest.mark.parametrize("dims", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 3, 0, 4, 5), (2, 3, 4, 0, 5), (2, 3, 4, 5, 0)])
 def test_empty_axes(dims, put, get, rng):
     rows, columns, depth, width, batch = dims
@@ -524,3 +531,17 @@ def test_one_array_for_all_three_has_its_gradients_added_in_one_order(backend, p
     parts = get(backend.value_and_grad(apart)(put(x), put(x), put(x))[1])
     wanted = _exact.rounded(sum(part.astype(np.float64) for part in parts), NUMPY)
     same(get(backend.value_and_grad(loss)(put(x))[1][0]), wanted)
+
+
+def test_sums_are_carried_where_4096_terms_are_exceeded():
+    query = np.zeros((1, 1, 3, 5, 2))
+    tiles = SimpleNamespace(operands=SimpleNamespace(query=query), xp=NUMPY)
+    for side, length, carried in (
+        (1, 4096, False),
+        (1, 4097, True),
+        (0, 1365, False),
+        (0, 1366, True),
+        (1, None, True),
+    ):
+        tiles.lengths = (length, length)
+        assert _exact_attention._exceeds(tiles, side) is carried
