@@ -78,7 +78,7 @@ class Candidate:
 
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "onnxruntime")
 _DIFFERENTIATING = ("torch", "jax", "tensorflow")
-_IMPLEMENTATIONS = ("dense", "blockwise", "fused", "auto")
+_IMPLEMENTATIONS = ("dense", "blockwise", "fused", "auto", "reproducible")  # the last is an arithmetic
 
 
 def _core(framework: str, mode: str) -> list[Candidate]:

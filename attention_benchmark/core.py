@@ -10,14 +10,12 @@ from attention_benchmark.candidate import Call
 from attention_benchmark.problem import MASKS, Problem
 from attention_core import parameters
 
-__all__ = ["auto", "blockwise", "dense", "fused", "multi_head"]
+__all__ = ["auto", "blockwise", "dense", "fused", "multi_head", "reproducible"]
 
 
-def _attention(problem: Problem, *, implementation: str) -> Call:
+def _attention(problem: Problem, **how: str) -> Call:
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
-        return attention_core.scaled_dot_product_attention(
-            query, key, value, **_options(problem, arrays), implementation=implementation
-        )
+        return attention_core.scaled_dot_product_attention(query, key, value, **_options(problem, arrays), **how)
 
     return Call(function, problem.arrays, problem.mask_arrays)
 
@@ -25,6 +23,7 @@ def _attention(problem: Problem, *, implementation: str) -> Call:
 auto, blockwise, dense, fused = (
     functools.partial(_attention, implementation=name) for name in ("auto", "blockwise", "dense", "fused")
 )
+reproducible = functools.partial(_attention, arithmetic="reproducible")
 
 
 def multi_head(problem: Problem) -> Call:
