@@ -13,7 +13,7 @@ from attention_core import parameters
 __all__ = ["auto", "blockwise", "dense", "fused", "multi_head", "reproducible"]
 
 
-def _attention(problem: Problem, **how: str) -> Call:
+def _attention(problem: Problem, *, implementation: str = "auto", arithmetic: str = "fast") -> Call:
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
         return attention_core.scaled_dot_product_attention(query, key, value, **_options(problem, arrays), **how)
 
