@@ -15,6 +15,7 @@ __all__ = ["auto", "blockwise", "dense", "fused", "multi_head", "reproducible"]
 
 def _attention(problem: Problem, *, implementation: str = "auto", arithmetic: str = "fast") -> Call:
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
+        how: Any = {"implementation": implementation, "arithmetic": arithmetic}
         return attention_core.scaled_dot_product_attention(query, key, value, **_options(problem, arrays), **how)
 
     return Call(function, problem.arrays, problem.mask_arrays)
