@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from attention_core._namespace import beside
+from attention_core._namespace import beside, is_concrete
 from attention_core._typing import Array, Namespace
 
 __all__ = [
@@ -65,8 +65,11 @@ def number(value: float, like: Array, xp: Namespace) -> Array:
 
 
 def settle(x: Array, xp: Namespace) -> Array:
-    """The same numbers, with no compiler able to contract the product they are with a sum that follows."""
-    return xp.maximum(x, number(-LARGEST, x, xp))
+    """The same numbers, with no compiler able to contract the product they are with a sum that follows.
+
+    Numbers that can be read already are past any compiler.
+    """
+    return x if is_concrete(x) else xp.maximum(x, number(-LARGEST, x, xp))
 
 
 def wide(x: Array, xp: Namespace) -> Array:

@@ -207,50 +207,57 @@ def _exceeds(tiles: Tiles, side: int) -> bool:
     return not isinstance(length, int) or length > LONGEST
 
 
-def _cut_operands(tiles: Tiles) -> Tiles:
-    """The tiles with queries and keys in slices, and the values in float64."""
-    xp, operands = tiles.xp, tiles.operands
-    query = xp.multiply(wide(operands.query, xp), _query_scale(tiles.plan))
-    return tiles._replace(
-        operands=operands._replace(
-            query=_packed(tiles, query, first_last=False),
-            key=_packed(tiles, wide(operands.key, xp), first_last=True),
-            value=wide(operands.value, xp),
-        )
-    )
+def _cut_query(tiles: Tiles, query: Array) -> Array:
+    xp = tiles.xp
+    return _packed(tiles, xp.multiply(wide(query, xp), _query_scale(tiles.plan)), first_last=False)
+
+
+def _cut_key(tiles: Tiles, key: Array) -> Array:
+    return _packed(tiles, wide(key, tiles.xp), first_last=True)
 
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what `backward` needs of each row, (B, G, R, M, 4)."""
-    tiles = _cut_operands(tiles_of(plan, arrays, backend))
+    tiles = tiles_of(plan, arrays, backend)
     return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))
 
 
 def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
+    xp, dropout = tiles.xp, dropout_of(tiles)
+    average, weight, top = (collected(tiles, stack, 0) for stack in _added_up(tiles, part))
+    none = xp.equal(weight, 0.0)
+    output = settle(xp.divide(average, xp.where(none, 1.0, weight)), xp)
+    if dropout is not None:
+        output = settle(xp.multiply(output, gain(dropout)), xp)
+    logsumexp, kept = _held(top, weight, none, xp)
+    return rounded(output, xp), xp.squeeze(logsumexp, axis=-1), kept
+
+
+def _added_up(tiles: Tiles, part: Any) -> Any:
+    """Stacks of blocks of queries: the sums of weighted values and of weights, and the largest scores."""
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
     _, count = plan.exact  # type: ignore[misc]
     bits, value_bits = WEIGHTS[count], VALUES[count]
     dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=False)
-    values = part(tiles.operands.value)
-    power = peak(values, -2, xp)  # (B, G, 1, E)
-    width = shape(values, xp=xp)[-1]
-    tiles = tiles._replace(operands=tiles.operands._replace(value=_sliced(values, power, value_bits, count, xp)))
     query = tiles.operands.query
     _, groups, times, _, _ = shape(query, xp=xp)
+    width = shape(tiles.operands.value, xp=xp)[-1]
     carry = _exceeds(tiles, 1)
     once = isinstance(tiles.counts[1], int) and tiles.counts[1] == 1
 
     def attend(index: Any, stacks: Any) -> Any:
         entry = entry_of(tiles, index)
-        own_power = xp.expand_dims(of_entry(tiles, power, entry.index, entry.head), axis=1)  # (G, 1, 1, E)
+        keys, values = _cut_key(tiles, entry.key), part(wide(entry.value, xp))
+        power = peak(values, -2, xp)  # (G, 1, E)
+        values = _sliced(values, power, value_bits, count, xp)
 
         def attend_rows(i: Any, stacks: Any) -> Any:
-            rows = loops.block(entry.query, i, tiles.sizes[0], -2)
+            rows = _cut_query(tiles, loops.block(entry.query, i, tiles.sizes[0], -2))
             next_block, whole, seen = visits.of(loops, entry.index, i)
             *dims, _ = shape(rows, xp=xp)
 
             def tile_at(masked: bool, j: Any) -> Tile:
-                return _tile(tiles, entry, rows, loops.block(entry.key, j, tiles.sizes[1], -2), i, j, masked)
+                return _tile(tiles, entry, rows, loops.block(keys, j, tiles.sizes[1], -2), i, j, masked)
 
             def reach(masked: bool, step: Any, top: Array) -> Array:
                 return xp.maximum(top, xp.max(tile_at(masked, next_block(step)).scores, axis=-1, keepdims=True))
@@ -259,7 +266,7 @@ def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
                 weights = _cut(exp2_weight(xp.subtract(tile.scores, top), xp), bits, count, xp)
                 mass = xp.concat([xp.sum(each, axis=-1, keepdims=True) for each in weights], axis=-1)
                 kept = [dropped(each, dropout, tile.at, heads_of(tiles), xp) for each in weights]
-                found = _summed(kept, loops.block(entry.value, j, tiles.sizes[1], -2), product, xp)
+                found = _summed(kept, loops.block(values, j, tiles.sizes[1], -2), product, xp)
                 return _parts(found, carry, xp), _parts(mass, carry, xp)
 
             def absorb(top: Array, masked: bool, step: Any, state: Any) -> Any:
@@ -280,39 +287,34 @@ def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
                 state = tuple(zeros(rows, *dims, fold * last, xp=xp) for last in ((2 * count - 1) * width, count))
                 sums, mass = visit(loops, whole, seen, functools.partial(absorb, top), state)
             sums, mass = _whole(sums, carry, xp), _whole(mass, carry, xp)
-            weight = mass[..., :1]  # in units of the first slice
+            average = _combined(sums, width, bits, value_bits, count, xp)
+            average = xp.multiply(average, xp.multiply(xp.expand_dims(power, axis=1), 2.0 ** -(bits + value_bits)))
+            weight = mass[..., :1]
             if count == 2:
                 weight = xp.add(weight, xp.multiply(mass[..., 1:], 2.0**-bits))
-            none = xp.equal(weight, 0.0)
-            output = xp.divide(_combined(sums, width, bits, value_bits, count, xp), xp.where(none, 1.0, weight))
-            output = xp.multiply(settle(output, xp), xp.multiply(own_power, 2.0**-value_bits))
-            if dropout is not None:
-                output = settle(xp.multiply(output, gain(dropout)), xp)
-            held = _held(top, weight, none, bits, xp)
+            weight = xp.multiply(weight, 2.0**-bits)
             place = index * tiles.counts[0] + i
-            found = (rounded(output, xp), *held)
+            found = (average, weight, top)
             return tuple(loops.add(stack, place, x) for stack, x in zip(stacks, found, strict=True))
 
         return loops.loop(0, tiles.counts[0], attend_rows, stacks)
 
     def empty(last: Any) -> Any:
-        like = xp.zeros((), dtype=xp.float32, **beside(query))
         dims = (1 if plan.apart else groups, times, tiles.sizes[0], last)
-        return loops.stack(rounds_of(tiles) * tiles.counts[0], lambda _: zeros(like, *dims, xp=xp))
+        return loops.stack(
+            rounds_of(tiles) * tiles.counts[0], lambda _: xp.zeros(dims, dtype=xp.float64, **beside(query))
+        )
 
-    stacks = tuple(map(empty, (width, 1, 4)))
-    found = loops.loop(0, rounds_of(tiles), attend, stacks)
-    output, logsumexp, kept = (collected(tiles, stack, 0) for stack in found)
-    return output, xp.squeeze(logsumexp, axis=-1), kept
+    return loops.loop(0, rounds_of(tiles), attend, tuple(map(empty, (width, 1, 1))))
 
 
-def _held(top: Array, weight: Array, none: Array, bits: int, xp: Namespace) -> tuple[Array, Array]:
+def _held(top: Array, weight: Array, none: Array, xp: Namespace) -> tuple[Array, Array]:
     r"""The logsumexp of rows, and of the backward pass's reference three parts and a power of two.
 
     With :math:`z_i = \sum_j w_{ij}` and a power of two :math:`2^{c_i}` within a third of it, the reference is
     :math:`r_i = \max_j t_{ij} + \log_2 (z_i 2^{-c_i}) / 256`, and p is :math:`2^{256 (t_{ij} - r_i)} 2^{-c_i}`.
     """
-    mass = xp.where(none, 1.0, xp.multiply(weight, 2.0**-bits))
+    mass = xp.where(none, 1.0, weight)
     power = xp.multiply(power_above(mass, xp), 0.5)
     reference = xp.add(top, xp.multiply(log2(xp.divide(mass, power), xp), 1 / 256))
     logsumexp = settle(xp.multiply(xp.add(top, xp.multiply(log2(mass, xp), 1 / 256)), 1 / UNIT), xp)
@@ -377,9 +379,12 @@ def backward(
     units = spread if widest is None else xp.multiply(xp.divide(spread, widest), 2.0**BIAS_BITS)
     rows = xp.concat([reference, delta, xp.divide(1.0, bound), units], axis=-1)
     sides = Sides(_packed(tiles, out, first_last=False), cut[0], cut[1], rows, cut[2])
-    packed = _cut_operands(tiles)
-    packed = packed._replace(operands=packed.operands._replace(value=_packed(tiles, value, first_last=True)))
-    stacks = _backward(packed, sides)
+    packed = operands._replace(
+        query=_cut_query(tiles, operands.query),
+        key=_cut_key(tiles, operands.key),
+        value=_packed(tiles, value, first_last=True),
+    )
+    stacks = _backward(tiles._replace(operands=packed), sides)
     depth = shape(key, xp=xp)[-1]
     slices_of = (depth, SLOPES, BESIDE_SLOPES), (depth, SLOPES, BESIDE_SLOPES), (width, WEIGHTS[2], OUT)
     of_query, of_key, of_value = (
