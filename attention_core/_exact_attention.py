@@ -17,6 +17,7 @@ below a bound that holds for a whole row, so that no pass over them has to come 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ from attention_core._exact import (
 from attention_core._namespace import beside, dtype_name, shape
 from attention_core._tiles import (
     Entry,
+    Operands,
     Plan,
     Tiles,
     add_bias,
@@ -79,6 +81,7 @@ SLOPES = 20
 BESIDE_SLOPES = bits_for(LONGEST, SLOPES)
 OUT = 22  # bits of slices beside weights that reach 4 / 3
 BIAS_BITS = 40
+SIDE = 512  # of a block, going backward
 
 
 def exact_attention(call: Call, backend: Backend) -> tuple[Array, Array]:
@@ -170,32 +173,43 @@ def _sliced(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> Arr
     return xp.concat(slices(x, power, bits, count, xp)[::-1], axis=-1)
 
 
-def _summed(weights: list[Array], x: Array, multiply: Any, xp: Namespace) -> Array:
+def _summed(weights: list[Array], x: Array, multiply: Any, xp: Namespace) -> tuple[Array, ...]:
     """Exact sums of products of slices: with the first of the weights all of the others', with the second the first."""
+    found = multiply(weights[0], x, xp)
     if len(weights) == 1:
-        return multiply(weights[0], x, xp)
+        return (found,)
     width = shape(x, xp=xp)[-1] // 2
-    return xp.concat([multiply(weights[0], x, xp), multiply(weights[1], x[..., width:], xp)], axis=-1)
+    return found, multiply(weights[1], x[..., width:], xp)
 
 
-def _combined(sums: Array, width: Any, left: int, right: int, count: int, xp: Namespace) -> Array:
-    r"""Of sums of products (..., 3 D) what they stand for, in units of the product of the first slices."""
-    if count == 1:
-        return sums
-    low, high, beside = (sums[..., place * width : (place + 1) * width] for place in range(3))
-    return xp.add(high, xp.add(xp.multiply(low, 2.0**-right), xp.multiply(beside, 2.0**-left)))
+def _combined(sums: tuple[Array, ...], left: int, right: int, xp: Namespace) -> Array:
+    r"""What such sums stand for, in units of the product of the first slices."""
+    if len(sums) == 1:
+        return sums[0]
+    both, beside_first = sums
+    width = shape(beside_first, xp=xp)[-1]
+    low, high = both[..., :width], both[..., width:]
+    return xp.add(high, xp.add(xp.multiply(low, 2.0**-right), xp.multiply(beside_first, 2.0**-left)))
 
 
-def _whole(sums: Array, carry: bool, xp: Namespace) -> Array:
-    """Sums that were carried as parts side by side, or were not."""
-    if not carry:
-        return sums
-    half = shape(sums, xp=xp)[-1] // 2
-    return total((sums[..., :half], sums[..., half:]), xp)
+def _parts(sums: tuple[Array, ...], carry: bool, xp: Namespace) -> tuple[Array, ...]:
+    """Sums as they are added up: where they may exceed 53 bits, each in two parts."""
+    return tuple(part for each in sums for part in carried(each, xp)) if carry else sums
 
 
-def _parts(sums: Array, carry: bool, xp: Namespace) -> Array:
-    return xp.concat(list(carried(sums, xp)), axis=-1) if carry else sums
+def _whole(parts: tuple[Array, ...], carry: bool, xp: Namespace) -> tuple[Array, ...]:
+    return tuple(total(each, xp) for each in zip(parts[::2], parts[1::2], strict=True)) if carry else parts
+
+
+def _widths(last: Any, count: int, carry: bool) -> list[Any]:
+    """How wide the parts of sums with vectors of some width are."""
+    return [width for width in ([2 * last, last] if count == 2 else [last]) for _ in range(2 if carry else 1)]
+
+
+def _split(x: Array, widths: list[Any]) -> tuple[Array, ...]:
+    """Parts that were put side by side."""
+    ends = list(itertools.accumulate(widths))
+    return tuple(x[..., end - width : end] for width, end in zip(widths, ends, strict=True))
 
 
 def _exceeds(tiles: Tiles, side: int) -> bool:
@@ -243,6 +257,7 @@ def _added_up(tiles: Tiles, part: Any) -> Any:
     _, groups, times, _, _ = shape(query, xp=xp)
     width = shape(tiles.operands.value, xp=xp)[-1]
     carry = _exceeds(tiles, 1)
+    sum_widths, mass_widths = _widths(width, count, carry), [1] * (count * (2 if carry else 1))
     once = isinstance(tiles.counts[1], int) and tiles.counts[1] == 1
 
     def attend(index: Any, stacks: Any) -> Any:
@@ -262,16 +277,17 @@ def _added_up(tiles: Tiles, part: Any) -> Any:
             def reach(masked: bool, step: Any, top: Array) -> Array:
                 return xp.maximum(top, xp.max(tile_at(masked, next_block(step)).scores, axis=-1, keepdims=True))
 
-            def gather(top: Array, tile: Tile, j: Any) -> tuple[Array, Array]:
+            def gather(top: Array, tile: Tile, j: Any) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
                 weights = _cut(exp2_weight(xp.subtract(tile.scores, top), xp), bits, count, xp)
-                mass = xp.concat([xp.sum(each, axis=-1, keepdims=True) for each in weights], axis=-1)
+                mass = tuple(xp.sum(each, axis=-1, keepdims=True) for each in weights)
                 kept = [dropped(each, dropout, tile.at, heads_of(tiles), xp) for each in weights]
                 found = _summed(kept, loops.block(values, j, tiles.sizes[1], -2), product, xp)
                 return _parts(found, carry, xp), _parts(mass, carry, xp)
 
             def absorb(top: Array, masked: bool, step: Any, state: Any) -> Any:
                 j = next_block(step)
-                return tuple(map(xp.add, state, gather(top, tile_at(masked, j), j)))
+                found = gather(top, tile_at(masked, j), j)
+                return tuple(tuple(map(xp.add, *each)) for each in zip(state, found, strict=True))
 
             def anchored(top: Array) -> Array:
                 return xp.where(xp.equal(top, -math.inf), 0.0, top)
@@ -283,15 +299,16 @@ def _added_up(tiles: Tiles, part: Any) -> Any:
             else:
                 lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **beside(rows))
                 top = anchored(visit(loops, whole, seen, reach, lowest))
-                fold = 2 if carry else 1
-                state = tuple(zeros(rows, *dims, fold * last, xp=xp) for last in ((2 * count - 1) * width, count))
+                state = tuple(
+                    tuple(zeros(rows, *dims, last, xp=xp) for last in lasts) for lasts in (sum_widths, mass_widths)
+                )
                 sums, mass = visit(loops, whole, seen, functools.partial(absorb, top), state)
             sums, mass = _whole(sums, carry, xp), _whole(mass, carry, xp)
-            average = _combined(sums, width, bits, value_bits, count, xp)
+            average = _combined(sums, bits, value_bits, xp)
             average = xp.multiply(average, xp.multiply(xp.expand_dims(power, axis=1), 2.0 ** -(bits + value_bits)))
-            weight = mass[..., :1]
+            weight = mass[0]
             if count == 2:
-                weight = xp.add(weight, xp.multiply(mass[..., 1:], 2.0**-bits))
+                weight = xp.add(weight, xp.multiply(mass[1], 2.0**-bits))
             weight = xp.multiply(weight, 2.0**-bits)
             place = index * tiles.counts[0] + i
             found = (average, weight, top)
@@ -357,8 +374,9 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
-    tiles = tiles_of(plan, arrays, backend)
-    given, operands, xp = operands_of(plan, arrays), tiles.operands, tiles.xp
+    given, xp = operands_of(plan, arrays), backend.namespace
+    tiles = tiles_of(plan._replace(blocks=_square(plan, given, xp)), arrays, backend)
+    operands = tiles.operands
     out, output, of_logsumexp, kept = (
         _filled(tiles, wide(x, xp))
         for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
@@ -386,11 +404,13 @@ def backward(
     )
     stacks = _backward(tiles._replace(operands=packed), sides)
     depth = shape(key, xp=xp)[-1]
-    slices_of = (depth, SLOPES, BESIDE_SLOPES), (depth, SLOPES, BESIDE_SLOPES), (width, WEIGHTS[2], OUT)
-    of_query, of_key, of_value = (
-        _combined(_whole(collected(tiles, stack, side), _exceeds(tiles, 1 - side), xp), *cuts, 2, xp)
-        for stack, side, cuts in zip(stacks[:3], (0, 1, 1), slices_of, strict=True)
-    )
+    slices_of = (SLOPES, BESIDE_SLOPES), (SLOPES, BESIDE_SLOPES), (WEIGHTS[2], OUT)
+    gathered = []
+    for stack, side, last, cuts in zip(stacks[:3], (0, 1, 1), (depth, depth, width), slices_of, strict=True):
+        carry = _exceeds(tiles, 1 - side)
+        parts = _split(collected(tiles, stack, side), _widths(last, 2, carry))
+        gathered.append(_combined(_whole(parts, carry, xp), *cuts, xp))
+    of_query, of_key, of_value = gathered
     scale, _ = plan.exact  # type: ignore[misc]
     spread = spread[..., : tiles.lengths[0], :]
     of_query = xp.multiply(of_query, xp.multiply(spread, xp.expand_dims(powers[2], axis=2)))
@@ -411,6 +431,13 @@ def backward(
         gradients.append(rounded(xp.multiply(found, xp.multiply(widest, 2.0**-BIAS_BITS)), xp))
     integers = sum(plan.present[4:]) + sum(plan.num_arrays)
     return *gradients, *(None for _ in range(integers))
+
+
+def _square(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, int]:
+    """As many queries as keys, for both collect sums: with long blocks of one, those of the other come by often."""
+    times = shape(operands.query, xp=xp)[2]
+    side = min(SIDE, plan.blocks[1])
+    return max(32, side // times if isinstance(times, int) else side), side
 
 
 def _widest(tiles: Tiles, spread: Array) -> Array:
@@ -435,8 +462,7 @@ def _backward(tiles: Tiles, sides: Sides) -> Any:
     multiply_out = _scores if count == 2 else _plain_scores
     carry_keys, carry_rows = _exceeds(tiles, 1), _exceeds(tiles, 0)
     depth, width = (shape(x, xp=xp)[-1] // 2 for x in (sides.key_columns, sides.out_columns))
-    folds = [2 if carry else 1 for carry in (carry_keys, carry_rows, carry_rows)]
-    lasts = [3 * fold * last for fold, last in zip(folds, (depth, depth, width), strict=True)]
+    widths = _widths(depth, 2, carry_keys), _widths(depth, 2, carry_rows), _widths(width, 2, carry_rows)
 
     def attend(index: Any, sums: Any) -> Any:
         entry = entry_of(tiles, index)
@@ -469,26 +495,24 @@ def _backward(tiles: Tiles, sides: Sides) -> Any:
                     slope = xp.multiply(slope, tile.slope)
                 parts = _cut(slope, SLOPES, 2, xp)
                 found = _summed(parts, query_columns, transposed_product, xp)
-                of_key = xp.add(of_key, _parts(found, carry_rows, xp))
+                of_key = tuple(map(xp.add, of_key, _parts(found, carry_rows, xp)))
                 found = _summed(kept, out_columns, transposed_product, xp)
-                of_value = xp.add(of_value, _parts(found, carry_rows, xp))
-                found = _parts(_summed(parts, key_columns, product, xp), carry_keys, xp)
-                return loops.add(of_query, index * tiles.counts[0] + i, found), of_key, of_value, of_bias
+                of_value = tuple(map(xp.add, of_value, _parts(found, carry_rows, xp)))
+                beside_keys = xp.concat(list(_parts(_summed(parts, key_columns, product, xp), carry_keys, xp)), axis=-1)
+                return loops.add(of_query, index * tiles.counts[0] + i, beside_keys), of_key, of_value, of_bias
 
             stack, keys_sum, values_sum, of_bias = sums
-            state = (
-                stack,
-                *(zeros(keys, *shape(keys, xp=xp)[:-1], last, xp=xp) for last in lasts[1:]),
-                of_bias,
-            )
-            stack, of_key, of_value, of_bias = visit(loops, whole, seen, absorb, state)
+            *dims, _ = shape(keys, xp=xp)
+            empty = (tuple(zeros(keys, *dims, last, xp=xp) for last in lasts) for lasts in widths[1:])
+            stack, *found, of_bias = visit(loops, whole, seen, absorb, (stack, *empty, of_bias))
+            of_key, of_value = (xp.concat(list(parts), axis=-1) for parts in found)
             place = index * tiles.counts[1] + j
             return stack, loops.add(keys_sum, place, of_key), loops.add(values_sum, place, of_value), of_bias
 
         return loops.loop(0, tiles.counts[1], attend_columns, sums)
 
     biases = None if tiles.operands.bias is None else (bias_stack(tiles), bias_stack(tiles))
-    return loops.loop(0, rounds_of(tiles), attend, (*gradient_stacks(tiles, *lasts), biases))
+    return loops.loop(0, rounds_of(tiles), attend, (*gradient_stacks(tiles, *map(sum, widths)), biases))
 
 
 def _add_bias(tiles: Tiles, entry: Entry, stacks: Any, slope: Array, rows: Array, i: Any, j: Any) -> tuple[Any, ...]:

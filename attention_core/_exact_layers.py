@@ -73,14 +73,20 @@ def product(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     (x1, x2), (y1, y2) = (slices(each, power, bits, 2, xp) for each, power in zip((x, y), powers, strict=True))
     left, right = xp.concat([x1, x2], axis=-1), xp.concat([y2, y1], axis=-2)
 
-    def summed(left: Array, right: Array, ends: list[tuple[int, int]]) -> Array:
-        found = [carried(xp.matmul(left[..., start:stop], right[..., start:stop, :]), xp) for start, stop in ends]
-        return total(tuple(_added(part, xp) for part in zip(*found, strict=True)), xp)
-
-    ends = [(start, min(start + LONGEST, channels)) for start in range(0, channels, LONGEST)]
-    high, cross = summed(x1, y1, ends), summed(left, right, [*ends, *((a + channels, b + channels) for a, b in ends)])
+    if channels <= LONGEST:  # so that the sum of both smaller products is exact, too: it is at most 3/4 2**53
+        high, cross = xp.matmul(x1, y1), xp.matmul(left, right)
+    else:
+        pieces = [(start, min(start + LONGEST, channels)) for start in range(0, channels, LONGEST)]
+        high = _piecewise(x1, y1, pieces, xp)
+        cross = _piecewise(left, right, [*pieces, *((a + channels, b + channels) for a, b in pieces)], xp)
     scaled = xp.multiply(powers[0], xp.multiply(powers[1], 2.0 ** (-2 * bits)))
     return xp.multiply(xp.add(high, xp.multiply(cross, 2.0**-bits)), scaled)
+
+
+def _piecewise(x: Array, y: Array, pieces: list[tuple[int, int]], xp: Namespace) -> Array:
+    """Exact sums of products of integers over pieces of the channels, rounded once."""
+    found = [carried(xp.matmul(x[..., start:stop], y[..., start:stop, :]), xp) for start, stop in pieces]
+    return total(tuple(_added(part, xp) for part in zip(*found, strict=True)), xp)
 
 
 def _added(parts: tuple[Array, ...], xp: Namespace) -> Array:
