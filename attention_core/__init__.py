@@ -1,6 +1,7 @@
 """Attention, written once against the Python array API standard."""
 
 from attention_core._attention import (
+    attention_extent,
     attention_scores,
     explain_attention,
     partial_attention,
@@ -9,10 +10,11 @@ from attention_core._attention import (
 from attention_core._cache import KeyValueCache, append, cache_mask, empty_cache
 from attention_core._call import Attention
 from attention_core._encoder import encoder_layer, multi_head_attention
+from attention_core._exact_partial import ExactPartial, Extent
 from attention_core._heads import merge_heads, split_heads
 from attention_core._implementations import Explanation
 from attention_core._layers import embed_tokens, feed_forward, gelu, layer_norm, linear
-from attention_core._partial import Partial, merge_partials
+from attention_core._partial import Partial, complete_partial, merge_extents, merge_partials
 from attention_core._rms_norm import rms_norm
 from attention_core._rotary import rotary_embedding
 from attention_core._sagan import sagan_attention, spectral_norm
@@ -39,7 +41,9 @@ __all__ = [
     "Backend",
     "Causal",
     "Dropout",
+    "ExactPartial",
     "Explanation",
+    "Extent",
     "KeyLengths",
     "KeyValueCache",
     "Mask",
@@ -50,9 +54,11 @@ __all__ = [
     "SlidingWindow",
     "alibi",
     "append",
+    "attention_extent",
     "attention_scores",
     "available_backends",
     "cache_mask",
+    "complete_partial",
     "embed_tokens",
     "empty_cache",
     "encoder_layer",
@@ -68,6 +74,7 @@ __all__ = [
     "mask_from_lengths",
     "mask_from_padding",
     "mask_from_query_key",
+    "merge_extents",
     "merge_heads",
     "merge_partials",
     "multi_head_attention",

@@ -14,9 +14,12 @@ from attention_core._checks import (
     check_sinks,
     check_start,
     check_value,
+    differ,
+    shape_text,
     sizes,
 )
 from attention_core._dense import dense_scores
+from attention_core._exact_partial import Extent, exact_partial, extent_of
 from attention_core._implementations import Explanation, attend, check_implementation, explained, is_small
 from attention_core._namespace import array_namespace, narrow, widen
 from attention_core._partial import Partial, logaddexp
@@ -26,6 +29,7 @@ from attention_core.random import Dropout, check_dropout
 from attention_core.scores import ScoreMod
 
 __all__ = [
+    "attention_extent",
     "attention_scores",
     "explain_attention",
     "partial_attention",
@@ -218,8 +222,10 @@ def partial_attention(
     score_mod: ScoreModification | None = None,
     dropout: Dropout | None = None,
     implementation: str = "auto",
+    arithmetic: str = "fast",
+    extent: Extent | None = None,
     xp: Namespace | None = None,
-) -> Partial:
+) -> Any:
     r"""Attend a piece of the keys, so that `merge_partials` can make the whole of the pieces.
 
     A cache that is read in pieces, and several machines that each hold some of the keys, need nothing else.
@@ -239,16 +245,22 @@ def partial_attention(
     is_causal, scale, softcap, score_mod, dropout, xp
         As in `scaled_dot_product_attention`; positions are those in the whole.
     implementation : {"auto", "dense", "blockwise"}
+    arithmetic : {"fast", "reproducible"}
+        With ``"reproducible"``, `complete_partial` of what is merged has the bits of the whole, whatever the pieces and
+        their order. There is no gradient: that is for the whole.
+    extent : Extent, optional
+        With reproducible arithmetic, and only there: by `merge_extents` of the `attention_extent` of all pieces.
 
     Returns
     -------
-    Partial
-        Output and logsumexp in the type of the computation: 16-bit inputs are rounded only when all is merged.
+    Partial or ExactPartial
+        Output and logsumexp in the type of the computation: 16-bit inputs are rounded only when all is merged. With
+        reproducible arithmetic, sums of integers, for `complete_partial` to round.
 
     Raises
     ------
     TypeError, ValueError
-        As in `scaled_dot_product_attention`.
+        As in `scaled_dot_product_attention`, and when an extent is missing, not wanted, or of other shapes.
 
     Examples
     --------
@@ -262,14 +274,86 @@ def partial_attention(
     """
     check_flag("is_causal", is_causal)
     check_implementation(implementation)
+    check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, None)
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
     mask = _with_causal(mask, is_causal)
     mask = None if mask is None else as_mask(mask)
     call = _call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, starts)
+    check_extent(extent, arithmetic, query, value)
+    if extent is not None:
+        return exact_partial(call, extent)
     if implementation == "auto":  # kernels keep the logsumexp to themselves
         implementation = "dense" if is_small(call) else "blockwise"
     result = attend(call, implementation, weights=False, logsumexp=True)
     return Partial(result.output, result.logsumexp)
+
+
+def attention_extent(
+    query: Array,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    query_start: int | Array = 0,
+    key_start: int | Array = 0,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    xp: Namespace | None = None,
+) -> Extent:
+    """Find how far scores and values of a piece of the keys reach: the first of two passes in reproducible arithmetic.
+
+    What is rounded is rounded relative to the largest score of a query, and to the largest magnitude of a channel of
+    the values. So all pieces have to agree on these, by `merge_extents`, before `partial_attention` adds up.
+
+    Parameters
+    ----------
+    query, key, value, query_start, key_start, mask, bias, is_causal, scale, softcap, xp
+        As in `partial_attention` with ``arithmetic="reproducible"``.
+
+    Returns
+    -------
+    Extent
+        Of float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `partial_attention` with ``arithmetic="reproducible"``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> query, key = np.ones((1, 1, 4), np.float32), np.ones((1, 3, 4), np.float32)
+    >>> extent = attention_extent(query, key, 5 * key, scale=1.0)
+    >>> extent.values
+    array([[[5., 5., 5., 5.]]], dtype=float32)
+    >>> round(float(extent.scores.astype(np.float64).sum()) * 256 * np.log(2), 9)
+    4.0
+    """
+    check_flag("is_causal", is_causal)
+    check_attention_arithmetic("reproducible", query, "auto", scale, softcap, None, None)
+    starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
+    mask = _with_causal(mask, is_causal)
+    mask = None if mask is None else as_mask(mask)
+    return extent_of(_call(query, key, value, mask, bias, scale, softcap, None, None, xp, starts))
+
+
+def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> None:
+    """Raise unless there is an extent where there has to be one, of the shapes of a call."""
+    if arithmetic == "fast":
+        if extent is not None:
+            raise ValueError("expected no extent with arithmetic='fast'; got one")
+        return
+    if not isinstance(extent, tuple) or len(extent) != 2:
+        got = "none" if extent is None else type(extent).__name__
+        raise TypeError(f"expected the extent of all keys with arithmetic='reproducible', of merge_extents; got {got}")
+    shapes = (*sizes(query)[:-1], 3), (*sizes(value)[:-2], 1, sizes(value)[-1])
+    for name, array, wanted in zip(("scores", "values"), extent, shapes, strict=True):
+        if differ(sizes(array), wanted):
+            raise ValueError(f"expected the {name} of the extent of shape {wanted}; got {shape_text(array)}")
 
 
 def _with_sinks(result: Attention, sinks: Array, xp: Namespace) -> Attention:

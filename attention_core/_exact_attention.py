@@ -44,6 +44,7 @@ from attention_core._tiles import (
     Operands,
     Plan,
     Tiles,
+    Visits,
     add_bias,
     bias_stack,
     collected,
@@ -82,21 +83,30 @@ BESIDE_SLOPES = bits_for(LONGEST, SLOPES)
 OUT = 22  # bits of slices beside weights that reach 4 / 3
 BIAS_BITS = 40
 SIDE = 512  # of a block, going backward
+LEAST, MOST = 2.0**-64, 2.0**127  # between which the largest score is the sum of three numbers of float32
 
 
 def exact_attention(call: Call, backend: Backend) -> tuple[Array, Array]:
     """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits."""
     xp = call.xp
-    count = 2 if dtype_name(call.query.dtype) == "float32" else 1
-    call = widened(call)
-    width = shape(call.query, xp=xp)[-1]
-    scale = width**-0.5 if call.scale is None else float(call.scale)
-    plan, operands = planned(call, backend.tuning, (scale, count))
-    arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
-    output, logsumexp, _ = backend.custom_gradient(EXACT, plan, arrays)
+    output, logsumexp, _ = backend.custom_gradient(EXACT, *arranged(call, backend))
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     width = shape(call.value, xp=xp)[-1]
     return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
+
+
+def arranged(call: Call, backend: Backend) -> tuple[Plan, tuple[Array, ...]]:
+    """A call as a plan and the arrays of its operands."""
+    xp = call.xp
+    count = 2 if dtype_name(call.query.dtype) == "float32" else 1
+    call = widened(call)
+    width = shape(call.query, xp=xp)[-1]
+    if isinstance(width, int) and width == 0:  # all scores are 0, as they are where there is one channel of zeros
+        query, key = (xp.zeros((*shape(x, xp=xp)[:-1], 1), dtype=x.dtype, **beside(x)) for x in (call.query, call.key))
+        call, width = call._replace(query=query, key=key), 1
+    scale = width**-0.5 if call.scale is None else float(call.scale)
+    plan, operands = planned(call, backend.tuning, (scale, count))
+    return plan, tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
 
 
 def _query_scale(plan: Plan) -> float:
@@ -201,18 +211,18 @@ def _whole(parts: tuple[Array, ...], carry: bool, xp: Namespace) -> tuple[Array,
     return tuple(total(each, xp) for each in zip(parts[::2], parts[1::2], strict=True)) if carry else parts
 
 
-def _widths(last: Any, count: int, carry: bool) -> list[Any]:
+def widths_of(last: Any, count: int, carry: bool) -> list[Any]:
     """How wide the parts of sums with vectors of some width are."""
     return [width for width in ([2 * last, last] if count == 2 else [last]) for _ in range(2 if carry else 1)]
 
 
-def _split(x: Array, widths: list[Any]) -> tuple[Array, ...]:
+def split(x: Array, widths: list[Any]) -> tuple[Array, ...]:
     """Parts that were put side by side."""
     ends = list(itertools.accumulate(widths))
     return tuple(x[..., end - width : end] for width, end in zip(widths, ends, strict=True))
 
 
-def _exceeds(tiles: Tiles, side: int) -> bool:
+def exceeds(tiles: Tiles, side: int) -> bool:
     """Whether so many terms are added up that integers of 53 bits do not hold them."""
     length = tiles.lengths[side]
     if side == 0:
@@ -238,47 +248,119 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
 
 def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:
     xp, dropout = tiles.xp, dropout_of(tiles)
-    average, weight, top = (collected(tiles, stack, 0) for stack in _added_up(tiles, part))
-    none = xp.equal(weight, 0.0)
-    output = settle(xp.divide(average, xp.where(none, 1.0, weight)), xp)
-    if dropout is not None:
-        output = settle(xp.multiply(output, gain(dropout)), xp)
-    logsumexp, kept = _held(top, weight, none, xp)
-    return rounded(output, xp), xp.squeeze(logsumexp, axis=-1), kept
+
+    def close(top: Array, power: Array, sums: Parts, mass: Parts) -> tuple[Array, ...]:
+        carry = exceeds(tiles, 1)
+        return *averaged(_whole(sums, carry, xp), _whole(mass, carry, xp), power, xp), top
+
+    width = shape(tiles.operands.value, xp=xp)[-1]
+    average, weight, top = gathered(tiles, Pass(close, (width, 1, 1), "float64", part))
+    logsumexp = xp.squeeze(logsumexp_of(top, weight, xp), axis=-1)
+    return divided(average, weight, gain(dropout), xp), logsumexp, _held(top, weight, xp)
 
 
-def _added_up(tiles: Tiles, part: Any) -> Any:
-    """Stacks of blocks of queries: the sums of weighted values and of weights, and the largest scores."""
+Parts = tuple[Array, ...]
+
+
+class Pass(NamedTuple):
+    """What becomes of the sums of a block of queries, and of what they are taken.
+
+    Attributes
+    ----------
+    close : callable
+        ``close(top, power, sums, mass)`` returns arrays (G, R, m, ...) of some widths and one dtype.
+    widths : tuple of int
+    dtype : str
+    part : callable
+        A part of the values.
+    given : (Array, Array) or None
+        The largest scores, (B, G, R, M, 1), and the powers of two above the values, (B, G, 1, E), where these are not
+        those of the keys at hand.
+    """
+
+    close: Any
+    widths: tuple[Any, ...]
+    dtype: str
+    part: Any
+    given: tuple[Array, Array] | None = None
+
+
+class Strip(NamedTuple):
+    """A block of queries in slices, and the keys that it visits."""
+
+    tiles: Tiles
+    entry: Entry
+    query: Array
+    keys: Array
+    place: Any
+    visits: tuple[Any, Any, Any]
+
+
+def strips(tiles: Tiles, visits: Visits, entry: Entry) -> Any:
+    """A function from blocks of queries of an entry to strips."""
+    keys = _cut_key(tiles, entry.key)
+
+    def strip(i: Any) -> Strip:
+        rows = _cut_query(tiles, tiles.loops.block(entry.query, i, tiles.sizes[0], -2))
+        return Strip(tiles, entry, rows, keys, i, visits.of(tiles.loops, entry.index, i))
+
+    return strip
+
+
+def _tile_at(strip: Strip, masked: bool, j: Any) -> Tile:
+    tiles = strip.tiles
+    keys = tiles.loops.block(strip.keys, j, tiles.sizes[1], -2)
+    return _tile(tiles, strip.entry, strip.query, keys, strip.place, j, masked)
+
+
+def highest(strip: Strip) -> Array:
+    """The largest score of each query, (G, R, m, 1): -inf where there is none."""
+    tiles, (next_block, whole, seen) = strip.tiles, strip.visits
+    xp = tiles.xp
+
+    def reach(masked: bool, step: Any, top: Array) -> Array:
+        return xp.maximum(top, xp.max(_tile_at(strip, masked, next_block(step)).scores, axis=-1, keepdims=True))
+
+    *dims, _ = shape(strip.query, xp=xp)
+    lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **beside(strip.query))
+    return visit(tiles.loops, whole, seen, reach, lowest)
+
+
+def anchored(top: Array, xp: Namespace) -> Array:
+    """What weights are relative to: 0 where all is masked, and nan beyond the largest float32."""
+    size = xp.abs(top)
+    top = xp.where(xp.logical_or(xp.equal(top, -math.inf), xp.less(size, LEAST)), 0.0, top)
+    return xp.where(xp.greater_equal(xp.abs(top), MOST), math.nan, top)
+
+
+def gathered(tiles: Tiles, aim: Pass) -> tuple[Array, ...]:
+    """What ``aim.close`` makes of the sums of weighted values and of weights, over all keys, for all queries."""
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
     _, count = plan.exact  # type: ignore[misc]
-    bits, value_bits = WEIGHTS[count], VALUES[count]
-    dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=False)
-    query = tiles.operands.query
-    _, groups, times, _, _ = shape(query, xp=xp)
+    dropout = dropout_of(tiles)
     width = shape(tiles.operands.value, xp=xp)[-1]
-    carry = _exceeds(tiles, 1)
-    sum_widths, mass_widths = _widths(width, count, carry), [1] * (count * (2 if carry else 1))
-    once = isinstance(tiles.counts[1], int) and tiles.counts[1] == 1
+    carry = exceeds(tiles, 1)
+    widths = widths_of(width, count, carry), [1] * (count * (2 if carry else 1))
+    visits = visits_of(tiles, by_key=False)
+    once = aim.given is None and isinstance(tiles.counts[1], int) and tiles.counts[1] == 1
 
     def attend(index: Any, stacks: Any) -> Any:
         entry = entry_of(tiles, index)
-        keys, values = _cut_key(tiles, entry.key), part(wide(entry.value, xp))
-        power = peak(values, -2, xp)  # (G, 1, E)
-        values = _sliced(values, power, value_bits, count, xp)
+        strip_of = strips(tiles, visits, entry)
+        values = aim.part(wide(entry.value, xp))
+        if aim.given is None:
+            tops, power = None, peak(values, -2, xp)  # (G, 1, E)
+        else:
+            tops, power = (of_entry(tiles, x, entry.index, entry.head) for x in aim.given)
+        values = _sliced(values, power, VALUES[count], count, xp)
 
         def attend_rows(i: Any, stacks: Any) -> Any:
-            rows = _cut_query(tiles, loops.block(entry.query, i, tiles.sizes[0], -2))
-            next_block, whole, seen = visits.of(loops, entry.index, i)
-            *dims, _ = shape(rows, xp=xp)
+            strip = strip_of(i)
+            next_block, whole, seen = strip.visits
+            *dims, _ = shape(strip.query, xp=xp)
 
-            def tile_at(masked: bool, j: Any) -> Tile:
-                return _tile(tiles, entry, rows, loops.block(keys, j, tiles.sizes[1], -2), i, j, masked)
-
-            def reach(masked: bool, step: Any, top: Array) -> Array:
-                return xp.maximum(top, xp.max(tile_at(masked, next_block(step)).scores, axis=-1, keepdims=True))
-
-            def gather(top: Array, tile: Tile, j: Any) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-                weights = _cut(exp2_weight(xp.subtract(tile.scores, top), xp), bits, count, xp)
+            def sums_of(top: Array, tile: Tile, j: Any) -> tuple[Parts, Parts]:
+                weights = _cut(exp2_weight(xp.subtract(tile.scores, top), xp), WEIGHTS[count], count, xp)
                 mass = tuple(xp.sum(each, axis=-1, keepdims=True) for each in weights)
                 kept = [dropped(each, dropout, tile.at, heads_of(tiles), xp) for each in weights]
                 found = _summed(kept, loops.block(values, j, tiles.sizes[1], -2), product, xp)
@@ -286,62 +368,89 @@ def _added_up(tiles: Tiles, part: Any) -> Any:
 
             def absorb(top: Array, masked: bool, step: Any, state: Any) -> Any:
                 j = next_block(step)
-                found = gather(top, tile_at(masked, j), j)
+                found = sums_of(top, _tile_at(strip, masked, j), j)
                 return tuple(tuple(map(xp.add, *each)) for each in zip(state, found, strict=True))
 
-            def anchored(top: Array) -> Array:
-                return xp.where(xp.equal(top, -math.inf), 0.0, top)
-
             if once:  # the scores of all keys are at hand for both passes
-                tile = tile_at(plan.mask is not None or plan.present[3] or tiles.padded, 0)
-                top = anchored(xp.max(tile.scores, axis=-1, keepdims=True))
-                sums, mass = gather(top, tile, 0)
+                tile = _tile_at(strip, plan.mask is not None or plan.present[3] or tiles.padded, 0)
+                top = anchored(xp.max(tile.scores, axis=-1, keepdims=True), xp)
+                sums, mass = sums_of(top, tile, 0)
             else:
-                lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **beside(rows))
-                top = anchored(visit(loops, whole, seen, reach, lowest))
-                state = tuple(
-                    tuple(zeros(rows, *dims, last, xp=xp) for last in lasts) for lasts in (sum_widths, mass_widths)
-                )
+                top = highest(strip) if tops is None else loops.block(tops, i, tiles.sizes[0], -2)
+                top = anchored(top, xp)
+                state = tuple(tuple(zeros(top, *dims, last, xp=xp) for last in lasts) for lasts in widths)
                 sums, mass = visit(loops, whole, seen, functools.partial(absorb, top), state)
-            sums, mass = _whole(sums, carry, xp), _whole(mass, carry, xp)
-            average = _combined(sums, bits, value_bits, xp)
-            average = xp.multiply(average, xp.multiply(xp.expand_dims(power, axis=1), 2.0 ** -(bits + value_bits)))
-            weight = mass[0]
-            if count == 2:
-                weight = xp.add(weight, xp.multiply(mass[1], 2.0**-bits))
-            weight = xp.multiply(weight, 2.0**-bits)
             place = index * tiles.counts[0] + i
-            found = (average, weight, top)
+            found = aim.close(top, power, sums, mass)
             return tuple(loops.add(stack, place, x) for stack, x in zip(stacks, found, strict=True))
 
         return loops.loop(0, tiles.counts[0], attend_rows, stacks)
 
-    def empty(last: Any) -> Any:
-        dims = (1 if plan.apart else groups, times, tiles.sizes[0], last)
-        return loops.stack(
-            rounds_of(tiles) * tiles.counts[0], lambda _: xp.zeros(dims, dtype=xp.float64, **beside(query))
-        )
-
-    return loops.loop(0, rounds_of(tiles), attend, tuple(map(empty, (width, 1, 1))))
+    stacks = tuple(row_stack(tiles, last, aim.dtype) for last in aim.widths)
+    return tuple(collected(tiles, stack, 0) for stack in loops.loop(0, rounds_of(tiles), attend, stacks))
 
 
-def _held(top: Array, weight: Array, none: Array, xp: Namespace) -> tuple[Array, Array]:
-    r"""The logsumexp of rows, and of the backward pass's reference three parts and a power of two.
+def row_stack(tiles: Tiles, last: Any, dtype: str) -> Any:
+    """Blocks of rows for all queries."""
+    xp, query = tiles.xp, tiles.operands.query
+    _, groups, times, _, _ = shape(query, xp=xp)
+    dims = (1 if tiles.plan.apart else groups, times, tiles.sizes[0], last)
+    count = rounds_of(tiles) * tiles.counts[0]
+    return tiles.loops.stack(count, lambda _: xp.zeros(dims, dtype=getattr(xp, dtype), **beside(query)))
+
+
+def averaged(sums: Parts, mass: Parts, power: Array, xp: Namespace) -> tuple[Array, Array]:
+    """Sums of weighted values and of weights, of the integers that stand for them."""
+    count = len(mass)
+    bits, value_bits = WEIGHTS[count], VALUES[count]
+    weight = mass[0]
+    if count == 2:
+        weight = xp.add(weight, xp.multiply(mass[1], 2.0**-bits))
+    average = _combined(sums, bits, value_bits, xp)
+    unit = xp.multiply(xp.expand_dims(power, axis=-3), 2.0 ** -(bits + value_bits))
+    return xp.multiply(average, unit), xp.multiply(weight, 2.0**-bits)
+
+
+def divided(average: Array, weight: Array, factor: float, xp: Namespace) -> Array:
+    """The output: 0 where there is no weight."""
+    output = settle(xp.divide(average, xp.where(xp.equal(weight, 0.0), 1.0, weight)), xp)
+    return rounded(output if factor == 1 else xp.multiply(output, factor), xp)
+
+
+def _held(top: Array, weight: Array, xp: Namespace) -> Array:
+    r"""Of the backward pass's reference three parts, and a power of two.
 
     With :math:`z_i = \sum_j w_{ij}` and a power of two :math:`2^{c_i}` within a third of it, the reference is
     :math:`r_i = \max_j t_{ij} + \log_2 (z_i 2^{-c_i}) / 256`, and p is :math:`2^{256 (t_{ij} - r_i)} 2^{-c_i}`.
     """
+    none = xp.equal(weight, 0.0)
     mass = xp.where(none, 1.0, weight)
     power = xp.multiply(power_above(mass, xp), 0.5)
     reference = xp.add(top, xp.multiply(log2(xp.divide(mass, power), xp), 1 / 256))
-    logsumexp = settle(xp.multiply(xp.add(top, xp.multiply(log2(mass, xp), 1 / 256)), 1 / UNIT), xp)
-    logsumexp = rounded(xp.where(none, -math.inf, logsumexp), xp)
+    parts = thirds(xp.where(none, 0.0, reference), xp)
+    return xp.concat([*parts, xp.astype(xp.divide(1.0, power), xp.float32)], axis=-1)
+
+
+def logsumexp_of(top: Array, weight: Array, xp: Namespace) -> Array:
+    """The logarithm of the sum of the exponentials of scores; -inf where there are none."""
+    none = xp.equal(weight, 0.0)
+    high = xp.add(top, xp.multiply(log2(xp.where(none, 1.0, weight), xp), 1 / 256))
+    return rounded(xp.where(none, -math.inf, settle(xp.multiply(high, 1 / UNIT), xp)), xp)
+
+
+def thirds(x: Array, xp: Namespace) -> list[Array]:
+    """Numbers of float64 as sums of three of float32."""
     parts = []
-    rest = xp.where(none, 0.0, reference)
     for _ in range(3):
-        parts.append(rounded(rest, xp))
-        rest = xp.subtract(rest, xp.astype(parts[-1], xp.float64))
-    return logsumexp, xp.concat([*parts, xp.astype(xp.divide(1.0, power), xp.float32)], axis=-1)
+        parts.append(rounded(x, xp))
+        x = xp.subtract(x, xp.astype(parts[-1], xp.float64))
+    return parts
+
+
+def joined(parts: Array, xp: Namespace) -> Array:
+    """The inverse of `thirds`, of parts side by side: (..., 3) -> (..., 1)."""
+    first, second, third = (parts[..., place : place + 1] for place in range(3))
+    return xp.add(first, xp.add(second, third))
 
 
 def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
@@ -389,7 +498,7 @@ def backward(
     bound = xp.multiply(power_above(xp.add(most, xp.abs(delta)), xp), 2.0)  # the product is one of powers of two
     share = kept[..., 3:]
     spread = xp.multiply(bound, share)
-    reference = xp.add(kept[..., :1], xp.add(kept[..., 1:2], kept[..., 2:3]))
+    reference = joined(kept[..., :3], xp)
     columns = (xp.multiply(out, share), OUT), (xp.multiply(query, spread), BESIDE_SLOPES), (key, BESIDE_SLOPES)
     powers = [peak(x, (-3, -2) if x is not key else -2, xp) for x, _ in columns]
     cut = [_sliced(x, power, bits, 2, xp) for (x, bits), power in zip(columns, powers, strict=True)]
@@ -405,12 +514,12 @@ def backward(
     stacks = _backward(tiles._replace(operands=packed), sides)
     depth = shape(key, xp=xp)[-1]
     slices_of = (SLOPES, BESIDE_SLOPES), (SLOPES, BESIDE_SLOPES), (WEIGHTS[2], OUT)
-    gathered = []
+    found = []
     for stack, side, last, cuts in zip(stacks[:3], (0, 1, 1), (depth, depth, width), slices_of, strict=True):
-        carry = _exceeds(tiles, 1 - side)
-        parts = _split(collected(tiles, stack, side), _widths(last, 2, carry))
-        gathered.append(_combined(_whole(parts, carry, xp), *cuts, xp))
-    of_query, of_key, of_value = gathered
+        carry = exceeds(tiles, 1 - side)
+        parts = split(collected(tiles, stack, side), widths_of(last, 2, carry))
+        found.append(_combined(_whole(parts, carry, xp), *cuts, xp))
+    of_query, of_key, of_value = found
     scale, _ = plan.exact  # type: ignore[misc]
     spread = spread[..., : tiles.lengths[0], :]
     of_query = xp.multiply(of_query, xp.multiply(spread, xp.expand_dims(powers[2], axis=2)))
@@ -460,9 +569,9 @@ def _backward(tiles: Tiles, sides: Sides) -> Any:
     _, count = plan.exact  # type: ignore[misc]
     dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=True)
     multiply_out = _scores if count == 2 else _plain_scores
-    carry_keys, carry_rows = _exceeds(tiles, 1), _exceeds(tiles, 0)
+    carry_keys, carry_rows = exceeds(tiles, 1), exceeds(tiles, 0)
     depth, width = (shape(x, xp=xp)[-1] // 2 for x in (sides.key_columns, sides.out_columns))
-    widths = _widths(depth, 2, carry_keys), _widths(depth, 2, carry_rows), _widths(width, 2, carry_rows)
+    widths = widths_of(depth, 2, carry_keys), widths_of(depth, 2, carry_rows), widths_of(width, 2, carry_rows)
 
     def attend(index: Any, sums: Any) -> Any:
         entry = entry_of(tiles, index)

@@ -12,8 +12,7 @@ from attention_core._checks import sizes
 from attention_core._dense import dense
 from attention_core._exact_attention import exact_attention
 from attention_core._loops import Plain
-from attention_core._namespace import backend_of, beside, dtype_name, is_exporting, positions, shape
-from attention_core._typing import Array
+from attention_core._namespace import backend_of, dtype_name, is_exporting, positions, shape
 
 __all__ = ["Candidate", "Explanation", "attend", "check_implementation", "explained", "is_small"]
 
@@ -116,10 +115,8 @@ def _exact(call: Call, implementation: str, *, weights: bool) -> Attention:
     if weights and implementation == "blockwise":
         raise _no_weights(implementation)
     xp = call.xp
-    if 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1], *sizes(call.value)):
+    if 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1]):
         return dense(call, weights=weights)  # of nothing, nothing is added up
-    if sizes(call.query)[-1] == 0:  # all scores are 0, as they are where there is one channel of zeros
-        call = call._replace(query=_zero_channel(call.query, xp), key=_zero_channel(call.key, xp), scale=1.0)
     query, key, value = handed_out((call.query, call.key, call.value), arithmetic_of("reproducible"), xp)
     call = call._replace(query=query, key=key, value=value)
     output, logsumexp = exact_attention(call, _backend(call))
@@ -131,10 +128,6 @@ def _exact(call: Call, implementation: str, *, weights: bool) -> Attention:
     units = xp.broadcast_to(units, (*shape(call.value, xp=xp)[:-1], columns))
     found, _ = exact_attention(call._replace(value=units, dropout=None), _backend(call))
     return Attention(output, found, logsumexp)
-
-
-def _zero_channel(x: Array, xp: Any) -> Array:
-    return xp.zeros((*shape(x, xp=xp)[:-1], 1), dtype=x.dtype, **beside(x))
 
 
 def explained(call: Call) -> Explanation:
