@@ -23,14 +23,14 @@ from attention_conformance.bert import ModelError
 from attention_conformance.case import Case
 from attention_conformance.catalogue import CASES
 from attention_conformance.convert import convert
-from attention_conformance.identical_cases import IDENTICAL, Identical
+from attention_conformance.identical_cases import Identical
 from attention_conformance.implementations import IMPLEMENTATIONS
 from attention_conformance.libraries import devices_of, dtypes_of, quiet_start
 from attention_conformance.model import load_model
 from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order, Plan, Worker, execute, work
 from attention_conformance.result import Result
-from attention_conformance.vectors import published
+from attention_conformance.vectors import published, published_model
 from attention_core import Backend, available_backends, get_backend
 from attention_core.backend import entries
 
@@ -96,7 +96,8 @@ def conformance(
     ] = None,
     case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
     model: Annotated[
-        Path | None, typer.Option(help="A directory with an encoder of BERT's type, to be run as well.")
+        Path | None,
+        typer.Option(help="A directory with an encoder of BERT's type, to be run as well, as the case model."),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write results to this file as JUnit XML.")] = None,
@@ -115,8 +116,8 @@ def conformance(
     cannot be run as given.
     """
     if identical:
-        refused = {"dtype": dtype, "implementation": implementation, "model": model, "junit": junit}
-        _identical(backend, device, mode, case, json, jobs, list_, refused)
+        refused = {"dtype": dtype, "implementation": implementation, "junit": junit}
+        _identical(backend, device, mode, case, model, json, jobs, list_, refused)
         return
     cases = _chosen_cases(case, CASES)
     if list_:
@@ -152,6 +153,7 @@ def _identical(
     device: Many,
     mode: Many,
     case: Many,
+    model: Path | None,
     json: Path | None,
     jobs: int,
     list_: bool,
@@ -161,7 +163,8 @@ def _identical(
     for option, given in refused.items():
         if given:
             raise _refusal(f"expected no --{option} with --identical; got one")
-    cases = _chosen_cases(case, IDENTICAL)
+    _check_model(model)
+    cases = _chosen_cases(case, bits.catalogue(model))
     if list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
         return
@@ -170,9 +173,9 @@ def _identical(
     _check_places(names, device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
-    orders = [Order(name, chosen, devices, modes=modes) for name in names]
+    orders = [Order(name, chosen, devices, modes=modes, model=model) for name in names]
     results, versions = _run_all(orders, jobs, bits.work)
-    judged = bits.verdicts(chosen, results, published())
+    judged = bits.verdicts(chosen, results, published() | published_model(model))
     console = _console()
     console.print(bits.table(judged))
     complaints = [line for each in judged for line in each.complaints]

@@ -21,12 +21,13 @@ from rich.text import Text
 
 from attention_conformance.identical_cases import IDENTICAL, Identical, Trees
 from attention_conformance.libraries import devices_of, holds, quiet_start
+from attention_conformance.model import identical_case, load_model
 from attention_conformance.problem import NumpyArray
 from attention_conformance.processes import Message, Order, Plan, Started
 from attention_conformance.result import Result, one_line
 from attention_core import Backend, get_backend
 
-__all__ = ["Found", "Verdict", "compare", "digest", "table", "verdicts", "work", "write_json"]
+__all__ = ["Found", "Verdict", "catalogue", "compare", "digest", "table", "verdicts", "work", "write_json"]
 
 Named = tuple[tuple[str, NumpyArray], ...]
 
@@ -84,6 +85,17 @@ def digest(arrays: Named) -> str:
     return found.hexdigest()
 
 
+def catalogue(model: Path | None) -> tuple[Identical, ...]:
+    """All cases, with that of an encoder in a directory where one is given.
+
+    Raises
+    ------
+    ModelError
+        When a file of the directory is missing, broken, or does not fit the others.
+    """
+    return IDENTICAL if model is None else (*IDENTICAL, identical_case(load_model(model)))
+
+
 def work(order: Order) -> Iterator[Message]:
     """Carry out an order in this process: every case on every device in every mode."""
     with quiet_start():
@@ -94,8 +106,8 @@ def work(order: Order) -> Iterator[Message]:
         if order.devices is None or device in order.devices
         for mode in backend.modes
         if order.modes is None or mode in order.modes
-        for case in IDENTICAL
-        if case.name in order.cases and holds(backend, device, case.dtype)
+        for case in catalogue(order.model)
+        if case.name in order.cases and all(holds(backend, device, each) for each in (case.dtype, "float64"))
         if backend.differentiates or not case.variables
     ]
     yield Plan(backend.name, len(trials), backend.versions())
@@ -161,12 +173,12 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
         yield from _leaves(f"{name}.{field}".lstrip("."), branch)
 
 
-def verdicts(cases: Sequence[str], results: Iterable[Result], published: Mapping[str, str]) -> list[Verdict]:
-    """Compare what was computed in every way with each other and with the published hashes, case by case."""
+def verdicts(cases: Sequence[str], results: Iterable[Result], published: Mapping[str, str | None]) -> list[Verdict]:
+    """Compare what all ways computed with each other and with published hashes, case by case; `None`: with no hash."""
     found: dict[str, list[Result]] = {case: [] for case in cases}
     for result in results:
         found.setdefault(result.case, []).append(result)
-    return [_verdict(case, tuple(ways), published.get(case)) for case, ways in found.items() if ways]
+    return [_verdict(case, tuple(ways), published.get(case, "")) for case, ways in found.items() if ways]
 
 
 def _verdict(case: str, results: tuple[Result, ...], published: str | None) -> Verdict:
@@ -175,7 +187,7 @@ def _verdict(case: str, results: tuple[Result, ...], published: str | None) -> V
     if not hashes:
         return Verdict(case, "", results, tuple(complaints))
     reference, sha256 = next((each for each in hashes if each[1] == published), hashes[0])
-    if sha256 != published:
+    if published is not None and sha256 != published:
         expected = f"SHA-256 {published}, as published" if published else "a published SHA-256"
         complaints.append(f"{case} on {_way(reference)}: expected {expected}; got {sha256}")
     complaints += [

@@ -1,4 +1,4 @@
-"""Real sentences through a pretrained encoder, on every backend, against NumPy in float64."""
+"""Real sentences through a pretrained encoder, on every backend: against NumPy in float64, or in the same bits."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_conformance.bert import Bert, load_bert
+from attention_conformance.bert import Bert, Config, load_bert
+from attention_conformance.identical_cases import Identical, Trees
 from attention_conformance.libraries import devices_of, holds, in_precision
 from attention_conformance.problem import NumpyArray
 from attention_conformance.result import Result, one_line
 from attention_conformance.ulps import spacing
-from attention_core import Backend, embed_tokens, encoder_layer, get_backend, mask_from_padding
+from attention_core import (
+    Backend,
+    embed_tokens,
+    encoder_layer,
+    get_backend,
+    mask_from_padding,
+    scaled_dot_product_attention,
+)
+from attention_core._namespace import array_namespace
 from attention_core.parameters import Embeddings, EncoderLayer
 
-__all__ = ["MODEL_DTYPES", "PAIRS", "Model", "ModelTrial", "load_model", "plan_model", "run_model"]
+__all__ = ["MODEL_DTYPES", "PAIRS", "Model", "ModelTrial", "identical_case", "load_model", "plan_model", "run_model"]
 
 PAIRS = (
     ("A man is eating food.", "A man is eating a piece of bread."),
@@ -58,6 +67,7 @@ class Model:
     token_ids: NumpyArray  # (sentences, L)
     is_token: NumpyArray  # (sentences, L): False where padded
     published: Published | None
+    sha256: str  # of the weights
 
     @property
     def parameters(self) -> tuple[Embeddings, list[EncoderLayer]]:
@@ -92,7 +102,7 @@ def load_model(directory: Path) -> Model:
     is_token = np.arange(length) < np.array([[len(row)] for row in rows])
     with (directory / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Model(directory.resolve().name, bert, token_ids, is_token, PUBLISHED.get(digest))
+    return Model(directory.resolve().name, bert, token_ids, is_token, PUBLISHED.get(digest), digest)
 
 
 def plan_model(
@@ -168,15 +178,9 @@ def _disagreement(model: Model, cosines: tuple[float, ...]) -> str:
 def _vectors(trial: ModelTrial) -> NumpyArray:
     """One vector for every sentence, computed by the core."""
     config, xp = trial.model.bert.config, trial.backend.namespace
-    heads, epsilon = config.num_attention_heads, config.layer_norm_eps
 
     def encode(parameters: tuple[Embeddings, list[EncoderLayer]], token_ids: Any, is_token: Any) -> Any:
-        embeddings, layers = parameters
-        x = embed_tokens(embeddings, token_ids, epsilon=epsilon)
-        mask = mask_from_padding(is_token)
-        for layer in layers:
-            x = encoder_layer(layer, x, num_heads=heads, norm_first=False, mask=mask, epsilon=epsilon)
-        return sentence_vectors(x, is_token, xp=xp)
+        return sentence_vectors(token_vectors(config, parameters, token_ids, is_token), is_token, xp=xp)
 
     encode = trial.backend.compile(encode, mode=trial.mode)
     place = functools.partial(trial.backend.from_numpy, device=trial.device)
@@ -184,11 +188,55 @@ def _vectors(trial: ModelTrial) -> NumpyArray:
     return np.asarray(trial.backend.to_numpy(encode(*arrays)))
 
 
+def token_vectors(
+    config: Config,
+    parameters: tuple[Embeddings, list[EncoderLayer]],
+    token_ids: Any,
+    is_token: Any,
+    *,
+    arithmetic: str = "fast",
+) -> Any:
+    """One vector for every token: (..., L), (..., L) -> (..., L, C)."""
+    embeddings, layers = parameters
+    common: dict[str, Any] = {"epsilon": config.layer_norm_eps, "arithmetic": arithmetic}
+    x = embed_tokens(embeddings, token_ids, **common)
+    mask, heads = mask_from_padding(is_token), config.num_attention_heads
+    for layer in layers:
+        x = encoder_layer(layer, x, num_heads=heads, norm_first=False, mask=mask, **common)
+    return x
+
+
 def sentence_vectors(x: Any, is_token: Any, *, xp: Any) -> Any:
     """The mean over the tokens of each sentence, of length 1:  (..., L, C), (..., L) -> (..., C)."""
     weights = xp.expand_dims(xp.astype(is_token, x.dtype), axis=-1)
     mean = xp.divide(xp.sum(xp.multiply(x, weights), axis=-2), xp.sum(weights, axis=-2))
     return xp.divide(mean, xp.sqrt(xp.sum(xp.square(mean), axis=-1, keepdims=True)))
+
+
+class Encoded(NamedTuple):
+    """The vectors of tokens, 0 where padded, (sentences, L, C), and their means, (sentences, 1, C)."""
+
+    tokens: Any
+    sentences: Any
+
+
+def identical_case(model: Model) -> Identical:
+    """The encoder and its sentences as a case of which every way of running must give the same bits."""
+    trees = {"parameters": model.parameters, "token_ids": model.token_ids, "is_token": model.is_token}
+    encode = functools.partial(_encode, model.bert.config)
+    return Identical("model", f"tokens and sentences by {model.name}", lambda _: dict(trees), encode)
+
+
+def _encode(config: Config, trees: Trees) -> Encoded:
+    """The mean of a sentence is what a query of 0 attends: sums are then those of reproducible arithmetic."""
+    is_token = trees["is_token"]
+    xp = array_namespace(is_token)
+    exact: dict[str, Any] = {"arithmetic": "reproducible"}
+    x = token_vectors(config, trees["parameters"], trees["token_ids"], is_token, **exact)
+    nothing = xp.zeros_like(x[:, :, :1])
+    mask = xp.expand_dims(is_token, axis=-2)
+    means = scaled_dot_product_attention(nothing[:, :1, :], nothing, x, mask=mask, **exact)
+    return Encoded(xp.where(xp.expand_dims(is_token, axis=-1), x, 0.0), means)
 
 
 @functools.cache

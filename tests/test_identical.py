@@ -158,6 +158,13 @@ def test_a_case_that_is_not_published_is_told_with_status_1(corrupted):
     assert f"softcap on numpy (cpu, eager): expected a published SHA-256; got {published()['softcap']}" in result.stdout
 
 
+def test_devices_without_float64_are_left_out(backend):
+    results = [each for each in work(Order(backend.name, ("plain",), modes=("eager",))) if hasattr(each, "passed")]
+    assert [result.detail for result in results if not result.passed] == []
+    assert {result.device for result in results} <= set(backend.devices())
+    assert results
+
+
 def test_a_run_of_nothing_has_status_1():
     assert identical("--case", "plain-gradient").exit_code == 1
 
@@ -183,6 +190,8 @@ def test_hashes_are_written_as_json(tmp_path):
         (["--case", "nothing-*"], "expected a case out of those of --list; got 'nothing-*', which none matches"),
         (["--mode", "slow"], "expected a mode out of eager; got 'slow'"),
         (["--dtype", "float32"], "expected no --dtype with --identical; got one"),
+        (["--model", "/no/such/model"], "expected a model directory; got /no/such/model, which is none"),
+        (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
         (["--junit", "results.xml"], "expected no --junit with --identical; got one"),
     ],
 )

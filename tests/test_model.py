@@ -4,6 +4,8 @@ import json
 import math
 import pickle
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import ml_dtypes
@@ -11,10 +13,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from typer.testing import CliRunner
 
 import attention_core as ac
+from attention_conformance import commands, vectors
 from attention_conformance.bert import ModelError, load_bert
-from attention_conformance.model import PAIRS, PUBLISHED, Published, load_model, plan_model, run_model
+from attention_conformance.identical import computed, digest
+from attention_conformance.model import (
+    PAIRS,
+    PUBLISHED,
+    Published,
+    identical_case,
+    load_model,
+    plan_model,
+    run_model,
+)
 from attention_core import get_backend
 
 CONFIG = {
@@ -77,7 +90,7 @@ def directory(published, tmp_path):
     return shutil.copytree(published, tmp_path / "tiny")
 
 
-def vectors(tensors, rows):
+def truth(tensors, rows):
     """Vectors of sentences, written straight from the paper for one sentence at a time in float64."""
     weights = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
 
@@ -113,7 +126,7 @@ def vectors(tensors, rows):
 def test_sentences_give_the_vectors_of_the_paper(published):
     model = load_model(published)
     rows = [row[seen] for row, seen in zip(model.token_ids, model.is_token, strict=True)]
-    expected = np.array(list(vectors(load_file(published / "model.safetensors"), rows)))
+    expected = np.array(list(truth(load_file(published / "model.safetensors"), rows)))
     cosines = (expected[0::2] * expected[1::2]).sum(-1)
     results = list(run_model(plan_model(model, [get_backend("numpy")])))
     assert [result.passed for result in results] == [True, True]
@@ -298,6 +311,62 @@ def test_what_is_known_of_a_published_model_must_hold(published):
 
 
 def test_the_published_model_is_told_by_its_weights():
-    (digest,) = PUBLISHED
-    assert len(digest) == 64
-    assert PUBLISHED[digest].hello_world == (101, 7592, 2088, 102)
+    (weights,) = PUBLISHED
+    assert len(weights) == 64
+    assert PUBLISHED[weights].hello_world == (101, 7592, 2088, 102)
+
+
+def identical(directory, *arguments):
+    """A run of the case alone, on NumPy, in a process of its own."""
+    options = ["--case", "model", "--backend", "numpy", "--jobs", "1", *map(str, arguments)]
+    command = ["conformance", "--identical", "--model", str(directory), *options]
+    return CliRunner().invoke(commands.app, command, env={"COLUMNS": "200"})
+
+
+def test_in_reproducible_arithmetic_a_model_gives_the_same_bits_in_every_way(backend, published):
+    case = identical_case(load_model(published))
+    expected = digest(computed(case, get_backend("numpy"), "cpu", "eager"))
+    for mode in backend.modes:
+        assert digest(computed(case, backend, backend.devices()[0], mode)) == expected, mode
+
+
+def test_what_is_hashed_is_the_tokens_without_padding_and_their_means(published):
+    model = load_model(published)
+    (_, tokens), (_, means) = computed(identical_case(model), get_backend("numpy"), "cpu", "eager")
+    assert not tokens[~model.is_token].any()
+    counts = model.is_token.sum(-1)[:, None]
+    np.testing.assert_allclose(means[:, 0], tokens.astype(np.float64).sum(-2) / counts, rtol=1e-6)
+    rows = [row[seen] for row, seen in zip(model.token_ids, model.is_token, strict=True)]
+    expected = np.array(list(truth(load_file(published / "model.safetensors"), rows)))
+    found = means[:, 0] / np.linalg.norm(means[:, 0], axis=-1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_model_that_nobody_published_has_its_hash_shown(published, tmp_path):
+    path = tmp_path / "hashes.json"
+    result = identical(published, "--json", path)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "1 identical, 0 not, 0 not run"
+    found = json.loads(path.read_text())["cases"]["model"]
+    assert found == {"sha256": found["sha256"], "ways": {"numpy (cpu, eager)": found["sha256"]}, "complaints": []}
+    assert found["sha256"][:16] in result.stdout
+
+
+def test_a_hash_other_than_that_of_known_weights_is_told(published, monkeypatch):
+    monkeypatch.setattr(commands, "published_model", lambda directory: {"model": "0" * 64})
+    result = identical(published)
+    assert result.exit_code == 1
+    assert f"model on numpy (cpu, eager): expected SHA-256 {'0' * 64}, as published; got " in result.stdout
+
+
+def test_every_known_model_has_a_hash_and_no_other():
+    assert set(vectors._read("models.json")) == set(PUBLISHED)
+
+
+def test_the_hash_of_a_model_is_printed_anew(published):
+    command = [sys.executable, "-m", "attention_conformance.vectors", str(published)]
+    printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    model = load_model(published)
+    assert printed == {model.sha256: digest(computed(identical_case(model), get_backend("numpy"), "cpu", "eager"))}
+    assert vectors.published_model(published) == {"model": None}
+    assert vectors.published_model(None) == {}
