@@ -26,8 +26,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._call import Call, dropped, gain, widened
-from attention_core._namespace import is_concrete, narrow, shape, widen
+from attention_core._call import Call, default_scale, dropped, gain, widened
+from attention_core._namespace import beside, is_concrete, narrow, shape, wide_name, widen
 from attention_core._tiles import (
     Plan,
     Tiles,
@@ -63,7 +63,7 @@ from attention_core._tiles import (
 from attention_core._typing import Array
 from attention_core.backend import Backend, Operation
 
-__all__ = ["STREAMED", "backward", "blockwise", "empty_results", "forward"]
+__all__ = ["STREAMED", "backward", "blockwise", "blockwise_unless", "empty_results", "forward"]
 
 
 def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
@@ -256,3 +256,65 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
 
 
 STREAMED = Operation(forward, backward, empty_results)
+
+
+# What is computed only if it turns out to be needed
+
+
+def blockwise_unless(spared: Array, call: Call, backend: Backend) -> Array:
+    """The output of `blockwise`, in the type of the query, unless a 0-d array turns out true: then any numbers.
+
+    Arrays are widened and scaled where that is needed only. The scale is a Python number.
+    """
+    plan, operands = planned(call, backend.tuning)
+    operands = operands._replace(query=call.xp.reshape(call.query, shape(operands.query, xp=call.xp)))
+    scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
+    arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
+    output, _ = backend.custom_gradient(SPARE, plan._replace(scale=float(scale)), (spared, *arrays))
+    return narrow(call.xp.reshape(output, (*shape(call.query, xp=call.xp)[:-1], -1)), call.query.dtype, xp=call.xp)
+
+
+def _is_spared(spared: Array) -> bool:
+    return is_concrete(spared) and bool(spared)
+
+
+def _wide(plan: Plan, arrays: tuple[Array, ...], xp: Any) -> tuple[Array, ...]:
+    query, *others = widen(arrays, xp=xp)
+    return xp.multiply(query, plan.scale), *others
+
+
+def _spare_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
+    spared, *others = arrays
+    if _is_spared(spared):
+        return _spare_results(plan, arrays, backend)
+    return forward(plan, _wide(plan, tuple(others), backend.namespace), backend)
+
+
+def _spare_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
+    xp, operands = backend.namespace, operands_of(plan, arrays[1:])
+    *dims, _ = shape(operands.query, xp=xp)
+    width = shape(operands.value, xp=xp)[-1]
+    like = {"dtype": getattr(xp, wide_name(operands.query.dtype)), **beside(operands.query)}
+    return xp.empty((*dims, width), **like), xp.empty(tuple(dims), **like)
+
+
+def _spare_backward(
+    plan: Plan,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, Array],
+    cotangents: tuple[Array, Array],
+    backend: Backend,
+) -> tuple[Array | None, ...]:
+    xp, (spared, *others) = backend.namespace, arrays
+    if _is_spared(spared):
+        return None, *(xp.empty_like(array) if is_floating(array) else None for array in others)
+    wide = _wide(plan, tuple(others), xp)
+    query, *found = backward(plan, wide, results, cotangents, backend)
+    gradients = (xp.multiply(query, plan.scale), *found)
+    return None, *(
+        None if gradient is None else narrow(gradient, array.dtype, xp=xp)
+        for array, gradient in zip(others, gradients, strict=True)
+    )
+
+
+SPARE = Operation(_spare_forward, _spare_backward, _spare_results)

@@ -149,6 +149,16 @@ def gain(dropout: Dropout | None) -> float:
     return 1.0 if dropout is None else 1 / (1 - dropout.rate)
 
 
+def is_tame(call: Call) -> Array:
+    """Whether query, key, value and all their products are finite, to be read once the program runs."""
+    xp, scale = call.xp, call.scale
+    peaks = [xp.max(xp.abs(array)) for array in (call.query, call.key, call.value)]
+    query, key, value = widen(tuple(peaks), xp=xp)
+    factor = max(1.0, abs(float(scale)) if isinstance(scale, Real) else 1.0) * call.query.shape[-1]
+    products = xp.multiply(xp.multiply(query, factor), key)
+    return xp.logical_and(xp.less(products, float(xp.finfo(call.query.dtype).max)), xp.isfinite(value))
+
+
 def known_tame(call: Call) -> bool:
     """Whether query, key, value and all their products are finite, where that can be read."""
     xp, arrays = call.xp, (call.query, call.key, call.value)

@@ -47,6 +47,8 @@ class Plan(NamedTuple):
         Whether heads are taken one by one.
     exact : tuple or None
         With reproducible arithmetic, the scale, by which the query is not multiplied yet, and the number of slices.
+    scale : float or None
+        What the query is still to be multiplied by, where that may turn out not to be needed.
     """
 
     mask: Any
@@ -62,6 +64,7 @@ class Plan(NamedTuple):
     blocks: tuple[int, int]
     apart: bool
     exact: tuple[float, int] | None = None
+    scale: float | None = None
 
 
 class Operands(NamedTuple):

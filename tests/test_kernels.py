@@ -1,5 +1,6 @@
 """PyTorch's fused kernel: equal to the definition where it is taken, and shown to differ where it is refused."""
 
+import importlib
 import math
 
 import numpy as np
@@ -11,6 +12,10 @@ from attention_core.masks import And, Given
 from attention_core.scores import alibi
 
 attention = ac.scaled_dot_product_attention
+
+# array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+
 B, H, G, M, N, D = 3, 4, 2, 7, 11, 8
 
 
@@ -269,6 +274,157 @@ def test_refused_while_values_cannot_be_seen(torch, arrays):
     torch._dynamo.reset()
     compiled = torch.compile(lambda *arrays: attention(*arrays, mask=allowed), fullgraph=True, backend="eager")
     close([compiled(*spoilt)], [attention(*arrays, mask=allowed)])
+
+
+# In a compiled program, which looks at the values when it runs
+
+
+def compiled(torch, function, backend="aot_eager"):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+
+
+def program(torch, function, *arrays):
+    """The text of what the compiler is given."""
+    graphs = []
+
+    def record(graph, _):
+        graphs.append(graph.code)
+        return graph
+
+    compiled(torch, function, record)(*arrays)
+    return "".join(graphs)
+
+
+LATER = [name for name in TAKEN if name != "lengths of a causal mask"]
+NAMED = "scaled_dot_product_attention("
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_compiled_the_kernel_equals_the_definition(name, torch, arrays, put, rng):
+    options = TAKEN[name](put, rng)
+    if name == "scale of an array":
+        options["scale"] = 0.7
+    assert NAMED in program(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"), *arrays)
+    attend = compiled(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"))
+    expected = results(torch, arrays, "dense", options)
+    close([attend(*arrays)], expected[:1])
+    close(gradients_of(torch, "fused", options)(*arrays), expected)
+
+
+def gradients_of(torch, implementation, options, backend="aot_eager"):
+    """The same as `results`, of a compiled function."""
+    attend = compiled(torch, lambda *arrays: attention(*arrays, **options, implementation=implementation), backend)
+
+    def results(*arrays):
+        leaves = [x.detach().requires_grad_() for x in arrays]
+        output = attend(*leaves)
+        factor = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape)
+        return output, *torch.autograd.grad((output.to(torch.float64) * factor).sum(), leaves)
+
+    return results
+
+
+@pytest.mark.parametrize(
+    ("name", "backend_of_torch"),
+    [
+        *((name, "aot_eager") for name in ("causal", "scale", "mask and bias", "lengths", "empty rows")),
+        *((name, "inductor") for name in ("causal", "lengths")),
+    ],
+)
+def test_compiled_what_is_rubbish_is_left_to_blocks(name, backend_of_torch, torch, arrays, put, rng):
+    """One program answers for all values, masked or attended, as blocks do, in output and gradients."""
+    options = TAKEN[name](put, rng)
+    if "mask" not in options:
+        options["is_causal"] = True
+    attend = gradients_of(torch, "fused", options, backend_of_torch)
+    for rubbish in (math.nan, math.inf, None):
+        for place in range(3):
+            given = [x.clone() for x in arrays]
+            if rubbish is not None:
+                given[place][:, :, 2] = rubbish
+            expected = results(torch, given, "dense" if rubbish is None else "blockwise", options)
+            close(attend(*given), expected)
+
+
+def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_leak(torch, arrays):
+    query, key, value = arrays
+    key[:, :, -1] = 1e308  # which comes after all queries
+    expected = results(torch, [query * 100, key, value], "dense", {"is_causal": True})
+    assert expected[0].isfinite().all()
+    close(gradients_of(torch, "fused", {"is_causal": True})(query * 100, key, value), expected, 1e-11)
+
+
+def test_compiled_blocks_are_computed_only_if_needed(torch, arrays, monkeypatch):
+    blocks = importlib.import_module("attention_core._blockwise")
+    run = []
+    for name in ("forward", "backward"):
+        kept = getattr(blocks, name)
+        monkeypatch.setattr(blocks, name, lambda *given, kept=kept, name=name: (run.append(name), kept(*given))[1])
+    attend = gradients_of(torch, "fused", {"is_causal": True})
+    attend(*arrays)
+    assert run == []
+    spoilt = [x.clone() for x in arrays]
+    spoilt[2][:, :, -1] = math.nan
+    attend(*spoilt)
+    assert run == ["forward", "backward"]
+
+
+def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(torch, put, rng):
+    for rows, taken in ((256, True), (32, False)):
+        arrays = put([rng.standard_normal((1, H, rows, D)) for _ in range(3)])
+        assert (NAMED in program(torch, lambda *arrays: attention(*arrays, is_causal=True), *arrays)) == taken
+
+
+@pytest.mark.parametrize("leading", [(), (2, 3)])
+def test_compiled_one_array_may_be_query_key_and_value(leading, torch, put, rng):
+    array = put(rng.standard_normal((*leading, 2, M, D))).requires_grad_()
+
+    def attend(x, implementation="fused"):
+        return attention(x, x, x, is_causal=True, implementation=implementation)
+
+    found, expected = (
+        (output, *torch.autograd.grad(output.square().sum(), array))
+        for output in (compiled(torch, attend)(array), attend(array, "dense"))
+    )
+    close(found, expected)
+
+
+def test_compiled_with_its_gradient(torch, backend, arrays):
+    def measure(implementation, *arrays):
+        return attention(*arrays, is_causal=True, implementation=implementation).square().sum()
+
+    fused, dense = (
+        backend.value_and_grad(lambda *arrays, name=name: measure(name, *arrays)) for name in ("fused", "dense")
+    )
+    found, expected = compiled(torch, fused)(*arrays), dense(*arrays)
+    close([found[0], *found[1]], [expected[0], *expected[1]], 1e-12)
+
+
+def test_compiled_in_16_bits(torch, arrays, backend, get):
+    """What overflows in 16 bits is scaled in 32, as blocks do."""
+    arrays = [backend.from_numpy(get(x), dtype="float16") for x in arrays]
+    options = {"is_causal": True, "scale": 1e-3}
+    attend = gradients_of(torch, "fused", options)
+    close([x.double() for x in attend(*arrays)], [x.double() for x in results(torch, arrays, "dense", options)], 2e-2)
+    arrays[0], arrays[1] = arrays[0] * 1000, arrays[1] * 1000
+    close(attend(*arrays), results(torch, arrays, "blockwise", options), 0)
+
+
+def test_compiled_and_vectorized_is_dense(torch, put, rng):
+    arrays = put([rng.standard_normal((2, 1, H, 128, D)) for _ in range(3)])
+    attend = torch.vmap(lambda *arrays: attention(*arrays, is_causal=True))
+    close([compiled(torch, attend)(*arrays)], [attention(*arrays, is_causal=True)])
+
+
+def test_exported_programs_hold_no_kernel_that_leaks(torch, put, rng):
+    arrays = put([rng.standard_normal((1, H, 128, D)) for _ in range(3)])
+
+    class Module(torch.nn.Module):
+        def forward(self, *arrays):
+            return attention(*arrays, is_causal=True)
+
+    assert NAMED not in torch.export.export(Module(), tuple(arrays)).graph_module.code
 
 
 def test_not_preferred_where_it_has_the_dense_form_only(torch, arrays):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+from numbers import Real
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_core._call import Call, default_scale, known_tame, repeats
+from attention_core._blockwise import blockwise_unless
+from attention_core._call import Call, default_scale, indices, is_tame, known_tame, repeats
 from attention_core._heads import repeat_heads
 from attention_core._namespace import is_concrete
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask
@@ -21,6 +23,7 @@ __all__ = ["ScaledDotProduct"]
 
 HALVES = (torch.float16, torch.bfloat16)
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+LEAST_ROWS, LEAST_SCORES = 64, 2**15  # from which on a compiled call gains more from the kernel than looking costs
 
 
 class ScaledDotProduct:
@@ -29,12 +32,16 @@ class ScaledDotProduct:
     name = "torch.nn.functional.scaled_dot_product_attention"
 
     def preferred(self, call: Call) -> bool:
-        """Whether the kernel is faster than blocks, as far as can be told without its arrays.
+        """Whether the kernel is faster than blocks, or than the dense form where a compiler fuses that.
 
         On a CPU, the kernel for 16 bits rounds weights that blocks do not, and is no faster; and with values of another
         width than keys, PyTorch has the dense form only.
         """
         query, value = call.query, call.value
+        if _is_asked_later(call) and _may_leak(call):
+            *leading, rows, _ = query.shape
+            if rows < LEAST_ROWS or math.prod(leading) * rows * call.key.shape[-2] < LEAST_SCORES:
+                return False
         return (query.device.type != "cpu" or query.dtype not in HALVES) and query.shape[-1] == value.shape[-1]
 
     def refusal(self, call: Call) -> str | None:
@@ -46,21 +53,37 @@ class ScaledDotProduct:
             return "drops weights by a generator of its own (line 11)"
         if call.starts != (0, 0):
             return "counts positions from 0 (line 3)"
-        if call.mask is not None and not _is_plain(call.mask) and _padding(call) is None:
+        later = _is_asked_later(call)
+        of_later = later and call.bias is None and isinstance(call.mask, KeyLengths)
+        if not (_is_plain(call.mask) or of_later or _padding(call) is not None):
             return "would need this mask as an array of all M x N (line 2)"
         if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
             return "takes no bias of another dtype than query, nor one that is to be differentiated"
-        if call.bias is None and (call.mask is None or isinstance(call.mask, KeyLengths)):
+        if not _may_leak(call):
             return None
         if call.bias is not None and call.query.is_cuda and _is_extreme(call.bias):
             return "takes a bias near the least number for a mask (line 4)"
         with torch.no_grad():
-            if not known_tame(call):
+            if not (later or known_tame(call)):
                 return "lets masked keys leak that are not seen to be finite, with finite scores (line 5)"
         return None
 
     def attend(self, call: Call) -> torch.Tensor:
-        """The output of the kernel. The scale multiplies the query, as scores that fit must not overflow on the way."""
+        """The output of the kernel, or that of blocks if a compiled program finds that something masked could leak."""
+        if not (_is_asked_later(call) and _may_leak(call)):
+            return self._attend(call)
+        with torch.no_grad():
+            tame = is_tame(call)
+        # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
+        arrays = [array.view_as(array) for array in (call.query, call.key, call.value)]
+        if not (torch.is_grad_enabled() and any(array.requires_grad for array in arrays)):
+            return torch.where(tame, self._attend(call), blockwise_unless(tame, call, _backend()))
+        pairs = [Parted.apply(tame, array) for array in arrays]
+        one, other = (call._replace(query=x[0], key=x[1], value=x[2]) for x in zip(*pairs, strict=True))
+        return Joined.apply(tame, self._attend(one), blockwise_unless(tame, other, _backend()))
+
+    def _attend(self, call: Call) -> torch.Tensor:
+        """The scale multiplies the query, as scores that fit must not overflow on the way."""
         padding = _padding(call)
         if padding is not None:
             return _attend_apart(self, call, *padding)
@@ -85,6 +108,62 @@ class ScaledDotProduct:
                 query, key, value, attn_mask=mask, is_causal=causal, scale=1.0
             )
         return output.reshape(*leading, heads, rows, value.shape[-1]) if flat else output
+
+
+class Parted(torch.autograd.Function):  # type: ignore[misc]
+    """An array for each of two ways to go on; its gradient comes by the way that `Joined` takes."""
+
+    @staticmethod
+    def forward(condition: torch.Tensor, array: torch.Tensor) -> Any:
+        """Return the array twice."""
+        return array.view_as(array), array.view_as(array)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep the condition."""
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Choose, as the other one may be nan."""
+        return None, torch.where(*ctx.saved_tensors, *gradients)
+
+
+class Joined(torch.autograd.Function):  # type: ignore[misc]
+    """The result of the first way if a condition is true, else that of the second."""
+
+    @staticmethod
+    def forward(condition: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> Any:
+        """Choose."""
+        return torch.where(condition, first, second)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Hand on the gradient both ways, at the other end of which one is chosen."""
+        return None, gradient, gradient
+
+
+def _may_leak(call: Call) -> bool:
+    """Whether the kernel computes with something that is masked."""
+    mask: Any = call.mask
+    if call.bias is not None or not isinstance(mask, KeyLengths):
+        return call.bias is not None or mask is not None
+    return isinstance(mask.lengths, torch.Tensor) and not is_concrete(mask.lengths)
+
+
+def _is_asked_later(call: Call) -> bool:
+    """Whether an operator of ours can read, when a compiled program runs, what cannot be read now."""
+    arrays = call.query, call.key, call.value
+    return (
+        torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and (call.scale is None or isinstance(call.scale, Real))
+        and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
+    )
 
 
 def _padding(call: Call) -> tuple[list[int], Mask | None] | None:
@@ -150,6 +229,14 @@ def _mask(call: Call, query: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
         mask = torch.ones((rows, columns), dtype=torch.bool, device=query.device).tril()
     elif isinstance(mask, Given):
         mask = mask.mask
+    elif isinstance(mask, KeyLengths):
+        mask = mask.allowed(indices(call.query, call.key, call.starts, call.xp), xp=call.xp)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)
+
+
+def _backend() -> Any:
+    from attention_torch.backend import backend  # noqa: PLC0415 (which imports this module)
+
+    return backend
