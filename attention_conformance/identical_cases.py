@@ -307,6 +307,10 @@ ATTENTION = [
 ]
 
 
+def _pair(source: Source) -> Trees:
+    return {name: tree for name, tree in source.attention().items() if name != "value"}
+
+
 def _affine(source: Source) -> Trees:
     return {"parameters": source.linear(24, 10), "x": source.normal(2, 5, 24)}
 
@@ -385,11 +389,31 @@ def _embed(trees: Trees) -> Any:
     return ac.embed_tokens(trees["parameters"], ids, segment_ids=segments, dropout=dropout, arithmetic="reproducible")
 
 
+def _in_pieces(trees: Trees) -> Any:
+    """Attention to pieces of the keys, from last to first, in two passes."""
+    pieces = [(trees["key"][..., a:b, :], trees["value"][..., a:b, :], a) for a, b in ((4, 9), (1, 4), (0, 1))]
+
+    def passed(function: Callable[..., Any], **options: Any) -> list[Any]:
+        mask = ac.Causal(2)
+        return [
+            function(trees["query"], key, value, key_start=start, mask=mask, **options) for key, value, start in pieces
+        ]
+
+    extent = ac.merge_extents(*passed(ac.attention_extent))
+    partials = passed(ac.partial_attention, extent=extent, arithmetic="reproducible")
+    merged = ac.complete_partial(ac.merge_partials(*partials))
+    return merged.output, merged.logsumexp
+
+
 DROPOUT = Dropout(0.1, 11)
 HEADS: dict[str, Any] = {"num_heads": 4}
 GROUPS: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": 2}
 
+BENT: dict[str, Any] = {"mask": ac.Causal(1), "softcap": 2.0}
+
 LAYERS = [
+    _layer("scores", "the scores alone, capped and masked", ac.attention_scores, _pair, ("query", "key"), **BENT),
+    Identical("pieces", "pieces of the keys, merged", _unlike_numbers("value"), _in_pieces),
     _layer("linear", "an affine map", ac.linear, _affine),
     _layer("linear-wide-range", "exponents from -60 to 60", ac.linear, _affine_spread),
     _layer("layer-norm", "normalized channels", ac.layer_norm, _normalized),
@@ -459,6 +483,7 @@ UNDIFFERENTIATED = {  # what others show as well: compilers take seconds for eve
     "extreme-values",
     "extreme-keys",
     "feed-forward",
+    "pieces",
     *(f"{dtype}-{name}" for dtype in ("float16", "bfloat16") for name in ("plain", "layer-norm")),
 }
 

@@ -18,9 +18,8 @@ from attention_core._checks import (
     shape_text,
     sizes,
 )
-from attention_core._dense import dense_scores
 from attention_core._exact_partial import Extent, exact_partial, extent_of
-from attention_core._implementations import Explanation, attend, check_implementation, explained, is_small
+from attention_core._implementations import Explanation, attend, check_implementation, explained, is_small, scores_of
 from attention_core._namespace import array_namespace, narrow, widen
 from attention_core._partial import Partial, logaddexp
 from attention_core._typing import Array, Namespace
@@ -375,6 +374,7 @@ def attention_scores(
     scale: float | Array | None = None,
     softcap: float | Array | None = None,
     score_mod: ScoreModification | None = None,
+    arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
     r"""Scores of attention, as far as the arguments go: scaled, then capped, then with bias, then masked with -inf.
@@ -385,7 +385,7 @@ def attention_scores(
     ----------
     query : Array, shape (..., H, M, D)
     key : Array, shape (..., G, N, D)
-    mask, bias, scale, softcap, score_mod, xp
+    mask, bias, scale, softcap, score_mod, arithmetic, xp
         As in `scaled_dot_product_attention`.
 
     Returns
@@ -407,8 +407,9 @@ def attention_scores(
     xp = array_namespace(query, key, bias, *mask_arrays(mask)) if xp is None else xp
     check_scores(query, key, bias, scale, softcap)
     _check_options(query, key, mask, score_mod, None)
-    call = Call(query, key, key, mask, bias, scale, softcap, score_mod, None, (0, 0), xp)
-    return narrow(dense_scores(call), query.dtype, xp=xp)
+    check_attention_arithmetic(arithmetic, query, "auto", scale, softcap, score_mod, None)
+    call = Call(query, key, key, mask, bias, scale, softcap, score_mod, None, (0, 0), xp, arithmetic)
+    return narrow(scores_of(call), query.dtype, xp=xp)
 
 
 def check_attention_arithmetic(

@@ -307,10 +307,15 @@ def strips(tiles: Tiles, visits: Visits, entry: Entry) -> Any:
     return strip
 
 
-def _tile_at(strip: Strip, masked: bool, j: Any) -> Tile:
+def tile_at(strip: Strip, masked: bool, j: Any) -> Tile:
     tiles = strip.tiles
     keys = tiles.loops.block(strip.keys, j, tiles.sizes[1], -2)
     return _tile(tiles, strip.entry, strip.query, keys, strip.place, j, masked)
+
+
+def may_mask(tiles: Tiles) -> bool:
+    """Whether a block may hold scores of what is not allowed."""
+    return tiles.plan.mask is not None or tiles.operands.bias is not None or tiles.padded
 
 
 def highest(strip: Strip) -> Array:
@@ -319,7 +324,7 @@ def highest(strip: Strip) -> Array:
     xp = tiles.xp
 
     def reach(masked: bool, step: Any, top: Array) -> Array:
-        return xp.maximum(top, xp.max(_tile_at(strip, masked, next_block(step)).scores, axis=-1, keepdims=True))
+        return xp.maximum(top, xp.max(tile_at(strip, masked, next_block(step)).scores, axis=-1, keepdims=True))
 
     *dims, _ = shape(strip.query, xp=xp)
     lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **beside(strip.query))
@@ -368,11 +373,11 @@ def gathered(tiles: Tiles, aim: Pass) -> tuple[Array, ...]:
 
             def absorb(top: Array, masked: bool, step: Any, state: Any) -> Any:
                 j = next_block(step)
-                found = sums_of(top, _tile_at(strip, masked, j), j)
+                found = sums_of(top, tile_at(strip, masked, j), j)
                 return tuple(tuple(map(xp.add, *each)) for each in zip(state, found, strict=True))
 
             if once:  # the scores of all keys are at hand for both passes
-                tile = _tile_at(strip, plan.mask is not None or plan.present[3] or tiles.padded, 0)
+                tile = tile_at(strip, may_mask(tiles), 0)
                 top = anchored(xp.max(tile.scores, axis=-1, keepdims=True), xp)
                 sums, mass = sums_of(top, tile, 0)
             else:

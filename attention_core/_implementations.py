@@ -9,12 +9,14 @@ from attention_core._arithmetic import arithmetic_of, handed_out
 from attention_core._blockwise import blockwise
 from attention_core._call import Attention, Call
 from attention_core._checks import sizes
-from attention_core._dense import dense
+from attention_core._dense import dense, dense_scores
 from attention_core._exact_attention import exact_attention
+from attention_core._exact_scores import exact_scores
 from attention_core._loops import Plain
 from attention_core._namespace import backend_of, dtype_name, is_exporting, positions, shape
+from attention_core._typing import Array
 
-__all__ = ["Candidate", "Explanation", "attend", "check_implementation", "explained", "is_small"]
+__all__ = ["Candidate", "Explanation", "attend", "check_implementation", "explained", "is_small", "scores_of"]
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
 REASONS = {
@@ -101,6 +103,14 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
     if logsumexp and result.logsumexp is None:
         result = result._replace(logsumexp=(dense(call) if is_small(call) else _blockwise(call)).logsumexp)
     return result._replace(weights=dense(call, weights=True).weights) if weights else result
+
+
+def scores_of(call: Call) -> Array:
+    """All scores of a call."""
+    if call.arithmetic == "fast" or 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1]):
+        return dense_scores(call)
+    query, key = handed_out((call.query, call.key), arithmetic_of(call.arithmetic), call.xp)
+    return exact_scores(call._replace(query=query, key=key, value=key), _backend(call))
 
 
 def _no_weights(implementation: str) -> ValueError:

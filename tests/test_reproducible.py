@@ -171,6 +171,40 @@ def test_neither_does_the_implementation_nor_what_is_asked_for(implementation, p
     same(found.output, output)
 
 
+@pytest.mark.parametrize("name", ["plain", "capped", "biased"])
+def test_scores_alone_are_correctly_rounded_and_have_the_gradients_of_float64(name, backend, rng):
+    query, key, bias, factor = (float32(rng, *dims) for dims in ((B, H, M, D), (B, G, N, D), (H, 1, N), (B, H, M, N)))
+
+    def scores(query, key, bias, arithmetic):
+        options = {
+            "plain": {},
+            "capped": {"softcap": 2.0, "mask": ac.Causal(60)},
+            "biased": {"bias": bias, "mask": ac.SlidingWindow(50, 70)},
+        }
+        return ac.attention_scores(query, key, **options[name], arithmetic=arithmetic)
+
+    given = backend.from_numpy([query, key, bias])
+    found = backend.to_numpy(scores(*given, "reproducible"))
+    wanted = scores(*(x.astype(np.float64) for x in (query, key, bias)), "fast")
+    assert np.mean(found == wanted.astype(np.float32)) > 0.999
+    same(found, scores(query, key, bias, "reproducible"))
+    if not backend.differentiates or "float64" not in backend.dtypes:
+        return
+    xp = backend.namespace
+
+    def gradients(dtype, arithmetic):
+        *arrays, cotangent = backend.from_numpy([x.astype(dtype) for x in (query, key, bias, factor)])
+
+        def loss(*arrays):
+            found = scores(*arrays, arithmetic)
+            return xp.sum(xp.where(xp.isfinite(found), found, 0.0) * cotangent)
+
+        return backend.to_numpy(backend.value_and_grad(loss)(*arrays)[1])
+
+    for one, other in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=3e-7 * np.abs(other).max())
+
+
 def test_more_keys_than_are_summed_at_once(put, get, rng):
     arrays = float32(rng, 1, 1, 3, 8), float32(rng, 1, 1, 9001, 8), float32(rng, 1, 1, 9001, 5)
     found = get(attention(*put(arrays), **EXACTLY))
