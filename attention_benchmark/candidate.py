@@ -83,7 +83,12 @@ _IMPLEMENTATIONS = ("dense", "blockwise", "fused", "auto", "reproducible")  # th
 
 def _core(framework: str, mode: str) -> list[Candidate]:
     of_attention = [Candidate(name, framework, mode, f"core:{name}", is_peer=False) for name in _IMPLEMENTATIONS]
-    return [*of_attention, Candidate("auto", framework, mode, "core:multi_head", "multi_head", is_peer=False)]
+    return [
+        *of_attention,
+        Candidate("auto", framework, mode, "core:multi_head", "multi_head", is_peer=False),
+        Candidate("reproducible", framework, mode, "core:linear", "linear", is_peer=False),
+        Candidate("@", framework, mode, "core:product", "linear"),
+    ]
 
 
 CANDIDATES = (

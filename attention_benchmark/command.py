@@ -33,7 +33,9 @@ def bench(
     candidate: Annotated[
         Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
     ] = None,
-    operation: Annotated[Many, typer.Option(help="attention or multi_head; repeatable. By default both.")] = None,
+    operation: Annotated[
+        Many, typer.Option(help=f"{', '.join(OPERATIONS)}; repeatable. By default the first two.")
+    ] = None,
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Lengths of a series, as in 512,1024,2048, for plots.")] = None,
     mask: Annotated[Many, typer.Option(help=f"{', '.join(MASKS)}; repeatable.")] = None,
@@ -122,8 +124,9 @@ def _problems(
     ]
     if not chosen:
         raise _refusal("expected a mask and an operation that the default shapes have; name a --shape")
-    if any(each.operation == "multi_head" and each.mask not in ("full", "causal") for each in chosen):
-        raise _refusal("expected mask full or causal with multi_head; got another")
+    for operation, known in {"multi_head": ("full", "causal"), "linear": ("full",)}.items():
+        if any(each.operation == operation and each.mask not in known for each in chosen):
+            raise _refusal(f"expected mask {' or '.join(known)} with {operation}; got another")
     return chosen
 
 

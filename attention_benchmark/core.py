@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import attention_core
@@ -10,7 +11,7 @@ from attention_benchmark.candidate import Call
 from attention_benchmark.problem import MASKS, Problem
 from attention_core import parameters
 
-__all__ = ["auto", "blockwise", "dense", "fused", "multi_head", "reproducible"]
+__all__ = ["auto", "blockwise", "dense", "fused", "linear", "multi_head", "product", "reproducible"]
 
 
 def _attention(problem: Problem, *, implementation: str = "auto", arithmetic: str = "fast") -> Call:
@@ -37,6 +38,20 @@ def multi_head(problem: Problem) -> Call:
         return attention_core.multi_head_attention(weights, x, num_heads=problem.shape[1], **options)
 
     return Call(function, problem.arrays, problem.mask_arrays, "BLC")
+
+
+def linear(problem: Problem) -> Call:
+    """Prepare a projection."""
+
+    def function(x: Any, weight: Any) -> Any:
+        return attention_core.linear(parameters.Linear(weight), x, arithmetic="reproducible")
+
+    return Call(function, problem.arrays, layout="BLC")
+
+
+def product(problem: Problem) -> Call:
+    """Prepare the same as the operator for products that every library has: a peer."""
+    return Call(operator.matmul, problem.arrays, layout="BLC")
 
 
 def _options(problem: Problem, arrays: tuple[Any, ...]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ SHAPES = ((1, 1, 8, 16), (32, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), 
 PADDED = (4, 8, 2048, 64)
 LAYERS = SHAPES[1:3]
 DIRECTIONS = ("forward", "both")
-OPERATIONS = ("attention", "multi_head")
+OPERATIONS = ("attention", "multi_head", "linear")
 
 
 class MaskKind(NamedTuple):
@@ -89,7 +89,8 @@ class Problem:
     dtype, device : str
         ``"cpu"``, or what the name of a framework's device starts with, such as ``"cuda"``.
     operation : str
-        ``"attention"`` of queries, keys and values, or ``"multi_head"``: self-attention with its four projections.
+        ``"attention"`` of queries, keys and values, ``"multi_head"``: self-attention with its four projections, or
+        ``"linear"``: one of these projections, without its bias.
     """
 
     shape: tuple[int, int, int, int]
@@ -114,12 +115,12 @@ class Problem:
     def flops(self) -> float:
         """Multiplications and additions of the matrix products over pairs that the mask allows, and of projections."""
         batch, heads, length, width = self.shape
+        projection = (6.0 if self.direction == "both" else 2.0) * batch * length * (heads * width) ** 2
+        if self.operation == "linear":
+            return projection
         count = 4.0 * batch * heads * length**2 * width * self.share
         factor = 3.5 if self.direction == "both" else 1.0  # five more products of that size, one of them anew
-        if self.operation == "attention":
-            return factor * count
-        projections = 8.0 * batch * length * (heads * width) ** 2
-        return factor * count + (3.0 if self.direction == "both" else 1.0) * projections
+        return factor * count + (4 * projection if self.operation == "multi_head" else 0.0)
 
     @property
     def mask_arrays(self) -> tuple[NumpyArray, ...]:
@@ -137,7 +138,7 @@ class Problem:
 
     @property
     def arrays(self) -> tuple[NumpyArray, ...]:
-        """What is differentiated by: query, key, value; or the input, and weights and biases of the projections."""
+        """What is differentiated by: query, key, value; or the input, and what projections have."""
         return _arrays(self.shape, self.dtype, self.operation)[:-1]
 
     @property
@@ -153,6 +154,9 @@ def _arrays(shape: tuple[int, int, int, int], dtype: str, operation: str) -> tup
     if operation == "attention":
         return tuple(_rounded(rng.standard_normal(shape), dtype) for _ in range(4))
     channels = heads * width
+    if operation == "linear":
+        drawn = [rng.standard_normal(dims) for dims in ((batch, length, channels), (channels, channels))]
+        return tuple(_rounded(each, dtype) for each in [*drawn, rng.standard_normal((batch, length, channels))])
     weights = [
         draw for _ in range(4) for draw in (rng.standard_normal((channels, channels)), rng.standard_normal(channels))
     ]

@@ -32,7 +32,7 @@ def expected(problem: Problem) -> Expected:
     rows = np.unique(np.append(np.random.default_rng(7).choice(length, min(length, ROWS), replace=False), length - 1))
     cotangent = np.zeros_like(problem.cotangent)
     cotangent[..., rows, :] = problem.cotangent[..., rows, :]
-    compute = _attention if problem.operation == "attention" else _multi_head
+    compute = {"attention": _attention, "multi_head": _multi_head, "linear": _linear}[problem.operation]
     output, gradients = compute(problem, rows, cotangent[..., rows, :].astype(np.float64))
     return Expected(rows, cotangent, output, gradients)
 
@@ -79,6 +79,13 @@ def _multi_head(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tu
     merged, gradients = _attend(problem, rows, query, key, value, _split(cotangent @ weights[3].T, problem))
     of_x = np.add.reduce([_merge(gradients[i]) @ weights[i].T for i in range(3)])
     return _merge(merged) @ weights[3] + biases[3], (of_x,)
+
+
+def _linear(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
+    x, weight = (each.astype(np.float64) for each in problem.arrays)
+    of_x = np.zeros_like(x)
+    of_x[..., rows, :] = cotangent @ weight.T
+    return x[..., rows, :] @ weight, (of_x, np.add.reduce(x[..., rows, :].swapaxes(-1, -2) @ cotangent))
 
 
 def _split(x: NumpyArray, problem: Problem) -> NumpyArray:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from attention_benchmark import CANDIDATES, Measurement, Problem, command, processes, report
 from attention_benchmark.measurement import fastest_peers, quartiles, ratio, read_json, write_json
 from attention_benchmark.order import Order
-from attention_benchmark.problem import DIRECTIONS, MASKS, default_problems
+from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, default_problems
 from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
 from attention_conformance import commands
@@ -25,6 +25,7 @@ PROBLEMS = (
     Problem(SHAPE, "window"),
     Problem(SHAPE, "causal", "both"),
     Problem((2, 3, 7, 8), "causal", "both", operation="multi_head"),
+    Problem((2, 3, 7, 8), "full", "both", operation="linear"),
 )
 NEEDS = {"keras": "keras", "nnx": "flax", "Attention": "onnx"}
 DIFFERENTIATING = ("torch", "jax", "tensorflow")
@@ -137,7 +138,7 @@ def test_reference_agrees_with_the_naive_formula(mask):
     assert worst_error([output], wanted) > TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize("operation", ["attention", "multi_head"])
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_reference_gradients_agree_with_differences(operation):
     problem = Problem((1, 2, 4, 3), "causal", "both", "float64", operation=operation)
     wanted, direction = expected(problem), np.random.default_rng(1).standard_normal(problem.arrays[0].shape)
