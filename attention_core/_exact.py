@@ -6,9 +6,11 @@ Results differ between libraries for four reasons, and each is met by one rule h
   (`slices`), so that no order, blocking, thread count or fused multiplication can change them.
 * *Compilers contract* ``a * b + c`` *into one rounding.* A product that is rounded is passed through `settle`, or
   another maximum, minimum, rounding or choice, before anything is added to it; a product by a power of two is exact.
-* *Elementary functions differ in the last places.* `exp2_weight`, `exp2`, `log2` and `tanh` are polynomials of
+* *Elementary functions differ in the last places.* `exp2_weight`, `exp2`, `log2`, `tanh`, `sine` and `cosine` are
+  polynomials of
   products and sums that float64 rounds in one way only. A division and a square root are rounded correctly
-  everywhere; nothing is divided by a constant, another quotient or a root, which compilers rewrite.
+  everywhere; nothing is divided by a constant, another quotient, a root, or what is broadcast (`quotient`), which
+  compilers rewrite.
 * *Subnormal numbers are flushed to zero by some.* All intermediate numbers are normal; `rounded` gives 0 where a
   result of float32 would be subnormal, and what is subnormal in float32 counts as 0 (`wide`).
 
@@ -31,6 +33,7 @@ __all__ = [
     "LONGEST",
     "bits_for",
     "carried",
+    "cosine",
     "dots",
     "exp2",
     "exp2_weight",
@@ -39,8 +42,10 @@ __all__ = [
     "number",
     "peak",
     "power_above",
+    "quotient",
     "rounded",
     "settle",
+    "sine",
     "slices",
     "tanh",
     "total",
@@ -76,6 +81,11 @@ def wide(x: Array, xp: Namespace) -> Array:
     """Numbers of at most 32 bits as float64, in which what is subnormal in float32 is 0: exact, but for that."""
     x = xp.astype(x, xp.float64)
     return xp.where(xp.less(xp.abs(x), SMALLEST), 0.0, x)
+
+
+def quotient(x: Array, divisor: Array, xp: Namespace) -> Array:
+    """Numbers over fewer ones, to which they broadcast: by reciprocals, which XLA takes then, whatever is written."""
+    return xp.multiply(x, settle(xp.divide(1.0, divisor), xp))
 
 
 def rounded(x: Array, xp: Namespace) -> Array:
@@ -219,6 +229,20 @@ def tanh(x: Array, xp: Namespace) -> Array:
     near = xp.multiply(size, horner(settle(xp.multiply(size, size), xp), _TANH, xp))
     value = xp.where(xp.less(size, 0.125), near, far)
     return xp.where(xp.less(x, 0.0), xp.negative(value), value)
+
+
+_SINE = tuple((-1) ** n / math.factorial(2 * n + 1) for n in range(8))
+_COSINE = tuple((-1) ** n / math.factorial(2 * n) for n in range(9))
+
+
+def sine(x: Array, xp: Namespace) -> Array:
+    r"""Sines of :math:`|x| \le 0.79`, with a relative error below :math:`2^{-51}`: Taylor's polynomial."""
+    return xp.multiply(x, horner(settle(xp.multiply(x, x), xp), _SINE, xp))
+
+
+def cosine(x: Array, xp: Namespace) -> Array:
+    r"""Cosines of :math:`|x| \le 0.79`, with a relative error below :math:`2^{-51}`: Taylor's polynomial."""
+    return horner(settle(xp.multiply(x, x), xp), _COSINE, xp)
 
 
 def peak(x: Array, axis: Any, xp: Namespace) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from attention_core._angles import exact_tables, joined, pairs
 from attention_core._exact import (
     LONGEST,
     bits_for,
@@ -19,6 +20,7 @@ from attention_core._exact import (
     horner,
     number,
     peak,
+    quotient,
     rounded,
     settle,
     slices,
@@ -42,11 +44,14 @@ __all__ = [
     "gelu",
     "lookup",
     "normalize",
+    "normalize_rms",
     "pooled",
+    "rotate",
     "spread",
     "unit",
 ]
 
+NOTHING = 2.0**-600  # beside the square of any normal float32, and no subnormal number even so
 TERM = 26  # bits of a slice whose sums are taken over positions: 2**27 of them are exact
 
 
@@ -56,7 +61,7 @@ class Constants(NamedTuple):
     number: Any = None
 
 
-def _run(operation: Operation, plan: Constants, *arrays: Array, xp: Namespace) -> tuple[Array, ...]:
+def _run(operation: Operation, plan: tuple[Any, ...], *arrays: Array, xp: Namespace) -> tuple[Array, ...]:
     backend = backend_of(arrays[0]) or Plain(xp)
     return tuple(backend.custom_gradient(operation, plan, arrays))
 
@@ -206,7 +211,7 @@ def _normal(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
     step = xp.divide(2.0**grid, power)
     noise = xp.multiply(xp.multiply(step, step), epsilon * float(channels) ** 3)
     root = settle(xp.sqrt(xp.add(dots(centred, centred, xp), settle(noise, xp))), xp)
-    normal = xp.divide(settle(xp.multiply(centred, math.sqrt(channels)), xp), root)
+    normal = quotient(settle(xp.multiply(centred, math.sqrt(channels)), xp), root, xp)
     deviation = xp.multiply(xp.divide(root, step), channels**-1.5)
     return normal, settle(deviation, xp)
 
@@ -231,7 +236,7 @@ def _normalize_backward(
     pull = settle(xp.multiply(out, scale), xp)
     mean = settle(xp.multiply(summed(pull, -1, xp=xp), 1 / channels), xp)
     along = xp.multiply(dots(pull, normal, xp), 1 / channels)
-    of_x = xp.divide(xp.subtract(xp.subtract(pull, mean), settle(xp.multiply(normal, along), xp)), deviation)
+    of_x = quotient(xp.subtract(xp.subtract(pull, mean), settle(xp.multiply(normal, along), xp)), deviation, xp)
     of_scale = summed(settle(xp.multiply(out, normal), xp), -2, xp=xp)
     of_offset = summed(out, -2, xp=xp)
     return tuple(rounded(each, xp) for each in (of_x, xp.squeeze(of_scale, axis=-2), xp.squeeze(of_offset, axis=-2)))
@@ -242,6 +247,105 @@ def _first_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -
 
 
 NORMALIZE = Operation(_normalize_forward, _normalize_backward, _first_empty, wide=True)
+
+
+def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+    """Divide the channels by the root of their mean square, rounded once."""
+    channels = shape(x, xp=xp)[-1]
+    (found,) = _run(NORMALIZE_RMS, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, xp=xp)
+    return xp.reshape(found, shape(x, xp=xp))
+
+
+def _normal_rms(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
+    r"""Channels over the root of their mean square, and that root.
+
+    .. math:: y_i = \frac{x_i \sqrt C}{\sqrt{\sum_j x_j^2 + \epsilon\, C}}
+
+    A square of 24 bits is exact in float64.
+    """
+    channels = float(shape(x, xp=xp)[-1])
+    noise = channels * max(epsilon, NOTHING)
+    root = settle(xp.sqrt(xp.add(summed(xp.multiply(x, x), -1, xp=xp), noise)), xp)
+    normal = quotient(settle(xp.multiply(x, math.sqrt(channels)), xp), root, xp)
+    return normal, settle(xp.multiply(root, 1 / math.sqrt(channels)), xp)
+
+
+def _normalize_rms_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    xp, (x, scale) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    normal, _ = _normal_rms(x, plan.number, xp)
+    return (rounded(xp.multiply(normal, scale), xp),)
+
+
+def _normalize_rms_backward(
+    plan: Constants,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array, ...]:
+    xp, (x, scale) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
+    out = wide(cotangents[0], xp)
+    normal, root = _normal_rms(x, plan.number, xp)
+    pull = settle(xp.multiply(out, scale), xp)
+    along = summed(settle(xp.multiply(pull, normal), xp), -1, xp=xp)
+    mean = xp.multiply(along, 1 / shape(x, xp=xp)[-1])
+    of_x = quotient(xp.subtract(pull, settle(xp.multiply(normal, mean), xp)), root, xp)
+    of_scale = summed(settle(xp.multiply(out, normal), xp), -2, xp=xp)
+    return rounded(of_x, xp), rounded(xp.squeeze(of_scale, axis=-2), xp)
+
+
+NORMALIZE_RMS = Operation(_normalize_rms_forward, _normalize_rms_backward, _first_empty, wide=True)
+
+
+# Rotation
+
+
+class Rotation(NamedTuple):
+    """The plan of a rotation."""
+
+    base: float
+    width: int
+    interleaved: bool
+
+
+def rotate(x: Array, places: Array, base: float, width: int, interleaved: bool, /, *, xp: Namespace) -> Array:
+    """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1), rounded once."""
+    (found,) = _run(ROTATE, Rotation(base, width, interleaved), x, places, xp=xp)
+    return found
+
+
+def _rotated(plan: Rotation, x: Array, places: Array, xp: Namespace, *, back: bool = False) -> Array:
+    """Where one of a pair is not finite, both are nan: how sums end with infinities depends on `settle`."""
+    cos, sin = exact_tables(xp.astype(places, xp.float64), plan.base, plan.width, xp)
+    sin = xp.negative(sin) if back else sin
+    first, second = pairs(wide(x, xp), plan.width, plan.interleaved, xp)
+    bounded = xp.logical_and(*(xp.less(xp.abs(each), math.inf) for each in (first, second)))
+    turned = (
+        xp.subtract(settle(xp.multiply(first, cos), xp), settle(xp.multiply(second, sin), xp)),
+        xp.add(settle(xp.multiply(second, cos), xp), settle(xp.multiply(first, sin), xp)),
+    )
+    found = tuple(rounded(xp.where(bounded, each, math.nan), xp) for each in turned)
+    return joined(found, x, plan.width, plan.interleaved, xp)
+
+
+def _rotate_forward(plan: Rotation, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    x, places = arrays
+    return (_rotated(plan, x, places, backend.namespace),)
+
+
+def _rotate_backward(
+    plan: Rotation,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    backend: Backend,
+) -> tuple[Array | None, ...]:
+    xp = backend.namespace
+    out = rounded(wide(cotangents[0], xp), xp)  # of channels that are kept, too
+    return _rotated(plan, out, arrays[1], xp, back=True), None
+
+
+ROTATE = Operation(_rotate_forward, _rotate_backward, _first_empty, wide=True)
 
 
 # The Gaussian error linear unit
@@ -469,7 +573,7 @@ def _pooled_backward(
     largest = xp.astype(xp.equal(x, xp.max(x, axis=-2, keepdims=True)), xp.float64)
     count = xp.sum(largest, axis=-2, keepdims=True)
     out = xp.expand_dims(wide(cotangents[0], xp), axis=-2)
-    return (rounded(xp.multiply(xp.divide(out, xp.maximum(count, number(1.0, x, xp))), largest), xp),)
+    return (rounded(xp.multiply(quotient(out, xp.maximum(count, number(1.0, x, xp)), xp), largest), xp),)
 
 
 def _pooled_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
@@ -496,7 +600,7 @@ def _norms(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
 def _unit_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp = backend.namespace
     x = wide(arrays[0], xp)
-    return (rounded(xp.divide(x, _norms(x, plan.number, xp)[1]), xp),)
+    return (rounded(quotient(x, _norms(x, plan.number, xp)[1], xp), xp),)
 
 
 def _unit_backward(
@@ -511,7 +615,7 @@ def _unit_backward(
     norm, size = _norms(x, plan.number, xp)
     safe = xp.where(xp.equal(norm, 0.0), 1.0, norm)
     along = settle(xp.divide(dots(x, out, xp), settle(xp.multiply(safe, size), xp)), xp)
-    return (rounded(xp.divide(xp.subtract(out, settle(xp.multiply(x, along), xp)), size), xp),)
+    return (rounded(quotient(xp.subtract(out, settle(xp.multiply(x, along), xp)), size, xp), xp),)
 
 
 UNIT = Operation(_unit_forward, _unit_backward, _first_empty, wide=True)
@@ -525,7 +629,7 @@ def divide(x: Array, divisor: Array, /, *, xp: Namespace) -> Array:
 
 def _divide_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp, (x, divisor) = backend.namespace, (wide(each, backend.namespace) for each in arrays)
-    return (rounded(xp.divide(x, divisor), xp),)
+    return (rounded(quotient(x, divisor, xp), xp),)
 
 
 def _divide_backward(
@@ -540,7 +644,7 @@ def _divide_backward(
     along = summed(xp.reshape(settle(xp.multiply(out, x), xp), (-1,)), 0, xp=xp)
     square = settle(xp.multiply(divisor, divisor), xp)
     of_divisor = xp.negative(xp.divide(xp.reshape(along, tuple(divisor.shape)), square))
-    return rounded(xp.divide(out, divisor), xp), rounded(of_divisor, xp)
+    return rounded(quotient(out, divisor, xp), xp), rounded(of_divisor, xp)
 
 
 DIVIDE = Operation(_divide_forward, _divide_backward, _first_empty, wide=True)

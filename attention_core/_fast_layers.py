@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from attention_core._angles import joined, pairs, tables
 from attention_core._gelu import erfc
-from attention_core._namespace import rows_at, shape
+from attention_core._namespace import dtype_name, rows_at, shape
 from attention_core._typing import Array, Namespace
 from attention_core.random import drop
 
@@ -20,10 +21,16 @@ __all__ = [
     "gelu",
     "lookup",
     "normalize",
+    "normalize_rms",
     "pooled",
+    "rotate",
     "spread",
     "unit",
 ]
+
+# Beyond the bound, elements are multiplied by a power of two before they are squared: that is exact, and no square
+# overflows.
+_BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}
 
 
 def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> Array:
@@ -39,6 +46,28 @@ def normalize(x: Array, scale: Array, offset: Array, epsilon: float, /, *, xp: N
     variance = xp.mean(xp.multiply(centred, centred), axis=-1, keepdims=True)
     normal = xp.divide(centred, xp.sqrt(xp.add(variance, epsilon)))
     return xp.add(xp.multiply(normal, scale), offset)
+
+
+def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+    """Divide the channels by the root of their mean square."""
+    bound, power = _BOUNDS[dtype_name(x.dtype)]
+    largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    factor = xp.where(xp.greater(largest, bound), xp.full_like(largest, power), 1.0)
+    x = xp.multiply(x, factor)
+    square = xp.mean(xp.multiply(x, x), axis=-1, keepdims=True)
+    noise = xp.multiply(xp.multiply(factor, factor), epsilon)
+    return xp.multiply(xp.divide(x, xp.sqrt(xp.add(square, noise))), scale)
+
+
+def rotate(x: Array, places: Array, base: float, width: int, interleaved: bool, /, *, xp: Namespace) -> Array:
+    """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
+    cos, sin = tables(places, base, width, x, xp)
+    first, second = pairs(x, width, interleaved, xp)
+    turned = (
+        xp.subtract(xp.multiply(first, cos), xp.multiply(second, sin)),
+        xp.add(xp.multiply(second, cos), xp.multiply(first, sin)),
+    )
+    return joined(turned, x, width, interleaved, xp)
 
 
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
