@@ -325,6 +325,30 @@ def _normalized(source: Source) -> Trees:
     return {"parameters": source.norm(24), "x": source.array(3 + 2 * source.normal(2, 5, 24))}
 
 
+def _scaled(source: Source) -> Trees:
+    return {"scale": source.array(1 + source.normal(24, deviation=0.1)), "x": source.normal(2, 5, 24)}
+
+
+def _scaled_spread(source: Source) -> Trees:
+    """Rows whose squares float32 does not hold, and some with what is not finite."""
+    x = source.spread(6, 24, least=-140, most=120)
+    x[5, 3:8] = np.resize(np.asarray(EXTREMES, np.float32), 5)
+    return {"scale": source.normal(24), "x": source.array(x)}
+
+
+def _placed(source: Source) -> Trees:
+    """Positions near and far, of both signs, for every entry of a batch."""
+    near, far = source.integers(100, 1, 6), source.integers(2**31 - 1, 1, 6)
+    return {"x": source.normal(2, 3, 6, 16), "positions": np.concatenate([near, np.where(far % 2, far, -far)])}
+
+
+def _placed_spread(source: Source) -> Trees:
+    trees = _placed(source)
+    x = source.spread(2, 3, 6, 16, least=-140, most=120)
+    x[1, 2, 5, :5] = EXTREMES
+    return {**trees, "x": source.array(x)}
+
+
 def _line(source: Source) -> Trees:
     return {"x": source.array(np.linspace(-40, 40, 2001))}
 
@@ -410,6 +434,7 @@ HEADS: dict[str, Any] = {"num_heads": 4}
 GROUPS: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": 2}
 
 BENT: dict[str, Any] = {"mask": ac.Causal(1), "softcap": 2.0}
+SCALED, PLACED = ("scale", "x"), ("x", "positions")
 
 LAYERS = [
     _layer("scores", "the scores alone, capped and masked", ac.attention_scores, _pair, ("query", "key"), **BENT),
@@ -417,6 +442,13 @@ LAYERS = [
     _layer("linear", "an affine map", ac.linear, _affine),
     _layer("linear-wide-range", "exponents from -60 to 60", ac.linear, _affine_spread),
     _layer("layer-norm", "normalized channels", ac.layer_norm, _normalized),
+    _layer("rms-norm", "channels over their root mean square", ac.rms_norm, _scaled, SCALED),
+    _layer("rms-norm-wide-range", "exponents from -140 to 120", ac.rms_norm, _scaled_spread, SCALED),
+    _layer("rotary", "near and far positions", ac.rotary_embedding, _placed, PLACED),
+    _layer(
+        "rotary-interleaved", "some channels kept", ac.rotary_embedding, _placed, PLACED, interleaved=True, width=10
+    ),
+    _layer("rotary-wide-range", "exponents from -140 to 120", ac.rotary_embedding, _placed_spread, PLACED, base=5e5),
     _layer("gelu", "x from -40 to 40", ac.gelu, _line, ("x",)),
     _layer("gelu-extremes", "subnormals, infinities and nan", ac.gelu, _line_of_extremes, ("x",)),
     _layer("feed-forward", "two maps", ac.feed_forward, _feed_forward),
@@ -460,9 +492,13 @@ LAYERS = [
             ("encoder", "norms first, dropout", ac.encoder_layer, _encoder, {"dropout": DROPOUT, **HEADS}),
         )
     ),
+    _layer("bfloat16-rms-norm", "bfloat16: channels over their root", ac.rms_norm, _scaled, SCALED, dtype="bfloat16"),
+    _layer(
+        "bfloat16-rotary", "bfloat16: near and far positions", ac.rotary_embedding, _placed, PLACED, dtype="bfloat16"
+    ),
 ]
 
-VARIABLES = ("query", "key", "value", "bias", "parameters", "x", "weight", "u")
+VARIABLES = ("query", "key", "value", "bias", "parameters", "x", "scale", "weight", "u")
 UNDIFFERENTIATED = {  # what others show as well: compilers take seconds for every gradient
     "one-query",
     "wide",

@@ -320,6 +320,7 @@ def _rotated(plan: Rotation, x: Array, places: Array, xp: Namespace, *, back: bo
     sin = xp.negative(sin) if back else sin
     first, second = pairs(wide(x, xp), plan.width, plan.interleaved, xp)
     bounded = xp.logical_and(*(xp.less(xp.abs(each), math.inf) for each in (first, second)))
+    first, second = (xp.where(bounded, each, 0.0) for each in (first, second))
     turned = (
         xp.subtract(settle(xp.multiply(first, cos), xp), settle(xp.multiply(second, sin), xp)),
         xp.add(settle(xp.multiply(second, cos), xp), settle(xp.multiply(first, sin), xp)),

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attention_core as ac
-from attention_core import _exact, _exact_attention, _tiles, get_backend, layers
+from attention_core import _exact, _exact_attention, _exact_layers, _tiles, get_backend, layers
 from attention_core import scaled_dot_product_attention as attention
+from attention_core._namespace import backend_of
 from attention_core.random import Dropout
 
 NUMPY = get_backend("numpy").namespace
@@ -107,6 +108,8 @@ def test_rounding_is_to_the_nearest_float32_to_even(rng):
         (_exact.log2, lambda x: mpmath.log(x, 2), 0.5, 2.0**40, -45.0, False),
         (_exact.tanh, mpmath.tanh, -30.0, 30.0, -38.0, True),
         (_exact.tanh, mpmath.tanh, -0.2, 0.2, -38.0, True),
+        (_exact.sine, mpmath.sin, -0.79, 0.79, -51.0, True),
+        (_exact.cosine, mpmath.cos, -0.79, 0.79, -51.0, True),
     ],
 )
 def test_functions_keep_the_errors_they_name(function, formula, low, high, bound, relative, rng):
@@ -122,6 +125,22 @@ def test_functions_keep_the_errors_they_name(function, formula, low, high, bound
 def test_the_greatest_weight_is_exactly_one():
     assert _exact.exp2_weight(np.zeros(1), NUMPY)[0] == 1.0
     assert _exact.exp2_weight(np.full(1, -np.inf), NUMPY)[0] < 2.0**-60
+
+
+def test_a_quotient_by_what_is_broadcast_is_the_same_compiled(backend, rng):
+    if "float64" not in backend.dtypes:
+        pytest.skip(f"{backend.name} is configured without float64")
+    x, divisor = rng.standard_normal((300, 18)), rng.uniform(1, 2, (300, 1))
+    wanted = _exact.quotient(x, divisor, NUMPY)
+    np.testing.assert_allclose(wanted, x / divisor, rtol=2.0**-51)
+
+    def function(x, divisor):
+        xp = backend.namespace
+        return _exact.quotient(x, _exact.settle(xp.sqrt(xp.multiply(divisor, divisor)), xp), xp)
+
+    for mode in backend.modes:
+        found = backend.compile(function, mode=mode)(*backend.from_numpy((x, divisor)))
+        np.testing.assert_array_equal(backend.to_numpy(found), _exact.quotient(x, np.sqrt(divisor * divisor), NUMPY))
 
 
 # What the bits do not depend on
@@ -247,7 +266,52 @@ def test_any_numbers_have_the_same_bits_as_in_numpy(backend, place, seed, spread
         np.testing.assert_array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{other.itemsize}"))
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "rotary", "interleaved"])
+@given(st.integers(0, 2**32 - 1), st.integers(0, 60))
+def test_normalized_and_rotated_numbers_and_their_gradients_have_the_same_bits_as_in_numpy(name, backend, seed, spread):
+    rng = np.random.default_rng(seed)
+    x, out, scale = (
+        (rng.standard_normal(dims) * 2.0 ** rng.integers(-spread, spread + 1, dims)).astype(np.float32)
+        for dims in ((2, 2, 3, 6), (2, 2, 3, 6), (6,))
+    )
+    places = rng.integers(-(2**31), 2**31, (2, 3)).astype(np.int32)
+    plain = get_backend("numpy")
+    if name == "rms_norm":
+        plan, arrays = _exact_layers.Constants(1e-6), (x.reshape(-1, 6), scale)
+        operation, given_arrays = _exact_layers.NORMALIZE_RMS, (x, scale)
+    else:
+        plan, arrays = _exact_layers.Rotation(1e4, 4, name == "interleaved"), (x, places[:, None, :, None])
+        operation, given_arrays = _exact_layers.ROTATE, (x, places)
+    wanted = operation.forward(plan, arrays, plain)
+    found = backend.to_numpy(_mapped(backend, name)(*backend.from_numpy(given_arrays)))
+    same(found, wanted[0].reshape(x.shape))
+    if not backend.differentiates:
+        return
+    wanted = operation.backward(plan, arrays, wanted, (out.reshape(wanted[0].shape),), plain)
+    found = backend.to_numpy(_mapped(backend, name, pull=True)(*backend.from_numpy((out, *given_arrays))))
+    for one, other in zip(found, wanted, strict=True):
+        if other is not None:  # positions have none
+            same(one, other.reshape(one.shape))
+
+
 _compiled = {}
+
+
+def _mapped(backend, name, pull=False):
+    """Normalization or rotation, or its gradients for a cotangent, compiled once as in `_attended`."""
+    function = {
+        "rms_norm": lambda x, scale: ac.rms_norm(scale, x, **EXACTLY),
+        "rotary": lambda x, places: ac.rotary_embedding(x, places, width=4, **EXACTLY),
+        "interleaved": lambda x, places: ac.rotary_embedding(x, places, width=4, interleaved=True, **EXACTLY),
+    }[name]
+
+    def gradients(out, *arrays):
+        return backend.value_and_grad(lambda *given: backend.namespace.sum(function(*given) * out))(*arrays)[1]
+
+    if (backend.name, name, pull) not in _compiled:
+        mode = {"jax": "jit", "tensorflow": "graph"}.get(backend.name, "eager")
+        _compiled[backend.name, name, pull] = backend.compile(gradients if pull else function, mode=mode)
+    return _compiled[backend.name, name, pull]
 
 
 def _attended(backend, place, dtype):
@@ -336,7 +400,49 @@ def test_gradients_agree_with_those_in_float64(backend, rng):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-7 * np.abs(wanted).max())
 
 
+FAR = np.asarray([0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**24 + 1, 2**31 - 1, -(2**31)])
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 1, 1e300])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotated_channels_are_correctly_rounded_at_any_position(base, interleaved, rng):
+    x = float32(rng, 1, len(FAR), 16)
+    options = {"base": base, "interleaved": interleaved, **EXACTLY}
+    found, far = ac.rotary_embedding(x, FAR, **options), []
+    same(ac.rotary_embedding(x, FAR.astype(np.int32), **options), found)
+    with mpmath.workdps(80):
+        for place, row, turned in zip(FAR, x[0].tolist(), found[0], strict=True):
+            for pair in range(8):
+                angle = int(place) * mpmath.mpf(base) ** (mpmath.mpf(-2 * pair) / 16)
+                a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + 8)
+                wanted = row[a] * mpmath.cos(angle) - row[b] * mpmath.sin(angle)
+                across = row[b] * mpmath.cos(angle) + row[a] * mpmath.sin(angle)
+                far += [np.float32(float(wanted)) != turned[a], np.float32(float(across)) != turned[b]]
+    assert np.mean(far) <= 0.01
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-320, 1e308])
+def test_channels_over_the_root_of_their_mean_square_are_correctly_rounded(size, epsilon, rng):
+    x, scale = (size * rng.standard_normal((40, 24))).astype(np.float32), float32(rng, 24)
+    found = ac.rms_norm(scale, x, epsilon=epsilon, **EXACTLY)
+    with mpmath.workdps(60):
+        for row, given_row in zip(found, x, strict=True):
+            squares = sum(mpmath.mpf(float(each)) ** 2 for each in given_row)
+            root = mpmath.sqrt(squares / 24 + mpmath.mpf(epsilon))
+            products = [mpmath.mpf(float(a)) * float(b) for a, b in zip(given_row, scale, strict=True)]
+            wanted = np.float32([float(product / root) for product in products])
+            assert np.mean(row == np.where(np.abs(wanted) < 2.0**-126, np.float32(0), wanted)) >= 0.99
+
+
+def places(x):
+    xp = backend_of(x).namespace if backend_of(x) else NUMPY
+    return xp.arange(x.shape[-2], dtype=xp.int32)
+
+
 LAYERS = {
+    "rms_norm": lambda x, w, **o: ac.rms_norm(w[:, 0], x, **o),
+    "rotary": lambda x, w, **o: ac.rotary_embedding(x, places(x), **o),
     "linear": lambda x, w, **o: ac.linear(ac.parameters.Linear(w), x, **o),
     "layer_norm": lambda x, w, **o: ac.layer_norm(ac.parameters.LayerNorm(w[:, 0], w[:, 1]), x, **o),
     "gelu": lambda x, w, **o: ac.gelu(x, **o),
@@ -435,6 +541,39 @@ def test_empty_axes(dims, put, get, rng):
         )
 
 
+def test_a_pair_is_not_finite_where_one_of_its_channels_is_not(put, get):
+    x = np.ones((1, 5, 6), dtype=np.float32)
+    x[0, 0, 0], x[0, 1, 2], x[0, 2, 1] = np.inf, -np.inf, np.nan
+    kept = np.asarray([-0.0, 1e-40, np.inf, -np.inf, 1.0], dtype=np.float32)
+    x[0, :, 4], x[0, :, 5] = kept, -kept
+    found = get(ac.rotary_embedding(put(x), put(np.arange(5)), width=4, **EXACTLY))
+    for row, hit in enumerate(([0, 2], [0, 2], [1, 3], [], [])):
+        np.testing.assert_array_equal(np.flatnonzero(np.isnan(found[0, row, :4])), hit)
+    same(np.ascontiguousarray(found[..., 4:]), np.ascontiguousarray(x[..., 4:]))
+
+
+def test_a_row_to_normalize_is_not_finite_where_one_of_its_channels_is_not(put, get):
+    x, scale = np.ones((4, 3), dtype=np.float32), np.asarray([1.0, -2.0, np.inf], dtype=np.float32)
+    x[0, 0], x[1, 1], x[3] = np.inf, np.nan, 0.0
+    with np.errstate(invalid="ignore"):  # of 0 * inf
+        found = get(ac.rms_norm(put(scale), put(x), epsilon=1e-35, **EXACTLY))
+    assert np.isnan(found[:2]).all()
+    np.testing.assert_array_equal(found[2:], np.asarray([[1, -2, np.inf], [0, 0, np.nan]], dtype=np.float32))
+
+
+def test_attention_over_a_cache_has_the_bits_of_attention_without(backend, rng, get, put):
+    xp = backend.namespace
+    query, key, value = (put(float32(rng, 2, heads, 7, 8)) for heads in (4, 2, 2))
+    whole = get(attention(query, key, value, is_causal=True, **EXACTLY))
+    cache = ac.empty_cache((2,), 2, 11, 8, dtype=xp.float32, xp=xp)
+    for start, stop in ((0, 3), (3, 4), (4, 7)):
+        new = slice(start, stop)
+        cache = ac.append(cache, key[:, :, new, :], value[:, :, new, :])
+        mask = ac.cache_mask(cache, stop - start)
+        found = attention(query[:, :, new, :], cache.key, cache.value, mask=mask, **EXACTLY)
+        same(np.ascontiguousarray(get(found)), np.ascontiguousarray(whole[:, :, new]))
+
+
 # What cannot be had is refused
 
 
@@ -462,6 +601,10 @@ def test_float64_is_refused(backend, put, rng):
     arrays = put([x.astype(np.float64) for x in qkv(rng)])
     with pytest.raises(ValueError, match="expected query of float16, bfloat16 or float32"):
         attention(*arrays, **EXACTLY)
+    with pytest.raises(ValueError, match="expected x of float16, bfloat16 or float32"):
+        ac.rms_norm(arrays[0][0, 0, 0, :], arrays[0], **EXACTLY)
+    with pytest.raises(ValueError, match="expected x of float16, bfloat16 or float32"):
+        ac.rotary_embedding(arrays[0], put(np.asarray(3)), **EXACTLY)
 
 
 def test_a_device_without_float64_is_refused():
