@@ -246,7 +246,9 @@ def cosine(x: Array, xp: Namespace) -> Array:
 
 
 def peak(x: Array, axis: Any, xp: Namespace) -> Array:
-    """The power of two above all magnitudes along an axis, which stays; nan where one of them is not finite."""
+    """The power of two above all magnitudes along an axis, which stays: nan if one is not finite, 1 of none."""
+    if 0 in x.shape:
+        return xp.ones_like(xp.sum(x, axis=axis, keepdims=True))
     size = xp.abs(x)
     bounded = xp.less(size, math.inf)  # said outright: not every maximum keeps nan
     power = power_above(xp.max(xp.where(bounded, size, 0.0), axis=axis, keepdims=True), xp)

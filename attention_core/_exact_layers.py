@@ -212,7 +212,7 @@ def _normal(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
     noise = xp.multiply(xp.multiply(step, step), epsilon * float(channels) ** 3)
     root = settle(xp.sqrt(xp.add(dots(centred, centred, xp), settle(noise, xp))), xp)
     normal = quotient(settle(xp.multiply(centred, math.sqrt(channels)), xp), root, xp)
-    deviation = xp.multiply(xp.divide(root, step), channels**-1.5)
+    deviation = xp.multiply(xp.divide(root, step), 1 / (channels * math.sqrt(channels)))
     return normal, settle(deviation, xp)
 
 

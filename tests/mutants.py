@@ -24,7 +24,8 @@ LEFT_OUT = {f"test_{name}" for name in ("backend", "benchmark", "bert", "conform
                                         "documentation", "files", "gradients", "onnx_cases", "oracle", "purity",
                                         "tensorflow_namespace", "tracing", "training")}  # fmt: skip
 # The tests of a file that has none of its own name.
-MIRRORS = {"exact": "reproducible", "exact_attention": "reproducible", "fast_layers": "layers", "tiles": "blockwise"}
+MIRRORS = {"angles": "rotary", "exact": "reproducible", "exact_attention": "reproducible",
+           "exact_layers": "reproducible", "fast_layers": "layers", "tiles": "blockwise"}  # fmt: skip
 WORKERS = 2
 LIMIT_S = 300
 

@@ -574,6 +574,18 @@ def test_attention_over_a_cache_has_the_bits_of_attention_without(backend, rng, 
         same(np.ascontiguousarray(get(found)), np.ascontiguousarray(whole[:, :, new]))
 
 
+@pytest.mark.parametrize("name", ["linear", "layer_norm", "rms_norm"])
+def test_parameters_that_no_row_uses_have_a_gradient_of_zero(name, backend, rng):
+    if not backend.differentiates:
+        pytest.skip(f"{backend.name} does not differentiate")
+    x, weight = backend.from_numpy((float32(rng, 0, 8), float32(rng, 8, 8)))
+    _, (of_x, of_weight) = backend.value_and_grad(
+        lambda x, weight: backend.namespace.sum(LAYERS[name](x, weight, **EXACTLY))
+    )(x, weight)
+    assert of_x.shape == (0, 8)
+    same(backend.to_numpy(of_weight), np.zeros((8, 8), dtype=np.float32))
+
+
 # What cannot be had is refused
 
 
