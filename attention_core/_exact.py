@@ -70,11 +70,8 @@ def number(value: float, like: Array, xp: Namespace) -> Array:
 
 
 def settle(x: Array, xp: Namespace) -> Array:
-    """The same numbers, with no compiler able to contract the product they are with a sum that follows.
-
-    Numbers that can be read already are past any compiler.
-    """
-    return x if is_concrete(x) else xp.maximum(x, number(-LARGEST, x, xp))
+    """The same numbers, with no compiler able to contract the product they are with a sum that follows."""
+    return xp.maximum(x, number(-LARGEST, x, xp))
 
 
 def wide(x: Array, xp: Namespace) -> Array:
@@ -145,7 +142,8 @@ def slices(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> list
         part = xp.round(rest)
         parts.append(part)
         if place + 1 < count:
-            rest = xp.multiply(xp.subtract(rest, part), 2.0**bits)
+            rest -= part
+            rest *= 2.0**bits
     return parts
 
 
@@ -161,11 +159,19 @@ def total(parts: tuple[Array, Array], xp: Namespace) -> Array:
 
 
 def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
-    """A polynomial, its constant coefficient first: each product is settled before a coefficient is added."""
+    """A polynomial, its constant coefficient first: each product is settled before a coefficient is added.
+
+    Products that can be read already are past any compiler.
+    """
+    compiled = not is_concrete(x)
     value = xp.multiply(x, coefficients[-1])
-    for coefficient in reversed(coefficients[1:-1]):
-        value = xp.multiply(xp.add(settle(value, xp), coefficient), x)
-    return xp.add(settle(value, xp), coefficients[0])
+    for place, coefficient in enumerate(reversed(coefficients[:-1])):
+        if place:
+            value *= x
+        if compiled:
+            value = settle(value, xp)
+        value += coefficient
+    return value
 
 
 def exp2_weight(x: Array, xp: Namespace) -> Array:
@@ -176,10 +182,14 @@ def exp2_weight(x: Array, xp: Namespace) -> Array:
     The squares are products of products, with nothing to contract, and magnify the relative error of p by 256.
     """
     x = xp.maximum(x, number(-0.25, x, xp))  # 2**-64 is no weight
-    value = horner(x, (1.0, *WEIGHT), xp)
+    return _squared(horner(x, (1.0, *WEIGHT), xp))
+
+
+def _squared(x: Array) -> Array:
+    """The eighth square, in the memory of the number where the library writes over arrays."""
     for _ in range(SQUARES):
-        value = xp.multiply(value, value)
-    return value
+        x *= x
+    return x
 
 
 # 2**x for -0.6 <= x <= 0, with a relative error below 2**-50: Taylor's polynomial around -0.3.
@@ -190,10 +200,7 @@ _POWERS = tuple(2.0**_CENTRE * math.log(2) ** n / math.factorial(n) for n in ran
 def exp2(x: Array, xp: Namespace) -> Array:
     r"""Powers :math:`2^x` for :math:`x \le 0`, off by less than :math:`2^{-42}` of each, which -150 bounds."""
     x = xp.multiply(xp.maximum(x, number(-150.0, x, xp)), 2.0**-SQUARES)
-    value = horner(xp.subtract(x, _CENTRE), _POWERS, xp)
-    for _ in range(SQUARES):
-        value = xp.multiply(value, value)
-    return value
+    return _squared(horner(xp.subtract(x, _CENTRE), _POWERS, xp))
 
 
 _MIDDLE = 0.53

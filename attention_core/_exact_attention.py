@@ -31,6 +31,7 @@ from attention_core._exact import (
     log2,
     peak,
     power_above,
+    quotient,
     rounded,
     settle,
     slices,
@@ -138,7 +139,9 @@ def _scores(query: Array, key: Array, xp: Namespace) -> Array:
     """Products of packed queries (G, R, m, 2 D) and keys (G, n, 2 D): (G, R, m, n), each a sum of two exact numbers."""
     across = xp.matrix_transpose(key)
     width = shape(key, xp=xp)[-1] // 2
-    return xp.add(product(query[..., :width], across[..., width:, :], xp), product(query, across, xp))
+    scores = product(query[..., :width], across[..., width:, :], xp)
+    scores += product(query, across, xp)
+    return scores
 
 
 def _plain_scores(query: Array, key: Array, xp: Namespace) -> Array:
@@ -172,10 +175,14 @@ def _tile(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, 
 
 
 def _cut(weights: Array, bits: int, count: int, xp: Namespace) -> list[Array]:
-    """Weights of at most 1 as integers: of two, the second holds what the first, rounded, has left."""
-    weights = xp.multiply(weights, 2.0**bits)
+    """Weights of at most 1, which are not used again, as integers: of two, the second holds what the first has left."""
+    weights *= 2.0**bits
     high = xp.round(weights)
-    return [high] if count == 1 else [high, xp.round(xp.multiply(xp.subtract(weights, high), 2.0**bits))]
+    if count == 1:
+        return [high]
+    weights -= high
+    weights *= 2.0**bits
+    return [high, xp.round(weights)]
 
 
 def _sliced(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> Array:
@@ -365,7 +372,9 @@ def gathered(tiles: Tiles, aim: Pass) -> tuple[Array, ...]:
             *dims, _ = shape(strip.query, xp=xp)
 
             def sums_of(top: Array, tile: Tile, j: Any) -> tuple[Parts, Parts]:
-                weights = _cut(exp2_weight(xp.subtract(tile.scores, top), xp), WEIGHTS[count], count, xp)
+                scores = tile.scores
+                scores -= top
+                weights = _cut(exp2_weight(scores, xp), WEIGHTS[count], count, xp)
                 mass = tuple(xp.sum(each, axis=-1, keepdims=True) for each in weights)
                 kept = [dropped(each, dropout, tile.at, heads_of(tiles), xp) for each in weights]
                 found = _summed(kept, loops.block(values, j, tiles.sizes[1], -2), product, xp)
@@ -418,8 +427,8 @@ def averaged(sums: Parts, mass: Parts, power: Array, xp: Namespace) -> tuple[Arr
 
 def divided(average: Array, weight: Array, factor: float, xp: Namespace) -> Array:
     """The output: 0 where there is no weight."""
-    output = settle(xp.divide(average, xp.where(xp.equal(weight, 0.0), 1.0, weight)), xp)
-    return rounded(output if factor == 1 else xp.multiply(output, factor), xp)
+    output = quotient(average, xp.where(xp.equal(weight, 0.0), 1.0, weight), xp)
+    return rounded(output if factor == 1 else xp.multiply(settle(output, xp), factor), xp)
 
 
 def _held(top: Array, weight: Array, xp: Namespace) -> Array:
@@ -595,18 +604,21 @@ def _backward(tiles: Tiles, sides: Sides) -> Any:
                     loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, *own[:4])
                 )
                 tile = _tile(tiles, entry, query, keys, i, j, masked)
-                weights = exp2_weight(xp.subtract(tile.scores, rows[..., :1]), xp)
+                scores = tile.scores
+                scores -= rows[..., :1]
+                weights = exp2_weight(scores, xp)
                 rise = multiply_out(out, values, xp)
-                kept = _cut(weights, WEIGHTS[2], 2, xp)
                 if dropout is not None:
-                    rise, *kept = (dropped(x, dropout, tile.at, heads_of(tiles), xp) for x in (rise, *kept))
+                    rise = dropped(rise, dropout, tile.at, heads_of(tiles), xp)
                     rise = settle(xp.multiply(rise, gain(dropout)), xp)
-                slope = xp.multiply(weights, xp.subtract(rise, rows[..., 1:2]))
-                slope = xp.multiply(slope, rows[..., 2:3])  # at most 1 in magnitude
+                slope = xp.subtract(rise, rows[..., 1:2])
+                slope *= weights
+                slope *= rows[..., 2:3]  # at most 1 in magnitude
+                kept = [dropped(x, dropout, tile.at, heads_of(tiles), xp) for x in _cut(weights, WEIGHTS[2], 2, xp)]
                 if of_bias is not None:
                     of_bias = _add_bias(tiles, entry, of_bias, slope, rows, i, j)
                 if tile.slope is not None:
-                    slope = xp.multiply(slope, tile.slope)
+                    slope *= tile.slope
                 parts = _cut(slope, SLOPES, 2, xp)
                 found = _summed(parts, query_columns, transposed_product, xp)
                 of_key = tuple(map(xp.add, of_key, _parts(found, carry_rows, xp)))
