@@ -92,11 +92,12 @@ def rounded(x: Array, xp: Namespace) -> Array:
     (Veltkamp's splitting). What is then converted has 24 bits already: a compiler may leave the conversion out.
     """
     x = xp.minimum(xp.maximum(x, number(-2 * BEYOND, x, xp)), number(2 * BEYOND, x, xp))  # which settles it too
-    carrier = xp.add(xp.multiply(x, 2.0 ** (PRECISION - 24)), x)
-    short = xp.subtract(carrier, xp.subtract(carrier, x))
+    short = xp.multiply(x, 2.0 ** (PRECISION - 24))
+    short += x
+    short -= xp.subtract(short, x)
     short = xp.where(xp.less(xp.abs(short), SMALLEST), 0.0, short)  # so does -0, whose sign depends on the order
-    for beyond in (-math.inf, math.inf):
-        short = xp.where(xp.greater_equal(xp.multiply(short, math.copysign(1.0, beyond)), BEYOND), beyond, short)
+    short = xp.where(xp.greater_equal(short, BEYOND), math.inf, short)
+    short = xp.where(xp.less_equal(short, -BEYOND), -math.inf, short)
     return xp.astype(xp.where(xp.isnan(short), math.nan, short), xp.float32)
 
 

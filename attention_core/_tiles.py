@@ -19,7 +19,6 @@ from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
 EXACT_KEYS = 2048  # up to how many keys a block of exact scores has
-EXACT_SCORES = 2**17  # how many scores: float64, a mebibyte that stays in the cache of a core
 
 
 class Plan(NamedTuple):
@@ -142,7 +141,7 @@ def planned(call: Call, tuning: Tuning, exact: tuple[float, int] | None = None) 
         not guarded or (call.bias is None and known_tame(call)),
         _sizes(tuning, 1 if apart else groups, times, call.mask)
         if exact is None
-        else _exact_sizes(times, columns, call.mask),
+        else _exact_sizes(tuning, times, columns, call.mask),
         apart,
         exact,
     )
@@ -158,12 +157,12 @@ def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int
     return max(tuning.least, min(most, tuning.queries // (groups * times))), most
 
 
-def _exact_sizes(times: Any, columns: Any, mask: Any) -> tuple[int, int]:
+def _exact_sizes(tuning: Tuning, times: Any, columns: Any, mask: Any) -> tuple[int, int]:
     """The same for exact sums, whose scores take two passes: in one block if all keys fit into it."""
     low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
     keys = columns if isinstance(columns, int) and columns <= EXACT_KEYS else EXACT_KEYS // 2
     keys = max(64, math.ceil(min(keys, (high - low) / 2)))
-    return max(32, EXACT_SCORES // keys // (times if isinstance(times, int) else 1)), keys
+    return max(32, tuning.exact_scores // keys // (times if isinstance(times, int) else 1)), keys
 
 
 def _entrywise(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:

@@ -87,6 +87,8 @@ class Tuning(NamedTuple):
         Whether key/value heads are taken one by one, which only loops that are not traced can.
     dense_below : int
         Up to how many scores, M × N, the dense form is faster than blocks.
+    exact_scores : int
+        How many scores a block has in reproducible arithmetic, in float64: such that they stay in a cache.
     """
 
     queries: int
@@ -94,6 +96,7 @@ class Tuning(NamedTuple):
     least: int
     heads_apart: bool
     dense_below: int
+    exact_scores: int = 2**18
 
 
 class Operation(NamedTuple):

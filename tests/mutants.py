@@ -25,7 +25,7 @@ LEFT_OUT = {f"test_{name}" for name in ("backend", "benchmark", "bert", "conform
                                         "tensorflow_namespace", "tracing", "training")}  # fmt: skip
 # The tests of a file that has none of its own name.
 MIRRORS = {"angles": "rotary", "exact": "reproducible", "exact_attention": "reproducible",
-           "exact_layers": "reproducible", "fast_layers": "layers", "tiles": "blockwise"}  # fmt: skip
+           "exact_layers": "reproducible", "exact_scores": "reproducible", "fast_layers": "layers", "tiles": "blockwise"}  # fmt: skip
 WORKERS = 2
 LIMIT_S = 300
 

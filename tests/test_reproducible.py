@@ -163,11 +163,11 @@ def test_the_heads_can_be_taken_apart(put, get, rng):
 
 @pytest.mark.parametrize("sizes", [(1, 64), (64, 2**12), (128, 2**9), (70, 2**14)])
 @pytest.mark.parametrize("mask", [None, ac.Causal(20), ac.SlidingWindow(40, 3)])
-def test_the_size_of_blocks_does_not_show(sizes, mask, put, get, rng, monkeypatch):
+def test_the_size_of_blocks_does_not_show(sizes, mask, backend, put, get, rng, monkeypatch):
     arrays = qkv(rng)
     whole = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
     monkeypatch.setattr(_tiles, "EXACT_KEYS", sizes[0])
-    monkeypatch.setattr(_tiles, "EXACT_SCORES", sizes[1])
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(exact_scores=sizes[1]))
     cut = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
     same(cut.output, whole.output)
     same(cut.logsumexp, whole.logsumexp)
@@ -733,4 +733,4 @@ def test_sums_are_carried_where_4096_terms_are_exceeded():
         (1, None, True),
     ):
         tiles.lengths = (length, length)
-        assert _exact_attention._exceeds(tiles, side) is carried
+        assert _exact_attention.exceeds(tiles, side) is carried
