@@ -329,7 +329,7 @@ def attention_extent(
     >>> extent = attention_extent(query, key, 5 * key, scale=1.0)
     >>> extent.values
     array([[[5., 5., 5., 5.]]], dtype=float32)
-    >>> round(float(extent.scores.astype(np.float64).sum()) * 256 * np.log(2), 9)
+    >>> round(float(extent.scores.astype(np.float64).sum() * 256 * np.log(2)), 9)
     4.0
     """
     check_flag("is_causal", is_causal)

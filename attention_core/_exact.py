@@ -30,6 +30,8 @@ from attention_core._typing import Array, Namespace
 
 __all__ = [
     "CARRY",
+    "LN_2",
+    "LOG2_E",
     "LONGEST",
     "bits_for",
     "carried",
@@ -39,6 +41,7 @@ __all__ = [
     "exp2_weight",
     "horner",
     "log2",
+    "log2_above",
     "number",
     "peak",
     "power_above",
@@ -57,6 +60,7 @@ LONGEST = 4096  # terms that one product of matrices adds up; longer sums are ca
 CARRY = 2.0**26
 SMALLEST, BEYOND = 2.0**-126, 2.0**128  # the least normal float32, and what none reaches
 LARGEST = 1.7976931348623157e308
+LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # written out, as a C library may round its own another way
 
 # 2**x as a polynomial in x with constant 1, so that the eighth square of p(s / 256) is off 2**s by at most 2**-38.6 for
 # every s <= 0: the error of the best one of degree 4, weighted with 256 * 2**s, in which the squares magnify it.
@@ -112,6 +116,11 @@ def power_above(x: Array, xp: Namespace) -> Array:
     return xp.where(xp.greater(x, 0.0), power, 1.0)
 
 
+def log2_above(count: int) -> int:
+    """The base-2 logarithm of a positive number, rounded up."""
+    return max(count - 1, 0).bit_length()
+
+
 def bits_for(terms: int, other: int | None = None) -> int:
     r"""How many bits b a slice may have, so that a sum of so many products of slices is exact.
 
@@ -119,7 +128,7 @@ def bits_for(terms: int, other: int | None = None) -> int:
     :math:`K (\tfrac34 2^b)^2 \le 2^{53}` holds where :math:`2 b + \lceil \log_2 K \rceil \le 53`. With the bits of the
     other factor given, b is what they leave.
     """
-    room = PRECISION - math.ceil(math.log2(max(terms, 1)))
+    room = PRECISION - log2_above(terms)
     return room // 2 if other is None else room - other
 
 
@@ -195,7 +204,19 @@ def _squared(x: Array) -> Array:
 
 # 2**x for -0.6 <= x <= 0, with a relative error below 2**-50: Taylor's polynomial around -0.3.
 _CENTRE = -0.3
-_POWERS = tuple(2.0**_CENTRE * math.log(2) ** n / math.factorial(n) for n in range(11))
+_POWERS = (
+    0.8122523963562356,
+    0.5630104584373838,
+    0.19512455594581743,
+    0.04508334527061822,
+    0.0078123484161348915,
+    0.001083021455639171,
+    0.0001251155447437032,
+    1.2389069583331364e-05,
+    1.0734310814308888e-06,
+    8.267174751324818e-08,
+    5.730368870077164e-09,
+)
 
 
 def exp2(x: Array, xp: Namespace) -> Array:
@@ -204,8 +225,8 @@ def exp2(x: Array, xp: Namespace) -> Array:
     return _squared(horner(xp.subtract(x, _CENTRE), _POWERS, xp))
 
 
-_MIDDLE = 0.53
-_SERIES = tuple(2 / math.log(2) / (2 * n + 1) for n in range(11))
+_MIDDLE, _LOG2_MIDDLE = 0.53, -0.9159357352115255
+_SERIES = tuple(2 / LN_2 / (2 * n + 1) for n in range(11))
 
 
 def log2(x: Array, xp: Namespace) -> Array:
@@ -215,12 +236,12 @@ def log2(x: Array, xp: Namespace) -> Array:
     """
     power = power_above(x, xp)
     # Of a power of two, so that no library's error survives the rounding:
-    exponent = xp.round(xp.multiply(xp.log(power), 1 / math.log(2)))
+    exponent = xp.round(xp.multiply(xp.log(power), LOG2_E))
     mantissa = xp.divide(x, power)
     ratio = xp.divide(xp.subtract(mantissa, _MIDDLE), xp.add(mantissa, _MIDDLE))
     series = horner(settle(xp.multiply(ratio, ratio), xp), _SERIES, xp)
     fraction = settle(xp.multiply(ratio, series), xp)
-    return xp.add(exponent, xp.add(fraction, math.log2(_MIDDLE)))
+    return xp.add(exponent, xp.add(fraction, _LOG2_MIDDLE))
 
 
 _TANH = (1.0, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075, -929569 / 638512875)
@@ -232,7 +253,7 @@ def tanh(x: Array, xp: Namespace) -> Array:
     Near 0 they are Taylor's polynomial; beyond an eighth :math:`(1 - u) / (1 + u)` with :math:`u = e^{-2 |x|}`.
     """
     size = xp.abs(x)
-    power = exp2(xp.multiply(size, -2 / math.log(2)), xp)
+    power = exp2(xp.multiply(size, -2 / LN_2), xp)
     far = xp.divide(xp.subtract(1.0, power), xp.add(1.0, power))
     near = xp.multiply(size, horner(settle(xp.multiply(size, size), xp), _TANH, xp))
     value = xp.where(xp.less(size, 0.125), near, far)

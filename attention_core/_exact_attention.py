@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from attention_core._call import Call, dropped, gain, widened
 from attention_core._exact import (
+    LOG2_E,
     LONGEST,
     bits_for,
     carried,
@@ -76,7 +77,7 @@ from attention_core.masks import Positions
 
 __all__ = ["EXACT", "exact_attention"]
 
-UNIT = math.log2(math.e) / 256  # of scores, so that the eighth square of a power of 2 is the exponential
+UNIT = LOG2_E / 256  # of scores, so that the eighth square of a power of 2 is the exponential
 WEIGHTS = {1: 24, 2: 18}  # bits of a slice of a weight, by the number of slices
 VALUES = {count: bits_for(LONGEST, bits) for count, bits in WEIGHTS.items()}
 SLOPES = 20
@@ -105,7 +106,7 @@ def arranged(call: Call, backend: Backend) -> tuple[Plan, tuple[Array, ...]]:
     if isinstance(width, int) and width == 0:  # all scores are 0, as they are where there is one channel of zeros
         query, key = (xp.zeros((*shape(x, xp=xp)[:-1], 1), dtype=x.dtype, **beside(x)) for x in (call.query, call.key))
         call, width = call._replace(query=query, key=key), 1
-    scale = width**-0.5 if call.scale is None else float(call.scale)
+    scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
     plan, operands = planned(call, backend.tuning, (scale, count))
     return plan, tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
 

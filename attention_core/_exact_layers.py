@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from attention_core._angles import exact_tables, joined, pairs
 from attention_core._exact import (
+    LN_2,
     LONGEST,
     bits_for,
     carried,
     dots,
     exp2,
     horner,
+    log2_above,
     number,
     peak,
     quotient,
@@ -204,12 +206,12 @@ def _normal(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
     .. math:: y_i = \frac{c_i \sqrt C}{\sqrt{\sum_j c_j^2 + \epsilon\, C^3 (2^g / P)^2}}.
     """
     channels = shape(x, xp=xp)[-1]
-    grid = min(40, 51 - math.ceil(math.log2(channels)))
+    grid = min(40, 51 - log2_above(channels))
     power = peak(x, -1, xp)
     units = xp.round(xp.multiply(x, xp.divide(2.0**grid, power)))
     centred = xp.subtract(xp.multiply(units, float(channels)), xp.sum(units, axis=-1, keepdims=True))
     step = xp.divide(2.0**grid, power)
-    noise = xp.multiply(xp.multiply(step, step), epsilon * float(channels) ** 3)
+    noise = xp.multiply(xp.multiply(step, step), epsilon * float(channels**3))
     root = settle(xp.sqrt(xp.add(dots(centred, centred, xp), settle(noise, xp))), xp)
     normal = quotient(settle(xp.multiply(centred, math.sqrt(channels)), xp), root, xp)
     deviation = xp.multiply(xp.divide(root, step), 1 / (channels * math.sqrt(channels)))
@@ -361,7 +363,7 @@ def gelu(x: Array, /, *, xp: Namespace) -> Array:
 def _share(x: Array, xp: Namespace) -> tuple[Array, Array]:
     r"""The normal distribution, :math:`\Phi(x) = \operatorname{erfc}(-x / \sqrt 2) / 2`, and :math:`e^{-x^2 / 2}`."""
     size = xp.minimum(xp.abs(x), number(40.0, x, xp))
-    bell = exp2(xp.multiply(xp.multiply(size, size), -0.5 / math.log(2)), xp)
+    bell = exp2(xp.multiply(xp.multiply(size, size), -0.5 / LN_2), xp)
     t = xp.divide(4.0, xp.add(settle(xp.multiply(size, math.sqrt(0.5)), xp), 4.0))
     y = xp.subtract(settle(xp.multiply(t, 16 / 7), xp), 9 / 7)
     tail = settle(xp.multiply(xp.multiply(xp.multiply(t, horner(y, SERIES["float64"], xp)), bell), 0.5), xp)
