@@ -171,13 +171,14 @@ def explain_attention(
     softcap: float | Array | None = None,
     score_mod: ScoreModification | None = None,
     dropout: Dropout | None = None,
+    arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Explanation:
     """Tell which implementation a call takes by itself, why the others were refused, and the memory of each.
 
     Parameters
     ----------
-    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, dropout, xp
+    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, dropout, arithmetic, xp
         As in `scaled_dot_product_attention`. Nothing is computed of them.
 
     Returns
@@ -201,8 +202,10 @@ def explain_attention(
       dense: about 1.54e+03 MiB
     """
     check_flag("is_causal", is_causal)
+    check_attention_arithmetic(arithmetic, query, "auto", scale, softcap, score_mod, None)
     mask = _with_causal(mask, is_causal)
-    return explained(_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp))
+    call = _call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp)
+    return explained(call._replace(arithmetic=arithmetic))
 
 
 def partial_attention(

@@ -142,7 +142,10 @@ def _exact(call: Call, implementation: str, *, weights: bool) -> Attention:
 
 def explained(call: Call) -> Explanation:
     """Which implementation `attend` would choose."""
-    chosen, backend = _chosen(call), _backend(call)
+    backend = _backend(call)
+    if call.arithmetic == "reproducible":
+        return _explained_exactly(call, backend)
+    chosen = _chosen(call)
     kernels = [Candidate("fused", each.name, each.refusal(call), _memory(call, 0)) for each in backend.kernels]
     if not kernels:
         kernels = [Candidate("fused", None, f"{_library(call)} has no fused kernel that is known here", None)]
@@ -153,6 +156,20 @@ def explained(call: Call) -> Explanation:
             *kernels,
             Candidate("blockwise", None, None, _memory(call, backend.tuning.queries * backend.tuning.keys)),
             Candidate("dense", None, None, _memory(call, math.inf)),
+        ),
+    )
+
+
+def _explained_exactly(call: Call, backend: Any) -> Explanation:
+    """Reproducible arithmetic is computed in blocks, whose size does not show: by either name."""
+    kernels = [each.name for each in backend.kernels] or [None]
+    memory = _memory(call, 2 * backend.tuning.exact_scores)  # six arrays of a block
+    return Explanation(
+        "blockwise",
+        "in reproducible arithmetic, there are blocks alone, and their size does not show",
+        (
+            *(Candidate("fused", name, "adds up in an order of its own", None) for name in kernels),
+            *(Candidate(name, None, None, memory) for name in ("blockwise", "dense")),
         ),
     )
 
@@ -216,5 +233,5 @@ def _memory(call: Call, scores: float) -> int | None:
     *leading, rows, _ = query
     entries = math.prod(leading)  # type: ignore[arg-type]
     at_once = min(entries * rows * columns, scores)  # type: ignore[operator]
-    size = 8 if dtype_name(call.query.dtype) == "float64" else 4
+    size = 8 if dtype_name(call.query.dtype) == "float64" or call.arithmetic == "reproducible" else 4
     return size * int(3 * at_once + entries * rows * width)  # type: ignore[operator]

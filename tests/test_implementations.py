@@ -203,3 +203,14 @@ def test_an_exported_program_needs_no_operator_of_ours(backend, streaming, put, 
     program = torch.export.export(Module(), (x,))
     assert not any("attention_core" in str(node.target) for node in program.graph.nodes)
     torch.testing.assert_close(program.module()(x), Module()(x))
+
+
+def test_reproducible_arithmetic_is_explained(put, rng):
+    query = put(rng.standard_normal((1, 2, 5, 8)).astype(np.float32))
+    told = ac.explain_attention(query, query, query, arithmetic="reproducible")
+    assert told.chosen == "blockwise"
+    assert [each.name for each in told.candidates][-2:] == ["blockwise", "dense"]
+    assert all("order of its own" in each.refusal for each in told.candidates if each.name == "fused")
+    assert told.candidates[-1].memory == 8 * (3 * 50 + 80)
+    with pytest.raises(ValueError, match="float64"):
+        ac.explain_attention(*[put(rng.standard_normal((1, 2, 5, 8)))] * 3, arithmetic="reproducible")
