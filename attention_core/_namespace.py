@@ -7,6 +7,7 @@ and whether values can be read yet.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import array_api_compat
@@ -91,7 +92,7 @@ def backend_of(array: Array) -> Backend | None:
         _learn(type(array))
     backend = _backends.get(type(array))
     if backend is None:
-        library = type(array).__module__.partition(".")[0]
+        library = _library_of(type(array))
         in_use = sorted((name for name in entries() if name in sys.modules), key=lambda name: name != library)
         backend = next((backend for backend in map(get_backend, in_use) if backend.owns(array)), None)
         if backend is not None:
@@ -100,10 +101,20 @@ def backend_of(array: Array) -> Backend | None:
 
 
 def _learn(kind: type) -> None:
-    """Find the backend for a class of arrays, without an array to ask it about."""
+    """Find the backend for a class of arrays and all of its kin, without an array to ask it about.
+
+    A compiler sees what was learned before it first looked.
+    """
     if kind not in _backends:
-        libraries = (base.__module__.partition(".")[0] for base in kind.__mro__)
-        _backends[kind] = next(get_backend(name) for name in libraries if name in entries())
+        family = [base for base in kind.__mro__ if _library_of(base) in entries()]
+        _backends.update(dict.fromkeys(_kin(family[-1]), get_backend(_library_of(family[0]))))
+
+
+def _kin(kind: type) -> Iterator[type]:
+    yield kind
+    subclasses: list[type] = type.__subclasses__(kind)
+    for each in subclasses:
+        yield from _kin(each)
 
 
 _learn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs this, and does not trace it
@@ -122,7 +133,14 @@ def is_exporting(array: Array, /) -> bool:
 
 
 def _compiler(array: Array) -> Any:
-    return getattr(sys.modules.get(type(array).__module__.partition(".")[0]), "compiler", None)
+    return getattr(sys.modules.get(_library_of(type(array))), "compiler", None)
+
+
+def _library_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+_library_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it cannot be asked of a class of parameters
 
 
 def _library(xp: Namespace) -> str:

@@ -59,6 +59,8 @@ class ScaledDotProduct:
             return "would need this mask as an array of all M x N (line 2)"
         if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
             return "takes no bias of another dtype than query, nor one that is to be differentiated"
+        if later and call.bias is not None:
+            return "takes no bias in a compiled program, which does not tell whether it is to be differentiated"
         if not _may_leak(call):
             return None
         if call.bias is not None and call.query.is_cuda and _is_extreme(call.bias):
