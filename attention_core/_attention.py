@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 from attention_core._arithmetic import check_arithmetic
@@ -20,10 +21,10 @@ from attention_core._checks import (
 )
 from attention_core._exact_partial import Extent, exact_partial, extent_of
 from attention_core._implementations import Explanation, attend, check_implementation, explained, is_small, scores_of
-from attention_core._namespace import array_namespace, narrow, widen
+from attention_core._namespace import array_namespace, dtype_name, narrow, widen
 from attention_core._partial import Partial, logaddexp
 from attention_core._typing import Array, Namespace
-from attention_core.masks import And, Causal, Mask, as_mask, check_mask, mask_arrays
+from attention_core.masks import And, Causal, Mask, as_mask, check_covered, check_mask, mask_arrays
 from attention_core.random import Dropout, check_dropout
 from attention_core.scores import ScoreMod
 
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 ScoreModification = Callable[..., Array]
+BEYOND = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
 
 
 def scaled_dot_product_attention(
@@ -283,7 +285,8 @@ def partial_attention(
     call = _call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, starts)
     check_extent(extent, arithmetic, query, value)
     if extent is not None:
-        return exact_partial(call, extent)
+        array_namespace(query, *extent)
+        return exact_partial(call, Extent(*extent))
     if implementation == "auto":  # kernels keep the logsumexp to themselves
         implementation = "dense" if is_small(call) else "blockwise"
     result = attend(call, implementation, weights=False, logsumexp=True)
@@ -354,6 +357,9 @@ def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> No
         raise TypeError(f"expected the extent of all keys with arithmetic='reproducible', of merge_extents; got {got}")
     shapes = (*sizes(query)[:-1], 3), (*sizes(value)[:-2], 1, sizes(value)[-1])
     for name, array, wanted in zip(("scores", "values"), extent, shapes, strict=True):
+        if not hasattr(array, "dtype") or dtype_name(array.dtype) != "float32":
+            got = getattr(array, "dtype", type(array).__name__)
+            raise TypeError(f"expected the {name} of the extent of dtype float32; got {got}")
         if differ(sizes(array), wanted):
             raise ValueError(f"expected the {name} of the extent of shape {wanted}; got {shape_text(array)}")
 
@@ -434,8 +440,15 @@ def check_attention_arithmetic(
             " own; got 'fused'"
         )
     for name, number in (("scale", scale), ("softcap", softcap)):
-        if hasattr(number, "dtype"):
-            raise ValueError(f"expected {name} as a number with arithmetic='reproducible'; got an array")
+        if number is None:
+            continue
+        if not isinstance(number, Real):
+            raise ValueError(f"expected {name} as a number with arithmetic='reproducible'; got {type(number).__name__}")
+        if number and not 1 / BEYOND <= abs(float(number)) <= BEYOND:
+            raise ValueError(
+                f"expected a {name} of 0, or from 2**-64 to 2**64 in magnitude, with arithmetic='reproducible'; got"
+                f" {number}"
+            )
     for name, given in (("score_mod", score_mod), ("sinks", sinks)):
         if given is not None:
             raise ValueError(f"expected no {name} with arithmetic='reproducible'; got one")
@@ -458,7 +471,7 @@ def _call(
     xp = array_namespace(query, key, value, bias, *mask_arrays(mask)) if xp is None else xp
     check_scores(query, key, bias, scale, softcap)
     check_value(value, key)
-    _check_options(query, key, mask, score_mod, dropout, piece=starts is not None)
+    _check_options(query, key, mask, score_mod, dropout, starts)
     return Call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, starts or (0, 0), xp)
 
 
@@ -474,12 +487,15 @@ def _check_options(
     mask: Mask | Array | None,
     score_mod: ScoreModification | None,
     dropout: Dropout | None,
-    *,
-    piece: bool = False,
+    starts: tuple[Any, Any] | None = None,
 ) -> None:
     if mask is not None:
-        lengths = (None, None) if piece else (sizes(query)[-2], sizes(key)[-2])  # those of the whole are unknown
+        lengths = (
+            (None, None) if starts is not None else (sizes(query)[-2], sizes(key)[-2])
+        )  # those of the whole are unknown
         check_mask(mask, (*sizes(query)[:-2], *lengths), query)
+    if mask is not None and starts is not None:
+        check_covered(mask, (*starts,), (sizes(query)[-2], sizes(key)[-2]))
     if score_mod is not None:
         check_function("score_mod", score_mod)
         heads = score_mod.num_heads if isinstance(score_mod, ScoreMod) else None

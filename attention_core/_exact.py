@@ -33,6 +33,7 @@ __all__ = [
     "LN_2",
     "LOG2_E",
     "LONGEST",
+    "SMALLEST",
     "bits_for",
     "carried",
     "cosine",

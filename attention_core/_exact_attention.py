@@ -107,6 +107,7 @@ def arranged(call: Call, backend: Backend) -> tuple[Plan, tuple[Array, ...]]:
         query, key = (xp.zeros((*shape(x, xp=xp)[:-1], 1), dtype=x.dtype, **beside(x)) for x in (call.query, call.key))
         call, width = call._replace(query=query, key=key), 1
     scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
+    call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
     plan, operands = planned(call, backend.tuning, (scale, count))
     return plan, tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
 

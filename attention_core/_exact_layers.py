@@ -211,7 +211,7 @@ def _normal(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
     units = xp.round(xp.multiply(x, xp.divide(2.0**grid, power)))
     centred = xp.subtract(xp.multiply(units, float(channels)), xp.sum(units, axis=-1, keepdims=True))
     step = xp.divide(2.0**grid, power)
-    noise = xp.multiply(xp.multiply(step, step), epsilon * float(channels**3))
+    noise = xp.multiply(xp.multiply(step, step), max(epsilon, NOTHING) * float(channels**3))
     root = settle(xp.sqrt(xp.add(dots(centred, centred, xp), settle(noise, xp))), xp)
     normal = quotient(settle(xp.multiply(centred, math.sqrt(channels)), xp), root, xp)
     deviation = xp.multiply(xp.divide(root, step), 1 / (channels * math.sqrt(channels)))
@@ -560,8 +560,14 @@ def pooled(x: Array, /, *, xp: Namespace) -> Array:
     return found
 
 
+def _largest(x: Array, xp: Namespace) -> Array:
+    """The largest of places, which stay: nan where one is, which not every maximum keeps."""
+    nan = xp.any(xp.isnan(x), axis=-2, keepdims=True)
+    return xp.where(nan, math.nan, xp.max(x, axis=-2, keepdims=True))
+
+
 def _pooled_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return (backend.namespace.max(arrays[0], axis=-2),)
+    return (backend.namespace.squeeze(_largest(arrays[0], backend.namespace), axis=-2),)
 
 
 def _pooled_backward(
@@ -573,7 +579,7 @@ def _pooled_backward(
 ) -> tuple[Array, ...]:
     xp = backend.namespace
     x = wide(arrays[0], xp)
-    largest = xp.astype(xp.equal(x, xp.max(x, axis=-2, keepdims=True)), xp.float64)
+    largest = xp.astype(xp.equal(x, _largest(x, xp)), xp.float64)
     count = xp.sum(largest, axis=-2, keepdims=True)
     out = xp.expand_dims(wide(cotangents[0], xp), axis=-2)
     return (rounded(xp.multiply(quotient(out, xp.maximum(count, number(1.0, x, xp)), xp), largest), xp),)

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from attention_core._call import Call, gain
 from attention_core._checks import sizes
-from attention_core._exact import CARRY, carried, peak, wide
+from attention_core._exact import CARRY, SMALLEST, carried, number, peak, wide
 from attention_core._exact_attention import (
+    LEAST,
+    MOST,
     Parts,
     Pass,
     anchored,
@@ -116,7 +118,8 @@ def extent_of(call: Call) -> Extent:
         return Extent(scores, xp.zeros((*entries, 1, width), dtype=xp.float32, **beside(call.query)))
     size = xp.abs(value)
     bounded = xp.less(size, math.inf)
-    largest = xp.max(xp.where(bounded, size, 0.0), axis=-2, keepdims=True)
+    counts = xp.logical_and(bounded, xp.greater_equal(size, SMALLEST))  # what is subnormal is 0, as in `wide`
+    largest = xp.max(xp.where(counts, size, 0.0), axis=-2, keepdims=True)
     if not _is_guarded(call):
         largest = xp.where(xp.all(bounded, axis=-2, keepdims=True), largest, math.inf)
     (scores,) = _run(EXTENT, *arranged(call, _backend(call.query, xp)), xp)
@@ -149,9 +152,11 @@ def _extent_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> 
 
 
 def _in_thirds(top: Array, xp: Namespace) -> Array:
-    """Largest scores as float32, side by side."""
-    parts = xp.concat(thirds(anchored(top, xp), xp), axis=-1)
-    return xp.where(xp.equal(top, -math.inf), -math.inf, parts)
+    """Largest scores as float32, side by side. What is too large either way is told only when all are merged."""
+    none = xp.equal(top, -math.inf)
+    top = xp.where(xp.logical_or(none, xp.less(xp.abs(top), LEAST)), 0.0, top)
+    top = xp.minimum(xp.maximum(top, number(-MOST, top, xp)), number(MOST, top, xp))
+    return xp.where(none, -math.inf, xp.concat(thirds(top, xp), axis=-1))
 
 
 def _extent_empty(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
@@ -246,13 +251,15 @@ def _limb_widths(plan: Plan, operands: Operands, xp: Namespace) -> tuple[Any, An
 def _limbs(parts: Parts, carry: bool, xp: Namespace) -> list[Array]:
     """Exact sums side by side, as int32: all first limbs, all second ones, and all third ones, the latter two positive.
 
-    Where something is nan, which an extent tells, the integer is 0.
+    Where something is nan, first limbs are so far below 0 as no sum of weights is.
     """
     pairs = zip(parts[::2], parts[1::2], strict=True) if carry else (carried(each, xp) for each in parts)
     high, low = (xp.concat(list(each), axis=-1) for each in zip(*pairs, strict=True))
     rest, third = _parted(low, xp)
     first, second = _parted(xp.add(xp.multiply(high, CARRY / LIMB), rest), xp)
-    return [xp.astype(xp.where(xp.isnan(each), 0.0, each), xp.int32) for each in (first, second, third)]
+    nan = xp.isnan(high)
+    limbs = zip((first, second, third), (-float(LIMB), 0.0, 0.0), strict=True)
+    return [xp.astype(xp.where(nan, instead, each), xp.int32) for each, instead in limbs]
 
 
 def _parted(x: Array, xp: Namespace) -> tuple[Array, Array]:
@@ -321,7 +328,7 @@ def _closing_forward(plan: Closing, arrays: tuple[Array, ...], backend: Backend)
     mass = split(_of_limbs(weights, xp), [1] * count)
     average, weight = averaged(sums, mass, power, xp)
     top = anchored(joined(wide(scores, xp), xp), xp)
-    weight = xp.where(xp.isnan(top), math.nan, weight)
+    weight = xp.where(xp.logical_or(xp.isnan(top), xp.less(weight, 0.0)), math.nan, weight)
     output = divided(average, weight, plan.factor, xp)
     if plan.pulled:
         output, ups, downs = (output[..., place * width : (place + 1) * width] for place in range(3))

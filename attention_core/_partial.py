@@ -81,6 +81,9 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
 
 def _check_alike(kind: str, names: tuple[str, ...], tuples: tuple[Any, ...]) -> None:
     """Raise unless the arrays of all tuples have the dtypes and shapes of the first."""
+    for name, model in zip(names, tuples[0], strict=True):
+        if not hasattr(model, "dtype"):
+            raise TypeError(f"expected the {name} of all {kind} as arrays; got {type(model).__name__}")
     for each in tuples:
         for name, array, model in zip(names, each, tuples[0], strict=True):
             if not hasattr(array, "dtype") or array.dtype != model.dtype:
@@ -184,7 +187,7 @@ def complete_partial(partial: AnyPartial, /, *, dropout: Dropout | None = None, 
         check_dropout(dropout)
     if isinstance(partial, ExactPartial):
         return Partial(*completed(partial, dropout, array_namespace(*partial[:2]) if xp is None else xp))
-    if not isinstance(partial, tuple) or len(partial) != 2:
+    if not isinstance(partial, tuple) or len(partial) != 2 or isinstance(partial, Extent):
         raise TypeError(f"expected Partial or ExactPartial; got {type(partial).__name__}")
     return Partial(*partial)
 

@@ -683,6 +683,22 @@ def check_mask(mask: Any, target: Sizes, query: Array) -> None:
         check_device("mask", array, "query", query)
 
 
+def check_covered(mask: Mask | Array, starts: tuple[Any, Any], lengths: tuple[int | None, int | None]) -> None:
+    """Raise if arrays of a mask are seen to end before the last query or key of a piece."""
+    held: list[Array] = []
+    form = outline(as_mask(mask), held)
+    for array, slot in zip(held, slots(form), strict=True):
+        for axis, start, length in zip((-2, -1), starts, lengths, strict=True):
+            if slot.axes != 3 or len(array.shape) < -axis or not isinstance(start, int) or length is None:
+                continue
+            size = sizes(array)[axis]
+            if size not in (None, 1) and size < start + length:
+                raise ValueError(
+                    f"expected a mask over all positions of the whole, at least {start + length} on axis {axis}; got"
+                    f" {shape_text(array)}"
+                )
+
+
 def allowed_pairs(mask: Mask | Array, at: Positions | None, /, *, xp: Namespace) -> Array:
     """A mask of either kind as a boolean array that broadcasts to scores at these positions."""
     if isinstance(mask, Mask):

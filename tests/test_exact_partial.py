@@ -198,3 +198,60 @@ def test_errors_come_before_any_work(rng):
         merge_partials(partial, complete_partial(partial))
     with pytest.raises(TypeError, match="expected Partial or ExactPartial; got int"):
         complete_partial(3)
+
+
+def test_scores_beyond_float32_in_one_piece_do_not_spoil_the_others():
+    query = np.full((1, 1, 1), 2.0**70, np.float32)
+    key = np.asarray([[[0.0], [1e-30], [-(2.0**70)], [-(2.0**70)]]], np.float32)
+    value = np.arange(1, 5, dtype=np.float32).reshape(1, 4, 1)
+    found = in_pieces((query, key, value), (0, 2, 4), scale=1.0)
+    same(found, whole((query, key, value), scale=1.0))
+    assert found.output[0, 0, 0] == 1.5
+    for cuts in ((2, 4), (2, 3, 4)):  # alone, they are nan, however they are cut
+        own = query, key[:, 2:], value[:, 2:]
+        merged = in_pieces(own, [cut - 2 for cut in cuts], scale=1.0)
+        same(merged, whole(own, scale=1.0))
+        assert np.isnan(merged.output).all()
+
+
+def test_nan_is_told_by_sums_where_a_library_has_maxima_without_it(rng):
+    query, key, value = qkv(rng)
+    key[0, 0, 3, 1] = np.nan
+    arrays = query, key, value
+    extent = attention_extent(*arrays)
+    key[0, 0, 3, 1] = 0.0
+    careless = Extent(attention_extent(*arrays).scores, extent.values)
+    key[0, 0, 3, 1] = np.nan
+    spans = ((0, 5), (5, N))
+    partials = [
+        ac.partial_attention(query, key[:, :, a:b], value[:, :, a:b], extent=careless, **EXACTLY) for a, b in spans
+    ]
+    same(complete_partial(merge_partials(*partials)), whole(arrays))
+
+
+def test_extents_of_subnormal_values_are_those_of_zeros(put, get, rng):
+    query, key, value = qkv(rng)
+    extent = get(attention_extent(*put([query, key, np.full_like(value, 1e-40)])))
+    np.testing.assert_array_equal(extent.values, 0.0)
+
+
+def test_a_mask_of_the_piece_alone_is_refused(rng):
+    query, key, value = qkv(rng)
+    mask, piece = np.ones((M, 4), bool), (key[:, :, 3:7], value[:, :, 3:7])
+    for function in (attention_extent, ac.partial_attention):
+        with pytest.raises(ValueError, match="expected a mask over all positions of the whole, at least 7 on axis -1"):
+            function(query, *piece, key_start=3, mask=mask)
+
+
+@pytest.mark.parametrize("extent", [(1, 2), ([1], [2])])
+def test_what_is_no_extent_is_refused(extent, rng):
+    query, key, value = qkv(rng)
+    with pytest.raises(TypeError, match="expected the scores of"):
+        ac.partial_attention(query, key, value, extent=extent, **EXACTLY)
+    with pytest.raises(TypeError, match="expected the scores of"):
+        merge_extents(extent)
+    wide = [x.astype(np.float64) for x in attention_extent(query, key, value)]
+    with pytest.raises(TypeError, match="of dtype float32; got float64"):
+        ac.partial_attention(query, key, value, extent=tuple(wide), **EXACTLY)
+    with pytest.raises(TypeError, match="expected Partial or ExactPartial; got Extent"):
+        complete_partial(attention_extent(query, key, value))

@@ -734,3 +734,27 @@ def test_sums_are_carried_where_4096_terms_are_exceeded():
     ):
         tiles.lengths = (length, length)
         assert _exact_attention.exceeds(tiles, side) is carried
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_numbers_that_leave_float64_are_refused_and_those_of_numpy_taken(name, rng):
+    arrays = qkv(rng)
+    for number in (1e-30, 1e30):
+        with pytest.raises(ValueError, match=f"expected a {name} of 0, or from"):
+            of_numpy(*arrays, **{name: number})
+    same(of_numpy(*arrays, **{name: np.float64(0.5)}), of_numpy(*arrays, **{name: 0.5}))
+
+
+def test_places_with_nan_are_nan(backend, put, get):
+    x = put(np.asarray([[1, 5], [np.nan, 7], [2, -0.0]], np.float32))
+    for mode in backend.modes:
+        pooled = backend.compile(lambda x: _exact_layers.pooled(x, xp=backend.namespace), mode=mode)
+        np.testing.assert_array_equal(get(pooled(x)), [np.nan, 7])
+
+
+def test_an_epsilon_too_small_for_float64_is_as_good_as_none(put, get):
+    x = np.asarray([[2.0**100] * 4, [1e-3] * 4], np.float32)
+    ones = np.ones(4, np.float32)
+    parameters = ac.parameters.LayerNorm(put(ones), put(ones))
+    found = get(ac.layer_norm(parameters, put(x), epsilon=1e-310, **EXACTLY))
+    np.testing.assert_array_equal(found, 1.0)
