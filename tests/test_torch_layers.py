@@ -412,6 +412,23 @@ def test_training_without_dropout_leaves_the_generator_alone(name):
     equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_compiled_step_goes_backward_from_the_state_that_it_started_with(dtype):
+    """Not from the one that it leaves behind: a compiler may compute a copy again when it goes backward."""
+    arithmetic = "fast" if dtype == torch.float64 else "reproducible"
+    layer = attention_torch.SaganAttention(8, head_channels=2, seed=0, arithmetic=arithmetic).to(dtype).train()
+    with torch.no_grad():
+        layer.sigma.fill_(0.7)  # 0 lets no gradient through
+    twin = copy.deepcopy(layer)
+    for each in (layer, torch.compile(twin, fullgraph=True)):
+        each(*inputs_of("SaganAttention", dtype)).square().sum().backward()
+    close = 1e-12 if dtype == torch.float64 else 0
+    for held in ("named_parameters", "named_buffers"):
+        for (name, one), (_, other) in zip(getattr(layer, held)(), getattr(twin, held)(), strict=True):
+            pair = (one.grad, other.grad) if held == "named_parameters" else (one, other)
+            torch.testing.assert_close(*pair, rtol=close, atol=close, msg=name)
+
+
 def test_power_iteration_advances_in_training_alone():
     layer, inputs = layer_of("SaganAttention", torch.float64), inputs_of("SaganAttention", torch.float64)
     parameters, before = layer.to_numpy()

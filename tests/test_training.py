@@ -90,7 +90,7 @@ def test_a_training_in_reproducible_arithmetic_ends_in_the_same_bits_on_three_fr
     assert len(set(hashes(identical, model, ways, 3).values())) == 1
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # at which PyTorch's own tracer looks
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
 @pytest.mark.parametrize("way", [("torch", "compiled"), ("jax", "eager"), ("tensorflow", "xla")])
 def test_a_training_ends_in_the_same_bits_eager_or_compiled(way, identical, one_thread):
     assert len(set(hashes(identical, "sagan", [("jax", "jit"), way], 2).values())) == 1

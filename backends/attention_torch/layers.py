@@ -29,6 +29,7 @@ from attention_core.layers import check_fit, named_arrays
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed, seed_words
 from attention_numpy.trees import map_arrays, map_leaves
+from attention_torch import operators
 from attention_torch.backend import backend
 
 __all__ = [
@@ -281,7 +282,9 @@ class Layer(Tree):
     def _step(self, parameters: Any) -> Any:
         """The state of a call; in training, what is held is then that of the next."""
         held = self._state()
-        state = map_arrays(torch.clone, held)  # to go backward, its values are needed even after the next step
+        opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        # To go backward, its values are needed even after the next step.
+        state = map_arrays(operators.remember if opaque else torch.clone, held)
         if self.training:
             with torch.no_grad():
                 refreshed = self.definition.refreshed(parameters, state, xp=backend.namespace)

@@ -18,7 +18,7 @@ import torch
 
 from attention_core.backend import Operation
 
-__all__ = ["attend", "spelled"]
+__all__ = ["attend", "remember", "spelled"]
 
 PROCESS = uuid.uuid4().hex
 _named: dict[str, Any] = {}  # classes and functions by the names that stand for them
@@ -91,6 +91,17 @@ def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str
     return [
         torch.empty_like(array, memory_format=torch.contiguous_format) for array in arrays if array.is_floating_point()
     ]
+
+
+@torch.library.custom_op("attention_core::remember", mutates_args=())  # type: ignore[untyped-decorator]
+def remember(x: torch.Tensor) -> torch.Tensor:
+    """Copy what is written over before going backward: a clone, compilers would take once more, and too late."""
+    return x.clone()
+
+
+@remember.register_fake  # type: ignore[untyped-decorator]
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 def _backend() -> Any:
