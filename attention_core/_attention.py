@@ -253,7 +253,8 @@ def partial_attention(
         With ``"reproducible"``, `complete_partial` of what is merged has the bits of the whole, whatever the pieces and
         their order. There is no gradient: that is for the whole.
     extent : Extent, optional
-        With reproducible arithmetic, and only there: by `merge_extents` of the `attention_extent` of all pieces.
+        With reproducible arithmetic, and only there: by `merge_extents` of the `attention_extent` of all pieces. One
+        that leaves out keys of this piece is not noticed, and gives wrong numbers.
 
     Returns
     -------
