@@ -255,3 +255,10 @@ def test_what_is_no_extent_is_refused(extent, rng):
         ac.partial_attention(query, key, value, extent=tuple(wide), **EXACTLY)
     with pytest.raises(TypeError, match="expected Partial or ExactPartial; got Extent"):
         complete_partial(attention_extent(query, key, value))
+
+
+def test_extents_are_compared_by_all_of_their_parts():
+    parts = [(1.0, 0.0, 0.0), (1.0, 2.0**-30, 0.0), (1.0, 2.0**-30, 2.0**-60), (1.0, 2.0**-30, -(2.0**-60))]
+    extents = [Extent(np.asarray([[part]], np.float32), np.ones((1, 1), np.float32)) for part in parts]
+    for order in itertools.permutations(extents):
+        np.testing.assert_array_equal(merge_extents(*order).scores, [[parts[2]]])
