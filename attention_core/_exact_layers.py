@@ -49,6 +49,7 @@ __all__ = [
     "normalize_rms",
     "pooled",
     "rotate",
+    "run",
     "spread",
     "unit",
 ]
@@ -63,7 +64,8 @@ class Constants(NamedTuple):
     number: Any = None
 
 
-def _run(operation: Operation, plan: tuple[Any, ...], *arrays: Array, xp: Namespace) -> tuple[Array, ...]:
+def run(operation: Operation, plan: tuple[Any, ...], *arrays: Array, xp: Namespace) -> tuple[Array, ...]:
+    """The results of an operation, by the backend of its arrays."""
     backend = backend_of(arrays[0]) or Plain(xp)
     return tuple(backend.custom_gradient(operation, plan, arrays))
 
@@ -150,7 +152,7 @@ def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> 
     if isinstance(channels, int) and channels == 0:
         return _constant(x, weight, bias, xp)
     arrays = (xp.reshape(x, (-1, channels)), weight, *(() if bias is None else (bias,)))
-    (found,) = _run(AFFINE, Constants(), *arrays, xp=xp)
+    (found,) = run(AFFINE, Constants(), *arrays, xp=xp)
     return xp.reshape(found, (*leading, shape(weight, xp=xp)[-1]))
 
 
@@ -193,7 +195,7 @@ AFFINE = Operation(_affine_forward, _affine_backward, _affine_empty, wide=True)
 def normalize(x: Array, scale: Array, offset: Array, epsilon: float, /, *, xp: Namespace) -> Array:
     """Normalize the channels, rounded once."""
     channels = shape(x, xp=xp)[-1]
-    (found,) = _run(NORMALIZE, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, offset, xp=xp)
+    (found,) = run(NORMALIZE, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, offset, xp=xp)
     return xp.reshape(found, shape(x, xp=xp))
 
 
@@ -254,7 +256,7 @@ NORMALIZE = Operation(_normalize_forward, _normalize_backward, _first_empty, wid
 def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
     """Divide the channels by the root of their mean square, rounded once."""
     channels = shape(x, xp=xp)[-1]
-    (found,) = _run(NORMALIZE_RMS, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, xp=xp)
+    (found,) = run(NORMALIZE_RMS, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, xp=xp)
     return xp.reshape(found, shape(x, xp=xp))
 
 
@@ -312,7 +314,7 @@ class Rotation(NamedTuple):
 
 def rotate(x: Array, places: Array, base: float, width: int, interleaved: bool, /, *, xp: Namespace) -> Array:
     """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1), rounded once."""
-    (found,) = _run(ROTATE, Rotation(base, width, interleaved), x, places, xp=xp)
+    (found,) = run(ROTATE, Rotation(base, width, interleaved), x, places, xp=xp)
     return found
 
 
@@ -356,7 +358,7 @@ ROTATE = Operation(_rotate_forward, _rotate_backward, _first_empty, wide=True)
 
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
     """Gaussian error linear unit, rounded once."""
-    (found,) = _run(GELU, Constants(), x, xp=xp)
+    (found,) = run(GELU, Constants(), x, xp=xp)
     return found
 
 
@@ -399,7 +401,7 @@ GELU = Operation(_gelu_forward, _gelu_backward, _first_empty, wide=True)
 
 def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     """Add two arrays of one shape."""
-    (found,) = _run(ADD, Constants(), x, y, xp=xp)
+    (found,) = run(ADD, Constants(), x, y, xp=xp)
     return found
 
 
@@ -423,7 +425,7 @@ ADD = Operation(_add_forward, _add_backward, _first_empty, wide=True)
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:
     """The same array for each place that uses it: its gradients are added up in the order of these."""
-    return (x,) if count == 1 else _run(COPIES, Constants(count), x, xp=xp)
+    return (x,) if count == 1 else run(COPIES, Constants(count), x, xp=xp)
 
 
 def _copies_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
@@ -451,7 +453,7 @@ COPIES = Operation(_copies_forward, _copies_backward, _copies_empty, wide=True)
 
 def blend(x: Array, y: Array, factor: Array, /, *, xp: Namespace) -> Array:
     r"""An array and a multiple of another, :math:`x + \sigma y`, rounded once."""
-    (found,) = _run(BLEND, Constants(), x, y, factor, xp=xp)
+    (found,) = run(BLEND, Constants(), x, y, factor, xp=xp)
     return found
 
 
@@ -487,7 +489,7 @@ def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
         return x
     rows = x if len(x.shape) > 1 else xp.expand_dims(x, axis=0)
     kept = xp.astype(dropout_mask(dropout, rows, xp=xp), xp.int32)
-    (found,) = _run(SCALED, Constants(1 / (1 - dropout.rate)), rows, kept, xp=xp)
+    (found,) = run(SCALED, Constants(1 / (1 - dropout.rate)), rows, kept, xp=xp)
     return found if len(x.shape) > 1 else xp.squeeze(found, axis=0)
 
 
@@ -511,7 +513,7 @@ SCALED = Operation(_scaled_forward, _scaled_backward, _first_empty, wide=True)
 
 def lookup(table: Array, ids: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
     """Rows of a table, (entries, C), for ids of these dimensions: what a row receives is added up exactly."""
-    (found,) = _run(LOOKUP, Constants(), table, xp.reshape(xp.broadcast_to(ids, dims), (-1,)), xp=xp)
+    (found,) = run(LOOKUP, Constants(), table, xp.reshape(xp.broadcast_to(ids, dims), (-1,)), xp=xp)
     return xp.reshape(found, (*dims, shape(table, xp=xp)[1]))
 
 
@@ -556,7 +558,7 @@ LOOKUP = Operation(_lookup_forward, _lookup_backward, _lookup_empty, wide=True)
 
 def pooled(x: Array, /, *, xp: Namespace) -> Array:
     """The largest of places, (..., places, C) -> (..., C); its gradient is shared equally by those that are largest."""
-    (found,) = _run(POOLED, Constants(), x, xp=xp)
+    (found,) = run(POOLED, Constants(), x, xp=xp)
     return found
 
 
@@ -597,7 +599,7 @@ POOLED = Operation(_pooled_forward, _pooled_backward, _pooled_empty, wide=True)
 
 def unit(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
     r"""A vector (1, C) over its norm, :math:`x / (\lVert x \rVert + \epsilon)`."""
-    (found,) = _run(UNIT, Constants(epsilon), x, xp=xp)
+    (found,) = run(UNIT, Constants(epsilon), x, xp=xp)
     return found
 
 
@@ -632,7 +634,7 @@ UNIT = Operation(_unit_forward, _unit_backward, _first_empty, wide=True)
 
 def divide(x: Array, divisor: Array, /, *, xp: Namespace) -> Array:
     """An array over a number, of shape ()."""
-    (found,) = _run(DIVIDE, Constants(), x, divisor, xp=xp)
+    (found,) = run(DIVIDE, Constants(), x, divisor, xp=xp)
     return found
 
 

@@ -34,6 +34,7 @@ from attention_core._exact_attention import (
     thirds,
     widths_of,
 )
+from attention_core._exact_layers import run
 from attention_core._loops import Plain
 from attention_core._namespace import backend_of, beside, dtype_name, shape, wide_name, widen
 from attention_core._tiles import (
@@ -92,10 +93,6 @@ class ExactPartial(NamedTuple):
     extent: Extent
 
 
-def _run(operation: Operation, plan: Any, arrays: tuple[Array, ...], xp: Namespace) -> tuple[Array, ...]:
-    return tuple(_backend(arrays[0], xp).custom_gradient(operation, plan, arrays))
-
-
 def _backend(array: Array, xp: Namespace) -> Any:
     return backend_of(array) or Plain(xp)
 
@@ -122,7 +119,8 @@ def extent_of(call: Call) -> Extent:
     largest = xp.max(xp.where(counts, size, 0.0), axis=-2, keepdims=True)
     if not _is_guarded(call):
         largest = xp.where(xp.all(bounded, axis=-2, keepdims=True), largest, math.inf)
-    (scores,) = _run(EXTENT, *arranged(call, _backend(call.query, xp)), xp)
+    plan, arrays = arranged(call, _backend(call.query, xp))
+    (scores,) = run(EXTENT, plan, *arrays, xp=xp)
     return Extent(xp.reshape(scores, (*leading, heads, rows, 3)), largest)
 
 
@@ -201,7 +199,7 @@ def exact_partial(call: Call, extent: Extent) -> ExactPartial:
     entries, groups, times, *_ = shape(query, xp=xp)
     scores = xp.reshape(extent.scores, (entries, groups, times, rows, 3))
     values = xp.reshape(_all_extents(extent.values, call, xp), (entries, groups, 1, width))
-    found = _run(SUMS, plan, (*arrays, scores, values), xp)
+    found = run(SUMS, plan, *arrays, scores, values, xp=xp)
     weights, values = (xp.reshape(x, (*leading, heads, rows, 3, last)) for x, last in zip(found, lasts, strict=True))
     return ExactPartial(weights, values, extent)
 
@@ -313,7 +311,7 @@ def completed(partial: ExactPartial, dropout: Any, xp: Namespace) -> tuple[Array
         xp.reshape(extents, (entries, groups, 1, width)),
     )
     plan = Closing(gain(dropout), total_width != width)
-    output, logsumexp = _run(CLOSING, plan, arrays, xp)
+    output, logsumexp = run(CLOSING, plan, *arrays, xp=xp)
     return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
