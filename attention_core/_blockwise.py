@@ -43,7 +43,10 @@ from attention_core._tiles import (
     has_changes,
     heads_of,
     is_floating,
+    is_one_block,
+    may_mask,
     of_entry,
+    once_for,
     operands_of,
     pad,
     planned,
@@ -79,48 +82,70 @@ def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
+    if plan.mask is not None and not backend.loops.traced:  # a mask is told apart finely, and blocks are joined to runs
+        plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks)))
     tiles = tiles_of(plan, arrays, backend)
     return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))
 
 
 def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Attention to a part of the values, which a function takes from each block of them."""
+    """Attention to a part of the values, which a function takes from those of an entry."""
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    dropout, visits = dropout_of(tiles), visits_of(tiles, by_key=False)
+    dropout = dropout_of(tiles)
+    visits = None if is_one_block(tiles, 1) else visits_of(tiles, by_key=False, most=plan.most)
     query = tiles.operands.query
     _, groups, times, _, _ = shape(query, xp=xp)
     width = shape(tiles.operands.value, xp=xp)[-1]
+    lowest = -float(xp.finfo(query.dtype).max)  # nothing is below, and nothing is subtracted from infinity
 
     def attend(index: Any, stacks: Any) -> Any:
         entry = entry_of(tiles, index)
+        queries = loops.cut(scored(tiles, entry.query), tiles.sizes[0])
+        keys, values = (loops.cut(x, tiles.sizes[1]) for x in (scored(tiles, entry.key), part(entry.value)))
 
         def attend_rows(i: Any, stacks: Any) -> Any:
-            rows = scored(tiles, loops.block(entry.query, i, tiles.sizes[0], -2))
-            next_block, whole, seen = visits.of(loops, entry.index, i)
+            rows = loops.item(queries, i)
 
-            def absorb(masked: bool, step: Any, state: Any) -> Any:
-                summed, total, top, alive = state
-                j = next_block(step)
-                keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
-                keys, values = xp.matrix_transpose(scored(tiles, keys)), part(values)
-                tile = tile_of(tiles, entry, rows, keys, i, j, masked)
-                above = xp.maximum(top, xp.max(tile.scores, axis=-1, keepdims=True))
-                fading = loops.exp_difference(top, above)
+            def absorb(masked: bool, j: Any, state: Any) -> Any:
+                tile = tile_of(tiles, entry, rows, xp.matrix_transpose(loops.item(keys, j)), i, j, masked)
+                above = xp.maximum(xp.max(tile.scores, axis=-1, keepdims=True), lowest if state is None else state[2])
                 exponentials = loops.exp_difference(tile.scores, above)
-                total = xp.add(xp.multiply(total, fading), xp.sum(exponentials, axis=-1, keepdims=True))
+                total = xp.sum(exponentials, axis=-1, keepdims=True)
                 kept = dropped(exponentials, dropout, tile.at, heads_of(tiles), xp)
-                summed = xp.add(xp.multiply(summed, fading), product(kept, values, xp))
-                if alive is not None:
-                    found = True if tile.allowed is None else xp.any(tile.allowed, axis=-1, keepdims=True)
-                    alive = xp.ones_like(alive) if found is True else xp.logical_or(alive, found)
-                return summed, total, above, alive
+                summed = product(kept, loops.item(values, j), xp)
+                alive = None
+                if plan.guarded:
+                    alive = xp.ones_like(total, dtype=xp.bool)
+                    if tile.allowed is not None:
+                        allowed = tile.allowed
+                        found = once_for(tiles, "found", i, j, allowed, lambda: xp.any(allowed, axis=-1, keepdims=True))
+                        alive = xp.logical_and(alive, found)
+                if state is None:
+                    return summed, total, above, alive
+                fading = loops.exp_difference(state[2], above)
+                return (
+                    xp.add(xp.multiply(state[0], fading), summed),
+                    xp.add(xp.multiply(state[1], fading), total),
+                    above,
+                    None if alive is None else xp.logical_or(state[3], alive),
+                )
 
-            *dims, _ = shape(rows, xp=xp)
-            lowest = -float(xp.finfo(rows.dtype).max)  # nothing is below, and nothing is subtracted from infinity
-            total = zeros(rows, *dims, 1, xp=xp)
-            alive = xp.zeros_like(total, dtype=xp.bool) if plan.guarded else None
-            state = (zeros(rows, *dims, width, xp=xp), total, xp.full_like(total, lowest), alive)
-            summed, total, top, alive = visit(loops, whole, seen, absorb, state)
+            def nothing() -> Any:
+                *dims, _ = shape(rows, xp=xp)
+                total = zeros(rows, *dims, 1, xp=xp)
+                alive = xp.zeros_like(total, dtype=xp.bool) if plan.guarded else None
+                return zeros(rows, *dims, width, xp=xp), total, xp.full_like(total, lowest), alive
+
+            if visits is None:
+                state = absorb(may_mask(tiles), 0, None)
+            else:
+                next_block, whole, seen = visits.of(loops, entry.index, i)
+
+                def absorb_next(masked: bool, step: Any, state: Any) -> Any:
+                    return absorb(masked, next_block(step), state)
+
+                state = visit(loops, whole, seen, absorb_next, nothing() if loops.traced else None)
+            summed, total, top, alive = nothing() if state is None else state
             if alive is not None:
                 total = xp.where(alive, total, 1.0)
             output = xp.divide(summed, total)
@@ -197,19 +222,21 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
 
     def attend(index: Any, sums: Any) -> Any:
         entry = entry_of(tiles, index)
-        of_rows = tuple(of_entry(tiles, x, entry.index, entry.head) for x in (cotangent, delta, norm))
+        b, g = entry.index, entry.head
+        of_rows = (finite(tiles, entry.query), *(of_entry(tiles, x, b, g) for x in (cotangent, delta, norm)))
+        of_rows = tuple(loops.cut(x, tiles.sizes[0]) for x in of_rows)
+        of_columns = tuple(loops.cut(finite(tiles, x), tiles.sizes[1]) for x in (entry.key, entry.value))
 
         def attend_columns(j: Any, sums: Any) -> Any:
-            keys, values = (loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value))
-            scored_keys, plain_keys = xp.matrix_transpose(scored(tiles, keys)), finite(tiles, keys)
-            values_across = xp.matrix_transpose(finite(tiles, values))
+            keys, values = (loops.item(x, j) for x in of_columns)
+            keys_across, values_across = map(xp.matrix_transpose, (keys, values))
             next_block, whole, seen = visits.of(loops, entry.index, j)
 
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 of_query, of_key, of_value, of_bias, of_changes = state
                 i = next_block(step)
-                rows, out, less, top = (loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, *of_rows))
-                tile = tile_of(tiles, entry, scored(tiles, rows), scored_keys, i, j, masked)
+                rows, out, less, top = (loops.item(x, i) for x in of_rows)
+                tile = tile_of(tiles, entry, rows, keys_across, i, j, masked)
                 weights = loops.exp_difference(tile.scores, top)
                 if tile.allowed is not None and not calm:
                     weights = xp.where(tile.allowed, weights, 0.0)  # even those of a query that is nan
@@ -232,12 +259,12 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                     )
                     slope, *found = pull(slope)
                     of_changes = tuple(map(xp.add, of_changes, widen(tuple(found), xp=xp)))
-                of_key = xp.add(of_key, transposed_product(slope, finite(tiles, rows), xp))
-                of_query = loops.add(of_query, index * row_counts + i, product(slope, plain_keys, xp))
+                of_key = xp.add(of_key, transposed_product(slope, rows, xp))
+                of_query = loops.add(of_query, index * row_counts + i, product(slope, keys, xp))
                 return of_query, of_key, of_value, of_bias, of_changes
 
             stack, keys_sum, values_sum, of_bias, of_changes = sums
-            state = (stack, xp.zeros_like(plain_keys), xp.zeros_like(values), of_bias, of_changes)
+            state = (stack, xp.zeros_like(keys), xp.zeros_like(values), of_bias, of_changes)
             stack, of_key, of_value, of_bias, of_changes = visit(loops, whole, seen, absorb, state)
             place = index * column_counts + j
             return (

@@ -58,6 +58,7 @@ from attention_core._tiles import (
     ground_of,
     heads_of,
     is_one,
+    may_mask,
     of_entry,
     operands_of,
     pad,
@@ -320,11 +321,6 @@ def tile_at(strip: Strip, masked: bool, j: Any) -> Tile:
     tiles = strip.tiles
     keys = tiles.loops.block(strip.keys, j, tiles.sizes[1], -2)
     return _tile(tiles, strip.entry, strip.query, keys, strip.place, j, masked)
-
-
-def may_mask(tiles: Tiles) -> bool:
-    """Whether a block may hold scores of what is not allowed."""
-    return tiles.plan.mask is not None or tiles.operands.bias is not None or tiles.padded
 
 
 def highest(strip: Strip) -> Array:

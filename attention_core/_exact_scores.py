@@ -8,7 +8,7 @@ from typing import Any
 
 from attention_core._call import Call
 from attention_core._exact import rounded, settle, wide
-from attention_core._exact_attention import UNIT, Strip, arranged, may_mask, row_stack, strips, tile_at
+from attention_core._exact_attention import UNIT, Strip, arranged, row_stack, strips, tile_at
 from attention_core._exact_layers import product, summed
 from attention_core._namespace import shape
 from attention_core._tiles import (
@@ -18,6 +18,7 @@ from attention_core._tiles import (
     entry_of,
     finite,
     is_one,
+    may_mask,
     of_entry,
     operands_of,
     pad,

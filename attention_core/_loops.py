@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_core._typing import Array, Namespace
 from attention_core.backend import Tuning
@@ -42,13 +42,20 @@ class PythonLoops:
         """Call one of two functions."""
         return then() if bool(condition) else otherwise()
 
-    def item(self, x: Any, index: int) -> Any:
-        """The entry at an index of the first axis."""
+    def item(self, x: Any, index: Any) -> Any:
+        """The entry at an index of the first axis, or the blocks at one or several neighbouring indices."""
+        if isinstance(x, _Cut):
+            return self.block(x.array, index, x.size, -2)
         return x[index] if isinstance(x, list) else x[index, ...]
 
-    def block(self, x: Array, index: int, size: int, axis: int) -> Array:
+    def cut(self, x: Array, size: int) -> _Cut:
+        """The blocks of an array along axis -2."""
+        return _Cut(x, size)
+
+    def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index, of this size or what is left of it, along one of the last two axes."""
-        places = slice(index * size, min((index + 1) * size, x.shape[axis]))
+        run = index if isinstance(index, range) else range(index, index + 1)
+        places = slice(run.start * size, min(run.stop * size, x.shape[axis]))
         return x[..., places, :] if axis == -2 else x[..., places]
 
     def stack(self, count: int, zero: Callable[[int], Array]) -> _Stack:
@@ -70,6 +77,13 @@ class PythonLoops:
     def array(self, stack: _Stack) -> Array:
         """The blocks as one array with a new first axis."""
         return self.xp.stack(stack.filled(), axis=0)
+
+
+class _Cut(NamedTuple):
+    """An array of which blocks are taken along axis -2."""
+
+    array: Array
+    size: int
 
 
 class _Stack:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attention_core._call import Call, changed_scores, known_tame, repeats, scaled_query
@@ -44,6 +44,8 @@ class Plan(NamedTuple):
         How many queries and keys a block has.
     apart : bool
         Whether heads are taken one by one.
+    most : int
+        How many keys of neighbouring blocks are taken at once, where loops are not traced.
     exact : tuple or None
         With reproducible arithmetic, the scale, by which the query is not multiplied yet, and the number of slices.
     scale : float or None
@@ -62,6 +64,7 @@ class Plan(NamedTuple):
     tame: bool
     blocks: tuple[int, int]
     apart: bool
+    most: int = 0
     exact: tuple[float, int] | None = None
     scale: float | None = None
 
@@ -143,6 +146,7 @@ def planned(call: Call, tuning: Tuning, exact: tuple[float, int] | None = None) 
         if exact is None
         else _exact_sizes(tuning, times, columns, call.mask),
         apart,
+        tuning.keys,
         exact,
     )
     return plan, operands
@@ -205,6 +209,7 @@ class Tiles(NamedTuple):
     counts: tuple[Any, Any]  # of blocks
     lengths: tuple[Any, Any]  # M, N
     padded: bool
+    kept: dict[Any, Array] | None = None  # by distance, what a rule about `key - query` alone says of a block
 
 
 def operands_of(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
@@ -224,7 +229,19 @@ def tiles_of(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
         spare = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(spare[1], int) and spare[1] == 0)
         operands = _padded(operands, spare, xp)
-    return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded)
+    relative = plan.mask is not None and rebuilt(plan.mask, operands.mask).is_relative()
+    kept: Any = {} if relative and operands.bias is None and not loops.traced else None
+    return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded, kept)
+
+
+def is_one_block(tiles: Tiles, side: int) -> bool:
+    """Whether a compiler is told that there is one block, which it may keep from becoming a loop."""
+    return tiles.loops.traced and isinstance(tiles.counts[side], int) and tiles.counts[side] == 1
+
+
+def may_mask(tiles: Tiles) -> bool:
+    """Whether a block may hold scores of what is not allowed."""
+    return tiles.plan.mask is not None or tiles.operands.bias is not None or tiles.padded
 
 
 def _cut(length: Any, size: int) -> tuple[int, Any]:
@@ -292,7 +309,8 @@ class Visits(NamedTuple):
         return lambda step: loops.item(order, step), whole, seen
 
 
-def visits_of(tiles: Tiles, *, by_key: bool) -> Visits:
+def visits_of(tiles: Tiles, *, by_key: bool, most: int = 0) -> Visits:
+    """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one."""
     plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
     rows, columns = tiles.counts
     along = rows if by_key else columns
@@ -305,7 +323,7 @@ def visits_of(tiles: Tiles, *, by_key: bool) -> Visits:
     if by_key:
         some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
     if not loops.traced:
-        return _listed(loops.read(some), loops.read(every))
+        return _listed(loops.read(some), loops.read(every), max(1, most // tiles.sizes[1]))
     kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
     whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_one(kind, 0))
@@ -318,19 +336,28 @@ def visit(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, Any, Any]
     return state if seen is whole else loops.loop(whole, seen, functools.partial(absorb, True), state)
 
 
-def _listed(some: list[Any], every: list[Any]) -> Visits:
-    """What is visited, as lists of Python integers."""
+def _listed(some: list[Any], every: list[Any], longest: int) -> Visits:
+    """What is visited, as lists of Python integers, or of ranges of them if runs may be longer than one."""
     order, whole, seen = [], [], []
     for tables in zip(some, every, strict=True):
-        full = [[j for j, is_full in enumerate(line) if is_full] for line in tables[1]]
-        mixed = [
-            [j for j, (may, is_full) in enumerate(zip(*lines, strict=True)) if may and not is_full]
-            for lines in zip(*tables, strict=True)
-        ]
-        order.append([first + second for first, second in zip(full, mixed, strict=True)])
-        whole.append([len(each) for each in full])
-        seen.append([len(each) for each in order[-1]])
+        pieces = [list(_pieces(may, is_full, longest)) for may, is_full in zip(*tables, strict=True)]
+        split = [[[place for place, kind in line if kind is wanted] for wanted in (True, False)] for line in pieces]
+        order.append([full + mixed for full, mixed in split])
+        whole.append([len(full) for full, _ in split])
+        seen.append([len(line) for line in pieces])
     return Visits(order, whole, seen, len(order) == 1)
+
+
+def _pieces(may: list[bool], is_full: list[bool], longest: int) -> Iterator[tuple[Any, bool]]:
+    """The blocks in which something is allowed, in runs of neighbours, and whether everything is."""
+    place = 0
+    while place < len(may):
+        stop = place + 1
+        while may[place] and stop < min(len(may), place + longest) and may[stop]:
+            stop += 1
+        if may[place]:
+            yield (place if longest == 1 else range(place, stop)), all(is_full[place:stop])
+        place = stop
 
 
 def _grid(tiles: Tiles) -> tuple[Array, Array]:
@@ -437,7 +464,14 @@ def tile_of(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any
         scores = xp.add(scores, 0.0 if bias is None else bias)  # in memory of its own: exponentials may take it over
     if allowed is not None and plan.tame:
         # The least of two is found many times faster than a choice. An infinity above what is allowed, or below.
-        limit = xp.multiply(xp.subtract(xp.astype(allowed, scores.dtype), 0.5), math.inf)
+        limit = once_for(
+            tiles,
+            "limit",
+            i,
+            j,
+            allowed,
+            lambda: xp.multiply(xp.subtract(xp.astype(allowed, raw.dtype), 0.5), math.inf),
+        )
         scores = xp.minimum(scores, limit)
     elif allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)
@@ -449,20 +483,32 @@ def ground_of(
 ) -> tuple[Positions | None, Array | None, Array | None]:
     """Of a block of scores: where they stand if anything asks for that, their bias, and where they are allowed."""
     plan = tiles.plan
-    asked = (masked and plan.mask is not None) or plan.score_mod is not None or plan.rate
-    at = positions_of(tiles, entry, i, j, shape(raw, xp=tiles.xp)) if asked else None
+    at = positions_of(tiles, entry, i, j, raw) if plan.score_mod is not None or plan.rate else None
     bias = entry.bias
     if bias is not None:
         for axis, place in ((-2, i), (-1, j)):
             bias = bias if is_one(bias, axis) else tiles.loops.block(bias, place, tiles.sizes[axis], axis)
-    return at, bias, allowed_in(tiles, entry, bias, j, at, raw) if masked else None
+    if not masked:
+        return at, bias, None
+    return at, bias, once_for(tiles, "allowed", i, j, raw, lambda: _allowed(tiles, entry, bias, i, j, at, raw))
 
 
-def allowed_in(tiles: Tiles, entry: Entry, bias: Array | None, j: Any, at: Positions | None, raw: Array) -> Array:
+def once_for(tiles: Tiles, name: str, i: Any, j: Any, like: Array, found: Callable[[], Array]) -> Array:
+    """What is found for a block of this shape, once for all blocks at the same distance if that decides."""
+    if tiles.kept is None:
+        return found()
+    distance = _first_of(i) * tiles.sizes[0] - _first_of(j) * tiles.sizes[1]
+    place = name, distance, *like.shape[-2:]
+    if place not in tiles.kept:
+        tiles.kept[place] = found()
+    return tiles.kept[place]
+
+
+def _allowed(tiles: Tiles, entry: Entry, bias: Array | None, i: Any, j: Any, at: Positions | None, raw: Array) -> Array:
     xp = tiles.xp
     admitted = []
     if entry.rule is not None:
-        admitted.append(entry.rule.allowed(at, xp=xp))
+        admitted.append(entry.rule.allowed(positions_of(tiles, entry, i, j, raw) if at is None else at, xp=xp))
     if bias is not None:
         admitted.append(xp.not_equal(bias, -math.inf))
     if tiles.padded:
@@ -485,14 +531,19 @@ def product(weights: Array, value: Array, xp: Namespace) -> Array:
     return xp.reshape(xp.matmul(rows_of(weights, xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
 
 
-def positions_of(tiles: Tiles, entry: Entry, i: Any, j: Any, dims: tuple[Any, ...]) -> Positions:
+def _first_of(place: Any) -> Any:
+    """The first of the blocks at a place, which may be a run of them."""
+    return place.start if isinstance(place, range) else place
+
+
+def positions_of(tiles: Tiles, entry: Entry, i: Any, j: Any, scores: Array) -> Positions:
     xp, like = tiles.xp, entry.query
-    groups, times, rows, columns = dims
+    groups, times, rows, columns = shape(scores, xp=xp)
     heads = _counted(groups * times, like, xp)
     if entry.head is not None:
         heads = xp.add(heads, entry.head * times)
     query, key = (
-        xp.add(_counted(count, like, xp), _start(tiles, side) + place * tiles.sizes[side])
+        xp.add(_counted(count, like, xp), _start(tiles, side) + _first_of(place) * tiles.sizes[side])
         for side, (count, place) in enumerate(((rows, i), (columns, j)))
     )
     if tiles.loops.traced:  # what was added to fill up the last block counts as the last position

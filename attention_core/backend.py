@@ -51,7 +51,13 @@ class Loops(Protocol):
         """Call one of two functions, which return arrays of the same shape and dtype."""
 
     def item(self, x: Any, index: Any) -> Any:
-        """The entry at an index of the first axis of an array, or of a list where loops are not traced."""
+        """The entry at an index of the first axis of an array, or of a list where loops are not traced.
+
+        Of what `cut` returns, it is a block; where loops are not traced, a range of indices gives neighbours as one.
+        """
+
+    def cut(self, x: Array, size: int) -> Any:
+        """The blocks of an array along axis -2, each of which is to be taken several times by `item`."""
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along axis -2 or -1, of this size, or what is left of it where loops are not traced."""

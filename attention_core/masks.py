@@ -121,6 +121,10 @@ class Mask(ABC):
         """Between which limits ``key - query`` of an allowed pair lies, as far as is known without arrays."""
         return -math.inf, math.inf
 
+    def is_relative(self) -> bool:
+        """Whether the rule is known to look at ``key - query`` alone."""
+        return False
+
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
 
@@ -187,6 +191,9 @@ class Causal(Mask):
     def reach(self) -> tuple[float, float]:
         return -math.inf, self.offset if isinstance(self.offset, int) else math.inf
 
+    def is_relative(self) -> bool:
+        return isinstance(self.offset, int)
+
     def check(self, target: Sizes, /) -> None:
         _check_leading("offset", self.offset, target)
 
@@ -237,6 +244,9 @@ class SlidingWindow(Mask):
             return -math.inf, math.inf
         left, right = (math.inf if reach is None else reach for reach in (self.left, self.right))
         return self.offset - left, self.offset + right
+
+    def is_relative(self) -> bool:
+        return isinstance(self.offset, int)
 
     def _within(self, early: Array, late: Array, first: Array, last: Array, xp: Namespace) -> Array:
         """Whether an early key is within reach of the last position, and a late one within that of the first."""
@@ -431,6 +441,9 @@ class _Pair(Mask):
         self.first.check(target)
         self.second.check(target)
 
+    def is_relative(self) -> bool:
+        return self.first.is_relative() and self.second.is_relative()
+
 
 class And(_Pair):
     """What both masks allow."""
@@ -476,6 +489,9 @@ class Not(Mask):
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
         some, every = self.mask.blocks(query, key, xp=xp)
         return _negated(every, xp), _negated(some, xp)
+
+    def is_relative(self) -> bool:
+        return self.mask.is_relative()
 
     def check(self, target: Sizes, /) -> None:
         self.mask.check(target)

@@ -528,8 +528,8 @@ def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng,
     found = []
     visits = _blockwise.visits_of
 
-    def recorded(tiles, *, by_key):
-        result = visits(tiles, by_key=by_key)
+    def recorded(tiles, **options):
+        result = visits(tiles, **options)
         found.append([np.sum(np.asarray(each)) for each in (result.seen, result.whole)])
         return result
 

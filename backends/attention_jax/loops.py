@@ -34,6 +34,11 @@ class JaxLoops:
         """The entry at an index of the first axis."""
         return jax.lax.dynamic_index_in_dim(x, index, axis=0, keepdims=False)
 
+    def cut(self, x: Array, size: int) -> Array:
+        """The blocks of an array along axis -2, side by side in memory."""
+        *dims, length, width = x.shape
+        return jnp.moveaxis(x.reshape(*dims, length // size, size, width), -3, 0)
+
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along an axis."""
         return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis=x.ndim + axis)

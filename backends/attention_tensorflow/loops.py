@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from attention_core._typing import Array
+from attention_tensorflow import namespace as tensorflow_namespace
 
 __all__ = ["TensorFlowLoops"]
 
@@ -45,6 +46,14 @@ class TensorFlowLoops:
     def item(self, x: Any, index: Any) -> Any:
         """The entry at an index of the first axis."""
         return x[index]
+
+    def cut(self, x: Array, size: int) -> Array:
+        """The blocks of an array along axis -2: their first axis is sliced without a copy."""
+        *dims, length, width = tensorflow_namespace.shape(x)
+        rank = len(dims)
+        apart = tf.reshape(x, [*dims, length // size, size, width])
+        across = tf.transpose(apart, [rank, *range(rank), rank + 1, rank + 2])
+        return tf.ensure_shape(across, [None, *x.shape[:-2], size, x.shape[-1]])
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along an axis."""
