@@ -184,6 +184,7 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
+    plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks[1], plan.backward)))
     tiles = tiles_of(plan, arrays, backend)
     given, operands, xp, loops = operands_of(plan, arrays), tiles.operands, tiles.xp, tiles.loops
     delta = xp.sum(xp.multiply(cotangents[0], results[0]), axis=-1)

@@ -160,8 +160,17 @@ def is_tame(call: Call) -> Array:
 
 
 def known_tame(call: Call) -> bool:
-    """Whether query, key, value and all their products are finite, where that can be read."""
-    xp, arrays = call.xp, (call.query, call.key, call.value)
+    """Whether query, key, value and all products are finite, where that can be read."""
+    return _known_finite(call, (call.query, call.key, call.value))
+
+
+def known_to_fit(call: Call) -> bool:
+    """Whether all products of queries and keys are finite, with the scale or without, where that can be read."""
+    return _known_finite(call, (call.query, call.key))
+
+
+def _known_finite(call: Call, arrays: tuple[Array, ...]) -> bool:
+    xp = call.xp
     numbers = () if call.scale is None or isinstance(call.scale, Real) else (call.scale,)
     if not all(map(is_concrete, (*arrays, *numbers))) or any(0 in array.shape for array in arrays):
         return False

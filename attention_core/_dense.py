@@ -62,12 +62,23 @@ def _positions(call: Call) -> Positions | None:
 
 
 def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None, tame: bool) -> Array:
-    xp, query = call.xp, call.query
-    if allowed is not None and not tame:
-        query, of_query = finite_vectors(query, xp=xp)
-        key, of_key = finite_vectors(key, xp=xp)
+    xp, choose = call.xp, _choice(call)
+
+    def plain() -> Array:
+        return xp.matmul(scaled_query(call.query, call.scale, xp), xp.matrix_transpose(key))
+
+    def cleaned() -> Array:
+        query, of_query = finite_vectors(call.query, xp=xp)
+        finite_key, of_key = finite_vectors(key, xp=xp)
         rubbish = xp.add(xp.expand_dims(of_query, axis=-1), xp.expand_dims(of_key, axis=-2))  # 0 or nan
-    scores = xp.matmul(scaled_query(query, call.scale, xp), xp.matrix_transpose(key))
+        return xp.add(xp.matmul(scaled_query(query, call.scale, xp), xp.matrix_transpose(finite_key)), rubbish)
+
+    if allowed is None or tame:
+        scores = plain()
+    elif choose is None:
+        scores = cleaned()
+    else:
+        scores = choose(xp.isfinite(xp.add(xp.sum(call.query), xp.sum(key))), plain, cleaned)
     if call.softcap is not None or call.score_mod is not None:
         if allowed is not None:
             scores = xp.where(allowed, scores, 0.0)  # what overflows and is masked must not meet the cap's gradient
@@ -75,7 +86,7 @@ def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None,
     if call.bias is not None:
         scores = xp.add(scores, call.bias)
     if allowed is not None:
-        scores = xp.where(allowed, scores if tame else xp.add(scores, rubbish), -math.inf)
+        scores = xp.where(allowed, scores, -math.inf)
     return scores
 
 

@@ -15,6 +15,7 @@ from attention_core._exact_scores import exact_scores
 from attention_core._loops import Plain
 from attention_core._namespace import backend_of, dtype_name, is_exporting, positions, shape
 from attention_core._typing import Array
+from attention_core.masks import is_structured
 
 __all__ = ["Candidate", "Explanation", "attend", "check_implementation", "explained", "is_small", "scores_of"]
 
@@ -192,7 +193,8 @@ def is_small(call: Call) -> bool:
     rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
     if is_exporting(call.query) or rows is None or columns is None:
         return True
-    return bool(rows * columns <= _backend(call).tuning.dense_below)
+    tuning = _backend(call).tuning
+    return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
 
 
 def _blockwise(call: Call) -> Attention:

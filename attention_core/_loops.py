@@ -76,7 +76,8 @@ class PythonLoops:
 
     def array(self, stack: _Stack) -> Array:
         """The blocks as one array with a new first axis."""
-        return self.xp.stack(stack.filled(), axis=0)
+        blocks = stack.filled()
+        return self.xp.stack(blocks, axis=0) if len(blocks) > 1 else self.xp.expand_dims(blocks[0], axis=0)
 
 
 class _Cut(NamedTuple):
@@ -100,7 +101,9 @@ class _Stack:
 class Plain:
     """What attention in blocks needs of a library that has no backend: loops, but no gradient."""
 
-    tuning = Tuning(queries=2048, keys=512, least=64, heads_apart=False, dense_below=512 * 512)
+    tuning = Tuning(
+        queries=2048, keys=512, least=64, heads_apart=False, dense_below=512 * 512, structured_below=256 * 256
+    )
     kernels = ()
 
     def __init__(self, xp: Namespace) -> None:

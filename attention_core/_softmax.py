@@ -91,9 +91,9 @@ def weighted_sum(
     """
     if allowed is None:
         return xp.matmul(weights, value)
-    summed = xp.matmul(weights, xp.where(xp.isfinite(value), value, 0.0))
 
     def pulled() -> Array:
+        summed = xp.matmul(weights, xp.where(xp.isfinite(value), value, 0.0))
         nan = xp.isnan(value)  # said outright: compilers rewrite `not x <= 0` as `x > 0`, which nan tells apart
         upwards, downwards = (xp.logical_or(nan, xp.equal(value, infinite)) for infinite in (math.inf, -math.inf))
         indicators = (xp.astype(pulls, value.dtype) for pulls in (upwards, downwards))
@@ -104,7 +104,9 @@ def weighted_sum(
         pull = xp.where(up, xp.where(down, math.nan, _scalar(math.inf, value, xp)), pull)
         return xp.add(summed, pull)
 
-    return pulled() if choose is None else choose(xp.isfinite(xp.sum(value)), lambda: summed, pulled)
+    if choose is None:
+        return pulled()
+    return choose(xp.isfinite(xp.sum(value)), lambda: xp.matmul(weights, value), pulled)
 
 
 def finite_vectors(x: Array, /, *, xp: Namespace) -> tuple[Array, Array]:

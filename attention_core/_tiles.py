@@ -42,6 +42,8 @@ class Plan(NamedTuple):
         Whether query, key and value are known to be finite, and all scores too.
     blocks : tuple of int
         How many queries and keys a block has.
+    backward : int
+        How many keys it has when going backward.
     apart : bool
         Whether heads are taken one by one.
     most : int
@@ -63,8 +65,9 @@ class Plan(NamedTuple):
     guarded: bool
     tame: bool
     blocks: tuple[int, int]
+    backward: int
     apart: bool
-    most: int = 0
+    most: int
     exact: tuple[float, int] | None = None
     scale: float | None = None
 
@@ -145,6 +148,7 @@ def planned(call: Call, tuning: Tuning, exact: tuple[float, int] | None = None) 
         _sizes(tuning, 1 if apart else groups, times, call.mask)
         if exact is None
         else _exact_sizes(tuning, times, columns, call.mask),
+        tuning.backward_keys,
         apart,
         tuning.keys,
         exact,

@@ -88,11 +88,15 @@ class Tuning(NamedTuple):
         ``keys`` and no fewer than ``least``.
     keys : int
         How many keys a block has.
+    backward_keys : int
+        The same going backward, where more arrays of that size are needed at a time.
     least : int
     heads_apart : bool
         Whether key/value heads are taken one by one, which only loops that are not traced can.
     dense_below : int
         Up to how many scores, M × N, the dense form is faster than blocks.
+    structured_below : int
+        The same under a mask that tells of blocks whether they are to be computed.
     exact_scores : int
         How many scores a block has in reproducible arithmetic, in float64: such that they stay in a cache.
     """
@@ -102,6 +106,8 @@ class Tuning(NamedTuple):
     least: int
     heads_apart: bool
     dense_below: int
+    structured_below: int
+    backward_keys: int = 512
     exact_scores: int = 2**18
 
 

@@ -477,6 +477,17 @@ class Or(_Pair):
         return min(lows), max(highs)
 
 
+def is_structured(mask: Any) -> bool:
+    """Whether a mask may tell of blocks, from positions alone, that they are not to be computed."""
+    if isinstance(mask, And):
+        return is_structured(mask.first) or is_structured(mask.second)
+    if isinstance(mask, Or):
+        return is_structured(mask.first) and is_structured(mask.second)
+    if isinstance(mask, Not):
+        return is_structured(mask.mask)
+    return isinstance(mask, Mask) and type(mask).blocks is not Mask.blocks
+
+
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
     """What a mask does not allow."""

@@ -22,21 +22,23 @@ B, H, G, M, N, D, E = 3, 4, 2, 11, 13, 5, 6
 BLOCKS = 4, 5  # which fit into neither length
 
 
+TUNING = Tuning(
+    queries=1, keys=BLOCKS[1], least=BLOCKS[0], heads_apart=False, dense_below=0, structured_below=0, backward_keys=5
+)
+RUNS = TUNING._replace(keys=2 * BLOCKS[0] + 1)  # where loops are not traced, two blocks that a mask leaves are joined
+
+
 @pytest.fixture(autouse=True)
 def small(backend, monkeypatch):
     """Blocks so small that there are several."""
-    monkeypatch.setattr(
-        backend, "tuning", Tuning(queries=1, keys=BLOCKS[1], least=BLOCKS[0], heads_apart=False, dense_below=0)
-    )
+    monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
 
 
 @pytest.fixture
 def apart(backend, monkeypatch):
     if backend.loops.traced:
         pytest.skip("heads are taken one by one by loops in Python alone")
-    monkeypatch.setattr(
-        backend, "tuning", Tuning(queries=1, keys=BLOCKS[1], least=BLOCKS[0], heads_apart=True, dense_below=0)
-    )
+    monkeypatch.setattr(backend, "tuning", RUNS._replace(heads_apart=True))
 
 
 @pytest.fixture
@@ -491,9 +493,12 @@ def test_empty_axes(empty, backend, rng):
 # What is computed, and what is not
 
 
-def expected_visits(allowed):
+FINE = BLOCKS[0], min(BLOCKS)  # where loops are not traced, going forward
+
+
+def expected_visits(allowed, blocks=BLOCKS):
     """How many blocks something, and how many everything, is allowed in."""
-    sizes = [-(-length // -(-length // block)) for length, block in zip(allowed.shape, BLOCKS, strict=True)]
+    sizes = [-(-length // -(-length // block)) for length, block in zip(allowed.shape, blocks, strict=True)]
     blocks = [
         allowed[i : i + sizes[0], j : j + sizes[1]]
         for i, j in itertools.product(
@@ -523,6 +528,7 @@ SKIPPED = {
 def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng, monkeypatch):
     """And blocks in which everything is allowed need no mask."""
     costly(backend, name, ("lengths and function",) if backend.name == "tensorflow" else ())
+    monkeypatch.setattr(backend, "tuning", TUNING)
     rule, allowed = SKIPPED[name]
     rule = rule if isinstance(rule, Mask) else rule(backend.from_numpy)
     found = []
@@ -535,8 +541,9 @@ def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng,
 
     monkeypatch.setattr(_blockwise, "visits_of", recorded)
     attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
-    seen, whole = np.sum([expected_visits(each) for each in allowed], axis=0)
-    assert seen < 9 * len(allowed)
+    blocks = BLOCKS if backend.loops.traced else FINE
+    seen, whole = np.sum([expected_visits(each, blocks) for each in allowed], axis=0)
+    assert seen < math.prod(-(-length // block) for length, block in zip((M, N), blocks, strict=True)) * len(allowed)
     for got in found:
         assert got[0] == seen
         if "function" not in name and not backend.loops.traced:  # of which what is padded needs a mask
@@ -550,6 +557,7 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
         pytest.skip("a body is traced once for all blocks")
     if by_key and not backend.differentiates:
         pytest.skip(f"{backend.name} does not differentiate")
+    monkeypatch.setattr(backend, "tuning", TUNING)
     count, tile = [], _blockwise.tile_of
     monkeypatch.setattr(_blockwise, "tile_of", lambda *arguments: count.append(arguments[-1]) or tile(*arguments))
     rule = ac.SlidingWindow(left=2, right=0)
@@ -563,10 +571,42 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
         backend.value_and_grad(measure)(*arrays)
     else:
         measure(*arrays)
-    seen, whole = expected_visits((J <= I) & (J >= I - 2))
-    passes = B * (2 if by_key else 1)
-    assert len(count) == passes * seen < passes * 9
-    assert count.count(False) == passes * whole
+    allowed = (J <= I) & (J >= I - 2)
+    seen, whole = np.sum([expected_visits(allowed, each) for each in ((FINE, BLOCKS) if by_key else (FINE,))], axis=0)
+    assert len(count) == B * seen < B * (12 + 9 * by_key)
+    assert count.count(False) == B * whole
+
+
+def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkeypatch):
+    """Of four blocks of keys, a causal mask leaves one, two or three to the blocks of queries."""
+    if backend.loops.traced:
+        pytest.skip("blocks of traced loops are of one size")
+    found, tile = [], _blockwise.tile_of
+
+    def recorded(*arguments):
+        result = tile(*arguments)
+        found.append((result.scores.shape[-1], arguments[-1]))
+        return result
+
+    monkeypatch.setattr(_blockwise, "tile_of", recorded)
+    attention(*backend.from_numpy(qkv(rng)), mask=ac.Causal(), implementation="blockwise")
+    assert found == [(4, True), (8, True), (8, False), (4, True)] * B
+
+
+def test_a_rule_about_distance_is_asked_once_for_each(backend, rng, monkeypatch):
+    """Blocks at the same distance from the diagonal, in all entries and heads, share what was found for one."""
+    if backend.loops.traced:
+        pytest.skip("a body is traced once for all blocks")
+    asked, allowed = [], ac.Causal.allowed
+    monkeypatch.setattr(ac.Causal, "allowed", lambda mask, at, *, xp: asked.append(at) or allowed(mask, at, xp=xp))
+    attention(*backend.from_numpy(qkv(rng)), mask=ac.Causal(), implementation="blockwise")
+    assert [at.query.shape[0] for at in asked] == [4, 4, 3]
+    attention(
+        *backend.from_numpy(qkv(rng)),
+        mask=ac.Causal() & ac.MaskFunction(lambda b, h, q, k: q >= b),
+        implementation="blockwise",
+    )
+    assert len(asked) == 3 + B * 4
 
 
 @pytest.mark.parametrize("name", ["causal", "everything"])
@@ -574,7 +614,9 @@ def test_the_program_does_not_grow_with_the_length(name, differentiable, monkeyp
     backend = differentiable
     if backend.name == "tensorflow":
         costly(backend, name, ("everything",))
-    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=128, least=64, heads_apart=False, dense_below=0))
+    monkeypatch.setattr(
+        backend, "tuning", Tuning(queries=1, keys=128, least=64, heads_apart=False, dense_below=0, structured_below=0)
+    )
 
     def options(weight):
         mask = ac.Causal() if name == "causal" else And(ac.SlidingWindow(left=100), ac.KeyLengths(77))

@@ -38,7 +38,9 @@ def ran(monkeypatch):
 @pytest.fixture
 def streaming(backend, monkeypatch):
     """No call is small."""
-    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=5, least=4, heads_apart=False, dense_below=0))
+    monkeypatch.setattr(
+        backend, "tuning", Tuning(queries=1, keys=5, least=4, heads_apart=False, dense_below=0, structured_below=0)
+    )
 
 
 OPTIONS = {
@@ -57,7 +59,16 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
     if large and backend.loops.traced and name != "rule":
         pytest.skip("loops take long to trace: other backends run this case")
     monkeypatch.setattr(
-        backend, "tuning", Tuning(queries=1, keys=5, least=4, heads_apart=False, dense_below=0 if large else M * N)
+        backend,
+        "tuning",
+        Tuning(
+            queries=1,
+            keys=5,
+            least=4,
+            heads_apart=False,
+            dense_below=0 if large else M * N,
+            structured_below=0 if large else M * N,
+        ),
     )
     options = OPTIONS[name](put)
     explanation = explain_attention(*arrays, **options)
@@ -118,7 +129,11 @@ def test_gradients_flow_to_what_is_asked_for(streaming, arrays, backend, put, ge
 def test_what_is_small_is_dense(arrays, backend, ran, monkeypatch):
     mask = ac.SlidingWindow(left=2)  # which no kernel takes
     for below, expected in ((M * N, "dense"), (M * N - 1, "blockwise")):
-        monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=5, least=4, heads_apart=False, dense_below=below))
+        monkeypatch.setattr(
+            backend,
+            "tuning",
+            Tuning(queries=1, keys=5, least=4, heads_apart=False, dense_below=below, structured_below=below),
+        )
         assert explain_attention(*arrays, mask=mask).chosen == expected
 
 

@@ -40,7 +40,15 @@ class JaxBackend:
     modes: tuple[str, ...] = ("eager", "jit")
     differentiates = True
     loops: Loops = JaxLoops()
-    tuning = Tuning(queries=2048, keys=256, least=64, heads_apart=False, dense_below=256 * 256)
+    tuning = Tuning(
+        queries=2048,
+        keys=512,
+        least=64,
+        heads_apart=False,
+        dense_below=256 * 256,
+        structured_below=64 * 64,
+        backward_keys=256,
+    )
     kernels: tuple[Kernel, ...] = (DotProduct(),)
 
     @property

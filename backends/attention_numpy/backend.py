@@ -36,7 +36,15 @@ class NumpyBackend:
     modes: tuple[str, ...] = ("eager",)
     differentiates = False
     loops: Loops = NumpyLoops(array_api_compat.numpy)
-    tuning = Tuning(queries=256, keys=1024, least=64, heads_apart=True, dense_below=512 * 512, exact_scores=2**17)
+    tuning = Tuning(
+        queries=256,
+        keys=1024,
+        least=64,
+        heads_apart=True,
+        dense_below=512 * 512,
+        structured_below=256 * 256,
+        exact_scores=2**17,
+    )
     kernels: tuple[Kernel, ...] = ()
 
     @property

@@ -34,7 +34,15 @@ class TensorFlowBackend:
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     differentiates = True
     loops: Loops = TensorFlowLoops()
-    tuning = Tuning(queries=2048, keys=512, least=64, heads_apart=False, dense_below=1024 * 1024)
+    tuning = Tuning(
+        queries=2048,
+        keys=512,
+        least=64,
+        heads_apart=False,
+        dense_below=1024 * 1024,
+        structured_below=256 * 256,
+        backward_keys=256,
+    )
     kernels: tuple[Kernel, ...] = ()
 
     @property

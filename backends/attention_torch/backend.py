@@ -58,7 +58,9 @@ class TorchBackend:
     modes: tuple[str, ...] = ("eager", "compiled")
     differentiates = True
     loops: Loops = TorchLoops(array_api_compat.torch)
-    tuning = Tuning(queries=2048, keys=512, least=64, heads_apart=False, dense_below=256 * 256)
+    tuning = Tuning(
+        queries=2048, keys=512, least=64, heads_apart=False, dense_below=256 * 256, structured_below=256 * 256
+    )
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(),)
 
     @property

@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_core._blockwise import blockwise_unless
-from attention_core._call import Call, default_scale, indices, is_tame, known_tame, repeats
+from attention_core._call import Call, default_scale, indices, is_tame, known_tame, known_to_fit, repeats
 from attention_core._heads import repeat_heads
 from attention_core._namespace import is_concrete
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask
@@ -23,6 +23,7 @@ __all__ = ["ScaledDotProduct"]
 
 HALVES = (torch.float16, torch.bfloat16)
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+LEAST_SEEN = 2**16
 LEAST_ROWS, LEAST_SCORES = 64, 2**15  # from which on a compiled call gains more from the kernel than looking costs
 
 
@@ -85,13 +86,19 @@ class ScaledDotProduct:
         return Joined.apply(tame, self._attend(one), blockwise_unless(tame, other, _backend()))
 
     def _attend(self, call: Call) -> torch.Tensor:
-        """The scale multiplies the query, as scores that fit must not overflow on the way."""
+        """The scale multiplies the query where scores that fit might overflow on the way, else scores."""
         padding = _padding(call)
         if padding is not None:
             return _attend_apart(self, call, *padding)
         xp = call.xp
         scale = default_scale(call.query, xp) if call.scale is None else call.scale
-        query = call.query * scale if isinstance(scale, float) else call.query * scale.to(call.query.dtype)
+        query, factor = call.query, 1.0
+        if not isinstance(scale, Real):
+            query = query * scale.to(query.dtype)
+        elif _may_leak(call) or _seen_to_fit(call):  # where something could leak, the result is wanted only if tame
+            factor = float(scale)
+        else:
+            query = query * scale
         times = repeats(query, call.key, xp)
         key, value = (repeat_heads(x, times, xp=xp) for x in (call.key, call.value))
         causal, mask = _mask(call, query)
@@ -107,7 +114,7 @@ class ScaledDotProduct:
         choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else contextlib.nullcontext()
         with choice:
             output = torch.nn.functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=causal, scale=1.0
+                query, key, value, attn_mask=mask, is_causal=causal, scale=factor
             )
         return output.reshape(*leading, heads, rows, value.shape[-1]) if flat else output
 
@@ -155,6 +162,14 @@ def _may_leak(call: Call) -> bool:
     if call.bias is not None or not isinstance(mask, KeyLengths):
         return call.bias is not None or mask is not None
     return isinstance(mask.lengths, torch.Tensor) and not is_concrete(mask.lengths)
+
+
+def _seen_to_fit(call: Call) -> bool:
+    """Whether no score overflows before it is scaled, where looking takes less time than another query."""
+    if call.query.device.type != "cpu" or call.query.numel() < LEAST_SEEN:
+        return False
+    with torch.no_grad():
+        return known_to_fit(call)
 
 
 def _is_asked_later(call: Call) -> bool:
