@@ -100,8 +100,9 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
 
     def attend(index: Any, stacks: Any) -> Any:
         entry = entry_of(tiles, index)
-        queries = loops.cut(scored(tiles, entry.query), tiles.sizes[0])
-        keys, values = (loops.cut(x, tiles.sizes[1]) for x in (scored(tiles, entry.key), part(entry.value)))
+        to_scores = functools.partial(scored, tiles)
+        queries = loops.cut(entry.query, tiles.sizes[0], to_scores)
+        keys, values = (loops.cut(x, tiles.sizes[1], each) for x, each in ((entry.key, to_scores), (entry.value, part)))
 
         def attend_rows(i: Any, stacks: Any) -> Any:
             rows = loops.item(queries, i)
@@ -224,9 +225,10 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
     def attend(index: Any, sums: Any) -> Any:
         entry = entry_of(tiles, index)
         b, g = entry.index, entry.head
-        of_rows = (finite(tiles, entry.query), *(of_entry(tiles, x, b, g) for x in (cotangent, delta, norm)))
-        of_rows = tuple(loops.cut(x, tiles.sizes[0]) for x in of_rows)
-        of_columns = tuple(loops.cut(finite(tiles, x), tiles.sizes[1]) for x in (entry.key, entry.value))
+        plain = functools.partial(finite, tiles)
+        queries = loops.cut(entry.query, tiles.sizes[0], plain)
+        of_rows = tuple(loops.cut(of_entry(tiles, x, b, g), tiles.sizes[0]) for x in (cotangent, delta, norm))
+        of_columns = tuple(loops.cut(x, tiles.sizes[1], plain) for x in (entry.key, entry.value))
 
         def attend_columns(j: Any, sums: Any) -> Any:
             keys, values = (loops.item(x, j) for x in of_columns)
@@ -236,7 +238,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 of_query, of_key, of_value, of_bias, of_changes = state
                 i = next_block(step)
-                rows, out, less, top = (loops.item(x, i) for x in of_rows)
+                rows, out, less, top = (loops.item(x, i) for x in (queries, *of_rows))
                 tile = tile_of(tiles, entry, rows, keys_across, i, j, masked)
                 weights = loops.exp_difference(tile.scores, top)
                 if tile.allowed is not None and not calm:

@@ -17,6 +17,7 @@ from attention_core._call import (
     scaled_query,
     widened,
 )
+from attention_core._checks import sizes
 from attention_core._heads import repeat_heads
 from attention_core._namespace import backend_of, shape
 from attention_core._softmax import finite_vectors, softmax, weighted_sum
@@ -75,7 +76,7 @@ def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None,
 
     if allowed is None or tame:
         scores = plain()
-    elif choose is None:
+    elif choose is None or None in (*sizes(call.query), *sizes(call.key)):  # of which XLA does not choose gradients
         scores = cleaned()
     else:
         scores = choose(xp.isfinite(xp.add(xp.sum(call.query), xp.sum(key))), plain, cleaned)

@@ -48,9 +48,9 @@ class PythonLoops:
             return self.block(x.array, index, x.size, -2)
         return x[index] if isinstance(x, list) else x[index, ...]
 
-    def cut(self, x: Array, size: int) -> _Cut:
-        """The blocks of an array along axis -2."""
-        return _Cut(x, size)
+    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Cut:
+        """The blocks of an array along axis -2, after a function of rows."""
+        return _Cut(each(x), size)
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index, of this size or what is left of it, along one of the last two axes."""

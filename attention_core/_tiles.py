@@ -398,16 +398,26 @@ def _start(tiles: Tiles, side: int) -> Any:
     return tiles.plan.starts[side] if held is None else tiles.xp.astype(held, tiles.xp.int32)
 
 
-def _end(tiles: Tiles, side: int) -> Any:
-    """The position of the last query or key."""
-    return _start(tiles, side) + (tiles.lengths[side] - 1)
+def _from(tiles: Tiles, side: int, places: Array) -> Array:
+    """The positions of queries or keys that are counted from 0."""
+    start = _start(tiles, side)
+    return places if isinstance(start, int) and start == 0 else tiles.xp.add(places, start)
+
+
+def _to_end(tiles: Tiles, side: int, positions: Array) -> Array:
+    """Positions in blocks, of which what only fills up the last block counts as the last position."""
+    size, count, length = tiles.sizes[side], tiles.counts[side], tiles.lengths[side]
+    if isinstance(length, int) and size * count == length:
+        return positions
+    end = _start(tiles, side) + (length - 1)
+    return tiles.xp.minimum(positions, tiles.xp.add(tiles.xp.zeros_like(positions), end))
 
 
 def _spans(tiles: Tiles, side: int) -> Spans:
     """The positions of the blocks of queries, as a column, or of keys."""
     xp, size = tiles.xp, tiles.sizes[side]
-    first = xp.add(xp.multiply(_counted(tiles.counts[side], tiles.operands.query, xp), size), _start(tiles, side))
-    last = xp.minimum(xp.add(first, size - 1), xp.add(xp.zeros_like(first), _end(tiles, side)))
+    first = _from(tiles, side, xp.multiply(_counted(tiles.counts[side], tiles.operands.query, xp), size))
+    last = _to_end(tiles, side, xp.add(first, size - 1))
     if side == 0:
         first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
     return Spans(first, last, size)
@@ -547,13 +557,11 @@ def positions_of(tiles: Tiles, entry: Entry, i: Any, j: Any, scores: Array) -> P
     if entry.head is not None:
         heads = xp.add(heads, entry.head * times)
     query, key = (
-        xp.add(_counted(count, like, xp), _start(tiles, side) + _first_of(place) * tiles.sizes[side])
+        _to_end(
+            tiles, side, _from(tiles, side, xp.add(_counted(count, like, xp), _first_of(place) * tiles.sizes[side]))
+        )
         for side, (count, place) in enumerate(((rows, i), (columns, j)))
     )
-    if tiles.loops.traced:  # what was added to fill up the last block counts as the last position
-        query, key = (
-            xp.minimum(each, xp.add(xp.zeros_like(each), _end(tiles, side))) for side, each in enumerate((query, key))
-        )
     batch = xp.add(xp.zeros((), dtype=xp.int32, **beside(like)), entry.index)
     return Positions(batch, xp.reshape(heads, (groups, times, 1, 1)), xp.expand_dims(query, axis=-1), key)
 

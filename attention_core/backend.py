@@ -56,8 +56,8 @@ class Loops(Protocol):
         Of what `cut` returns, it is a block; where loops are not traced, a range of indices gives neighbours as one.
         """
 
-    def cut(self, x: Array, size: int) -> Any:
-        """The blocks of an array along axis -2, each of which is to be taken several times by `item`."""
+    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = ...) -> Any:
+        """The blocks of an array along axis -2, to be taken by `item`, after a function that looks at rows alone."""
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along axis -2 or -1, of this size, or what is left of it where loops are not traced."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_core._typing import Array
 
 __all__ = ["JaxLoops"]
+
+
+class _Cut(NamedTuple):
+    array: Array
+    size: int
+    each: Callable[[Array], Array]
 
 
 class JaxLoops:
@@ -31,17 +38,18 @@ class JaxLoops:
         return jax.lax.cond(condition, then, otherwise)
 
     def item(self, x: Any, index: Any) -> Any:
-        """The entry at an index of the first axis."""
-        return jax.lax.dynamic_index_in_dim(x, index, axis=0, keepdims=False)
+        """The entry at an index of the first axis, or a block."""
+        if isinstance(x, _Cut):
+            return x.each(self.block(x.array, index, x.size, -2))
+        return jnp.squeeze(_sliced(x, index, 1, 0), axis=0)
 
-    def cut(self, x: Array, size: int) -> Array:
-        """The blocks of an array along axis -2, side by side in memory."""
-        *dims, length, width = x.shape
-        return jnp.moveaxis(x.reshape(*dims, length // size, size, width), -3, 0)
+    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Cut:
+        """The blocks of an array along axis -2, after a function of rows: XLA makes one loop of it and the slice."""
+        return _Cut(x, size, each)
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along an axis."""
-        return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis=x.ndim + axis)
+        return _sliced(x, index * size, size, x.ndim + axis)
 
     def read(self, x: Array) -> Any:
         """Raise: values are traced."""
@@ -54,7 +62,8 @@ class JaxLoops:
 
     def add(self, stack: Any, index: Any, block: Array) -> Any:
         """Add to one block."""
-        return stack.at[index].add(block)
+        added = block[None] + _sliced(stack, index, 1, 0)
+        return jax.lax.dynamic_update_slice(stack, added, _place(stack, index, 0), allow_negative_indices=False)
 
     def join(self, stack: Any, count: Any, axis: int) -> Any:
         """Join runs of blocks along an axis."""
@@ -67,3 +76,14 @@ class JaxLoops:
     def array(self, stack: Any) -> Array:
         """The blocks as one array."""
         return stack
+
+
+def _sliced(x: Array, start: Any, size: int, axis: int) -> Array:
+    """A slice along one axis, from a place that is not negative."""
+    sizes = [size if place == axis else whole for place, whole in enumerate(x.shape)]
+    return jax.lax.dynamic_slice(x, _place(x, start, axis), sizes, allow_negative_indices=False)
+
+
+def _place(x: Array, start: Any, axis: int) -> list[Any]:
+    """Where a slice starts: integers of one type, whatever JAX is told that Python's are."""
+    return [jnp.asarray(start, jnp.int32) if place == axis else np.int32(0) for place in range(x.ndim)]

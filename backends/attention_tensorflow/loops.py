@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -11,6 +11,11 @@ from attention_core._typing import Array
 from attention_tensorflow import namespace as tensorflow_namespace
 
 __all__ = ["TensorFlowLoops"]
+
+
+class _Cut(NamedTuple):
+    array: Array
+    size: int
 
 
 class TensorFlowLoops:
@@ -44,16 +49,19 @@ class TensorFlowLoops:
         return tf.cond(condition, then, otherwise)
 
     def item(self, x: Any, index: Any) -> Any:
-        """The entry at an index of the first axis."""
-        return x[index]
+        """The entry at an index of the first axis, or a block."""
+        return self.block(x.array, index, x.size, -2) if isinstance(x, _Cut) else x[index]
 
-    def cut(self, x: Array, size: int) -> Array:
-        """The blocks of an array along axis -2: their first axis is sliced without a copy."""
+    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> Any:
+        """The blocks of an array along axis -2, after a function of rows: a slice of a first axis is no copy."""
+        x = each(x)
+        if x.shape[-2] is None:  # XLA does not cut what it has no number for
+            return _Cut(x, size)
         *dims, length, width = tensorflow_namespace.shape(x)
         rank = len(dims)
         apart = tf.reshape(x, [*dims, length // size, size, width])
         across = tf.transpose(apart, [rank, *range(rank), rank + 1, rank + 2])
-        return tf.ensure_shape(across, [None, *x.shape[:-2], size, x.shape[-1]])
+        return tf.ensure_shape(across, [length // size, *x.shape[:-2], size, x.shape[-1]])
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along an axis."""
