@@ -62,8 +62,7 @@ class JaxLoops:
 
     def add(self, stack: Any, index: Any, block: Array) -> Any:
         """Add to one block."""
-        added = block[None] + _sliced(stack, index, 1, 0)
-        return jax.lax.dynamic_update_slice(stack, added, _place(stack, index, 0), allow_negative_indices=False)
+        return stack.at[index].add(block)
 
     def join(self, stack: Any, count: Any, axis: int) -> Any:
         """Join runs of blocks along an axis."""

@@ -93,7 +93,7 @@ class ScaledDotProduct:
         xp = call.xp
         scale = default_scale(call.query, xp) if call.scale is None else call.scale
         query, factor = call.query, 1.0
-        if not isinstance(scale, Real):
+        if isinstance(scale, torch.Tensor):
             query = query * scale.to(query.dtype)
         elif _may_leak(call) or _seen_to_fit(call):  # where something could leak, the result is wanted only if tame
             factor = float(scale)
