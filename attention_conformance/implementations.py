@@ -18,7 +18,7 @@ IMPLEMENTATIONS = ("dense", "blockwise", "fused")
 RETURNED = {"dense": ("weights", "logsumexp"), "blockwise": ("logsumexp",), "fused": ()}
 """What an implementation returns beside the output; it is asked for nothing else."""
 
-SMALL, LARGE = (2, 3), (64, 1024)
+SMALL, LARGE = (2, 4), (64, 1024)
 """Queries and keys in a block: small, so that small problems have several of unequal size; and for many keys."""
 
 REFUSALS = (
