@@ -281,7 +281,10 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
         return loops.loop(0, column_counts, attend_columns, sums)
 
     return loops.loop(
-        0, rounds_of(tiles), attend, (*gradient_stacks(tiles, depth, depth, width), bias_stack(tiles), varied)
+        0,
+        rounds_of(tiles),
+        attend,
+        (*gradient_stacks(tiles, depth, depth, width, after=delta), bias_stack(tiles), varied),
     )
 
 

@@ -636,7 +636,9 @@ def _backward(tiles: Tiles, sides: Sides) -> Any:
         return loops.loop(0, tiles.counts[1], attend_columns, sums)
 
     biases = None if tiles.operands.bias is None else (bias_stack(tiles), bias_stack(tiles))
-    return loops.loop(0, rounds_of(tiles), attend, (*gradient_stacks(tiles, *map(sum, widths)), biases))
+    return loops.loop(
+        0, rounds_of(tiles), attend, (*gradient_stacks(tiles, *map(sum, widths), after=sides.rows), biases)
+    )
 
 
 def _add_bias(tiles: Tiles, entry: Entry, stacks: Any, slope: Array, rows: Array, i: Any, j: Any) -> tuple[Any, ...]:

@@ -58,7 +58,7 @@ class PythonLoops:
         places = slice(run.start * size, min(run.stop * size, x.shape[axis]))
         return x[..., places, :] if axis == -2 else x[..., places]
 
-    def stack(self, count: int, zero: Callable[[int], Array]) -> _Stack:
+    def stack(self, count: int, zero: Callable[[int], Array], after: Array | None = None) -> _Stack:
         """Blocks that start as zero and are added to."""
         return _Stack([None] * count, zero)
 

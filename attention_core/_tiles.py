@@ -673,8 +673,8 @@ def finite(tiles: Tiles, x: Array) -> Array:
     return x if tiles.plan.tame else tiles.xp.where(tiles.xp.isfinite(x), x, 0.0)
 
 
-def gradient_stacks(tiles: Tiles, *lasts: Any) -> tuple[Any, ...]:
-    """Blocks for sums over query, key and value, of these widths."""
+def gradient_stacks(tiles: Tiles, *lasts: Any, after: Array) -> tuple[Any, ...]:
+    """Blocks for sums over query, key and value, of these widths, which are not needed before an array is there."""
     operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
     _, groups, times = shape(operands.query, xp=xp)[:3]
     own = 1 if tiles.plan.apart else groups
@@ -684,7 +684,7 @@ def gradient_stacks(tiles: Tiles, *lasts: Any) -> tuple[Any, ...]:
             size = _size_of(tiles, side, index)
             return zeros(operands.query, own, *between, size, last, xp=xp)
 
-        return loops.stack(rounds_of(tiles) * tiles.counts[side], zero)
+        return loops.stack(rounds_of(tiles) * tiles.counts[side], zero, after)
 
     return blocks(0, times, last=lasts[0]), blocks(1, last=lasts[1]), blocks(1, last=lasts[2])
 

@@ -65,8 +65,11 @@ class Loops(Protocol):
     def read(self, x: Array) -> Any:
         """The values as nested lists; called only where loops are not traced."""
 
-    def stack(self, count: Any, zero: Callable[[Any], Array]) -> Any:
-        """So many blocks that are zero: ``zero(index)`` gives one."""
+    def stack(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
+        """So many blocks that are zero: ``zero(index)`` gives one.
+
+        Memory for them is needed only once an array is there, which a compiler may have to be told.
+        """
 
     def add(self, stack: Any, index: Any, block: Array) -> Any:
         """The stack with something added to one block."""

@@ -638,6 +638,17 @@ def test_the_program_does_not_grow_with_the_length(name, differentiable, monkeyp
     assert sizes[0] == sizes[1] > 0
 
 
+@pytest.mark.parametrize("only", ["jax"], indirect=True)
+def test_memory_for_gradients_is_taken_when_the_output_is_there(only, backend, monkeypatch):
+    """Going forward, there are the scaled query, the blocks of the output and the output; backward, three gradients."""
+    monkeypatch.setattr(backend, "tuning", RUNS._replace(least=64, keys=64, backward_keys=64))
+    x = only.ShapeDtypeStruct((1, 2, 4096, 64), np.float32)
+    options = {"mask": ac.Causal(), "implementation": "blockwise"}
+    gradients = only.jit(only.grad(lambda *arrays: attention(*arrays, **options).sum(), (0, 1, 2)))
+    memory = gradients.lower(x, x, x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 5 * math.prod(x.shape) * x.dtype.itemsize
+
+
 def equations(function, shapes):
     jax = importlib.import_module("jax")
     core = importlib.import_module("jax.extend.core")

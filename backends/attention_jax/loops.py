@@ -55,10 +55,14 @@ class JaxLoops:
         """Raise: values are traced."""
         raise TypeError("expected nothing to be read while a function is traced")
 
-    def stack(self, count: Any, zero: Callable[[Any], Array]) -> Any:
-        """So many blocks of zeros."""
+    def stack(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
+        """So many blocks of zeros: XLA would make them first of all, if they did not depend on what comes later."""
         block = jax.eval_shape(zero, 0)
-        return jnp.zeros((count, *block.shape), dtype=block.dtype)
+        number: Any = 0
+        if after is not None:
+            one = after[(0,) * after.ndim]
+            number = jnp.abs(jnp.where(jnp.isfinite(one), one, 1)) * 0
+        return jnp.full((count, *block.shape), number, dtype=block.dtype)
 
     def add(self, stack: Any, index: Any, block: Array) -> Any:
         """Add to one block."""

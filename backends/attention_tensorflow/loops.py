@@ -77,7 +77,7 @@ class TensorFlowLoops:
         """Raise: values are traced."""
         raise TypeError("expected nothing to be read while a function is traced")
 
-    def stack(self, count: Any, zero: Callable[[Any], Array]) -> Any:
+    def stack(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """So many blocks of zeros."""
         block = zero(0)
         blocks = tf.zeros(tf.concat([[count], tf.shape(block)], 0), block.dtype)
