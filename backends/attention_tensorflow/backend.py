@@ -40,7 +40,7 @@ class TensorFlowBackend:
         least=64,
         heads_apart=False,
         dense_below=1024 * 1024,
-        structured_below=256 * 256,
+        structured_below=512 * 512,
         backward_keys=256,
     )
     kernels: tuple[Kernel, ...] = ()
