@@ -225,21 +225,25 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
     def attend(index: Any, sums: Any) -> Any:
         entry = entry_of(tiles, index)
         b, g = entry.index, entry.head
-        plain = functools.partial(finite, tiles)
+        plain, to_scores = functools.partial(finite, tiles), functools.partial(scored, tiles)
         queries = loops.cut(entry.query, tiles.sizes[0], plain)
+        changing = plan.score_mod is not None and not plan.tame  # it may make a number of nan, here as going forward
+        scored_queries = loops.cut(entry.query, tiles.sizes[0], to_scores) if changing else queries
         of_rows = tuple(loops.cut(of_entry(tiles, x, b, g), tiles.sizes[0]) for x in (cotangent, delta, norm))
         of_columns = tuple(loops.cut(x, tiles.sizes[1], plain) for x in (entry.key, entry.value))
+        scored_keys = loops.cut(entry.key, tiles.sizes[1], to_scores) if changing else of_columns[0]
 
         def attend_columns(j: Any, sums: Any) -> Any:
             keys, values = (loops.item(x, j) for x in of_columns)
-            keys_across, values_across = map(xp.matrix_transpose, (keys, values))
+            keys_across, values_across = map(xp.matrix_transpose, (loops.item(scored_keys, j), values))
             next_block, whole, seen = visits.of(loops, entry.index, j)
 
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 of_query, of_key, of_value, of_bias, of_changes = state
                 i = next_block(step)
                 rows, out, less, top = (loops.item(x, i) for x in (queries, *of_rows))
-                tile = tile_of(tiles, entry, rows, keys_across, i, j, masked)
+                scored_rows = loops.item(scored_queries, i) if changing else rows
+                tile = tile_of(tiles, entry, scored_rows, keys_across, i, j, masked)
                 weights = loops.exp_difference(tile.scores, top)
                 if tile.allowed is not None and not calm:
                     weights = xp.where(tile.allowed, weights, 0.0)  # even those of a query that is nan

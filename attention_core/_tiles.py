@@ -18,6 +18,7 @@ from attention_core.masks import Mask, Positions, Spans, as_mask, outline, rebui
 from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
+MOST_KEPT = 64  # arrays of the size of a block; a window has about 20
 EXACT_KEYS = 2048  # up to how many keys a block of exact scores has
 
 
@@ -234,7 +235,8 @@ def tiles_of(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
         padded = not (isinstance(spare[1], int) and spare[1] == 0)
         operands = _padded(operands, spare, xp)
     relative = plan.mask is not None and rebuilt(plan.mask, operands.mask).is_relative()
-    kept: Any = {} if relative and operands.bias is None and not loops.traced else None
+    repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
+    kept: Any = {} if relative and repeats and operands.bias is None and not loops.traced else None
     return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded, kept)
 
 
@@ -513,9 +515,12 @@ def once_for(tiles: Tiles, name: str, i: Any, j: Any, like: Array, found: Callab
         return found()
     distance = _first_of(i) * tiles.sizes[0] - _first_of(j) * tiles.sizes[1]
     place = name, distance, *like.shape[-2:]
-    if place not in tiles.kept:
-        tiles.kept[place] = found()
-    return tiles.kept[place]
+    if place in tiles.kept:
+        return tiles.kept[place]
+    result = found()
+    if len(tiles.kept) < MOST_KEPT:
+        tiles.kept[place] = result
+    return result
 
 
 def _allowed(tiles: Tiles, entry: Entry, bias: Array | None, i: Any, j: Any, at: Positions | None, raw: Array) -> Array:

@@ -122,7 +122,7 @@ class Mask(ABC):
         return -math.inf, math.inf
 
     def is_relative(self) -> bool:
-        """Whether the rule is known to look at ``key - query`` alone."""
+        """Whether the rule is known to look at ``key - query`` alone; a rule derived from another is not."""
         return False
 
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
@@ -192,7 +192,7 @@ class Causal(Mask):
         return -math.inf, self.offset if isinstance(self.offset, int) else math.inf
 
     def is_relative(self) -> bool:
-        return isinstance(self.offset, int)
+        return type(self) is Causal and isinstance(self.offset, int)
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("offset", self.offset, target)
@@ -246,7 +246,7 @@ class SlidingWindow(Mask):
         return self.offset - left, self.offset + right
 
     def is_relative(self) -> bool:
-        return isinstance(self.offset, int)
+        return type(self) is SlidingWindow and isinstance(self.offset, int)
 
     def _within(self, early: Array, late: Array, first: Array, last: Array, xp: Namespace) -> Array:
         """Whether an early key is within reach of the last position, and a late one within that of the first."""
@@ -442,7 +442,7 @@ class _Pair(Mask):
         self.second.check(target)
 
     def is_relative(self) -> bool:
-        return self.first.is_relative() and self.second.is_relative()
+        return type(self) in (And, Or) and self.first.is_relative() and self.second.is_relative()
 
 
 class And(_Pair):
@@ -502,7 +502,7 @@ class Not(Mask):
         return _negated(every, xp), _negated(some, xp)
 
     def is_relative(self) -> bool:
-        return self.mask.is_relative()
+        return type(self) is Not and self.mask.is_relative()
 
     def check(self, target: Sizes, /) -> None:
         self.mask.check(target)

@@ -609,6 +609,59 @@ def test_a_rule_about_distance_is_asked_once_for_each(backend, rng, monkeypatch)
     assert len(asked) == 3 + B * 4
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class LaterInLaterEntries(ac.Causal):
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(super().allowed(at, xp=xp), xp.greater_equal(at.key, at.batch))
+
+    def blocks(self, query, key, /, *, xp):
+        return super().blocks(query, key, xp=xp)[0], False
+
+
+def test_a_rule_derived_from_one_about_distance_is_asked_everywhere(backend, rng, get):
+    costly(backend, "derived", ())
+    arrays = backend.from_numpy(qkv(rng))
+    found, expected = (
+        get(attention(*arrays, mask=LaterInLaterEntries(), implementation=each)) for each in ("blockwise", "dense")
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(differentiable, rng, get):
+    backend = differentiable
+    costly(backend, "nan", ())
+    xp = backend.namespace
+    query, key, value = qkv(rng)
+    key[0, 0, 3, 1] = math.inf
+    arrays = backend.from_numpy((query, key, value))
+
+    def gradients(implementation):
+        def measure(*arrays):
+            options = {"mask": ac.Causal(2), "score_mod": lambda scores, *at: xp.where(xp.isnan(scores), 0.0, scores)}
+            return xp.sum(xp.square(attention(*arrays, **options, implementation=implementation)))
+
+        return get(backend.value_and_grad(measure)(*arrays)[1])
+
+    for found, expected in zip(gradients("blockwise"), gradients("dense"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
+    """Neither where blocks of queries and keys differ, nor for a rule that all blocks need."""
+    if backend.loops.traced:
+        pytest.skip("nothing is kept where blocks are traced")
+    monkeypatch.setattr(backend, "tuning", RUNS._replace(least=64, keys=200))
+    kept, tiles_of = [], _blockwise.tiles_of
+    monkeypatch.setattr(_blockwise, "tiles_of", lambda *given: kept.append(tiles_of(*given)) or kept[-1])
+    for mask, keys in ((ac.Causal(), 400), (ac.Causal(), 470), (~ac.Causal() | ac.SlidingWindow(3, 3), 400)):
+        x, y = (backend.namespace.zeros((1, 1, length, 2)) for length in (400, keys))
+        attention(x, y, y, mask=mask, implementation="blockwise")
+    sizes = [0 if tiles.kept is None else len(tiles.kept) for tiles in kept]
+    assert 0 < sizes[0] <= 12
+    assert sizes[1] == 0
+    assert 0 < sizes[2] <= 64
+
+
 @pytest.mark.parametrize("name", ["causal", "everything"])
 def test_the_program_does_not_grow_with_the_length(name, differentiable, monkeypatch):
     backend = differentiable

@@ -137,6 +137,26 @@ def test_what_is_small_is_dense(arrays, backend, ran, monkeypatch):
         assert explain_attention(*arrays, mask=mask).chosen == expected
 
 
+def test_a_mask_with_structure_takes_blocks_earlier(arrays, backend, put, monkeypatch):
+    monkeypatch.setattr(backend, "kernels", ())
+    tuning = Tuning(queries=1, keys=5, least=4, heads_apart=False, dense_below=M * N, structured_below=0)
+    monkeypatch.setattr(backend, "tuning", tuning)
+    causal, other = ac.Causal(), ac.MaskFunction(lambda batch, head, query, key: key >= 0)
+    masks = [
+        (None, "dense"),
+        (put(np.ones((M, N), dtype=bool)), "dense"),
+        (other, "dense"),
+        (causal, "blockwise"),
+        (~causal, "blockwise"),
+        (causal & other, "blockwise"),
+        (other & causal, "blockwise"),
+        (causal | other, "dense"),
+        (causal | ac.KeyLengths(3), "blockwise"),
+    ]
+    for mask, expected in masks:
+        assert explain_attention(*arrays, mask=mask).chosen == expected
+
+
 @pytest.mark.parametrize("empty", [0, 1, 2, 3])
 def test_what_is_empty_is_dense(empty, backend, put, get, ran):
     entries, rows, columns, width = (0 if place == empty else size for place, size in enumerate((B, M, N, D)))

@@ -45,6 +45,18 @@ def kernel(torch, arrays, **options):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+@pytest.mark.parametrize("mask", [None, ac.Causal(), ac.KeyLengths(5), ac.Causal() & ac.KeyLengths(5)], ids=str)
+def test_a_scale_that_is_not_positive(mask, scale, torch, rng):
+    """The kernel multiplies scores that it has masked with -inf already."""
+    arrays = [torch.asarray(rng.standard_normal((2, 2, 96, 16))) for _ in range(3)]
+    options = {"mask": mask, "scale": scale}
+    close(results(torch, arrays, "auto", options), results(torch, arrays, "dense", options), 1e-12)
+    torch._dynamo.reset()  # a number that differs from that of the last test would be traced
+    compiled = torch.compile(lambda *arrays: attention(*arrays, **options), backend="aot_eager", fullgraph=True)
+    close([compiled(*arrays)], [attention(*arrays, **options, implementation="dense")], 1e-12)
+
+
 def close(actual, desired, tolerance=1e-13):
     for found, expected in zip(actual, desired, strict=True):
         np.testing.assert_allclose(found.detach(), expected.detach(), rtol=0, atol=tolerance)

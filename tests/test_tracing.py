@@ -362,6 +362,17 @@ def test_torch_export_with_open_batch_and_length(torch, strict):
         assert_same("torch", program.module()(*arrays), attend_some(*arrays))
 
 
+def test_torch_export_takes_any_length(torch):
+    """Also lengths from which on an eager call would look at its arrays."""
+    module = module_of(torch, lambda query, key, value: scaled_dot_product_attention(query, key, value))
+    x = torch.ones(2, 4, 128, 32)
+    shapes = {"arrays": ({2: torch.export.Dim.DYNAMIC},) * 3}
+    program = torch.export.export(module, (x, x, x), dynamic_shapes=shapes)
+    for length in (64, 512):
+        x = torch.ones(2, 4, length, 32)
+        assert program.module()(x, x, x).shape == x.shape
+
+
 def test_torch_export_of_an_encoder_with_open_batch_and_length(torch):
     function, (parameters, x, kept) = case("encoder_layer", "torch")
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")

@@ -46,7 +46,7 @@ class JaxBackend:
         least=64,
         heads_apart=False,
         dense_below=256 * 256,
-        structured_below=64 * 64,
+        structured_below=256 * 256,
         backward_keys=256,
     )
     kernels: tuple[Kernel, ...] = (DotProduct(),)

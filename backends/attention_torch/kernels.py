@@ -86,7 +86,10 @@ class ScaledDotProduct:
         return Joined.apply(tame, self._attend(one), blockwise_unless(tame, other, _backend()))
 
     def _attend(self, call: Call) -> torch.Tensor:
-        """The scale multiplies the query where scores that fit might overflow on the way, else scores."""
+        """The scale multiplies the query where scores that fit might overflow on the way, else scores.
+
+        The kernel multiplies what it has masked with -inf already, so that it gets no scale but a positive one.
+        """
         padding = _padding(call)
         if padding is not None:
             return _attend_apart(self, call, *padding)
@@ -95,7 +98,7 @@ class ScaledDotProduct:
         query, factor = call.query, 1.0
         if isinstance(scale, torch.Tensor):
             query = query * scale.to(query.dtype)
-        elif _may_leak(call) or _seen_to_fit(call):  # where something could leak, the result is wanted only if tame
+        elif scale > 0 and (_may_leak(call) or _seen_to_fit(call)):  # what may leak is wanted only if all is tame
             factor = float(scale)
         else:
             query = query * scale
@@ -166,7 +169,7 @@ def _may_leak(call: Call) -> bool:
 
 def _seen_to_fit(call: Call) -> bool:
     """Whether no score overflows before it is scaled, where looking takes less time than another query."""
-    if call.query.device.type != "cpu" or call.query.numel() < LEAST_SEEN:
+    if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < LEAST_SEEN:
         return False
     with torch.no_grad():
         return known_to_fit(call)
