@@ -92,7 +92,7 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
     """Attention to a part of the values, which a function takes from those of an entry."""
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
     dropout = dropout_of(tiles)
-    visits = None if is_one_block(tiles, 1) else visits_of(tiles, by_key=False, most=plan.most)
+    visits = None if is_one_block(tiles) else visits_of(tiles, by_key=False, run_keys=plan.run_keys)
     query = tiles.operands.query
     _, groups, times, _, _ = shape(query, xp=xp)
     width = shape(tiles.operands.value, xp=xp)[-1]
@@ -185,7 +185,7 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
-    plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks[1], plan.backward)))
+    plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks[1], plan.backward_keys)))
     tiles = tiles_of(plan, arrays, backend)
     given, operands, xp, loops = operands_of(plan, arrays), tiles.operands, tiles.xp, tiles.loops
     delta = xp.sum(xp.multiply(cotangents[0], results[0]), axis=-1)

@@ -76,7 +76,7 @@ def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None,
 
     if allowed is None or tame:
         scores = plain()
-    elif choose is None or None in (*sizes(call.query), *sizes(call.key)):  # of which XLA does not choose gradients
+    elif choose is None or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a choice
         scores = cleaned()
     else:
         scores = choose(xp.isfinite(xp.add(xp.sum(call.query), xp.sum(key))), plain, cleaned)

@@ -43,11 +43,11 @@ class Plan(NamedTuple):
         Whether query, key and value are known to be finite, and all scores too.
     blocks : tuple of int
         How many queries and keys a block has.
-    backward : int
+    backward_keys : int
         How many keys it has when going backward.
     apart : bool
         Whether heads are taken one by one.
-    most : int
+    run_keys : int
         How many keys of neighbouring blocks are taken at once, where loops are not traced.
     exact : tuple or None
         With reproducible arithmetic, the scale, by which the query is not multiplied yet, and the number of slices.
@@ -66,9 +66,9 @@ class Plan(NamedTuple):
     guarded: bool
     tame: bool
     blocks: tuple[int, int]
-    backward: int
+    backward_keys: int
     apart: bool
-    most: int
+    run_keys: int
     exact: tuple[float, int] | None = None
     scale: float | None = None
 
@@ -240,9 +240,9 @@ def tiles_of(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
     return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded, kept)
 
 
-def is_one_block(tiles: Tiles, side: int) -> bool:
-    """Whether a compiler is told that there is one block, which it may keep from becoming a loop."""
-    return tiles.loops.traced and isinstance(tiles.counts[side], int) and tiles.counts[side] == 1
+def is_one_block(tiles: Tiles) -> bool:
+    """Whether a compiler need not be given a loop over keys, as there is one block of them."""
+    return tiles.loops.traced and isinstance(tiles.counts[1], int) and tiles.counts[1] == 1
 
 
 def may_mask(tiles: Tiles) -> bool:
@@ -315,7 +315,7 @@ class Visits(NamedTuple):
         return lambda step: loops.item(order, step), whole, seen
 
 
-def visits_of(tiles: Tiles, *, by_key: bool, most: int = 0) -> Visits:
+def visits_of(tiles: Tiles, *, by_key: bool, run_keys: int = 0) -> Visits:
     """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one."""
     plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
     rows, columns = tiles.counts
@@ -329,7 +329,7 @@ def visits_of(tiles: Tiles, *, by_key: bool, most: int = 0) -> Visits:
     if by_key:
         some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
     if not loops.traced:
-        return _listed(loops.read(some), loops.read(every), max(1, most // tiles.sizes[1]))
+        return _listed(loops.read(some), loops.read(every), max(1, run_keys // tiles.sizes[1]))
     kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
     whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_one(kind, 0))

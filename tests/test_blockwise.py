@@ -702,6 +702,15 @@ def test_memory_for_gradients_is_taken_when_the_output_is_there(only, backend, m
     assert memory.temp_size_in_bytes < 5 * math.prod(x.shape) * x.dtype.itemsize
 
 
+@pytest.mark.parametrize("only", ["jax"], indirect=True)
+def test_the_program_of_jax_has_fewer_than_1000_lines(only, backend, monkeypatch):
+    monkeypatch.setattr(backend, "tuning", type(backend).tuning)
+    x = only.ShapeDtypeStruct((1, 4, 16384, 64), np.float32)
+    options = {"mask": ac.Causal(), "implementation": "blockwise"}
+    gradients = only.jit(only.grad(lambda *arrays: attention(*arrays, **options).sum(), (0, 1, 2)))
+    assert len(gradients.lower(x, x, x).as_text().splitlines()) < 1000
+
+
 def equations(function, shapes):
     jax = importlib.import_module("jax")
     core = importlib.import_module("jax.extend.core")

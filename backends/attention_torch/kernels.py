@@ -23,7 +23,7 @@ __all__ = ["ScaledDotProduct"]
 
 HALVES = (torch.float16, torch.bfloat16)
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-LEAST_SEEN = 2**16
+LEAST_SEEN = 2**16  # elements of the query, from which on a look at the arguments takes less time than a product
 LEAST_ROWS, LEAST_SCORES = 64, 2**15  # from which on a compiled call gains more from the kernel than looking costs
 
 
