@@ -200,7 +200,7 @@ def explain_attention(
     >>> print(explain_attention(x, x, x))
     blockwise: there are so many scores that they are better never held at once
       fused: refused: array_api_strict has no fused kernel that is known here
-      blockwise: about 11 MiB
+      blockwise: about 20 MiB
       dense: about 1.54e+03 MiB
     """
     check_flag("is_causal", is_causal)

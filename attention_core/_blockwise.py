@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._call import Call, default_scale, dropped, gain, widened
+from attention_core._call import Call, default_scale, dropped, gain, known_finite, widened
 from attention_core._namespace import beside, is_concrete, narrow, shape, wide_name, widen
 from attention_core._tiles import (
     Plan,
@@ -82,10 +82,19 @@ def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
+    plan = _seen(plan, arrays, backend)
     if plan.mask is not None and not backend.loops.traced:  # a mask is told apart finely, and blocks are joined to runs
         plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks)))
     tiles = tiles_of(plan, arrays, backend)
     return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))
+
+
+def _seen(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Plan:
+    """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
+    operands = operands_of(plan, arrays)
+    if plan.tame or operands.bias is not None:
+        return plan
+    return plan._replace(tame=known_finite(operands[:3], None, backend.namespace))
 
 
 def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array]:
@@ -161,7 +170,7 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
         return loops.loop(0, tiles.counts[0], attend_rows, stacks)
 
     def empty(last: Any) -> Any:
-        dims = (1 if plan.apart else groups, times, tiles.sizes[0], last)
+        dims = (groups, times, tiles.sizes[0], last)
         return loops.stack(rounds_of(tiles) * tiles.counts[0], lambda _: zeros(query, *dims, xp=xp))
 
     stacks = tuple(map(empty, (width, 1)))
@@ -185,11 +194,11 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
+    plan = _seen(plan, arrays, backend)
     plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks[1], plan.backward_keys)))
     tiles = tiles_of(plan, arrays, backend)
     given, operands, xp, loops = operands_of(plan, arrays), tiles.operands, tiles.xp, tiles.loops
-    delta = xp.sum(xp.multiply(cotangents[0], results[0]), axis=-1)
-    delta = xp.expand_dims(xp.subtract(delta, cotangents[1]), axis=-1)
+    delta = xp.expand_dims(xp.subtract(xp.vecdot(cotangents[0], results[0]), cotangents[1]), axis=-1)
     norm = xp.where(xp.equal(results[1], -math.inf), 0.0, results[1])
     norm = xp.expand_dims(norm, axis=-1)
     if loops.traced:
@@ -264,7 +273,8 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                     _, pull = backend.vjp(
                         lambda raw, *variables: changed(tiles, raw, variables, tile.at), tile.raw, *variables_of(tiles)
                     )
-                    slope, *found = pull(slope)
+                    of_raw, *found = pull(slope)
+                    slope = xp.where(xp.equal(slope, 0.0), 0.0, of_raw)  # even where the change has no finite slope
                     of_changes = tuple(map(xp.add, of_changes, widen(tuple(found), xp=xp)))
                 of_key = xp.add(of_key, transposed_product(slope, rows, xp))
                 of_query = loops.add(of_query, index * row_counts + i, product(slope, keys, xp))

@@ -161,25 +161,23 @@ def is_tame(call: Call) -> Array:
 
 def known_tame(call: Call) -> bool:
     """Whether query, key, value and all products are finite, where that can be read."""
-    return _known_finite(call, (call.query, call.key, call.value))
+    return known_finite((call.query, call.key, call.value), call.scale, call.xp)
 
 
 def known_to_fit(call: Call) -> bool:
     """Whether all products of queries and keys are finite, with the scale or without, where that can be read."""
-    return _known_finite(call, (call.query, call.key))
+    return known_finite((call.query, call.key), call.scale, call.xp)
 
 
-def _known_finite(call: Call, arrays: tuple[Array, ...]) -> bool:
-    xp = call.xp
-    numbers = () if call.scale is None or isinstance(call.scale, Real) else (call.scale,)
+def known_finite(arrays: tuple[Array, ...], scale: float | Array | None, xp: Namespace) -> bool:
+    """Whether arrays, and the products of the first two, query and key, are finite, where that can be read."""
+    numbers = () if scale is None or isinstance(scale, Real) else (scale,)
     if not all(map(is_concrete, (*arrays, *numbers))) or any(0 in array.shape for array in arrays):
         return False
     ends = xp.stack(
         [end(array) for array in arrays for end in (xp.max, xp.min)]
     )  # read once: an accelerator is slow to
     peaks = [abs(end) for end in (ends.tolist() if hasattr(ends, "tolist") else map(float, ends))]
-    scale = (
-        1.0 if call.scale is None else abs(float(call.scale.tolist() if hasattr(call.scale, "tolist") else call.scale))
-    )
-    products = max(peaks[:2]) * max(scale, 1.0) * max(peaks[2:4]) * call.query.shape[-1]
-    return all(map(math.isfinite, peaks)) and products < float(xp.finfo(call.query.dtype).max)
+    factor = 1.0 if scale is None else abs(float(scale.tolist() if hasattr(scale, "tolist") else scale))
+    products = max(peaks[:2]) * max(factor, 1.0) * max(peaks[2:4]) * arrays[0].shape[-1]
+    return all(map(math.isfinite, peaks)) and products < float(xp.finfo(arrays[0].dtype).max)

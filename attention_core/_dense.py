@@ -37,7 +37,7 @@ def dense(call: Call, *, weights: bool = False) -> Attention:
     times = repeats(call.query, call.key, xp)
     key, value = repeat_heads(call.key, times, xp=xp), repeat_heads(call.value, times, xp=xp)
     scores = _scores(call, key, allowed, at, tame)  # (..., H, M, N)
-    exponentials, total, logsumexp = softmax(scores, allowed, xp=xp)
+    exponentials, total, logsumexp = softmax(scores, allowed, **_means(call), xp=xp)
     kept = dropped(exponentials, dropout, at, shape(call.query, xp=xp)[-3], xp)
     output = xp.divide(weighted_sum(kept, value, None if tame else allowed, choose=_choice(call), xp=xp), total)
     return Attention(
@@ -84,8 +84,8 @@ def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None,
         if allowed is not None:
             scores = xp.where(allowed, scores, 0.0)  # what overflows and is masked must not meet the cap's gradient
         scores = changed_scores(scores, call.softcap, call.score_mod, at, xp)
-    if call.bias is not None:
-        scores = xp.add(scores, call.bias)
+    if call.bias is not None or call.score_mod is not None:
+        scores = xp.add(scores, 0.0 if call.bias is None else call.bias)  # in memory of its own
     if allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)
     return scores
@@ -104,6 +104,16 @@ def _seen_tame(call: Call, allowed: Array | None) -> bool:
     """Whether what is masked is seen to be finite, so that it cannot leak. No accelerator is waited for."""
     on_host = "cpu" in str(getattr(call.query, "device", "cpu")).lower()
     return allowed is not None and on_host and known_tame(call)
+
+
+def _means(call: Call) -> dict[str, Any]:
+    """What keeps an array from being differentiated by; and exponentials over scores, if nothing is differentiated."""
+    backend = backend_of(call.query)
+    if backend is None:
+        return {}
+    if backend.differentiates:
+        return {"constant": backend.constant}
+    return {"exp_difference": backend.loops.exp_difference}
 
 
 def _choice(call: Call) -> Any:

@@ -190,10 +190,13 @@ def is_small(call: Call) -> bool:
     Lengths that are open while a function is traced may turn out 0, of which XLA makes no blocks, and an exported
     program would need an operator of ours: there, blocks are to be asked for by name.
     """
-    rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
+    *leading, rows, _ = sizes(call.query)
+    columns = sizes(call.key)[-2]
     if is_exporting(call.query) or rows is None or columns is None:
         return True
     tuning = _backend(call).tuning
+    if None not in leading and math.prod(leading) * rows * columns > tuning.dense_most:  # type: ignore[arg-type]
+        return False
     return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
 
 

@@ -101,9 +101,7 @@ class _Stack:
 class Plain:
     """What attention in blocks needs of a library that has no backend: loops, but no gradient."""
 
-    tuning = Tuning(
-        queries=2048, keys=512, least=64, heads_apart=False, dense_below=512 * 512, structured_below=256 * 256
-    )
+    tuning = Tuning(queries=2048, keys=512, least=64, dense_below=512 * 512, structured_below=256 * 256)
     kernels = ()
 
     def __init__(self, xp: Namespace) -> None:

@@ -12,15 +12,24 @@ from attention_core._typing import Array, Namespace
 __all__ = ["finite_vectors", "softmax", "weighted_sum"]
 
 
-def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
+def softmax(
+    scores: Array,
+    allowed: Array | None,
+    /,
+    *,
+    constant: Callable[[Array], Array] = lambda x: x,
+    exp_difference: Callable[[Array, Array], Array] | None = None,
+    xp: Namespace,
+) -> tuple[Array, Array, Array]:
     r"""Exponentials of the scores, their total, and the logarithm of the normalizer.
 
     .. math:: e_{ij} = \exp(s_{ij} - t_i), \qquad z_i = \sum_j e_{ij}, \qquad \ell_i = t_i + \log z_i,
         \qquad t_i = \max_j s_{ij}
 
     The weights are :math:`p_{ij} = e_{ij} / z_i`; dividing the sum of values instead rounds once, and keeps equal keys
-    exact. A query that may attend nothing has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with
-    gradients exactly 0. That is decided by ``allowed``, never by the scores.
+    exact. They and :math:`\ell_i` are the same whatever :math:`t_i` is, which so is a constant to derivatives. A query
+    that may attend nothing has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with gradients exactly
+    0. That is decided by ``allowed``, never by the scores.
 
     Parameters
     ----------
@@ -28,6 +37,10 @@ def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[
         With -inf where not allowed.
     allowed : Array of bool, broadcastable to (..., M, N), or None
         True where query i may attend key j; ``None`` for everywhere.
+    constant : callable, optional
+        What keeps an array from being differentiated by, for libraries that differentiate.
+    exp_difference : callable, optional
+        ``exp(x - y)``, perhaps in the memory of the scores.
     xp : array namespace
 
     Returns
@@ -39,15 +52,19 @@ def softmax(scores: Array, allowed: Array | None, /, *, xp: Namespace) -> tuple[
     if isinstance(num_keys, int) and num_keys == 0:
         one = xp.ones((*rows, 1), dtype=scores.dtype, **beside(scores))
         return scores, one, xp.multiply(one, -math.inf)
-    top = xp.max(scores, axis=-1, keepdims=True)
+    top = constant(xp.max(scores, axis=-1, keepdims=True))
+    if exp_difference is None:
+
+        def exp_difference(x: Array, y: Array) -> Array:
+            return xp.exp(xp.subtract(x, y))
+
     if allowed is None:
-        exponentials = xp.exp(xp.subtract(scores, top))
+        exponentials = exp_difference(scores, top)
         total = _total(exponentials, num_keys, xp)
         return exponentials, total, xp.add(top, xp.log(total))
     empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
     top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
-    # They are 0 there already; chosen once more, so are their gradients, even if a masked value makes these overflow.
-    exponentials = xp.where(allowed, xp.exp(xp.subtract(scores, top)), 0.0)
+    exponentials = exp_difference(scores, top)
     total = xp.where(empty, 1.0, _total(exponentials, num_keys, xp))  # 0 / 0 and log(0) would be nan and -inf
     return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
 

@@ -121,7 +121,7 @@ def planned(call: Call, tuning: Tuning, exact: tuple[float, int] | None = None) 
         score_mod, score_arrays = outline(score_mod.function, []), score_mod.arrays
     dropout = call.dropout if call.dropout is not None and call.dropout.rate else Dropout(0.0)
     query = call.query if exact else scaled_query(call.query, call.scale, xp)
-    apart = isinstance(groups, int) and (exact is not None or tuning.heads_apart)
+    apart = isinstance(groups, int) and exact is not None
     operands = Operands(
         xp.reshape(query, (entries, groups, times, rows, width)),
         xp.reshape(call.key, (entries, groups, columns, width)),
@@ -146,9 +146,7 @@ def planned(call: Call, tuning: Tuning, exact: tuple[float, int] | None = None) 
         (len(mask_arrays), len(score_arrays)),
         guarded,
         not guarded or (call.bias is None and known_tame(call)),
-        _sizes(tuning, 1 if apart else groups, times, call.mask)
-        if exact is None
-        else _exact_sizes(tuning, times, columns, call.mask),
+        _sizes(tuning, groups, times, call.mask) if exact is None else _exact_sizes(tuning, times, columns, call.mask),
         tuning.backward_keys,
         apart,
         tuning.keys,
@@ -478,7 +476,7 @@ def tile_of(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any
         scores = changed(tiles, raw, variables_of(tiles), at)
     if bias is not None or plan.score_mod is not None:
         scores = xp.add(scores, 0.0 if bias is None else bias)  # in memory of its own: exponentials may take it over
-    if allowed is not None and plan.tame:
+    if allowed is not None and plan.tame and plan.score_mod is None:  # which may make nan of what is masked
         # The least of two is found many times faster than a choice. An infinity above what is allowed, or below.
         limit = once_for(
             tiles,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -94,10 +95,10 @@ class Tuning(NamedTuple):
     backward_keys : int
         The same going backward, where more arrays of that size are needed at a time.
     least : int
-    heads_apart : bool
-        Whether key/value heads are taken one by one, which only loops that are not traced can.
     dense_below : int
         Up to how many scores, M × N, the dense form is faster than blocks.
+    dense_most : float
+        How many scores of all heads it may hold at once, where it is faster, but takes more memory than blocks.
     structured_below : int
         The same under a mask that tells of blocks whether they are to be computed.
     exact_scores : int
@@ -107,11 +108,11 @@ class Tuning(NamedTuple):
     queries: int
     keys: int
     least: int
-    heads_apart: bool
     dense_below: int
     structured_below: int
     backward_keys: int = 512
     exact_scores: int = 2**18
+    dense_most: float = math.inf
 
 
 class Operation(NamedTuple):
@@ -229,6 +230,9 @@ class Backend(Protocol):
         TypeError
             When the library does not differentiate.
         """
+
+    def constant(self, array: Array, /) -> Array:
+        """Return the array as one that nothing is differentiated by."""
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Return the results of an `Operation`, to be differentiated by its own backward function."""

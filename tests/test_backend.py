@@ -570,4 +570,13 @@ def test_namespace_of_jax_corrects_and_completes_it(only):
 
     assert float(xp.erfc(xp.asarray(0.5))) == pytest.approx(0.479500122186953)
     x = jax.numpy.ones((2, 2))
-    assert "precision=(HIGHEST, HIGHEST)" in str(jax.make_jaxpr(xp.matmul)(x, x)).replace("Precision.", "")
+    for product in (xp.matmul, xp.vecdot):
+        assert "precision=(HIGHEST, HIGHEST)" in str(jax.make_jaxpr(product)(x, x)).replace("Precision.", "")
+
+
+def test_what_is_constant_is_not_differentiated_by(differentiating):
+    backend = differentiating
+    x = backend.from_numpy(np.asarray(3.0, "float32"))
+    value, (gradient,) = backend.value_and_grad(lambda x: x * backend.constant(x))(x)
+    assert float(backend.to_numpy(value)) == 9.0
+    assert float(backend.to_numpy(gradient)) == 3.0

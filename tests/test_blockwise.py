@@ -22,9 +22,7 @@ B, H, G, M, N, D, E = 3, 4, 2, 11, 13, 5, 6
 BLOCKS = 4, 5  # which fit into neither length
 
 
-TUNING = Tuning(
-    queries=1, keys=BLOCKS[1], least=BLOCKS[0], heads_apart=False, dense_below=0, structured_below=0, backward_keys=5
-)
+TUNING = Tuning(queries=1, keys=BLOCKS[1], least=BLOCKS[0], dense_below=0, structured_below=0, backward_keys=5)
 RUNS = TUNING._replace(keys=2 * BLOCKS[0] + 1)  # where loops are not traced, two blocks that a mask leaves are joined
 
 
@@ -32,13 +30,6 @@ RUNS = TUNING._replace(keys=2 * BLOCKS[0] + 1)  # where loops are not traced, tw
 def small(backend, monkeypatch):
     """Blocks so small that there are several."""
     monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
-
-
-@pytest.fixture
-def apart(backend, monkeypatch):
-    if backend.loops.traced:
-        pytest.skip("heads are taken one by one by loops in Python alone")
-    monkeypatch.setattr(backend, "tuning", RUNS._replace(heads_apart=True))
 
 
 @pytest.fixture
@@ -158,12 +149,6 @@ def test_blocks_give_what_all_scores_at_once_give(name, backend, rng):
     assert_equal(backend, options, [*qkv(rng), *arrays])
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_heads_one_by_one_give_what_all_scores_at_once_give(name, apart, backend, rng):
-    options, arrays = MASKS[name]
-    assert_equal(backend, options, [*qkv(rng), *arrays])
-
-
 SHAPES = [(), (N,), (1,), (M, 1), (M, N), (1, 1, N), (H, 1, 1), (H, M, 1), (B, 1, 1, 1), (B, 1, M, N), (B, H, M, N)]
 
 
@@ -176,12 +161,6 @@ def of_shape(rng, shape, other):
 @pytest.mark.parametrize("place", range(len(SHAPES)))
 def test_biases_and_masks_of_every_shape(place, backend, rng):
     costly(backend, place, (7,))
-    arrays = of_shape(rng, SHAPES[place], SHAPES[-1 - place])
-    assert_equal(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*qkv(rng), *arrays])
-
-
-@pytest.mark.parametrize("place", range(len(SHAPES)))
-def test_biases_and_masks_of_every_shape_with_heads_one_by_one(place, apart, backend, rng):
     arrays = of_shape(rng, SHAPES[place], SHAPES[-1 - place])
     assert_equal(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*qkv(rng), *arrays])
 
@@ -239,12 +218,6 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_of_the_scores_and_their_gradients(name, backend, rng):
     costly(backend, name, ("everything",))
-    options, arrays = CHANGES[name]
-    assert_equal(backend, options, [*qkv(rng), *arrays])
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_changes_of_the_scores_with_heads_one_by_one(name, apart, backend, rng):
     options, arrays = CHANGES[name]
     assert_equal(backend, options, [*qkv(rng), *arrays])
 
@@ -667,9 +640,7 @@ def test_the_program_does_not_grow_with_the_length(name, differentiable, monkeyp
     backend = differentiable
     if backend.name == "tensorflow":
         costly(backend, name, ("everything",))
-    monkeypatch.setattr(
-        backend, "tuning", Tuning(queries=1, keys=128, least=64, heads_apart=False, dense_below=0, structured_below=0)
-    )
+    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=128, least=64, dense_below=0, structured_below=0))
 
     def options(weight):
         mask = ac.Causal() if name == "causal" else And(ac.SlidingWindow(left=100), ac.KeyLengths(77))
@@ -1044,3 +1015,40 @@ def test_going_backward_needs_the_array_api_alone(name, backend, rng, monkeypatc
 
     slope = (value(1e-5) - value(-1e-5)) / 2e-5
     np.testing.assert_allclose(sum(np.sum(f * d) for f, d in zip(found, direction, strict=True)), slope, rtol=1e-7)
+
+
+@pytest.mark.parametrize("rubbish", [0.0, math.nan, math.inf, 1e300])
+def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(rubbish, backend, rng, monkeypatch):
+    """Nothing is cleaned that turns out to be finite, and its products too."""
+    query, key, value = qkv(rng)
+    query[0, 0, 0, 0], key[0, 0, -1, 0] = 1e300, rubbish
+    taken = []
+    monkeypatch.setattr(
+        type(backend),
+        "custom_gradient",
+        lambda self, operation, plan, arrays: taken.append((plan, arrays)) or operation.forward(plan, arrays, self),
+    )
+    attention(*backend.from_numpy([query, key, value]), mask=ac.Causal(), implementation="blockwise")
+    ((plan, arrays),) = taken
+    assert _blockwise._seen(plan._replace(tame=False), arrays, backend).tame == (rubbish == 0.0)
+    biased = plan._replace(tame=False, present=(True,) * 4 + (False,) * 4)
+    assert not _blockwise._seen(biased, (*arrays, arrays[0]), backend).tame
+
+
+def age_logarithm(scores, batch, head, query, key):
+    """What is nan, or -inf, where the key comes after the query."""
+    xp = array_namespace(scores)
+    age = xp.astype(xp.subtract(query, key), scores.dtype)
+    return xp.add(scores, xp.where(xp.less(age, 0.0), math.nan, age))
+
+
+def root(scores, batch, head, query, key):
+    """What has no slope at 0, of which a masked score has the place."""
+    xp = array_namespace(scores)
+    return xp.multiply(xp.sign(scores), xp.sqrt(xp.abs(scores)))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("change", [age_logarithm, root])
+def test_what_a_change_makes_of_masked_scores_does_not_leak(change, backend, rng):
+    assert_equal(backend, lambda: {"mask": ac.Causal(), "score_mod": change}, qkv(rng))

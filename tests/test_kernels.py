@@ -206,6 +206,14 @@ def test_refused_as_the_scale_makes_what_is_masked_overflow(put):
     assert refusal((query, key, value), mask=allowed, scale=1e30) is not None
 
 
+def test_numbers_whose_squares_overflow_are_not_refused(put):
+    query, key, value = put([np.full((1, 1, 2, 2), 1e-20), np.full((1, 1, 3, 2), 1e25), np.full((1, 1, 3, 2), 1e30)])
+    query, key, value = (x.to(dtype=importlib.import_module("torch").float32) for x in (query, key, value))
+    allowed = put(np.arange(3) < 2)
+    assert refusal((query, key, value), mask=allowed) is None
+    np.testing.assert_allclose(attention(query, key, value, mask=allowed, implementation="fused"), value[:, :, :2])
+
+
 def test_refused_as_dropout_is_another(torch, arrays):
     dropout = ac.Dropout(0.5, 3)
     assert "generator of its own" in refusal(arrays, dropout=dropout)
@@ -318,7 +326,8 @@ def test_compiled_the_kernel_equals_the_definition(name, torch, arrays, put, rng
     options = TAKEN[name](put, rng)
     if name == "scale of an array":
         options["scale"] = 0.7
-    assert NAMED in program(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"), *arrays)
+    text = program(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"), *arrays)
+    assert ("kernels:_padded_forward" if name == "lengths" else NAMED) in text  # once for each of the lengths
     attend = compiled(torch, lambda *arrays: attention(*arrays, **options, implementation="fused"))
     expected = results(torch, arrays, "dense", options)
     close([attend(*arrays)], expected[:1])
@@ -361,7 +370,10 @@ def gradients_of(torch, implementation, options, backend="aot_eager"):
     ],
 )
 def test_compiled_what_is_rubbish_is_left_to_blocks(name, backend_of_torch, torch, arrays, put, rng):
-    """One program answers for all values, masked or attended, as blocks do, in output and gradients."""
+    """One program answers for all values, masked or attended, as blocks do, in output and gradients.
+
+    With lengths, the kernel is given what is attended alone, compiled or not.
+    """
     options = TAKEN[name](put, rng)
     if "mask" not in options:
         options["is_causal"] = True
@@ -371,8 +383,8 @@ def test_compiled_what_is_rubbish_is_left_to_blocks(name, backend_of_torch, torc
             given = [x.clone() for x in arrays]
             if rubbish is not None:
                 given[place][:, :, 2] = rubbish
-            expected = results(torch, given, "dense" if rubbish is None else "blockwise", options)
-            close(attend(*given), expected)
+            otherwise = "fused" if name == "lengths" else "blockwise"
+            close(attend(*given), results(torch, given, "dense" if rubbish is None else otherwise, options))
 
 
 def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_leak(torch, arrays):

@@ -280,3 +280,21 @@ def test_other_heads_and_samples_are_named(put, rng):
             ac.scaled_dot_product_attention(x, x, x, score_mod=mod)
     with pytest.raises(ValueError, match="expected scores of 3 entries; got 2"):
         alibi(H, offset=put(np.zeros(3, np.int32)))(scores, *at)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("mask", [None, Causal()])
+def test_arrays_that_take_the_place_of_scores_are_left_alone(implementation, mask, put, get, rng):
+    """Exponentials may be written over scores, but not over what belongs to the user."""
+    query, key, value = put([rng.standard_normal((1, H, length, 4)) for length in (M, N, N)])
+    table = rng.standard_normal((1, H, M, N))
+    held = put(table)
+    whole = ScoreMod(lambda scores, batch, head, row, column, held: held, (held,))
+    if implementation == "blockwise":  # of which one has all scores, with an axis for heads that share a key
+        whole = ScoreMod(lambda scores, batch, head, row, column, held: held[0, :, None, :, :], (held,))
+    found = [
+        get(scaled_dot_product_attention(query, key, value, mask=mask, score_mod=whole, implementation=implementation))
+        for _ in range(2)
+    ]
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(get(held), table)

@@ -257,6 +257,14 @@ def test_matrix_products_of_integers_wrap_around(dtype):
     assert_same(xp.matmul(tensor(matrix), tensor(matrix)), by_standard("matmul", matrix, matrix))
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_products_of_vectors_follow_the_standard(axis, dtype):
+    rng = np.random.default_rng(0)
+    first, second = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((2, 1, 3, 4), (5, 3, 4)))
+    assert_same(xp.vecdot(tensor(first), tensor(second), axis=axis), np.vecdot(first, second, axis=axis))
+
+
 def test_matrix_products_promote():
     assert xp.matmul(tf.ones((2, 2), tf.bfloat16), tf.ones((2, 2))).dtype is xp.float32
 

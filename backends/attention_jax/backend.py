@@ -44,7 +44,6 @@ class JaxBackend:
         queries=2048,
         keys=512,
         least=64,
-        heads_apart=False,
         dense_below=256 * 256,
         structured_below=256 * 256,
         backward_keys=256,
@@ -111,6 +110,10 @@ class JaxBackend:
         return differentiate(
             function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
         )
+
+    def constant(self, array: Array, /) -> Array:
+        """Return the array as one that nothing is differentiated by."""
+        return jax.lax.stop_gradient(array)
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""

@@ -1,4 +1,4 @@
-"""The array namespace of JAX: everything in ``jax.numpy``, two functions excepted."""
+"""The array namespace of JAX: everything in ``jax.numpy``, three functions excepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.scipy.special
 
 from attention_core._typing import Array
 
-__all__ = ["erfc", "matmul"]
+__all__ = ["erfc", "matmul", "vecdot"]
 
 
 def matmul(x1: Array, x2: Array, /) -> Array:
@@ -18,6 +18,11 @@ def matmul(x1: Array, x2: Array, /) -> Array:
     Unless told otherwise, JAX lets an accelerator round float32 operands to fewer bits before it multiplies them.
     """
     return jax.numpy.matmul(x1, x2, precision=jax.lax.Precision.HIGHEST)
+
+
+def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
+    """Multiply vectors along an axis, in the precision of their dtype."""
+    return jax.numpy.vecdot(x1, x2, axis=axis, precision=jax.lax.Precision.HIGHEST)
 
 
 def erfc(x: Array, /) -> Array:

@@ -38,8 +38,8 @@ class TensorFlowBackend:
         queries=2048,
         keys=512,
         least=64,
-        heads_apart=False,
-        dense_below=1024 * 1024,
+        dense_below=2048 * 2048,
+        dense_most=2**27,
         structured_below=512 * 512,
         backward_keys=256,
     )
@@ -94,6 +94,10 @@ class TensorFlowBackend:
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d tensor into one that also returns the gradients, in any mode."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.dtype.is_floating)
+
+    def constant(self, array: Array, /) -> Array:
+        """Return the tensor as one that nothing is differentiated by."""
+        return tf.stop_gradient(array)
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""

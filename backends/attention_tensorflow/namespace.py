@@ -59,7 +59,8 @@ __all__ = [
     "log", "logical_and", "logical_not", "logical_or", "matmul", "matrix_transpose", "max", "maximum", "mean", "min",
     "minimum", "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like", "permute_dims", "pi", "pow",
     "remainder", "repeat", "reshape", "result_type", "round", "shape", "sign", "sin", "sqrt", "square", "squeeze",
-    "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64", "where", "zeros", "zeros_like",
+    "stack", "subtract", "sum", "take", "tanh", "uint8", "uint16", "uint32", "uint64", "vecdot",
+    "where", "zeros", "zeros_like",
 ]
 # fmt: on
 
@@ -283,6 +284,12 @@ def _product(x1: Array, x2: Array, /) -> Array:
 
 # Whether a GPU may round float32 to TensorFloat-32 here is a setting of TensorFlow's, which is left to the user.
 matmul = _binary(_unless(_product, INTEGRAL - {int32, int64}, _in_int64(_product)))
+
+
+def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
+    """Product of vectors along an axis."""
+    products = multiply(x1, x2)
+    return sum(products, axis=axis, dtype=products.dtype)
 
 
 # Creation

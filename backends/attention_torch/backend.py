@@ -58,9 +58,7 @@ class TorchBackend:
     modes: tuple[str, ...] = ("eager", "compiled")
     differentiates = True
     loops: Loops = TorchLoops(array_api_compat.torch)
-    tuning = Tuning(
-        queries=2048, keys=512, least=64, heads_apart=False, dense_below=256 * 256, structured_below=256 * 256
-    )
+    tuning = Tuning(queries=2048, keys=512, least=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(),)
 
     @property
@@ -127,6 +125,10 @@ class TorchBackend:
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.is_floating_point())
+
+    def constant(self, array: Array, /) -> Array:
+        """Return the tensor as one that nothing is differentiated by."""
+        return array.detach()
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""

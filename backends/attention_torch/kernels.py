@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,6 +17,7 @@ from attention_core._blockwise import blockwise_unless
 from attention_core._call import Call, default_scale, indices, is_tame, known_tame, known_to_fit, repeats
 from attention_core._heads import repeat_heads
 from attention_core._namespace import is_concrete
+from attention_core.backend import Backend, Operation
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask
 
 __all__ = ["ScaledDotProduct"]
@@ -67,7 +68,7 @@ class ScaledDotProduct:
         if call.bias is not None and call.query.is_cuda and _is_extreme(call.bias):
             return "takes a bias near the least number for a mask (line 4)"
         with torch.no_grad():
-            if not (later or known_tame(call)):
+            if not (later or _are_bounded(call, call.query, call.key, call.value) or known_tame(call)):
                 return "lets masked keys leak that are not seen to be finite, with finite scores (line 5)"
         return None
 
@@ -75,6 +76,11 @@ class ScaledDotProduct:
         """The output of the kernel, or that of blocks if a compiled program finds that something masked could leak."""
         if not (_is_asked_later(call) and _may_leak(call)):
             return self._attend(call)
+        if isinstance(call.mask, KeyLengths) and call.query.device.type == "cpu":
+            inputs = call.query, call.key, call.value, call.mask.lengths
+            return _backend().custom_gradient(
+                PADDED, Padded(None if call.scale is None else float(call.scale)), inputs
+            )[0]
         with torch.no_grad():
             tame = is_tame(call)
         # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
@@ -172,7 +178,22 @@ def _seen_to_fit(call: Call) -> bool:
     if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < LEAST_SEEN:
         return False
     with torch.no_grad():
-        return known_to_fit(call)
+        return _are_bounded(call, call.query, call.key) or known_to_fit(call)
+
+
+def _are_bounded(call: Call, *arrays: torch.Tensor) -> bool:
+    """Whether norms of whole arrays, which no products are above, are so small that all is finite.
+
+    That is one look at each, where `known_tame` takes two.
+    """
+    if call.query.dtype in HALVES or not (call.scale is None or isinstance(call.scale, Real)):
+        return False
+    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
+        return False
+    flat = (array.reshape(-1) for array in arrays)
+    norms = [math.sqrt(square) for square in torch.stack([torch.dot(each, each) for each in flat]).tolist()]
+    scale = 1.0 if call.scale is None else max(1.0, abs(float(call.scale)))
+    return all(map(math.isfinite, norms)) and norms[0] * norms[1] * scale < torch.finfo(call.query.dtype).max
 
 
 def _is_asked_later(call: Call) -> bool:
@@ -222,6 +243,45 @@ def _attend_apart(kernel: ScaledDotProduct, call: Call, lengths: list[int], caus
         for entry, length in enumerate(lengths)
     ]
     return torch.cat(outputs).reshape(*call.query.shape[:-1], call.value.shape[-1])
+
+
+class Padded(NamedTuple):
+    """What is known of a call with lengths of the keys while it is compiled."""
+
+    scale: float | None
+
+
+def _padded(plan: Padded, lengths: torch.Tensor, backend: Backend) -> Any:
+    """Attention to as many keys as lengths that can be read by now say, as a function of query, key and value."""
+    mask = KeyLengths(torch.clamp(lengths, min=0))
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        nothing = (None,) * 3
+        call = Call(query, key, value, mask, None, plan.scale, *nothing, (0, 0), backend.namespace)
+        return ScaledDotProduct().attend(call)
+
+    return attend
+
+
+def _padded_forward(plan: Padded, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor]:
+    *inputs, lengths = arrays
+    return (_padded(plan, lengths, backend)(*inputs),)
+
+
+def _padded_backward(
+    plan: Padded, arrays: tuple[torch.Tensor, ...], results: Any, cotangents: tuple[torch.Tensor], backend: Backend
+) -> tuple[torch.Tensor | None, ...]:
+    *inputs, lengths = arrays
+    _, pull = backend.vjp(_padded(plan, lengths, backend), *inputs)
+    return *pull(cotangents[0]), None
+
+
+def _padded_empty(plan: Padded, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor]:
+    query, _, value, _ = arrays
+    return (query.new_empty((*query.shape[:-1], value.shape[-1])),)
+
+
+PADDED = Operation(_padded_forward, _padded_backward, _padded_empty)
 
 
 def _is_extreme(bias: torch.Tensor) -> bool:
