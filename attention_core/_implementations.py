@@ -86,8 +86,10 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
     if call.arithmetic == "reproducible":
         return _exact(call, implementation, weights=weights)
     automatic = implementation == "auto"
+    kernel = None
     if automatic:
-        implementation = _chosen(call)
+        kernel = _preferred(call)
+        implementation = _chosen(call, kernel)
     if implementation == "dense":
         return dense(call, weights=weights)
     if weights and not automatic:
@@ -100,7 +102,7 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
                 "expected no return_logsumexp and no sinks with implementation='fused', as kernels keep it to"
                 " themselves; got True: implementation='blockwise' returns it"
             )
-        result = Attention(_fused(call))
+        result = Attention((kernel or _kernel_for(call)).attend(call))
     if logsumexp and result.logsumexp is None:
         result = result._replace(logsumexp=(dense(call) if is_small(call) else _blockwise(call)).logsumexp)
     return result._replace(weights=dense(call, weights=True).weights) if weights else result
@@ -146,7 +148,7 @@ def explained(call: Call) -> Explanation:
     backend = _backend(call)
     if call.arithmetic == "reproducible":
         return _explained_exactly(call, backend)
-    chosen = _chosen(call)
+    chosen = _chosen(call, _preferred(call))
     kernels = [Candidate("fused", each.name, each.refusal(call), _memory(call, 0)) for each in backend.kernels]
     if not kernels:
         kernels = [Candidate("fused", None, f"{_library(call)} has no fused kernel that is known here", None)]
@@ -175,13 +177,19 @@ def _explained_exactly(call: Call, backend: Any) -> Explanation:
     )
 
 
-def _chosen(call: Call) -> str:
+def _preferred(call: Call) -> Any:
+    """The kernel that is faster than what is written here, and gives the answer; ``None`` if there is none."""
     if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
-        return "dense"
-    for kernel in _backend(call).kernels:
-        if kernel.preferred(call) and kernel.refusal(call) is None:
-            return "fused"
-    return "dense" if is_small(call) else "blockwise"
+        return None
+    kernels = _backend(call).kernels
+    return next((kernel for kernel in kernels if kernel.preferred(call) and kernel.refusal(call) is None), None)
+
+
+def _chosen(call: Call, kernel: Any) -> str:
+    if kernel is not None:
+        return "fused"
+    nothing = 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
+    return "dense" if nothing or is_small(call) else "blockwise"
 
 
 def is_small(call: Call) -> bool:
@@ -209,12 +217,13 @@ def _blockwise(call: Call) -> Attention:
     return Attention(output, None, logsumexp)
 
 
-def _fused(call: Call) -> Any:
+def _kernel_for(call: Call) -> Any:
+    """The first kernel that gives the answer."""
     refusals = []
     for kernel in _backend(call).kernels:
         refusal = kernel.refusal(call)
         if refusal is None:
-            return kernel.attend(call)
+            return kernel
         refusals.append(f"{kernel.name} {refusal}")
     reasons = "; ".join(refusals) or f"{_library(call)} has none that is known here"
     raise ValueError(f"expected a call that a fused kernel answers as defined; got one that none does: {reasons}")

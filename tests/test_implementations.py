@@ -21,17 +21,23 @@ def arrays(rng, put):
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def ran(backend, monkeypatch):
     """The names of the implementations that run, in order."""
     found = []
-    for name in ("dense", "_blockwise", "_fused"):
-        function = getattr(_implementations, name)
 
-        def spy(call, *, name=name, function=function, **options):
-            found.append(name.strip("_"))
-            return function(call, **options)
+    def spied(owner, attribute, name):
+        function = getattr(owner, attribute)
 
-        monkeypatch.setattr(_implementations, name, spy)
+        def spy(*given, **options):
+            found.append(name)
+            return function(*given, **options)
+
+        monkeypatch.setattr(owner, attribute, spy)
+
+    spied(_implementations, "dense", "dense")
+    spied(_implementations, "_blockwise", "blockwise")
+    for kernel in backend.kernels:
+        spied(type(kernel), "attend", "fused")
     return found
 
 

@@ -139,6 +139,10 @@ class TorchBackend:
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
             found = OpaqueStreamed.apply(text, *arrays) if recorded else operators.attend(arrays, text)
             return tuple(found)
+        if torch._C._functorch.peek_interpreter_stack() is None and not (
+            torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
+        ):
+            return operation.forward(plan, arrays, self)
         return Streamed.apply((operation, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(
@@ -194,6 +198,18 @@ class StreamedBackward(torch.autograd.Function):  # type: ignore[misc]
         operation, plan = recipe
         middle = (count + len(tensors)) // 2
         return operation.backward(plan, tensors[:count], tensors[count:middle], tensors[middle:], backend)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, recipe: Any, count: int, *tensors: Any) -> Any:
+        """Compute the gradients for one cotangent after the other, as of a Jacobian."""
+
+        def picked(index: int) -> Any:
+            pairs = zip(tensors, in_dims[2:], strict=True)
+            return (tensor if axis is None else tensor.select(axis, index) for tensor, axis in pairs)
+
+        rounds = [StreamedBackward.apply(recipe, count, *picked(index)) for index in range(info.batch_size)]
+        found = [None if each[0] is None else torch.stack(each) for each in zip(*rounds, strict=True)]
+        return tuple(found), tuple(None if each is None else 0 for each in found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -8,6 +8,7 @@ remembered in this process alone.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import types
 import uuid
@@ -43,6 +44,7 @@ def _spelled(part: Any) -> Any:
     return name
 
 
+@functools.lru_cache(maxsize=256)
 def _recipe(text: str) -> tuple[Operation, Any]:
     fields = list(map(_resolved, ast.literal_eval(text)))
     count = len(Operation._fields)
