@@ -58,17 +58,18 @@ def is_open_to(call: Call) -> bool:
         call.query.device.type == "cpu"
         and call.bias is None
         and causal_and_lengths(call.mask) is not None
-        and (call.mask is not None or call.query.numel() >= LEAST_SEEN or has_few_keys(call))
         and (call.scale is None or (isinstance(call.scale, Real) and call.scale > 0))  # type: ignore[operator]
+        and (is_read_later(call) or all(map(is_concrete, arrays)))
         and call.query.shape[-1] == call.value.shape[-1]
         and not any(0 in array.shape for array in arrays)
-        and (is_read_later(call) or all(map(is_concrete, arrays)))
+        and (call.mask is not None or call.query.numel() >= LEAST_SEEN or has_few_keys(call))
     )
 
 
 def has_few_keys(call: Call) -> bool:
     """Whether there are so few that the kernel gives a query whose scores are all nan the output 0."""
-    return bool(call.key.shape[-2] < LANES)
+    columns = call.key.shape[-2]
+    return isinstance(columns, int) and columns < LANES
 
 
 def is_read_later(call: Call) -> bool:
