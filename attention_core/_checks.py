@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from numbers import Real
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "sizes",
 ]
 
+LARGEST = sys.float_info.max
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
 
 
@@ -183,22 +184,15 @@ def check_vector(name: str, vector: Array, length: int | None, model_name: str, 
 
 def check_number(name: str, value: Any, *, positive: bool = False) -> None:
     """Raise unless the value is a finite Python number, or a 0-d floating-point array, whose value is not read."""
-    if hasattr(value, "dtype") and not isinstance(value, Real):
+    if not isinstance(value, Real) and hasattr(value, "dtype"):
         check_floating(name, value)
         if len(value.shape):
             raise ValueError(f"expected {name} as a number; got an array of shape {shape_text(value)}")
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"expected {name} as a number; got {type(value).__name__}")
-    if not _is_finite(value) or (positive and value <= 0):
+    if not -LARGEST <= value <= LARGEST or (positive and value <= 0):  # type: ignore[operator]
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
-
-
-def _is_finite(number: Real) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer beyond all floats
-        return False
 
 
 def check_scores(query: Array, key: Array, bias: Array | None, scale: Any, softcap: Any) -> None:
