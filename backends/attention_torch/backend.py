@@ -139,10 +139,6 @@ class TorchBackend:
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
             found = OpaqueStreamed.apply(text, *arrays) if recorded else operators.attend(arrays, text)
             return tuple(found)
-        if torch._C._functorch.peek_interpreter_stack() is None and not (
-            torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
-        ):
-            return operation.forward(plan, arrays, self)
         return Streamed.apply((operation, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(

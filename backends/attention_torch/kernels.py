@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any
+from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_core._blockwise import blockwise_unless
-from attention_core._call import Call, default_scale, indices, is_tame, known_tame, repeats
+from attention_core._call import Call, default_scale, indices, is_tame, known_tame, known_to_fit, repeats
 from attention_core._heads import repeat_heads
 from attention_core._namespace import is_concrete
-from attention_core.masks import Causal, Given, KeyLengths, Mask
-from attention_torch import flash
+from attention_core.backend import Backend, Operation
+from attention_core.masks import And, Causal, Given, KeyLengths, Mask
 
 __all__ = ["ScaledDotProduct"]
 
 HALVES = (torch.float16, torch.bfloat16)
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+LEAST_SEEN = 2**16  # elements of the query, from which on a look at the arguments takes less time than a product
+LANES = 16  # numbers in the longest vectors of a processor
 LEAST_ROWS, LEAST_SCORES = 64, 2**15  # from which on a compiled call gains more from the kernel than looking costs
 
 
@@ -35,10 +38,13 @@ class ScaledDotProduct:
         """Whether the kernel is faster than blocks, or than the dense form where a compiler fuses that.
 
         On a CPU, the kernel for 16 bits rounds weights that blocks do not, and is no faster; and with values of another
-        width than keys, PyTorch has the dense form only.
+        width than keys, PyTorch has the dense form only. Where there are few keys, it takes scores that are all nan for
+        masked ones.
         """
         query, value = call.query, call.value
-        if flash.is_read_later(call) and (_may_leak(call) or flash.is_open_to(call)):
+        if call.mask is None and _has_few_keys(call) and not _are_seen_finite(query, call.key):
+            return False
+        if _is_asked_later(call) and _may_leak(call):
             *leading, rows, _ = query.shape
             if rows < LEAST_ROWS or math.prod(leading) * rows * call.key.shape[-2] < LEAST_SCORES:
                 return False
@@ -53,9 +59,7 @@ class ScaledDotProduct:
             return "drops weights by a generator of its own (line 11)"
         if call.starts != (0, 0):
             return "counts positions from 0 (line 3)"
-        if flash.is_open_to(call):
-            return None
-        later = flash.is_read_later(call)
+        later = _is_asked_later(call)
         of_later = later and call.bias is None and isinstance(call.mask, KeyLengths)
         if not (_is_plain(call.mask) or of_later or _padding(call) is not None):
             return "would need this mask as an array of all M x N (line 2)"
@@ -64,25 +68,23 @@ class ScaledDotProduct:
         if later and call.bias is not None:
             return "takes no bias in a compiled program, which does not tell whether it is to be differentiated"
         if not _may_leak(call):
-            lost = call.query.device.type == "cpu" and flash.has_few_keys(call) and not known_tame(call)
-            return (
-                "gives 0 for a query that is nan, which is not seen not to be, where there are few keys"
-                if lost
-                else None
-            )
+            return None
         if call.bias is not None and call.query.is_cuda and _is_extreme(call.bias):
             return "takes a bias near the least number for a mask (line 4)"
         with torch.no_grad():
-            if not (later or known_tame(call)):
+            if not (later or _are_bounded(call, call.query, call.key, call.value) or known_tame(call)):
                 return "lets masked keys leak that are not seen to be finite, with finite scores (line 5)"
         return None
 
     def attend(self, call: Call) -> torch.Tensor:
         """The output of the kernel, or that of blocks if a compiled program finds that something masked could leak."""
-        if flash.is_open_to(call):
-            return flash.attend(call)
-        if not (flash.is_read_later(call) and _may_leak(call)):
+        if not (_is_asked_later(call) and _may_leak(call)):
             return self._attend(call)
+        if isinstance(call.mask, KeyLengths) and call.query.device.type == "cpu":
+            inputs = call.query, call.key, call.value, call.mask.lengths
+            return _backend().custom_gradient(
+                PADDED, Padded(None if call.scale is None else float(call.scale)), inputs
+            )[0]
         with torch.no_grad():
             tame = is_tame(call)
         # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
@@ -106,7 +108,7 @@ class ScaledDotProduct:
         query, factor = call.query, 1.0
         if isinstance(scale, torch.Tensor):
             query = query * scale.to(query.dtype)
-        elif scale > 0 and _may_leak(call):  # which is wanted only if all is tame
+        elif scale > 0 and (_may_leak(call) or _seen_to_fit(call)):  # what may leak is wanted only if all is tame
             factor = float(scale)
         else:
             query = query * scale
@@ -175,17 +177,69 @@ def _may_leak(call: Call) -> bool:
     return isinstance(mask.lengths, torch.Tensor) and not is_concrete(mask.lengths)
 
 
+def _has_few_keys(call: Call) -> bool:
+    """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks nan."""
+    columns = call.key.shape[-2]
+    return call.query.device.type == "cpu" and isinstance(columns, int) and columns < LANES
+
+
+def _are_seen_finite(*arrays: torch.Tensor) -> bool:
+    return all(map(is_concrete, arrays)) and all(math.isfinite(array.detach().sum().item()) for array in arrays)
+
+
+def _seen_to_fit(call: Call) -> bool:
+    """Whether no score overflows before it is scaled, where looking takes less time than another query."""
+    if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < LEAST_SEEN:
+        return False
+    with torch.no_grad():
+        return _are_bounded(call, call.query, call.key) or known_to_fit(call)
+
+
+def _are_bounded(call: Call, *arrays: torch.Tensor) -> bool:
+    """Whether norms of whole arrays, which no products are above, are so small that all is finite.
+
+    That is one look at each, where `known_tame` takes two.
+    """
+    if call.query.dtype in HALVES or not (call.scale is None or isinstance(call.scale, Real)):
+        return False
+    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
+        return False
+    flat = (array.reshape(-1) for array in arrays)
+    norms = [math.sqrt(square) for square in torch.stack([torch.dot(each, each) for each in flat]).tolist()]
+    scale = 1.0 if call.scale is None else max(1.0, abs(float(call.scale)))
+    return all(map(math.isfinite, norms)) and norms[0] * norms[1] * scale < torch.finfo(call.query.dtype).max
+
+
+def _is_asked_later(call: Call) -> bool:
+    """Whether an operator of ours can read, when a compiled program runs, what cannot be read now."""
+    arrays = call.query, call.key, call.value
+    return (
+        torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and (call.scale is None or isinstance(call.scale, Real))
+        and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
+    )
+
+
 def _padding(call: Call) -> tuple[list[int], Mask | None] | None:
     """How many keys each entry has, and the causal mask among them, where that is all that the mask says.
 
     The kernel is then called for one entry after the other, with these keys alone.
     """
-    causal, mask = flash.causal_and_lengths(call.mask) or (False, None)
-    if mask is None or call.bias is not None or not is_concrete(call.query):
+    mask: Any = call.mask
+    causal = None
+    if isinstance(mask, And) and (_is_causal(mask.first) or _is_causal(mask.second)):
+        causal, mask = (mask.first, mask.second) if _is_causal(mask.first) else (mask.second, mask.first)
+    if not isinstance(mask, KeyLengths) or call.bias is not None:
         return None
-    if isinstance(mask.lengths, torch.Tensor) and not is_concrete(mask.lengths):
-        return None
-    return flash.lengths_of(mask, call).tolist(), Causal() if causal else None
+    lengths = mask.lengths
+    if isinstance(lengths, torch.Tensor):
+        if not is_concrete(lengths):
+            return None
+        lengths = lengths.expand(call.query.shape[:-3]).reshape(-1).tolist()
+    else:
+        lengths = [lengths] * math.prod(call.query.shape[:-3])
+    return [min(length, call.key.shape[-2]) for length in lengths], causal
 
 
 def _attend_apart(kernel: ScaledDotProduct, call: Call, lengths: list[int], causal: Mask | None) -> torch.Tensor:
@@ -203,6 +257,45 @@ def _attend_apart(kernel: ScaledDotProduct, call: Call, lengths: list[int], caus
         for entry, length in enumerate(lengths)
     ]
     return torch.cat(outputs).reshape(*call.query.shape[:-1], call.value.shape[-1])
+
+
+class Padded(NamedTuple):
+    """What is known of a call with lengths of the keys while it is compiled."""
+
+    scale: float | None
+
+
+def _padded(plan: Padded, lengths: torch.Tensor, backend: Backend) -> Any:
+    """Attention to as many keys as lengths that can be read by now say, as a function of query, key and value."""
+    mask = KeyLengths(torch.clamp(lengths, min=0))
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        nothing = (None,) * 3
+        call = Call(query, key, value, mask, None, plan.scale, *nothing, (0, 0), backend.namespace)
+        return ScaledDotProduct().attend(call)
+
+    return attend
+
+
+def _padded_forward(plan: Padded, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor]:
+    *inputs, lengths = arrays
+    return (_padded(plan, lengths, backend)(*inputs),)
+
+
+def _padded_backward(
+    plan: Padded, arrays: tuple[torch.Tensor, ...], results: Any, cotangents: tuple[torch.Tensor], backend: Backend
+) -> tuple[torch.Tensor | None, ...]:
+    *inputs, lengths = arrays
+    _, pull = backend.vjp(_padded(plan, lengths, backend), *inputs)
+    return *pull(cotangents[0]), None
+
+
+def _padded_empty(plan: Padded, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor]:
+    query, _, value, _ = arrays
+    return (query.new_empty((*query.shape[:-1], value.shape[-1])),)
+
+
+PADDED = Operation(_padded_forward, _padded_backward, _padded_empty)
 
 
 def _is_extreme(bias: torch.Tensor) -> bool:
