@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from numbers import Real
+from numbers import Rational, Real
 from typing import Any
 
 from attention_core._namespace import FLOATING, dtype_name, has_sharding, is_concrete, wide_name
@@ -191,7 +192,8 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"expected {name} as a number; got {type(value).__name__}")
-    if not -LARGEST <= value <= LARGEST or (positive and value <= 0):  # type: ignore[operator]
+    limit = LARGEST if isinstance(value, Rational) else math.inf  # integers and fractions may be beyond all floats
+    if not -limit < value < limit or (positive and value <= 0):  # type: ignore[operator]
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
 
 

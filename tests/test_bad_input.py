@@ -1,5 +1,7 @@
 """Wrong arguments: one message for each, whatever the backend, before any computation."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,7 @@ OPTIONS = {
     "bias too long": (lambda put: {"bias": put(np.ones((M, 6)))}, ValueError, r"expected bias to broadcast to \(2, 6, 4, 5\); got \(4, 6\)"),
     "number as bias": (lambda put: {"bias": 1.0}, TypeError, "expected bias as a floating-point array; got float"),
     "scale without limit": (lambda put: {"scale": float("inf")}, ValueError, "expected scale as a finite number; got inf"),
+    "scale beyond all floats, as a fraction": (lambda put: {"scale": Fraction(10**400, 3)}, ValueError, "expected scale as a finite number; got 1000"),
     "scale beyond all floats": (lambda put: {"scale": 10**400}, ValueError, "expected scale as a finite number; got 1000"),
     "causality as a word": (lambda put: {"is_causal": "no"}, TypeError, "expected is_causal as True or False; got str"),
     "scale as text": (lambda put: {"scale": "1"}, TypeError, "expected scale as a number; got str"),
