@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_core._blockwise import blockwise_unless
+from attention_core._blockwise import blockwise, blockwise_unless
 from attention_core._call import Call, default_scale, indices, is_tame, known_tame, known_to_fit, repeats
 from attention_core._heads import repeat_heads
-from attention_core._namespace import is_concrete
+from attention_core._namespace import is_concrete, narrow
 from attention_core.backend import Backend, Operation
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask
 
@@ -25,6 +25,8 @@ __all__ = ["ScaledDotProduct"]
 HALVES = (torch.float16, torch.bfloat16)
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 LEAST_SEEN = 2**16  # elements of the query, from which on a look at the arguments takes less time than a product
+COMPUTE = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+DIFFERENTIATE = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 LANES = 16  # numbers in the longest vectors of a processor
 LEAST_ROWS, LEAST_SCORES = 64, 2**15  # from which on a compiled call gains more from the kernel than looking costs
 
@@ -80,6 +82,8 @@ class ScaledDotProduct:
         """The output of the kernel, or that of blocks if a compiled program finds that something masked could leak."""
         if not (_is_asked_later(call) and _may_leak(call)):
             return self._attend(call)
+        if _is_causal(call.mask) and call.bias is None and _has_operator(call):
+            return _attend_later(call)
         if isinstance(call.mask, KeyLengths) and call.query.device.type == "cpu":
             inputs = call.query, call.key, call.value, call.mask.lengths
             return _backend().custom_gradient(
@@ -204,7 +208,8 @@ def _are_bounded(call: Call, *arrays: torch.Tensor) -> bool:
         return False
     if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
         return False
-    flat = (array.reshape(-1) for array in arrays)
+    in_order = (x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x for x in arrays)  # of memory: not copied
+    flat = [array.reshape(-1) for array in in_order]
     norms = [math.sqrt(square) for square in torch.stack([torch.dot(each, each) for each in flat]).tolist()]
     scale = 1.0 if call.scale is None else max(1.0, abs(float(call.scale)))
     return all(map(math.isfinite, norms)) and norms[0] * norms[1] * scale < torch.finfo(call.query.dtype).max
@@ -257,6 +262,92 @@ def _attend_apart(kernel: ScaledDotProduct, call: Call, lengths: list[int], caus
         for entry, length in enumerate(lengths)
     ]
     return torch.cat(outputs).reshape(*call.query.shape[:-1], call.value.shape[-1])
+
+
+class Causally(NamedTuple):
+    """What is known of a causal call while it is compiled.
+
+    Its arrays are query, key and value (B, M or N, H, D), which is how the kernel lays out their gradients. Its output
+    lies in memory as the query does: with heads before rows (B, H, M, D), or behind them.
+    """
+
+    scale: float
+    heads_first: bool
+
+
+def _has_operator(call: Call) -> bool:
+    """Whether the kernel for CPUs takes the call without another mask."""
+    positive = call.scale is None or float(call.scale) > 0
+    return positive and call.query.device.type == "cpu" and call.query.shape[-1] == call.value.shape[-1]
+
+
+def _attend_later(call: Call) -> torch.Tensor:
+    """The output of the kernel under a causal mask, if nothing leaks once the program runs, or that of blocks."""
+    xp = call.xp
+    *leading, heads, rows, width = call.query.shape
+    times = repeats(call.query, call.key, xp)
+    key, value = (repeat_heads(array, times, xp=xp) for array in (call.key, call.value))
+    arrays = tuple(_exchanged(array.reshape(-1, *array.shape[-3:])) for array in (call.query, key, value))
+    scale = default_scale(call.query, xp) if call.scale is None else call.scale
+    heads_first = True if call.query.stride(-3) >= call.query.stride(-2) else False  # noqa: SIM210 (not a symbol)
+    plan = Causally(float(scale), heads_first)
+    output, _ = _backend().custom_gradient(CAUSAL, plan, arrays)
+    return (output if heads_first else _exchanged(output)).reshape(*leading, heads, rows, width)
+
+
+def _causal_forward(
+    plan: Causally, arrays: tuple[torch.Tensor, ...], backend: Backend
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output, and the logarithm of the normalizer (B, M, H), nan if the output is of blocks."""
+    query, key, value = inputs = tuple(map(_exchanged, arrays))
+    call = _causal_call(plan, backend, *inputs)
+    if _are_bounded(call, query, key, value) or known_tame(call):
+        output, logsumexp = COMPUTE(*map(_with_unit_stride, inputs), 0.0, True, scale=plan.scale)
+    else:
+        output = narrow(blockwise(call, backend)[0], query.dtype, xp=backend.namespace)
+        logsumexp = _exchanged(_causal_empty(plan, arrays, backend)[1]).fill_(math.nan)
+    return output if plan.heads_first else _exchanged(output), _exchanged(logsumexp)
+
+
+def _causal_backward(
+    plan: Causally, arrays: tuple[torch.Tensor, ...], results: Any, cotangents: Any, backend: Backend
+) -> tuple[torch.Tensor, ...]:
+    inputs = tuple(map(_exchanged, arrays))
+    output, cotangent = (x if plan.heads_first else _exchanged(x) for x in (results[0], cotangents[0]))
+    if not results[1][0, 0, 0].isnan():
+        given = map(_with_unit_stride, (cotangent, *inputs, output))
+        gradients = DIFFERENTIATE(*given, _exchanged(results[1]), 0.0, True, scale=plan.scale)
+    else:
+        _, pull = backend.vjp(lambda *each: blockwise(_causal_call(plan, backend, *each), backend)[0], *inputs)
+        gradients = pull(cotangent.to(results[1].dtype))
+    return tuple(map(_exchanged, gradients))
+
+
+def _causal_call(plan: Causally, backend: Backend, *inputs: torch.Tensor) -> Call:
+    query, key, value = inputs
+    return Call(query, key, value, Causal(), None, plan.scale, None, None, None, (0, 0), backend.namespace)
+
+
+def _causal_empty(
+    plan: Causally, arrays: tuple[torch.Tensor, ...], backend: Backend
+) -> tuple[torch.Tensor, torch.Tensor]:
+    query = arrays[0]
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    output = _exchanged(query) if plan.heads_first else query
+    return query.new_empty(output.shape), query.new_empty(query.shape[:-1], dtype=wide)
+
+
+CAUSAL = Operation(_causal_forward, _causal_backward, _causal_empty)
+
+
+def _exchanged(array: torch.Tensor) -> torch.Tensor:
+    """Heads before rows as rows before heads, and back."""
+    return array.transpose(1, 2)
+
+
+def _with_unit_stride(array: torch.Tensor) -> torch.Tensor:
+    """What the kernel can read: vectors in one piece."""
+    return array if array.stride(-1) == 1 else array.contiguous()
 
 
 class Padded(NamedTuple):
