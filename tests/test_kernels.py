@@ -452,8 +452,9 @@ def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(torch, put, rng
         assert (OPERATORS["causal"] in text) == taken
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("heads_first", [True, False])
-def test_compiled_lengths_may_change(heads_first, torch, put, rng):
+def test_compiled_sizes_may_change(heads_first, dynamic, torch, put, rng):
     """The compiler makes symbols of them."""
 
     def attend(*arrays, implementation="fused"):
@@ -461,9 +462,9 @@ def test_compiled_lengths_may_change(heads_first, torch, put, rng):
         return attention(*arrays, is_causal=True, implementation=implementation)
 
     torch._dynamo.reset()
-    function = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    for rows in (128, 200, 300):
-        shape = (1, H, rows, D) if heads_first else (1, rows, H, D)
+    function = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for rows, width in ((128, D), (200, D), (300, D + 4)):
+        shape = (1, H, rows, width) if heads_first else (1, rows, H, width)
         arrays = put([rng.standard_normal(shape) for _ in range(3)])
         found, expected = function(*arrays), attend(*arrays, implementation="dense")
         close([found], [expected])

@@ -271,7 +271,7 @@ class Causally(NamedTuple):
     lies in memory as the query does: with heads before rows (B, H, M, D), or behind them.
     """
 
-    scale: float
+    scale: float | None
     heads_first: bool
 
 
@@ -288,10 +288,9 @@ def _attend_later(call: Call) -> torch.Tensor:
     times = repeats(call.query, call.key, xp)
     key, value = (repeat_heads(array, times, xp=xp) for array in (call.key, call.value))
     arrays = tuple(_exchanged(array.reshape(-1, *array.shape[-3:])) for array in (call.query, key, value))
-    scale = default_scale(call.query, xp) if call.scale is None else call.scale
+    scale = None if call.scale is None else float(call.scale)  # what is None may depend on a width that is a symbol
     heads_first = True if call.query.stride(-3) >= call.query.stride(-2) else False  # noqa: SIM210 (not a symbol)
-    plan = Causally(float(scale), heads_first)
-    output, _ = _backend().custom_gradient(CAUSAL, plan, arrays)
+    output, _ = _backend().custom_gradient(CAUSAL, Causally(scale, heads_first), arrays)
     return (output if heads_first else _exchanged(output)).reshape(*leading, heads, rows, width)
 
 
