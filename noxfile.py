@@ -24,7 +24,7 @@ MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # A process for each core, and a thread for each process: threads that wait for others keep cores busy.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "NPROC": "1"}
-# What XLA has compiled once is not compiled again, in this session or another: half of what JAX takes.
+# What XLA has compiled once is not compiled again, in this session or another.
 COMPILED_ONCE = {
     "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".nox" / "compiled"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.library import custom_op
 
 from attention_core.backend import Operation
 
@@ -65,7 +66,7 @@ def _resolved(part: Any) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-@torch.library.custom_op("attention_core::attend", mutates_args=())  # type: ignore[untyped-decorator]
+@custom_op("attention_core::attend", mutates_args=())  # type: ignore[untyped-decorator]
 def attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the results of an operation."""
     operation, plan = _recipe(text)
@@ -78,7 +79,7 @@ def _(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     return list(operation.empty(plan, tuple(arrays), _backend()))
 
 
-@torch.library.custom_op("attention_core::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
+@custom_op("attention_core::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
 def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the gradients of the arrays of floating point, of results and their cotangents."""
     operation, plan = _recipe(text)
@@ -95,7 +96,7 @@ def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str
     ]
 
 
-@torch.library.custom_op("attention_core::remember", mutates_args=())  # type: ignore[untyped-decorator]
+@custom_op("attention_core::remember", mutates_args=())  # type: ignore[untyped-decorator]
 def remember(x: torch.Tensor) -> torch.Tensor:
     """Copy what is written over before going backward: a clone, compilers would take once more, and too late."""
     return x.clone()
