@@ -27,8 +27,12 @@ from attention_core.masks import Mask, Positions, allowed_pairs
 __all__ = ["dense", "dense_scores"]
 
 
-def dense(call: Call, *, weights: bool = False) -> Attention:
-    """Attention from all scores at once: time and memory grow with M × N."""
+def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Attention:
+    """Attention from all scores at once: time and memory grow with M × N.
+
+    What is returned beside the output does not change its bits: where a library has the weights in one pass, the output
+    is theirs, and what is asked for beside it is computed apart.
+    """
     call = widened(call)
     xp, dropout = call.xp, call.dropout
     at = _positions(call)
@@ -37,13 +41,18 @@ def dense(call: Call, *, weights: bool = False) -> Attention:
     times = repeats(call.query, call.key, xp)
     key, value = repeat_heads(call.key, times, xp=xp), repeat_heads(call.value, times, xp=xp)
     scores = _scores(call, key, allowed, at, tame)  # (..., H, M, N)
-    exponentials, total, logsumexp = softmax(scores, allowed, **_means(call), xp=xp)
-    kept = dropped(exponentials, dropout, at, shape(call.query, xp=xp)[-3], xp)
-    output = xp.divide(weighted_sum(kept, value, None if tame else allowed, choose=_choice(call), xp=xp), total)
+    shares = _shares(call, scores, allowed)
+    beside = shares is None or weights or logsumexp
+    exponentials, total, normalizer = softmax(scores, allowed, **_means(call), xp=xp) if beside else (None,) * 3
+    numerators = exponentials if shares is None else shares
+    kept = dropped(numerators, dropout, at, shape(call.query, xp=xp)[-3], xp)
+    output = weighted_sum(kept, value, None if tame else allowed, choose=_choice(call), xp=xp)
+    if shares is None:
+        output = xp.divide(output, total)
     return Attention(
-        output if kept is exponentials else xp.multiply(output, gain(dropout)),
+        output if kept is numerators else xp.multiply(output, gain(dropout)),
         xp.divide(exponentials, total) if weights else None,
-        xp.squeeze(logsumexp, axis=-1),
+        xp.squeeze(normalizer, axis=-1) if logsumexp else None,
     )
 
 
@@ -106,6 +115,15 @@ def _seen_tame(call: Call, allowed: Array | None) -> bool:
     return allowed is not None and on_host and known_tame(call)
 
 
+def _shares(call: Call, scores: Array, allowed: Array | None) -> Array | None:
+    """The weights, if the library has a softmax of one pass: 0 where not allowed, even where nothing is."""
+    loops = _loops(call)
+    if loops is None or loops.softmax is None:
+        return None
+    shares = loops.softmax(scores)
+    return shares if allowed is None else call.xp.where(allowed, shares, 0.0)
+
+
 def _means(call: Call) -> dict[str, Any]:
     """What keeps an array from being differentiated by; and exponentials over scores, if nothing is differentiated."""
     backend = backend_of(call.query)
@@ -118,5 +136,10 @@ def _means(call: Call) -> dict[str, Any]:
 
 def _choice(call: Call) -> Any:
     """What runs one of two functions, if the library can without reading the condition."""
+    loops = _loops(call)
+    return loops.choose if loops is not None and loops.traced else None
+
+
+def _loops(call: Call) -> Any:
     backend = backend_of(call.query)
-    return backend.loops.choose if backend is not None and backend.loops.traced else None
+    return None if backend is None else backend.loops

@@ -91,7 +91,7 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
         kernel = _preferred(call)
         implementation = _chosen(call, kernel)
     if implementation == "dense":
-        return dense(call, weights=weights)
+        return dense(call, weights=weights, logsumexp=logsumexp)
     if weights and not automatic:
         raise _no_weights(implementation)
     if implementation == "blockwise":

@@ -18,6 +18,7 @@ class PythonLoops:
     """
 
     traced = False
+    softmax: Callable[[Array], Array] | None = None
 
     def __init__(self, xp: Namespace) -> None:
         self.xp = xp

@@ -89,7 +89,8 @@ def weighted_sum(
 
     With a mask, :math:`0 \cdot \infty` must not arise where a value is masked. So the finite parts are added up, and
     whether a value that is not finite was attended is found by adding up indicators: one for what pulls upwards (inf,
-    nan), one for what pulls downwards (-inf, nan); pulled both ways, the result is nan.
+    nan), one for what pulls downwards (-inf, nan); pulled both ways, the result is nan. A pull stays a multiple of the
+    total weight, so that nobody who is pulled has a finite gradient.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ def weighted_sum(
         up, down = xp.greater(sums[..., :width], 0.0), xp.greater(sums[..., width:], 0.0)
         pull = xp.where(down, -math.inf, _scalar(0.0, value, xp))
         pull = xp.where(up, xp.where(down, math.nan, _scalar(math.inf, value, xp)), pull)
-        return xp.add(summed, pull)
+        return xp.add(summed, xp.multiply(pull, xp.sum(weights, axis=-1, keepdims=True)))
 
     if choose is None:
         return pulled()

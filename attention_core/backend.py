@@ -42,6 +42,13 @@ class Loops(Protocol):
 
     traced: bool
 
+    @property
+    def softmax(self) -> Callable[[Array], Array] | None:
+        """A softmax over the last axis, if it takes one pass where exponentials and their sum take several.
+
+        A nan or inf in a row must make nan of at least one of its weights.
+        """
+
     def exp_difference(self, x: Array, y: Array) -> Array:
         """Return ``exp(x - y)``, perhaps in the memory of ``x``, which is not used again."""
 

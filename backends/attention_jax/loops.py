@@ -24,6 +24,7 @@ class JaxLoops:
     """Loops of `jax.lax`; a stack is an array whose first axis counts blocks."""
 
     traced = True
+    softmax: Callable[[Array], Array] | None = None  # XLA fuses exponentials with what is done to them
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util  # no public name tells programs for XLA from others
 
 from attention_core._typing import Array
 from attention_tensorflow import namespace as tensorflow_namespace
@@ -26,6 +27,12 @@ class TensorFlowLoops:
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference."""
         return tf.exp(x - y)
+
+    @property
+    def softmax(self) -> Callable[[Array], Array] | None:
+        """TensorFlow's own, but in programs for XLA, which fuses exponentials with what is done to them."""
+        compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+        return None if compiled else tf.nn.softmax
 
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Run a body from start to before stop."""
