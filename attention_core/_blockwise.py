@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._call import Call, default_scale, dropped, gain, known_finite, widened
+from attention_core._call import Call, default_scale, dropped, gain, widened
 from attention_core._namespace import beside, is_concrete, narrow, shape, wide_name, widen
 from attention_core._tiles import (
     Plan,
@@ -44,15 +44,16 @@ from attention_core._tiles import (
     heads_of,
     is_floating,
     is_one_block,
+    looked_at,
     may_mask,
     of_entry,
     once_for,
     operands_of,
     pad,
+    passing_product,
     planned,
     product,
     rounds_of,
-    rows_of,
     scored,
     swept,
     tile_of,
@@ -72,7 +73,7 @@ __all__ = ["STREAMED", "backward", "blockwise", "blockwise_unless", "empty_resul
 def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
     """Attention over blocks: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation."""
     xp, call = call.xp, widened(call)
-    plan, operands = planned(call, backend.tuning)
+    plan, operands = planned(call, backend)
     arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
     output, logsumexp = backend.custom_gradient(STREAMED, plan, arrays)
     *leading, heads, rows, _ = shape(call.query, xp=xp)
@@ -82,19 +83,11 @@ def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
-    plan = _seen(plan, arrays, backend)
+    plan = looked_at(plan, operands_of(plan, arrays), backend)
     if plan.mask is not None and not backend.loops.traced:  # a mask is told apart finely, and blocks are joined to runs
         plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks)))
     tiles = tiles_of(plan, arrays, backend)
-    return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))
-
-
-def _seen(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Plan:
-    """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
-    operands = operands_of(plan, arrays)
-    if plan.tame or operands.bias is not None:
-        return plan
-    return plan._replace(tame=known_finite(operands[:3], None, backend.namespace))
+    return swept(tiles, functools.partial(_forward, tiles), lambda: empty_results(plan, arrays, backend))
 
 
 def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array]:
@@ -115,11 +108,17 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
 
         def attend_rows(i: Any, stacks: Any) -> Any:
             rows = loops.item(queries, i)
+            if plan.moderate:
+                rows = xp.multiply(rows, loops.unit)
 
             def absorb(masked: bool, j: Any, state: Any) -> Any:
                 tile = tile_of(tiles, entry, rows, xp.matrix_transpose(loops.item(keys, j)), i, j, masked)
-                above = xp.maximum(xp.max(tile.scores, axis=-1, keepdims=True), lowest if state is None else state[2])
-                exponentials = loops.exp_difference(tile.scores, above)
+                if plan.moderate:
+                    above, exponentials = None, loops.powers(tile.scores)
+                else:
+                    peak = xp.max(tile.scores, axis=-1, keepdims=True)
+                    above = xp.maximum(peak, lowest if state is None else state[2])
+                    exponentials = loops.exp_difference(tile.scores, above)
                 total = xp.sum(exponentials, axis=-1, keepdims=True)
                 kept = dropped(exponentials, dropout, tile.at, heads_of(tiles), xp)
                 summed = product(kept, loops.item(values, j), xp)
@@ -132,10 +131,13 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
                         alive = xp.logical_and(alive, found)
                 if state is None:
                     return summed, total, above, alive
-                fading = loops.exp_difference(state[2], above)
+                before = state[:2]
+                if above is not None:
+                    fading = loops.exp_difference(state[2], above)
+                    before = tuple(xp.multiply(x, fading) for x in before)
                 return (
-                    xp.add(xp.multiply(state[0], fading), summed),
-                    xp.add(xp.multiply(state[1], fading), total),
+                    xp.add(before[0], summed),
+                    xp.add(before[1], total),
                     above,
                     None if alive is None else xp.logical_or(state[3], alive),
                 )
@@ -144,7 +146,8 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
                 *dims, _ = shape(rows, xp=xp)
                 total = zeros(rows, *dims, 1, xp=xp)
                 alive = xp.zeros_like(total, dtype=xp.bool) if plan.guarded else None
-                return zeros(rows, *dims, width, xp=xp), total, xp.full_like(total, lowest), alive
+                above = None if plan.moderate else xp.full_like(total, lowest)
+                return zeros(rows, *dims, width, xp=xp), total, above, alive
 
             if visits is None:
                 state = absorb(may_mask(tiles), 0, None)
@@ -159,7 +162,7 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
             if alive is not None:
                 total = xp.where(alive, total, 1.0)
             output = xp.divide(summed, total)
-            logsumexp = xp.add(top, xp.log(total))
+            logsumexp = xp.log(total) if top is None else xp.add(top, xp.log(total))
             if alive is not None:
                 logsumexp = xp.where(alive, logsumexp, -math.inf)
             if dropout is not None:
@@ -194,7 +197,7 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
-    plan = _seen(plan, arrays, backend)
+    plan = looked_at(plan, operands_of(plan, arrays), backend)
     plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks[1], plan.backward_keys)))
     tiles = tiles_of(plan, arrays, backend)
     given, operands, xp, loops = operands_of(plan, arrays), tiles.operands, tiles.xp, tiles.loops
@@ -256,7 +259,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                 weights = loops.exp_difference(tile.scores, top)
                 if tile.allowed is not None and not calm:
                     weights = xp.where(tile.allowed, weights, 0.0)  # even those of a query that is nan
-                rise = xp.reshape(xp.matmul(rows_of(out, xp), values_across), shape(weights, xp=xp))
+                rise = passing_product(tiles, "rise", out, values_across)
                 kept = weights
                 if dropout is not None:
                     kept, rise = (
@@ -264,7 +267,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                         for x in (weights, rise)
                     )
                 of_value = xp.add(of_value, transposed_product(kept, out, xp))
-                slope = xp.multiply(weights, xp.subtract(rise, less))
+                slope = loops.over(xp.multiply, loops.over(xp.subtract, rise, less), weights)
                 if tile.allowed is not None and not calm:
                     slope = xp.where(tile.allowed, slope, 0.0)  # even if a masked value made it overflow
                 if of_bias is not None:
@@ -313,7 +316,7 @@ def blockwise_unless(spared: Array, call: Call, backend: Backend) -> Array:
 
     Arrays are widened and scaled where that is needed only. The scale is a Python number.
     """
-    plan, operands = planned(call, backend.tuning)
+    plan, operands = planned(call, backend)
     operands = operands._replace(query=call.xp.reshape(call.query, shape(operands.query, xp=call.xp)))
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     arrays = tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)

@@ -109,7 +109,7 @@ def arranged(call: Call, backend: Backend) -> tuple[Plan, tuple[Array, ...]]:
         call, width = call._replace(query=query, key=key), 1
     scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
     call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
-    plan, operands = planned(call, backend.tuning, (scale, count))
+    plan, operands = planned(call, backend, (scale, count))
     return plan, tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
 
 
@@ -253,7 +253,7 @@ def _cut_key(tiles: Tiles, key: Array) -> Array:
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what `backward` needs of each row, (B, G, R, M, 4)."""
     tiles = tiles_of(plan, arrays, backend)
-    return swept(tiles, functools.partial(_forward, tiles), empty_results(plan, arrays, backend))
+    return swept(tiles, functools.partial(_forward, tiles), lambda: empty_results(plan, arrays, backend))
 
 
 def _forward(tiles: Tiles, part: Any) -> tuple[Array, Array, Array]:

@@ -18,6 +18,7 @@ class PythonLoops:
     """
 
     traced = False
+    unit = 1.0
     softmax: Callable[[Array], Array] | None = None
 
     def __init__(self, xp: Namespace) -> None:
@@ -26,6 +27,22 @@ class PythonLoops:
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference."""
         return self.xp.exp(self.xp.subtract(x, y))
+
+    def powers(self, x: Array) -> Array:
+        """The exponential."""
+        return self.xp.exp(x)
+
+    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+        """The function, in memory of its own."""
+        return function(x, *others)
+
+    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
+        """The product, in memory of its own."""
+        return self.xp.matmul(x, y)
+
+    def norm(self, x: Array) -> Array:
+        """The Euclidean norm over the last axis."""
+        return self.xp.sqrt(self.xp.vecdot(x, x))
 
     def read(self, x: Array) -> Any:
         """The values as nested lists."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from attention_core._call import Call, changed_scores, known_tame, repeats, scaled_query
+from attention_core._call import Call, changed_scores, known_finite, known_tame, repeats, scaled_query
 from attention_core._namespace import FLOATING, beside, dtype_name, is_concrete, shape
 from attention_core._typing import Array, Namespace
 from attention_core.backend import Backend, Loops, Tuning
@@ -19,6 +19,7 @@ from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
 MOST_KEPT = 64  # arrays of the size of a block; a window has about 20
+MODERATE = 32.0  # what scores are at most for their exponentials to be taken as they are
 EXACT_KEYS = 2048  # up to how many keys a block of exact scores has
 
 
@@ -49,6 +50,9 @@ class Plan(NamedTuple):
         Whether heads are taken one by one.
     run_keys : int
         How many keys of neighbouring blocks are taken at once, where loops are not traced.
+    moderate : bool or None
+        Whether scores are known to be so small that nothing need be subtracted from them: exponentials, and averages by
+        them, neither overflow nor vanish. ``None`` where that could not be read.
     exact : tuple or None
         With reproducible arithmetic, the scale, by which the query is not multiplied yet, and the number of slices.
     scale : float or None
@@ -69,6 +73,7 @@ class Plan(NamedTuple):
     backward_keys: int
     apart: bool
     run_keys: int
+    moderate: bool | None = None
     exact: tuple[float, int] | None = None
     scale: float | None = None
 
@@ -101,9 +106,9 @@ class Operands(NamedTuple):
     score_mod: tuple[Array, ...]
 
 
-def planned(call: Call, tuning: Tuning, exact: tuple[float, int] | None = None) -> tuple[Plan, Operands]:
+def planned(call: Call, backend: Backend, exact: tuple[float, int] | None = None) -> tuple[Plan, Operands]:
     """A call as constants and arrays: with ``exact``, the query as it is."""
-    xp = call.xp
+    xp, tuning = call.xp, backend.tuning
     *leading, _, rows, width = shape(call.query, xp=xp)
     groups, columns = shape(call.key, xp=xp)[-3:-1]
     entries = math.prod(leading)
@@ -145,14 +150,45 @@ def planned(call: Call, tuning: Tuning, exact: tuple[float, int] | None = None) 
         tuple(operand is not None for operand in operands[:8]),
         (len(mask_arrays), len(score_arrays)),
         guarded,
-        not guarded or (call.bias is None and known_tame(call)),
+        not guarded or (exact is not None and call.bias is None and known_tame(call)),
         _sizes(tuning, groups, times, call.mask) if exact is None else _exact_sizes(tuning, times, columns, call.mask),
         tuning.backward_keys,
         apart,
         tuning.keys,
+        None if exact is None else False,
         exact,
     )
-    return plan, operands
+    return looked_at(plan, operands, backend), operands
+
+
+def looked_at(plan: Plan, operands: Operands, backend: Backend) -> Plan:
+    """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
+    arrays, xp = operands[:3], backend.namespace
+    if plan.moderate is not None or not all(map(is_concrete, arrays)):
+        return plan
+    plain = plan.score_mod is plan.softcap is operands.softcap is operands.bias is None
+    # Looking makes an accelerator wait, on which loops are traced.
+    moderate = plain and not backend.loops.traced and _are_moderate(*arrays, backend)
+    tame = plan.tame or moderate or (operands.bias is None and known_finite(arrays, None, xp))
+    return plan._replace(moderate=moderate, tame=tame)
+
+
+def _are_moderate(query: Array, key: Array, value: Array, backend: Backend) -> bool:
+    r"""Whether exponentials of scores can be taken as they are, and averaged by.
+
+    .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
+
+    in each head keeps exponentials between 1e-14 and 1e14, and where the largest value of a channel is between 1e-15
+    and 1e15, averages by them are far from both ends of float32.
+    """
+    xp, loops = backend.namespace, backend.loops
+    if any(0 in array.shape for array in (query, key, value)):
+        return False
+    of_query, of_key = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
+    bounds = xp.multiply(*(xp.minimum(longest, 1e9) for longest in (of_query, of_key)))  # inf * 0 would be nan
+    peaks = xp.maximum(xp.max(value, axis=2), xp.negative(xp.min(value, axis=2)))
+    fit = xp.logical_and(xp.less(peaks, 1e15), xp.logical_or(xp.equal(peaks, 0.0), xp.greater(peaks, 1e-15)))
+    return bool(xp.logical_and(xp.all(xp.less(bounds, MODERATE)), xp.all(fit)))
 
 
 def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int]:
@@ -212,6 +248,7 @@ class Tiles(NamedTuple):
     counts: tuple[Any, Any]  # of blocks
     lengths: tuple[Any, Any]  # M, N
     padded: bool
+    memory: dict[str, Any]  # to which products are written that are done with before the next one
     kept: dict[Any, Array] | None = None  # by distance, what a rule about `key - query` alone says of a block
 
 
@@ -235,7 +272,7 @@ def tiles_of(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Tiles:
     relative = plan.mask is not None and rebuilt(plan.mask, operands.mask).is_relative()
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
     kept: Any = {} if relative and repeats and operands.bias is None and not loops.traced else None
-    return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded, kept)
+    return Tiles(plan, operands, xp, loops, sizes, counts, lengths, padded, {}, kept)
 
 
 def is_one_block(tiles: Tiles) -> bool:
@@ -467,7 +504,7 @@ class Tile(NamedTuple):
 
 def tile_of(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> Tile:
     plan, xp = tiles.plan, tiles.xp
-    raw = product(query, key, xp)
+    raw = passing_product(tiles, "scores", query, key)
     at, bias, allowed = ground_of(tiles, entry, raw, i, j, masked)
     scores = raw
     if has_changes(tiles):
@@ -486,7 +523,7 @@ def tile_of(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any
             allowed,
             lambda: xp.multiply(xp.subtract(xp.astype(allowed, raw.dtype), 0.5), math.inf),
         )
-        scores = xp.minimum(scores, limit)
+        scores = tiles.loops.over(xp.minimum, scores, limit)
     elif allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)
     return Tile(raw, scores, allowed, at)
@@ -546,6 +583,13 @@ def rows_of(x: Array, xp: Namespace) -> Array:
 def product(weights: Array, value: Array, xp: Namespace) -> Array:
     """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
     return xp.reshape(xp.matmul(rows_of(weights, xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
+
+
+def passing_product(tiles: Tiles, name: str, weights: Array, value: Array) -> Array:
+    """The same, perhaps where the next product of this name will be written: fresh memory costs as much time again."""
+    xp = tiles.xp
+    found = tiles.loops.matmul(rows_of(weights, xp), value, tiles.memory, name)
+    return xp.reshape(found, (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
 
 
 def _first_of(place: Any) -> Any:
@@ -623,7 +667,9 @@ def collected(tiles: Tiles, stack: Any, side: int) -> Array:
 
 
 def swept(
-    tiles: Tiles, average: Callable[[Callable[[Array], Array]], tuple[Array, ...]], empty: tuple[Array, ...]
+    tiles: Tiles,
+    average: Callable[[Callable[[Array], Array]], tuple[Array, ...]],
+    empty: Callable[[], tuple[Array, ...]],
 ) -> tuple[Array, ...]:
     """The results of ``average(part)``, which averages a part of the values: of all, whether finite or not.
 
@@ -649,7 +695,7 @@ def swept(
         before = xp.where(torn, math.nan, results[0])
         return _first(number, output, xp.add(before, xp.where(found, pull, xp.zeros_like(output))), xp), *rest
 
-    return tiles.loops.loop(0, sweeps, sweep, empty)  # type: ignore[no-any-return]
+    return tiles.loops.loop(0, sweeps, sweep, empty())  # type: ignore[no-any-return]
 
 
 def _first(number: Any, first: Array, other: Array, xp: Namespace) -> Array:
@@ -729,7 +775,9 @@ def add_bias(tiles: Tiles, entry: Entry, stack: Any, slope: Array, i: Any, j: An
     place = place * rows + (0 if is_one(bias, -2) else i)
     place = place * columns + (0 if is_one(bias, -1) else j)
     shared = tuple(axis for axis in range(4) if is_one(bias, axis + 1))
-    return loops.add(stack, place, tiles.xp.sum(slope, axis=shared, keepdims=True) if shared else slope)
+    # The memory of a slope is taken again.
+    own = tiles.xp.sum(slope, axis=shared, keepdims=True) if shared else tiles.xp.add(slope, 0.0)
+    return loops.add(stack, place, own)
 
 
 def collected_bias(tiles: Tiles, stack: Any) -> Array:

@@ -38,9 +38,12 @@ class Loops(Protocol):
     ----------
     traced : bool
         Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
+    unit : float
+        The logarithm of e to the base whose powers `powers` takes.
     """
 
     traced: bool
+    unit: float
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
@@ -51,6 +54,18 @@ class Loops(Protocol):
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """Return ``exp(x - y)``, perhaps in the memory of ``x``, which is not used again."""
+
+    def powers(self, x: Array) -> Array:
+        """Return ``exp(x / unit)``, perhaps in the memory of ``x``, which is not used again."""
+
+    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+        """Return ``function(x, *others)``, perhaps in the memory of ``x``, which is not used again.
+
+        The function is one of the namespace, elementwise, and the others broadcast to ``x``.
+        """
+
+    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
+        """Return the product, perhaps in memory kept under a name, where the next one of this name is written."""
 
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Call ``state = body(index, state)`` for every index from start to before stop, and return the last state."""
@@ -69,6 +84,9 @@ class Loops(Protocol):
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along axis -2 or -1, of this size, or what is left of it where loops are not traced."""
+
+    def norm(self, x: Array) -> Array:
+        """The Euclidean norm over the last axis, without a warning where it overflows."""
 
     def read(self, x: Array) -> Any:
         """The values as nested lists; called only where loops are not traced."""

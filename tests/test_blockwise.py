@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import _blockwise, get_backend
+from attention_core import _blockwise, _tiles, get_backend
 from attention_core._namespace import array_namespace, rows_at
 from attention_core.backend import Tuning
 from attention_core.masks import And, Mask, Not, Or, outline, rebuilt, slots
@@ -149,6 +149,14 @@ def test_blocks_give_what_all_scores_at_once_give(name, backend, rng):
     assert_equal(backend, options, [*qkv(rng), *arrays])
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_so_they_do_where_exponentials_need_a_maximum(name, backend, rng):
+    costly(backend, name, ("causal offsets",))
+    options, arrays = MASKS[name]
+    query, *others = qkv(rng)
+    assert_equal(backend, options, [query * 40.0, *others, *arrays], close=1e-11)
+
+
 SHAPES = [(), (N,), (1,), (M, 1), (M, N), (1, 1, N), (H, 1, 1), (H, M, 1), (B, 1, 1, 1), (B, 1, M, N), (B, H, M, N)]
 
 
@@ -213,6 +221,72 @@ CHANGES = {
         ),
     ),
 }
+
+
+def plan_of(backend, monkeypatch, query, key, value, **options):
+    """What is known of a call once its arrays are looked at."""
+    seen, looked_at = [], _tiles.looked_at
+    monkeypatch.setattr(_tiles, "looked_at", lambda *given: seen.append(looked_at(*given)) or seen[-1])
+    with np.errstate(invalid="ignore"):
+        attention(*backend.from_numpy([query, key, value]), implementation="blockwise", **options)
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "moderate"),
+    [
+        ("query", 31.9, True),
+        ("query", 32.1, False),
+        ("query", 1e200, False),
+        ("query", math.nan, False),
+        ("query", math.inf, False),
+        ("key", math.inf, False),
+        ("key", math.nan, False),
+        ("value", 0.0, True),
+        ("value", 2e-15, True),
+        ("value", 9e-16, False),
+        ("value", -2e15, False),
+        ("value", 9e14, True),
+        ("value", math.nan, False),
+    ],
+)
+def test_scores_are_moderate_by_the_norms_of_a_head_and_values_by_the_peaks_of_a_channel(
+    place, number, moderate, backend, monkeypatch
+):
+    query, key, value = np.zeros((1, 2, M, D)), np.zeros((1, 2, N, D)), np.ones((1, 2, N, E))
+    query[0, 0, 3, 1], query[0, 1, 3, 1] = 1.0, 1e-3
+    key[0, 0, 5, 2], key[0, 1, 5, 2] = 1.0, 1e3  # products with queries of another head do not count
+    if place == "value":
+        value[0, 1, :, 4] = 0.0
+        value[0, 1, 2, 4] = number
+    else:
+        {"query": query, "key": key}[place][0, 0, 3 if place == "query" else 5, 1 if place == "query" else 2] = number
+    plan = plan_of(backend, monkeypatch, query, key, value, scale=1.0)
+    assert plan.moderate == (moderate and not backend.loops.traced)
+
+
+@pytest.mark.parametrize("options", [{"softcap": 5.0}, {"score_mod": plain}, {"bias": None}])
+def test_changed_scores_are_not_moderate(options, backend, rng, monkeypatch):
+    arrays = qkv(rng)
+    if "bias" in options:
+        options = {"bias": backend.from_numpy(np.ones((M, N)))}
+    assert not plan_of(backend, monkeypatch, *arrays, **options).moderate
+
+
+@pytest.mark.parametrize("size", [1e-14, 1e14])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_moderate_scores_at_their_limit_lose_nothing(sign, size, backend, rng):
+    """All scores of a query are near -32, or 32, and all values are small, or large."""
+    query = sign * (31.0 + 0.9 * rng.random((1, 2, M, 1))) * np.ones(D) / D**0.5
+    key = np.ones((1, 2, N, D)) / D**0.5 * (1 - 1e-3 * rng.random((1, 2, N, 1)))
+    value = rng.standard_normal((1, 2, N, E)) * size
+    found, exact = (
+        backend.to_numpy(
+            attention(*backend.from_numpy([query, key, value], dtype=dtype), scale=1.0, implementation=name)
+        )
+        for dtype, name in (("float32", "blockwise"), ("float64", "dense"))
+    )
+    np.testing.assert_allclose(found / size, exact / size, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -1030,9 +1104,10 @@ def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(ru
     )
     attention(*backend.from_numpy([query, key, value]), mask=ac.Causal(), implementation="blockwise")
     ((plan, arrays),) = taken
-    assert _blockwise._seen(plan._replace(tame=False), arrays, backend).tame == (rubbish == 0.0)
-    biased = plan._replace(tame=False, present=(True,) * 4 + (False,) * 4)
-    assert not _blockwise._seen(biased, (*arrays, arrays[0]), backend).tame
+    unseen = plan._replace(tame=False, moderate=None)
+    operands = _tiles.operands_of(plan, arrays)
+    assert _tiles.looked_at(unseen, operands, backend).tame == (rubbish == 0.0)
+    assert not _tiles.looked_at(unseen, operands._replace(bias=operands.query), backend).tame
 
 
 def age_logarithm(scores, batch, head, query, key):

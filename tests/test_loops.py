@@ -1,6 +1,7 @@
 """Loops over blocks, as attention in blocks needs them, mean the same on every backend."""
 
 import importlib
+import math
 
 import numpy as np
 import pytest
@@ -125,3 +126,73 @@ def test_a_library_without_a_backend_has_loops(name, rng):
     found = loops.array(stack)
     assert bool(library.all(found[0, ...] == 0))
     assert bool(library.all(found[1, ...] == x[:1, :]))
+
+
+def test_powers_are_exponentials_in_a_unit(run, backend, xp, rng):
+    x = rng.standard_normal((3, 7))
+    found = run(lambda x: backend.loops.powers(xp.multiply(x, backend.loops.unit)), x)
+    np.testing.assert_allclose(found, np.exp(x), rtol=1e-14)
+
+
+def test_a_function_over_an_array_is_the_function(run, backend, xp, rng):
+    x, y, number = rng.standard_normal((3, 7)), rng.standard_normal((3, 1)), 0.25
+
+    def function(x, y):
+        loops = backend.loops
+        return loops.over(xp.multiply, loops.over(xp.minimum, loops.over(xp.subtract, x, y), xp.zeros_like(x)), number)
+
+    np.testing.assert_array_equal(run(function, x.copy(), y), np.minimum(x - y, 0.0) * number)
+
+
+def test_products_of_one_name_need_not_outlive_the_next(run, backend, xp, rng):
+    """Whatever their sizes, each is right when it comes, and one of another name stays."""
+    arrays = [rng.standard_normal(shape) for shape in ((2, 3, 4), (2, 4, 5), (2, 5, 1), (2, 5, 9))]
+
+    def function(x, *others):
+        memory, found = {}, []
+        first = backend.loops.matmul(x, others[0], memory, "first")
+        for y in others[1:]:
+            found.append(xp.add(backend.loops.matmul(first, y, memory, "other"), 0.0))
+        return *found, first
+
+    first = arrays[0] @ arrays[1]
+    for found, expected in zip(run(function, *arrays), (first @ arrays[2], first @ arrays[3], first), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_norms_overflow_without_a_word(run, backend, rng):
+    x = rng.standard_normal((2, 3, 5))
+    x[0, 1, 2], x[1, 0, 0] = 1e300, math.nan
+    found = run(backend.loops.norm, x)
+    expected = np.sqrt(np.sum(np.square(np.where(x > 1e3, 0.0, x)), axis=-1))
+    expected[0, 1] = found[0, 1]
+    assert found[0, 1] in (1e300, math.inf)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("length", [1, 5, 40, 600])
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_softmax_of_one_pass_is_the_softmax_and_hides_no_rubbish(mode, backend, length, rubbish, rng):
+    if backend.loops.softmax is None:
+        pytest.skip(f"{backend.name} has none")
+    x = rng.standard_normal((40, length)) * 5
+    x[3, length // 2] = rubbish
+    with np.errstate(invalid="ignore"):
+        expected = np.exp(x - x.max(axis=-1, keepdims=True))
+        expected /= expected.sum(axis=-1, keepdims=True)
+    for dtype, close in ((np.float32, 1e-5), (np.float64, 1e-13)):
+        function = backend.compile(lambda x: backend.loops.softmax(x), mode=mode)
+        found = backend.to_numpy(function(backend.from_numpy(x.astype(dtype))))
+        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), np.isnan(expected).any(axis=-1))
+        seen = ~np.isnan(expected).any(axis=-1)
+        np.testing.assert_allclose(found[seen], expected[seen], rtol=close)
+
+
+def test_programs_for_xla_have_no_softmax_of_one_pass(backend):
+    if "xla" not in backend.modes:
+        pytest.skip(f"{backend.name} has no such programs")
+    seen = []
+    for mode in ("graph", "xla"):
+        backend.compile(lambda x: seen.append(backend.loops.softmax) or x, mode=mode)(backend.from_numpy(np.ones(3)))
+    assert [each is None for each in seen] == [False, True]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core._typing import Array
+from attention_jax.namespace import matmul
 
 __all__ = ["JaxLoops"]
 
@@ -24,11 +25,24 @@ class JaxLoops:
     """Loops of `jax.lax`; a stack is an array whose first axis counts blocks."""
 
     traced = True
+    unit = 1.0
     softmax: Callable[[Array], Array] | None = None  # XLA fuses exponentials with what is done to them
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference."""
         return jnp.exp(x - y)
+
+    def powers(self, x: Array) -> Array:
+        """The exponential."""
+        return jnp.exp(x)
+
+    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+        """The function, in memory of its own."""
+        return function(x, *others)
+
+    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
+        """The product, for whose memory the compiler provides."""
+        return matmul(x, y)
 
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Run a body from start to before stop."""
@@ -51,6 +65,10 @@ class JaxLoops:
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along an axis."""
         return _sliced(x, index * size, size, x.ndim + axis)
+
+    def norm(self, x: Array) -> Array:
+        """The Euclidean norm over the last axis."""
+        return jnp.linalg.norm(x, axis=-1)
 
     def read(self, x: Array) -> Any:
         """Raise: values are traced."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,27 @@ class NumpyLoops(PythonLoops):
         with np.errstate(over="ignore"):  # what is far below the maximum has the exponential 0 either way
             np.subtract(x, y, out=x)
             return np.exp(x, out=x)
+
+    def powers(self, x: Array) -> Array:
+        """The exponential, in the memory of its argument."""
+        return np.exp(x, out=x)
+
+    def norm(self, x: Array) -> Array:
+        """The Euclidean norm over the last axis."""
+        with np.errstate(over="ignore"):
+            return np.sqrt(np.vecdot(x, x))
+
+    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+        """The function, in the memory of its first argument."""
+        return function(x, *others, out=x)
+
+    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
+        """The product, in memory that is kept."""
+        dims = (*x.shape[:-1], y.shape[-1])
+        size = math.prod(dims)
+        if name not in memory or memory[name].size < size:
+            memory[name] = np.empty(size, x.dtype)
+        return np.matmul(x, y, out=memory[name][:size].reshape(dims))
 
 
 class NumpyBackend:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import array_api_strict
+import numpy as np
 
 from attention_core._loops import PythonLoops
 from attention_core._typing import Array
@@ -18,12 +19,21 @@ from attention_numpy.trees import as_floating, known_device, map_arrays, to_copi
 __all__ = ["StrictBackend", "backend"]
 
 
+class StrictLoops(PythonLoops):
+    """Loops over arrays that NumPy computes with."""
+
+    def norm(self, x: Array) -> Array:
+        """The Euclidean norm over the last axis."""
+        with np.errstate(over="ignore"):
+            return super().norm(x)
+
+
 class StrictBackend(NumpyBackend):
     """The backend of array-api-strict."""
 
     name = "array_api_strict"
     namespace = array_api_strict
-    loops: Loops = PythonLoops(array_api_strict)
+    loops: Loops = StrictLoops(array_api_strict)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ class TensorFlowLoops:
     """Loops of `tf.while_loop`; a stack is a `tf.TensorArray`, which is written to in place."""
 
     traced = True
+    unit = 1.0
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference."""
@@ -33,6 +34,18 @@ class TensorFlowLoops:
         """TensorFlow's own, but in programs for XLA, which fuses exponentials with what is done to them."""
         compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
         return None if compiled else tf.nn.softmax
+
+    def powers(self, x: Array) -> Array:
+        """The exponential."""
+        return tf.exp(x)
+
+    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+        """The function, in memory of its own."""
+        return function(x, *others)
+
+    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
+        """The product, for whose memory the compiler provides."""
+        return tensorflow_namespace.matmul(x, y)
 
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Run a body from start to before stop."""
@@ -79,6 +92,10 @@ class TensorFlowLoops:
         starts = [0] * len(shape)
         starts[axis] = index * size
         return tf.ensure_shape(tf.slice(x, tf.stack(starts), sizes), shape)
+
+    def norm(self, x: Array) -> Array:
+        """The Euclidean norm over the last axis."""
+        return tf.norm(x, axis=-1)
 
     def read(self, x: Array) -> Any:
         """Raise: values are traced."""
