@@ -32,6 +32,7 @@ from attention_core._tiles import (
     Plan,
     Tiles,
     add_bias,
+    are_moderate,
     bias_stack,
     changed,
     collected,
@@ -44,6 +45,7 @@ from attention_core._tiles import (
     heads_of,
     is_floating,
     is_one_block,
+    is_plain,
     looked_at,
     may_mask,
     of_entry,
@@ -83,11 +85,23 @@ def blockwise(call: Call, backend: Backend) -> tuple[Array, Array]:
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
-    plan = looked_at(plan, operands_of(plan, arrays), backend)
+    operands = operands_of(plan, arrays)
+    plan = looked_at(plan, operands, backend)
     if plan.mask is not None and not backend.loops.traced:  # a mask is told apart finely, and blocks are joined to runs
         plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks)))
-    tiles = tiles_of(plan, arrays, backend)
-    return swept(tiles, functools.partial(_forward, tiles), lambda: empty_results(plan, arrays, backend))
+
+    def attend(plan: Plan) -> tuple[Array, Array]:
+        tiles = tiles_of(plan, arrays, backend)
+        return swept(tiles, functools.partial(_forward, tiles), lambda: empty_results(plan, arrays, backend))
+
+    if plan.moderate is not None or backend.loops.softmax is None or not is_plain(plan, operands):
+        return attend(plan)
+    # Passes over scores cost so much here that the program looks when it runs.
+    moderate = plan._replace(moderate=True, tame=True)
+    found: tuple[Array, Array] = backend.loops.choose(
+        are_moderate(*operands[:3], backend), lambda: attend(moderate), lambda: attend(plan)
+    )
+    return found
 
 
 def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array]:

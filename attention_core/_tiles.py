@@ -166,14 +166,19 @@ def looked_at(plan: Plan, operands: Operands, backend: Backend) -> Plan:
     arrays, xp = operands[:3], backend.namespace
     if plan.moderate is not None or not all(map(is_concrete, arrays)):
         return plan
-    plain = plan.score_mod is plan.softcap is operands.softcap is operands.bias is None
     # Looking makes an accelerator wait, on which loops are traced.
-    moderate = plain and not backend.loops.traced and _are_moderate(*arrays, backend)
+    moderate = is_plain(plan, operands) and not backend.loops.traced and bool(are_moderate(*arrays, backend))
     tame = plan.tame or moderate or (operands.bias is None and known_finite(arrays, None, xp))
     return plan._replace(moderate=moderate, tame=tame)
 
 
-def _are_moderate(query: Array, key: Array, value: Array, backend: Backend) -> bool:
+def is_plain(plan: Plan, operands: Operands) -> bool:
+    """Whether scores are products that are masked, and nothing else, and there are any."""
+    changes = plan.score_mod, plan.softcap, operands.softcap, operands.bias
+    return all(each is None for each in changes) and not any(0 in array.shape for array in operands[:3])
+
+
+def are_moderate(query: Array, key: Array, value: Array, backend: Backend) -> Array:
     r"""Whether exponentials of scores can be taken as they are, and averaged by.
 
     .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
@@ -182,13 +187,11 @@ def _are_moderate(query: Array, key: Array, value: Array, backend: Backend) -> b
     and 1e15, averages by them are far from both ends of float32.
     """
     xp, loops = backend.namespace, backend.loops
-    if any(0 in array.shape for array in (query, key, value)):
-        return False
     of_query, of_key = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
     bounds = xp.multiply(*(xp.minimum(longest, 1e9) for longest in (of_query, of_key)))  # inf * 0 would be nan
     peaks = xp.maximum(xp.max(value, axis=2), xp.negative(xp.min(value, axis=2)))
     fit = xp.logical_and(xp.less(peaks, 1e15), xp.logical_or(xp.equal(peaks, 0.0), xp.greater(peaks, 1e-15)))
-    return bool(xp.logical_and(xp.all(xp.less(bounds, MODERATE)), xp.all(fit)))
+    return xp.logical_and(xp.all(xp.less(bounds, MODERATE)), xp.all(fit))
 
 
 def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int]:

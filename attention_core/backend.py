@@ -47,9 +47,10 @@ class Loops(Protocol):
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
-        """A softmax over the last axis, if it takes one pass where exponentials and their sum take several.
+        """A softmax over the last axis in one pass; ``None`` where exponentials and their sum cost no more.
 
-        A nan or inf in a row must make nan of at least one of its weights.
+        That is where a compiler fuses them, or they are in the memory of the scores. A nan or inf in a row must make
+        nan of at least one of its weights.
         """
 
     def exp_difference(self, x: Array, y: Array) -> Array:

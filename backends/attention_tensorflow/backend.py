@@ -35,7 +35,7 @@ class TensorFlowBackend:
     differentiates = True
     loops: Loops = TensorFlowLoops()
     tuning = Tuning(
-        queries=2048,
+        queries=4096,
         keys=512,
         least=64,
         dense_below=2048 * 2048,
