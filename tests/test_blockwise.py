@@ -1054,8 +1054,9 @@ def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
     assert made.second.function is weighted
 
 
+@pytest.mark.parametrize("shape", [(H, M, 1), (B, H, M, N)])
 @pytest.mark.parametrize("name", ["array_api_strict", "numpy"])
-def test_going_backward_needs_the_array_api_alone(name, backend, rng, monkeypatch):
+def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, monkeypatch):
     """Without differentiation by the library: the gradients are the slopes of the dense form."""
     if backend.name != name:
         pytest.skip(f"about {name}")
@@ -1065,7 +1066,7 @@ def test_going_backward_needs_the_array_api_alone(name, backend, rng, monkeypatc
         "custom_gradient",
         lambda self, operation, plan, arrays: taken.append((plan, arrays)) or operation.forward(plan, arrays, self),
     )
-    arrays = [*qkv(rng), rng.standard_normal((H, M, 1)), LENGTHS]
+    arrays = [*qkv(rng), rng.standard_normal(shape), LENGTHS]
 
     def attend(implementation, *arrays):
         *given, bias, lengths = arrays
