@@ -27,40 +27,31 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._call import Call, default_scale, dropped, gain, widened
+from attention_core._gradients import add_bias, bias_stack, collected_bias, gradient_stacks, transposed_product
 from attention_core._namespace import beside, is_concrete, narrow, shape, wide_name, widen
+from attention_core._plan import Plan, are_moderate, is_plain, looked_at, operands_of, planned
 from attention_core._tiles import (
-    Plan,
     Tiles,
-    add_bias,
-    are_moderate,
-    bias_stack,
     changed,
     collected,
-    collected_bias,
     dropout_of,
     entry_of,
     finite,
-    gradient_stacks,
     has_changes,
     heads_of,
     is_floating,
     is_one_block,
-    is_plain,
-    looked_at,
     may_mask,
     of_entry,
     once_for,
-    operands_of,
     pad,
     passing_product,
-    planned,
     product,
     rounds_of,
     scored,
     swept,
     tile_of,
     tiles_of,
-    transposed_product,
     variables_of,
     visit,
     visits_of,
@@ -282,7 +273,7 @@ def _backward(tiles: Tiles, cotangent: Array, delta: Array, norm: Array, backend
                     )
                 of_value = xp.add(of_value, transposed_product(kept, out, xp))
                 slope = loops.over(xp.multiply, loops.over(xp.subtract, rise, less), weights)
-                if tile.allowed is not None and not calm:
+                if tile.allowed is not None and not calm:  # so with every bias, whose gradient keeps this memory
                     slope = xp.where(tile.allowed, slope, 0.0)  # even if a masked value made it overflow
                 if of_bias is not None:
                     of_bias = add_bias(tiles, entry, of_bias, slope, i, j)

@@ -37,18 +37,8 @@ from attention_core._exact_attention import (
 from attention_core._exact_layers import run
 from attention_core._loops import Plain
 from attention_core._namespace import backend_of, beside, dtype_name, shape, wide_name, widen
-from attention_core._tiles import (
-    Operands,
-    Plan,
-    collected,
-    entry_of,
-    operands_of,
-    pad,
-    rounds_of,
-    tiles_of,
-    visits_of,
-    zeros,
-)
+from attention_core._plan import Operands, Plan, operands_of
+from attention_core._tiles import collected, entry_of, pad, rounds_of, tiles_of, visits_of, zeros
 from attention_core._typing import Array, Namespace
 from attention_core.backend import Backend, Operation
 

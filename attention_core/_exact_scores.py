@@ -11,8 +11,8 @@ from attention_core._exact import rounded, settle, wide
 from attention_core._exact_attention import UNIT, Strip, arranged, row_stack, strips, tile_at
 from attention_core._exact_layers import product, summed
 from attention_core._namespace import shape
+from attention_core._plan import Plan, operands_of
 from attention_core._tiles import (
-    Plan,
     Tiles,
     collected,
     entry_of,
@@ -20,7 +20,6 @@ from attention_core._tiles import (
     is_one,
     may_mask,
     of_entry,
-    operands_of,
     pad,
     rounds_of,
     tiles_of,

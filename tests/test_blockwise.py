@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import _blockwise, _tiles, get_backend
+from attention_core import _blockwise, _plan, get_backend
 from attention_core._namespace import array_namespace, rows_at
 from attention_core.backend import Tuning
 from attention_core.masks import And, Mask, Not, Or, outline, rebuilt, slots
@@ -225,8 +225,8 @@ CHANGES = {
 
 def plan_of(backend, monkeypatch, query, key, value, **options):
     """What is known of a call once its arrays are looked at."""
-    seen, looked_at = [], _tiles.looked_at
-    monkeypatch.setattr(_tiles, "looked_at", lambda *given: seen.append(looked_at(*given)) or seen[-1])
+    seen, looked_at = [], _plan.looked_at
+    monkeypatch.setattr(_plan, "looked_at", lambda *given: seen.append(looked_at(*given)) or seen[-1])
     with np.errstate(invalid="ignore"):
         attention(*backend.from_numpy([query, key, value]), implementation="blockwise", **options)
     return seen[0]
@@ -1106,9 +1106,9 @@ def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(ru
     attention(*backend.from_numpy([query, key, value]), mask=ac.Causal(), implementation="blockwise")
     ((plan, arrays),) = taken
     unseen = plan._replace(tame=False, moderate=None)
-    operands = _tiles.operands_of(plan, arrays)
-    assert _tiles.looked_at(unseen, operands, backend).tame == (rubbish == 0.0)
-    assert not _tiles.looked_at(unseen, operands._replace(bias=operands.query), backend).tame
+    operands = _plan.operands_of(plan, arrays)
+    assert _plan.looked_at(unseen, operands, backend).tame == (rubbish == 0.0)
+    assert not _plan.looked_at(unseen, operands._replace(bias=operands.query), backend).tame
 
 
 def age_logarithm(scores, batch, head, query, key):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attention_core as ac
-from attention_core import _exact, _exact_attention, _exact_layers, _tiles, get_backend, layers
+from attention_core import _exact, _exact_attention, _exact_layers, _plan, get_backend, layers
 from attention_core import scaled_dot_product_attention as attention
 from attention_core._namespace import backend_of
 from attention_core.random import Dropout
@@ -166,7 +166,7 @@ def test_the_heads_can_be_taken_apart(put, get, rng):
 def test_the_size_of_blocks_does_not_show(sizes, mask, backend, put, get, rng, monkeypatch):
     arrays = qkv(rng)
     whole = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
-    monkeypatch.setattr(_tiles, "EXACT_KEYS", sizes[0])
+    monkeypatch.setattr(_plan, "EXACT_KEYS", sizes[0])
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(exact_scores=sizes[1]))
     cut = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
     same(cut.output, whole.output)
