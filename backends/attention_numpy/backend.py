@@ -60,8 +60,8 @@ class NumpyBackend:
         queries=2048,
         keys=512,
         least=64,
-        dense_below=192 * 192,
-        structured_below=192 * 192,
+        dense_below=144 * 144,
+        structured_below=127 * 127,
         exact_scores=2**17,
     )
     kernels: tuple[Kernel, ...] = ()
