@@ -156,7 +156,14 @@ def is_tame(call: Call) -> Array:
     query, key, value = widen(tuple(peaks), xp=xp)
     factor = max(1.0, abs(float(scale)) if isinstance(scale, Real) else 1.0) * call.query.shape[-1]
     products = xp.multiply(xp.multiply(query, factor), key)
-    return xp.logical_and(xp.less(products, float(xp.finfo(call.query.dtype).max)), xp.isfinite(value))
+    return xp.logical_and(
+        xp.less(products, float(xp.finfo(call.query.dtype).max)), xp.less(value, _most_of_values(call.query, xp))
+    )
+
+
+def _most_of_values(query: Array, xp: Namespace) -> float:
+    """Values below this times gradients below it are finite, and their sums over 256 channels, too."""
+    return float(math.sqrt(xp.finfo(getattr(xp, wide_name(query.dtype))).max)) / 16
 
 
 def known_tame(call: Call) -> bool:
@@ -170,7 +177,10 @@ def known_to_fit(call: Call) -> bool:
 
 
 def known_finite(arrays: tuple[Array, ...], scale: float | Array | None, xp: Namespace) -> bool:
-    """Whether arrays, and the products of the first two, query and key, are finite, where that can be read."""
+    """Whether arrays and the products of the first two, query and key, are finite, where that can be read.
+
+    Values, the third, are to be so small that products with gradients are finite, too.
+    """
     numbers = () if scale is None or isinstance(scale, Real) else (scale,)
     if not all(map(is_concrete, (*arrays, *numbers))) or any(0 in array.shape for array in arrays):
         return False
@@ -180,4 +190,5 @@ def known_finite(arrays: tuple[Array, ...], scale: float | Array | None, xp: Nam
     peaks = [abs(end) for end in (ends.tolist() if hasattr(ends, "tolist") else map(float, ends))]
     factor = 1.0 if scale is None else abs(float(scale.tolist() if hasattr(scale, "tolist") else scale))
     products = max(peaks[:2]) * max(factor, 1.0) * max(peaks[2:4]) * arrays[0].shape[-1]
-    return all(map(math.isfinite, peaks)) and products < float(xp.finfo(arrays[0].dtype).max)
+    fit = all(peak < _most_of_values(arrays[0], xp) for peak in peaks[4:])
+    return fit and all(map(math.isfinite, peaks[:4])) and products < float(xp.finfo(arrays[0].dtype).max)

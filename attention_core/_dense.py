@@ -116,9 +116,12 @@ def _seen_tame(call: Call, allowed: Array | None) -> bool:
 
 
 def _shares(call: Call, scores: Array, allowed: Array | None) -> Array | None:
-    """The weights, if the library has a softmax of one pass: 0 where not allowed, even where nothing is."""
+    """The weights, if the library has a softmax of one pass: 0 where not allowed, even where nothing is.
+
+    It may say nan for one key alone where one is attended, which dropout must not drop.
+    """
     loops = _loops(call)
-    if loops is None or loops.softmax is None:
+    if loops is None or loops.softmax is None or (call.dropout is not None and call.dropout.rate):
         return None
     shares = loops.softmax(scores)
     return shares if allowed is None else call.xp.where(allowed, shares, 0.0)

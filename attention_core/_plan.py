@@ -5,6 +5,7 @@ Nothing here knows in which arithmetic a block is summed up.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from attention_core.masks import Mask, as_mask, outline, slots
 from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
-MODERATE = 32.0  # what scores are at most for their exponentials to be taken as they are
+MODERATE, HUGE = 32.0, 1e15  # what scores, norms and values are below for exponentials to be taken as they are
 EXACT_KEYS = 2048  # up to how many keys a block of exact scores has
 
 
@@ -187,15 +188,20 @@ def are_moderate(query: Array, key: Array, value: Array, backend: Backend) -> Ar
 
     .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
 
-    in each head keeps exponentials between 1e-14 and 1e14, and where the largest value of a channel is between 1e-15
-    and 1e15, averages by them are far from both ends of float32.
+    in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
+    far from both ends of float32.
     """
     xp, loops = backend.namespace, backend.loops
-    of_query, of_key = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
-    bounds = xp.multiply(*(xp.minimum(longest, 1e9) for longest in (of_query, of_key)))  # inf * 0 would be nan
-    peaks = xp.maximum(xp.max(value, axis=2), xp.negative(xp.min(value, axis=2)))
-    fit = xp.logical_and(xp.less(peaks, 1e15), xp.logical_or(xp.equal(peaks, 0.0), xp.greater(peaks, 1e-15)))
-    return xp.logical_and(xp.all(xp.less(bounds, MODERATE)), xp.all(fit))
+    norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
+    bounds = xp.multiply(*(xp.minimum(norm, HUGE) for norm in norms))  # inf * 0 would be nan
+    sizes = xp.abs(value)
+    conditions = [
+        *(xp.less(norm, HUGE) for norm in norms),
+        xp.less(bounds, MODERATE),
+        xp.less(sizes, HUGE),
+        xp.logical_or(xp.greater(sizes, 1 / HUGE), xp.equal(sizes, 0.0)),
+    ]
+    return functools.reduce(xp.logical_and, map(xp.all, conditions))
 
 
 def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int]:

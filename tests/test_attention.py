@@ -367,6 +367,15 @@ def test_contract_11_dropout_scales_up_what_is_kept(put, get):
     np.testing.assert_array_equal(result.weights, np.full((1, 1, 3, 400), 1 / 400))
 
 
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "auto"])
+def test_contract_11_dropout_does_not_hide_a_nan_that_is_attended(implementation, put, get):
+    q, k, v = np.ones((1, 1, 2)), np.ones((1, 4, 2)), np.ones((1, 4, 1))
+    k[0, 1] = np.nan
+    for seed in range(8):
+        options = {"dropout": ac.Dropout(0.5, seed), "implementation": implementation}
+        assert np.isnan(get(attention(*put([q, k, v]), **options))).all()
+
+
 def test_contract_11_no_dropout_is_no_dropout(qkv, put, get):
     np.testing.assert_array_equal(get(attention(*put(qkv), dropout=ac.Dropout(0.0, 1))), get(attention(*put(qkv))))
 

@@ -114,6 +114,7 @@ def costly(backend, name, few):
         pytest.skip("loops take long to trace: other backends run this case")
 
 
+RUBBISH = [math.nan, math.inf, -math.inf]
 OFFSETS, LENGTHS = np.array([0, 3, -4]), np.array([13, 0, 6])
 QUERY_IDS, KEY_IDS = np.sort(np.random.default_rng(7).integers(0, 4, (2, B, N)))
 MASKS = {
@@ -242,27 +243,76 @@ def plan_of(backend, monkeypatch, query, key, value, **options):
         ("query", math.inf, False),
         ("key", math.inf, False),
         ("key", math.nan, False),
+        ("query", 1e-30, True),
+        ("key", 1e14, True),
+        ("key", 1e16, False),
         ("value", 0.0, True),
-        ("value", 2e-15, True),
+        ("value", -2e-15, True),
         ("value", 9e-16, False),
         ("value", -2e15, False),
         ("value", 9e14, True),
         ("value", math.nan, False),
     ],
 )
-def test_scores_are_moderate_by_the_norms_of_a_head_and_values_by_the_peaks_of_a_channel(
-    place, number, moderate, backend, monkeypatch
-):
+def test_scores_are_moderate_by_the_norms_of_a_head_and_all_values(place, number, moderate, backend, monkeypatch):
     query, key, value = np.zeros((1, 2, M, D)), np.zeros((1, 2, N, D)), np.ones((1, 2, N, E))
     query[0, 0, 3, 1], query[0, 1, 3, 1] = 1.0, 1e-3
     key[0, 0, 5, 2], key[0, 1, 5, 2] = 1.0, 1e3  # products with queries of another head do not count
+    if place == "key":
+        query[0, 0] = 0.0  # not even times 0 may a key be infinite, nor so large
+        query[0, 0, 3, 1] = 1e-13 if number == 1e14 else 0.0
     if place == "value":
-        value[0, 1, :, 4] = 0.0
         value[0, 1, 2, 4] = number
     else:
         {"query": query, "key": key}[place][0, 0, 3 if place == "query" else 5, 1 if place == "query" else 2] = number
     plan = plan_of(backend, monkeypatch, query, key, value, scale=1.0)
     assert plan.moderate == (moderate and not backend.loops.traced)
+
+
+@pytest.mark.parametrize("implementation", ["blockwise", "auto"])
+def test_large_keys_of_small_queries_need_a_maximum(implementation, backend, rng):
+    query, key = np.full((1, 1, M, D), 1e-8), 1e10 * rng.random((1, 1, N, D))
+    value = rng.standard_normal((1, 1, N, E))
+    found, expected = (
+        backend.to_numpy(attention(*backend.from_numpy([query, key, value]), scale=1.0, implementation=name))
+        for name in (implementation, "dense")
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH)
+def test_queries_of_zero_do_not_let_keys_leak(rubbish, backend, rng):
+    query, key, value = qkv(rng)
+    query[1] = 0.0
+    key[1, :, 4:] = rubbish
+    mask = ac.KeyLengths(backend.from_numpy(np.array([N, 4, N])))
+    found = backend.to_numpy(attention(*backend.from_numpy([query, key, value]), mask=mask, implementation="blockwise"))
+    mean = np.repeat(value[1, :, :4].mean(axis=1), H // G, axis=0)
+    np.testing.assert_allclose(found[1], np.broadcast_to(mean[:, None], found[1].shape), rtol=0, atol=1e-14)
+
+
+def test_a_row_of_small_values_beside_large_ones_loses_nothing(backend):
+    value = np.ones((1, 1, N, E))
+    value[0, 0, 0] = 1.234567e-28
+    arrays = backend.from_numpy([np.full((1, 1, M, 1), 5.5), np.full((1, 1, N, 1), -5.5), value], dtype="float32")
+    found = backend.to_numpy(attention(*arrays, scale=1.0, is_causal=True, implementation="blockwise"))
+    np.testing.assert_allclose(found[0, 0, 0], value[0, 0, 0], rtol=2e-7)
+
+
+def test_a_masked_value_that_times_a_gradient_overflows_leaks_nowhere(differentiable, rng):
+    backend, xp = differentiable, differentiable.namespace
+    query, key, value = (np.abs(x) for x in qkv(rng))
+    value[:, :, 8:] = 3e38
+
+    def measure(implementation, *arrays):
+        output = attention(*arrays, mask=ac.KeyLengths(8), implementation=implementation)
+        return xp.sum(xp.multiply(output, 10.0))
+
+    for name in ("dense", "blockwise", "auto"):
+        arrays = backend.from_numpy([query, key, value], dtype="float32")
+        compute = quickly(backend, backend.value_and_grad(lambda *arrays, name=name: measure(name, *arrays)))
+        for gradient in backend.to_numpy(compute(*arrays)[1]):
+            assert np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("options", [{"softcap": 5.0}, {"score_mod": plain}, {"bias": None}])
@@ -372,9 +422,6 @@ def test_gradients_of_arrays_of_16_bits_are_added_up_in_float32(differentiable, 
 def weighted(scores, batch, head, query, key, weight):
     xp = array_namespace(scores)
     return xp.multiply(scores, xp.astype(weight, scores.dtype))
-
-
-RUBBISH = [math.nan, math.inf, -math.inf]
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH)

@@ -238,11 +238,12 @@ def test_refused_as_the_scale_makes_what_is_masked_overflow(put):
 
 
 def test_numbers_whose_squares_overflow_are_not_refused(put):
-    query, key, value = put([np.full((1, 1, 2, 2), 1e-20), np.full((1, 1, 3, 2), 1e25), np.full((1, 1, 3, 2), 1e30)])
+    query, key, value = put([np.full((1, 1, 2, 2), 1e-20), np.full((1, 1, 3, 2), 1e25), np.full((1, 1, 3, 2), 1e10)])
     query, key, value = (x.to(dtype=importlib.import_module("torch").float32) for x in (query, key, value))
     allowed = put(np.arange(3) < 2)
     assert refusal((query, key, value), mask=allowed) is None
     np.testing.assert_allclose(attention(query, key, value, mask=allowed, implementation="fused"), value[:, :, :2])
+    assert "leak" in refusal((query, key, value * 1e20), mask=allowed)  # gradients would make of it inf, times 0
 
 
 def test_refused_as_dropout_is_another(torch, arrays):

@@ -32,7 +32,7 @@ class NumpyLoops(PythonLoops):
 
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis."""
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             return np.sqrt(np.vecdot(x, x))
 
     def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:

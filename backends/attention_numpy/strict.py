@@ -24,7 +24,7 @@ class StrictLoops(PythonLoops):
 
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis."""
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             return super().norm(x)
 
 

@@ -75,7 +75,7 @@ class ScaledDotProduct:
             return "takes a bias near the least number for a mask (line 4)"
         with torch.no_grad():
             if not (later or _are_bounded(call, call.query, call.key, call.value) or known_tame(call)):
-                return "lets masked keys leak that are not seen to be finite, with finite scores (line 5)"
+                return "lets masked keys leak that are not seen to be finite, with finite scores and gradients (line 5)"
         return None
 
     def attend(self, call: Call) -> torch.Tensor:
