@@ -6,8 +6,9 @@ brought up to date by each block of keys,
 .. math:: t' = \max(t, \max_j s_{ij}), \qquad z' = e^{t - t'} z + \sum_j e^{s_{ij} - t'}, \qquad
           u' = e^{t - t'} u + \sum_j e^{s_{ij} - t'} v_j,
 
-and :math:`o_i = u / z`, :math:`\ell_i = t + \log z`. Backward, the weights are computed once more from
-:math:`\ell`, and with :math:`\delta_i = \bar o_i \cdot o_i - \bar \ell_i`
+and :math:`o_i = u / z`, :math:`\ell_i = t + \log z`. Where norms bound all scores by 32, t is 0, and nothing is
+subtracted or fades. Backward, the weights are computed once more from :math:`\ell`, and with
+:math:`\delta_i = \bar o_i \cdot o_i - \bar \ell_i`
 
 .. math:: \bar v_j = \sum_i p_{ij} \bar o_i, \qquad \bar s_{ij} = p_{ij} (\bar o_i \cdot v_j - \delta_i), \qquad
           \bar q_i = \sum_j \bar s_{ij} k_j, \qquad \bar k_j = \sum_i \bar s_{ij} q_i,
