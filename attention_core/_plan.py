@@ -195,13 +195,13 @@ def are_moderate(query: Array, key: Array, value: Array, backend: Backend) -> Ar
     norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
     bounds = xp.multiply(*(xp.minimum(norm, HUGE) for norm in norms))  # inf * 0 would be nan
     sizes = xp.abs(value)
-    conditions = [
-        *(xp.less(norm, HUGE) for norm in norms),
-        xp.less(bounds, MODERATE),
-        xp.less(sizes, HUGE),
-        xp.logical_or(xp.greater(sizes, 1 / HUGE), xp.equal(sizes, 0.0)),
-    ]
-    return functools.reduce(xp.logical_and, map(xp.all, conditions))
+    conditions = [*(xp.less(norm, HUGE) for norm in norms), xp.less(bounds, MODERATE), xp.less(xp.max(sizes), HUGE)]
+    fit = functools.reduce(xp.logical_and, map(xp.all, conditions))
+
+    def all_but_zeros() -> Array:
+        return xp.logical_and(fit, xp.greater(xp.min(xp.where(xp.equal(sizes, 0.0), 1.0, sizes)), 1 / HUGE))
+
+    return loops.choose(xp.greater(xp.min(sizes), 1 / HUGE), lambda: fit, all_but_zeros)
 
 
 def _sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int]:
