@@ -127,7 +127,10 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
                     exponentials = loops.exp_difference(tile.scores, above)
                 total = xp.sum(exponentials, axis=-1, keepdims=True)
                 kept = dropped(exponentials, dropout, tile.at, heads_of(tiles), xp)
-                summed = product(kept, loops.item(values, j), xp)
+                columns = loops.item(values, j)
+                summed = (
+                    product(kept, columns, xp) if state is None else passing_product(tiles, "summed", kept, columns)
+                )
                 alive = None
                 if plan.guarded:
                     alive = xp.ones_like(total, dtype=xp.bool)
@@ -142,8 +145,8 @@ def _forward(tiles: Tiles, part: Callable[[Array], Array]) -> tuple[Array, Array
                     fading = loops.exp_difference(state[2], above)
                     before = tuple(xp.multiply(x, fading) for x in before)
                 return (
-                    xp.add(before[0], summed),
-                    xp.add(before[1], total),
+                    loops.over(xp.add, before[0], summed),
+                    loops.over(xp.add, before[1], total),
                     above,
                     None if alive is None else xp.logical_or(state[3], alive),
                 )
