@@ -189,6 +189,18 @@ def test_a_softmax_of_one_pass_is_the_softmax_and_hides_no_rubbish(mode, backend
         np.testing.assert_allclose(found[seen], expected[seen], rtol=close)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 2, 1, 2, 3, 40), (2, 1, 2, 0, 2, 3, 40), (1, 1, 1, 1, 2, 3, 0)])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_softmax_of_one_pass_takes_many_axes(mode, shape, backend, rng):
+    if backend.loops.softmax is None:
+        pytest.skip(f"{backend.name} has none")
+    x = rng.standard_normal(shape).astype(np.float32)
+    function = backend.compile(lambda x: backend.loops.softmax(x), mode=mode)
+    exponentials = np.exp(x)
+    expected = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(backend.to_numpy(function(backend.from_numpy(x))), expected, rtol=1e-5)
+
+
 def test_programs_for_xla_have_no_softmax_of_one_pass(backend):
     if "xla" not in backend.modes:
         pytest.skip(f"{backend.name} has no such programs")

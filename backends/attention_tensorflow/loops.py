@@ -33,7 +33,7 @@ class TensorFlowLoops:
     def softmax(self) -> Callable[[Array], Array] | None:
         """TensorFlow's own, but in programs for XLA, which fuses exponentials with what is done to them."""
         compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-        return None if compiled else tf.nn.softmax
+        return None if compiled else _softmax
 
     def powers(self, x: Array) -> Array:
         """The exponential."""
@@ -128,6 +128,15 @@ class TensorFlowLoops:
     def array(self, stack: Any) -> Array:
         """The blocks as one array."""
         return stack.stack() if isinstance(stack, tf.TensorArray) else stack
+
+
+def _softmax(x: Array) -> Array:
+    """TensorFlow's softmax, whose kernel on CPUs takes no more than five axes."""
+    if x.shape.rank <= 5:
+        return tf.nn.softmax(x)
+    dims = tf.shape(x)
+    rows = tf.reshape(x, [tf.reduce_prod(dims[:-1]), dims[-1]])
+    return tf.ensure_shape(tf.reshape(tf.nn.softmax(rows), dims), x.shape)
 
 
 def _shaped(value: Any, before: Any) -> Any:
