@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from attention_core._namespace import beside
 from attention_core._typing import Array, Namespace
 from attention_core.backend import Tuning
 
@@ -19,6 +21,7 @@ class PythonLoops:
 
     traced = False
     unit = 1.0
+    writes = False  # whether functions of the namespace take `out`
     softmax: Callable[[Array], Array] | None = None
 
     def __init__(self, xp: Namespace) -> None:
@@ -33,12 +36,18 @@ class PythonLoops:
         return self.xp.exp(x)
 
     def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
-        """The function, in memory of its own."""
-        return function(x, *others)
+        """The function, in the memory of its first argument if it can be written to."""
+        return function(x, *others, out=x) if self.writes else function(x, *others)
 
     def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
-        """The product, in memory of its own."""
-        return self.xp.matmul(x, y)
+        """The product, in memory that is kept if it can be written to."""
+        if not self.writes:
+            return self.xp.matmul(x, y)
+        dims = (*x.shape[:-1], y.shape[-1])
+        size = math.prod(dims)
+        if name not in memory or memory[name].shape[0] < size:
+            memory[name] = self.xp.empty(size, dtype=x.dtype, **beside(x))
+        return self.xp.matmul(x, y, out=self.xp.reshape(memory[name][:size], dims))
 
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis."""

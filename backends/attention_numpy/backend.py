@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,8 @@ __all__ = ["NumpyBackend", "backend"]
 class NumpyLoops(PythonLoops):
     """Loops that write over arrays."""
 
+    writes = True
+
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference, in the memory of the first array."""
         with np.errstate(over="ignore"):  # what is far below the maximum has the exponential 0 either way
@@ -34,18 +35,6 @@ class NumpyLoops(PythonLoops):
         """The Euclidean norm over the last axis."""
         with np.errstate(over="ignore", under="ignore"):
             return np.sqrt(np.vecdot(x, x))
-
-    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
-        """The function, in the memory of its first argument."""
-        return function(x, *others, out=x)
-
-    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
-        """The product, in memory that is kept."""
-        dims = (*x.shape[:-1], y.shape[-1])
-        size = math.prod(dims)
-        if name not in memory or memory[name].size < size:
-            memory[name] = np.empty(size, x.dtype)
-        return np.matmul(x, y, out=memory[name][:size].reshape(dims))
 
 
 class NumpyBackend:

@@ -45,6 +45,7 @@ PATIENT = {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(to
 class TorchLoops(PythonLoops):
     """Loops that write over tensors, and take powers of 2, which PyTorch computes up to three times as fast as of e."""
 
+    writes = True
     unit = 1 / math.log(2)
 
     def exp_difference(self, x: Array, y: Array) -> Array:
@@ -58,18 +59,6 @@ class TorchLoops(PythonLoops):
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis, in one pass."""
         return torch.linalg.vector_norm(x, dim=-1)
-
-    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
-        """The function, in the memory of its first argument."""
-        return function(x, *others, out=x)
-
-    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
-        """The product, in memory that is kept."""
-        dims = (*x.shape[:-1], y.shape[-1])
-        size = math.prod(dims)
-        if name not in memory or memory[name].numel() < size:
-            memory[name] = x.new_empty(size)
-        return torch.matmul(x, y, out=memory[name][:size].view(dims))
 
 
 class TorchBackend:
