@@ -103,11 +103,10 @@ def backend_of(array: Array) -> Backend | None:
 def _learn(kind: type) -> None:
     """Find the backend for a class of arrays and all of its kin, without an array to ask it about.
 
-    A compiler sees what was learned before it first looked.
+    A compiler sees what was learned before it first looked: the kin too of a class that is known already.
     """
-    if kind not in _backends:
-        family = [base for base in kind.__mro__ if _library_of(base) in entries()]
-        _backends.update(dict.fromkeys(_kin(family[-1]), get_backend(_library_of(family[0]))))
+    family = [base for base in kind.__mro__ if _library_of(base) in entries()]
+    _backends.update(dict.fromkeys(_kin(family[-1]), get_backend(_library_of(family[0]))))
 
 
 def _kin(kind: type) -> Iterator[type]:

@@ -119,7 +119,7 @@ def train_torch(model: str, mode: str, steps: int = STEPS) -> Run:
         return losses(net(x), apart).mean()
 
     if mode == "compiled":
-        measure = torch.compile(measure)
+        measure = torch.compile(measure, fullgraph=True)
     for x, apart in batches(model, steps):
         optimizer.zero_grad()
         measure(torch.from_numpy(x), torch.from_numpy(apart)).backward()

@@ -306,6 +306,25 @@ def test_torch_compile_may_be_the_first_to_call_the_core(torch, names, options):
     assert run.stdout == "torch.Size([2, 2, 3, 4])\n", run.stderr
 
 
+WARM = """
+import torch
+from attention_core import scaled_dot_product_attention
+def attend(x):
+    return scaled_dot_product_attention(x, x, x, arithmetic="reproducible")
+def function(*arrays):
+    return sum(map(attend, arrays))
+tensor = torch.ones(2, 3, 4)
+attend(tensor)
+print(torch.compile(function, fullgraph=True, backend="eager")(tensor, torch.nn.Parameter(tensor)).shape)
+"""
+
+
+def test_torch_compile_finds_the_kin_of_classes_that_are_known(torch):
+    """What is remembered of tensors when a program is traced does not keep it from what parameters are."""
+    run = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=False)
+    assert run.stdout == "torch.Size([2, 3, 4])\n", run.stderr
+
+
 def test_torch_compile_with_open_lengths_compiles_once(torch):
     testing = importlib.import_module("torch._dynamo.testing")
     counter = testing.CompileCounter()
