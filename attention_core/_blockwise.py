@@ -30,7 +30,8 @@ from typing import Any
 from attention_core._call import Call, default_scale, dropped, gain, widened
 from attention_core._gradients import add_bias, bias_stack, collected_bias, gradient_stacks, transposed_product
 from attention_core._namespace import beside, is_concrete, narrow, shape, wide_name, widen
-from attention_core._plan import Plan, are_moderate, is_plain, looked_at, operands_of, planned
+from attention_core._plan import Plan, are_bounded, are_moderate, is_plain, looked_at, operands_of, planned
+from attention_core._strips import attend_strips, strips_of
 from attention_core._tiles import (
     Tiles,
     changed,
@@ -89,10 +90,12 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
     if plan.moderate is not None or backend.loops.softmax is None or not is_plain(plan, operands):
         return attend(plan)
     # Passes over scores cost so much here that the program looks when it runs.
-    moderate = plan._replace(moderate=True, tame=True)
-    found: tuple[Array, Array] = backend.loops.choose(
-        are_moderate(*operands[:3], backend), lambda: attend(moderate), lambda: attend(plan)
-    )
+    strips = strips_of(plan, operands, backend)
+    if strips:
+        condition, quick = are_bounded, lambda: attend_strips(plan, operands, backend, strips)
+    else:
+        condition, quick = are_moderate, lambda: attend(plan._replace(moderate=True, tame=True))
+    found: tuple[Array, Array] = backend.loops.choose(condition(*operands[:3], backend), quick, lambda: attend(plan))
     return found
 
 

@@ -183,6 +183,13 @@ def is_plain(plan: Plan, operands: Operands) -> bool:
     return all(each is None for each in changes) and not any(0 in array.shape for array in operands[:3])
 
 
+def are_bounded(query: Array, key: Array, value: Array, backend: Backend) -> Array:
+    """Whether norms are such that neither scores nor averages of values overflow, nor what is computed on the way."""
+    xp, loops = backend.namespace, backend.loops
+    sizes = loops.norm(query), loops.norm(key), xp.abs(value)
+    return functools.reduce(xp.logical_and, (xp.less(xp.max(size), HUGE) for size in sizes))
+
+
 def are_moderate(query: Array, key: Array, value: Array, backend: Backend) -> Array:
     r"""Whether exponentials of scores can be taken as they are, and averaged by.
 

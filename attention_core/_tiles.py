@@ -291,16 +291,8 @@ def tile_of(tiles: Tiles, entry: Entry, query: Array, key: Array, i: Any, j: Any
     if bias is not None or plan.score_mod is not None:
         scores = xp.add(scores, 0.0 if bias is None else bias)  # in memory of its own: exponentials may take it over
     if allowed is not None and plan.tame and plan.score_mod is None:  # which may make nan of what is masked
-        # The least of two is found many times faster than a choice. An infinity above what is allowed, or below.
-        limit = once_for(
-            tiles,
-            "limit",
-            i,
-            j,
-            allowed,
-            lambda: xp.multiply(xp.subtract(xp.astype(allowed, raw.dtype), 0.5), math.inf),
-        )
-        scores = tiles.loops.over(xp.minimum, scores, limit)
+        most = once_for(tiles, "limit", i, j, allowed, lambda: limit(allowed, raw, xp))
+        scores = tiles.loops.over(xp.minimum, scores, most)
     elif allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)
     return Tile(raw, scores, allowed, at)
@@ -349,6 +341,11 @@ def _allowed(tiles: Tiles, entry: Entry, bias: Array | None, i: Any, j: Any, at:
     for each in others:
         allowed = xp.logical_and(allowed, each)
     return allowed
+
+
+def limit(allowed: Array, like: Array, xp: Namespace) -> Array:
+    """An infinity above what is allowed, or below: the least of that and scores is found far faster than a choice."""
+    return xp.multiply(xp.subtract(xp.astype(allowed, like.dtype), 0.5), math.inf)
 
 
 def rows_of(x: Array, xp: Namespace) -> Array:

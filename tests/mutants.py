@@ -27,7 +27,7 @@ LEFT_OUT = {f"test_{name}" for name in ("backend", "benchmark", "bert", "conform
 MIRRORS = {"_angles": "rotary", "_call": "attention", "_dense": "attention", "_exact": "reproducible",
            "_exact_attention": "reproducible", "_exact_layers": "reproducible", "_exact_scores": "reproducible",
            "_fast_layers": "layers", "_gradients": "blockwise", "_heads": "attention", "_plan": "blockwise",
-           "_softmax": "attention", "_tiles": "blockwise",
+           "_softmax": "attention", "_strips": "strips", "_tiles": "blockwise",
            "layers": "layer_definitions", "layouts": "layouts"}  # fmt: skip
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIMIT_S = 300

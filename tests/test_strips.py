@@ -1,0 +1,212 @@
+"""Where a library has a softmax of one pass, a mask that reaches only so far leaves strips to it, with the same answer."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core import _blockwise, _strips
+from attention_core._call import Call
+from attention_core._plan import planned
+from attention_core.masks import And, Not, Or
+
+attention = ac.scaled_dot_product_attention
+STRIP = 4  # which divides no length below
+MASKS = {
+    "causal": ac.Causal(),
+    "causal later": ac.Causal(3),
+    "causal of nothing for some": ac.Causal(-6),
+    "causal of nothing at all": ac.Causal(-40),
+    "causal of everything": ac.Causal(40),
+    "window": ac.SlidingWindow(2, 1),
+    "window far ahead": ac.SlidingWindow(1, 1, offset=9),
+    "window of one side": ac.SlidingWindow(left=3),
+    "and": And(ac.Causal(1), Not(ac.SlidingWindow(1, 1))),
+    "or": Or(ac.Causal(-7), ac.SlidingWindow(0, 2)),
+}
+
+
+@pytest.fixture
+def strips(backend, monkeypatch):
+    """The strips of each call while a graph is made."""
+    if backend.loops.softmax is None:
+        pytest.skip(f"{backend.name} has no softmax of one pass")
+    found = []
+    monkeypatch.setattr(
+        backend, "tuning", backend.tuning._replace(dense_below=0, structured_below=0, least=3, keys=5, strip=STRIP)
+    )
+
+    def recorded(*arguments):
+        found.append(_strips.strips_of(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(_blockwise, "strips_of", recorded)
+    return found
+
+
+def qkv(rng, leading=(2,), rows=11, columns=13):
+    return [
+        rng.standard_normal((*leading, heads, length, width))
+        for heads, length, width in ((4, rows, 5), (2, columns, 5), (2, columns, 6))
+    ]
+
+
+def results(backend, arrays, implementation, mode="graph", dtype="float64", **options):
+    """Output, logsumexp and gradients of both."""
+    xp = backend.namespace
+    rng = np.random.default_rng(5)
+    factors = backend.from_numpy([rng.standard_normal((*arrays[0].shape[:-1], 6))], dtype=dtype)[0]
+
+    def measure(*arrays):
+        found = attention(*arrays, **options, implementation=implementation, return_logsumexp=True)
+        finite = xp.where(xp.isfinite(found.logsumexp), found.logsumexp, 0.0)
+        return xp.add(xp.sum(xp.multiply(found.output, factors)), xp.sum(finite))
+
+    def everything(*arrays):
+        found = attention(*arrays, **options, implementation=implementation, return_logsumexp=True)
+        return found.output, found.logsumexp, *backend.value_and_grad(measure)(*arrays)[1]
+
+    return backend.to_numpy(backend.compile(everything, mode=mode)(*backend.from_numpy(arrays, dtype=dtype)))
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (20, 17)])
+@pytest.mark.parametrize("name", MASKS)
+def test_strips_on_any_library(name, starts, backend, rng):
+    """There, a softmax is put together."""
+    xp = backend.namespace
+
+    def softmax(scores):
+        powers = xp.exp(xp.subtract(scores, xp.maximum(xp.max(scores, axis=-1, keepdims=True), -1e300)))
+        return xp.divide(powers, xp.sum(powers, axis=-1, keepdims=True))
+
+    lent = SimpleNamespace(
+        namespace=xp,
+        loops=SimpleNamespace(softmax=softmax, traced=True),
+        tuning=backend.tuning._replace(strip=STRIP),
+        is_concrete=backend.is_concrete,
+    )
+    options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": MASKS[name]}
+    arrays = backend.from_numpy(qkv(rng))
+    plan, operands = planned(Call(*arrays, MASKS[name], *(None,) * 5, starts, xp), lent)
+    cuts = _strips.strips_of(plan, operands, lent)
+    assert len(cuts) == 3
+    with np.errstate(invalid="ignore"):  # of scores that are all masked
+        output, logsumexp = backend.to_numpy(_strips.attend_strips(plan, operands, lent, cuts))
+    expected, normalizer = backend.to_numpy(tuple(ac.partial_attention(*arrays, **options, implementation="dense")))
+    np.testing.assert_allclose(output.reshape(expected.shape), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(logsumexp.reshape(normalizer.shape), normalizer, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(11, 13), (13, 6), (3, 13), (1, 1)])
+@pytest.mark.parametrize("name", MASKS)
+def test_strips_are_attention(name, rows, columns, backend, strips, rng):
+    arrays = qkv(rng, rows=rows, columns=columns)
+    found, expected = (results(backend, arrays, each, mask=MASKS[name]) for each in ("blockwise", "dense"))
+    assert all(len(each) == -(-rows // STRIP) for each in strips)
+    assert strips
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("starts", [(3, 0), (0, 4), (20, 18), (0, 40)])
+def test_positions_may_start_anywhere(starts, backend, strips, rng):
+    options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": ac.SlidingWindow(3, 2)}
+    arrays = backend.from_numpy(qkv(rng))
+
+    def partial(implementation):
+        def attend(*arrays):
+            return tuple(ac.partial_attention(*arrays, **options, implementation=implementation))
+
+        return backend.to_numpy(backend.compile(attend, mode="graph")(*arrays))
+
+    for one, other in zip(partial("blockwise"), partial("dense"), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+    assert all(strips)
+
+
+@pytest.mark.parametrize("leading", [(), (2, 3)])
+def test_entries_may_have_any_axes(leading, backend, strips, rng):
+    arrays = qkv(rng, leading)
+    found, expected = (results(backend, arrays, each, is_causal=True) for each in ("blockwise", "dense"))
+    assert all(strips)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_strips_are_computed_in_float32(dtype, backend, strips, rng):
+    arrays = qkv(rng)
+    found, expected = (results(backend, arrays, each, dtype=dtype, is_causal=True) for each in ("blockwise", "dense"))
+    assert all(strips)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        close = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 2e-6}[dtype]
+        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=0, atol=close)
+
+
+def test_a_strip_has_the_keys_within_reach_alone(backend, strips, rng):
+    results(backend, qkv(rng), "blockwise", mask=ac.SlidingWindow(2, 1))
+    assert strips[0] == [(range(4), range(5)), (range(4, 8), range(2, 9)), (range(8, 11), range(6, 12))]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e200, 1e308])
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(place, number, backend, strips, rng):
+    arrays = dict(zip(("query", "key", "value"), qkv(rng), strict=True))
+    arrays[place][1, 1, 7, 2] = number
+    arrays = tuple(arrays.values())
+    with np.errstate(all="ignore"):
+        found, expected = (results(backend, arrays, each, is_causal=True)[:2] for each in ("blockwise", "dense"))
+    assert all(strips)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [60.0, 1e6, 1e14])
+def test_large_scores_take_strips_too(size, backend, strips, rng):
+    query, key, value = qkv(rng)
+    found, expected = (
+        results(backend, (query * size, key, value), each, is_causal=True)[:2] for each in ("blockwise", "dense")
+    )
+    assert all(strips)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": None},
+        {"mask": Not(ac.Causal())},
+        {"mask": ac.KeyLengths(7)},
+        {"is_causal": True, "softcap": 3.0},
+        {"is_causal": True, "dropout": ac.Dropout(0.5, 3)},
+        {"is_causal": True, "score_mod": lambda scores, *at: scores},
+    ],
+)
+def test_other_calls_take_blocks(options, backend, strips, rng):
+    backend.compile(lambda *arrays: attention(*arrays, **options, implementation="blockwise"), mode="graph")(
+        *backend.from_numpy(qkv(rng))
+    )
+    assert not any(strips)
+
+
+def test_strips_are_no_more_and_hold_no_more_than_is_good(backend, strips, rng, monkeypatch):
+    def attend(rows):
+        strips.clear()
+        results(backend, qkv(rng, rows=rows, columns=rows), "blockwise", is_causal=True)
+        return len(strips[0])
+
+    assert attend(40) == 10
+    monkeypatch.setattr(_strips, "MOST_STRIPS", 3)
+    assert attend(40) == 3
+    monkeypatch.setattr(_strips, "MOST_SCORES", 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
+    assert attend(40) == 3
+    assert attend(41) == 0
+
+
+def test_programs_for_xla_take_blocks(backend, strips, rng):
+    results(backend, qkv(rng), "blockwise", mode="xla", is_causal=True)
+    assert not any(strips)
