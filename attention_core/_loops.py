@@ -1,4 +1,4 @@
-"""Loops over blocks in plain Python, for libraries that run what they are told at once."""
+"""Loops over blocks in plain Python, for libraries that run what they are told at once; and what all loops compute."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from attention_core._namespace import beside
 from attention_core._typing import Array, Namespace
 from attention_core.backend import Tuning
 
-__all__ = ["Plain", "PythonLoops"]
+__all__ = ["BlockOperations", "Plain", "PythonLoops", "TracedLoops"]
 
 
-class PythonLoops:
-    """Loops whose counters are Python integers: a block may end short, and nothing is traced.
+class BlockOperations:
+    """What is computed of blocks, with the functions of a namespace.
 
     See `attention_core.backend.Loops` for what each method does.
     """
 
-    traced = False
     unit = 1.0
     writes = False  # whether functions of the namespace take `out`
-    softmax: Callable[[Array], Array] | None = None
 
     def __init__(self, xp: Namespace) -> None:
         self.xp = xp
+
+    @property
+    def softmax(self) -> Callable[[Array], Array] | None:
+        """``None``."""
+        return None
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference."""
@@ -52,6 +55,22 @@ class PythonLoops:
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis."""
         return self.xp.sqrt(self.xp.vecdot(x, x))
+
+
+class TracedLoops(BlockOperations):
+    """What loops of compilers have in common."""
+
+    traced = True
+
+    def read(self, x: Array) -> Any:
+        """Raise: values are traced."""
+        raise TypeError("expected nothing to be read while a function is traced")
+
+
+class PythonLoops(BlockOperations):
+    """Loops whose counters are Python integers: a block may end short, and nothing is traced."""
+
+    traced = False
 
     def read(self, x: Array) -> Any:
         """The values as nested lists."""

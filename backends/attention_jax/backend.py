@@ -39,7 +39,7 @@ class JaxBackend:
     namespace: Namespace = jax_namespace
     modes: tuple[str, ...] = ("eager", "jit")
     differentiates = True
-    loops: Loops = JaxLoops()
+    loops: Loops = JaxLoops(namespace)
     tuning = Tuning(
         queries=2048,
         keys=512,

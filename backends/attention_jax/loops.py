@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_core._loops import TracedLoops
 from attention_core._typing import Array
-from attention_jax.namespace import matmul
 
 __all__ = ["JaxLoops"]
 
@@ -21,28 +21,8 @@ class _Cut(NamedTuple):
     each: Callable[[Array], Array]
 
 
-class JaxLoops:
+class JaxLoops(TracedLoops):
     """Loops of `jax.lax`; a stack is an array whose first axis counts blocks."""
-
-    traced = True
-    unit = 1.0
-    softmax: Callable[[Array], Array] | None = None  # XLA fuses exponentials with what is done to them
-
-    def exp_difference(self, x: Array, y: Array) -> Array:
-        """The exponential of a difference."""
-        return jnp.exp(x - y)
-
-    def powers(self, x: Array) -> Array:
-        """The exponential."""
-        return jnp.exp(x)
-
-    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
-        """The function, in memory of its own."""
-        return function(x, *others)
-
-    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
-        """The product, for whose memory the compiler provides."""
-        return matmul(x, y)
 
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Run a body from start to before stop."""
@@ -69,10 +49,6 @@ class JaxLoops:
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis."""
         return jnp.linalg.norm(x, axis=-1)
-
-    def read(self, x: Array) -> Any:
-        """Raise: values are traced."""
-        raise TypeError("expected nothing to be read while a function is traced")
 
     def stack(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """So many blocks of zeros: XLA would make them first of all, if they did not depend on what comes later."""

@@ -33,7 +33,7 @@ class TensorFlowBackend:
     namespace: Namespace = tensorflow_namespace
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     differentiates = True
-    loops: Loops = TensorFlowLoops()
+    loops: Loops = TensorFlowLoops(namespace)
     tuning = Tuning(
         queries=4096,
         keys=512,

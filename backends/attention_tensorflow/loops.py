@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util  # no public name tells programs for XLA from others
 
+from attention_core._loops import TracedLoops
 from attention_core._typing import Array
 from attention_tensorflow import namespace as tensorflow_namespace
 
@@ -19,33 +20,14 @@ class _Cut(NamedTuple):
     size: int
 
 
-class TensorFlowLoops:
+class TensorFlowLoops(TracedLoops):
     """Loops of `tf.while_loop`; a stack is a `tf.TensorArray`, which is written to in place."""
-
-    traced = True
-    unit = 1.0
-
-    def exp_difference(self, x: Array, y: Array) -> Array:
-        """The exponential of a difference."""
-        return tf.exp(x - y)
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
         """TensorFlow's own, but in programs for XLA, which fuses exponentials with what is done to them."""
         compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
         return None if compiled else _softmax
-
-    def powers(self, x: Array) -> Array:
-        """The exponential."""
-        return tf.exp(x)
-
-    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
-        """The function, in memory of its own."""
-        return function(x, *others)
-
-    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
-        """The product, for whose memory the compiler provides."""
-        return tensorflow_namespace.matmul(x, y)
 
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Run a body from start to before stop."""
@@ -96,10 +78,6 @@ class TensorFlowLoops:
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis."""
         return tf.norm(x, axis=-1)
-
-    def read(self, x: Array) -> Any:
-        """Raise: values are traced."""
-        raise TypeError("expected nothing to be read while a function is traced")
 
     def stack(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """So many blocks of zeros."""
