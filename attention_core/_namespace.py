@@ -88,25 +88,42 @@ def _namespace_of(array: Array) -> Namespace:
 
 def backend_of(array: Array) -> Backend | None:
     """The backend that owns this array, out of those whose library is in use."""
+    kind = type(array)
     if _is_compiling(array):
-        _learn(type(array))
-    backend = _backends.get(type(array))
+        _learn(kind)
+    backend = _backends.get(kind)
     if backend is None:
-        library = _library_of(type(array))
+        library = _library_of(kind)
         in_use = sorted((name for name in entries() if name in sys.modules), key=lambda name: name != library)
         backend = next((backend for backend in map(get_backend, in_use) if backend.owns(array)), None)
         if backend is not None:
-            _backends[type(array)] = backend
+            _backends[kind] = backend
+            _learn_kin(kind)
     return backend
 
 
 def _learn(kind: type) -> None:
-    """Find the backend for a class of arrays and all of its kin, without an array to ask it about.
+    """Find the backend for a class of arrays, without an array to ask it about.
 
-    A compiler sees what was learned before it first looked: the kin too of a class that is known already.
+    A compiler sees what was learned before it first looked: all kin is learned at once, so that no other class is new.
     """
-    family = [base for base in kind.__mro__ if _library_of(base) in entries()]
-    _backends.update(dict.fromkeys(_kin(family[-1]), get_backend(_library_of(family[0]))))
+    if kind not in _backends:
+        _backends[kind] = get_backend(_home_of(kind))
+        _learn_kin(kind)
+
+
+def _learn_kin(kind: type) -> None:
+    """Remember the backend of a class for all classes that share a root with it, and belong to no other library."""
+    home = _home_of(kind)
+    roots = [base for base in kind.__mro__ if _library_of(base) == home] or [kind]
+    for each in _kin(roots[-1]):
+        if _home_of(each) == home:
+            _backends.setdefault(each, _backends[kind])
+
+
+def _home_of(kind: type) -> str:
+    """The library with a backend that a class belongs to, itself or by a base; an empty name for none."""
+    return next((library for library in map(_library_of, kind.__mro__) if library in entries()), "")
 
 
 def _kin(kind: type) -> Iterator[type]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, cast
 
-from attention_core._namespace import beside
+from attention_core._namespace import beside, dtype_name
 from attention_core._plan import Operands, Plan
 from attention_core._tiles import limit, product
 from attention_core._typing import Array
@@ -19,7 +19,7 @@ from attention_core.masks import Positions, rebuilt
 __all__ = ["Strip", "attend_strips", "strips_of"]
 
 MOST_STRIPS = 16  # each is a part of the program
-MOST_SCORES = 2**25  # of all strips, which a library may compute side by side: 128 MiB
+MOST_BYTES = 2**27  # of the scores of all strips, which a library may compute side by side
 
 
 class Strip(NamedTuple):
@@ -51,7 +51,8 @@ def strips_of(plan: Plan, operands: Operands, backend: Backend) -> list[Strip]:
         end = int(max(min(number, rows[-1] + ahead + high + 1), begin + 1))  # at least one key, attended or not
         strips.append(Strip(rows, range(begin, end)))
     scores = math.prod(heads) * sum(len(strip.rows) * len(strip.columns) for strip in strips)
-    return strips if scores <= MOST_SCORES else []
+    size_of_one = 8 if dtype_name(operands.query.dtype) == "float64" else 4
+    return strips if scores * size_of_one <= MOST_BYTES else []
 
 
 def attend_strips(plan: Plan, operands: Operands, backend: Backend, strips: list[Strip]) -> tuple[Array, Array]:

@@ -1,5 +1,7 @@
 """Where a library has a softmax of one pass, a mask that reaches only so far leaves strips to it, with the same answer."""
 
+import dataclasses
+import importlib
 import math
 from types import SimpleNamespace
 
@@ -175,22 +177,59 @@ def test_large_scores_take_strips_too(size, backend, strips, rng):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class EvenQueries(ac.Causal):
+    """A rule that looks at more than the distance."""
+
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(super().allowed(at, xp=xp), xp.equal(xp.remainder(at.query, 2), 0))
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"mask": None},
         {"mask": Not(ac.Causal())},
         {"mask": ac.KeyLengths(7)},
+        {"mask": And(ac.Causal(), ac.KeyLengths(7))},
+        {"mask": EvenQueries()},
         {"is_causal": True, "softcap": 3.0},
         {"is_causal": True, "dropout": ac.Dropout(0.5, 3)},
         {"is_causal": True, "score_mod": lambda scores, *at: scores},
     ],
 )
 def test_other_calls_take_blocks(options, backend, strips, rng):
-    backend.compile(lambda *arrays: attention(*arrays, **options, implementation="blockwise"), mode="graph")(
-        *backend.from_numpy(qkv(rng))
-    )
+    assert_blocks(backend, strips, lambda *arrays: attention(*arrays, **options, implementation="blockwise"), rng)
+
+
+def test_starts_that_cannot_be_read_take_blocks(backend, strips, rng):
+    def attend(start, *arrays):
+        options = {"mask": ac.SlidingWindow(3, 2), "query_start": start, "key_start": 2}
+        return ac.partial_attention(*arrays, **options, implementation="blockwise").output
+
+    start = backend.from_numpy(np.asarray(3, dtype=np.int32))
+    assert_blocks(backend, strips, lambda *arrays: attend(start, *arrays), rng)
+
+
+def assert_blocks(backend, strips, attend, rng):
+    backend.compile(attend, mode="graph")(*backend.from_numpy(qkv(rng)))
     assert not any(strips)
+
+
+@pytest.mark.parametrize("open_axis", [(0, 0), (0, 2), (1, 2), (2, 3)])
+def test_what_has_open_lengths_takes_blocks_or_is_right(open_axis, backend, strips, rng):
+    tf = importlib.import_module("tensorflow")
+    arrays = backend.from_numpy(qkv(rng))
+    shapes = [list(array.shape) for array in arrays]
+    shapes[open_axis[0]][open_axis[1]] = None
+    signature = [tf.TensorSpec(shape, array.dtype) for shape, array in zip(shapes, arrays, strict=True)]
+
+    def attend(*arrays):
+        return attention(*arrays, is_causal=True, implementation="blockwise")
+
+    found = tf.function(attend, input_signature=signature, autograph=False)(*arrays)
+    expected = attention(*arrays, is_causal=True, implementation="dense")
+    np.testing.assert_allclose(backend.to_numpy(found), backend.to_numpy(expected), rtol=0, atol=1e-13)
 
 
 def test_strips_are_no_more_and_hold_no_more_than_is_good(backend, strips, rng, monkeypatch):
@@ -202,7 +241,7 @@ def test_strips_are_no_more_and_hold_no_more_than_is_good(backend, strips, rng, 
     assert attend(40) == 10
     monkeypatch.setattr(_strips, "MOST_STRIPS", 3)
     assert attend(40) == 3
-    monkeypatch.setattr(_strips, "MOST_SCORES", 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
+    monkeypatch.setattr(_strips, "MOST_BYTES", 8 * 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
     assert attend(40) == 3
     assert attend(41) == 0
 

@@ -17,6 +17,7 @@ from attention_core import (
     KeyLengths,
     Segments,
     SlidingWindow,
+    _namespace,
     attention_scores,
     embed_tokens,
     encoder_layer,
@@ -323,6 +324,34 @@ def test_torch_compile_finds_the_kin_of_classes_that_are_known(torch):
     """What is remembered of tensors when a program is traced does not keep it from what parameters are."""
     run = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=False)
     assert run.stdout == "torch.Size([2, 3, 4])\n", run.stderr
+
+
+def test_a_class_that_is_made_later_makes_no_program_anew(torch):
+    testing = importlib.import_module("torch._dynamo.testing")
+    counter = testing.CompileCounter()
+    x = get_backend("torch").from_numpy(np.ones((2, 3, 4), dtype=np.float32))
+
+    def attend(x):
+        return scaled_dot_product_attention(x, x, x, arithmetic="reproducible")
+
+    attend(x)
+    function = compiled(torch, attend, counter)
+    function(x)
+    for factor in (2.0, 3.0):
+        type("Later", (torch.Tensor,), {})
+        torch.compile(lambda x, factor=factor: attend(x) * factor, fullgraph=True, backend="eager")(x)
+        function(x)
+    assert counter.frame_count == 1
+
+
+def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
+    kind = type("Own", (torch.Tensor,), {"__module__": "numpy.elsewhere"})
+    monkeypatch.setattr(_namespace, "_backends", {})
+    _namespace._learn(torch.Tensor)
+    assert _namespace._backends[torch.nn.Parameter] is get_backend("torch")
+    assert kind not in _namespace._backends
+    _namespace._learn(kind)
+    assert _namespace._backends[kind] is get_backend("numpy")
 
 
 def test_torch_compile_with_open_lengths_compiles_once(torch):
