@@ -73,32 +73,54 @@ def results(backend, arrays, implementation, mode="graph", dtype="float64", **op
     return backend.to_numpy(backend.compile(everything, mode=mode)(*backend.from_numpy(arrays, dtype=dtype)))
 
 
-@pytest.mark.parametrize("starts", [(0, 0), (20, 17)])
-@pytest.mark.parametrize("name", MASKS)
-def test_strips_on_any_library(name, starts, backend, rng):
-    """There, a softmax is put together."""
+def lent(backend):
+    """A library with a softmax, which is put together here."""
     xp = backend.namespace
 
     def softmax(scores):
         powers = xp.exp(xp.subtract(scores, xp.maximum(xp.max(scores, axis=-1, keepdims=True), -1e300)))
         return xp.divide(powers, xp.sum(powers, axis=-1, keepdims=True))
 
-    lent = SimpleNamespace(
+    return SimpleNamespace(
         namespace=xp,
         loops=SimpleNamespace(softmax=softmax, traced=True),
         tuning=backend.tuning._replace(strip=STRIP),
         is_concrete=backend.is_concrete,
     )
+
+
+def cut(backend, arrays, mask, starts=(0, 0)):
+    """The strips of a call, and what `attend_strips` takes."""
+    plan, operands = planned(Call(*arrays, mask, *(None,) * 5, starts, backend.namespace), backend)
+    strips = _strips.strips_of(plan, operands, backend)
+    return plan, operands, backend, strips
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (20, 17)])
+@pytest.mark.parametrize("name", MASKS)
+def test_strips_on_any_library(name, starts, backend, rng):
     options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": MASKS[name]}
     arrays = backend.from_numpy(qkv(rng))
-    plan, operands = planned(Call(*arrays, MASKS[name], *(None,) * 5, starts, xp), lent)
-    cuts = _strips.strips_of(plan, operands, lent)
-    assert len(cuts) == 3
+    *given, strips = cut(lent(backend), arrays, MASKS[name], starts)
+    assert len(strips) == 3
     with np.errstate(invalid="ignore"):  # of scores that are all masked
-        output, logsumexp = backend.to_numpy(_strips.attend_strips(plan, operands, lent, cuts))
+        output, logsumexp = backend.to_numpy(_strips.attend_strips(*given, strips))
     expected, normalizer = backend.to_numpy(tuple(ac.partial_attention(*arrays, **options, implementation="dense")))
     np.testing.assert_allclose(output.reshape(expected.shape), expected, rtol=0, atol=1e-13)
     np.testing.assert_allclose(logsumexp.reshape(normalizer.shape), normalizer, rtol=0, atol=1e-13)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EvenQueries(ac.Causal):
+    """A rule that looks at more than the distance."""
+
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(super().allowed(at, xp=xp), xp.equal(xp.remainder(at.query, 2), 0))
+
+
+@pytest.mark.parametrize("mask", [And(ac.Causal(), ac.KeyLengths(7)), EvenQueries(), Not(ac.Causal())])
+def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_strips(mask, backend, rng):
+    assert cut(lent(backend), backend.from_numpy(qkv(rng)), mask)[-1] == []
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(11, 13), (13, 6), (3, 13), (1, 1)])
@@ -175,14 +197,6 @@ def test_large_scores_take_strips_too(size, backend, strips, rng):
     assert all(strips)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class EvenQueries(ac.Causal):
-    """A rule that looks at more than the distance."""
-
-    def allowed(self, at, /, *, xp):
-        return xp.logical_and(super().allowed(at, xp=xp), xp.equal(xp.remainder(at.query, 2), 0))
 
 
 @pytest.mark.parametrize(
