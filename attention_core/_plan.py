@@ -186,7 +186,10 @@ def is_plain(plan: Plan, operands: Operands) -> bool:
 def are_bounded(query: Array, key: Array, value: Array, backend: Backend) -> Array:
     """Whether norms are such that neither scores nor averages of values overflow, nor what is computed on the way."""
     xp, loops = backend.namespace, backend.loops
-    sizes = loops.norm(query), loops.norm(key), xp.abs(value)
+    return _are_below_huge(loops.norm(query), loops.norm(key), xp.abs(value), xp=xp)
+
+
+def _are_below_huge(*sizes: Array, xp: Namespace) -> Array:
     return functools.reduce(xp.logical_and, (xp.less(xp.max(size), HUGE) for size in sizes))
 
 
@@ -202,8 +205,7 @@ def are_moderate(query: Array, key: Array, value: Array, backend: Backend) -> Ar
     norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
     bounds = xp.multiply(*(xp.minimum(norm, HUGE) for norm in norms))  # inf * 0 would be nan
     sizes = xp.abs(value)
-    conditions = [*(xp.less(norm, HUGE) for norm in norms), xp.less(bounds, MODERATE), xp.less(xp.max(sizes), HUGE)]
-    fit = functools.reduce(xp.logical_and, map(xp.all, conditions))
+    fit = xp.logical_and(_are_below_huge(*norms, sizes, xp=xp), xp.all(xp.less(bounds, MODERATE)))
 
     def all_but_zeros() -> Array:
         return xp.logical_and(fit, xp.greater(xp.min(xp.where(xp.equal(sizes, 0.0), 1.0, sizes)), 1 / HUGE))
