@@ -32,7 +32,7 @@ from attention_conformance.processes import Order, Plan, Worker, execute, work
 from attention_conformance.result import Result
 from attention_conformance.vectors import published, published_model
 from attention_core import Backend, available_backends, get_backend
-from attention_core.backend import entries
+from attention_core._backend._find import entries
 
 __all__ = ["app"]
 

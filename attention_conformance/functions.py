@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._namespace import array_namespace
+from attention_core.backend import array_namespace
 
 __all__ = ["periodic", "steepened"]
 

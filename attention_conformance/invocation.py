@@ -10,7 +10,7 @@ import attention_core
 from attention_conformance import functions
 from attention_conformance.problem import Problem, Rule, Seed
 from attention_core import scaled_dot_product_attention
-from attention_core._namespace import array_namespace
+from attention_core.backend import array_namespace
 
 __all__ = ["AttentionFunction", "gradient_function", "output_function", "unsupported"]
 

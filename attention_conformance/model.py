@@ -27,7 +27,7 @@ from attention_core import (
     mask_from_padding,
     scaled_dot_product_attention,
 )
-from attention_core._namespace import array_namespace
+from attention_core.backend import array_namespace
 from attention_core.parameters import Embeddings, EncoderLayer
 
 __all__ = ["MODEL_DTYPES", "PAIRS", "Model", "ModelTrial", "identical_case", "load_model", "plan_model", "run_model"]

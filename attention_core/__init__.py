@@ -1,24 +1,27 @@
 """Attention, written once against the Python array API standard."""
 
-from attention_core._attention import (
+from attention_core._attention.call import Attention
+from attention_core._attention.choice import Explanation
+from attention_core._attention.reproducible.pieces import ExactPartial, Extent
+from attention_core._backend import Backend, available_backends, get_backend
+from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
+from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
+from attention_core._functions.embeddings import embed_tokens
+from attention_core._functions.encoder import encoder_layer
+from attention_core._functions.feed_forward import feed_forward, gelu, linear
+from attention_core._functions.heads import merge_heads, split_heads
+from attention_core._functions.multi_head import multi_head_attention
+from attention_core._functions.normalization import layer_norm, rms_norm
+from attention_core._functions.pieces import (
+    Partial,
     attention_extent,
-    attention_scores,
-    explain_attention,
+    complete_partial,
+    merge_extents,
+    merge_partials,
     partial_attention,
-    scaled_dot_product_attention,
 )
-from attention_core._cache import KeyValueCache, append, cache_mask, empty_cache
-from attention_core._call import Attention
-from attention_core._encoder import encoder_layer, multi_head_attention
-from attention_core._exact_partial import ExactPartial, Extent
-from attention_core._heads import merge_heads, split_heads
-from attention_core._implementations import Explanation
-from attention_core._layers import embed_tokens, feed_forward, gelu, layer_norm, linear
-from attention_core._partial import Partial, complete_partial, merge_extents, merge_partials
-from attention_core._rms_norm import rms_norm
-from attention_core._rotary import rotary_embedding
-from attention_core._sagan import sagan_attention, spectral_norm
-from attention_core.backend import Backend, available_backends, get_backend
+from attention_core._functions.rotary import rotary_embedding
+from attention_core._functions.sagan import sagan_attention, spectral_norm
 from attention_core.masks import (
     Causal,
     KeyLengths,

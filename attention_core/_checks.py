@@ -7,55 +7,22 @@ import sys
 from numbers import Rational, Real
 from typing import Any
 
-from attention_core._namespace import FLOATING, dtype_name, has_sharding, is_concrete, wide_name
-from attention_core._typing import Array
+from attention_core._arrays import (
+    FLOATING,
+    Array,
+    compute_dtype_name,
+    dtype_name,
+    has_sharding,
+    shape_text,
+    shapes_differ,
+    sizes,
+    sizes_differ,
+)
+from attention_core._backend import is_concrete
 from attention_core.parameters import Linear
 
-__all__ = [
-    "check_boolean",
-    "check_broadcastable",
-    "check_device",
-    "check_flag",
-    "check_floating",
-    "check_function",
-    "check_integer",
-    "check_length",
-    "check_like",
-    "check_linear",
-    "check_parameters",
-    "check_positive",
-    "check_rank",
-    "check_scores",
-    "check_sinks",
-    "check_start",
-    "check_value",
-    "differ",
-    "shape_text",
-    "sizes",
-]
-
-LARGEST = sys.float_info.max
+FLOAT64_MAX = sys.float_info.max
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
-
-
-def sizes(array: Array, /) -> tuple[int | None, ...]:
-    """The dimensions that are known before running; ``None`` stands for the others."""
-    return tuple(dim if isinstance(dim, int) else None for dim in array.shape)
-
-
-def shape_text(array: Array, /) -> str:
-    """A shape as in ``(2, ?, 5)``."""
-    dims = ["?" if dim is None else str(dim) for dim in sizes(array)]
-    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
-
-
-def differ(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
-    """Whether two shapes are known not to be the same."""
-    return len(first) != len(second) or any(map(_differ, first, second))
-
-
-def _differ(first: int | None, second: int | None) -> bool:
-    return first is not None and second is not None and first != second
 
 
 def check_rank(name: str, array: Array, least: int, layout: str) -> None:
@@ -68,7 +35,7 @@ def check_rank(name: str, array: Array, least: int, layout: str) -> None:
 
 def check_length(name: str, array: Array, axis: int, length: int | None, reason: str) -> None:
     """Raise unless one axis has the given length."""
-    if _differ(sizes(array)[axis], length):
+    if sizes_differ(sizes(array)[axis], length):
         dims = ["...", *(["*"] * (-axis - 1))]
         dims.insert(1, str(length))
         raise ValueError(f"expected {name} ({', '.join(dims)}) {reason}; got {shape_text(array)}")
@@ -156,7 +123,7 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...])
     fits = len(dims) <= len(target)
     if fits:
         aligned = target[len(target) - len(dims) :]
-        fits = not any(dim != 1 and _differ(dim, goal) for dim, goal in zip(dims, aligned, strict=True))
+        fits = not any(dim != 1 and sizes_differ(dim, goal) for dim, goal in zip(dims, aligned, strict=True))
     if not fits:
         wanted = ", ".join("?" if goal is None else str(goal) for goal in target)
         raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}")
@@ -168,7 +135,7 @@ def check_linear(name: str, parameters: Any, x_name: str, x: Array) -> None:
     weight, bias = parameters
     check_rank(f"{name}.weight", weight, 2, "(in, out)")
     check_like(f"{name}.weight", weight, x_name, x)
-    if len(weight.shape) != 2 or _differ(sizes(weight)[0], sizes(x)[-1]):
+    if len(weight.shape) != 2 or sizes_differ(sizes(weight)[0], sizes(x)[-1]):
         expected = f"({sizes(x)[-1]}, out) to match {x_name} {shape_text(x)}"
         raise ValueError(f"expected {name}.weight {expected}; got {shape_text(weight)}")
     if bias is not None:
@@ -179,7 +146,7 @@ def check_vector(name: str, vector: Array, length: int | None, model_name: str, 
     """Raise unless a vector has the given length, and the dtype and device of its model."""
     check_rank(name, vector, 1, f"({length},)")
     check_like(name, vector, model_name, model)
-    if len(vector.shape) != 1 or _differ(sizes(vector)[0], length):
+    if len(vector.shape) != 1 or sizes_differ(sizes(vector)[0], length):
         raise ValueError(f"expected {name} ({length},) to match {model_name}; got {shape_text(vector)}")
 
 
@@ -192,7 +159,7 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"expected {name} as a number; got {type(value).__name__}")
-    limit = LARGEST if isinstance(value, Rational) else math.inf  # integers and fractions may be beyond all floats
+    limit = FLOAT64_MAX if isinstance(value, Rational) else math.inf  # integers and fractions may be beyond all floats
     if not -limit < value < limit or (positive and value <= 0):  # type: ignore[operator]
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
 
@@ -204,7 +171,7 @@ def check_scores(query: Array, key: Array, bias: Array | None, scale: Any, softc
     check_floating("query", query)
     check_like("key", key, "query", query)
     dims = sizes(query)
-    _check_partner("key", key, (None, dims[-1]), "query", query)
+    _check_heads("key", key, (None, dims[-1]), "query", query)
     if bias is not None:
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
     if scale is not None:
@@ -219,10 +186,10 @@ def check_value(value: Array, key: Array) -> None:
     """Raise unless there is a value for every key."""
     check_rank("value", value, 3, "(..., heads, N, E)")
     check_like("value", value, "key", key)
-    _check_partner("value", value, (sizes(key)[-2], None), "key", key, same_heads=True)
+    _check_heads("value", value, (sizes(key)[-2], None), "key", key, same_heads=True)
 
 
-def _check_partner(
+def _check_heads(
     name: str,
     array: Array,
     ends: tuple[int | None, int | None],
@@ -233,7 +200,7 @@ def _check_partner(
 ) -> None:
     """Raise unless leading axes are equal, heads divide (or are equal), and the last two axes are the expected ones."""
     dims, goal = sizes(array), sizes(model)
-    wrong = differ((*dims[:-3], *dims[-2:]), (*goal[:-3], *ends))
+    wrong = shapes_differ((*dims[:-3], *dims[-2:]), (*goal[:-3], *ends))
     if wrong or not _shares_heads(goal[-3], dims[-3], same_heads):
         heads = goal[-3] if same_heads else f"heads that divide {goal[-3]}"
         letters = ("N", "E" if same_heads else "D")
@@ -254,7 +221,7 @@ def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> Non
     """Raise unless a bias is of a floating-point type, the query's or the computation's, and broadcasts."""
     if not hasattr(bias, "dtype"):
         raise TypeError(f"expected bias as a floating-point array; got {type(bias).__name__}")
-    allowed = dict.fromkeys((dtype_name(query.dtype), wide_name(query.dtype)))
+    allowed = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype)))
     if dtype_name(bias.dtype) not in allowed:
         got = dtype_name(bias.dtype)
         hint = ": a boolean array is a mask" if got == "bool" else ""
@@ -267,11 +234,11 @@ def check_sinks(sinks: Any, query: Array) -> None:
     """Raise unless there is one sink for each head, of the query's type or that of the computation."""
     if not hasattr(sinks, "dtype"):
         raise TypeError(f"expected sinks as a floating-point array; got {type(sinks).__name__}")
-    allowed = dict.fromkeys((dtype_name(query.dtype), wide_name(query.dtype)))
+    allowed = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype)))
     if dtype_name(sinks.dtype) not in allowed:
         raise TypeError(f"expected sinks of dtype {' or '.join(allowed)} to match query; got {dtype_name(sinks.dtype)}")
     check_device("sinks", sinks, "query", query)
-    if differ(sizes(sinks), (sizes(query)[-3],)):
+    if shapes_differ(sizes(sinks), (sizes(query)[-3],)):
         raise ValueError(f"expected sinks ({sizes(query)[-3]},), one for each head; got {shape_text(sinks)}")
 
 

@@ -13,9 +13,8 @@ import math
 from statistics import NormalDist
 from typing import Any
 
+from attention_core._arrays import FLOATING, Array, Namespace, take_rows
 from attention_core._checks import check_number
-from attention_core._namespace import FLOATING, rows_at
-from attention_core._typing import Array, Namespace
 from attention_core.random import random_bits, uniform_integers
 
 __all__ = ["glorot_uniform", "he_uniform", "lecun_normal", "normal", "truncated_normal", "uniform"]
@@ -212,7 +211,7 @@ def _quantiles(
     table = xp.asarray(quantile_table(cut), dtype=xp.int32, **place)
     bits = uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp)
     index = xp.reshape(xp.bitwise_right_shift(bits, 24 - _TABLE_BITS), (-1,))
-    integers = xp.reshape(rows_at(table, index, axis=0, xp=xp), dims)
+    integers = xp.reshape(take_rows(table, index, axis=0, xp=xp), dims)
     return _rounded(xp.divide(xp.astype(integers, _wide(dtype, xp)), _GRID), float(stddev), dtype, xp)
 
 

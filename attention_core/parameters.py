@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attention_core._typing import Array
+from attention_core._arrays import Array
 
 __all__ = [
     "Embeddings",

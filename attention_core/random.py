@@ -18,9 +18,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._checks import check_integer, shape_text
-from attention_core._namespace import beside, index_dtype, positions, shape
-from attention_core._typing import Array, Namespace
+from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, positions, shape, shape_text
+from attention_core._checks import check_integer
 
 __all__ = [
     "Dropout",
@@ -227,7 +226,7 @@ def dropout_mask(dropout: Dropout, like: Array, /, *, xp: Namespace) -> Array:
     Array of bool, shape (..., M, N)
     """
     *leading, rows, columns = shape(like, xp=xp)
-    index = xp.arange(math.prod(leading), dtype=xp.int32, **beside(like))
+    index = xp.arange(math.prod(leading), dtype=xp.int32, **on_device_of(like))
     row = xp.reshape(positions(rows, like, xp=xp), (-1, 1))
     return kept_at(dropout, xp.reshape(index, (*leading, 1, 1)), row, positions(columns, like, xp=xp), xp=xp)
 

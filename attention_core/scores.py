@@ -6,17 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attention_core._checks import (
-    check_flag,
-    check_floating,
-    check_function,
-    check_integer,
-    check_positive,
-    shape_text,
-    sizes,
-)
-from attention_core._namespace import array_namespace, beside, index_dtype, shape
-from attention_core._typing import Array, Namespace
+from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, shape, shape_text, sizes
+from attention_core._backend import array_namespace
+from attention_core._checks import check_flag, check_floating, check_function, check_integer, check_positive
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
 
@@ -164,7 +156,7 @@ class _Alibi:
 
     def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *offset: Array) -> Array:
         xp = array_namespace(scores)
-        slope = _gathered(xp.asarray(_slopes(self.heads), dtype=scores.dtype, **beside(scores)), head, xp)
+        slope = _gathered(xp.asarray(_slopes(self.heads), dtype=scores.dtype, **on_device_of(scores)), head, xp)
         distance = xp.abs(_distance(batch, query, key, self.offset, offset, xp))
         return xp.subtract(scores, xp.multiply(slope, xp.astype(distance, scores.dtype)))
 
@@ -181,7 +173,7 @@ class _RelativeBias:
         xp = array_namespace(scores)
         farthest = len(self.buckets) // 2
         distance = xp.clip(_distance(batch, query, key, self.offset, offset, xp), -farthest, farthest)
-        buckets = xp.asarray(list(self.buckets), dtype=xp.int32, **beside(scores))
+        buckets = xp.asarray(list(self.buckets), dtype=xp.int32, **on_device_of(scores))
         bucket = _gathered(buckets, xp.add(distance, farthest), xp)
         flat = xp.reshape(xp.astype(table, scores.dtype, copy=False), (-1,))
         return xp.add(scores, _gathered(flat, xp.add(xp.multiply(bucket, self.heads), head), xp))

@@ -23,12 +23,15 @@ CORE = ROOT / "attention_core"
 LEFT_OUT = {f"test_{name}" for name in ("backend", "benchmark", "bert", "conformance", "conversion", "convert",
                                         "documentation", "files", "gradients", "onnx_cases", "oracle", "purity",
                                         "tensorflow_namespace", "tracing", "training")}  # fmt: skip
-# The tests of a file, or of all files of a folder, that have none of their own name.
-MIRRORS = {"_angles": "rotary", "_call": "attention", "_dense": "attention", "_exact": "reproducible",
-           "_exact_attention": "reproducible", "_exact_layers": "reproducible", "_exact_scores": "reproducible",
-           "_fast_layers": "layers", "_gradients": "blockwise", "_heads": "attention", "_plan": "blockwise",
-           "_softmax": "attention", "_strips": "strips", "_tiles": "blockwise",
-           "layers": "layer_definitions", "layouts": "layouts"}  # fmt: skip
+# The tests that ought to catch a fault, by the start of the path of its file; else those of the file's own name.
+MIRRORS = {"_attention/blocks/query_chunks": "strips", "_attention/blocks": "blockwise",
+           "_attention/reproducible/pieces": "exact_partial", "_attention/reproducible": "reproducible",
+           "_attention/choice": "implementations", "_attention": "attention", "_arithmetic/fast": "layers",
+           "_arithmetic/angles": "rotary", "_arithmetic/erfc": "gelu", "_arithmetic": "reproducible",
+           "_backend/_loops": "loops", "_backend": "namespace", "_arrays": "namespace", "_checks": "bad_input",
+           "_functions/feed_forward": "layers", "_functions/normalization": "layers",
+           "_functions/embeddings": "layers", "_functions/multi_head": "encoder", "_functions/pieces": "partial",
+           "layers": "layer_definitions", "layouts": "layouts", "masks": "masks"}  # fmt: skip
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIMIT_S = 300
 
@@ -100,8 +103,8 @@ def verdict(fault: Fault | None) -> Verdict:
 def tests_of(fault: Fault | None) -> tuple[list[Path], list[Path]]:
     """The file of the tests that ought to catch a fault, if there is one, and all others."""
     files = sorted(path for path in (ROOT / "tests").glob("test_*.py") if path.stem not in LEFT_OUT)
-    name = "" if fault is None else Path(fault.file).with_suffix("").parts[0]
-    mirror = f"test_{MIRRORS.get(name, name.strip('_'))}"
+    name = "" if fault is None else fault.file.removesuffix(".py")
+    mirror = f"test_{next((test for start, test in MIRRORS.items() if name.startswith(start)), Path(name).name)}"
     return [path for path in files if path.stem == mirror], [path for path in files if path.stem != mirror]
 
 

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import _blockwise, _plan, get_backend
-from attention_core._namespace import array_namespace, rows_at
-from attention_core.backend import Tuning
-from attention_core.masks import And, Mask, Not, Or, outline, rebuilt, slots
+from attention_core import get_backend
+from attention_core._arrays import take_rows
+from attention_core._attention.blocks import backward as _backward
+from attention_core._attention.blocks import forward as _forward
+from attention_core._attention.blocks import plan as _plan
+from attention_core.backend import Tuning, array_namespace
+from attention_core.masks import And, Mask, Not, Or, flatten, unflatten
+from attention_core.masks._tree import leaves
 from attention_core.scores import ScoreMod, alibi
 
 attention = ac.scaled_dot_product_attention
@@ -226,8 +230,8 @@ CHANGES = {
 
 def plan_of(backend, monkeypatch, query, key, value, **options):
     """What is known of a call once its arrays are looked at."""
-    seen, looked_at = [], _plan.looked_at
-    monkeypatch.setattr(_plan, "looked_at", lambda *given: seen.append(looked_at(*given)) or seen[-1])
+    seen, looked_at = [], _plan.with_value_facts
+    monkeypatch.setattr(_plan, "with_value_facts", lambda *given: seen.append(looked_at(*given)) or seen[-1])
     with np.errstate(invalid="ignore"):
         attention(*backend.from_numpy([query, key, value]), implementation="blockwise", **options)
     return seen[0]
@@ -626,14 +630,14 @@ def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng,
     rule, allowed = SKIPPED[name]
     rule = rule if isinstance(rule, Mask) else rule(backend.from_numpy)
     found = []
-    visits = _blockwise.visits_of
+    visits = _forward.make_visits
 
     def recorded(tiles, **options):
         result = visits(tiles, **options)
         found.append([np.sum(np.asarray(each)) for each in (result.seen, result.whole)])
         return result
 
-    monkeypatch.setattr(_blockwise, "visits_of", recorded)
+    monkeypatch.setattr(_forward, "make_visits", recorded)
     attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
     blocks = BLOCKS if backend.loops.traced else FINE
     seen, whole = np.sum([expected_visits(each, blocks) for each in allowed], axis=0)
@@ -652,8 +656,9 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
     if by_key and not backend.differentiates:
         pytest.skip(f"{backend.name} does not differentiate")
     monkeypatch.setattr(backend, "tuning", TUNING)
-    count, tile = [], _blockwise.tile_of
-    monkeypatch.setattr(_blockwise, "tile_of", lambda *arguments: count.append(arguments[-1]) or tile(*arguments))
+    count, tile = [], _forward.score_block
+    for module in (_forward, _backward):
+        monkeypatch.setattr(module, "score_block", lambda *given: count.append(given[-1]) or tile(*given))
     rule = ac.SlidingWindow(left=2, right=0)
     arrays = backend.from_numpy(tuple(qkv(rng)))
     xp = backend.namespace
@@ -675,14 +680,14 @@ def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkey
     """Of four blocks of keys, a causal mask leaves one, two or three to the blocks of queries."""
     if backend.loops.traced:
         pytest.skip("blocks of traced loops are of one size")
-    found, tile = [], _blockwise.tile_of
+    found, tile = [], _forward.score_block
 
     def recorded(*arguments):
         result = tile(*arguments)
         found.append((result.scores.shape[-1], arguments[-1]))
         return result
 
-    monkeypatch.setattr(_blockwise, "tile_of", recorded)
+    monkeypatch.setattr(_forward, "score_block", recorded)
     attention(*backend.from_numpy(qkv(rng)), mask=ac.Causal(), implementation="blockwise")
     assert found == [(4, True), (8, True), (8, False), (4, True)] * B
 
@@ -745,8 +750,8 @@ def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
     if backend.loops.traced:
         pytest.skip("nothing is kept where blocks are traced")
     monkeypatch.setattr(backend, "tuning", RUNS._replace(least=64, keys=200))
-    kept, tiles_of = [], _blockwise.tiles_of
-    monkeypatch.setattr(_blockwise, "tiles_of", lambda *given: kept.append(tiles_of(*given)) or kept[-1])
+    kept, tiles_of = [], _forward.make_grid
+    monkeypatch.setattr(_forward, "make_grid", lambda *given: kept.append(tiles_of(*given)) or kept[-1])
     for mask, keys in ((ac.Causal(), 400), (ac.Causal(), 470), (~ac.Causal() | ac.SlidingWindow(3, 3), 400)):
         x, y = (backend.namespace.zeros((1, 1, length, 2)) for length in (400, keys))
         attention(x, y, y, mask=mask, implementation="blockwise")
@@ -852,7 +857,7 @@ class Phased(Mask):
     axes: ClassVar[dict[str, int]] = {"phases": 1}
 
     def allowed(self, at, /, *, xp):
-        phases = xp.astype(rows_at(self.phases, xp.reshape(at.query, (-1,)), axis=-1, xp=xp), xp.int32)
+        phases = xp.astype(take_rows(self.phases, xp.reshape(at.query, (-1,)), axis=-1, xp=xp), xp.int32)
         shifts = xp.astype(self.shifts, xp.int32)
         if len(phases.shape) > 1:  # an axis for heads
             phases = xp.expand_dims(phases, axis=-2)
@@ -1085,15 +1090,15 @@ def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
         return And(Not(inner), ac.MaskFunction(weighted, (table, offset)))
 
     held, again = [], []
-    form, other = outline(rule(*arrays), held), outline(rule(*reversed(arrays)), again)
+    form, other = flatten(rule(*arrays), held), flatten(rule(*reversed(arrays)), again)
     assert hash(form) == hash(other)
     assert form == other
-    assert form != outline(And(ac.Causal(1), ac.Causal(2)), [])
-    assert outline(ac.Causal(1), []) != outline(ac.Causal(2), [])
-    assert outline(ac.Causal(1), []) != outline(ac.KeyLengths(1), [])
-    assert [slot.axes for slot in slots(form)] == [0, 1, 1, -1, -1]
-    assert [slot.place for slot in slots(form)] == list(range(5))
-    made = rebuilt(form, held)
+    assert form != flatten(And(ac.Causal(1), ac.Causal(2)), [])
+    assert flatten(ac.Causal(1), []) != flatten(ac.Causal(2), [])
+    assert flatten(ac.Causal(1), []) != flatten(ac.KeyLengths(1), [])
+    assert [slot.axes for slot in leaves(form)] == [0, 1, 1, -1, -1]
+    assert [slot.place for slot in leaves(form)] == list(range(5))
+    made = unflatten(form, held)
     assert type(made) is And
     assert [id(each) for each in made.second.arrays] == [id(arrays[3]), id(arrays[0])]
     assert made.first.mask.first.offset is arrays[0]
@@ -1124,7 +1129,7 @@ def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, mon
     ((plan, held),) = taken
     factors = rng.standard_normal(output.shape), rng.standard_normal(logsumexp.shape)
     grouped = [backend.from_numpy(x.reshape(B, G, H // G, *x.shape[2:])) for x in (output, logsumexp, *factors)]
-    found = _blockwise.backward(plan, held, tuple(grouped[:2]), tuple(grouped[2:]), backend)
+    found = _backward.backward(plan, held, tuple(grouped[:2]), tuple(grouped[2:]), backend)
     found = [x.reshape(array.shape) for x, array in zip(backend.to_numpy(tuple(found[:4])), arrays[:4], strict=True)]
     numpy = get_backend("numpy")
     direction = [rng.standard_normal(x.shape) for x in arrays[:4]]
@@ -1153,9 +1158,9 @@ def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(ru
     attention(*backend.from_numpy([query, key, value]), mask=ac.Causal(), implementation="blockwise")
     ((plan, arrays),) = taken
     unseen = plan._replace(tame=False, moderate=None)
-    operands = _plan.operands_of(plan, arrays)
-    assert _plan.looked_at(unseen, operands, backend).tame == (rubbish == 0.0)
-    assert not _plan.looked_at(unseen, operands._replace(bias=operands.query), backend).tame
+    operands = _plan.unpack_operands(plan, arrays)
+    assert _plan.with_value_facts(unseen, operands, backend).tame == (rubbish == 0.0)
+    assert not _plan.with_value_facts(unseen, operands._replace(bias=operands.query), backend).tame
 
 
 def age_logarithm(scores, batch, head, query, key):

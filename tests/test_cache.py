@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from attention_core import scaled_dot_product_attention
-from attention_core._cache import KeyValueCache, append, cache_mask, empty_cache
-from attention_core._rotary import rotary_embedding
+from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
+from attention_core._functions.rotary import rotary_embedding
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 B, H, G, L, C, D, E = 2, 6, 3, 5, 8, 4, 7

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import attention_core as ac
 from attention_core import ExactPartial, Extent, attention_extent, complete_partial, merge_extents, merge_partials
-from attention_core._exact_partial import merged_sums
+from attention_core._attention.reproducible.pieces import merge_sums
 
 EXACTLY = {"arithmetic": "reproducible"}
 B, H, G, M, N, D, E = 2, 4, 2, 7, 20, 5, 6
@@ -144,7 +144,7 @@ def test_sums_of_unlimited_size_are_merged_limb_by_limb():
 
     found = limbs(0)
     for number in numbers:
-        found = merged_sums(found, limbs(number), np)
+        found = merge_sums(found, limbs(number), np)
     np.testing.assert_array_equal(found, limbs(sum(numbers)))
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import _implementations, explain_attention
+from attention_core import explain_attention
+from attention_core._attention import choice
 from attention_core.backend import Tuning
 from attention_core.masks import And
 from attention_core.scores import alibi
@@ -34,8 +35,8 @@ def ran(backend, monkeypatch):
 
         monkeypatch.setattr(owner, attribute, spy)
 
-    spied(_implementations, "dense", "dense")
-    spied(_implementations, "_blockwise", "blockwise")
+    spied(choice, "dense", "dense")
+    spied(choice, "_blockwise", "blockwise")
     for kernel in backend.kernels:
         spied(type(kernel), "attend", "fused")
     return found
@@ -81,7 +82,7 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
     refusals = {each.name: each.refusal for each in explanation.candidates}
     assert refusals[explanation.chosen] is None
     assert refusals["dense"] is None
-    assert explanation.reason == _implementations.REASONS[explanation.chosen]
+    assert explanation.reason == choice.REASONS[explanation.chosen]
     if refusals["fused"] is not None:
         assert explanation.chosen == ("blockwise" if large else "dense")
     named = get(attention(*arrays, **options, implementation=explanation.chosen))

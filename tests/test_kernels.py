@@ -437,7 +437,7 @@ def test_compiled_blocks_are_computed_only_if_needed(name, expected, torch, arra
     """Under a causal mask, where going forward keeps nothing, once more to go backward."""
     run = []
     for module, names in (
-        ("attention_core._blockwise", ("forward", "backward")),
+        ("attention_core._attention.blocks.streaming", ("forward", "backward")),
         ("attention_torch.kernels", ("blockwise",)),
     ):
         module = importlib.import_module(module)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from attention_core._loops import Plain, PythonLoops
+from attention_core.backend import DefaultBackend, PythonLoops
 
 
 @pytest.fixture(params=["eager", "compiled"])
@@ -118,7 +118,7 @@ def test_values_are_read_as_lists_where_nothing_is_traced(backend, put):
 def test_a_library_without_a_backend_has_loops(name, rng):
     """Blocks then need no more than the array API."""
     library = importlib.import_module(name)
-    loops = Plain(library).loops
+    loops = DefaultBackend(library).loops
     assert isinstance(loops, PythonLoops)
     x = library.asarray(rng.standard_normal((3, 4)))
     assert loops.read(x > 10) == [[False] * 4] * 3

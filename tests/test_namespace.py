@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._namespace import array_namespace, beside, dtype_name, is_concrete, shape
+from attention_core._arrays import dtype_name, on_device_of, shape
+from attention_core.backend import array_namespace, is_concrete
 
 
 def test_the_namespace_is_the_backends_own(backend, put):
@@ -56,7 +57,7 @@ def test_values_of_eager_arrays_can_be_read(backend, put):
 
 def test_new_arrays_are_made_beside_old_ones(put, get, xp):
     x = put(np.ones((2, 3)))
-    made = xp.zeros((4,), dtype=x.dtype, **beside(x))
+    made = xp.zeros((4,), dtype=x.dtype, **on_device_of(x))
     assert get(xp.add(made, put(np.ones(4)))).tolist() == [1.0] * 4
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import attention_core as ac
 from attention_core import Partial, merge_partials, partial_attention
-from attention_core._partial import logaddexp
+from attention_core._attention.softmax import logaddexp
 from attention_core.backend import Tuning
 from attention_core.masks import And, Given
 from attention_core.scores import alibi

@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attention_core as ac
-from attention_core import _exact, _exact_attention, _exact_layers, _plan, get_backend, layers
+from attention_core import get_backend, layers
 from attention_core import scaled_dot_product_attention as attention
-from attention_core._namespace import backend_of
+from attention_core._arithmetic import elementary, exact, reproducible
+from attention_core._attention.blocks import plan as _plan
+from attention_core._attention.reproducible import slices as _slices
+from attention_core._backend._find import backend_of
 from attention_core.random import Dropout
 
 NUMPY = get_backend("numpy").namespace
@@ -48,16 +51,16 @@ def of_numpy(*arrays, **options):
 def test_a_power_of_two_lies_within_its_bounds_above_a_number(rng):
     ends = [x * 2.0**k for k in range(-300, 300) for x in (1.0, 1.5, np.nextafter(1.5, 0), np.nextafter(1.5, 2))]
     x = np.concatenate([2.0 ** rng.uniform(-200, 200, 20000), ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf)])
-    power = _exact.power_above(x, NUMPY)
+    power = exact.power_above(x, NUMPY)
     assert np.all(np.frexp(power)[0] == 0.5)
     assert np.all(x <= 0.75 * power)
     assert np.all(x >= 0.375 * power)
-    assert _exact.power_above(np.zeros(1), NUMPY)[0] == 1.0
+    assert exact.power_above(np.zeros(1), NUMPY)[0] == 1.0
 
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 64, 127, 1024, 4096])
 def test_the_longest_sum_of_the_largest_slices_is_exact_and_one_bit_more_is_not(terms):
-    bits = _exact.bits_for(terms)
+    bits = exact.slice_bits(terms)
     assert 2 * bits + math.ceil(math.log2(terms)) <= 53
     largest = 3 * 2 ** (bits - 2)  # three quarters
     assert terms * largest**2 <= 2**53
@@ -69,8 +72,8 @@ def test_the_longest_sum_of_the_largest_slices_is_exact_and_one_bit_more_is_not(
 @pytest.mark.parametrize("bits", [1, 8, 20, 23])
 def test_slices_are_integers_that_add_up_to_the_number(bits, rng):
     x = rng.standard_normal((5, 40)) * 2.0 ** rng.integers(-30, 30, (5, 40))
-    power = _exact.peak(x, -1, NUMPY)
-    parts = _exact.slices(x, power, bits, 2, NUMPY)
+    power = exact.power_above_max(x, -1, NUMPY)
+    parts = exact.slices(x, power, bits, 2, NUMPY)
     for part, bound in zip(parts, (0.75, 0.5), strict=True):
         assert np.all(part == np.rint(part))
         assert np.abs(part).max() <= bound * 2**bits
@@ -81,9 +84,9 @@ def test_slices_are_integers_that_add_up_to_the_number(bits, rng):
 
 def test_carried_sums_are_those_of_unlimited_integers(rng):
     terms = [int(x) for x in rng.integers(-(2**53), 2**53, 1000)]
-    parts = _exact.carried(np.asarray(terms, dtype=np.float64), NUMPY)
+    parts = exact.split_carry(np.asarray(terms, dtype=np.float64), NUMPY)
     assert np.all(parts[0] * 2**26 + parts[1] == np.asarray(terms, dtype=np.float64))
-    found = _exact.total(tuple(part.sum() for part in parts), NUMPY)
+    found = exact.join_carry(tuple(part.sum() for part in parts), NUMPY)
     assert float(found) == float(sum(terms))  # of Python, which rounds once
 
 
@@ -95,7 +98,7 @@ def test_rounding_is_to_the_nearest_float32_to_even(rng):
     with np.errstate(over="ignore"):
         wanted = x.astype(np.float32)
     wanted = np.where(np.abs(wanted) < 2.0**-126, np.float32(0), wanted)
-    found = _exact.rounded(x, NUMPY)
+    found = exact.round_to_float32(x, NUMPY)
     np.testing.assert_array_equal(found, wanted)
     assert not np.any(np.signbit(found[found == 0]))
 
@@ -103,13 +106,13 @@ def test_rounding_is_to_the_nearest_float32_to_even(rng):
 @pytest.mark.parametrize(
     ("function", "formula", "low", "high", "bound", "relative"),
     [
-        (_exact.exp2_weight, lambda x: mpmath.mpf(2) ** (256 * x), -0.25, 0.0, -38.0, False),
-        (_exact.exp2, lambda x: mpmath.mpf(2) ** x, -150.0, 0.0, -42.0, True),
-        (_exact.log2, lambda x: mpmath.log(x, 2), 0.5, 2.0**40, -45.0, False),
-        (_exact.tanh, mpmath.tanh, -30.0, 30.0, -38.0, True),
-        (_exact.tanh, mpmath.tanh, -0.2, 0.2, -38.0, True),
-        (_exact.sine, mpmath.sin, -0.79, 0.79, -51.0, True),
-        (_exact.cosine, mpmath.cos, -0.79, 0.79, -51.0, True),
+        (elementary.exp2_weight, lambda x: mpmath.mpf(2) ** (256 * x), -0.25, 0.0, -38.0, False),
+        (elementary.exp2, lambda x: mpmath.mpf(2) ** x, -150.0, 0.0, -42.0, True),
+        (elementary.log2, lambda x: mpmath.log(x, 2), 0.5, 2.0**40, -45.0, False),
+        (elementary.tanh, mpmath.tanh, -30.0, 30.0, -38.0, True),
+        (elementary.tanh, mpmath.tanh, -0.2, 0.2, -38.0, True),
+        (elementary.sine, mpmath.sin, -0.79, 0.79, -51.0, True),
+        (elementary.cosine, mpmath.cos, -0.79, 0.79, -51.0, True),
     ],
 )
 def test_functions_keep_the_errors_they_name(function, formula, low, high, bound, relative, rng):
@@ -123,24 +126,24 @@ def test_functions_keep_the_errors_they_name(function, formula, low, high, bound
 
 
 def test_the_greatest_weight_is_exactly_one():
-    assert _exact.exp2_weight(np.zeros(1), NUMPY)[0] == 1.0
-    assert _exact.exp2_weight(np.full(1, -np.inf), NUMPY)[0] < 2.0**-60
+    assert elementary.exp2_weight(np.zeros(1), NUMPY)[0] == 1.0
+    assert elementary.exp2_weight(np.full(1, -np.inf), NUMPY)[0] < 2.0**-60
 
 
 def test_a_quotient_by_what_is_broadcast_is_the_same_compiled(backend, rng):
     if "float64" not in backend.dtypes:
         pytest.skip(f"{backend.name} is configured without float64")
     x, divisor = rng.standard_normal((300, 18)), rng.uniform(1, 2, (300, 1))
-    wanted = _exact.quotient(x, divisor, NUMPY)
+    wanted = exact.divide_rows(x, divisor, NUMPY)
     np.testing.assert_allclose(wanted, x / divisor, rtol=2.0**-51)
 
     def function(x, divisor):
         xp = backend.namespace
-        return _exact.quotient(x, _exact.settle(xp.sqrt(xp.multiply(divisor, divisor)), xp), xp)
+        return exact.divide_rows(x, exact.uncontracted(xp.sqrt(xp.multiply(divisor, divisor)), xp), xp)
 
     for mode in backend.modes:
         found = backend.compile(function, mode=mode)(*backend.from_numpy((x, divisor)))
-        np.testing.assert_array_equal(backend.to_numpy(found), _exact.quotient(x, np.sqrt(divisor * divisor), NUMPY))
+        np.testing.assert_array_equal(backend.to_numpy(found), exact.divide_rows(x, np.sqrt(divisor * divisor), NUMPY))
 
 
 # What the bits do not depend on
@@ -166,7 +169,7 @@ def test_the_heads_can_be_taken_apart(put, get, rng):
 def test_the_size_of_blocks_does_not_show(sizes, mask, backend, put, get, rng, monkeypatch):
     arrays = qkv(rng)
     whole = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
-    monkeypatch.setattr(_plan, "EXACT_KEYS", sizes[0])
+    monkeypatch.setattr(_plan, "REPRODUCIBLE_KEYS", sizes[0])
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(exact_scores=sizes[1]))
     cut = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
     same(cut.output, whole.output)
@@ -277,11 +280,11 @@ def test_normalized_and_rotated_numbers_and_their_gradients_have_the_same_bits_a
     places = rng.integers(-(2**31), 2**31, (2, 3)).astype(np.int32)
     plain = get_backend("numpy")
     if name == "rms_norm":
-        plan, arrays = _exact_layers.Constants(1e-6), (x.reshape(-1, 6), scale)
-        operation, given_arrays = _exact_layers.NORMALIZE_RMS, (x, scale)
+        plan, arrays = reproducible.Constants(1e-6), (x.reshape(-1, 6), scale)
+        operation, given_arrays = reproducible.NORMALIZE_RMS, (x, scale)
     else:
-        plan, arrays = _exact_layers.Rotation(1e4, 4, name == "interleaved"), (x, places[:, None, :, None])
-        operation, given_arrays = _exact_layers.ROTATE, (x, places)
+        plan, arrays = reproducible.Rotation(1e4, 4, name == "interleaved"), (x, places[:, None, :, None])
+        operation, given_arrays = reproducible.ROTATE, (x, places)
     wanted = operation.forward(plan, arrays, plain)
     found = backend.to_numpy(_mapped(backend, name)(*backend.from_numpy(given_arrays)))
     same(found, wanted[0].reshape(x.shape))
@@ -660,12 +663,12 @@ def test_layers_take_the_setting(kind, backend, rng):
 
 def test_the_plan_names_the_bits_it_proves():
     """Weights of up to 4 / 3, slopes of up to 1, and what stands beside them, in sums of 4096 terms."""
-    for count, bits in _exact_attention.WEIGHTS.items():
-        assert _exact.LONGEST * 2**bits * Fraction(3, 4) * 2 ** _exact_attention.VALUES[count] <= 2**53
-    weight = Fraction(4, 3) * 2 ** _exact_attention.WEIGHTS[2]
-    assert _exact.LONGEST * weight * Fraction(3, 4) * 2**_exact_attention.OUT <= 2**53
-    slope = 2**_exact_attention.SLOPES
-    assert _exact.LONGEST * slope * Fraction(3, 4) * 2**_exact_attention.BESIDE_SLOPES <= 2**53
+    for count, bits in _slices.WEIGHT_BITS.items():
+        assert exact.LONGEST * 2**bits * Fraction(3, 4) * 2 ** _slices.VALUE_BITS[count] <= 2**53
+    weight = Fraction(4, 3) * 2 ** _slices.WEIGHT_BITS[2]
+    assert exact.LONGEST * weight * Fraction(3, 4) * 2**_slices.D_OUTPUT_BITS <= 2**53
+    slope = 2**_slices.D_SCORE_BITS
+    assert exact.LONGEST * slope * Fraction(3, 4) * 2**_slices.D_SCORE_FACTOR_BITS <= 2**53
 
 
 @pytest.mark.parametrize("dims", [(B, H, M, N), (1, 1, 1, N), (1, H, M, N), (B, 1, M, N)])
@@ -718,7 +721,7 @@ def test_one_array_for_all_three_has_its_gradients_added_in_one_order(backend, p
         return xp.sum(attention(query, key, value, **EXACTLY) ** 2)
 
     parts = get(backend.value_and_grad(apart)(put(x), put(x), put(x))[1])
-    wanted = _exact.rounded(sum(part.astype(np.float64) for part in parts), NUMPY)
+    wanted = exact.round_to_float32(sum(part.astype(np.float64) for part in parts), NUMPY)
     same(get(backend.value_and_grad(loss)(put(x))[1][0]), wanted)
 
 
@@ -733,7 +736,7 @@ def test_sums_are_carried_where_4096_terms_are_exceeded():
         (1, None, True),
     ):
         tiles.lengths = (length, length)
-        assert _exact_attention.exceeds(tiles, side) is carried
+        assert _slices.needs_carry(tiles, side) is carried
 
 
 @pytest.mark.parametrize("name", ["scale", "softcap"])
@@ -748,7 +751,7 @@ def test_numbers_that_leave_float64_are_refused_and_those_of_numpy_taken(name, r
 def test_places_with_nan_are_nan(backend, put, get):
     x = put(np.asarray([[1, 5], [np.nan, 7], [2, -0.0]], np.float32))
     for mode in backend.modes:
-        pooled = backend.compile(lambda x: _exact_layers.pooled(x, xp=backend.namespace), mode=mode)
+        pooled = backend.compile(lambda x: reproducible.pooled(x, xp=backend.namespace), mode=mode)
         np.testing.assert_array_equal(get(pooled(x)), [np.nan, 7])
 
 

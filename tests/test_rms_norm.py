@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attention_core._rms_norm import rms_norm
+from attention_core._functions.normalization import rms_norm
 
 
 def by_formula(scale, x, epsilon):

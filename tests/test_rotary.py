@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_core import get_backend
-from attention_core._rotary import rotary_embedding
+from attention_core._functions.rotary import rotary_embedding
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 FAR = np.asarray(

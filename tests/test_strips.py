@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import _blockwise, _strips
-from attention_core._call import Call
-from attention_core._plan import planned
+from attention_core._attention.blocks import forward as _forward
+from attention_core._attention.blocks import query_chunks as _chunks
+from attention_core._attention.blocks.plan import make_plan
+from attention_core._attention.call import Call
 from attention_core.masks import And, Not, Or
 
 attention = ac.scaled_dot_product_attention
@@ -41,10 +42,10 @@ def strips(backend, monkeypatch):
     )
 
     def recorded(*arguments):
-        found.append(_strips.strips_of(*arguments))
+        found.append(_chunks.query_chunks(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(_blockwise, "strips_of", recorded)
+    monkeypatch.setattr(_forward, "query_chunks", recorded)
     return found
 
 
@@ -91,8 +92,8 @@ def lent(backend):
 
 def cut(backend, arrays, mask, starts=(0, 0)):
     """The strips of a call, and what `attend_strips` takes."""
-    plan, operands = planned(Call(*arrays, mask, *(None,) * 5, starts, backend.namespace), backend)
-    strips = _strips.strips_of(plan, operands, backend)
+    plan, operands = make_plan(Call(*arrays, mask, *(None,) * 5, starts, backend.namespace), backend)
+    strips = _chunks.query_chunks(plan, operands, backend)
     return plan, operands, backend, strips
 
 
@@ -104,7 +105,7 @@ def test_strips_on_any_library(name, starts, backend, rng):
     *given, strips = cut(lent(backend), arrays, MASKS[name], starts)
     assert len(strips) == 3
     with np.errstate(invalid="ignore"):  # of scores that are all masked
-        output, logsumexp = backend.to_numpy(_strips.attend_strips(*given, strips))
+        output, logsumexp = backend.to_numpy(_chunks.attend_query_chunks(*given, strips))
     expected, normalizer = backend.to_numpy(tuple(ac.partial_attention(*arrays, **options, implementation="dense")))
     np.testing.assert_allclose(output.reshape(expected.shape), expected, rtol=0, atol=1e-13)
     np.testing.assert_allclose(logsumexp.reshape(normalizer.shape), normalizer, rtol=0, atol=1e-13)
@@ -253,9 +254,9 @@ def test_strips_are_no_more_and_hold_no_more_than_is_good(backend, strips, rng, 
         return len(strips[0])
 
     assert attend(40) == 10
-    monkeypatch.setattr(_strips, "MOST_STRIPS", 3)
+    monkeypatch.setattr(_chunks, "MAX_CHUNKS", 3)
     assert attend(40) == 3
-    monkeypatch.setattr(_strips, "MOST_BYTES", 8 * 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
+    monkeypatch.setattr(_chunks, "MAX_SCORE_BYTES", 8 * 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
     assert attend(40) == 3
     assert attend(41) == 0
 

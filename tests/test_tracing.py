@@ -17,7 +17,6 @@ from attention_core import (
     KeyLengths,
     Segments,
     SlidingWindow,
-    _namespace,
     attention_scores,
     embed_tokens,
     encoder_layer,
@@ -34,6 +33,7 @@ from attention_core import (
     scaled_dot_product_attention,
     spectral_norm,
 )
+from attention_core._backend import _find
 from attention_core.parameters import (
     Embeddings,
     EncoderLayer,
@@ -346,12 +346,12 @@ def test_a_class_that_is_made_later_makes_no_program_anew(torch):
 
 def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
     kind = type("Own", (torch.Tensor,), {"__module__": "numpy.elsewhere"})
-    monkeypatch.setattr(_namespace, "_backends", {})
-    _namespace._learn(torch.Tensor)
-    assert _namespace._backends[torch.nn.Parameter] is get_backend("torch")
-    assert kind not in _namespace._backends
-    _namespace._learn(kind)
-    assert _namespace._backends[kind] is get_backend("numpy")
+    monkeypatch.setattr(_find, "_backends", {})
+    _find._learn(torch.Tensor)
+    assert _find._backends[torch.nn.Parameter] is get_backend("torch")
+    assert kind not in _find._backends
+    _find._learn(kind)
+    assert _find._backends[kind] is get_backend("numpy")
 
 
 def test_torch_compile_with_open_lengths_compiles_once(torch):

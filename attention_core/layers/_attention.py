@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import parameters as trees
-from attention_core._arithmetic import check_name
-from attention_core._attention import scaled_dot_product_attention
-from attention_core._call import Attention
+from attention_core._arithmetic import check_arithmetic_name
+from attention_core._arrays import Array, Namespace, on_device_of, upcast
+from attention_core._attention.call import Attention
+from attention_core._attention.choice import check_implementation
+from attention_core._backend import array_namespace
 from attention_core._checks import check_boolean, check_flag, check_number, check_positive, check_rank
-from attention_core._encoder import multi_head_attention
-from attention_core._implementations import check_implementation
-from attention_core._namespace import array_namespace, beside, widen
-from attention_core._typing import Array, Namespace
+from attention_core._functions.attention import scaled_dot_product_attention
+from attention_core._functions.multi_head import multi_head_attention
 from attention_core.layers._layer import Initial, Layer
 from attention_core.layers._settings import all_masks, check_flags, check_sizes, dropout_in_training, linear_to_be
 from attention_core.masks import Mask
@@ -298,7 +298,7 @@ class MultiHeadAttention(Layer):
         xp = array_namespace(query, key, value) if xp is None else xp
         sinks = None
         if self.zero_attention:
-            sinks = xp.zeros((self.num_heads,), dtype=widen(query, xp=xp).dtype, **beside(query))
+            sinks = xp.zeros((self.num_heads,), dtype=upcast(query, xp=xp).dtype, **on_device_of(query))
         return multi_head_attention(
             parameters,
             query,
@@ -355,4 +355,4 @@ def _check_attention(layer: DotProductAttention | MultiHeadAttention) -> None:
     check_flag("is_causal", layer.is_causal)
     check_dropout(Dropout(layer.dropout))
     check_implementation(layer.implementation)
-    check_name(layer.arithmetic)
+    check_arithmetic_name(layer.arithmetic)

@@ -8,11 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from attention_core import initializers
-from attention_core._checks import (
-    check_floating,
-    shape_text,
-)
-from attention_core._typing import Array, Namespace
+from attention_core._arrays import Array, Namespace, shape_text
+from attention_core._checks import check_floating
 from attention_core.random import fold_in
 
 

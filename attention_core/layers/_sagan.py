@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attention_core import parameters as trees
-from attention_core._arithmetic import check_name
+from attention_core._arithmetic import check_arithmetic_name
+from attention_core._arrays import Array, Namespace
 from attention_core._checks import check_positive
-from attention_core._sagan import check_data_format, sagan_attention, spectral_norm
-from attention_core._typing import Array, Namespace
+from attention_core._functions.sagan import check_data_format, sagan_attention, spectral_norm
 from attention_core.layers._layer import Initial, Layer
 from attention_core.layers._settings import check_flags, check_sizes, linear_to_be
 
@@ -82,7 +82,7 @@ class SaganAttention(Layer):
                 check_positive(name, getattr(self, name))
         check_flags(self, "output", "bias", "pool", "spectral_norm")
         check_data_format(self.data_format)
-        check_name(self.arithmetic)
+        check_arithmetic_name(self.arithmetic)
         head, value = self._widths
         if head < 1 or value < 1:
             raise ValueError(f"expected at least 8 channels without head_channels; got {self.channels}")

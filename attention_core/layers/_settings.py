@@ -7,10 +7,11 @@ import operator
 from typing import Any
 
 from attention_core import parameters as trees
+from attention_core._arrays import Array, Namespace
 from attention_core._checks import check_boolean, check_flag, check_positive, check_rank
-from attention_core._typing import Array, Namespace
 from attention_core.layers._layer import Initial, Layer
-from attention_core.masks import Mask, as_mask
+from attention_core.masks import Mask
+from attention_core.masks._mask import as_mask
 from attention_core.random import Dropout
 
 

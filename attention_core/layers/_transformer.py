@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import parameters as trees
-from attention_core._arithmetic import check_name
+from attention_core._arithmetic import check_arithmetic_name
+from attention_core._arrays import Array, Namespace
+from attention_core._backend import array_namespace
 from attention_core._checks import check_number
-from attention_core._encoder import encoder_layer
-from attention_core._layers import embed_tokens, feed_forward
-from attention_core._namespace import array_namespace
-from attention_core._typing import Array, Namespace
+from attention_core._functions.embeddings import embed_tokens
+from attention_core._functions.encoder import encoder_layer
+from attention_core._functions.feed_forward import feed_forward
 from attention_core.layers._attention import MultiHeadAttention
 from attention_core.layers._layer import Initial, Layer
 from attention_core.layers._settings import all_masks, check_flags, check_sizes, dropout_in_training, linear_to_be
@@ -49,7 +50,7 @@ class FeedForward(Layer):
         check_sizes(self, "channels", "inner", *["output_channels"] * (self.output_channels is not None))
         check_flags(self, "bias")
         check_dropout(Dropout(self.dropout))
-        check_name(self.arithmetic)
+        check_arithmetic_name(self.arithmetic)
 
     @property
     def parameters(self) -> trees.FeedForward:
@@ -198,7 +199,7 @@ class Embeddings(Layer):
         check_flags(self, "norm")
         check_number("epsilon", self.epsilon, positive=True)
         check_dropout(Dropout(self.dropout))
-        check_name(self.arithmetic)
+        check_arithmetic_name(self.arithmetic)
 
     @property
     def parameters(self) -> trees.Embeddings:

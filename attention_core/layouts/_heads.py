@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attention_core._arrays import Array, Namespace
+from attention_core._backend import array_namespace
 from attention_core._checks import check_positive, check_rank
-from attention_core._namespace import array_namespace
-from attention_core._typing import Array, Namespace
 from attention_core.layouts._layout import PROJECTIONS, LayoutError
 from attention_core.parameters import Linear, MultiHeadAttention
 

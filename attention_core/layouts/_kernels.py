@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attention_core import layers
-from attention_core._typing import Array, Namespace
+from attention_core._arrays import Array, Namespace
 from attention_core.layers import check_fit
 from attention_core.layouts._heads import check_order, in_order
 from attention_core.layouts._layout import (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import layers
-from attention_core._checks import check_positive, shape_text
-from attention_core._namespace import array_namespace
-from attention_core._typing import Array, Namespace
+from attention_core._arrays import Array, Namespace, shape_text
+from attention_core._backend import array_namespace
+from attention_core._checks import check_positive
 from attention_core.layers import check_fit
 from attention_core.parameters import EncoderLayer, LayerNorm, Linear, MultiHeadAttention
 

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend, Kernel, Loops, Operation, Tuning
+from attention_core.backend import Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
 from attention_jax import namespace as jax_namespace
 from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops

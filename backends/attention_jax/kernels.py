@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_core._blockwise import blockwise
-from attention_core._call import Call, default_scale
-from attention_core._namespace import shape
+from attention_core.backend import Call, blockwise, default_scale, shape
 from attention_core.masks import Causal
 
 __all__ = ["DotProduct"]

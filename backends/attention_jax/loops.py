@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_core._loops import TracedLoops
-from attention_core._typing import Array
+from attention_core.backend import Array, TracedLoops
 
 __all__ = ["JaxLoops"]
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from attention_core._typing import Array
+from attention_core.backend import Array
 from attention_core.masks import (
     And,
     Appended,
@@ -20,8 +20,8 @@ from attention_core.masks import (
     Or,
     Segments,
     SlidingWindow,
-    outline,
-    rebuilt,
+    flatten,
+    unflatten,
 )
 
 __all__ = ["register_mask"]
@@ -63,12 +63,12 @@ def _flatten(mask: Any) -> tuple[Sequence[Array], Any]:
     if "_leaves" in vars(mask):
         return vars(mask)["_leaves"], vars(mask)["_form"]
     arrays: list[Array] = []
-    form = outline(mask, arrays)
+    form = flatten(mask, arrays)
     return arrays, form
 
 
 def _unflatten(form: Any, leaves: Sequence[Any]) -> Any:
-    mask = rebuilt(form, leaves)
+    mask = unflatten(form, leaves)
     vars(mask).update(_leaves=leaves, _form=form)
     return mask
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy
 import jax.scipy.special
 
-from attention_core._typing import Array
+from attention_core.backend import Array
 
 __all__ = ["erfc", "matmul", "vecdot"]
 

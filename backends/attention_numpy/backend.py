@@ -8,9 +8,7 @@ from typing import Any
 import array_api_compat.numpy
 import numpy as np
 
-from attention_core._loops import PythonLoops
-from attention_core._typing import Array
-from attention_core.backend import Backend, Kernel, Loops, Operation, Tuning
+from attention_core.backend import Array, Backend, Kernel, Loops, Operation, PythonLoops, Tuning
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
 __all__ = ["NumpyBackend", "backend"]

@@ -10,9 +10,7 @@ from typing import Any
 import array_api_strict
 import numpy as np
 
-from attention_core._loops import PythonLoops
-from attention_core._typing import Array
-from attention_core.backend import Backend, Loops
+from attention_core.backend import Array, Backend, Loops, PythonLoops
 from attention_numpy.backend import NumpyBackend
 from attention_numpy.trees import as_floating, known_device, map_arrays, to_copies, versions_of
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from attention_core._typing import Array
+from attention_core.backend import Array
 
 __all__ = [
     "as_floating",

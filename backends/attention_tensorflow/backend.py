@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from attention_core._typing import Array, Namespace
-from attention_core.backend import Backend, Kernel, Loops, Operation, Tuning
+from attention_core.backend import Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
 from attention_numpy.trees import (
     as_floating,
     differentiate,

@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from attention_core._typing import Array, DType
+from attention_core._arrays import DType
+from attention_core.backend import Array
 
 __all__ = [
     "INTEGRAL",

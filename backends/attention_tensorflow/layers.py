@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from attention_core import Attention
 from attention_core import layers as definitions
-from attention_core._typing import Array
+from attention_core.backend import Array
 from attention_core.layers import check_fit, named_arrays, tree_from_names
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed

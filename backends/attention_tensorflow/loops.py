@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util  # no public name tells programs for XLA from others
 
-from attention_core._loops import TracedLoops
-from attention_core._typing import Array
+from attention_core.backend import Array, TracedLoops
 from attention_tensorflow import namespace as tensorflow_namespace
 
 __all__ = ["TensorFlowLoops"]

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from attention_core._typing import Array, DType
+from attention_core._arrays import DType
+from attention_core.backend import Array
 from attention_tensorflow.inspection import (
     INTEGRAL,
     SIGNED,

@@ -14,9 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from attention_core._loops import PythonLoops
-from attention_core._typing import Array
-from attention_core.backend import Backend, Kernel, Loops, Operation, Tuning
+from attention_core.backend import Array, Backend, Kernel, Loops, Operation, PythonLoops, Tuning
 from attention_numpy.trees import (
     BFLOAT16,
     NumpyArray,

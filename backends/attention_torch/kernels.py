@@ -13,11 +13,22 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_core._blockwise import blockwise, blockwise_unless
-from attention_core._call import Call, default_scale, indices, is_tame, known_tame, known_to_fit, repeats
-from attention_core._heads import repeat_heads
-from attention_core._namespace import is_concrete, narrow
-from attention_core.backend import Backend, Operation
+from attention_core.backend import (
+    Backend,
+    Call,
+    Operation,
+    blockwise,
+    blockwise_unless,
+    cast_to,
+    default_scale,
+    group_size,
+    is_concrete,
+    known_finite_products,
+    known_finite_scores,
+    products_are_finite,
+    repeat_kv,
+    score_positions,
+)
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask
 
 __all__ = ["ScaledDotProduct"]
@@ -74,7 +85,7 @@ class ScaledDotProduct:
         if call.bias is not None and call.query.is_cuda and _is_extreme(call.bias):
             return "takes a bias near the least number for a mask (line 4)"
         with torch.no_grad():
-            if not (later or _are_bounded(call, call.query, call.key, call.value) or known_tame(call)):
+            if not (later or _are_bounded(call, call.query, call.key, call.value) or known_finite_products(call)):
                 return "lets masked keys leak that are not seen to be finite, with finite scores and gradients (line 5)"
         return None
 
@@ -90,7 +101,7 @@ class ScaledDotProduct:
                 PADDED, Padded(None if call.scale is None else float(call.scale)), inputs
             )[0]
         with torch.no_grad():
-            tame = is_tame(call)
+            tame = products_are_finite(call)
         # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
         arrays = [array.view_as(array) for array in (call.query, call.key, call.value)]
         if not (torch.is_grad_enabled() and any(array.requires_grad for array in arrays)):
@@ -116,8 +127,8 @@ class ScaledDotProduct:
             factor = float(scale)
         else:
             query = query * scale
-        times = repeats(query, call.key, xp)
-        key, value = (repeat_heads(x, times, xp=xp) for x in (call.key, call.value))
+        times = group_size(query, call.key, xp)
+        key, value = (repeat_kv(x, times, xp=xp) for x in (call.key, call.value))
         causal, mask = _mask(call, query)
         *leading, heads, rows, _ = query.shape
         flat = len(leading) != 1
@@ -196,7 +207,7 @@ def _seen_to_fit(call: Call) -> bool:
     if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < LEAST_SEEN:
         return False
     with torch.no_grad():
-        return _are_bounded(call, call.query, call.key) or known_to_fit(call)
+        return _are_bounded(call, call.query, call.key) or known_finite_scores(call)
 
 
 def _are_bounded(call: Call, *arrays: torch.Tensor) -> bool:
@@ -285,8 +296,8 @@ def _attend_later(call: Call) -> torch.Tensor:
     """The output of the kernel under a causal mask, if nothing leaks once the program runs, or that of blocks."""
     xp = call.xp
     *leading, heads, rows, width = call.query.shape
-    times = repeats(call.query, call.key, xp)
-    key, value = (repeat_heads(array, times, xp=xp) for array in (call.key, call.value))
+    times = group_size(call.query, call.key, xp)
+    key, value = (repeat_kv(array, times, xp=xp) for array in (call.key, call.value))
     arrays = tuple(_exchanged(array.reshape(-1, *array.shape[-3:])) for array in (call.query, key, value))
     scale = None if call.scale is None else float(call.scale)  # what is None may depend on a width that is a symbol
     heads_first = True if call.query.stride(-3) >= call.query.stride(-2) else False  # noqa: SIM210 (not a symbol)
@@ -300,10 +311,10 @@ def _causal_forward(
     """Output, and the logarithm of the normalizer (B, M, H), nan if the output is of blocks."""
     query, key, value = inputs = tuple(map(_exchanged, arrays))
     call = _causal_call(plan, backend, *inputs)
-    if _are_bounded(call, query, key, value) or known_tame(call):
+    if _are_bounded(call, query, key, value) or known_finite_products(call):
         output, logsumexp = COMPUTE(*map(_with_unit_stride, inputs), 0.0, True, scale=plan.scale)
     else:
-        output = narrow(blockwise(call, backend)[0], query.dtype, xp=backend.namespace)
+        output = cast_to(blockwise(call, backend)[0], query.dtype, xp=backend.namespace)
         logsumexp = _exchanged(_causal_empty(plan, arrays, backend)[1]).fill_(math.nan)
     return output if plan.heads_first else _exchanged(output), _exchanged(logsumexp)
 
@@ -414,7 +425,7 @@ def _mask(call: Call, query: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
     elif isinstance(mask, Given):
         mask = mask.mask
     elif isinstance(mask, KeyLengths):
-        mask = mask.allowed(indices(call.query, call.key, call.starts, call.xp), xp=call.xp)
+        mask = mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from attention_core import layers
-from attention_core._namespace import dtype_name
-from attention_core._typing import Array
+from attention_core.backend import Array, dtype_name
 from attention_core.layers import check_fit, named_arrays
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed, seed_words

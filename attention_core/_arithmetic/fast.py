@@ -1,0 +1,117 @@
+"""The maps between attentions in the framework's own arithmetic, under the names of `reproducible`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
+from attention_core._arithmetic.erfc import erfc
+from attention_core._arrays import Array, Namespace, dtype_name, shape, take_rows
+from attention_core.random import drop
+
+__all__ = [
+    "add",
+    "affine",
+    "blend",
+    "broadcast_batch",
+    "copies",
+    "divide",
+    "drop",
+    "gelu",
+    "lookup",
+    "normalize",
+    "normalize_rms",
+    "pooled",
+    "rotate",
+    "unit",
+]
+
+
+# Beyond the bound, elements are multiplied by a power of two before they are squared: that is exact, and no square
+# overflows.
+_BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}
+
+
+def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> Array:
+    r"""Affine map of the channels, :math:`x W + b`: (..., in) -> (..., out)."""
+    y = xp.matmul(x, weight)
+    return y if bias is None else xp.add(y, bias)
+
+
+def normalize(x: Array, scale: Array, offset: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+    """Normalize the channels."""
+    centred = xp.subtract(x, xp.mean(x, axis=-1, keepdims=True))
+    centred = xp.subtract(centred, xp.mean(centred, axis=-1, keepdims=True))  # what rounding left of the mean
+    variance = xp.mean(xp.multiply(centred, centred), axis=-1, keepdims=True)
+    normal = xp.divide(centred, xp.sqrt(xp.add(variance, epsilon)))
+    return xp.add(xp.multiply(normal, scale), offset)
+
+
+def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+    """Divide the channels by the root of their mean square."""
+    bound, power = _BOUNDS[dtype_name(x.dtype)]
+    largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    factor = xp.where(xp.greater(largest, bound), xp.full_like(largest, power), 1.0)
+    x = xp.multiply(x, factor)
+    square = xp.mean(xp.multiply(x, x), axis=-1, keepdims=True)
+    noise = xp.multiply(xp.multiply(factor, factor), epsilon)
+    return xp.multiply(xp.divide(x, xp.sqrt(xp.add(square, noise))), scale)
+
+
+def rotate(x: Array, places: Array, base: float, width: int, interleaved: bool, /, *, xp: Namespace) -> Array:
+    """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
+    cos, sin = tables(places, base, width, x, xp)
+    first, second = split_pairs(x, width, interleaved, xp)
+    turned = (
+        xp.subtract(xp.multiply(first, cos), xp.multiply(second, sin)),
+        xp.add(xp.multiply(second, cos), xp.multiply(first, sin)),
+    )
+    return join_pairs(turned, x, width, interleaved, xp)
+
+
+def gelu(x: Array, /, *, xp: Namespace) -> Array:
+    """Gaussian error linear unit."""
+    density = erfc(xp.multiply(x, -math.sqrt(0.5)), xp=xp)
+    return xp.multiply(xp.multiply(x, 0.5), density)
+
+
+def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
+    """Add two arrays."""
+    return xp.add(x, y)
+
+
+def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:
+    """The same array for each place that uses it."""
+    return (x,) * count
+
+
+def blend(x: Array, y: Array, factor: Array, /, *, xp: Namespace) -> Array:
+    r"""An array and a multiple of another, :math:`x + \sigma y`."""
+    return xp.add(x, xp.multiply(y, factor))
+
+
+def lookup(table: Array, ids: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
+    """Rows of a table, (entries, C), for ids that broadcast to these dimensions: (..., C)."""
+    rows = take_rows(table, xp.reshape(ids, (-1,)), axis=0, xp=xp)
+    return xp.reshape(rows, (*shape(ids, xp=xp), shape(table, xp=xp)[1]))
+
+
+def broadcast_batch(x: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
+    """The same array for every entry of a batch."""
+    return xp.broadcast_to(x, dims)
+
+
+def pooled(x: Array, /, *, xp: Namespace) -> Array:
+    """The largest of places, (..., places, C) -> (..., C)."""
+    return xp.max(x, axis=-2)
+
+
+def unit(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+    r"""A vector (1, C) over its norm, :math:`x / (\lVert x \rVert + \epsilon)`."""
+    return xp.divide(x, xp.add(xp.sqrt(xp.sum(xp.multiply(x, x))), epsilon))
+
+
+def divide(x: Array, divisor: Array, /, *, xp: Namespace) -> Array:
+    """An array over a number, of shape ()."""
+    return xp.divide(x, divisor)

@@ -1,0 +1,127 @@
+"""Facts of arrays that the standard leaves open: unknown dimensions, devices, and dtypes beyond its two."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+DType: TypeAlias = Any
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+_names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
+
+
+def dtype_name(dtype: DType, /) -> str:
+    """The name of a dtype, the same for every library: ``float32``, ``bfloat16``, ``bool``."""
+    if not hasattr(dtype, "name"):
+        return str(dtype).rpartition(".")[2].lower()
+    names = _names.setdefault(type(dtype), {})  # dtypes of two libraries are never compared: some warn
+    if dtype not in names:
+        names[dtype] = str(dtype.name).lower()
+    return names[dtype]
+
+
+def compute_dtype_name(dtype: DType, /) -> str:
+    """The name of the type in which one computes: float32 for the types of 16 bits, else the type itself."""
+    name = dtype_name(dtype)
+    return "float32" if name in ("float16", "bfloat16") else name
+
+
+def upcast(tree: Any, /, *, xp: Namespace) -> Any:
+    """Turn the 16-bit floating-point arrays of a tree into float32, which is exact; leave the rest."""
+    if tree is None or isinstance(tree, int | float):
+        return tree
+    if isinstance(tree, tuple):
+        branches = [upcast(branch, xp=xp) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
+    return xp.astype(tree, xp.float32) if dtype_name(tree.dtype) in ("float16", "bfloat16") else tree
+
+
+def cast_to(array: Array, dtype: DType, /, *, xp: Namespace) -> Array:
+    """Round an array once to a dtype; a no-op where it has that already."""
+    return array if array.dtype == dtype else xp.astype(array, dtype)
+
+
+def shape(array: Array, /, *, xp: Namespace) -> tuple[Any, ...]:
+    """The shape: integers, and 0-d integer arrays for dimensions that are unknown while a function is traced.
+
+    Raises
+    ------
+    ValueError
+        When a dimension is not even to be computed, as in dask arrays after a selection.
+    """
+    dims = tuple(array.shape)
+    if None in dims:  # a graph with open dimensions: the library computes them
+        return tuple(xp.shape(array)) if hasattr(xp, "shape") else _dynamic_shape(array)
+    if any(dim != dim for dim in dims):
+        raise ValueError(f"expected known dimensions; got {dims}: call compute_chunk_sizes() first")
+    return dims
+
+
+def _dynamic_shape(array: Array) -> tuple[Any, ...]:
+    computed = array.dynamic_shape
+    return tuple(computed[axis] if dim is None else dim for axis, dim in enumerate(array.shape))
+
+
+def on_device_of(array: Array, /) -> dict[str, Any]:
+    """The keyword arguments that make a new array on the device of this one.
+
+    None are given where the library places arrays by itself: while tracing, and where arrays carry a sharding.
+    """
+    device = None if has_sharding(array) else getattr(array, "device", None)
+    return {"device": device} if device else {}
+
+
+def has_sharding(array: Array, /) -> bool:
+    """Whether the array is one of JAX, which places arrays by their sharding, and can be updated ``at`` an index.
+
+    A traced one, asked for its sharding itself, would tell at length, through all of its program, why it has none.
+    """
+    return hasattr(array, "at")
+
+
+def take_rows(table: Array, index: Array, /, *, axis: int, xp: Namespace) -> Array:
+    """Take along an axis by a 1-D array of positions, in the integer type that the library indexes with."""
+    return xp.take(table, xp.astype(index, index_dtype(index, xp=xp), copy=False), axis=axis)
+
+
+def index_dtype(like: Array, /, *, xp: Namespace) -> DType:
+    """The integer type with which a library indexes on a device: int64, or int32 where that is the widest in use."""
+    return xp.__array_namespace_info__().default_dtypes(**on_device_of(like))["indexing"]
+
+
+def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:
+    """The positions 0, 1, …, length - 1 as int32, on the device of ``like``."""
+    return xp.arange(length, dtype=xp.int32, **on_device_of(like))
+
+
+def sizes(array: Array, /) -> tuple[int | None, ...]:
+    """The dimensions that are known before running; ``None`` stands for the others."""
+    return tuple(dim if isinstance(dim, int) else None for dim in array.shape)
+
+
+def shape_text(array: Array, /) -> str:
+    """A shape as in ``(2, ?, 5)``."""
+    dims = ["?" if dim is None else str(dim) for dim in sizes(array)]
+    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+
+
+def shapes_differ(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
+    """Whether two shapes are known not to be the same."""
+    return len(first) != len(second) or any(map(sizes_differ, first, second))
+
+
+def sizes_differ(first: int | None, second: int | None) -> bool:
+    return first is not None and second is not None and first != second
+
+
+def is_floating(array: Array) -> bool:
+    return dtype_name(array.dtype) in FLOATING
+
+
+def zeros_with(like: Array, *dims: Any, xp: Namespace) -> Array:
+    return xp.zeros(dims, dtype=like.dtype, **on_device_of(like))
+
+
+def scalar_like(number: float, like: Array, xp: Namespace) -> Array:
+    return xp.full((), number, dtype=like.dtype, **on_device_of(like))

@@ -1,0 +1,1 @@
+"""How one checked call of attention is computed. Nothing here knows parameters or layers."""

@@ -1,0 +1,1 @@
+"""Attention block by block, in memory that does not grow with M × N."""

@@ -1,0 +1,115 @@
+"""Which blocks are visited, in which order, and which of them need no mask."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from attention_core._arrays import Array, on_device_of
+from attention_core._attention.blocks.grid import Grid, arange_like, block_spans, is_broadcast
+from attention_core._backend import Loops, is_concrete
+from attention_core.masks import unflatten
+
+
+class Visits(NamedTuple):
+    """For each block of one side, the blocks of the other in the order of visiting: ``whole`` of them need no mask.
+
+    Attributes
+    ----------
+    order : (B or 1, blocks, blocks of the other side) or None
+        ``None`` for all, as they come.
+    whole, seen : (B or 1, blocks) or int
+    shared : bool
+        Whether there is one entry, for all of the batch.
+    """
+
+    order: Any
+    whole: Any
+    seen: Any
+    shared: bool = True
+
+    def of(self, loops: Loops, b: Any, index: Any) -> tuple[Callable[[Any], Any], Any, Any]:
+        """Of one block: what comes at each step, and the numbers of steps without a mask, and of all."""
+        if self.order is None:
+            return lambda step: step, self.whole, self.seen
+        order, whole, seen = (
+            loops.item(loops.item(table, 0 if self.shared else b), index)
+            for table in (self.order, self.whole, self.seen)
+        )
+        return lambda step: loops.item(order, step), whole, seen
+
+
+def make_visits(tiles: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
+    """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one."""
+    plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
+    rows, columns = tiles.counts
+    along = rows if by_key else columns
+    if plan.mask is None and not tiles.padded:
+        return Visits(None, 0 if plan.guarded else along, along)
+    asked = (*operands.mask, *(start for start in operands[6:8] if start is not None))
+    if not loops.traced and not all(map(is_concrete, asked)):
+        return Visits(None, 0, along)
+    some, every = _block_kinds(tiles)
+    if by_key:
+        some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
+    if not loops.traced:
+        return _visits_from_lists(loops.read(some), loops.read(every), max(1, run_keys // tiles.sizes[1]))
+    kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
+    whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
+    return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_broadcast(kind, 0))
+
+
+def visit_blocks(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
+    """Absorb the blocks that need no mask, then those that do; a loop that can have no step is not even traced."""
+    if not (isinstance(whole, int) and whole == 0):
+        state = loops.loop(0, whole, functools.partial(absorb, False), state)
+    return state if seen is whole else loops.loop(whole, seen, functools.partial(absorb, True), state)
+
+
+def _visits_from_lists(some: list[Any], every: list[Any], longest: int) -> Visits:
+    """What is visited, as lists of Python integers, or of ranges of them if runs may be longer than one."""
+    order, whole, seen = [], [], []
+    for tables in zip(some, every, strict=True):
+        pieces = [list(_runs(may, is_full, longest)) for may, is_full in zip(*tables, strict=True)]
+        split = [[[place for place, kind in line if kind is wanted] for wanted in (True, False)] for line in pieces]
+        order.append([full + mixed for full, mixed in split])
+        whole.append([len(full) for full, _ in split])
+        seen.append([len(line) for line in pieces])
+    return Visits(order, whole, seen, len(order) == 1)
+
+
+def _runs(may: list[bool], is_full: list[bool], longest: int) -> Iterator[tuple[Any, bool]]:
+    """The blocks in which something is allowed, in runs of neighbours, and whether everything is."""
+    place = 0
+    while place < len(may):
+        stop = place + 1
+        while may[place] and stop < min(len(may), place + longest) and may[stop]:
+            stop += 1
+        if may[place]:
+            yield (place if longest == 1 else range(place, stop)), all(is_full[place:stop])
+        place = stop
+
+
+def _block_kinds(tiles: Grid) -> tuple[Array, Array]:
+    """In which blocks something is allowed, and in which everything is: two of shape (B or 1, rows, columns)."""
+    plan, operands, xp = tiles.plan, tiles.operands, tiles.xp
+    some: Any = True
+    every: Any = True
+    query, key = (block_spans(tiles, side) for side in (0, 1))
+    if plan.mask is not None:
+        some, every = unflatten(plan.mask, operands.mask).blocks(query, key, xp=xp)
+    if operands.bias is not None:
+        every = False
+    if tiles.padded and every is not False:
+        ends = xp.multiply(xp.add(arange_like(tiles.counts[1], key.first, xp), 1), tiles.sizes[1])
+        inside = xp.less_equal(ends, tiles.lengths[1])
+        every = inside if every is True else xp.logical_and(every, inside)
+    none = xp.zeros((1, 1, *tiles.counts), dtype=xp.bool, **on_device_of(operands.query))
+    for kind in (some, every):  # both get the leading axis that one of them has
+        none = none if isinstance(kind, bool) else xp.logical_and(xp.logical_or(none, kind), xp.logical_not(kind))
+    some, every = (
+        xp.logical_not(none) if kind is True else none if kind is False else xp.logical_or(none, kind)
+        for kind in (some, every)
+    )
+    return xp.any(some, axis=-3), xp.all(every, axis=-3)

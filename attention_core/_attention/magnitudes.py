@@ -1,0 +1,92 @@
+"""How large numbers may be: whether products are finite, and whether scores are small."""
+
+from __future__ import annotations
+
+import functools
+import math
+from numbers import Real
+
+from attention_core._arrays import Array, Namespace, compute_dtype_name, upcast
+from attention_core._attention.call import Call
+from attention_core._backend import Backend, is_concrete
+
+
+def products_are_finite(call: Call) -> Array:
+    """Whether query, key, value and all their products are finite, to be read once the program runs."""
+    xp, scale = call.xp, call.scale
+    peaks = [xp.max(xp.abs(array)) for array in (call.query, call.key, call.value)]
+    query, key, value = upcast(tuple(peaks), xp=xp)
+    factor = max(1.0, abs(float(scale)) if isinstance(scale, Real) else 1.0) * call.query.shape[-1]
+    products = xp.multiply(xp.multiply(query, factor), key)
+    return xp.logical_and(
+        xp.less(products, float(xp.finfo(call.query.dtype).max)), xp.less(value, _max_value(call.query, xp))
+    )
+
+
+def _max_value(query: Array, xp: Namespace) -> float:
+    """Values below this times gradients below it are finite, and their sums over 256 channels, too."""
+    return float(math.sqrt(xp.finfo(getattr(xp, compute_dtype_name(query.dtype))).max)) / 16
+
+
+def known_finite_products(call: Call) -> bool:
+    """Whether query, key, value and all products are finite, where that can be read."""
+    return known_finite_arrays((call.query, call.key, call.value), call.scale, call.xp)
+
+
+def known_finite_scores(call: Call) -> bool:
+    """Whether all products of queries and keys are finite, with the scale or without, where that can be read."""
+    return known_finite_arrays((call.query, call.key), call.scale, call.xp)
+
+
+def known_finite_arrays(arrays: tuple[Array, ...], scale: float | Array | None, xp: Namespace) -> bool:
+    """Whether arrays and the products of the first two, query and key, are finite, where that can be read.
+
+    Values, the third, are to be so small that products with gradients are finite, too.
+    """
+    numbers = () if scale is None or isinstance(scale, Real) else (scale,)
+    if not all(map(is_concrete, (*arrays, *numbers))) or any(0 in array.shape for array in arrays):
+        return False
+    ends = xp.stack(
+        [end(array) for array in arrays for end in (xp.max, xp.min)]
+    )  # read once: an accelerator is slow to
+    peaks = [abs(end) for end in (ends.tolist() if hasattr(ends, "tolist") else map(float, ends))]
+    factor = 1.0 if scale is None else abs(float(scale.tolist() if hasattr(scale, "tolist") else scale))
+    products = max(peaks[:2]) * max(factor, 1.0) * max(peaks[2:4]) * arrays[0].shape[-1]
+    fit = all(peak < _max_value(arrays[0], xp) for peak in peaks[4:])
+    return fit and all(map(math.isfinite, peaks[:4])) and products < float(xp.finfo(arrays[0].dtype).max)
+
+
+MAX_PLAIN_SCORE, NORM_LIMIT = (
+    32.0,
+    1e15,
+)  # what scores, norms and values are below for exponentials to be taken as they are
+
+
+def norms_are_bounded(query: Array, key: Array, value: Array, backend: Backend) -> Array:
+    """Whether norms are such that neither scores nor averages of values overflow, nor what is computed on the way."""
+    xp, loops = backend.namespace, backend.loops
+    return _below_norm_limit(loops.norm(query), loops.norm(key), xp.abs(value), xp=xp)
+
+
+def _below_norm_limit(*sizes: Array, xp: Namespace) -> Array:
+    return functools.reduce(xp.logical_and, (xp.less(xp.max(size), NORM_LIMIT) for size in sizes))
+
+
+def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -> Array:
+    r"""Whether exponentials of scores can be taken as they are, and averaged by.
+
+    .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
+
+    in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
+    far from both ends of float32.
+    """
+    xp, loops = backend.namespace, backend.loops
+    norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
+    bounds = xp.multiply(*(xp.minimum(norm, NORM_LIMIT) for norm in norms))  # inf * 0 would be nan
+    sizes = xp.abs(value)
+    fit = xp.logical_and(_below_norm_limit(*norms, sizes, xp=xp), xp.all(xp.less(bounds, MAX_PLAIN_SCORE)))
+
+    def all_but_zeros() -> Array:
+        return xp.logical_and(fit, xp.greater(xp.min(xp.where(xp.equal(sizes, 0.0), 1.0, sizes)), 1 / NORM_LIMIT))
+
+    return loops.choose(xp.greater(xp.min(sizes), 1 / NORM_LIMIT), lambda: fit, all_but_zeros)

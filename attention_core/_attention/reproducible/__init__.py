@@ -1,0 +1,1 @@
+"""Attention over blocks of exact sums: the same bits on every library."""

@@ -1,0 +1,21 @@
+"""Attention in reproducible arithmetic as an operation with a gradient of its own."""
+
+from __future__ import annotations
+
+from attention_core._arrays import Array, shape
+from attention_core._attention.call import Call
+from attention_core._attention.reproducible.backward import backward
+from attention_core._attention.reproducible.forward import arrange, empty_results, forward
+from attention_core._backend import Backend, Operation
+
+
+def reproducible_attention(call: Call, backend: Backend) -> tuple[Array, Array]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits."""
+    xp = call.xp
+    output, logsumexp, _ = backend.custom_gradient(REPRODUCIBLE, *arrange(call, backend))
+    *leading, heads, rows, _ = shape(call.query, xp=xp)
+    width = shape(call.value, xp=xp)[-1]
+    return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
+
+
+REPRODUCIBLE = Operation(forward, backward, empty_results, wide=True)

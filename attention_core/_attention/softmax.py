@@ -1,0 +1,140 @@
+"""The weighted average of attention: a softmax over the keys that a query may attend, and the mean of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from attention_core._arrays import Array, Namespace, on_device_of, scalar_like, shape
+
+
+def softmax(
+    scores: Array,
+    allowed: Array | None,
+    /,
+    *,
+    constant: Callable[[Array], Array] = lambda x: x,
+    exp_difference: Callable[[Array, Array], Array] | None = None,
+    xp: Namespace,
+) -> tuple[Array, Array, Array]:
+    r"""Exponentials of the scores, their total, and the logarithm of the normalizer.
+
+    .. math:: e_{ij} = \exp(s_{ij} - t_i), \qquad z_i = \sum_j e_{ij}, \qquad \ell_i = t_i + \log z_i,
+        \qquad t_i = \max_j s_{ij}
+
+    The weights are :math:`p_{ij} = e_{ij} / z_i`; dividing the sum of values instead rounds once, and keeps equal keys
+    exact. They and :math:`\ell_i` are the same whatever :math:`t_i` is, which so is a constant to derivatives. A query
+    that may attend nothing has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with gradients exactly
+    0. That is decided by ``allowed``, never by the scores.
+
+    Parameters
+    ----------
+    scores : Array, shape (..., M, N)
+        With -inf where not allowed.
+    allowed : Array of bool, broadcastable to (..., M, N), or None
+        True where query i may attend key j; ``None`` for everywhere.
+    constant : callable, optional
+        What keeps an array from being differentiated by, for libraries that differentiate.
+    exp_difference : callable, optional
+        ``exp(x - y)``, perhaps in the memory of the scores.
+    xp : array namespace
+
+    Returns
+    -------
+    exponentials : Array, shape (..., M, N)
+    total, logsumexp : Array, shape (..., M, 1)
+    """
+    *rows, num_keys = shape(scores, xp=xp)
+    if isinstance(num_keys, int) and num_keys == 0:
+        one = xp.ones((*rows, 1), dtype=scores.dtype, **on_device_of(scores))
+        return scores, one, xp.multiply(one, -math.inf)
+    top = constant(xp.max(scores, axis=-1, keepdims=True))
+    if exp_difference is None:
+
+        def exp_difference(x: Array, y: Array) -> Array:
+            return xp.exp(xp.subtract(x, y))
+
+    if allowed is None:
+        exponentials = exp_difference(scores, top)
+        total = _sum_exponentials(exponentials, num_keys, xp)
+        return exponentials, total, xp.add(top, xp.log(total))
+    empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
+    top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
+    exponentials = exp_difference(scores, top)
+    total = xp.where(empty, 1.0, _sum_exponentials(exponentials, num_keys, xp))  # 0 / 0 and log(0)
+    return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
+
+
+def _sum_exponentials(exponentials: Array, num_keys: Any, xp: Namespace) -> Array:
+    total = xp.sum(exponentials, axis=-1, keepdims=True)
+    if isinstance(num_keys, int):
+        return total
+    return xp.where(xp.equal(total, 0.0), 1.0, total)  # there may turn out to be no keys
+
+
+def weighted_sum(
+    weights: Array,
+    value: Array,
+    allowed: Array | None,
+    /,
+    *,
+    choose: Callable[[Array, Callable[[], Array], Callable[[], Array]], Array] | None = None,
+    xp: Namespace,
+) -> Array:
+    r"""The weighted sum of the values, :math:`o_i = \sum_j e_{ij} v_j`, over the keys that are allowed.
+
+    With a mask, :math:`0 \cdot \infty` must not arise where a value is masked. So the finite parts are added up, and
+    whether a value that is not finite was attended is found by adding up indicators: one for what pulls upwards (inf,
+    nan), one for what pulls downwards (-inf, nan); pulled both ways, the result is nan. A pull stays a multiple of the
+    total weight, so that nobody who is pulled has a finite gradient.
+
+    Parameters
+    ----------
+    weights : Array, shape (..., M, N)
+    value : Array, shape (..., N, E)
+    allowed : Array of bool, or None
+        ``None`` when nothing is masked: then the plain product does.
+    choose : callable, optional
+        ``choose(condition, then, otherwise)`` runs one of two functions; the second product is left out by it where all
+        values are finite.
+    xp : array namespace
+
+    Returns
+    -------
+    Array, shape (..., M, E)
+    """
+    if allowed is None:
+        return xp.matmul(weights, value)
+
+    def pulled() -> Array:
+        summed = xp.matmul(weights, xp.where(xp.isfinite(value), value, 0.0))
+        nan = xp.isnan(value)  # said outright: compilers rewrite `not x <= 0` as `x > 0`, which nan tells apart
+        upwards, downwards = (xp.logical_or(nan, xp.equal(value, infinite)) for infinite in (math.inf, -math.inf))
+        indicators = (xp.astype(pulls, value.dtype) for pulls in (upwards, downwards))
+        width = shape(value, xp=xp)[-1]
+        sums = xp.matmul(weights, xp.concat(list(indicators), axis=-1))  # (..., M, 2 E)
+        up, down = xp.greater(sums[..., :width], 0.0), xp.greater(sums[..., width:], 0.0)
+        pull = xp.where(down, -math.inf, scalar_like(0.0, value, xp))
+        pull = xp.where(up, xp.where(down, math.nan, scalar_like(math.inf, value, xp)), pull)
+        return xp.add(summed, xp.multiply(pull, xp.sum(weights, axis=-1, keepdims=True)))
+
+    if choose is None:
+        return pulled()
+    return choose(xp.isfinite(xp.sum(value)), lambda: xp.matmul(weights, value), pulled)
+
+
+def finite_vectors(x: Array, /, *, xp: Namespace) -> tuple[Array, Array]:
+    """The finite part of vectors (..., D), and (...) of 0 or nan: added to scores, it stands for what was removed."""
+    finite = xp.isfinite(x)
+    rest = xp.where(xp.all(finite, axis=-1), scalar_like(0.0, x, xp), math.nan)
+    return xp.where(finite, x, 0.0), rest
+
+
+def logaddexp(first: Array, second: Array, /, *, xp: Namespace) -> Array:
+    r"""The logarithm of a sum of exponentials, :math:`\log(e^a + e^b)`; of two -inf it is -inf, with gradients 0."""
+    top = xp.maximum(first, second)
+    none = xp.equal(top, -math.inf)
+    top = xp.where(none, 0.0, top)
+    total = xp.add(xp.exp(xp.subtract(first, top)), xp.exp(xp.subtract(second, top)))
+    return xp.where(none, -math.inf, xp.add(top, xp.log(xp.where(none, 1.0, total))))

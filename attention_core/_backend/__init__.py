@@ -1,0 +1,35 @@
+"""What a library lends to the core, and how it is found. The public names are those of `attention_core.backend`."""
+
+from attention_core._backend._default import DefaultBackend
+from attention_core._backend._find import (
+    array_namespace,
+    available_backends,
+    backend_of,
+    entries,
+    get_backend,
+    is_concrete,
+    is_exporting,
+    library_name,
+)
+from attention_core._backend._loops import BlockOperations, PythonLoops, TracedLoops
+from attention_core._backend._protocol import Backend, Kernel, Loops, Operation, Tuning
+
+__all__ = [
+    "Backend",
+    "BlockOperations",
+    "DefaultBackend",
+    "Kernel",
+    "Loops",
+    "Operation",
+    "PythonLoops",
+    "TracedLoops",
+    "Tuning",
+    "array_namespace",
+    "available_backends",
+    "backend_of",
+    "entries",
+    "get_backend",
+    "is_concrete",
+    "is_exporting",
+    "library_name",
+]

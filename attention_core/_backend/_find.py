@@ -1,0 +1,203 @@
+"""From an array to its namespace and its backend."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import array_api_compat
+
+from attention_core._arrays import Array, Namespace
+from attention_core._backend._protocol import Backend
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_namespaces: dict[type, Namespace] = {}
+_backends: dict[type, Backend] = {}
+
+
+def array_namespace(*arrays: Array) -> Namespace:
+    """The array namespace that all given arrays share; ``None`` and Python numbers are passed over.
+
+    Libraries that array-api-compat wraps are taken from there. Any other is first looked up among the backends, which
+    may supply what a library lacks, or correct what it has.
+
+    Raises
+    ------
+    TypeError
+        When something is not an array, when arrays of two libraries are mixed, or when there is no array at all.
+
+    Examples
+    --------
+    >>> import array_api_strict as library
+    >>> array_namespace(library.ones(3), None, 0.5) is library
+    True
+    """
+    found: Namespace = None
+    for array in arrays:
+        if array is None or isinstance(array, int | float):
+            continue
+        xp = _namespaces.get(type(array)) or _namespace_of(array)
+        if found is None:
+            found = xp
+        elif xp is not found:
+            raise TypeError(f"expected arrays of one library; got {library_name(found)} and {library_name(xp)}")
+    if found is None:
+        raise TypeError("expected at least one array; got none")
+    return found
+
+
+def _namespace_of(array: Array) -> Namespace:
+    if hasattr(array, "mask"):
+        raise TypeError(f"expected a plain array; got {type(array).__name__}, whose own mask would be lost")
+    try:
+        xp = array_api_compat.array_namespace(array)
+    except TypeError:
+        xp = None
+    # What array-api-compat wraps itself needs no backend, and looking for one would not trace under torch.compile.
+    if xp is None or not xp.__name__.startswith("array_api_compat."):
+        backend = backend_of(array)
+        xp = backend.namespace if backend else xp
+    if xp is None:
+        raise TypeError(f"expected an array; got {type(array).__name__}")
+    _namespaces[type(array)] = xp
+    return xp
+
+
+def backend_of(array: Array) -> Backend | None:
+    """The backend that owns this array, out of those whose library is in use."""
+    kind = type(array)
+    if _is_compiling(array):
+        _learn(kind)
+    backend = _backends.get(kind)
+    if backend is None:
+        library = _library_of(kind)
+        in_use = sorted((name for name in entries() if name in sys.modules), key=lambda name: name != library)
+        backend = next((backend for backend in map(get_backend, in_use) if backend.owns(array)), None)
+        if backend is not None:
+            _backends[kind] = backend
+            _learn_kin(kind)
+    return backend
+
+
+def _learn(kind: type) -> None:
+    """Find the backend for a class of arrays, without an array to ask it about.
+
+    A compiler sees what was learned before it first looked: all kin is learned at once, so that no other class is new.
+    """
+    if kind not in _backends:
+        _backends[kind] = get_backend(_home_of(kind))
+        _learn_kin(kind)
+
+
+def _learn_kin(kind: type) -> None:
+    """Remember the backend of a class for all classes that share a root with it, and belong to no other library."""
+    home = _home_of(kind)
+    roots = [base for base in kind.__mro__ if _library_of(base) == home] or [kind]
+    for each in _kin(roots[-1]):
+        if _home_of(each) == home:
+            _backends.setdefault(each, _backends[kind])
+
+
+def _home_of(kind: type) -> str:
+    """The library with a backend that a class belongs to, itself or by a base; an empty name for none."""
+    return next((library for library in map(_library_of, kind.__mro__) if library in entries()), "")
+
+
+def _kin(kind: type) -> Iterator[type]:
+    yield kind
+    subclasses: list[type] = type.__subclasses__(kind)
+    for each in subclasses:
+        yield from _kin(each)
+
+
+_learn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs this, and does not trace it
+
+
+def _is_compiling(array: Array) -> bool:
+    """Whether the library of an array records what is called, so that hardly anything else can be looked up."""
+    compiler = _compiler(array)
+    return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling())
+
+
+def is_exporting(array: Array, /) -> bool:
+    """Whether the library of an array records a program for other machines, and perhaps for other lengths."""
+    compiler = _compiler(array)
+    return hasattr(compiler, "is_exporting") and bool(compiler.is_exporting())
+
+
+def _compiler(array: Array) -> Any:
+    return getattr(sys.modules.get(_library_of(type(array))), "compiler", None)
+
+
+def _library_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+_library_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it cannot be asked of a class of parameters
+
+
+def library_name(xp: Namespace) -> str:
+    """The name a user knows a namespace by: ``torch`` for ``array_api_compat.torch``."""
+    name: str = xp.__name__.removeprefix("array_api_compat.").removeprefix("attention_")
+    return name.partition(".")[0]
+
+
+def is_concrete(array: Array, /) -> bool:
+    """Whether the values of an array can be read now, without tracing, computing or waiting for a graph."""
+    if _is_compiling(array):
+        return False
+    backend = backend_of(array)
+    return backend.is_concrete(array) if backend else False
+
+
+GROUP = "attention_core.backends"
+
+
+@functools.cache
+def entries() -> dict[str, EntryPoint]:
+    """The announced backends by name, in the order of their names."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 (half of the time that importing the core would take)
+
+    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+
+
+def available_backends() -> list[str]:
+    """Names of the backends whose library is installed. Nothing is imported.
+
+    Examples
+    --------
+    >>> "numpy" in available_backends()
+    True
+    """
+    return [name for name in entries() if importlib.util.find_spec(name) is not None]
+
+
+@functools.cache
+def get_backend(name: str, /) -> Backend:
+    """Load the backend of a library by name.
+
+    Raises
+    ------
+    ValueError
+        When no backend of that name is announced.
+    ImportError
+        When its library is not installed; the message says what to install.
+
+    Examples
+    --------
+    >>> get_backend("numpy").modes
+    ('eager',)
+    """
+    entry = entries().get(name)
+    if entry is None:
+        raise ValueError(f"expected a backend out of {', '.join(entries())}; got {name!r}")
+    if importlib.util.find_spec(name) is None:
+        raise ImportError(
+            f"backend {name!r} needs its library: pip install 'attention-core[{name.replace('_', '-')}]'", name=name
+        )
+    return cast(Backend, entry.load())

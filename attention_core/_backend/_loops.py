@@ -1,0 +1,140 @@
+"""Loops over blocks in plain Python, for libraries that run what they are told at once; and what all loops compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from attention_core._arrays import Array, Namespace, on_device_of
+
+
+class BlockOperations:
+    """What is computed of blocks, with the functions of a namespace.
+
+    See `attention_core.backend.Loops` for what each method does.
+    """
+
+    unit = 1.0
+    writes = False  # whether functions of the namespace take `out`
+
+    def __init__(self, xp: Namespace) -> None:
+        self.xp = xp
+
+    @property
+    def softmax(self) -> Callable[[Array], Array] | None:
+        """``None``."""
+        return None
+
+    def exp_difference(self, x: Array, y: Array) -> Array:
+        """The exponential of a difference."""
+        return self.xp.exp(self.xp.subtract(x, y))
+
+    def powers(self, x: Array) -> Array:
+        """The exponential."""
+        return self.xp.exp(x)
+
+    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+        """The function, in the memory of its first argument if it can be written to."""
+        return function(x, *others, out=x) if self.writes else function(x, *others)
+
+    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
+        """The product, in memory that is kept if it can be written to."""
+        if not self.writes:
+            return self.xp.matmul(x, y)
+        dims = (*x.shape[:-1], y.shape[-1])
+        size = math.prod(dims)
+        if name not in memory or memory[name].shape[0] < size:
+            memory[name] = self.xp.empty(size, dtype=x.dtype, **on_device_of(x))
+        return self.xp.matmul(x, y, out=self.xp.reshape(memory[name][:size], dims))
+
+    def norm(self, x: Array) -> Array:
+        """The Euclidean norm over the last axis."""
+        return self.xp.sqrt(self.xp.vecdot(x, x))
+
+
+class TracedLoops(BlockOperations):
+    """What loops of compilers have in common."""
+
+    traced = True
+
+    def read(self, x: Array) -> Any:
+        """Raise: values are traced."""
+        raise TypeError("expected nothing to be read while a function is traced")
+
+
+class PythonLoops(BlockOperations):
+    """Loops whose counters are Python integers: a block may end short, and nothing is traced."""
+
+    traced = False
+
+    def read(self, x: Array) -> Any:
+        """The values as nested lists."""
+        if hasattr(x, "tolist"):
+            return x.tolist()
+        return [self.read(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
+
+    def loop(self, start: int, stop: int, body: Callable[[int, Any], Any], state: Any) -> Any:
+        """Call the body for every index, each time with the state that it returned before."""
+        for index in range(start, stop):
+            state = body(index, state)
+        return state
+
+    def choose(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Call one of two functions."""
+        return then() if bool(condition) else otherwise()
+
+    def item(self, x: Any, index: Any) -> Any:
+        """The entry at an index of the first axis, or the blocks at one or several neighbouring indices."""
+        if isinstance(x, _Split):
+            return self.block(x.array, index, x.size, -2)
+        return x[index] if isinstance(x, list) else x[index, ...]
+
+    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Split:
+        """The blocks of an array along axis -2, after a function of rows."""
+        return _Split(each(x), size)
+
+    def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
+        """The block at an index, of this size or what is left of it, along one of the last two axes."""
+        run = index if isinstance(index, range) else range(index, index + 1)
+        places = slice(run.start * size, min(run.stop * size, x.shape[axis]))
+        return x[..., places, :] if axis == -2 else x[..., places]
+
+    def stack(self, count: int, zero: Callable[[int], Array], after: Array | None = None) -> _BlockList:
+        """Blocks that start as zero and are added to."""
+        return _BlockList([None] * count, zero)
+
+    def add(self, stack: _BlockList, index: int, block: Array) -> _BlockList:
+        """Add to the block at an index."""
+        before = stack.blocks[index]
+        stack.blocks[index] = block if before is None else self.xp.add(before, block)
+        return stack
+
+    def join(self, stack: _BlockList, count: int, axis: int) -> _BlockList:
+        """Join runs of so many blocks along an axis."""
+        blocks = stack.filled()
+        runs = [blocks[start : start + count] for start in range(0, len(blocks), count)]
+        return _BlockList([run[0] if count == 1 else self.xp.concat(run, axis=axis) for run in runs])
+
+    def array(self, stack: _BlockList) -> Array:
+        """The blocks as one array with a new first axis."""
+        blocks = stack.filled()
+        return self.xp.stack(blocks, axis=0) if len(blocks) > 1 else self.xp.expand_dims(blocks[0], axis=0)
+
+
+class _Split(NamedTuple):
+    """An array of which blocks are taken along axis -2."""
+
+    array: Array
+    size: int
+
+
+class _BlockList:
+    """A list of blocks, ``None`` for zeros that are not there yet."""
+
+    def __init__(self, blocks: Sequence[Array | None], zero: Callable[[int], Array] | None = None) -> None:
+        self.blocks = list(blocks)
+        self.zero = zero
+
+    def filled(self) -> list[Array]:
+        return [self.zero(index) if block is None and self.zero else block for index, block in enumerate(self.blocks)]

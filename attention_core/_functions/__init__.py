@@ -1,0 +1,1 @@
+"""The public functions: signature, documentation, checks, and then one call down."""

@@ -1,0 +1,336 @@
+"""Scaled dot-product attention: the public functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+from attention_core._arithmetic import check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
+from attention_core._attention.call import Attention, Call
+from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
+from attention_core._attention.softmax import logaddexp
+from attention_core._backend import array_namespace
+from attention_core._checks import check_flag, check_function, check_scores, check_sinks, check_value
+from attention_core.masks import And, Causal, Mask
+from attention_core.masks._mask import as_mask
+from attention_core.masks._tree import check_covered, check_mask, mask_arrays
+from attention_core.random import Dropout, check_dropout
+from attention_core.scores import ScoreMod
+
+ScoreModification = Callable[..., Array]
+SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
+
+
+def scaled_dot_product_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    sinks: Array | None = None,
+    dropout: Dropout | None = None,
+    return_weights: bool = False,
+    return_logsumexp: bool = False,
+    implementation: str = "auto",
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Any:
+    r"""Average the values over the keys, weighted by how well each key matches the query.
+
+    .. math::
+
+        o_i &= \sum_j p_{ij} v_j, \qquad p_{ij} = \exp(s_{ij} - \ell_i), \qquad \ell_i = \log \sum_j \exp s_{ij}, \\
+        s_{ij} &= f\!\left(c \tanh\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij},
+
+    where j runs over the keys that query i may attend. A query that may attend nothing gives exactly 0, with
+    :math:`\ell_i = -\infty` and gradients exactly 0. What is masked, were it nan, reaches neither result nor gradient.
+
+    Parameters
+    ----------
+    query : Array, shape (..., H, M, D)
+        Of dtype float16, bfloat16, float32 or float64. Types of 16 bits are computed in float32 and rounded once.
+    key : Array, shape (..., G, N, D)
+        G divides H: query head h uses key head h // (H / G).
+    value : Array, shape (..., G, N, E)
+    mask : Mask or Array of bool, broadcastable to (..., H, M, N), optional
+        True where query i may attend key j.
+    bias : Array, broadcastable to (..., H, M, N), optional
+        Added to the scaled scores; where it is -inf, the key is masked. Of the query's dtype, or float32 with 16 bits.
+    is_causal : bool
+        Also apply ``Causal()``: key position <= query position.
+    scale : float or 0-d Array, optional
+        :math:`\sigma`; by default :math:`D^{-1/2}`. It multiplies the query, so that scores that fit do not overflow.
+    softcap : float or 0-d Array, optional
+        c; by default the scores are not capped.
+    score_mod : callable, optional
+        f, a function ``score_mod(scores, batch, head, query, key)`` of scores and positions (see `masks.Positions`), as
+        in PyTorch's FlexAttention. What it needs of arrays is given by a `ScoreMod`. What it makes -inf is not masked:
+        that is for masks.
+    sinks : Array, shape (H,), optional
+        For each head the score of a sink, which is attended by every query and has no value: it takes a share of the
+        weights, and a query that may attend nothing else has it as logsumexp.
+    dropout : Dropout, optional
+        Rate and seed by which weights are dropped from the average.
+    return_weights, return_logsumexp : bool
+        Whether to return p (before dropout), and :math:`\ell` (in the type of the computation); nothing else changes.
+    implementation : {"auto", "dense", "blockwise", "fused"}
+        ``"dense"`` computes all scores at once. ``"blockwise"`` computes them block by block, in memory that does not
+        grow with M × N, and skips the blocks in which a mask lets nothing through. ``"fused"`` hands over to a kernel
+        of the library. ``"auto"`` takes the fastest that is right, as `explain_attention` tells.
+    arithmetic : {"fast", "reproducible"}
+        ``"fast"`` uses the products and functions of the library. ``"reproducible"`` gives the same bits on every
+        library, compiled or not, and device, however batch and blocks are cut, for the output and all gradients: for
+        float32 and types of 16 bits, without ``score_mod`` and ``sinks``, and with numbers as scale and softcap.
+    xp : array namespace, optional
+        By default that of the arrays.
+
+    Returns
+    -------
+    Array, shape (..., H, M, E)
+        Of the query's dtype. If a return flag is set: ``Attention(output, weights, logsumexp)`` with weights of shape
+        (..., H, M, N) and logsumexp of shape (..., H, M).
+
+    Raises
+    ------
+    TypeError
+        When something is not an array of the right dtype, or libraries are mixed.
+    ValueError
+        When shapes, devices or numbers do not fit, or no kernel is known to give the same answer. All come before any
+        computation.
+
+    Notes
+    -----
+    The values are added up before they are divided by the sum of the exponentials, so that N times the largest value
+    has to fit the type of the computation. What is not finite and attended shows: an infinite value gives an infinite
+    or nan element, and, where a mask or a bias is given, a query or key that is not finite gives nan.
+
+    References
+    ----------
+    A. Vaswani et al., "Attention is all you need", 2017. J. Ainslie et al., "GQA", 2023.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> query, key, value = xp.zeros((1, 2, 4)), xp.ones((1, 3, 4)), xp.asarray([[[1.0], [2.0], [6.0]]])
+    >>> scaled_dot_product_attention(query, key, value, is_causal=True)
+    Array([[[1. ],
+            [1.5]]], dtype=array_api_strict.float64)
+    """
+    check_flag("is_causal", is_causal)
+    check_implementation(implementation)
+    mask = with_causal(mask, is_causal)
+    check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, sinks)
+    call = make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp)._replace(
+        arithmetic=arithmetic
+    )
+    xp = call.xp
+    if sinks is None:
+        result = attend(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
+    else:
+        check_sinks(sinks, query)
+        result = attend(call, implementation, weights=return_weights, logsumexp=True)
+        result = _with_sinks(result, upcast(sinks, xp=xp), xp)
+    output = cast_to(result.output, query.dtype, xp=xp)
+    if not (return_weights or return_logsumexp):
+        return output
+    weights = cast_to(result.weights, query.dtype, xp=xp) if return_weights else None
+    return Attention(output, weights, result.logsumexp if return_logsumexp else None)
+
+
+def explain_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    dropout: Dropout | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Explanation:
+    """Tell which implementation a call takes by itself, why the others were refused, and the memory of each.
+
+    Parameters
+    ----------
+    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, dropout, arithmetic, xp
+        As in `scaled_dot_product_attention`. Nothing is computed of them.
+
+    Returns
+    -------
+    Explanation
+        It prints as a few lines of text.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `scaled_dot_product_attention`.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> x = xp.zeros((1, 8, 4096, 64), dtype=xp.float32)
+    >>> print(explain_attention(x, x, x))
+    blockwise: there are so many scores that they are better never held at once
+      fused: refused: array_api_strict has no fused kernel that is known here
+      blockwise: about 20 MiB
+      dense: about 1.54e+03 MiB
+    """
+    check_flag("is_causal", is_causal)
+    check_attention_arithmetic(arithmetic, query, "auto", scale, softcap, score_mod, None)
+    mask = with_causal(mask, is_causal)
+    call = make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp)
+    return explain(call._replace(arithmetic=arithmetic))
+
+
+def _with_sinks(result: Attention, sinks: Array, xp: Namespace) -> Attention:
+    r"""Let every query of a head also attend a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
+    sinks = xp.expand_dims(sinks, axis=-1)
+    logsumexp = logaddexp(result.logsumexp, sinks, xp=xp)
+    share = xp.expand_dims(xp.exp(xp.subtract(result.logsumexp, logsumexp)), axis=-1)
+    weights = None if result.weights is None else xp.multiply(result.weights, share)
+    return Attention(xp.multiply(result.output, share), weights, logsumexp)
+
+
+def attention_scores(
+    query: Array,
+    key: Array,
+    /,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Scores of attention, as far as the arguments go: scaled, then capped, then with bias, then masked with -inf.
+
+    .. math:: s_{ij} = f\!\left(c \tanh\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij}
+
+    Parameters
+    ----------
+    query : Array, shape (..., H, M, D)
+    key : Array, shape (..., G, N, D)
+    mask, bias, scale, softcap, score_mod, arithmetic, xp
+        As in `scaled_dot_product_attention`.
+
+    Returns
+    -------
+    Array, shape (..., H, M, N)
+        Of the query's dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `scaled_dot_product_attention`.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> attention_scores(xp.ones((1, 1, 4)), xp.ones((1, 2, 4)), mask=xp.asarray([True, False]))
+    Array([[[  2., -inf]]], dtype=array_api_strict.float64)
+    """
+    xp = array_namespace(query, key, bias, *mask_arrays(mask)) if xp is None else xp
+    check_scores(query, key, bias, scale, softcap)
+    _check_options(query, key, mask, score_mod, None)
+    check_attention_arithmetic(arithmetic, query, "auto", scale, softcap, score_mod, None)
+    call = Call(query, key, key, mask, bias, scale, softcap, score_mod, None, (0, 0), xp, arithmetic)
+    return cast_to(all_scores(call), query.dtype, xp=xp)
+
+
+def check_attention_arithmetic(
+    arithmetic: Any,
+    query: Array,
+    implementation: Any,
+    scale: Any,
+    softcap: Any,
+    score_mod: Any,
+    sinks: Any,
+) -> None:
+    """Raise unless the arithmetic can be had with these options."""
+    check_arithmetic(arithmetic, "query", query)
+    if arithmetic == "fast":
+        return
+    if implementation == "fused":
+        raise ValueError(
+            "expected another implementation with arithmetic='reproducible', as kernels add up in an order of their"
+            " own; got 'fused'"
+        )
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is None:
+            continue
+        if not isinstance(number, Real):
+            raise ValueError(f"expected {name} as a number with arithmetic='reproducible'; got {type(number).__name__}")
+        if number and not 1 / SCALE_LIMIT <= abs(float(number)) <= SCALE_LIMIT:
+            raise ValueError(
+                f"expected a {name} of 0, or from 2**-64 to 2**64 in magnitude, with arithmetic='reproducible'; got"
+                f" {number}"
+            )
+    for name, given in (("score_mod", score_mod), ("sinks", sinks)):
+        if given is not None:
+            raise ValueError(f"expected no {name} with arithmetic='reproducible'; got one")
+
+
+def make_call(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | Array | None,
+    bias: Array | None,
+    scale: float | Array | None,
+    softcap: float | Array | None,
+    score_mod: ScoreModification | None,
+    dropout: Dropout | None,
+    xp: Namespace | None,
+    starts: tuple[Any, Any] | None = None,
+) -> Call:
+    """The arguments, once they are known to be right."""
+    xp = array_namespace(query, key, value, bias, *mask_arrays(mask)) if xp is None else xp
+    check_scores(query, key, bias, scale, softcap)
+    check_value(value, key)
+    _check_options(query, key, mask, score_mod, dropout, starts)
+    return Call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, starts or (0, 0), xp)
+
+
+def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:
+    if not is_causal:
+        return mask
+    return Causal() if mask is None else And(Causal(), as_mask(mask))  # not by `&`, which compilers take for their own
+
+
+def _check_options(
+    query: Array,
+    key: Array,
+    mask: Mask | Array | None,
+    score_mod: ScoreModification | None,
+    dropout: Dropout | None,
+    starts: tuple[Any, Any] | None = None,
+) -> None:
+    if mask is not None:
+        lengths = (
+            (None, None) if starts is not None else (sizes(query)[-2], sizes(key)[-2])
+        )  # those of the whole are unknown
+        check_mask(mask, (*sizes(query)[:-2], *lengths), query)
+    if mask is not None and starts is not None:
+        check_covered(mask, (*starts,), (sizes(query)[-2], sizes(key)[-2]))
+    if score_mod is not None:
+        check_function("score_mod", score_mod)
+        heads = score_mod.num_heads if isinstance(score_mod, ScoreMod) else None
+        if heads is not None and sizes(query)[-3] not in (heads, None):
+            raise ValueError(f"expected a score_mod for {sizes(query)[-3]} heads, those of query; got one for {heads}")
+    if dropout is not None:
+        check_dropout(dropout)

@@ -1,0 +1,299 @@
+"""Keys and values of earlier positions, kept for decoding."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from attention_core._arrays import (
+    Array,
+    DType,
+    Namespace,
+    index_dtype,
+    on_device_of,
+    positions,
+    shape,
+    shape_text,
+    shapes_differ,
+    sizes,
+)
+from attention_core._backend import array_namespace, is_concrete
+from attention_core._checks import (
+    check_broadcastable,
+    check_device,
+    check_integer,
+    check_length,
+    check_like,
+    check_parameters,
+    check_positive,
+    check_rank,
+    check_value,
+)
+from attention_core.masks import And, Causal, KeyLengths, Mask
+
+
+class KeyValueCache(NamedTuple):
+    """Keys and values of the positions so far, in arrays of a fixed capacity C.
+
+    It is a tree of three arrays whose shapes and dtypes never change, which every framework carries through its loops.
+
+    Attributes
+    ----------
+    key : Array, shape (..., G, C, D)
+    value : Array, shape (..., G, C, E)
+    length : Array of int32, shape () or (...)
+        How many positions are filled: one number for all, or one for every entry of the leading axes.
+    """
+
+    key: Array
+    value: Array
+    length: Array
+
+
+def empty_cache(
+    leading: tuple[Any, ...],
+    num_heads: int,
+    capacity: int,
+    head_dim: int,
+    /,
+    *,
+    value_dim: int | None = None,
+    ragged: bool = False,
+    dtype: DType | None = None,
+    device: Any = None,
+    xp: Namespace,
+) -> KeyValueCache:
+    """Make a cache in which nothing is filled.
+
+    Parameters
+    ----------
+    leading : tuple of int
+        The leading axes, before the heads.
+    num_heads, capacity, head_dim : int
+        G, the number of key/value heads; C, how many positions there is room for; D.
+    value_dim : int, optional
+        E; by default D.
+    ragged : bool
+        Whether every entry of the leading axes has a length of its own.
+    dtype : dtype, optional
+        By default float32.
+    device : optional
+        By default that of the library.
+    xp : array namespace
+
+    Returns
+    -------
+    KeyValueCache
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a size is not a positive integer.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> empty_cache((2,), 4, 16, 8, ragged=True, xp=xp).length
+    Array([0, 0], dtype=array_api_strict.int32)
+    """
+    value_dim = head_dim if value_dim is None else value_dim
+    for name, size in (
+        ("num_heads", num_heads),
+        ("capacity", capacity),
+        ("head_dim", head_dim),
+        ("value_dim", value_dim),
+    ):
+        check_positive(name, size)
+    place = {} if device is None else {"device": device}
+    dtype = xp.float32 if dtype is None else dtype
+    key, value = (
+        xp.zeros((*leading, num_heads, capacity, width), dtype=dtype, **place) for width in (head_dim, value_dim)
+    )
+    return KeyValueCache(key, value, xp.zeros(tuple(leading) if ragged else (), dtype=xp.int32, **place))
+
+
+def append(
+    cache: KeyValueCache,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    num_new: Array | None = None,
+    xp: Namespace | None = None,
+) -> KeyValueCache:
+    """Write L new positions behind those that are filled: at length, …, length + L - 1 of every entry.
+
+    Parameters
+    ----------
+    cache : KeyValueCache
+        It stays as it is: what is returned is another.
+    key : Array, shape (..., G, L, D)
+        Of the dtype of the cache.
+    value : Array, shape (..., G, L, E)
+    num_new : Array of int, shape (...), optional
+        How many of the L positions count, the first ones, where that differs between entries, as with padding at the
+        end; by default all. The cache must have a length for every entry, and room for all L.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    KeyValueCache
+
+    Raises
+    ------
+    TypeError
+        When dtypes do not fit.
+    ValueError
+        When shapes or devices do not fit, or there is no room for L more positions (where lengths can be read).
+
+    Notes
+    -----
+    Where lengths cannot be read, as in a compiled loop, positions beyond the capacity are dropped: what is filled
+    is never overwritten, and the length counts on. So a length above the capacity tells that positions are missing.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> cache = empty_cache((), 1, 4, 1, xp=xp)
+    >>> one = xp.ones((1, 1, 1), dtype=xp.float32)
+    >>> cache = append(append(cache, one, one), 2 * one, one)
+    >>> cache.key[0, :, 0]
+    Array([1., 2., 0., 0.], dtype=array_api_strict.float32)
+    """
+    check_parameters("cache", cache, KeyValueCache)
+    xp = array_namespace(*cache, key, value, num_new) if xp is None else xp
+    _check_cache(cache)
+    _check_new(cache, key, value, num_new)
+    place = positions(shape(cache.key, xp=xp)[-2], cache.key, xp=xp)
+    length = xp.expand_dims(xp.astype(cache.length, xp.int32), axis=-1)  # (..., 1)
+    behind = xp.subtract(place, length)  # (..., C): which of the new positions belongs there
+    count = shape(key, xp=xp)[-2]
+    filled = count if num_new is None else xp.astype(num_new, xp.int32)
+    return KeyValueCache(
+        _written(cache.key, key, behind, count, xp),
+        _written(cache.value, value, behind, count, xp),
+        xp.add(xp.astype(cache.length, xp.int32), filled),
+    )
+
+
+def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
+    """Make the mask for the newest positions as queries: each attends those before, and itself.
+
+    Parameters
+    ----------
+    cache : KeyValueCache or Array of int
+        The cache, or its lengths, after the new positions are appended.
+    num_new : int or Array of int, shape () or (...)
+        How many were appended.
+
+    Returns
+    -------
+    Mask
+        ``Causal(offset=length - num_new)``, with ``KeyLengths(length)`` where num_new is an array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When lengths or num_new are not integers.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> cache_mask(xp.asarray(3), 2).to_array(2, 4, xp=xp)
+    Array([[ True,  True, False, False],
+           [ True,  True,  True, False]], dtype=array_api_strict.bool)
+    """
+    length = cache.length if isinstance(cache, KeyValueCache) else cache
+    check_rank("length", length, 0, "() or (...)")
+    check_integer("length", length)
+    if not hasattr(num_new, "dtype"):
+        check_positive("num_new", num_new)
+        xp = array_namespace(length)
+        return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
+    check_integer("num_new", num_new)
+    xp = array_namespace(length, num_new)
+    length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32)
+    return And(Causal(offset=xp.subtract(length, num_new)), KeyLengths(length))
+
+
+def _written(old: Array, new: Array, behind: Array, count: Any, xp: Namespace) -> Array:
+    """New rows where they belong, old ones elsewhere: (..., G, C, D), (..., G, L, D), (..., C) -> (..., G, C, D)."""
+    if isinstance(count, int) and count == 0:
+        return old
+    if isinstance(count, int) and count == 1:
+        return xp.where(_over_heads(xp.equal(behind, 0), xp), new, old)
+    here = xp.logical_and(xp.greater_equal(behind, 0), xp.less(behind, count))
+    index = xp.clip(behind, 0, xp.subtract(count, 1) if hasattr(count, "dtype") else count - 1)
+    if len(index.shape) == 1:
+        rows = xp.take(new, xp.astype(index, index_dtype(index, xp=xp)), axis=-2)
+    else:
+        rows = _take_per_entry(new, index, xp)
+    return xp.where(_over_heads(here, xp), rows, old)
+
+
+def _take_per_entry(new: Array, index: Array, xp: Namespace) -> Array:
+    """Rows by an index that every entry has of its own: (..., G, L, D), (..., C) -> (..., G, C, D)."""
+    *leading, heads, count, width = shape(new, xp=xp)
+    wide = index_dtype(index, xp=xp)
+    capacity = shape(index, xp=xp)[-1]
+    groups = xp.reshape(new, (-1, count, width))
+    index = xp.broadcast_to(xp.expand_dims(index, axis=-2), (*leading, heads, capacity))
+    start = xp.multiply(xp.arange(shape(groups, xp=xp)[0], dtype=wide, **on_device_of(new)), count)
+    flat = xp.add(xp.reshape(xp.astype(index, wide), (-1, capacity)), xp.expand_dims(start, axis=-1))
+    rows = xp.take(xp.reshape(new, (-1, width)), xp.reshape(flat, (-1,)), axis=0)
+    return xp.reshape(rows, (*leading, heads, capacity, width))
+
+
+def _over_heads(place: Array, xp: Namespace) -> Array:
+    """With axes for heads and channels: (..., C) -> (..., 1, C, 1)."""
+    return xp.expand_dims(xp.expand_dims(place, axis=-1), axis=-3)
+
+
+def _check_cache(cache: KeyValueCache) -> None:
+    """Raise unless the arrays of a cache fit together."""
+    check_rank("cache.key", cache.key, 3, "(..., G, C, D)")
+    check_value(cache.value, cache.key)
+    check_rank("cache.length", cache.length, 0, "() or (...)")
+    check_integer("cache.length", cache.length)
+    check_device("cache.length", cache.length, "cache.key", cache.key)
+    if len(cache.length.shape) and shapes_differ(sizes(cache.length), sizes(cache.key)[:-3]):
+        expected = ", ".join("?" if dim is None else str(dim) for dim in sizes(cache.key)[:-3])
+        raise ValueError(f"expected cache.length () or ({expected}); got {shape_text(cache.length)}")
+
+
+def _check_new(cache: KeyValueCache, key: Array, value: Array, num_new: Array | None) -> None:
+    """Raise unless new keys and values fit a cache, and there is room for them."""
+    for name, array, model in (("key", key, cache.key), ("value", value, cache.value)):
+        check_rank(name, array, 3, "(..., G, L, *)")
+        check_like(name, array, f"cache.{name}", model)
+        dims, goal = sizes(array), sizes(model)
+        if shapes_differ((*dims[:-2], dims[-1]), (*goal[:-2], goal[-1])):
+            raise ValueError(f"expected {name} to match cache.{name} {shape_text(model)}; got {shape_text(array)}")
+    check_length("value", value, -2, sizes(key)[-2], "to match key")
+    if num_new is not None:
+        check_rank("num_new", num_new, 1, "(...)")
+        check_integer("num_new", num_new)
+        check_broadcastable("num_new", num_new, sizes(cache.length))
+        check_device("num_new", num_new, "cache.length", cache.length)
+        _check_num_new(num_new, sizes(key)[-2])
+    count, capacity = sizes(key)[-2], sizes(cache.key)[-2]
+    if count is None or capacity is None:
+        return
+    _, filled = _min_max(cache.length)
+    if filled + count > capacity:
+        raise ValueError(f"expected room for {count} more positions in a cache of {capacity}; got {filled} filled")
+
+
+def _check_num_new(num_new: Array, count: int | None) -> None:
+    """Raise if, where that can be told, more positions are to be filled than there are, or less than none."""
+    least, most = _min_max(num_new)
+    if least < 0 or (count is not None and most > count):
+        raise ValueError(f"expected num_new in 0..{count}; got {least if least < 0 else most}")
+
+
+def _min_max(numbers: Array) -> tuple[int, int]:
+    """The least and the greatest of some integers; 0 where they cannot be read, or there are none."""
+    if 0 in sizes(numbers) or not is_concrete(numbers):
+        return 0, 0
+    xp = array_namespace(numbers)
+    numbers = xp.astype(numbers, index_dtype(numbers, xp=xp), copy=False)
+    return int(xp.min(numbers)), int(xp.max(numbers))

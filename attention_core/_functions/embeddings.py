@@ -1,0 +1,142 @@
+"""Token embeddings."""
+
+from __future__ import annotations
+
+import functools
+
+from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, index_dtype, positions, shape, shape_text, sizes, upcast
+from attention_core._backend import array_namespace, is_concrete
+from attention_core._checks import check_floating, check_integer, check_like, check_parameters, check_rank
+from attention_core._functions.normalization import check_layer_norm, layer_norm
+from attention_core.parameters import Embeddings, LayerNorm
+from attention_core.random import Dropout, check_dropout
+
+
+def embed_tokens(
+    parameters: Embeddings,
+    token_ids: Array,
+    /,
+    *,
+    position_ids: Array | None = None,
+    segment_ids: Array | None = None,
+    epsilon: float = 1e-12,
+    dropout: Dropout | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Vectors of tokens at positions, in segments: rows of the tables, added up and normalized.
+
+    .. math:: y_l = \operatorname{layer\_norm}(T_{t_l} + P_{p_l} + S_{s_l})
+
+    Parameters
+    ----------
+    parameters : Embeddings
+    token_ids : Array of int, shape (..., L)
+    position_ids : Array of int, broadcastable to (..., L), optional
+        By default 0, 1, …, L - 1.
+    segment_ids : Array of int, broadcastable to (..., L), optional
+        By default 0, where there is a table of segments.
+    epsilon : float
+        Of the normalization.
+    dropout : Dropout, optional
+        Applied to the result.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., L, C)
+        Of the dtype of the tables.
+
+    Raises
+    ------
+    TypeError
+        When ids are not integers, or dtypes differ.
+    ValueError
+        When shapes do not fit, or an id has no row in its table (where values can be read).
+
+    References
+    ----------
+    J. Devlin et al., "BERT", 2018.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> tables = Embeddings(token=xp.asarray([[1.0], [2.0]]), position=xp.asarray([[10.0], [20.0]]))
+    >>> embed_tokens(tables, xp.asarray([1, 1]))
+    Array([[12.],
+           [22.]], dtype=array_api_strict.float64)
+    """
+    check_parameters("embeddings", parameters, Embeddings)
+    if parameters.norm is not None:
+        check_parameters("norm", parameters.norm, LayerNorm)
+    tables = parameters.token, parameters.position, parameters.segment
+    xp = array_namespace(*tables, *(parameters.norm or ()), token_ids, position_ids, segment_ids) if xp is None else xp
+    check_arithmetic(arithmetic, "token", parameters.token)
+    _check_embeddings(parameters, epsilon, dropout)
+    _check_ids(parameters, token_ids, position_ids, segment_ids)
+    if position_ids is None:
+        position_ids = positions(shape(token_ids, xp=xp)[-1], token_ids, xp=xp)
+    if segment_ids is None and parameters.segment is not None:
+        segment_ids = xp.zeros_like(token_ids)
+    dtype = parameters.token.dtype
+    maps = arithmetic_of(arithmetic)
+    dims, ids = shape(token_ids, xp=xp), (token_ids, position_ids, segment_ids)
+    found = [
+        maps.lookup(upcast(table, xp=xp), own, dims, xp=xp)
+        for table, own in zip(tables, ids, strict=True)
+        if table is not None
+    ]
+    x = functools.reduce(functools.partial(maps.add, xp=xp), found)
+    if parameters.norm is not None:
+        x = layer_norm(upcast(parameters.norm, xp=xp), x, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+    return cast_to(maps.drop(x, dropout, xp=xp), dtype, xp=xp)
+
+
+def _check_embeddings(parameters: Embeddings, epsilon: float, dropout: Dropout | None) -> None:
+    token, segment = parameters.token, () if parameters.segment is None else (parameters.segment,)
+    for name, table in zip(("token", "position", "segment"), (token, parameters.position, *segment), strict=False):
+        check_rank(name, table, 2, "(entries, C)")
+        check_floating(name, table)
+        check_like(name, table, "token", token)
+        if len(table.shape) != 2 or sizes(table)[1] != sizes(token)[1]:
+            raise ValueError(f"expected {name} (entries, {sizes(token)[1]}) to match token; got {shape_text(table)}")
+    if parameters.norm is not None:
+        check_layer_norm("norm", parameters.norm, "token", token, epsilon)
+    if dropout is not None:
+        check_dropout(dropout)
+
+
+def _check_ids(parameters: Embeddings, tokens: Array, position_ids: Array | None, segment_ids: Array | None) -> None:
+    check_rank("token_ids", tokens, 1, "(..., L)")
+    if segment_ids is None and parameters.segment is not None and sizes(parameters.segment)[0] == 0:
+        raise ValueError("expected a table of segments with at least one entry; got none")
+    length, rows = sizes(tokens)[-1], sizes(parameters.position)[0]
+    if position_ids is None and length is not None and rows is not None and length > rows:
+        raise ValueError(f"expected at most {rows} tokens, the positions there are; got {length}")
+    if segment_ids is not None and parameters.segment is None:
+        raise ValueError("expected no segment_ids without a table of segments; got some")
+    check_id_table("token_ids", tokens, tokens, parameters.token)
+    check_id_table("position_ids", position_ids, tokens, parameters.position)
+    check_id_table("segment_ids", segment_ids, tokens, parameters.segment)
+
+
+def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | None) -> None:
+    """Raise unless ids are integers that broadcast to those of the tokens and, where they can be read, have rows."""
+    if ids is None or table is None:
+        return
+    check_rank(name, ids, 0, "(..., L)")
+    check_integer(name, ids)
+    dims, goal = sizes(ids), sizes(tokens)
+    aligned = goal[len(goal) - len(dims) :]
+    if len(dims) > len(goal) or any(d not in (1, g) and None not in (d, g) for d, g in zip(dims, aligned, strict=True)):
+        raise ValueError(f"expected {name} to broadcast to token_ids {shape_text(tokens)}; got {shape_text(ids)}")
+    rows = sizes(table)[0]
+    if rows is not None and 0 not in dims and is_concrete(ids):
+        xp = array_namespace(ids)
+        ids = xp.astype(ids, index_dtype(ids, xp=xp))
+        least, most = int(xp.min(ids)), int(xp.max(ids))
+        if least < 0 or most >= rows:
+            raise ValueError(f"expected {name} in 0..{rows - 1}; got {least if least < 0 else most}")

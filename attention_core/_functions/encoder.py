@@ -1,0 +1,160 @@
+"""The encoder layer of a transformer."""
+
+from __future__ import annotations
+
+import functools
+
+from attention_core._arithmetic import arithmetic_of
+from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
+from attention_core._attention.choice import check_implementation
+from attention_core._backend import array_namespace
+from attention_core._checks import check_parameters
+from attention_core._functions.attention import check_attention_arithmetic
+from attention_core._functions.feed_forward import check_feed_forward, feed_forward
+from attention_core._functions.multi_head import (
+    check_multi_head,
+    check_options,
+    check_projections,
+    multi_head_attention,
+    tuple_leaves,
+)
+from attention_core._functions.normalization import check_layer_norm, layer_norm
+from attention_core.masks import Mask
+from attention_core.masks._tree import mask_arrays
+from attention_core.parameters import EncoderLayer, FeedForward
+from attention_core.random import Dropout, fold_in
+
+
+def encoder_layer(
+    parameters: EncoderLayer,
+    x: Array,
+    /,
+    *,
+    num_heads: int,
+    norm_first: bool = True,
+    mask: Mask | Array | None = None,
+    epsilon: float = 1e-5,
+    dropout: Dropout | None = None,
+    implementation: str = "auto",
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Encoder layer of a transformer: self-attention and feed-forward, each on a residual branch.
+
+    .. math::
+
+        \text{norm first:}\quad & h = x + \operatorname{attention}(\operatorname{norm}_1(x)), &
+        y &= h + \operatorname{feed\_forward}(\operatorname{norm}_2(h)) \\
+        \text{norm last:}\quad & h = \operatorname{norm}_1(x + \operatorname{attention}(x)), &
+        y &= \operatorname{norm}_2(h + \operatorname{feed\_forward}(h))
+
+    Parameters
+    ----------
+    parameters : EncoderLayer
+    x : Array, shape (..., L, C)
+        Types of 16 bits are computed in float32 and rounded once.
+    num_heads : int
+    norm_first : bool
+        Whether to normalize the input of each branch (GPT-2), or the sum after it (the first transformer, BERT).
+    mask : Mask or Array of bool, broadcastable to (..., H, L, L), optional
+        True = may attend.
+    epsilon : float
+        Of both normalizations.
+    dropout : Dropout, optional
+        Applied to the weights of attention and to both branches, each under a seed derived from the one given.
+    implementation : {"auto", "dense", "blockwise", "fused"}
+        Of attention, as in `scaled_dot_product_attention`.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., L, C)
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes, shapes, devices or numbers do not fit; before any computation.
+
+    References
+    ----------
+    A. Vaswani et al., "Attention is all you need", 2017. R. Xiong et al., "On layer normalization in the transformer
+    architecture", 2020.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
+    >>> nothing, norm = Linear(xp.zeros((4, 4))), LayerNorm(xp.ones(4), xp.zeros(4))
+    >>> attention = MultiHeadAttention(nothing, nothing, nothing, nothing)
+    >>> layer = EncoderLayer(attention, norm, FeedForward(nothing, nothing), norm)
+    >>> x = xp.ones((3, 4))
+    >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
+    True
+    """
+    check_parameters("layer", parameters, EncoderLayer)
+    check_projections("attention", parameters.attention)
+    if xp is None:
+        xp = array_namespace(x, *tuple_leaves(parameters), *mask_arrays(mask))
+    _check_encoder(parameters, x, num_heads, mask, epsilon, dropout)
+    check_attention_arithmetic(arithmetic, x, implementation, None, None, None, None)
+    check_implementation(implementation)
+    dtype = x.dtype
+    parameters, x = upcast((parameters, x), xp=xp)
+    maps = arithmetic_of(arithmetic)
+    dropouts = _dropouts(dropout, 3, xp)
+
+    def attend(h: Array) -> Array:
+        y = multi_head_attention(
+            parameters.attention,
+            h,
+            num_heads=num_heads,
+            mask=mask,
+            dropout=dropouts[0],
+            implementation=implementation,
+            arithmetic=arithmetic,
+            xp=xp,
+        )
+        return maps.drop(y, dropouts[1], xp=xp)
+
+    def feed(h: Array) -> Array:
+        return feed_forward(parameters.feed_forward, h, dropout=dropouts[2], arithmetic=arithmetic, xp=xp)
+
+    for norm, branch in ((parameters.attention_norm, attend), (parameters.feed_forward_norm, feed)):
+        normal = functools.partial(layer_norm, norm, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+        x, h = maps.copies(x, 2, xp=xp)
+        x = maps.add(x, branch(normal(h)), xp=xp) if norm_first else normal(maps.add(x, branch(h), xp=xp))
+    return cast_to(x, dtype, xp=xp)
+
+
+def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropout | None]:
+    """One dropout for every place, each with a seed of its own."""
+    if dropout is None or dropout.rate == 0:
+        return [None] * count
+    return [Dropout(dropout.rate, fold_in(dropout.seed, place, xp=xp)) for place in range(count)]
+
+
+def _check_encoder(
+    parameters: EncoderLayer,
+    x: Array,
+    num_heads: int,
+    mask: Mask | Array | None,
+    epsilon: float,
+    dropout: Dropout | None,
+) -> None:
+    check_parameters("feed_forward", parameters.feed_forward, FeedForward)
+    check_multi_head(parameters.attention, x, x, x, num_heads, num_heads, mask, None)
+    check_options(None, None, dropout)
+    check_layer_norm("attention_norm", parameters.attention_norm, "x", x, epsilon)
+    check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x, epsilon)
+    check_feed_forward("feed_forward", parameters.feed_forward, "x", x)
+    outputs = {"feed_forward.contract": parameters.feed_forward.contract}
+    attention = parameters.attention
+    if attention.output is not None:
+        outputs["attention.output"] = attention.output
+    elif sizes(attention.value.weight)[1] != sizes(x)[-1]:
+        raise ValueError(f"expected attention back to {sizes(x)[-1]} channels; got {sizes(attention.value.weight)[1]}")
+    for name, projection in outputs.items():
+        if sizes(projection.weight)[1] != sizes(x)[-1]:
+            raise ValueError(f"expected {name} back to {sizes(x)[-1]} channels; got {sizes(projection.weight)[1]}")

@@ -1,0 +1,156 @@
+"""Affine maps, GELU, and the feed-forward block of a transformer."""
+
+from __future__ import annotations
+
+from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, upcast
+from attention_core._backend import array_namespace
+from attention_core._checks import check_floating, check_linear, check_parameters, check_rank
+from attention_core.parameters import FeedForward, Linear
+from attention_core.random import Dropout, check_dropout
+
+
+def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
+    r"""Affine map of the channels.
+
+    .. math:: y = x W + b
+
+    Parameters
+    ----------
+    parameters : Linear
+        ``weight`` of shape (in, out), ``bias`` of shape (out,) or ``None``; of the dtype of ``x``.
+    x : Array, shape (..., in)
+        Types of 16 bits are computed in float32 and rounded once.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., out)
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes or shapes do not fit.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> linear(Linear(xp.asarray([[1.0], [2.0]]), xp.asarray([0.5])), xp.asarray([[3.0, 4.0]]))
+    Array([[11.5]], dtype=array_api_strict.float64)
+    """
+    check_parameters("linear", parameters, Linear)
+    xp = array_namespace(x, *parameters) if xp is None else xp
+    check_rank("x", x, 1, "(..., in)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    check_linear("linear", parameters, "x", x)
+    dtype = x.dtype
+    (weight, bias), x = upcast((parameters, x), xp=xp)
+    return cast_to(arithmetic_of(arithmetic).affine(x, weight, bias, xp=xp), dtype, xp=xp)
+
+
+def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
+    r"""Gaussian error linear unit, exact (no tanh).
+
+    .. math:: x\, \Phi(x) = \tfrac{x}{2} \operatorname{erfc}\!\left(-\tfrac{x}{\sqrt 2}\right)
+
+    Parameters
+    ----------
+    x : Array
+        Of a floating-point dtype; types of 16 bits are computed in float32.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array
+        Of the shape and dtype of ``x``.
+
+    Raises
+    ------
+    TypeError
+        When ``x`` is not of a floating-point dtype.
+
+    References
+    ----------
+    D. Hendrycks, K. Gimpel, "Gaussian error linear units", 2016.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> [round(float(y), 6) for y in gelu(xp.asarray([-1.0, 0.0, 1.0]))]
+    [-0.158655, 0.0, 0.841345]
+    """
+    xp = array_namespace(x) if xp is None else xp
+    check_rank("x", x, 0, "(...)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    dtype = x.dtype
+    return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
+
+
+def feed_forward(
+    parameters: FeedForward,
+    x: Array,
+    /,
+    *,
+    dropout: Dropout | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Two affine maps of every position with a GELU in between.
+
+    .. math:: y = \operatorname{gelu}(x W_1 + b_1)\, W_2 + b_2
+
+    Parameters
+    ----------
+    parameters : FeedForward
+        ``expand`` of shape (C, inner) and ``contract`` of shape (inner, out).
+    x : Array, shape (..., C)
+        Types of 16 bits are computed in float32 and rounded once.
+    dropout : Dropout, optional
+        Applied to the result.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., out)
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes or shapes do not fit.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> one = Linear(xp.ones((1, 1)))
+    >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
+    0.841345
+    """
+    check_parameters("feed_forward", parameters, FeedForward)
+    for name in FeedForward._fields:
+        check_parameters(f"feed_forward.{name}", getattr(parameters, name), Linear)
+    xp = array_namespace(x, *parameters.expand, *parameters.contract) if xp is None else xp
+    check_rank("x", x, 1, "(..., C)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    check_feed_forward("feed_forward", parameters, "x", x)
+    if dropout is not None:
+        check_dropout(dropout)
+    dtype = x.dtype
+    parameters, x = upcast((parameters, x), xp=xp)
+    maps = arithmetic_of(arithmetic)
+    inner = maps.gelu(maps.affine(x, *parameters.expand, xp=xp), xp=xp)
+    return cast_to(maps.drop(maps.affine(inner, *parameters.contract, xp=xp), dropout, xp=xp), dtype, xp=xp)
+
+
+def check_feed_forward(name: str, parameters: FeedForward, x_name: str, x: Array) -> None:
+    """Raise unless both maps of a `FeedForward` fit, the first its input and the second the first."""
+    check_linear(f"{name}.expand", parameters.expand, x_name, x)
+    check_linear(f"{name}.contract", parameters.contract, f"{name}.expand.weight", parameters.expand.weight)

@@ -1,0 +1,80 @@
+"""Channels apart into heads, and together again."""
+
+from __future__ import annotations
+
+from attention_core._arrays import Array, Namespace, shape
+from attention_core._backend import array_namespace
+from attention_core._checks import check_positive, check_rank
+
+
+def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> Array:
+    """Split the channels of every position into heads.
+
+    .. math:: y_{h, l, d} = x_{l, h D + d}
+
+    Parameters
+    ----------
+    x : Array, shape (..., L, H * D)
+    num_heads : int
+        H; it divides the number of channels.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., H, L, D)
+
+    Raises
+    ------
+    ValueError
+        When the channels cannot be shared out evenly.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> split_heads(xp.zeros((2, 5, 12)), 3).shape
+    (2, 3, 5, 4)
+    """
+    xp = array_namespace(x) if xp is None else xp
+    check_rank("x", x, 2, "(..., L, H * D)")
+    check_positive("num_heads", num_heads)
+    *leading, length, channels = shape(x, xp=xp)
+    if isinstance(channels, int) and channels % num_heads:
+        raise ValueError(f"expected channels that {num_heads} heads share out evenly; got {channels} channels")
+    apart = xp.reshape(x, (*leading, length, num_heads, channels // num_heads))
+    return _swap_heads_and_length(apart, xp)
+
+
+def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
+    """Join the heads of every position into channels: the inverse of `split_heads`.
+
+    .. math:: y_{l, h D + d} = x_{h, l, d}
+
+    Parameters
+    ----------
+    x : Array, shape (..., H, L, D)
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., L, H * D)
+
+    Raises
+    ------
+    ValueError
+        When ``x`` has fewer than three axes.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> merge_heads(xp.zeros((2, 3, 5, 4))).shape
+    (2, 5, 12)
+    """
+    xp = array_namespace(x) if xp is None else xp
+    check_rank("x", x, 3, "(..., H, L, D)")
+    *leading, heads, length, width = shape(x, xp=xp)
+    return xp.reshape(_swap_heads_and_length(x, xp), (*leading, length, heads * width))
+
+
+def _swap_heads_and_length(x: Array, xp: Namespace) -> Array:
+    axes = tuple(range(len(x.shape)))
+    return xp.permute_dims(x, (*axes[:-3], axes[-2], axes[-3], axes[-1]))

@@ -1,0 +1,138 @@
+"""Layer normalization, and normalization by the root mean square."""
+
+from __future__ import annotations
+
+from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
+from attention_core._backend import array_namespace
+from attention_core._checks import check_floating, check_number, check_parameters, check_rank, check_vector
+from attention_core.parameters import LayerNorm
+
+
+def layer_norm(
+    parameters: LayerNorm,
+    x: Array,
+    /,
+    *,
+    epsilon: float = 1e-5,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Normalize the channels of every position.
+
+    .. math:: y = \frac{x - \mu}{\sqrt{\operatorname{mean}((x - \mu)^2) + \epsilon}} \cdot \gamma + \beta, \qquad
+        \mu = \operatorname{mean}(x)
+
+    Parameters
+    ----------
+    parameters : LayerNorm
+        ``scale`` and ``offset``, each of shape (C,); of the dtype of ``x``.
+    x : Array, shape (..., C)
+        Types of 16 bits are computed in float32 and rounded once.
+    epsilon : float
+        Added to the variance, under the root.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., C)
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes or shapes do not fit, or epsilon is not a positive number.
+
+    References
+    ----------
+    J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer normalization", 2016.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> norm = LayerNorm(scale=xp.ones(2), offset=xp.zeros(2))
+    >>> layer_norm(norm, xp.asarray([[1.0, 3.0]]), epsilon=3.0)
+    Array([[-0.5,  0.5]], dtype=array_api_strict.float64)
+    """
+    check_parameters("layer_norm", parameters, LayerNorm)
+    xp = array_namespace(x, *parameters) if xp is None else xp
+    check_rank("x", x, 1, "(..., C)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    check_layer_norm("layer_norm", parameters, "x", x, epsilon)
+    dtype = x.dtype
+    (scale, offset), x = upcast((parameters, x), xp=xp)
+    return cast_to(arithmetic_of(arithmetic).normalize(x, scale, offset, float(epsilon), xp=xp), dtype, xp=xp)
+
+
+def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array, epsilon: float) -> None:
+    """Raise unless a `LayerNorm` fits the channels, dtype and device of its input."""
+    check_parameters(name, parameters, LayerNorm)
+    check_number("epsilon", epsilon, positive=True)
+    channels = sizes(x)[-1]
+    if channels == 0:
+        raise ValueError(f"expected {x_name} with at least one channel; got {shape_text(x)}")
+    check_vector(f"{name}.scale", parameters.scale, channels, x_name, x)
+    check_vector(f"{name}.offset", parameters.offset, channels, x_name, x)
+
+
+def rms_norm(
+    scale: Array,
+    x: Array,
+    /,
+    *,
+    epsilon: float = 1e-6,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Divide the channels of every position by the root of their mean square.
+
+    .. math:: y = \frac{x}{\sqrt{\operatorname{mean}(x^2) + \epsilon}} \cdot \gamma
+
+    Over the channels of query and key heads, it bounds the scores of attention (query-key normalization).
+
+    Parameters
+    ----------
+    scale : Array, shape (C,)
+        :math:`\gamma`, of the dtype of ``x``.
+    x : Array, shape (..., C)
+        Types of 16 bits are computed in float32 and rounded once. Squares may overflow: the result does not.
+    epsilon : float
+        Added to the mean square, under the root.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., C)
+        Of the dtype of ``x``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes or shapes do not fit, or epsilon is not a positive number.
+
+    References
+    ----------
+    B. Zhang, R. Sennrich, "Root mean square layer normalization", 2019. A. Henry et al., "Query-key normalization for
+    transformers", 2020.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> rms_norm(xp.ones(2), xp.asarray([[1.0, 7.0]]), epsilon=1e-9)
+    Array([[0.2, 1.4]], dtype=array_api_strict.float64)
+    """
+    xp = array_namespace(x, scale) if xp is None else xp
+    check_rank("x", x, 1, "(..., C)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    check_number("epsilon", epsilon, positive=True)
+    if sizes(x)[-1] == 0:
+        raise ValueError(f"expected x with at least one channel; got {shape_text(x)}")
+    check_vector("scale", scale, sizes(x)[-1], "x", x)
+    dtype = x.dtype
+    scale, x = upcast((scale, x), xp=xp)
+    return cast_to(arithmetic_of(arithmetic).normalize_rms(x, scale, float(epsilon), xp=xp), dtype, xp=xp)

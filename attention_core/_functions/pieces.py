@@ -1,0 +1,358 @@
+"""Attention to a part of the keys, and how parts become the whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+from attention_core._arrays import Array, Namespace, dtype_name, shape_text, shapes_differ, sizes
+from attention_core._attention.choice import attend, check_implementation, is_dense_faster
+from attention_core._attention.reproducible.pieces import (
+    ExactPartial,
+    Extent,
+    complete_exactly,
+    extent_of,
+    merge_sums,
+    merge_two_extents,
+    reproducible_partial,
+)
+from attention_core._attention.softmax import logaddexp
+from attention_core._backend import array_namespace, is_concrete
+from attention_core._checks import check_flag, check_start
+from attention_core._functions.attention import ScoreModification, check_attention_arithmetic, make_call, with_causal
+from attention_core.masks import Mask
+from attention_core.masks._mask import as_mask
+from attention_core.random import Dropout, check_dropout
+
+
+def partial_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    query_start: int | Array = 0,
+    key_start: int | Array = 0,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    dropout: Dropout | None = None,
+    implementation: str = "auto",
+    arithmetic: str = "fast",
+    extent: Extent | None = None,
+    xp: Namespace | None = None,
+) -> Any:
+    r"""Attend a piece of the keys, so that `merge_partials` can make the whole of the pieces.
+
+    A cache that is read in pieces, and several machines that each hold some of the keys, need nothing else.
+
+    Parameters
+    ----------
+    query : Array, shape (..., H, M, D)
+        All queries or a piece of them.
+    key, value : Array, shapes (..., G, N, D) and (..., G, N, E)
+        A piece of the keys, and their values.
+    query_start, key_start : int or 0-d Array of int
+        The positions of the first query and of the first key of the pieces.
+    mask : Mask or Array of bool, optional
+        Over all positions: the rules and arrays that the whole would be given.
+    bias : Array, broadcastable to (..., H, M, N), optional
+        Of the piece.
+    is_causal, scale, softcap, score_mod, dropout, xp
+        As in `scaled_dot_product_attention`; positions are those in the whole.
+    implementation : {"auto", "dense", "blockwise"}
+    arithmetic : {"fast", "reproducible"}
+        With ``"reproducible"``, `complete_partial` of what is merged has the bits of the whole, whatever the pieces and
+        their order. There is no gradient: that is for the whole.
+    extent : Extent, optional
+        With reproducible arithmetic, and only there: by `merge_extents` of the `attention_extent` of all pieces. One
+        that leaves out keys of this piece is not noticed, and gives wrong numbers.
+
+    Returns
+    -------
+    Partial or ExactPartial
+        Output and logsumexp in the type of the computation: 16-bit inputs are rounded only when all is merged. With
+        reproducible arithmetic, sums of integers, for `complete_partial` to round.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `scaled_dot_product_attention`, and when an extent is missing, not wanted, or of other shapes.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core import merge_partials
+    >>> query, key, value = xp.zeros((1, 1, 4)), xp.ones((1, 4, 4)), xp.reshape(xp.arange(4.0), (1, 4, 1))
+    >>> pieces = (slice(0, 1), slice(1, 4))
+    >>> partials = (partial_attention(query, key[:, at, :], value[:, at, :], key_start=at.start) for at in pieces)
+    >>> merge_partials(*partials).output
+    Array([[[1.5]]], dtype=array_api_strict.float64)
+    """
+    check_flag("is_causal", is_causal)
+    check_implementation(implementation)
+    check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, None)
+    starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
+    mask = with_causal(mask, is_causal)
+    mask = None if mask is None else as_mask(mask)
+    call = make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, starts)
+    check_extent(extent, arithmetic, query, value)
+    if extent is not None:
+        array_namespace(query, *extent)
+        return reproducible_partial(call, Extent(*extent))
+    if implementation == "auto":  # kernels keep the logsumexp to themselves
+        implementation = "dense" if is_dense_faster(call) else "blockwise"
+    result = attend(call, implementation, weights=False, logsumexp=True)
+    return Partial(result.output, result.logsumexp)
+
+
+def attention_extent(
+    query: Array,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    query_start: int | Array = 0,
+    key_start: int | Array = 0,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    xp: Namespace | None = None,
+) -> Extent:
+    """Find how far scores and values of a piece of the keys reach: the first of two passes in reproducible arithmetic.
+
+    What is rounded is rounded relative to the largest score of a query, and to the largest magnitude of a channel of
+    the values. So all pieces have to agree on these, by `merge_extents`, before `partial_attention` adds up.
+
+    Parameters
+    ----------
+    query, key, value, query_start, key_start, mask, bias, is_causal, scale, softcap, xp
+        As in `partial_attention` with ``arithmetic="reproducible"``.
+
+    Returns
+    -------
+    Extent
+        Of float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `partial_attention` with ``arithmetic="reproducible"``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> query, key = np.ones((1, 1, 4), np.float32), np.ones((1, 3, 4), np.float32)
+    >>> extent = attention_extent(query, key, 5 * key, scale=1.0)
+    >>> extent.values
+    array([[[5., 5., 5., 5.]]], dtype=float32)
+    >>> round(float(extent.scores.astype(np.float64).sum() * 256 * np.log(2)), 9)
+    4.0
+    """
+    check_flag("is_causal", is_causal)
+    check_attention_arithmetic("reproducible", query, "auto", scale, softcap, None, None)
+    starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
+    mask = with_causal(mask, is_causal)
+    mask = None if mask is None else as_mask(mask)
+    return extent_of(make_call(query, key, value, mask, bias, scale, softcap, None, None, xp, starts))
+
+
+def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> None:
+    """Raise unless there is an extent where there has to be one, of the shapes of a call."""
+    if arithmetic == "fast":
+        if extent is not None:
+            raise ValueError("expected no extent with arithmetic='fast'; got one")
+        return
+    if not isinstance(extent, tuple) or len(extent) != 2:
+        got = "none" if extent is None else type(extent).__name__
+        raise TypeError(f"expected the extent of all keys with arithmetic='reproducible', of merge_extents; got {got}")
+    shapes = (*sizes(query)[:-1], 3), (*sizes(value)[:-2], 1, sizes(value)[-1])
+    for name, array, wanted in zip(("scores", "values"), extent, shapes, strict=True):
+        if not hasattr(array, "dtype") or dtype_name(array.dtype) != "float32":
+            got = getattr(array, "dtype", type(array).__name__)
+            raise TypeError(f"expected the {name} of the extent of dtype float32; got {got}")
+        if shapes_differ(sizes(array), wanted):
+            raise ValueError(f"expected the {name} of the extent of shape {wanted}; got {shape_text(array)}")
+
+
+class Partial(NamedTuple):
+    """Attention to some of the keys: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation.
+
+    ``(0, -inf)`` is attention to no keys.
+    """
+
+    output: Array
+    logsumexp: Array
+
+
+AnyPartial: TypeAlias = Partial | ExactPartial
+
+
+def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | None = None) -> Any:
+    r"""Merge attention to some keys with attention to other keys into attention to all of them.
+
+    .. math:: \ell = \log \sum_n e^{\ell_n}, \qquad o = \sum_n e^{\ell_n - \ell} o_n
+
+    The operation is associative and commutative, and attention to no keys is neutral: up to rounding for `Partial`,
+    where that is (0, -inf); exactly for `ExactPartial`, whose sums of integers are added.
+
+    Parameters
+    ----------
+    first, *others : Partial or ExactPartial
+        All of one kind, of the same shapes and dtypes; if exact, relative to one extent.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Partial or ExactPartial
+
+    Raises
+    ------
+    TypeError, ValueError
+        When something is no partial, kinds, shapes, or extents that can be read differ.
+
+    References
+    ----------
+    M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> half = Partial(xp.ones((1, 1, 2)), xp.zeros((1, 1)))
+    >>> other = Partial(xp.zeros((1, 1, 2)), xp.zeros((1, 1)))
+    >>> merge_partials(half, other).output
+    Array([[[0.5, 0.5]]], dtype=array_api_strict.float64)
+    """
+    if isinstance(first, ExactPartial):
+        return _merge_exact(first, others, xp)
+    for each in (first, *others):
+        if not isinstance(each, tuple) or len(each) != 2:
+            raise TypeError(f"expected Partial(output, logsumexp); got {type(each).__name__}")
+    _check_alike("partials", ("output", "logsumexp"), (first, *others))
+    xp = array_namespace(*(array for each in (first, *others) for array in each)) if xp is None else xp
+    merged = Partial(*first)
+    for other in others:
+        logsumexp = logaddexp(merged.logsumexp, other[1], xp=xp)
+        anchor = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)
+        shares = (xp.expand_dims(xp.exp(xp.subtract(each, anchor)), axis=-1) for each in (merged.logsumexp, other[1]))
+        ours, theirs = (xp.multiply(o, share) for o, share in zip((merged.output, other[0]), shares, strict=True))
+        merged = Partial(xp.add(ours, theirs), logsumexp)
+    return merged
+
+
+def _check_alike(kind: str, names: tuple[str, ...], tuples: tuple[Any, ...]) -> None:
+    """Raise unless the arrays of all tuples have the dtypes and shapes of the first."""
+    for name, model in zip(names, tuples[0], strict=True):
+        if not hasattr(model, "dtype"):
+            raise TypeError(f"expected the {name} of all {kind} as arrays; got {type(model).__name__}")
+    for each in tuples:
+        for name, array, model in zip(names, each, tuples[0], strict=True):
+            if not hasattr(array, "dtype") or array.dtype != model.dtype:
+                got = getattr(array, "dtype", type(array).__name__)
+                raise TypeError(f"expected the {name} of all {kind} of one dtype, {model.dtype}; got {got}")
+            if shapes_differ(sizes(array), sizes(model)):
+                raise ValueError(f"expected the {name} of all {kind} {shape_text(model)}; got {shape_text(array)}")
+
+
+def _merge_exact(first: ExactPartial, others: tuple[Any, ...], xp: Namespace | None) -> ExactPartial:
+    for each in others:
+        if not isinstance(each, ExactPartial):
+            raise TypeError(f"expected ExactPartial like the first; got {type(each).__name__}")
+    _check_alike("partials", ("weights", "values"), tuple(each[:2] for each in (first, *others)))
+    _check_alike("extents", ("scores", "values"), tuple(each.extent for each in (first, *others)))
+    xp = array_namespace(*first[:2]) if xp is None else xp
+    for each in others:
+        for ours, theirs in zip(first.extent, each.extent, strict=True):
+            if ours is theirs or not (is_concrete(ours) and is_concrete(theirs)):
+                continue
+            same = xp.logical_or(xp.equal(ours, theirs), xp.logical_and(xp.isnan(ours), xp.isnan(theirs)))
+            if not bool(xp.all(same)):
+                raise ValueError("expected partials relative to one extent, that of merge_extents; got two")
+    for each in others:
+        weights, values = (merge_sums(ours, theirs, xp) for ours, theirs in zip(first[:2], each[:2], strict=True))
+        first = ExactPartial(weights, values, first.extent)
+    return first
+
+
+def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None) -> Extent:
+    """Merge the extents of some keys into that of all of them, by maxima: in any order, the result is the same.
+
+    Parameters
+    ----------
+    first, *others : Extent
+        Of the same shapes.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Extent
+
+    Raises
+    ------
+    TypeError, ValueError
+        When something is no `Extent`, or shapes differ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> low, high = (Extent(np.full((1, 1, 3), number), np.full((1, 1, 2), number)) for number in (1.0, 2.0))
+    >>> merge_extents(low, high).values
+    array([[[2., 2.]]])
+    """
+    for each in (first, *others):
+        if not isinstance(each, tuple) or len(each) != 2:
+            raise TypeError(f"expected Extent(scores, values); got {type(each).__name__}")
+    _check_alike("extents", ("scores", "values"), (first, *others))
+    xp = array_namespace(*first) if xp is None else xp
+    merged = Extent(*first)
+    for other in others:
+        merged = merge_two_extents(merged, Extent(*other), xp)
+    return merged
+
+
+def complete_partial(partial: AnyPartial, /, *, dropout: Dropout | None = None, xp: Namespace | None = None) -> Partial:
+    """Turn what was merged of all keys into output and logsumexp.
+
+    Parameters
+    ----------
+    partial : Partial or ExactPartial
+        The former is complete, and returned as it is.
+    dropout : Dropout, optional
+        That of all pieces.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Partial
+        In the type of the computation, float32 if exact: the bits are those of attention to all keys at once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When this is no partial.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attention_core import attention_extent, partial_attention, scaled_dot_product_attention
+    >>> query, key, value = (np.linspace(0, 1, 12, dtype=np.float32).reshape(1, 6, 2) for _ in range(3))
+    >>> pieces = [(key[:, at, :], value[:, at, :]) for at in (slice(4, 6), slice(0, 4))]
+    >>> extent = merge_extents(*[attention_extent(query, *piece) for piece in pieces])
+    >>> exactly = {"arithmetic": "reproducible"}
+    >>> partials = [partial_attention(query, *piece, extent=extent, **exactly) for piece in pieces]
+    >>> whole = scaled_dot_product_attention(query, key, value, **exactly)
+    >>> bool((complete_partial(merge_partials(*partials)).output == whole).all())
+    True
+    """
+    if dropout is not None:
+        check_dropout(dropout)
+    if isinstance(partial, ExactPartial):
+        return Partial(*complete_exactly(partial, dropout, array_namespace(*partial[:2]) if xp is None else xp))
+    if not isinstance(partial, tuple) or len(partial) != 2 or isinstance(partial, Extent):
+        raise TypeError(f"expected Partial or ExactPartial; got {type(partial).__name__}")
+    return Partial(*partial)

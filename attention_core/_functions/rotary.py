@@ -1,0 +1,120 @@
+"""Rotary position embedding, with angles that stay exact at large positions."""
+
+from __future__ import annotations
+
+from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
+from attention_core._backend import array_namespace
+from attention_core._checks import (
+    check_broadcastable,
+    check_device,
+    check_flag,
+    check_floating,
+    check_integer,
+    check_number,
+    check_positive,
+    check_rank,
+)
+
+
+def rotary_embedding(
+    x: Array,
+    positions: Array,
+    /,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = False,
+    width: int | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Rotate pairs of channels by angles that grow with the position, so that scores depend on distances.
+
+    .. math::
+
+        (y_a, y_b) = (x_a \cos\phi - x_b \sin\phi,\; x_b \cos\phi + x_a \sin\phi), \qquad
+        \phi = p\, \theta^{-2i/W}, \qquad i = 0, …, W/2 - 1
+
+    Pair i is :math:`(a, b) = (i, i + W/2)`, as in GPT-NeoX and Llama; or, interleaved, :math:`(2i, 2i + 1)`, as in
+    RoFormer and GPT-J.
+
+    Parameters
+    ----------
+    x : Array, shape (..., H, L, D)
+        Query or key heads. Types of 16 bits are computed in float32 and rounded once.
+    positions : Array of int, broadcastable to (..., L)
+        p, below :math:`2^{31}` in magnitude; the same for all heads.
+    base : float
+        :math:`\theta`, at least 1.
+    interleaved : bool
+        Whether the channels of a pair lie side by side.
+    width : int, optional
+        W, even: the first W channels are rotated and the others kept; by default all.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., H, L, D)
+        Of the dtype of ``x``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes or shapes do not fit, or base or width is none.
+
+    Notes
+    -----
+    Turns are counted in fixed point, modulo one, so that a large position costs no accuracy. Over all positions that
+    fit, the error measured is at most 2.1 units in the last place of the length of a pair: in float32 of the formula,
+    in float64 of the formula with its frequencies rounded to float64. Where the angle is multiplied in float32, as
+    it commonly is, the cosine is off by 3e-3 at position 2**17, and by 2e-2 at position 2**20.
+
+    In reproducible arithmetic the frequencies are not rounded either: more than 99 % of the float32 results are the
+    correctly rounded ones of the formula, at all positions. Where one channel of a pair is not finite, both are nan.
+
+    References
+    ----------
+    J. Su et al., "RoFormer", 2021. S. Black et al., "GPT-NeoX-20B", 2022, for ``width``.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> turned = rotary_embedding(xp.asarray([[[1.0, 0.0]]]), xp.asarray([1]))  # by one radian
+    >>> [round(float(turned[0, 0, channel]), 4) for channel in (0, 1)]
+    [0.5403, 0.8415]
+    """
+    xp = array_namespace(x, positions) if xp is None else xp
+    width = _checked_width(x, positions, base, interleaved, width)
+    check_arithmetic(arithmetic, "x", x)
+    dtype = x.dtype
+    places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
+    places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
+    maps = arithmetic_of(arithmetic)
+    return cast_to(maps.rotate(upcast(x, xp=xp), places, float(base), width, interleaved, xp=xp), dtype, xp=xp)
+
+
+def _checked_width(x: Array, positions: Array, base: float, interleaved: bool, width: int | None) -> int:
+    """Raise unless the arguments fit; the number of channels to rotate."""
+    check_rank("x", x, 3, "(..., H, L, D)")
+    check_floating("x", x)
+    check_rank("positions", positions, 0, "(..., L)")
+    check_integer("positions", positions)
+    *leading, _, length, channels = sizes(x)
+    check_broadcastable("positions", positions, (*leading, length))
+    check_device("positions", positions, "x", x)
+    check_flag("interleaved", interleaved)
+    if hasattr(base, "dtype"):
+        raise TypeError(f"expected base as a Python number; got {type(base).__name__}")
+    check_number("base", base)
+    if base < 1:
+        raise ValueError(f"expected base >= 1; got {base}")
+    if channels is None:
+        raise ValueError(f"expected x with a known number of channels; got {shape_text(x)}")
+    if width is not None:
+        check_positive("width", width)
+    width = channels if width is None else width
+    if width % 2 or width > channels:
+        raise ValueError(f"expected an even width of at most {channels} channels; got {width}")
+    return width

@@ -1,0 +1,270 @@
+"""Self-attention over feature maps, as in SAGAN, and the spectral normalization of its kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
+from attention_core._attention.call import Attention
+from attention_core._backend import array_namespace
+from attention_core._checks import (
+    check_floating,
+    check_like,
+    check_linear,
+    check_number,
+    check_parameters,
+    check_positive,
+    check_rank,
+    check_vector,
+)
+from attention_core._functions.attention import scaled_dot_product_attention
+from attention_core.parameters import Linear, SaganAttention
+
+
+def sagan_attention(
+    parameters: SaganAttention,
+    x: Array,
+    /,
+    *,
+    pool: bool = True,
+    data_format: str = "channels_last",
+    return_weights: bool = False,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Any:
+    r"""Let every place of a feature map attend all places (or their 2 × 2 maxima), and add what it finds.
+
+    .. math::
+
+        y = x + \sigma\, \bigl(\operatorname{softmax}(\theta(x)\, \phi(x)^\top)\, g(x)\bigr) W^O
+
+    The scores are not scaled. With pooling, :math:`\phi` and :math:`g` are reduced to the maxima of 2 × 2 places.
+
+    Parameters
+    ----------
+    parameters : SaganAttention
+        1 × 1 convolutions as `Linear`: ``theta`` and ``phi`` from C to D channels, ``g`` from C to E, ``output`` from E
+        back to C (or ``None`` with E = C), and ``sigma`` of shape ().
+    x : Array, shape (..., height, width, C)
+        Or (..., C, height, width) with ``channels_first``. Types of 16 bits are computed in float32 and rounded once.
+    pool : bool
+        Whether to pool; height and width must then be even.
+    data_format : {"channels_last", "channels_first"}
+    return_weights : bool
+        Whether to return the softmax, of shape (..., 1, height * width, places attended), too.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array
+        Of the shape of ``x``; or ``Attention(output, weights, None)`` with ``return_weights``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes or shapes do not fit, the result would not have C channels, or the data format is unknown.
+
+    References
+    ----------
+    H. Zhang, I. Goodfellow, D. Metaxas, A. Odena, "Self-attention generative adversarial networks", 2018.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core.parameters import Linear
+    >>> same = Linear(xp.ones((1, 1)))
+    >>> x = xp.ones((2, 4, 1))
+    >>> sagan_attention(SaganAttention(same, same, same, None, xp.asarray(0.5)), x)[0, :, 0]
+    Array([1.5, 1.5, 1.5, 1.5], dtype=array_api_strict.float64)
+    """
+    check_parameters("parameters", parameters, SaganAttention)
+    for name, convolution in zip(("theta", "phi", "g", "output"), parameters[:4], strict=True):
+        if not (convolution is None and name == "output"):
+            check_parameters(name, convolution, Linear)
+    xp = array_namespace(x, *_leaves(parameters)) if xp is None else xp
+    check_arithmetic(arithmetic, "x", x)
+    _check_sagan(parameters, x, pool, data_format)
+    dtype = x.dtype
+    parameters, x = upcast((parameters, x), xp=xp)
+    maps = arithmetic_of(arithmetic)
+    x, attended = maps.copies(x, 2, xp=xp)
+    places = _channels_last(attended, xp) if data_format == "channels_first" else attended
+    theta, phi, g = (
+        maps.affine(each, *convolution, xp=xp)
+        for each, convolution in zip(maps.copies(places, 3, xp=xp), parameters[:3], strict=True)
+    )
+    if pool:
+        phi, g = _max_pool(phi, maps, xp), _max_pool(g, maps, xp)
+    query, key, value = (_flatten_places(array, xp) for array in (theta, phi, g))  # (..., 1, places, channels)
+    found = scaled_dot_product_attention(
+        query, key, value, scale=1.0, return_weights=return_weights, arithmetic=arithmetic, xp=xp
+    )
+    output = found.output if return_weights else found
+    y = output if parameters.output is None else maps.affine(output, *parameters.output, xp=xp)
+    y = xp.reshape(y, shape(places, xp=xp))
+    y = _channels_first(y, xp) if data_format == "channels_first" else y
+    result = cast_to(maps.blend(x, y, parameters.sigma, xp=xp), dtype, xp=xp)
+    return Attention(result, cast_to(found.weights, dtype, xp=xp)) if return_weights else result
+
+
+def spectral_norm(
+    weight: Array,
+    u: Array,
+    /,
+    *,
+    iterations: int = 1,
+    epsilon: float = 1e-12,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> tuple[Array, Array]:
+    r"""Divide a weight by its largest singular value, as power iteration estimates it.
+
+    .. math::
+
+        v \leftarrow \frac{W u}{\lVert W u \rVert + \epsilon}, \qquad
+        u \leftarrow \frac{W^\top v}{\lVert W^\top v \rVert + \epsilon}, \qquad \sigma = v^\top W u
+
+    The gradient flows through every step, as in the code of the authors of SAGAN.
+
+    Parameters
+    ----------
+    weight : Array, shape (..., out)
+        All axes but the last are taken as one.
+    u : Array, shape (out,)
+        The estimate of the right singular vector so far; at first random.
+    iterations : int
+        Steps of power iteration, at least 1.
+    epsilon : float
+        Added to the norms.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    normalized : Array, shape (..., out)
+        :math:`W / \sigma`.
+    u : Array, shape (out,)
+        The new estimate, to be kept for the next call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes, shapes or numbers do not fit.
+
+    References
+    ----------
+    T. Miyato, T. Kataoka, M. Koyama, Y. Yoshida, "Spectral normalization for generative adversarial networks", 2018.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> normalized, _ = spectral_norm(xp.asarray([[2.0, 0.0], [0.0, 1.0]]), xp.asarray([1.0, 0.0]))
+    >>> normalized
+    Array([[1. , 0. ],
+           [0. , 0.5]], dtype=array_api_strict.float64)
+    """
+    xp = array_namespace(weight, u) if xp is None else xp
+    check_rank("weight", weight, 2, "(..., out)")
+    check_floating("weight", weight)
+    check_arithmetic(arithmetic, "weight", weight)
+    check_vector("u", u, sizes(weight)[-1], "weight", weight)
+    if 0 in sizes(weight):
+        raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
+    check_positive("iterations", iterations)
+    check_number("epsilon", epsilon, positive=True)
+    dtype, epsilon = weight.dtype, float(epsilon)
+    weight, u = upcast((weight, u), xp=xp)
+    maps = arithmetic_of(arithmetic)
+    weight, matrix = maps.copies(weight, 2, xp=xp)
+    matrices = iter(maps.copies(xp.reshape(matrix, (-1, shape(weight, xp=xp)[-1])), 2 * iterations + 1, xp=xp))
+    row = xp.reshape(u, (1, -1))
+    for _ in range(iterations):
+        v = maps.unit(maps.affine(row, xp.matrix_transpose(next(matrices)), None, xp=xp), epsilon, xp=xp)
+        v, last = maps.copies(v, 2, xp=xp)
+        row = maps.unit(maps.affine(v, next(matrices), None, xp=xp), epsilon, xp=xp)
+    row, kept = maps.copies(row, 2, xp=xp)
+    sigma = maps.affine(maps.affine(last, next(matrices), None, xp=xp), xp.matrix_transpose(row), None, xp=xp)
+    normalized = maps.divide(weight, xp.reshape(sigma, ()), xp=xp)
+    return cast_to(normalized, dtype, xp=xp), cast_to(xp.reshape(kept, (-1,)), dtype, xp=xp)
+
+
+def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
+    """Maxima of 2 × 2 places: (..., height, width, C) -> (..., height / 2, width / 2, C)."""
+    *leading, height, width, channels = shape(maps, xp=xp)
+    apart = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
+    *axes, top, side, left, low, last = range(len(apart.shape))
+    squares = xp.permute_dims(apart, (*axes, top, left, side, low, last))
+    return arithmetic.pooled(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
+
+
+def _flatten_places(maps: Array, xp: Namespace) -> Array:
+    """The places of a feature map in a row, for one head: (..., height, width, C) -> (..., 1, places, C)."""
+    *leading, height, width, channels = shape(maps, xp=xp)
+    return xp.reshape(maps, (*leading, 1, height * width, channels))
+
+
+def _channels_last(x: Array, xp: Namespace) -> Array:
+    axes = tuple(range(len(x.shape)))
+    return xp.permute_dims(x, (*axes[:-3], axes[-2], axes[-1], axes[-3]))
+
+
+def _channels_first(x: Array, xp: Namespace) -> Array:
+    axes = tuple(range(len(x.shape)))
+    return xp.permute_dims(x, (*axes[:-3], axes[-1], axes[-3], axes[-2]))
+
+
+def _leaves(parameters: SaganAttention) -> list[Array]:
+    *convolutions, sigma = parameters
+    return [leaf for convolution in convolutions for leaf in convolution or ()] + [sigma]
+
+
+def check_data_format(data_format: Any) -> None:
+    """Raise unless the channels are said to be last or first."""
+    if data_format not in ("channels_last", "channels_first"):
+        raise ValueError(f"expected data_format channels_last or channels_first; got {data_format!r}")
+
+
+def _check_sagan(parameters: SaganAttention, x: Array, pool: bool, data_format: str) -> None:
+    check_data_format(data_format)
+    last = data_format == "channels_last"
+    check_rank("x", x, 3, "(..., height, width, C)" if last else "(..., C, height, width)")
+    check_floating("x", x)
+    dims = sizes(x)
+    channels, places = (dims[-1], dims[-3:-1]) if last else (dims[-3], dims[-2:])
+    for name in ("theta", "phi", "g"):
+        _check_convolution(name, getattr(parameters, name), channels, x)
+    _check_convolution_output(parameters, channels, x)
+    check_rank("sigma", parameters.sigma, 0, "()")
+    check_like("sigma", parameters.sigma, "x", x)
+    if len(parameters.sigma.shape):
+        raise ValueError(f"expected sigma (); got {shape_text(parameters.sigma)}")
+    if pool and any(size is not None and size % 2 for size in places):
+        raise ValueError(f"expected even height and width to pool; got {shape_text(x)}")
+
+
+def _check_convolution(name: str, convolution: Any, channels: int | None, x: Array) -> None:
+    weight = convolution.weight
+    check_rank(f"{name}.weight", weight, 2, "(in, out)")
+    check_like(f"{name}.weight", weight, "x", x)
+    if len(weight.shape) != 2 or (channels is not None and sizes(weight)[0] != channels):
+        raise ValueError(
+            f"expected {name}.weight ({channels}, out) to match x {shape_text(x)}; got {shape_text(weight)}"
+        )
+    if convolution.bias is not None:
+        check_vector(f"{name}.bias", convolution.bias, sizes(weight)[1], f"{name}.weight", weight)
+
+
+def _check_convolution_output(parameters: SaganAttention, channels: int | None, x: Array) -> None:
+    if sizes(parameters.theta.weight)[1] != sizes(parameters.phi.weight)[1]:
+        theta, phi = shape_text(parameters.theta.weight), shape_text(parameters.phi.weight)
+        raise ValueError(f"expected phi.weight to as many channels as theta.weight {theta}; got {phi}")
+    last = parameters.g if parameters.output is None else parameters.output
+    if parameters.output is not None:
+        check_linear("output", parameters.output, "g.weight", parameters.g.weight)
+    if channels is not None and sizes(last.weight)[1] != channels:
+        name = "g" if parameters.output is None else "output"
+        raise ValueError(f"expected {name}.weight back to {channels} channels; got {shape_text(last.weight)}")

@@ -1,0 +1,43 @@
+"""Which query may attend which key: True = may attend, everywhere.
+
+A mask is a boolean array, or one of the structured masks here, combined with ``&``, ``|`` and ``~``. A structured mask
+is a rule about positions: it needs no more memory than its own arrays, and it can tell a block of positions that is
+attended nowhere, or everywhere, from one that must be looked at.
+"""
+
+from attention_core.masks._converters import (
+    mask_from_additive,
+    mask_from_ignore,
+    mask_from_integers,
+    mask_from_lengths,
+    mask_from_padding,
+    mask_from_query_key,
+)
+from attention_core.masks._mask import And, Given, Mask, Not, Or, Positions, Spans
+from attention_core.masks._rules import Appended, Causal, KeyLengths, MaskFunction, Segments, SlidingWindow
+from attention_core.masks._tree import Leaf, flatten, unflatten
+
+__all__ = [
+    "And",
+    "Appended",
+    "Causal",
+    "Given",
+    "KeyLengths",
+    "Leaf",
+    "Mask",
+    "MaskFunction",
+    "Not",
+    "Or",
+    "Positions",
+    "Segments",
+    "SlidingWindow",
+    "Spans",
+    "flatten",
+    "mask_from_additive",
+    "mask_from_ignore",
+    "mask_from_integers",
+    "mask_from_lengths",
+    "mask_from_padding",
+    "mask_from_query_key",
+    "unflatten",
+]

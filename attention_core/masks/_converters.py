@@ -1,0 +1,115 @@
+"""Masks of other conventions as boolean arrays whose True means *may attend*."""
+
+from __future__ import annotations
+
+from attention_core._arrays import Array, Namespace, shape_text, sizes
+from attention_core._backend import array_namespace
+from attention_core._checks import (
+    check_boolean,
+    check_floating,
+    check_integer,
+    check_number,
+    check_positive,
+    check_rank,
+)
+from attention_core.masks._rules import KeyLengths
+
+
+def mask_from_ignore(mask: Array, /, *, xp: Namespace | None = None) -> Array:
+    """Turn a mask whose True means *ignore* (PyTorch's ``key_padding_mask``) into one whose True means *may attend*.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> mask_from_ignore(xp.asarray([False, True]))
+    Array([ True, False], dtype=array_api_strict.bool)
+    """
+    xp = array_namespace(mask) if xp is None else xp
+    check_boolean("mask", mask)
+    return xp.logical_not(mask)
+
+
+def mask_from_integers(mask: Array, /, *, xp: Namespace | None = None) -> Array:
+    """Turn a mask of integers, 1 = may attend and 0 = ignore (a tokenizer's ``attention_mask``), into a boolean one.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> mask_from_integers(xp.asarray([1, 0]))
+    Array([ True, False], dtype=array_api_strict.bool)
+    """
+    xp = array_namespace(mask) if xp is None else xp
+    check_integer("mask", mask)
+    return xp.not_equal(mask, 0)
+
+
+def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namespace | None = None) -> Array:
+    """Turn a mask that is added to scores (0 = may attend; -10000 or -inf = ignore) into a boolean one.
+
+    Parameters
+    ----------
+    mask : Array of floating point
+    threshold : float
+        What is not above it is ignored.
+    xp : array namespace, optional
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> mask_from_additive(xp.asarray([0.0, -10000.0]))
+    Array([ True, False], dtype=array_api_strict.bool)
+    """
+    xp = array_namespace(mask) if xp is None else xp
+    check_floating("mask", mask)
+    check_number("threshold", threshold)
+    return xp.greater(mask, float(threshold))
+
+
+def mask_from_lengths(lengths: Array, key_length: int, /, *, xp: Namespace | None = None) -> Array:
+    """Turn lengths of shape (...) into a boolean mask of shape (..., 1, 1, N): the first ``lengths`` of N keys.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> mask_from_lengths(xp.asarray([1, 3]), 3).shape
+    (2, 1, 1, 3)
+    """
+    xp = array_namespace(lengths) if xp is None else xp
+    check_positive("key_length", key_length)
+    rule = KeyLengths(lengths)
+    return rule.to_array(1, key_length, like=lengths, xp=xp)
+
+
+def mask_from_padding(mask: Array, /, *, xp: Namespace | None = None) -> Array:
+    """Turn a boolean mask over keys, (..., N), into one for attention, (..., 1, 1, N).
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> mask_from_padding(xp.ones((2, 5), dtype=xp.bool)).shape
+    (2, 1, 1, 5)
+    """
+    xp = array_namespace(mask) if xp is None else xp
+    check_rank("mask", mask, 1, "(..., N)")
+    check_boolean("mask", mask)
+    return xp.expand_dims(xp.expand_dims(mask, axis=-2), axis=-2)
+
+
+def mask_from_query_key(query_mask: Array, key_mask: Array, /, *, xp: Namespace | None = None) -> Array:
+    """Turn a mask over queries, (..., M), and one over keys, (..., N), into their outer product, (..., 1, M, N).
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> mask_from_query_key(xp.ones((2, 3), dtype=xp.bool), xp.ones((2, 5), dtype=xp.bool)).shape
+    (2, 1, 3, 5)
+    """
+    xp = array_namespace(query_mask, key_mask) if xp is None else xp
+    for name, mask in (("query_mask", query_mask), ("key_mask", key_mask)):
+        check_rank(name, mask, 1, "(..., length)")
+        check_boolean(name, mask)
+    if sizes(query_mask)[:-1] != sizes(key_mask)[:-1]:
+        expected = f"the leading axes of query_mask {shape_text(query_mask)}"
+        raise ValueError(f"expected key_mask with {expected}; got {shape_text(key_mask)}")
+    both = xp.logical_and(xp.expand_dims(query_mask, axis=-1), xp.expand_dims(key_mask, axis=-2))
+    return xp.expand_dims(both, axis=-3)

@@ -1,0 +1,250 @@
+"""A rule about positions, and how rules combine."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
+from attention_core._checks import check_boolean, check_broadcastable
+
+Sizes = tuple[int | None, ...]
+
+
+class Positions(NamedTuple):
+    """Where scores stand: int32 arrays that broadcast against each other to the shape of the scores.
+
+    Attributes
+    ----------
+    batch : Array
+        Counted over all leading axes as one, in row-major order; of shape (..., 1, 1, 1), or () for a single entry.
+    head : Array
+        Of the query, as a column before the last two axes.
+    query : Array, shape (M, 1)
+    key : Array, shape (N,)
+    """
+
+    batch: Array
+    head: Array
+    query: Array
+    key: Array
+
+
+class Spans(NamedTuple):
+    """Runs of positions, one for each block: the first and the last position, and how many fit in a block.
+
+    Attributes
+    ----------
+    first, last : Array of int32, shape (blocks, 1) for queries and (blocks,) for keys
+    size : int
+    """
+
+    first: Array
+    last: Array
+    size: int
+
+
+class Mask(ABC):
+    """A rule about positions that says which query may attend which key.
+
+    A rule of your own is a frozen dataclass (``eq=False``) that derives from this class. Its fields, all of them
+    positional, are numbers, arrays and other rules; `axes` names those whose arrays have axes after the leading ones.
+    """
+
+    axes: ClassVar[dict[str, int]] = {}
+
+    @abstractmethod
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        """Apply the rule to positions.
+
+        Parameters
+        ----------
+        at : Positions
+        xp : array namespace
+
+        Returns
+        -------
+        Array of bool, broadcastable to (..., H, M, N)
+        """
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        """Tell from the ends of blocks in which of them something may be allowed, and in which everything is.
+
+        Where that cannot be told, something may be allowed and not everything is.
+
+        Returns
+        -------
+        some, every : Array of bool, broadcastable to (..., H, query blocks, key blocks), or bool
+        """
+        return True, False
+
+    def reach(self) -> tuple[float, float]:
+        """Between which limits ``key - query`` of an allowed pair lies, as far as is known without arrays."""
+        return -math.inf, math.inf
+
+    def is_relative(self) -> bool:
+        """Whether the rule is known to look at ``key - query`` alone; a rule derived from another is not."""
+        return False
+
+    def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
+        """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
+
+    def to_array(self, num_queries: int, num_keys: int, /, *, like: Array | None = None, xp: Namespace) -> Array:
+        """The rule as a boolean array, broadcastable to (..., H, M, N), for rules that do not ask for batch or head.
+
+        Examples
+        --------
+        >>> import array_api_strict as xp
+        >>> from attention_core.masks import SlidingWindow
+        >>> SlidingWindow(left=1, right=0).to_array(3, 3, xp=xp)
+        Array([[ True, False, False],
+               [ True,  True, False],
+               [False,  True,  True]], dtype=array_api_strict.bool)
+        """
+        place = {} if like is None else on_device_of(like)
+        rows, columns = (xp.arange(length, dtype=xp.int32, **place) for length in (num_queries, num_keys))
+        zero = xp.zeros((), dtype=xp.int32, **place)
+        return self.allowed(Positions(zero, zero, xp.expand_dims(rows, axis=-1), columns), xp=xp)
+
+    def __and__(self, other: Mask | Array) -> Mask:
+        return And(self, as_mask(other))
+
+    def __or__(self, other: Mask | Array) -> Mask:
+        return Or(self, as_mask(other))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    __rand__ = __and__
+    __ror__ = __or__
+    __array_ufunc__ = None  # so that NumPy leaves `array & mask` to the mask
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Mask):
+    """A boolean array, broadcastable to (..., H, M, N), as part of a structured mask."""
+
+    mask: Array
+    axes: ClassVar[dict[str, int]] = {"mask": 3}
+
+    def __post_init__(self) -> None:
+        check_boolean("mask", self.mask)
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        mask = self.mask
+        for axis, places in ((-2, at.query), (-1, at.key)):
+            size = sizes(mask)[axis] if len(mask.shape) >= -axis else 1
+            if size is None:  # it may turn out to be 1
+                places = xp.minimum(places, xp.subtract(shape(mask, xp=xp)[axis], 1))
+            mask = mask if size == 1 else take_rows(mask, xp.reshape(places, (-1,)), axis=axis, xp=xp)
+        return mask
+
+    def check(self, target: Sizes, /) -> None:
+        check_broadcastable("mask", self.mask, target)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair(Mask):
+    first: Mask
+    second: Mask
+
+    def check(self, target: Sizes, /) -> None:
+        self.first.check(target)
+        self.second.check(target)
+
+    def is_relative(self) -> bool:
+        return type(self) in (And, Or) and self.first.is_relative() and self.second.is_relative()
+
+
+class And(_Pair):
+    """What both masks allow."""
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.logical_and(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
+        some, every = (logical_and(*each, xp) for each in kinds)
+        return some, every
+
+    def reach(self) -> tuple[float, float]:
+        lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
+        return max(lows), min(highs)
+
+
+class Or(_Pair):
+    """What one of two masks allows."""
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.logical_or(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
+        some, every = (logical_or(*each, xp) for each in kinds)
+        return some, every
+
+    def reach(self) -> tuple[float, float]:
+        lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
+        return min(lows), max(highs)
+
+
+def is_structured(mask: Any) -> bool:
+    """Whether a mask may tell of blocks, from positions alone, that they are not to be computed."""
+    if isinstance(mask, And):
+        return is_structured(mask.first) or is_structured(mask.second)
+    if isinstance(mask, Or):
+        return is_structured(mask.first) and is_structured(mask.second)
+    if isinstance(mask, Not):
+        return is_structured(mask.mask)
+    return isinstance(mask, Mask) and type(mask).blocks is not Mask.blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Not(Mask):
+    """What a mask does not allow."""
+
+    mask: Mask
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.logical_not(self.mask.allowed(at, xp=xp))
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        some, every = self.mask.blocks(query, key, xp=xp)
+        return logical_not(every, xp), logical_not(some, xp)
+
+    def is_relative(self) -> bool:
+        return type(self) is Not and self.mask.is_relative()
+
+    def check(self, target: Sizes, /) -> None:
+        self.mask.check(target)
+
+
+def logical_and(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
+    if isinstance(first, bool):
+        return second if first else False
+    if isinstance(second, bool):
+        return first if second else False
+    return xp.logical_and(first, second)
+
+
+def logical_or(first: Array | bool, second: Array | bool, xp: Namespace) -> Array | bool:
+    return logical_not(logical_and(logical_not(first, xp), logical_not(second, xp), xp), xp)
+
+
+def logical_not(kind: Array | bool, xp: Namespace) -> Array | bool:
+    return not kind if isinstance(kind, bool) else xp.logical_not(kind)
+
+
+def allowed_pairs(mask: Mask | Array, at: Positions | None, /, *, xp: Namespace) -> Array:
+    """A mask of either kind as a boolean array that broadcasts to scores at these positions."""
+    if isinstance(mask, Mask):
+        assert at is not None
+        return mask.allowed(at, xp=xp)
+    return mask if len(mask.shape) else xp.reshape(mask, (1,))
+
+
+def as_mask(mask: Mask | Array) -> Mask:
+    """A mask of either kind as a structured one."""
+    return mask if isinstance(mask, Mask) else Given(mask)

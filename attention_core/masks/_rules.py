@@ -1,0 +1,343 @@
+"""Rules about positions: causal, windows, lengths, segments, and functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attention_core._arrays import Array, Namespace, dtype_name, index_dtype, on_device_of, shape, sizes, take_rows
+from attention_core._backend import array_namespace, is_concrete
+from attention_core._checks import check_broadcastable, check_function, check_integer, check_rank
+from attention_core.masks._mask import Mask, Positions, Sizes, Spans, logical_or
+
+_POSITION_LIMIT = 2**29  # beyond all positions, and three times as far still fits their type
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(Mask):
+    """Keys up to the position of the query: ``key <= query + offset``.
+
+    Parameters
+    ----------
+    offset : int or Array of int, shape (...)
+        Added to the query's position: 0 is top-left; with P keys in a cache it is P; it may be negative, and differ
+        along the leading axes (those before the heads).
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> Causal().to_array(2, 3, xp=xp)
+    Array([[ True, False, False],
+           [ True,  True, False]], dtype=array_api_strict.bool)
+    """
+
+    offset: Any = 0
+
+    def __post_init__(self) -> None:
+        _check_integral("offset", self.offset)
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.less_equal(at.key, _with_offset(at.query, self.offset, xp))
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        some = xp.less_equal(key.first, _with_offset(query.last, self.offset, xp))
+        return some, xp.less_equal(key.last, _with_offset(query.first, self.offset, xp))
+
+    def reach(self) -> tuple[float, float]:
+        return -math.inf, self.offset if isinstance(self.offset, int) else math.inf
+
+    def is_relative(self) -> bool:
+        return type(self) is Causal and isinstance(self.offset, int)
+
+    def check(self, target: Sizes, /) -> None:
+        _check_leading("offset", self.offset, target)
+
+
+@dataclass(frozen=True, eq=False)
+class SlidingWindow(Mask):
+    """Keys near the position of the query: ``p - left <= key <= p + right`` with ``p = query + offset``.
+
+    Parameters
+    ----------
+    left, right : int, optional
+        How far before and after; ``None`` is without limit.
+    offset : int or Array of int, shape (...)
+        As in `Causal`.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> SlidingWindow(left=1, right=0).to_array(3, 3, xp=xp)
+    Array([[ True, False, False],
+           [ True,  True, False],
+           [False,  True,  True]], dtype=array_api_strict.bool)
+    """
+
+    left: int | None = None
+    right: int | None = None
+    offset: Any = 0
+
+    def __post_init__(self) -> None:
+        for name, reach in (("left", self.left), ("right", self.right)):
+            if reach is not None and (isinstance(reach, bool) or not isinstance(reach, int)):
+                raise TypeError(f"expected {name} as an integer or None; got {type(reach).__name__}")
+            if reach is not None and reach < 0:
+                raise ValueError(f"expected {name} >= 0; got {reach}")
+        _check_integral("offset", self.offset)
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return self._within(
+            at.key, at.key, _with_offset(at.query, self.offset, xp), _with_offset(at.query, self.offset, xp), xp
+        )
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        first, last = _with_offset(query.first, self.offset, xp), _with_offset(query.last, self.offset, xp)
+        return self._within(key.first, key.last, first, last, xp), self._within(key.last, key.first, last, first, xp)
+
+    def reach(self) -> tuple[float, float]:
+        if not isinstance(self.offset, int):
+            return -math.inf, math.inf
+        left, right = (math.inf if reach is None else reach for reach in (self.left, self.right))
+        return self.offset - left, self.offset + right
+
+    def is_relative(self) -> bool:
+        return type(self) is SlidingWindow and isinstance(self.offset, int)
+
+    def _within(self, early: Array, late: Array, first: Array, last: Array, xp: Namespace) -> Array:
+        """Whether an early key is within reach of the last position, and a late one within that of the first."""
+        limits = []
+        if self.right is not None:
+            limits.append(xp.less_equal(early, xp.add(last, _clamped(self.right))))
+        if self.left is not None:
+            limits.append(xp.greater_equal(late, xp.subtract(first, _clamped(self.left))))
+        if not limits:
+            return xp.ones_like(xp.add(early, last), dtype=xp.bool)
+        return limits[0] if len(limits) == 1 else xp.logical_and(*limits)
+
+    def check(self, target: Sizes, /) -> None:
+        _check_leading("offset", self.offset, target)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyLengths(Mask):
+    """The first ``lengths`` keys: ``key < lengths``, as padding at the end asks for.
+
+    Parameters
+    ----------
+    lengths : int, or Array of int, shape (...)
+        Not negative; one for every entry of the leading axes (those before the heads).
+
+    Raises
+    ------
+    TypeError, ValueError
+        When lengths are not integers, or negative (where their values can be read).
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> KeyLengths(2).to_array(1, 3, xp=xp)
+    Array([ True,  True, False], dtype=array_api_strict.bool)
+    """
+
+    lengths: Any
+
+    def __post_init__(self) -> None:
+        _check_integral("lengths", self.lengths)
+        least = _minimum(self.lengths)
+        if least is not None and least < 0:
+            raise ValueError(f"expected lengths >= 0; got {least}")
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return xp.less(at.key, _over_batch(self.lengths, at.key, xp))
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        lengths = _over_batch(self.lengths, key.first, xp)
+        return xp.less(key.first, lengths), xp.less(key.last, lengths)
+
+    def check(self, target: Sizes, /) -> None:
+        _check_leading("lengths", self.lengths, target)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments(Mask):
+    """Keys of the query's own segment: ``query_ids == key_ids``, as documents packed into one sequence ask for.
+
+    Parameters
+    ----------
+    query_ids : Array of int, shape (..., M)
+    key_ids : Array of int, shape (..., N)
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> ids = xp.asarray([0, 0, 1])
+    >>> Segments(ids, ids).to_array(3, 3, xp=xp)
+    Array([[ True,  True, False],
+           [ True,  True, False],
+           [False, False,  True]], dtype=array_api_strict.bool)
+    """
+
+    query_ids: Array
+    key_ids: Array
+    axes: ClassVar[dict[str, int]] = {"query_ids": 1, "key_ids": 1}
+
+    def __post_init__(self) -> None:
+        for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
+            check_rank(name, ids, 1, "(..., length)")
+            check_integer(name, ids)
+        if self.query_ids.dtype != self.key_ids.dtype:
+            own, other = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
+            raise TypeError(f"expected key_ids of dtype {own} to match query_ids; got {other}")
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        own, other = self._ids(at.query, self.query_ids, xp), self._ids(at.key, self.key_ids, xp)
+        same = xp.equal(xp.expand_dims(own, axis=-1), xp.expand_dims(other, axis=-2))
+        return same if len(same.shape) == 2 else xp.expand_dims(same, axis=-3)
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
+        (least, most), (low, high) = (
+            self._extent(span, ids, xp) for span, ids in ((query, self.query_ids), (key, self.key_ids))
+        )
+        least, most = xp.expand_dims(least, axis=-1), xp.expand_dims(most, axis=-1)
+        low, high = xp.expand_dims(low, axis=-2), xp.expand_dims(high, axis=-2)
+        some = xp.logical_and(xp.less_equal(least, high), xp.less_equal(low, most))
+        every = xp.logical_and(xp.equal(least, high), xp.equal(low, most))
+        return tuple(kind if len(kind.shape) == 2 else xp.expand_dims(kind, axis=-3) for kind in (some, every))
+
+    def _ids(self, at: Array, ids: Array, xp: Namespace) -> Array:
+        ids = xp.astype(ids, index_dtype(ids, xp=xp), copy=False)
+        *leading, length = shape(ids, xp=xp)
+        if not isinstance(length, int):  # there may turn out to be none, and then there must be something to look at
+            ids = xp.concat([ids, xp.zeros((*leading, 1), dtype=ids.dtype, **on_device_of(ids))], axis=-1)
+        return take_rows(ids, xp.reshape(at, (-1,)), axis=-1, xp=xp)
+
+    def _extent(self, span: Spans, ids: Array, xp: Namespace) -> tuple[Array, Array]:
+        """The least and the greatest id of every block: two of shape (..., blocks)."""
+        places = xp.add(
+            xp.reshape(span.first, (-1, 1)), xp.arange(span.size, dtype=xp.int32, **on_device_of(span.first))
+        )
+        places = xp.minimum(places, xp.reshape(span.last, (-1, 1)))
+        *leading, _ = shape(ids, xp=xp)
+        count, size = shape(places, xp=xp)
+        found = xp.reshape(self._ids(places, ids, xp), (*leading, count, size))
+        return xp.min(found, axis=-1), xp.max(found, axis=-1)
+
+    def check(self, target: Sizes, /) -> None:
+        *leading, _, rows, columns = target
+        for name, ids, length in (("query_ids", self.query_ids, rows), ("key_ids", self.key_ids, columns)):
+            check_broadcastable(name, ids, (*leading, length))
+            if sizes(ids)[-1] == 1 and length not in (1, None):
+                raise ValueError(f"expected {name} (..., {length}); got (..., 1)")
+
+
+@dataclass(frozen=True, eq=False)
+class MaskFunction(Mask):
+    """What a function of positions allows.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(batch, head, query, key, *arrays)`` gives a boolean array of positions that broadcast against each
+        other (see `Positions`), or ``&``, ``|`` of such. These are the arguments of ``mask_mod`` in PyTorch's
+        FlexAttention.
+    arrays : tuple of Array
+        What the function needs besides; passed on whole.
+
+    Raises
+    ------
+    TypeError
+        When the function cannot be called, or something of the arrays is none.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> MaskFunction(lambda batch, head, query, key: (query + key) % 2 == 0).to_array(2, 3, xp=xp)
+    Array([[ True, False,  True],
+           [False,  True, False]], dtype=array_api_strict.bool)
+    """
+
+    function: Callable[..., Array]
+    arrays: tuple[Array, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_function("function", self.function, self.arrays)
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        return self.function(*at, *self.arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class Appended(Mask):
+    """What a mask allows among the first ``length`` keys, and all keys that were appended to them.
+
+    Parameters
+    ----------
+    mask : Mask
+    length : int or Array of int, shape ()
+        Positive.
+    """
+
+    mask: Mask
+    length: Any
+
+    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
+        inner = self.mask.allowed(at._replace(key=self._among(at.key, xp)), xp=xp)
+        return xp.logical_or(inner, xp.greater_equal(at.key, self.length))
+
+    def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
+        among = Spans(self._among(key.first, xp), self._among(key.last, xp), key.size)
+        some, every = self.mask.blocks(query, among, xp=xp)
+        # Of the keys that a block has in common with the first ones, the last at least is looked at in either case.
+        appended = xp.greater_equal(key.last, self.length), xp.greater_equal(key.first, self.length)
+        return logical_or(some, appended[0], xp), logical_or(every, appended[1], xp)
+
+    def _among(self, places: Array, xp: Namespace) -> Array:
+        return xp.minimum(places, xp.subtract(self.length, 1) if hasattr(self.length, "dtype") else self.length - 1)
+
+    def check(self, target: Sizes, /) -> None:
+        self.mask.check((*target[:-1], self.length if isinstance(self.length, int) else None))
+
+
+def _check_integral(name: str, value: Any) -> None:
+    if hasattr(value, "dtype"):
+        check_integer(name, value)
+    elif isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected {name} as an integer or an integer array; got {type(value).__name__}")
+
+
+def _check_leading(name: str, value: Any, target: Sizes) -> None:
+    if not isinstance(value, int):
+        check_broadcastable(name, value, target[:-3])
+
+
+def _minimum(value: Any) -> int | None:
+    """The least of some integers; ``None`` where they cannot be read, or there are none."""
+    if isinstance(value, int):
+        return value
+    if 0 in sizes(value) or not is_concrete(value):
+        return None
+    xp = array_namespace(value)
+    return int(xp.min(xp.astype(value, index_dtype(value, xp=xp))))
+
+
+def _over_batch(value: Any, like: Array, xp: Namespace) -> Any:
+    """An integer as it is; an array of the leading axes with axes for heads, queries and keys."""
+    if isinstance(value, int):
+        return _clamped(value)
+    if dtype_name(value.dtype) in ("uint32", "int64", "uint64"):
+        value = xp.clip(xp.astype(value, index_dtype(value, xp=xp)), -_POSITION_LIMIT, _POSITION_LIMIT)
+    value = xp.astype(value, like.dtype)
+    for _ in range(3 if len(value.shape) else 0):
+        value = xp.expand_dims(value, axis=-1)
+    return value
+
+
+def _clamped(value: int) -> int:
+    return max(-_POSITION_LIMIT, min(value, _POSITION_LIMIT))
+
+
+def _with_offset(query: Array, offset: Any, xp: Namespace) -> Array:
+    """The positions that queries, a column, count from: (M, 1), or (..., 1, M, 1) with an array of offsets."""
+    return xp.add(query, _over_batch(offset, query, xp))
