@@ -1,9 +1,12 @@
 """Attention, written once against the Python array API standard."""
 
+import sys as _sys
+from types import ModuleType as _ModuleType
+
 from attention_core._attention.call import Attention
+from attention_core._attention.choice import Candidate as _Candidate
 from attention_core._attention.choice import Explanation
 from attention_core._attention.reproducible.pieces import ExactPartial, Extent
-from attention_core._backend import Backend, available_backends, get_backend
 from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
 from attention_core._functions.embeddings import embed_tokens
@@ -22,6 +25,7 @@ from attention_core._functions.pieces import (
 )
 from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
+from attention_core.backend import Backend, available_backends, get_backend
 from attention_core.masks import (
     Causal,
     KeyLengths,
@@ -90,3 +94,18 @@ __all__ = [
     "spectral_norm",
     "split_heads",
 ]
+
+for _name in __all__:
+    if "._" in vars()[_name].__module__:
+        vars()[_name].__module__ = __name__  # by which pickles and documentation know it
+
+# Pickles of former versions hold the addresses of private files.
+for _former, _things in {
+    "_cache": (KeyValueCache,),
+    "_call": (Attention,),
+    "_exact_partial": (ExactPartial, Extent),
+    "_implementations": (_Candidate, Explanation),
+    "_partial": (Partial,),
+}.items():
+    _module = _sys.modules.setdefault(f"{__name__}.{_former}", _ModuleType(f"{__name__}.{_former}"))
+    vars(_module).update({_thing.__name__: _thing for _thing in _things})

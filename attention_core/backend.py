@@ -44,6 +44,9 @@ from attention_core._backend import (
     available_backends,
     get_backend,
     is_concrete,
+    register,
+    registered,
+    registered_name,
 )
 
 __all__ = [
@@ -78,6 +81,9 @@ __all__ = [
     "on_device_of",
     "positions",
     "products_are_finite",
+    "register",
+    "registered",
+    "registered_name",
     "repeat_kv",
     "score_positions",
     "shape",
@@ -86,3 +92,6 @@ __all__ = [
     "take_rows",
     "upcast",
 ]
+
+for _name in ("Backend", "Call", "Kernel", "Loops", "Operation", "Tuning", "available_backends", "get_backend"):
+    vars()[_name].__module__ = __name__  # by which documentation knows it

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, shape, shape_text, sizes
-from attention_core._backend import array_namespace
+from attention_core._backend import array_namespace, register
 from attention_core._checks import check_flag, check_floating, check_function, check_integer, check_positive
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
@@ -177,6 +177,10 @@ class _RelativeBias:
         bucket = _gathered(buckets, xp.add(distance, farthest), xp)
         flat = xp.reshape(xp.astype(table, scores.dtype, copy=False), (-1,))
         return xp.add(scores, _gathered(flat, xp.add(xp.multiply(bucket, self.heads), head), xp))
+
+
+register("alibi", _Alibi)
+register("relative_bias", _RelativeBias)
 
 
 def _slopes(heads: int) -> list[float]:

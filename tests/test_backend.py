@@ -98,7 +98,7 @@ def test_missing_library_is_told_what_to_install(monkeypatch):
 def test_listing_backends_imports_none_of_them():
     printed = run("""
         import sys
-        from attention_core.backend import available_backends, entries
+        from attention_core._backend import available_backends, entries
         available_backends()
         adapters = {entry.module for entry in entries().values()}
         print([name for name in sys.modules if name in {*entries(), *adapters}])
@@ -143,7 +143,7 @@ def test_arrays_of_a_third_party_find_their_namespace(third_party):
     printed = run(
         """
         import sys, abacus
-        from attention_core._namespace import array_namespace, is_concrete
+        from attention_core.backend import array_namespace, is_concrete
         from attention_core.backend import get_backend
         assert "attention_abacus" not in sys.modules
         array = abacus.Array()
@@ -158,7 +158,7 @@ def test_arrays_of_a_third_party_find_their_namespace(third_party):
 def test_backend_imports_no_other_but_that_of_numpy(backend):
     printed = run(f"""
         import sys
-        from attention_core.backend import entries, get_backend
+        from attention_core._backend import entries, get_backend
         get_backend({backend.name!r})
         print(*sorted({{entry.module.partition(".")[0] for entry in entries().values()}} & set(sys.modules)))
     """)
@@ -461,7 +461,7 @@ def test_gradients_of_torch_leave_the_inputs_alone(only):
 
 def test_compiled_functions_of_older_torch_do_not_use_up_one_another(only, monkeypatch):
     backend = only("torch")
-    monkeypatch.setattr(sys.modules["attention_torch.backend"], "PATIENT", {})
+    monkeypatch.setattr(sys.modules["attention_torch.backend"], "RECOMPILE_OPTIONS", {})
     for number in range(1, 10):
         doubled = backend.compile(lambda x: x + x)(backend.from_numpy(floats(number)))
         assert doubled.item() == 2 * number
@@ -577,6 +577,6 @@ def test_namespace_of_jax_corrects_and_completes_it(only):
 def test_what_is_constant_is_not_differentiated_by(differentiating):
     backend = differentiating
     x = backend.from_numpy(np.asarray(3.0, "float32"))
-    value, (gradient,) = backend.value_and_grad(lambda x: x * backend.constant(x))(x)
+    value, (gradient,) = backend.value_and_grad(lambda x: x * backend.stop_gradient(x))(x)
     assert float(backend.to_numpy(value)) == 9.0
     assert float(backend.to_numpy(gradient)) == 3.0

@@ -270,7 +270,7 @@ def test_scores_are_moderate_by_the_norms_of_a_head_and_all_values(place, number
     else:
         {"query": query, "key": key}[place][0, 0, 3 if place == "query" else 5, 1 if place == "query" else 2] = number
     plan = plan_of(backend, monkeypatch, query, key, value, scale=1.0)
-    assert plan.moderate == (moderate and not backend.loops.traced)
+    assert plan.exp_without_max == (moderate and not backend.loops.traced)
 
 
 @pytest.mark.parametrize("implementation", ["blockwise", "auto"])
@@ -324,7 +324,7 @@ def test_changed_scores_are_not_moderate(options, backend, rng, monkeypatch):
     arrays = qkv(rng)
     if "bias" in options:
         options = {"bias": backend.from_numpy(np.ones((M, N)))}
-    assert not plan_of(backend, monkeypatch, *arrays, **options).moderate
+    assert not plan_of(backend, monkeypatch, *arrays, **options).exp_without_max
 
 
 @pytest.mark.parametrize("size", [1e-14, 1e14])
@@ -1157,10 +1157,10 @@ def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(ru
     )
     attention(*backend.from_numpy([query, key, value]), mask=ac.Causal(), implementation="blockwise")
     ((plan, arrays),) = taken
-    unseen = plan._replace(tame=False, moderate=None)
+    unseen = plan._replace(all_finite=False, exp_without_max=None)
     operands = _plan.unpack_operands(plan, arrays)
-    assert _plan.with_value_facts(unseen, operands, backend).tame == (rubbish == 0.0)
-    assert not _plan.with_value_facts(unseen, operands._replace(bias=operands.query), backend).tame
+    assert _plan.with_value_facts(unseen, operands, backend).all_finite == (rubbish == 0.0)
+    assert not _plan.with_value_facts(unseen, operands._replace(bias=operands.query), backend).all_finite
 
 
 def age_logarithm(scores, batch, head, query, key):

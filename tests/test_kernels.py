@@ -351,9 +351,7 @@ def program(torch, function, *arrays):
 BIASED = [name for name in TAKEN if "bias" in name or name == "numbers of a mask"]
 LATER = [name for name in TAKEN if name != "lengths of a causal mask" and name not in BIASED]
 NAMED = "scaled_dot_product_attention("
-OPERATORS = {"lengths": "kernels:_padded_forward"} | dict.fromkeys(
-    ("causal", "length of all"), "kernels:_causal_forward"
-)
+OPERATORS = {"lengths": "torch.padded"} | dict.fromkeys(("causal", "length of all"), "torch.causal")
 
 
 @pytest.mark.parametrize("name", LATER)

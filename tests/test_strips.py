@@ -92,7 +92,7 @@ def lent(backend):
 
 def cut(backend, arrays, mask, starts=(0, 0)):
     """The strips of a call, and what `attend_strips` takes."""
-    plan, operands = make_plan(Call(*arrays, mask, *(None,) * 5, starts, backend.namespace), backend)
+    plan, operands = make_plan(Call(*arrays, backend.namespace, backend, mask=mask, starts=starts))
     strips = _chunks.query_chunks(plan, operands, backend)
     return plan, operands, backend, strips
 

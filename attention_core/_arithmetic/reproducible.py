@@ -33,7 +33,7 @@ from attention_core._arithmetic.products import (
     row_dots,
 )
 from attention_core._arrays import Array, Namespace, on_device_of, shape, take_rows
-from attention_core._backend import Backend, DefaultBackend, Operation, backend_of
+from attention_core._backend import Backend, Operation, backend_for, register
 from attention_core.random import Dropout, dropout_mask
 
 TINY = 2.0**-600  # beside the square of any normal float32, and no subnormal number even so
@@ -45,10 +45,12 @@ class Constants(NamedTuple):
     number: Any = None
 
 
+register("Constants", Constants)
+
+
 def run(operation: Operation, plan: tuple[Any, ...], *arrays: Array, xp: Namespace) -> tuple[Array, ...]:
     """The results of an operation, by the backend of its arrays."""
-    backend = backend_of(arrays[0]) or DefaultBackend(xp)
-    return tuple(backend.custom_gradient(operation, plan, arrays))
+    return tuple(backend_for(arrays[0], xp).custom_gradient(operation, plan, arrays))
 
 
 # Affine maps
@@ -94,7 +96,9 @@ def _affine_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) 
     return (backend.namespace.matmul(x, weight),)
 
 
-AFFINE = Operation(_affine_forward, _affine_backward, _affine_empty, wide=True)
+AFFINE = register(
+    "reproducible.affine", Operation(_affine_forward, _affine_backward, _affine_empty, needs_float64=True)
+)
 
 
 # Normalization
@@ -162,7 +166,9 @@ def _first_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -
     return (backend.namespace.zeros_like(arrays[0]),)
 
 
-NORMALIZE = Operation(_normalize_forward, _normalize_backward, _first_empty, wide=True)
+NORMALIZE = register(
+    "reproducible.layer_norm", Operation(_normalize_forward, _normalize_backward, _first_empty, needs_float64=True)
+)
 
 
 def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
@@ -210,7 +216,10 @@ def _normalize_rms_backward(
     return round_to_float32(of_x, xp), round_to_float32(xp.squeeze(of_scale, axis=-2), xp)
 
 
-NORMALIZE_RMS = Operation(_normalize_rms_forward, _normalize_rms_backward, _first_empty, wide=True)
+NORMALIZE_RMS = register(
+    "reproducible.rms_norm",
+    Operation(_normalize_rms_forward, _normalize_rms_backward, _first_empty, needs_float64=True),
+)
 
 
 # Rotation
@@ -222,6 +231,9 @@ class Rotation(NamedTuple):
     base: float
     width: int
     interleaved: bool
+
+
+register("Rotation", Rotation)
 
 
 def rotate(x: Array, places: Array, base: float, width: int, interleaved: bool, /, *, xp: Namespace) -> Array:
@@ -262,7 +274,7 @@ def _rotate_backward(
     return _rotated(plan, out, arrays[1], xp, back=True), None
 
 
-ROTATE = Operation(_rotate_forward, _rotate_backward, _first_empty, wide=True)
+ROTATE = register("reproducible.rotary", Operation(_rotate_forward, _rotate_backward, _first_empty, needs_float64=True))
 
 
 # The Gaussian error linear unit
@@ -305,7 +317,7 @@ def _gelu_backward(
     return (round_to_float32(xp.multiply(out, slope), xp),)
 
 
-GELU = Operation(_gelu_forward, _gelu_backward, _first_empty, wide=True)
+GELU = register("reproducible.gelu", Operation(_gelu_forward, _gelu_backward, _first_empty, needs_float64=True))
 
 
 # Sums and copies
@@ -332,7 +344,7 @@ def _add_backward(
     return tuple(round_to_float32(to_float64(cotangents[0], backend.namespace), backend.namespace) for _ in arrays)
 
 
-ADD = Operation(_add_forward, _add_backward, _first_empty, wide=True)
+ADD = register("reproducible.add", Operation(_add_forward, _add_backward, _first_empty, needs_float64=True))
 
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:
@@ -360,7 +372,9 @@ def _copies_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) 
     return tuple(backend.namespace.zeros_like(arrays[0]) for _ in range(plan.number))
 
 
-COPIES = Operation(_copies_forward, _copies_backward, _copies_empty, wide=True)
+COPIES = register(
+    "reproducible.fan_out", Operation(_copies_forward, _copies_backward, _copies_empty, needs_float64=True)
+)
 
 
 def blend(x: Array, y: Array, factor: Array, /, *, xp: Namespace) -> Array:
@@ -390,7 +404,7 @@ def _blend_backward(
     )
 
 
-BLEND = Operation(_blend_forward, _blend_backward, _first_empty, wide=True)
+BLEND = register("reproducible.blend", Operation(_blend_forward, _blend_backward, _first_empty, needs_float64=True))
 
 
 # Dropout, tables, maxima
@@ -421,7 +435,9 @@ def _scaled_backward(
     return *_scaled_forward(plan, (cotangents[0], arrays[1]), backend), None
 
 
-SCALED = Operation(_scaled_forward, _scaled_backward, _first_empty, wide=True)
+SCALED = register(
+    "reproducible.dropout", Operation(_scaled_forward, _scaled_backward, _first_empty, needs_float64=True)
+)
 
 
 def lookup(table: Array, ids: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
@@ -466,7 +482,9 @@ def _lookup_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) 
     return _lookup_forward(plan, arrays, backend)
 
 
-LOOKUP = Operation(_lookup_forward, _lookup_backward, _lookup_empty, wide=True)
+LOOKUP = register(
+    "reproducible.lookup", Operation(_lookup_forward, _lookup_backward, _lookup_empty, needs_float64=True)
+)
 
 
 def pooled(x: Array, /, *, xp: Namespace) -> Array:
@@ -504,7 +522,9 @@ def _pooled_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) 
     return _pooled_forward(plan, arrays, backend)
 
 
-POOLED = Operation(_pooled_forward, _pooled_backward, _pooled_empty, wide=True)
+POOLED = register(
+    "reproducible.max_pool", Operation(_pooled_forward, _pooled_backward, _pooled_empty, needs_float64=True)
+)
 
 
 # What spectral normalization needs
@@ -542,7 +562,7 @@ def _unit_backward(
     return (round_to_float32(divide_rows(xp.subtract(out, uncontracted(xp.multiply(x, along), xp)), size, xp), xp),)
 
 
-UNIT = Operation(_unit_forward, _unit_backward, _first_empty, wide=True)
+UNIT = register("reproducible.unit", Operation(_unit_forward, _unit_backward, _first_empty, needs_float64=True))
 
 
 def divide(x: Array, divisor: Array, /, *, xp: Namespace) -> Array:
@@ -571,4 +591,4 @@ def _divide_backward(
     return round_to_float32(divide_rows(out, divisor, xp), xp), round_to_float32(of_divisor, xp)
 
 
-DIVIDE = Operation(_divide_forward, _divide_backward, _first_empty, wide=True)
+DIVIDE = register("reproducible.divide", Operation(_divide_forward, _divide_backward, _first_empty, needs_float64=True))

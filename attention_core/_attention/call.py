@@ -17,6 +17,7 @@ from attention_core._arrays import (
     shape,
     upcast,
 )
+from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions
 from attention_core.random import Dropout, kept_at
 
@@ -35,6 +36,9 @@ class Call(NamedTuple):
     Attributes
     ----------
     query, key, value : Array, shapes (..., H, M, D), (..., G, N, D) and (..., G, N, E)
+    xp : array namespace
+    backend : Backend
+        Of the library of the arrays.
     mask : Mask or Array of bool or None
     bias : Array or None
     scale, softcap : float or Array or None
@@ -42,21 +46,21 @@ class Call(NamedTuple):
     dropout : Dropout or None
     starts : tuple of int or Array
         Positions of the first query and of the first key.
-    xp : array namespace
     arithmetic : {"fast", "reproducible"}
     """
 
     query: Array
     key: Array
     value: Array
-    mask: Mask | Array | None
-    bias: Array | None
-    scale: float | Array | None
-    softcap: float | Array | None
-    score_mod: Callable[..., Array] | None
-    dropout: Dropout | None
-    starts: tuple[Any, Any]
     xp: Namespace
+    backend: Backend
+    mask: Mask | Array | None = None
+    bias: Array | None = None
+    scale: float | Array | None = None
+    softcap: float | Array | None = None
+    score_mod: Callable[..., Array] | None = None
+    dropout: Dropout | None = None
+    starts: tuple[Any, Any] = (0, 0)
     arithmetic: str = "fast"
 
 

@@ -12,7 +12,7 @@ from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.reproducible.attention import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
-from attention_core._backend import DefaultBackend, backend_of, is_exporting
+from attention_core._backend import is_exporting, library_name
 from attention_core.masks._mask import is_structured
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
@@ -109,7 +109,7 @@ def all_scores(call: Call) -> Array:
     if call.arithmetic == "fast" or 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1]):
         return dense_scores(call)
     query, key = fan_out((call.query, call.key), arithmetic_of(call.arithmetic), call.xp)
-    return reproducible_scores(call._replace(query=query, key=key, value=key), _backend(call))
+    return reproducible_scores(call._replace(query=query, key=key, value=key))
 
 
 def _no_weights(implementation: str) -> ValueError:
@@ -128,26 +128,26 @@ def _reproducible(call: Call, implementation: str, *, weights: bool) -> Attentio
         return dense(call, weights=weights)  # of nothing, nothing is added up
     query, key, value = fan_out((call.query, call.key, call.value), arithmetic_of("reproducible"), xp)
     call = call._replace(query=query, key=key, value=value)
-    output, logsumexp = reproducible_attention(call, _backend(call))
+    output, logsumexp = reproducible_attention(call)
     if not weights:
         return Attention(output, None, logsumexp)
     columns = shape(call.key, xp=xp)[-2]
     place = positions(columns, call.value, xp=xp)
     units = xp.astype(xp.equal(xp.expand_dims(place, axis=-1), place), call.value.dtype)
     units = xp.broadcast_to(units, (*shape(call.value, xp=xp)[:-1], columns))
-    found, _ = reproducible_attention(call._replace(value=units, dropout=None), _backend(call))
+    found, _ = reproducible_attention(call._replace(value=units, dropout=None))
     return Attention(output, found, logsumexp)
 
 
 def explain(call: Call) -> Explanation:
     """Which implementation `attend` would choose."""
-    backend = _backend(call)
+    backend = call.backend
     if call.arithmetic == "reproducible":
         return _explain_reproducible(call, backend)
     chosen = _choose(call, _preferred_kernel(call))
     kernels = [Candidate("fused", each.name, each.refusal(call), _memory(call, 0)) for each in backend.kernels]
     if not kernels:
-        kernels = [Candidate("fused", None, f"{_library(call)} has no fused kernel that is known here", None)]
+        kernels = [Candidate("fused", None, f"{library_name(call.xp)} has no fused kernel that is known here", None)]
     return Explanation(
         chosen,
         REASONS[chosen],
@@ -177,7 +177,7 @@ def _preferred_kernel(call: Call) -> Any:
     """The kernel that is faster than what is written here, and gives the answer; ``None`` if there is none."""
     if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
         return None
-    kernels = _backend(call).kernels
+    kernels = call.backend.kernels
     return next((kernel for kernel in kernels if kernel.preferred(call) and kernel.refusal(call) is None), None)
 
 
@@ -198,7 +198,7 @@ def is_dense_faster(call: Call) -> bool:
     columns = sizes(call.key)[-2]
     if is_exporting(call.query) or rows is None or columns is None:
         return True
-    tuning = _backend(call).tuning
+    tuning = call.backend.tuning
     if None not in leading and math.prod(leading) * rows * columns > tuning.dense_most:  # type: ignore[arg-type]
         return False
     return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
@@ -207,32 +207,22 @@ def is_dense_faster(call: Call) -> bool:
 def _blockwise(call: Call) -> Attention:
     if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
         return dense(call)
-    if None in (sizes(call.query)[-2], sizes(call.key)[-2]) and not _backend(call).loops.traced:
+    if None in (sizes(call.query)[-2], sizes(call.key)[-2]) and not call.backend.loops.traced:
         raise ValueError("expected known lengths with implementation='blockwise' on this library; got unknown ones")
-    output, logsumexp = blockwise(call, _backend(call))
+    output, logsumexp = blockwise(call)
     return Attention(output, None, logsumexp)
 
 
 def _first_kernel(call: Call) -> Any:
     """The first kernel that gives the answer."""
     refusals = []
-    for kernel in _backend(call).kernels:
+    for kernel in call.backend.kernels:
         refusal = kernel.refusal(call)
         if refusal is None:
             return kernel
         refusals.append(f"{kernel.name} {refusal}")
-    reasons = "; ".join(refusals) or f"{_library(call)} has none that is known here"
+    reasons = "; ".join(refusals) or f"{library_name(call.xp)} has none that is known here"
     raise ValueError(f"expected a call that a fused kernel answers as defined; got one that none does: {reasons}")
-
-
-def _backend(call: Call) -> Any:
-    return backend_of(call.query) or DefaultBackend(call.xp)
-
-
-def _library(call: Call) -> str:
-    """The name that users of the library know it by."""
-    name: str = call.xp.__name__.removeprefix("array_api_compat.").removeprefix("attention_")
-    return name.partition(".")[0]
 
 
 def _memory(call: Call, scores: float) -> int | None:

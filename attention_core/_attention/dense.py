@@ -20,7 +20,6 @@ from attention_core._attention.call import (
 )
 from attention_core._attention.magnitudes import known_finite_products
 from attention_core._attention.softmax import finite_vectors, softmax, weighted_sum
-from attention_core._backend import backend_of
 from attention_core.masks import Mask, Positions
 from attention_core.masks._mask import allowed_pairs
 
@@ -120,8 +119,8 @@ def _one_pass_weights(call: Call, scores: Array, allowed: Array | None) -> Array
 
     It may say nan for one key alone where one is attended, which dropout must not drop.
     """
-    loops = _loops_of(call)
-    if loops is None or loops.softmax is None or (call.dropout is not None and call.dropout.rate):
+    loops = call.backend.loops
+    if loops.softmax is None or (call.dropout is not None and call.dropout.rate):
         return None
     shares = loops.softmax(scores)
     return shares if allowed is None else call.xp.where(allowed, shares, 0.0)
@@ -129,20 +128,12 @@ def _one_pass_weights(call: Call, scores: Array, allowed: Array | None) -> Array
 
 def _softmax_options(call: Call) -> dict[str, Any]:
     """What keeps an array from being differentiated by; and exponentials over scores, if nothing is differentiated."""
-    backend = backend_of(call.query)
-    if backend is None:
-        return {}
+    backend = call.backend
     if backend.differentiates:
-        return {"constant": backend.constant}
+        return {"constant": backend.stop_gradient}
     return {"exp_difference": backend.loops.exp_difference}
 
 
 def _traced_choice(call: Call) -> Any:
     """What runs one of two functions, if the library can without reading the condition."""
-    loops = _loops_of(call)
-    return loops.choose if loops is not None and loops.traced else None
-
-
-def _loops_of(call: Call) -> Any:
-    backend = backend_of(call.query)
-    return None if backend is None else backend.loops
+    return call.backend.loops.cond if call.backend.loops.traced else None

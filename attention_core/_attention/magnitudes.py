@@ -89,4 +89,4 @@ def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -
     def all_but_zeros() -> Array:
         return xp.logical_and(fit, xp.greater(xp.min(xp.where(xp.equal(sizes, 0.0), 1.0, sizes)), 1 / NORM_LIMIT))
 
-    return loops.choose(xp.greater(xp.min(sizes), 1 / NORM_LIMIT), lambda: fit, all_but_zeros)
+    return loops.cond(xp.greater(xp.min(sizes), 1 / NORM_LIMIT), lambda: fit, all_but_zeros)

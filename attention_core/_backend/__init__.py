@@ -4,6 +4,7 @@ from attention_core._backend._default import DefaultBackend
 from attention_core._backend._find import (
     array_namespace,
     available_backends,
+    backend_for,
     backend_of,
     entries,
     get_backend,
@@ -13,6 +14,7 @@ from attention_core._backend._find import (
 )
 from attention_core._backend._loops import BlockOperations, PythonLoops, TracedLoops
 from attention_core._backend._protocol import Backend, Kernel, Loops, Operation, Tuning
+from attention_core._backend._registry import register, registered, registered_name
 
 __all__ = [
     "Backend",
@@ -26,10 +28,14 @@ __all__ = [
     "Tuning",
     "array_namespace",
     "available_backends",
+    "backend_for",
     "backend_of",
     "entries",
     "get_backend",
     "is_concrete",
     "is_exporting",
     "library_name",
+    "register",
+    "registered",
+    "registered_name",
 ]

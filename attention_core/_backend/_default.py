@@ -2,23 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attention_core._arrays import Array, Namespace
 from attention_core._backend._loops import PythonLoops
-from attention_core._backend._protocol import Tuning
+from attention_core._backend._protocol import Kernel, Loops, Operation, Tuning
 
 
 class DefaultBackend:
-    """What attention in blocks needs of a library that has no backend: loops, but no gradient."""
+    """Loops in Python, and nothing that is known of devices, values or gradients."""
 
+    modes: tuple[str, ...] = ("eager",)
+    dtypes: tuple[str, ...] = ("float32", "float64")
+    differentiates = False
     tuning = Tuning(queries=2048, keys=512, least=64, dense_below=512 * 512, structured_below=256 * 256)
-    kernels = ()
+    kernels: tuple[Kernel, ...] = ()
 
     def __init__(self, xp: Namespace) -> None:
+        self.name: str = xp.__name__.partition(".")[0]
         self.namespace = xp
-        self.loops = PythonLoops(xp)
+        self.loops: Loops = PythonLoops(xp)
 
-    def custom_gradient(self, operation: Any, plan: Any, arrays: tuple[Array, ...]) -> Any:
-        """Compute; what the library differentiates by itself it still does."""
+    def versions(self) -> dict[str, str]:
+        """Return nothing: the distribution of the library is not known."""
+        return {}
+
+    def owns(self, array: Array, /) -> bool:
+        """Return False: no class of arrays is known to be of the library."""
+        return False
+
+    def is_concrete(self, array: Array, /) -> bool:
+        """Return False: it is not known whether values can be read without computing them."""
+        return False
+
+    def devices(self) -> list[str]:
+        """Return no names."""
+        return []
+
+    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
+        """Raise: transfer needs a backend."""
+        raise self._missing()
+
+    def to_numpy(self, tree: Any, /) -> Any:
+        """Raise: transfer needs a backend."""
+        raise self._missing()
+
+    def to_device(self, tree: Any, device: str, /) -> Any:
+        """Raise: transfer needs a backend."""
+        raise self._missing()
+
+    def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
+        """Return the function as it is."""
+        return function
+
+    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+        """Raise: gradients need a backend."""
+        raise self._missing()
+
+    def stop_gradient(self, array: Array, /) -> Array:
+        """Return the array."""
+        return array
+
+    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
+        """Compute forward. A library that differentiates by itself still does."""
         return operation.forward(plan, arrays, self)
+
+    def vjp(
+        self, function: Callable[..., Array], /, *arrays: Array
+    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """Raise: gradients need a backend."""
+        raise self._missing()
+
+    def _missing(self) -> TypeError:
+        return TypeError(f"expected a library with a backend; got {self.name}, which announces none")

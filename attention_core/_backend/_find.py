@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import array_api_compat
 
 from attention_core._arrays import Array, Namespace
+from attention_core._backend._default import DefaultBackend
 from attention_core._backend._protocol import Backend
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ def backend_of(array: Array) -> Backend | None:
             _backends[kind] = backend
             _learn_kin(kind)
     return backend
+
+
+def backend_for(array: Array, xp: Namespace) -> Backend:
+    """The backend of the library of an array; one that knows next to nothing where the library announces none."""
+    return backend_of(array) or DefaultBackend(xp)
 
 
 def _learn(kind: type) -> None:

@@ -15,8 +15,8 @@ class BlockOperations:
     See `attention_core.backend.Loops` for what each method does.
     """
 
-    unit = 1.0
-    writes = False  # whether functions of the namespace take `out`
+    log_base = 1.0
+    takes_out = False  # whether functions of the namespace take `out`
 
     def __init__(self, xp: Namespace) -> None:
         self.xp = xp
@@ -30,17 +30,17 @@ class BlockOperations:
         """The exponential of a difference."""
         return self.xp.exp(self.xp.subtract(x, y))
 
-    def powers(self, x: Array) -> Array:
+    def exp_scaled(self, x: Array) -> Array:
         """The exponential."""
         return self.xp.exp(x)
 
-    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+    def inplace(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
         """The function, in the memory of its first argument if it can be written to."""
-        return function(x, *others, out=x) if self.writes else function(x, *others)
+        return function(x, *others, out=x) if self.takes_out else function(x, *others)
 
     def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
         """The product, in memory that is kept if it can be written to."""
-        if not self.writes:
+        if not self.takes_out:
             return self.xp.matmul(x, y)
         dims = (*x.shape[:-1], y.shape[-1])
         size = math.prod(dims)
@@ -58,7 +58,7 @@ class TracedLoops(BlockOperations):
 
     traced = True
 
-    def read(self, x: Array) -> Any:
+    def to_list(self, x: Array) -> Any:
         """Raise: values are traced."""
         raise TypeError("expected nothing to be read while a function is traced")
 
@@ -68,11 +68,11 @@ class PythonLoops(BlockOperations):
 
     traced = False
 
-    def read(self, x: Array) -> Any:
+    def to_list(self, x: Array) -> Any:
         """The values as nested lists."""
         if hasattr(x, "tolist"):
             return x.tolist()
-        return [self.read(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
+        return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
 
     def loop(self, start: int, stop: int, body: Callable[[int, Any], Any], state: Any) -> Any:
         """Call the body for every index, each time with the state that it returned before."""
@@ -80,17 +80,17 @@ class PythonLoops(BlockOperations):
             state = body(index, state)
         return state
 
-    def choose(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Call one of two functions."""
         return then() if bool(condition) else otherwise()
 
-    def item(self, x: Any, index: Any) -> Any:
+    def block_at(self, x: Any, index: Any) -> Any:
         """The entry at an index of the first axis, or the blocks at one or several neighbouring indices."""
         if isinstance(x, _Split):
             return self.block(x.array, index, x.size, -2)
         return x[index] if isinstance(x, list) else x[index, ...]
 
-    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Split:
+    def split(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Split:
         """The blocks of an array along axis -2, after a function of rows."""
         return _Split(each(x), size)
 
@@ -100,23 +100,23 @@ class PythonLoops(BlockOperations):
         places = slice(run.start * size, min(run.stop * size, x.shape[axis]))
         return x[..., places, :] if axis == -2 else x[..., places]
 
-    def stack(self, count: int, zero: Callable[[int], Array], after: Array | None = None) -> _BlockList:
+    def zero_blocks(self, count: int, zero: Callable[[int], Array], after: Array | None = None) -> _BlockList:
         """Blocks that start as zero and are added to."""
         return _BlockList([None] * count, zero)
 
-    def add(self, stack: _BlockList, index: int, block: Array) -> _BlockList:
+    def add_block(self, stack: _BlockList, index: int, block: Array) -> _BlockList:
         """Add to the block at an index."""
         before = stack.blocks[index]
         stack.blocks[index] = block if before is None else self.xp.add(before, block)
         return stack
 
-    def join(self, stack: _BlockList, count: int, axis: int) -> _BlockList:
+    def concat_blocks(self, stack: _BlockList, count: int, axis: int) -> _BlockList:
         """Join runs of so many blocks along an axis."""
         blocks = stack.filled()
         runs = [blocks[start : start + count] for start in range(0, len(blocks), count)]
         return _BlockList([run[0] if count == 1 else self.xp.concat(run, axis=axis) for run in runs])
 
-    def array(self, stack: _BlockList) -> Array:
+    def stack_blocks(self, stack: _BlockList) -> Array:
         """The blocks as one array with a new first axis."""
         blocks = stack.filled()
         return self.xp.stack(blocks, axis=0) if len(blocks) > 1 else self.xp.expand_dims(blocks[0], axis=0)

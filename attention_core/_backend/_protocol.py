@@ -24,7 +24,7 @@ class Loops(Protocol):
     """
 
     traced: bool
-    unit: float
+    log_base: float
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
@@ -37,10 +37,10 @@ class Loops(Protocol):
     def exp_difference(self, x: Array, y: Array) -> Array:
         """Return ``exp(x - y)``, perhaps in the memory of ``x``, which is not used again."""
 
-    def powers(self, x: Array) -> Array:
+    def exp_scaled(self, x: Array) -> Array:
         """Return ``exp(x / unit)``, perhaps in the memory of ``x``, which is not used again."""
 
-    def over(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+    def inplace(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
         """Return ``function(x, *others)``, perhaps in the memory of ``x``, which is not used again.
 
         The function is one of the namespace, elementwise, and the others broadcast to ``x``.
@@ -52,16 +52,16 @@ class Loops(Protocol):
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Call ``state = body(index, state)`` for every index from start to before stop, and return the last state."""
 
-    def choose(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Call one of two functions, which return arrays of the same shape and dtype."""
 
-    def item(self, x: Any, index: Any) -> Any:
+    def block_at(self, x: Any, index: Any) -> Any:
         """The entry at an index of the first axis of an array, or of a list where loops are not traced.
 
         Of what `cut` returns, it is a block; where loops are not traced, a range of indices gives neighbours as one.
         """
 
-    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = ...) -> Any:
+    def split(self, x: Array, size: int, each: Callable[[Array], Array] = ...) -> Any:
         """The blocks of an array along axis -2, to be taken by `item`, after a function that looks at rows alone."""
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
@@ -70,22 +70,22 @@ class Loops(Protocol):
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis, without a warning where it overflows."""
 
-    def read(self, x: Array) -> Any:
+    def to_list(self, x: Array) -> Any:
         """The values as nested lists; called only where loops are not traced."""
 
-    def stack(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
+    def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """So many blocks that are zero: ``zero(index)`` gives one.
 
         Memory for them is needed only once an array is there, which a compiler may have to be told.
         """
 
-    def add(self, stack: Any, index: Any, block: Array) -> Any:
+    def add_block(self, stack: Any, index: Any, block: Array) -> Any:
         """The stack with something added to one block."""
 
-    def join(self, stack: Any, count: Any, axis: int) -> Any:
+    def concat_blocks(self, stack: Any, count: Any, axis: int) -> Any:
         """The stack in which each run of so many blocks is joined along axis -2 or -1."""
 
-    def array(self, stack: Any) -> Array:
+    def stack_blocks(self, stack: Any) -> Array:
         """The blocks as one array, with a new first axis."""
 
 
@@ -135,16 +135,16 @@ class Operation(NamedTuple):
     backward : callable
         ``backward(plan, arrays, results, cotangents, backend)`` returns a gradient for each array, ``None`` for those
         that are not of floating point.
-    empty : callable
-        ``empty(plan, arrays, backend)`` returns arrays of the shapes and dtypes of the results.
-    wide : bool
+    abstract : callable
+        ``abstract(plan, arrays, backend)`` returns arrays of the shapes and dtypes of the results.
+    needs_float64 : bool
         Whether float64 is computed with inside, which a library may have to be told to do.
     """
 
     forward: Callable[..., tuple[Array, ...]]
     backward: Callable[..., tuple[Array | None, ...]]
-    empty: Callable[..., tuple[Array, ...]]
-    wide: bool = False
+    abstract: Callable[..., tuple[Array, ...]]
+    needs_float64: bool = False
 
 
 class Kernel(Protocol):
@@ -157,6 +157,9 @@ class Kernel(Protocol):
     """
 
     name: str
+
+    def preferred(self, call: Any, /) -> bool:
+        """Whether the kernel is faster than the core's own implementations, if it gives the answer."""
 
     def refusal(self, call: Any, /) -> str | None:
         """Why the kernel would not give the answer to a `Call`, or ``None``."""
@@ -241,7 +244,7 @@ class Backend(Protocol):
             When the library does not differentiate.
         """
 
-    def constant(self, array: Array, /) -> Array:
+    def stop_gradient(self, array: Array, /) -> Array:
         """Return the array as one that nothing is differentiated by."""
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:

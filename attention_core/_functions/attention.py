@@ -11,7 +11,7 @@ from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
 from attention_core._attention.softmax import logaddexp
-from attention_core._backend import array_namespace
+from attention_core._backend import array_namespace, backend_for
 from attention_core._checks import check_flag, check_function, check_scores, check_sinks, check_value
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
@@ -128,9 +128,7 @@ def scaled_dot_product_attention(
     check_implementation(implementation)
     mask = with_causal(mask, is_causal)
     check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, sinks)
-    call = make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp)._replace(
-        arithmetic=arithmetic
-    )
+    call = make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, arithmetic=arithmetic)
     xp = call.xp
     if sinks is None:
         result = attend(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
@@ -191,8 +189,9 @@ def explain_attention(
     check_flag("is_causal", is_causal)
     check_attention_arithmetic(arithmetic, query, "auto", scale, softcap, score_mod, None)
     mask = with_causal(mask, is_causal)
-    call = make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp)
-    return explain(call._replace(arithmetic=arithmetic))
+    return explain(
+        make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, arithmetic=arithmetic)
+    )
 
 
 def _with_sinks(result: Attention, sinks: Array, xp: Namespace) -> Attention:
@@ -248,7 +247,19 @@ def attention_scores(
     check_scores(query, key, bias, scale, softcap)
     _check_options(query, key, mask, score_mod, None)
     check_attention_arithmetic(arithmetic, query, "auto", scale, softcap, score_mod, None)
-    call = Call(query, key, key, mask, bias, scale, softcap, score_mod, None, (0, 0), xp, arithmetic)
+    call = Call(
+        query,
+        key,
+        key,
+        xp,
+        backend_for(query, xp),
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        score_mod=score_mod,
+        arithmetic=arithmetic,
+    )
     return cast_to(all_scores(call), query.dtype, xp=xp)
 
 
@@ -297,13 +308,29 @@ def make_call(
     dropout: Dropout | None,
     xp: Namespace | None,
     starts: tuple[Any, Any] | None = None,
+    *,
+    arithmetic: str = "fast",
 ) -> Call:
     """The arguments, once they are known to be right."""
     xp = array_namespace(query, key, value, bias, *mask_arrays(mask)) if xp is None else xp
     check_scores(query, key, bias, scale, softcap)
     check_value(value, key)
     _check_options(query, key, mask, score_mod, dropout, starts)
-    return Call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, starts or (0, 0), xp)
+    return Call(
+        query,
+        key,
+        value,
+        xp,
+        backend_for(query, xp),
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        score_mod=score_mod,
+        dropout=dropout,
+        starts=starts or (0, 0),
+        arithmetic=arithmetic,
+    )
 
 
 def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:

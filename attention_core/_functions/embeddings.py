@@ -64,6 +64,7 @@ def embed_tokens(
     Examples
     --------
     >>> import array_api_strict as xp
+    >>> from attention_core.parameters import Embeddings
     >>> tables = Embeddings(token=xp.asarray([[1.0], [2.0]]), position=xp.asarray([[10.0], [20.0]]))
     >>> embed_tokens(tables, xp.asarray([1, 1]))
     Array([[12.],

@@ -85,7 +85,7 @@ def encoder_layer(
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
+    >>> from attention_core.parameters import EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
     >>> nothing, norm = Linear(xp.zeros((4, 4))), LayerNorm(xp.ones(4), xp.zeros(4))
     >>> attention = MultiHeadAttention(nothing, nothing, nothing, nothing)
     >>> layer = EncoderLayer(attention, norm, FeedForward(nothing, nothing), norm)

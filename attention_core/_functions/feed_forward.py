@@ -37,6 +37,7 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     Examples
     --------
     >>> import array_api_strict as xp
+    >>> from attention_core.parameters import Linear
     >>> linear(Linear(xp.asarray([[1.0], [2.0]]), xp.asarray([0.5])), xp.asarray([[3.0, 4.0]]))
     Array([[11.5]], dtype=array_api_strict.float64)
     """
@@ -129,6 +130,7 @@ def feed_forward(
     Examples
     --------
     >>> import array_api_strict as xp
+    >>> from attention_core.parameters import FeedForward, Linear
     >>> one = Linear(xp.ones((1, 1)))
     >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
     0.841345

@@ -115,7 +115,7 @@ def multi_head_attention(
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> from attention_core.parameters import Linear
+    >>> from attention_core.parameters import Linear, MultiHeadAttention
     >>> same = Linear(xp.eye(4))
     >>> x = xp.reshape(xp.arange(12, dtype=xp.float64), (3, 4))
     >>> multi_head_attention(MultiHeadAttention(same, same, same), x, num_heads=2, is_causal=True)[0, :]

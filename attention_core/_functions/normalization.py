@@ -51,6 +51,7 @@ def layer_norm(
     Examples
     --------
     >>> import array_api_strict as xp
+    >>> from attention_core.parameters import LayerNorm
     >>> norm = LayerNorm(scale=xp.ones(2), offset=xp.zeros(2))
     >>> layer_norm(norm, xp.asarray([[1.0, 3.0]]), epsilon=3.0)
     Array([[-0.5,  0.5]], dtype=array_api_strict.float64)

@@ -98,7 +98,9 @@ def partial_attention(
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
     mask = with_causal(mask, is_causal)
     mask = None if mask is None else as_mask(mask)
-    call = make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, starts)
+    call = make_call(
+        query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, starts, arithmetic=arithmetic
+    )
     check_extent(extent, arithmetic, query, value)
     if extent is not None:
         array_namespace(query, *extent)
@@ -159,7 +161,9 @@ def attention_extent(
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
     mask = with_causal(mask, is_causal)
     mask = None if mask is None else as_mask(mask)
-    return extent_of(make_call(query, key, value, mask, bias, scale, softcap, None, None, xp, starts))
+    return extent_of(
+        make_call(query, key, value, mask, bias, scale, softcap, None, None, xp, starts, arithmetic="reproducible")
+    )
 
 
 def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> None:

@@ -74,7 +74,7 @@ def sagan_attention(
     Examples
     --------
     >>> import array_api_strict as xp
-    >>> from attention_core.parameters import Linear
+    >>> from attention_core.parameters import Linear, SaganAttention
     >>> same = Linear(xp.ones((1, 1)))
     >>> x = xp.ones((2, 4, 1))
     >>> sagan_attention(SaganAttention(same, same, same, None, xp.asarray(0.5)), x)[0, :, 0]

@@ -68,3 +68,7 @@ _KINDS: dict[Any, type[Layer]] = {
     kind.__name__: kind
     for kind in (DotProductAttention, MultiHeadAttention, FeedForward, EncoderLayer, Embeddings, SaganAttention)
 }
+
+for _name in __all__:
+    if hasattr(vars()[_name], "__module__"):
+        vars()[_name].__module__ = __name__  # by which pickles and documentation know it

@@ -87,3 +87,7 @@ LAYOUTS = {
     "bert-embeddings": Layout(BERT_EMBEDDINGS, from_bert_embeddings, to_bert_embeddings, bert_embeddings_arguments),
 }
 """The layouts by name."""
+
+for _name in __all__:
+    if hasattr(vars()[_name], "__module__"):
+        vars()[_name].__module__ = __name__  # by which pickles and documentation know it

@@ -69,6 +69,7 @@ def join_heads(
     Examples
     --------
     >>> import array_api_strict as xp
+    >>> from attention_core.parameters import Linear
     >>> one = Linear(xp.ones((8, 4)), xp.zeros(4))
     >>> join_heads([(one, one, one), (one, one, one)]).query.weight.shape
     (8, 8)

@@ -5,6 +5,7 @@ is a rule about positions: it needs no more memory than its own arrays, and it c
 attended nowhere, or everywhere, from one that must be looked at.
 """
 
+from attention_core._backend import register
 from attention_core.masks._converters import (
     mask_from_additive,
     mask_from_ignore,
@@ -41,3 +42,8 @@ __all__ = [
     "mask_from_query_key",
     "unflatten",
 ]
+
+for _kind in (And, Appended, Causal, Given, KeyLengths, Leaf, MaskFunction, Not, Or, Segments, SlidingWindow):
+    register(_kind.__name__, _kind)
+for _name in __all__:
+    vars()[_name].__module__ = __name__  # by which pickles and documentation know it

@@ -110,14 +110,14 @@ class JaxBackend:
             function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
         )
 
-    def constant(self, array: Array, /) -> Array:
+    def stop_gradient(self, array: Array, /) -> Array:
         """Return the array as one that nothing is differentiated by."""
         return jax.lax.stop_gradient(array)
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""
         # vmap takes a compiled function apart later, where float64 may not be had any more.
-        run = _derived if operation.wide and any(map(_is_batched, arrays)) else _streamed
+        run = _derived if operation.needs_float64 and any(map(_is_batched, arrays)) else _streamed
         with _width(operation):
             return run((operation, plan), arrays)  # type: ignore[no-any-return]
 
@@ -144,7 +144,7 @@ def _derived_backward(recipe: Any, kept: Any, cotangents: tuple[Array, ...]) -> 
     operation, plan = recipe
     with _width(operation):
         gradients = operation.backward(plan, *kept, cotangents, backend)
-    if operation.wide:  # sums of integers have no slope that means anything
+    if operation.needs_float64:  # sums of integers have no slope that means anything
         gradients = (None if gradient is None else _once(gradient) for gradient in gradients)
     return (tuple(gradients),)
 
@@ -171,7 +171,7 @@ def _is_batched(array: Array) -> bool:
 
 def _width(operation: Operation) -> Any:
     """Where float64 is to be had, whatever the configuration says."""
-    return jax.enable_x64(True) if operation.wide else contextlib.nullcontext()
+    return jax.enable_x64(True) if operation.needs_float64 else contextlib.nullcontext()
 
 
 _derived.defvjp(_derived_forward, _derived_backward)

@@ -63,9 +63,7 @@ class DotProduct:
 
 
 def _blocks(call: Call) -> jax.Array:
-    from attention_jax.backend import backend  # noqa: PLC0415 (which imports this module)
-
-    return blockwise(call, backend)[0].astype(call.query.dtype)
+    return blockwise(call)[0].astype(call.query.dtype)
 
 
 def _cudnn(call: Call) -> jax.Array:

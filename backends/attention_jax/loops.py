@@ -27,17 +27,17 @@ class JaxLoops(TracedLoops):
         """Run a body from start to before stop."""
         return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, state)
 
-    def choose(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Run one of two functions."""
         return jax.lax.cond(condition, then, otherwise)
 
-    def item(self, x: Any, index: Any) -> Any:
+    def block_at(self, x: Any, index: Any) -> Any:
         """The entry at an index of the first axis, or a block."""
         if isinstance(x, _Cut):
             return x.each(self.block(x.array, index, x.size, -2))
         return jnp.squeeze(_sliced(x, index, 1, 0), axis=0)
 
-    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Cut:
+    def split(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Cut:
         """The blocks of an array along axis -2, after a function of rows: XLA makes one loop of it and the slice."""
         return _Cut(x, size, each)
 
@@ -49,7 +49,7 @@ class JaxLoops(TracedLoops):
         """The Euclidean norm over the last axis."""
         return jnp.linalg.norm(x, axis=-1)
 
-    def stack(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
+    def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """So many blocks of zeros: XLA would make them first of all, if they did not depend on what comes later."""
         block = jax.eval_shape(zero, 0)
         number: Any = 0
@@ -58,11 +58,11 @@ class JaxLoops(TracedLoops):
             number = jnp.abs(jnp.where(jnp.isfinite(one), one, 1)) * 0
         return jnp.full((count, *block.shape), number, dtype=block.dtype)
 
-    def add(self, stack: Any, index: Any, block: Array) -> Any:
+    def add_block(self, stack: Any, index: Any, block: Array) -> Any:
         """Add to one block."""
         return stack.at[index].add(block)
 
-    def join(self, stack: Any, count: Any, axis: int) -> Any:
+    def concat_blocks(self, stack: Any, count: Any, axis: int) -> Any:
         """Join runs of blocks along an axis."""
         *dims, width = stack.shape
         apart = jnp.moveaxis(stack.reshape(dims[0] // count, count, *dims[1:], width), 1, axis - 1)
@@ -70,7 +70,7 @@ class JaxLoops(TracedLoops):
         shape[0], shape[axis] = dims[0] // count, count * stack.shape[axis]
         return apart.reshape(shape)
 
-    def array(self, stack: Any) -> Array:
+    def stack_blocks(self, stack: Any) -> Array:
         """The blocks as one array."""
         return stack
 

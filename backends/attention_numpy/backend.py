@@ -17,7 +17,7 @@ __all__ = ["NumpyBackend", "backend"]
 class NumpyLoops(PythonLoops):
     """Loops that write over arrays."""
 
-    writes = True
+    takes_out = True
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference, in the memory of the first array."""
@@ -25,7 +25,7 @@ class NumpyLoops(PythonLoops):
             np.subtract(x, y, out=x)
             return np.exp(x, out=x)
 
-    def powers(self, x: Array) -> Array:
+    def exp_scaled(self, x: Array) -> Array:
         """The exponential, in the memory of its argument."""
         return np.exp(x, out=x)
 
@@ -107,7 +107,7 @@ class NumpyBackend:
         """Raise: NumPy does not differentiate."""
         raise self._refusal()
 
-    def constant(self, array: Array, /) -> Array:
+    def stop_gradient(self, array: Array, /) -> Array:
         """Return the array: nothing is ever differentiated."""
         return array
 

@@ -95,7 +95,7 @@ class TensorFlowBackend:
         """Turn a function of trees to a 0-d tensor into one that also returns the gradients, in any mode."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.dtype.is_floating)
 
-    def constant(self, array: Array, /) -> Array:
+    def stop_gradient(self, array: Array, /) -> Array:
         """Return the tensor as one that nothing is differentiated by."""
         return tf.stop_gradient(array)
 

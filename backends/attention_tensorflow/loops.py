@@ -45,15 +45,15 @@ class TensorFlowLoops(TracedLoops):
         _, *values = tf.while_loop(lambda index, *_: index < last, step, (first, *leaves), parallel_iterations=1)
         return filled(values)
 
-    def choose(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Run one of two functions."""
         return tf.cond(condition, then, otherwise)
 
-    def item(self, x: Any, index: Any) -> Any:
+    def block_at(self, x: Any, index: Any) -> Any:
         """The entry at an index of the first axis, or a block."""
         return self.block(x.array, index, x.size, -2) if isinstance(x, _Cut) else x[index]
 
-    def cut(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> Any:
+    def split(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> Any:
         """The blocks of an array along axis -2, after a function of rows: a slice of a first axis is no copy."""
         x = each(x)
         if x.shape[-2] is None:  # XLA does not cut what it has no number for
@@ -78,20 +78,20 @@ class TensorFlowLoops(TracedLoops):
         """The Euclidean norm over the last axis."""
         return tf.norm(x, axis=-1)
 
-    def stack(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
+    def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """So many blocks of zeros."""
         block = zero(0)
         blocks = tf.zeros(tf.concat([[count], tf.shape(block)], 0), block.dtype)
         array = tf.TensorArray(block.dtype, size=count, clear_after_read=False, element_shape=block.shape)
         return array.unstack(blocks)
 
-    def add(self, stack: Any, index: Any, block: Array) -> Any:
+    def add_block(self, stack: Any, index: Any, block: Array) -> Any:
         """Add to one block."""
         return stack.write(index, stack.read(index) + block)
 
-    def join(self, stack: Any, count: Any, axis: int) -> Any:
+    def concat_blocks(self, stack: Any, count: Any, axis: int) -> Any:
         """Join runs of blocks along an axis."""
-        blocks = self.array(stack)
+        blocks = self.stack_blocks(stack)
         rank, sizes = blocks.shape.rank, tf.unstack(tf.shape(blocks))
         number = sizes[0] // tf.maximum(count, 1)  # of runs; of nothing there are none
         runs = tf.reshape(blocks, [number, count, *sizes[1:]])
@@ -102,7 +102,7 @@ class TensorFlowLoops(TracedLoops):
         sizes[0], sizes[axis] = number, count * sizes[axis]
         return tf.ensure_shape(tf.reshape(tf.transpose(runs, order), sizes), static)
 
-    def array(self, stack: Any) -> Array:
+    def stack_blocks(self, stack: Any) -> Array:
         """The blocks as one array."""
         return stack.stack() if isinstance(stack, tf.TensorArray) else stack
 

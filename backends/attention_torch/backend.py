@@ -31,26 +31,28 @@ from attention_torch.kernels import ScaledDotProduct
 
 __all__ = ["TorchBackend", "backend"]
 
-ONCE = (
+DIFFERENTIATED_ONCE = (
     "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
     " arithmetic can be differentiated again"
 )
 
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
-PATIENT = {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
+RECOMPILE_OPTIONS = (
+    {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
+)
 
 
 class TorchLoops(PythonLoops):
     """Loops that write over tensors, and take powers of 2, which PyTorch computes up to three times as fast as of e."""
 
-    writes = True
-    unit = 1 / math.log(2)
+    takes_out = True
+    log_base = 1 / math.log(2)
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference, in the memory of the first tensor."""
-        return x.sub_(y).mul_(self.unit).exp2_()
+        return x.sub_(y).mul_(self.log_base).exp2_()
 
-    def powers(self, x: Array) -> Array:
+    def exp_scaled(self, x: Array) -> Array:
         """The powers of 2, in the memory of their exponents."""
         return x.exp2_()
 
@@ -129,26 +131,26 @@ class TorchBackend:
 
         # PyTorch keeps its graphs, and counts them, with the code object: here one that no other function shares.
         compiled.__code__ = compiled.__code__.replace()
-        return torch.compile(compiled, fullgraph=True, dynamic=False, **PATIENT)  # type: ignore[no-any-return]
+        return torch.compile(compiled, fullgraph=True, dynamic=False, **RECOMPILE_OPTIONS)  # type: ignore[no-any-return]
 
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.is_floating_point())
 
-    def constant(self, array: Array, /) -> Array:
+    def stop_gradient(self, array: Array, /) -> Array:
         """Return the tensor as one that nothing is differentiated by."""
         return array.detach()
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
-            text = operators.spelled(*operation, type(plan), *plan)
+            text = operators.encode(*operation, type(plan), *plan)
             # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
             arrays = tuple(array.view_as(array) for array in arrays)
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
-            found = OpaqueStreamed.apply(text, *arrays) if recorded else operators.attend(arrays, text)
+            found = CompiledOperationFunction.apply(text, *arrays) if recorded else operators.attend(arrays, text)
             return tuple(found)
-        return Streamed.apply((operation, plan), *arrays)  # type: ignore[no-any-return]
+        return OperationFunction.apply((operation, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
@@ -172,7 +174,7 @@ def _recording() -> contextlib.AbstractContextManager[Any]:
     return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)  # type: ignore[no-any-return]
 
 
-class Streamed(torch.autograd.Function):  # type: ignore[misc]
+class OperationFunction(torch.autograd.Function):  # type: ignore[misc]
     """An operation with a gradient of its own."""
 
     @staticmethod
@@ -191,11 +193,11 @@ class Streamed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Compute the gradients of the arrays."""
-        return None, *StreamedBackward.apply(ctx.recipe, ctx.count, *ctx.saved_tensors, *cotangents)
+        return None, *OperationBackward.apply(ctx.recipe, ctx.count, *ctx.saved_tensors, *cotangents)
 
 
-class StreamedBackward(torch.autograd.Function):  # type: ignore[misc]
-    """The gradients of `Streamed`, which depend on its arrays, but are not differentiated again."""
+class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
+    """The gradients of `OperationFunction`, which depend on its arrays, but are not differentiated again."""
 
     @staticmethod
     def forward(recipe: Any, count: int, *tensors: Any) -> Any:
@@ -212,7 +214,7 @@ class StreamedBackward(torch.autograd.Function):  # type: ignore[misc]
             pairs = zip(tensors, in_dims[2:], strict=True)
             return (tensor if axis is None else tensor.select(axis, index) for tensor, axis in pairs)
 
-        rounds = [StreamedBackward.apply(recipe, count, *picked(index)) for index in range(info.batch_size)]
+        rounds = [OperationBackward.apply(recipe, count, *picked(index)) for index in range(info.batch_size)]
         found = [None if each[0] is None else torch.stack(each) for each in zip(*rounds, strict=True)]
         return tuple(found), tuple(None if each is None else 0 for each in found)
 
@@ -223,10 +225,10 @@ class StreamedBackward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Raise."""
-        raise NotImplementedError(ONCE)
+        raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 
-class OpaqueStreamed(torch.autograd.Function):  # type: ignore[misc]
+class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
     """The same for compilers, by operators that they do not look into."""
 
     @staticmethod

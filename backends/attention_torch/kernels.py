@@ -26,6 +26,7 @@ from attention_core.backend import (
     known_finite_products,
     known_finite_scores,
     products_are_finite,
+    register,
     repeat_kv,
     score_positions,
 )
@@ -97,7 +98,7 @@ class ScaledDotProduct:
             return _attend_later(call)
         if isinstance(call.mask, KeyLengths) and call.query.device.type == "cpu":
             inputs = call.query, call.key, call.value, call.mask.lengths
-            return _backend().custom_gradient(
+            return call.backend.custom_gradient(
                 PADDED, Padded(None if call.scale is None else float(call.scale)), inputs
             )[0]
         with torch.no_grad():
@@ -105,10 +106,10 @@ class ScaledDotProduct:
         # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
         arrays = [array.view_as(array) for array in (call.query, call.key, call.value)]
         if not (torch.is_grad_enabled() and any(array.requires_grad for array in arrays)):
-            return torch.where(tame, self._attend(call), blockwise_unless(tame, call, _backend()))
+            return torch.where(tame, self._attend(call), blockwise_unless(tame, call))
         pairs = [Parted.apply(tame, array) for array in arrays]
         one, other = (call._replace(query=x[0], key=x[1], value=x[2]) for x in zip(*pairs, strict=True))
-        return Joined.apply(tame, self._attend(one), blockwise_unless(tame, other, _backend()))
+        return Joined.apply(tame, self._attend(one), blockwise_unless(tame, other))
 
     def _attend(self, call: Call) -> torch.Tensor:
         """The scale multiplies the query where scores that fit might overflow on the way, else scores.
@@ -301,7 +302,7 @@ def _attend_later(call: Call) -> torch.Tensor:
     arrays = tuple(_exchanged(array.reshape(-1, *array.shape[-3:])) for array in (call.query, key, value))
     scale = None if call.scale is None else float(call.scale)  # what is None may depend on a width that is a symbol
     heads_first = True if call.query.stride(-3) >= call.query.stride(-2) else False  # noqa: SIM210 (not a symbol)
-    output, _ = _backend().custom_gradient(CAUSAL, Causally(scale, heads_first), arrays)
+    output, _ = call.backend.custom_gradient(CAUSAL, Causally(scale, heads_first), arrays)
     return (output if heads_first else _exchanged(output)).reshape(*leading, heads, rows, width)
 
 
@@ -314,7 +315,7 @@ def _causal_forward(
     if _are_bounded(call, query, key, value) or known_finite_products(call):
         output, logsumexp = COMPUTE(*map(_with_unit_stride, inputs), 0.0, True, scale=plan.scale)
     else:
-        output = cast_to(blockwise(call, backend)[0], query.dtype, xp=backend.namespace)
+        output = cast_to(blockwise(call)[0], query.dtype, xp=backend.namespace)
         logsumexp = _exchanged(_causal_empty(plan, arrays, backend)[1]).fill_(math.nan)
     return output if plan.heads_first else _exchanged(output), _exchanged(logsumexp)
 
@@ -328,14 +329,14 @@ def _causal_backward(
         given = map(_with_unit_stride, (cotangent, *inputs, output))
         gradients = DIFFERENTIATE(*given, _exchanged(results[1]), 0.0, True, scale=plan.scale)
     else:
-        _, pull = backend.vjp(lambda *each: blockwise(_causal_call(plan, backend, *each), backend)[0], *inputs)
+        _, pull = backend.vjp(lambda *each: blockwise(_causal_call(plan, backend, *each))[0], *inputs)
         gradients = pull(cotangent.to(results[1].dtype))
     return tuple(map(_exchanged, gradients))
 
 
 def _causal_call(plan: Causally, backend: Backend, *inputs: torch.Tensor) -> Call:
     query, key, value = inputs
-    return Call(query, key, value, Causal(), None, plan.scale, None, None, None, (0, 0), backend.namespace)
+    return Call(query, key, value, backend.namespace, backend, mask=Causal(), scale=plan.scale)
 
 
 def _causal_empty(
@@ -347,7 +348,7 @@ def _causal_empty(
     return query.new_empty(output.shape), query.new_empty(query.shape[:-1], dtype=wide)
 
 
-CAUSAL = Operation(_causal_forward, _causal_backward, _causal_empty)
+CAUSAL = register("torch.causal", Operation(_causal_forward, _causal_backward, _causal_empty))
 
 
 def _exchanged(array: torch.Tensor) -> torch.Tensor:
@@ -371,9 +372,9 @@ def _padded(plan: Padded, lengths: torch.Tensor, backend: Backend) -> Any:
     mask = KeyLengths(torch.clamp(lengths, min=0))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        nothing = (None,) * 3
-        call = Call(query, key, value, mask, None, plan.scale, *nothing, (0, 0), backend.namespace)
-        return ScaledDotProduct().attend(call)
+        return ScaledDotProduct().attend(
+            Call(query, key, value, backend.namespace, backend, mask=mask, scale=plan.scale)
+        )
 
     return attend
 
@@ -396,7 +397,7 @@ def _padded_empty(plan: Padded, arrays: tuple[torch.Tensor, ...], backend: Backe
     return (query.new_empty((*query.shape[:-1], value.shape[-1])),)
 
 
-PADDED = Operation(_padded_forward, _padded_backward, _padded_empty)
+PADDED = register("torch.padded", Operation(_padded_forward, _padded_backward, _padded_empty))
 
 
 def _is_extreme(bias: torch.Tensor) -> bool:
@@ -429,9 +430,3 @@ def _mask(call: Call, query: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)
-
-
-def _backend() -> Any:
-    from attention_torch.backend import backend  # noqa: PLC0415 (which imports this module)
-
-    return backend

@@ -283,7 +283,7 @@ class Layer(Tree):
         held = self._state()
         opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         # To go backward, its values are needed even after the next step.
-        state = map_arrays(operators.remember if opaque else torch.clone, held)
+        state = map_arrays(operators.clone_for_backward if opaque else torch.clone, held)
         if self.training:
             with torch.no_grad():
                 refreshed = self.definition.refreshed(parameters, state, xp=backend.namespace)

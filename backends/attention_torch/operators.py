@@ -1,15 +1,14 @@
 """Operations with a gradient of their own as operators of PyTorch's, which compilers and exports do not look into.
 
-The functions of an operation, and what is known of a call before its arrays, travel with it as text: the `repr` of
-nested tuples, in which classes and functions stand by name. A function without a name that can be imported is
-remembered in this process alone.
+The name of an operation, and what is known of a call before its arrays, travel with it as text: a Python literal in
+which classes stand by the names under which the core registers them. A class or function without such a name is kept
+in this process alone, so that no exported program can hold it.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import types
 import uuid
 from collections.abc import Sequence
@@ -18,71 +17,88 @@ from typing import Any
 import torch
 from torch.library import custom_op
 
-from attention_core.backend import Operation
+from attention_core.backend import Backend, Operation, get_backend, registered, registered_name
+from attention_torch.former import decode_former
 
-__all__ = ["attend", "remember", "spelled"]
+__all__ = ["attend", "clone_for_backward", "encode"]
 
 PROCESS = uuid.uuid4().hex
-_named: dict[str, Any] = {}  # classes and functions by the names that stand for them
+_local: dict[str, Any] = {}  # what is not registered, by a name that holds in this process
 
 
-def spelled(*recipe: Any) -> str:
+def encode(*parts: Any) -> str:
     """The fields of an `Operation`, the class of a plan, and its fields, as text: compilers hand on plain values."""
-    return repr(tuple(map(_spelled, recipe)))
+    count = len(Operation._fields)
+    operation, plan = Operation(*parts[:count]), parts[count](*parts[count + 1 :])
+    return repr((_encode(operation), _encode(plan)))
 
 
-spelled._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it and does not trace it
+encode._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it and does not trace it
 
 
-def _spelled(part: Any) -> Any:
-    if isinstance(part, tuple):
-        return _spelled(type(part)), *map(_spelled, part)
+def _encode(part: Any) -> Any:
+    """Names as text after ``@``, named tuples as (name, fields), plain tuples as lists."""
     if part is None or isinstance(part, bool | int | float):
         return part
-    importable = isinstance(part, type | types.FunctionType) and "<" not in part.__qualname__
-    name = f"{part.__module__}:{part.__qualname__}" if importable else f"{PROCESS}:{id(part)}"
-    _named[name] = part
-    return name
+    if isinstance(part, str):
+        return f"={part}"
+    if part is tuple:
+        return "@tuple"
+    if isinstance(part, tuple) and not isinstance(part, Operation):
+        if not hasattr(part, "_fields"):
+            return [_encode(each) for each in part]
+        return _encode(type(part)), {name: _encode(value) for name, value in zip(part._fields, part, strict=True)}
+    name = registered_name(part)
+    if name is None:
+        importable = isinstance(part, type | types.FunctionType) and "<" not in part.__qualname__
+        name = f"{part.__module__}:{part.__qualname__}" if importable else f"{PROCESS}:{id(part)}"
+        _local[name] = part
+    return f"@{name}"
 
 
 @functools.lru_cache(maxsize=256)
-def _recipe(text: str) -> tuple[Operation, Any]:
-    fields = list(map(_resolved, ast.literal_eval(text)))
-    count = len(Operation._fields)
-    return Operation(*fields[:count]), fields[count](*fields[count + 1 :])
+def _decode_text(text: str) -> tuple[Operation, Any]:
+    encoded = ast.literal_eval(text)
+    operation, plan = map(_decode, encoded if len(encoded) == 2 else decode_former(encoded))
+    return operation, plan
 
 
-def _resolved(part: Any) -> Any:
+def _decode(part: Any) -> Any:
+    if isinstance(part, list):
+        return tuple(map(_decode, part))
     if isinstance(part, tuple):
-        kind, *fields = map(_resolved, part)
-        return tuple(fields) if kind is tuple else kind(*fields)
-    if not isinstance(part, str) or part in _named:
-        return _named[part] if isinstance(part, str) else part
-    module, _, name = part.partition(":")
-    if part == "builtins:tuple":
+        kind, fields = part
+        return _decode(kind)(**{name: _decode(value) for name, value in fields.items()})
+    if not isinstance(part, str):
+        return part
+    mark, name = part[0], part[1:]
+    if mark == "=":
+        return name
+    if name == "tuple":
         return tuple
-    if not module.startswith("attention_core."):  # nothing else is imported because some file asks for it
-        raise ValueError(f"expected masks and score modifications of attention_core in an exported program; got {part}")
-    return getattr(importlib.import_module(module), name)
+    thing = _local.get(name, registered(name))
+    if thing is None:  # nothing is imported because some file asks for it
+        raise ValueError(f"expected masks and score modifications of attention_core in an exported program; got {name}")
+    return thing
 
 
 @custom_op("attention_core::attend", mutates_args=())  # type: ignore[untyped-decorator]
 def attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the results of an operation."""
-    operation, plan = _recipe(text)
+    operation, plan = _decode_text(text)
     return [result.contiguous() for result in operation.forward(plan, tuple(arrays), _backend())]
 
 
 @attend.register_fake  # type: ignore[untyped-decorator]
 def _(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
-    operation, plan = _recipe(text)
-    return list(operation.empty(plan, tuple(arrays), _backend()))
+    operation, plan = _decode_text(text)
+    return list(operation.abstract(plan, tuple(arrays), _backend()))
 
 
 @custom_op("attention_core::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
 def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the gradients of the arrays of floating point, of results and their cotangents."""
-    operation, plan = _recipe(text)
+    operation, plan = _decode_text(text)
     middle = len(results) // 2
     ends = tuple(results[:middle]), tuple(results[middle:])
     gradients = operation.backward(plan, tuple(arrays), *ends, _backend())
@@ -97,17 +113,15 @@ def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str
 
 
 @custom_op("attention_core::remember", mutates_args=())  # type: ignore[untyped-decorator]
-def remember(x: torch.Tensor) -> torch.Tensor:
-    """Copy what is written over before going backward: a clone, compilers would take once more, and too late."""
+def clone_for_backward(x: torch.Tensor) -> torch.Tensor:
+    """Clone what is written over before the backward pass: compilers would clone once more, and too late."""
     return x.clone()
 
 
-@remember.register_fake  # type: ignore[untyped-decorator]
+@clone_for_backward.register_fake  # type: ignore[untyped-decorator]
 def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _backend() -> Any:
-    from attention_torch.backend import backend  # noqa: PLC0415 (which imports this module)
-
-    return backend
+def _backend() -> Backend:
+    return get_backend("torch")

@@ -13,14 +13,14 @@ def gradient_accumulators(tiles: Grid, *lasts: Any, after: Array) -> tuple[Any, 
     """Blocks for sums over query, key and value, of these widths, which are not needed before an array is there."""
     operands, xp, loops = tiles.operands, tiles.xp, tiles.loops
     _, groups, times = shape(operands.query, xp=xp)[:3]
-    own = 1 if tiles.plan.apart else groups
+    own = 1 if tiles.plan.per_head else groups
 
     def blocks(side: int, *between: Any, last: Any) -> Any:
         def zero(index: Any) -> Array:
             size = _block_length(tiles, side, index)
             return zeros_with(operands.query, own, *between, size, last, xp=xp)
 
-        return loops.stack(num_rounds(tiles) * tiles.counts[side], zero, after)
+        return loops.zero_blocks(num_rounds(tiles) * tiles.counts[side], zero, after)
 
     return blocks(0, times, last=lasts[0]), blocks(1, last=lasts[1]), blocks(1, last=lasts[2])
 
@@ -32,7 +32,7 @@ def bias_accumulator(tiles: Grid) -> Any:
         return None
     entries, heads, sharing = shape(operands.bias, xp=xp)[:3]
     counts = [1 if is_broadcast(operands.bias, axis) else tiles.counts[axis] for axis in (-2, -1)]
-    head_count = heads if tiles.plan.apart else 1
+    head_count = heads if tiles.plan.per_head else 1
 
     def zero_bias(index: Any) -> Array:
         places = index // counts[1], index
@@ -40,9 +40,9 @@ def bias_accumulator(tiles: Grid) -> Any:
             1 if is_broadcast(operands.bias, axis) else _block_length(tiles, axis, place)
             for axis, place in zip((-2, -1), places, strict=True)
         )
-        return zeros_with(operands.query, 1 if tiles.plan.apart else heads, sharing, *ends, xp=xp)
+        return zeros_with(operands.query, 1 if tiles.plan.per_head else heads, sharing, *ends, xp=xp)
 
-    return loops.stack(entries * head_count * counts[0] * counts[1], zero_bias)
+    return loops.zero_blocks(entries * head_count * counts[0] * counts[1], zero_bias)
 
 
 def _block_length(tiles: Grid, side: int, place: Any) -> Any:
@@ -62,14 +62,14 @@ def add_bias_gradient(tiles: Grid, entry: BatchEntry, stack: Any, slope: Array, 
     place = place * rows + (0 if is_broadcast(bias, -2) else i)
     place = place * columns + (0 if is_broadcast(bias, -1) else j)
     shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis + 1))
-    return loops.add(stack, place, tiles.xp.sum(slope, axis=shared, keepdims=True) if shared else slope)
+    return loops.add_block(stack, place, tiles.xp.sum(slope, axis=shared, keepdims=True) if shared else slope)
 
 
 def concat_bias_gradient(tiles: Grid, stack: Any) -> Array:
     bias, xp, loops = tiles.operands.bias, tiles.xp, tiles.loops
     for axis in (-1, -2):
-        stack = loops.join(stack, 1 if is_broadcast(bias, axis) else tiles.counts[axis], axis)
-    found = loops.array(stack)
+        stack = loops.concat_blocks(stack, 1 if is_broadcast(bias, axis) else tiles.counts[axis], axis)
+    found = loops.stack_blocks(stack)
     rows, columns = (1 if is_broadcast(bias, axis) else tiles.lengths[axis] for axis in (-2, -1))
     return xp.reshape(found[..., :rows, :columns], (*shape(bias, xp=xp)[:3], rows, columns))
 
@@ -82,6 +82,6 @@ def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:
 def concat_blocks(tiles: Grid, stack: Any, side: int) -> Array:
     """The blocks of queries or keys (axis -2) as one array (B, G, ..., length, width)."""
     xp, loops = tiles.xp, tiles.loops
-    found = loops.array(loops.join(stack, tiles.counts[side], -2))[..., : tiles.lengths[side], :]
+    found = loops.stack_blocks(loops.concat_blocks(stack, tiles.counts[side], -2))[..., : tiles.lengths[side], :]
     entries, groups = shape(tiles.operands.query, xp=xp)[:2]
     return xp.reshape(found, (entries, groups, *shape(found, xp=xp)[2:]))

@@ -49,7 +49,7 @@ def backward(
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
     plan = with_value_facts(plan, unpack_operands(plan, arrays), backend)
-    plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks[1], plan.backward_keys)))
+    plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
     tiles = make_grid(plan, arrays, backend)
     given, operands, xp, loops = unpack_operands(plan, arrays), tiles.operands, tiles.xp, tiles.loops
     delta = xp.expand_dims(xp.subtract(xp.vecdot(cotangents[0], results[0]), cotangents[1]), axis=-1)
@@ -63,7 +63,7 @@ def backward(
         cotangent = cotangents[0]
     sums = _backward(tiles, cotangent, delta, norm, backend)
     query, key, value = (concat_blocks(tiles, stack, side) for stack, side in zip(sums[:3], (0, 1, 1), strict=True))
-    if not plan.tame:  # what was replaced has no gradient
+    if not plan.all_finite:  # what was replaced has no gradient
         query, key, value = (
             xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], (query, key, value), strict=True)
         )
@@ -81,7 +81,7 @@ def _backward(tiles: Grid, cotangent: Array, delta: Array, norm: Array, backend:
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
     dropout, visits = dropout_of(tiles), make_visits(tiles, by_key=True)
     row_counts, column_counts = tiles.counts
-    calm = plan.tame and is_concrete(cotangent) and bool(xp.isfinite(xp.sum(xp.multiply(cotangent, cotangent))))
+    calm = plan.all_finite and is_concrete(cotangent) and bool(xp.isfinite(xp.sum(xp.multiply(cotangent, cotangent))))
     depth, width = (shape(x, xp=xp)[-1] for x in (tiles.operands.key, tiles.operands.value))
     varied = tuple(xp.zeros_like(x) for x in upcast(score_variables(tiles), xp=xp)) if modifies_scores(tiles) else ()
 
@@ -89,23 +89,25 @@ def _backward(tiles: Grid, cotangent: Array, delta: Array, norm: Array, backend:
         entry = batch_entry(tiles, index)
         b, g = entry.index, entry.head
         plain, to_scores = functools.partial(finite_or_zero, tiles), functools.partial(nan_unless_finite, tiles)
-        queries = loops.cut(entry.query, tiles.sizes[0], plain)
-        changing = plan.score_mod is not None and not plan.tame  # it may make a number of nan, here as going forward
-        scored_queries = loops.cut(entry.query, tiles.sizes[0], to_scores) if changing else queries
-        of_rows = tuple(loops.cut(entry_slice(tiles, x, b, g), tiles.sizes[0]) for x in (cotangent, delta, norm))
-        of_columns = tuple(loops.cut(x, tiles.sizes[1], plain) for x in (entry.key, entry.value))
-        scored_keys = loops.cut(entry.key, tiles.sizes[1], to_scores) if changing else of_columns[0]
+        queries = loops.split(entry.query, tiles.sizes[0], plain)
+        changing = (
+            plan.score_mod is not None and not plan.all_finite
+        )  # it may make a number of nan, here as going forward
+        scored_queries = loops.split(entry.query, tiles.sizes[0], to_scores) if changing else queries
+        of_rows = tuple(loops.split(entry_slice(tiles, x, b, g), tiles.sizes[0]) for x in (cotangent, delta, norm))
+        of_columns = tuple(loops.split(x, tiles.sizes[1], plain) for x in (entry.key, entry.value))
+        scored_keys = loops.split(entry.key, tiles.sizes[1], to_scores) if changing else of_columns[0]
 
         def attend_columns(j: Any, sums: Any) -> Any:
-            keys, values = (loops.item(x, j) for x in of_columns)
-            keys_across, values_across = map(xp.matrix_transpose, (loops.item(scored_keys, j), values))
+            keys, values = (loops.block_at(x, j) for x in of_columns)
+            keys_across, values_across = map(xp.matrix_transpose, (loops.block_at(scored_keys, j), values))
             next_block, whole, seen = visits.of(loops, entry.index, j)
 
             def absorb(masked: bool, step: Any, state: Any) -> Any:
                 of_query, of_key, of_value, of_bias, of_changes = state
                 i = next_block(step)
-                rows, out, less, top = (loops.item(x, i) for x in (queries, *of_rows))
-                scored_rows = loops.item(scored_queries, i) if changing else rows
+                rows, out, less, top = (loops.block_at(x, i) for x in (queries, *of_rows))
+                scored_rows = loops.block_at(scored_queries, i) if changing else rows
                 tile = score_block(tiles, entry, scored_rows, keys_across, i, j, masked)
                 weights = loops.exp_difference(tile.scores, top)
                 if tile.allowed is not None and not calm:
@@ -118,7 +120,7 @@ def _backward(tiles: Grid, cotangent: Array, delta: Array, norm: Array, backend:
                         for x in (weights, rise)
                     )
                 of_value = xp.add(of_value, matmul_transposed(kept, out, xp))
-                slope = loops.over(xp.multiply, loops.over(xp.subtract, rise, less), weights)
+                slope = loops.inplace(xp.multiply, loops.inplace(xp.subtract, rise, less), weights)
                 if tile.allowed is not None and not calm:  # so with every bias, whose gradient keeps this memory
                     slope = xp.where(tile.allowed, slope, 0.0)  # even if a masked value made it overflow
                 if of_bias is not None:
@@ -133,7 +135,7 @@ def _backward(tiles: Grid, cotangent: Array, delta: Array, norm: Array, backend:
                     slope = xp.where(xp.equal(slope, 0.0), 0.0, of_raw)  # even where the change has no finite slope
                     of_changes = tuple(map(xp.add, of_changes, upcast(tuple(found), xp=xp)))
                 of_key = xp.add(of_key, matmul_transposed(slope, rows, xp))
-                of_query = loops.add(of_query, index * row_counts + i, matmul_per_group(slope, keys, xp))
+                of_query = loops.add_block(of_query, index * row_counts + i, matmul_per_group(slope, keys, xp))
                 return of_query, of_key, of_value, of_bias, of_changes
 
             stack, keys_sum, values_sum, of_bias, of_changes = sums
@@ -142,8 +144,8 @@ def _backward(tiles: Grid, cotangent: Array, delta: Array, norm: Array, backend:
             place = index * column_counts + j
             return (
                 stack,
-                loops.add(keys_sum, place, of_key),
-                loops.add(values_sum, place, of_value),
+                loops.add_block(keys_sum, place, of_key),
+                loops.add_block(values_sum, place, of_value),
                 of_bias,
                 of_changes,
             )

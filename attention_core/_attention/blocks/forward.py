@@ -55,7 +55,7 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
     operands = unpack_operands(plan, arrays)
     plan = with_value_facts(plan, operands, backend)
     if plan.mask is not None and not backend.loops.traced:  # a mask is told apart finely, and blocks are joined to runs
-        plan = plan._replace(blocks=(plan.blocks[0], min(plan.blocks)))
+        plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
 
     def attend(plan: Plan) -> tuple[Array, Array]:
         tiles = make_grid(plan, arrays, backend)
@@ -63,15 +63,15 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
             tiles, functools.partial(_forward, tiles), lambda: empty_results(plan, arrays, backend)
         )
 
-    if plan.moderate is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
+    if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
         return attend(plan)
     # Passes over scores cost so much here that the program looks when it runs.
     strips = query_chunks(plan, operands, backend)
     if strips:
         condition, quick = norms_are_bounded, lambda: attend_query_chunks(plan, operands, backend, strips)
     else:
-        condition, quick = scores_are_small, lambda: attend(plan._replace(moderate=True, tame=True))
-    found: tuple[Array, Array] = backend.loops.choose(condition(*operands[:3], backend), quick, lambda: attend(plan))
+        condition, quick = scores_are_small, lambda: attend(plan._replace(exp_without_max=True, all_finite=True))
+    found: tuple[Array, Array] = backend.loops.cond(condition(*operands[:3], backend), quick, lambda: attend(plan))
     return found
 
 
@@ -79,7 +79,7 @@ def _forward(tiles: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]
     """Attention to a part of the values, which a function takes from those of an entry."""
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
     dropout = dropout_of(tiles)
-    visits = None if is_one_block(tiles) else make_visits(tiles, by_key=False, run_keys=plan.run_keys)
+    visits = None if is_one_block(tiles) else make_visits(tiles, by_key=False, run_keys=plan.max_keys_per_run)
     query = tiles.operands.query
     _, groups, times, _, _ = shape(query, xp=xp)
     width = shape(tiles.operands.value, xp=xp)[-1]
@@ -88,32 +88,34 @@ def _forward(tiles: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]
     def attend(index: Any, stacks: Any) -> Any:
         entry = batch_entry(tiles, index)
         to_scores = functools.partial(nan_unless_finite, tiles)
-        queries = loops.cut(entry.query, tiles.sizes[0], to_scores)
-        keys, values = (loops.cut(x, tiles.sizes[1], each) for x, each in ((entry.key, to_scores), (entry.value, part)))
+        queries = loops.split(entry.query, tiles.sizes[0], to_scores)
+        keys, values = (
+            loops.split(x, tiles.sizes[1], each) for x, each in ((entry.key, to_scores), (entry.value, part))
+        )
 
         def attend_rows(i: Any, stacks: Any) -> Any:
-            rows = loops.item(queries, i)
-            if plan.moderate:
-                rows = xp.multiply(rows, loops.unit)
+            rows = loops.block_at(queries, i)
+            if plan.exp_without_max:
+                rows = xp.multiply(rows, loops.log_base)
 
             def absorb(masked: bool, j: Any, state: Any) -> Any:
-                tile = score_block(tiles, entry, rows, xp.matrix_transpose(loops.item(keys, j)), i, j, masked)
-                if plan.moderate:
-                    above, exponentials = None, loops.powers(tile.scores)
+                tile = score_block(tiles, entry, rows, xp.matrix_transpose(loops.block_at(keys, j)), i, j, masked)
+                if plan.exp_without_max:
+                    above, exponentials = None, loops.exp_scaled(tile.scores)
                 else:
                     peak = xp.max(tile.scores, axis=-1, keepdims=True)
                     above = xp.maximum(peak, lowest if state is None else state[2])
                     exponentials = loops.exp_difference(tile.scores, above)
                 total = xp.sum(exponentials, axis=-1, keepdims=True)
                 kept = apply_dropout(exponentials, dropout, tile.at, num_heads_of(tiles), xp)
-                columns = loops.item(values, j)
+                columns = loops.block_at(values, j)
                 summed = (
                     matmul_per_group(kept, columns, xp)
                     if state is None
                     else matmul_into_workspace(tiles, "summed", kept, columns)
                 )
                 alive = None
-                if plan.guarded:
+                if plan.may_mask:
                     alive = xp.ones_like(total, dtype=xp.bool)
                     if tile.allowed is not None:
                         allowed = tile.allowed
@@ -128,8 +130,8 @@ def _forward(tiles: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]
                     fading = loops.exp_difference(state[2], above)
                     before = tuple(xp.multiply(x, fading) for x in before)
                 return (
-                    loops.over(xp.add, before[0], summed),
-                    loops.over(xp.add, before[1], total),
+                    loops.inplace(xp.add, before[0], summed),
+                    loops.inplace(xp.add, before[1], total),
                     above,
                     None if alive is None else xp.logical_or(state[3], alive),
                 )
@@ -137,8 +139,8 @@ def _forward(tiles: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]
             def nothing() -> Any:
                 *dims, _ = shape(rows, xp=xp)
                 total = zeros_with(rows, *dims, 1, xp=xp)
-                alive = xp.zeros_like(total, dtype=xp.bool) if plan.guarded else None
-                above = None if plan.moderate else xp.full_like(total, lowest)
+                alive = xp.zeros_like(total, dtype=xp.bool) if plan.may_mask else None
+                above = None if plan.exp_without_max else xp.full_like(total, lowest)
                 return zeros_with(rows, *dims, width, xp=xp), total, above, alive
 
             if visits is None:
@@ -160,13 +162,13 @@ def _forward(tiles: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]
             if dropout is not None:
                 output = xp.multiply(output, dropout_scale(dropout))
             place = index * tiles.counts[0] + i
-            return tuple(loops.add(stack, place, x) for stack, x in zip(stacks, (output, logsumexp), strict=True))
+            return tuple(loops.add_block(stack, place, x) for stack, x in zip(stacks, (output, logsumexp), strict=True))
 
         return loops.loop(0, tiles.counts[0], attend_rows, stacks)
 
     def empty(last: Any) -> Any:
         dims = (groups, times, tiles.sizes[0], last)
-        return loops.stack(num_rounds(tiles) * tiles.counts[0], lambda _: zeros_with(query, *dims, xp=xp))
+        return loops.zero_blocks(num_rounds(tiles) * tiles.counts[0], lambda _: zeros_with(query, *dims, xp=xp))
 
     stacks = tuple(map(empty, (width, 1)))
     output, logsumexp = (concat_blocks(tiles, stack, 0) for stack in loops.loop(0, num_rounds(tiles), attend, stacks))

@@ -37,7 +37,7 @@ def make_grid(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Grid:
     xp, loops = backend.namespace, backend.loops
     operands = unpack_operands(plan, arrays)
     lengths = shape(operands.query, xp=xp)[-2], shape(operands.key, xp=xp)[-2]
-    sizes, counts = zip(*map(_split_evenly, lengths, plan.blocks), strict=True)
+    sizes, counts = zip(*map(_split_evenly, lengths, plan.block_sizes), strict=True)
     padded = False
     if loops.traced:
         spare = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
@@ -146,7 +146,7 @@ class BatchEntry(NamedTuple):
 def batch_entry(tiles: Grid, index: Any) -> BatchEntry:
     plan, operands = tiles.plan, tiles.operands
     groups = operands.key.shape[1]
-    b, g = (index // groups, index % groups) if plan.apart else (index, None)
+    b, g = (index // groups, index % groups) if plan.per_head else (index, None)
     rule = None
     if plan.mask is not None:
         own = {slot.place: slot.axes for slot in leaves(plan.mask)}
@@ -162,8 +162,8 @@ def batch_entry(tiles: Grid, index: Any) -> BatchEntry:
 
 
 def entry_slice(tiles: Grid, x: Array, b: Any, g: Any) -> Array:
-    x = tiles.loops.item(x, 0 if is_broadcast(x, 0) else b)
-    return x if g is None or is_broadcast(x, 0) else tiles.xp.expand_dims(tiles.loops.item(x, g), axis=0)
+    x = tiles.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
+    return x if g is None or is_broadcast(x, 0) else tiles.xp.expand_dims(tiles.loops.block_at(x, g), axis=0)
 
 
 def cached_by_distance(tiles: Grid, name: str, i: Any, j: Any, like: Array, found: Callable[[], Array]) -> Array:
@@ -205,7 +205,7 @@ def block_positions(tiles: Grid, entry: BatchEntry, i: Any, j: Any, scores: Arra
 
 def dropout_of(tiles: Grid) -> Dropout | None:
     plan, seed = tiles.plan, tiles.operands.seed
-    return Dropout(plan.rate, plan.seed if seed is None else seed) if plan.rate else None
+    return Dropout(plan.dropout_rate, plan.seed if seed is None else seed) if plan.dropout_rate else None
 
 
 def num_heads_of(tiles: Grid) -> Any:
@@ -217,4 +217,4 @@ def num_heads_of(tiles: Grid) -> Any:
 def num_rounds(tiles: Grid) -> Any:
     """How many entries of the batch there are, or heads of all of them where these are taken one by one."""
     entries, groups = shape(tiles.operands.query, xp=tiles.xp)[:2]
-    return entries * groups if tiles.plan.apart else entries
+    return entries * groups if tiles.plan.per_head else entries

@@ -20,7 +20,7 @@ def with_nonfinite_values(
     What is not finite and attended shows, whatever its weight: inf and nan pull upwards, -inf and nan downwards. That
     takes two more sweeps, in which the values tell where such are; a loop holds the sweeps, as it is traced once.
     """
-    if tiles.plan.tame:
+    if tiles.plan.all_finite:
         return average(lambda values: values)
     xp = tiles.xp
     infinite = xp.logical_not(xp.all(xp.isfinite(tiles.operands.value)))
@@ -55,7 +55,7 @@ def _signed_infinity(sign: Any, like: Array, xp: Namespace) -> Any:
 
 def nan_unless_finite(tiles: Grid, x: Array) -> Array:
     """A block of queries or keys for the scores: a vector that is not finite gives nan wherever it is attended."""
-    if tiles.plan.tame:
+    if tiles.plan.all_finite:
         return x
     xp = tiles.xp
     return xp.where(xp.all(xp.isfinite(x), axis=-1, keepdims=True), x, math.nan)
@@ -63,4 +63,4 @@ def nan_unless_finite(tiles: Grid, x: Array) -> Array:
 
 def finite_or_zero(tiles: Grid, x: Array) -> Array:
     """The finite elements of a block, by which others are multiplied."""
-    return x if tiles.plan.tame else tiles.xp.where(tiles.xp.isfinite(x), x, 0.0)
+    return x if tiles.plan.all_finite else tiles.xp.where(tiles.xp.isfinite(x), x, 0.0)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, Namespace, shape
 from attention_core._attention.call import Call, group_size, scale_query
 from attention_core._attention.magnitudes import known_finite_arrays, known_finite_products, scores_are_small
-from attention_core._backend import Backend, Tuning, is_concrete
+from attention_core._backend import Backend, Tuning, is_concrete, register
 from attention_core.masks import Mask, flatten
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import leaves
@@ -27,53 +27,61 @@ class Plan(NamedTuple):
     Attributes
     ----------
     mask : tuple or None
-        The `outline` of a mask.
+        The tree definition of a mask, by `attention_core.masks.flatten`.
     score_mod : callable or tuple or None
-        Without its arrays; the `outline` of one that is a dataclass.
-    softcap, rate, seed, starts
+        Without its arrays; the tree definition of one that is a dataclass.
+    softcap, dropout_rate, seed, starts
         Numbers, or ``None`` where an array takes their place.
     present : tuple of bool
-        Which of the `Operands` there are.
+        Which of the first eight `Operands` there are.
     num_arrays : tuple of int
         How many arrays mask and score modification have.
-    guarded : bool
-        Whether something may be masked, so that a query may attend nothing.
-    tame : bool
-        Whether query, key and value are known to be finite, and all scores too.
-    blocks : tuple of int
+    may_mask : bool
+        Whether something may be masked, so that a row may be fully masked.
+    all_finite : bool
+        Whether query, key, value and all scores are known to be finite.
+    block_sizes : tuple of int
         How many queries and keys a block has.
-    backward_keys : int
-        How many keys it has when going backward.
-    apart : bool
-        Whether heads are taken one by one.
-    run_keys : int
+    max_backward_keys : int
+        How many keys a block has in the backward pass.
+    per_head : bool
+        Whether key/value heads are taken one by one.
+    max_keys_per_run : int
         How many keys of neighbouring blocks are taken at once, where loops are not traced.
-    moderate : bool or None
-        Whether scores are known to be so small that nothing need be subtracted from them: exponentials, and averages by
-        them, neither overflow nor vanish. ``None`` where that could not be read.
-    exact : tuple or None
-        With reproducible arithmetic, the scale, by which the query is not multiplied yet, and the number of slices.
-    scale : float or None
-        What the query is still to be multiplied by, where that may turn out not to be needed.
+    exp_without_max : bool or None
+        Whether scores are known to be so small that no maximum need be subtracted: exponentials, and averages by them,
+        neither overflow nor vanish. ``None`` where that could not be read.
+    num_slices : int
+        Slices of each number in reproducible arithmetic; 0 in fast arithmetic.
+    score_scale : float
+        In reproducible arithmetic, the scale, by which the query is not multiplied yet.
     """
 
     mask: Any
     score_mod: Any
     softcap: float | None
-    rate: float
+    dropout_rate: float
     seed: int | None
-    starts: tuple[int | None, int | None]
+    starts: tuple[int | None, ...]
     present: tuple[bool, ...]
     num_arrays: tuple[int, int]
-    guarded: bool
-    tame: bool
-    blocks: tuple[int, int]
-    backward_keys: int
-    apart: bool
-    run_keys: int
-    moderate: bool | None = None
-    exact: tuple[float, int] | None = None
-    scale: float | None = None
+    may_mask: bool
+    all_finite: bool
+    block_sizes: tuple[int, int]
+    max_backward_keys: int
+    per_head: bool
+    max_keys_per_run: int
+    exp_without_max: bool | None = None
+    num_slices: int = 0
+    score_scale: float = 1.0
+
+    @property
+    def num_integers(self) -> int:
+        """How many arrays after query, key, value and bias have no gradient in reproducible arithmetic."""
+        return sum(self.present[4:]) + sum(self.num_arrays)
+
+
+register("Plan", Plan)
 
 
 class Operands(NamedTuple):
@@ -103,82 +111,90 @@ class Operands(NamedTuple):
     mask: tuple[Array, ...]
     score_mod: tuple[Array, ...]
 
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays that there are, in order: the inverse of `unpack_operands`."""
+        return tuple(array for array in (*self[:8], *self.mask, *self.score_mod) if array is not None)
+
 
 def unpack_operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
+    """The operands of a plan out of the arrays that there are."""
     remaining = iter(arrays)
     named: list[Any] = [next(remaining) if present else None for present in plan.present]
     named += [tuple(next(remaining) for _ in range(count)) for count in plan.num_arrays]
     return Operands(*named)
 
 
-def make_plan(call: Call, backend: Backend, exact: tuple[float, int] | None = None) -> tuple[Plan, Operands]:
-    """A call as constants and arrays: with ``exact``, the query as it is."""
-    xp, tuning = call.xp, backend.tuning
+def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> tuple[Plan, Operands]:
+    """A call as constants and arrays. In reproducible arithmetic, with slices, the query is not scaled yet."""
+    xp, tuning, dropout = call.xp, call.backend.tuning, call.dropout or Dropout(0.0)
     *leading, _, rows, width = shape(call.query, xp=xp)
-    groups, columns = shape(call.key, xp=xp)[-3:-1]
-    entries = math.prod(leading)
-    times = group_size(call.query, call.key, xp)
+    num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
+    batch = math.prod(leading)
+    group = group_size(call.query, call.key, xp)
     held: list[Array] = []
-    form = None if call.mask is None else flatten(as_mask(call.mask), held)
-    target = (entries, groups, times, rows, columns)
-    mask_arrays = tuple(
-        array if slot.axes < 0 else _flatten_batch(array, slot.axes, leading, target, xp)
-        for array, slot in zip(held, leaves(form), strict=True)
-    )
+    treedef = None if call.mask is None else flatten(as_mask(call.mask), held)
+    target = (batch, num_kv_heads, group, rows, columns)
     score_mod: Any = call.score_mod
     score_arrays: tuple[Array, ...] = ()
     if isinstance(score_mod, ScoreMod):
         score_mod, score_arrays = flatten(score_mod.function, []), score_mod.arrays
-    dropout = call.dropout if call.dropout is not None and call.dropout.rate else Dropout(0.0)
-    query = call.query if exact else scale_query(call.query, call.scale, xp)
-    apart = isinstance(groups, int) and exact is not None
+    query = call.query if num_slices else scale_query(call.query, call.scale, xp)
     operands = Operands(
-        xp.reshape(query, (entries, groups, times, rows, width)),
-        xp.reshape(call.key, (entries, groups, columns, width)),
-        xp.reshape(call.value, (entries, groups, columns, shape(call.value, xp=xp)[-1])),
-        None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp),
-        None if _is_number(call.softcap) else call.softcap,
-        None if isinstance(dropout.seed, int) else dropout.seed,
-        None if isinstance(call.starts[0], int) else call.starts[0],
-        None if isinstance(call.starts[1], int) else call.starts[1],
-        mask_arrays,
-        score_arrays,
+        query=xp.reshape(query, (batch, num_kv_heads, group, rows, width)),
+        key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
+        value=xp.reshape(call.value, (batch, num_kv_heads, columns, shape(call.value, xp=xp)[-1])),
+        bias=None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp),
+        softcap=_only_array(call.softcap),
+        seed=_only_array(dropout.seed if dropout.rate else None),
+        query_start=_only_array(call.starts[0]),
+        key_start=_only_array(call.starts[1]),
+        mask=tuple(
+            array if leaf.axes < 0 else _flatten_batch(array, leaf.axes, leading, target, xp)
+            for array, leaf in zip(held, leaves(treedef), strict=True)
+        ),
+        score_mod=score_arrays,
     )
-    guarded = call.mask is not None or call.bias is not None or not isinstance(columns, int)
+    may_mask = call.mask is not None or call.bias is not None or not isinstance(columns, int)
     plan = Plan(
-        form,
-        score_mod,
-        None if call.softcap is None or operands.softcap is not None else float(call.softcap),
-        dropout.rate,
-        dropout.seed if operands.seed is None else None,
-        tuple(start if isinstance(start, int) else None for start in call.starts),  # type: ignore[arg-type]
-        tuple(operand is not None for operand in operands[:8]),
-        (len(mask_arrays), len(score_arrays)),
-        guarded,
-        not guarded or (exact is not None and call.bias is None and known_finite_products(call)),
-        _block_sizes(tuning, groups, times, call.mask)
-        if exact is None
-        else _reproducible_block_sizes(tuning, times, columns, call.mask),
-        tuning.backward_keys,
-        apart,
-        tuning.keys,
-        None if exact is None else False,
-        exact,
+        mask=treedef,
+        score_mod=score_mod,
+        softcap=None if call.softcap is None or operands.softcap is not None else float(call.softcap),
+        dropout_rate=dropout.rate,
+        seed=None if operands.seed is not None else dropout.seed if dropout.rate else 0,
+        starts=tuple(start if isinstance(start, int) else None for start in call.starts),
+        present=tuple(operand is not None for operand in operands[:8]),
+        num_arrays=(len(operands.mask), len(score_arrays)),
+        may_mask=may_mask,
+        all_finite=not may_mask or (num_slices > 0 and call.bias is None and known_finite_products(call)),
+        block_sizes=_reproducible_block_sizes(tuning, group, columns, call.mask)
+        if num_slices
+        else _block_sizes(tuning, num_kv_heads, group, call.mask),
+        max_backward_keys=tuning.backward_keys,
+        per_head=isinstance(num_kv_heads, int) and num_slices > 0,
+        max_keys_per_run=tuning.keys,
+        exp_without_max=False if num_slices else None,
+        num_slices=num_slices,
+        score_scale=score_scale,
     )
-    return with_value_facts(plan, operands, backend), operands
+    return with_value_facts(plan, operands, call.backend), operands
+
+
+def _only_array(value: Any) -> Array | None:
+    """The value if it is an array; ``None`` for numbers."""
+    return value if hasattr(value, "dtype") else None
 
 
 def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
     arrays, xp = operands[:3], backend.namespace
-    if plan.moderate is not None or not all(map(is_concrete, arrays)):
+    if plan.exp_without_max is not None or not all(map(is_concrete, arrays)):
         return plan
     # Looking makes an accelerator wait, on which loops are traced.
-    moderate = (
+    exp_without_max = (
         is_unmodified_product(plan, operands) and not backend.loops.traced and bool(scores_are_small(*arrays, backend))
     )
-    tame = plan.tame or moderate or (operands.bias is None and known_finite_arrays(arrays, None, xp))
-    return plan._replace(moderate=moderate, tame=tame)
+    all_finite = plan.all_finite or exp_without_max or (operands.bias is None and known_finite_arrays(arrays, None, xp))
+    return plan._replace(exp_without_max=exp_without_max, all_finite=all_finite)
 
 
 def is_unmodified_product(plan: Plan, operands: Operands) -> bool:
@@ -224,7 +240,3 @@ def _flatten_batch(array: Array, axes: int, leading: list[Any], target: tuple[An
         heads, *ends = own
         own = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (groups, times, *ends)
     return xp.reshape(array, (*lead, *own))
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or not hasattr(value, "dtype")

@@ -29,7 +29,7 @@ class QueryChunk(NamedTuple):
 def query_chunks(plan: Plan, operands: Operands, backend: Backend) -> list[QueryChunk]:
     """The strips of a call under a mask of `key - query` alone, or none if the call is not for strips."""
     least, starts = backend.tuning.strip, cast(Any, plan.starts)
-    if not least or plan.mask is None or plan.rate or None in starts:
+    if not least or plan.mask is None or plan.dropout_rate or None in starts:
         return []
     if not all(isinstance(dim, int) for array in operands[:3] for dim in array.shape):
         return []

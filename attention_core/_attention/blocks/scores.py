@@ -38,9 +38,9 @@ def score_block(tiles: Grid, entry: BatchEntry, query: Array, key: Array, i: Any
         scores = modified_scores(tiles, raw, score_variables(tiles), at)
     if bias is not None or plan.score_mod is not None:
         scores = xp.add(scores, 0.0 if bias is None else bias)  # in memory of its own: exponentials may take it over
-    if allowed is not None and plan.tame and plan.score_mod is None:  # which may make nan of what is masked
+    if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make nan of what is masked
         most = cached_by_distance(tiles, "limit", i, j, allowed, lambda: mask_limit(allowed, raw, xp))
-        scores = tiles.loops.over(xp.minimum, scores, most)
+        scores = tiles.loops.inplace(xp.minimum, scores, most)
     elif allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)
     return ScoreBlock(raw, scores, allowed, at)
@@ -51,7 +51,7 @@ def block_context(
 ) -> tuple[Positions | None, Array | None, Array | None]:
     """Of a block of scores: where they stand if anything asks for that, their bias, and where they are allowed."""
     plan = tiles.plan
-    at = block_positions(tiles, entry, i, j, raw) if plan.score_mod is not None or plan.rate else None
+    at = block_positions(tiles, entry, i, j, raw) if plan.score_mod is not None or plan.dropout_rate else None
     bias = entry.bias
     if bias is not None:
         for axis, place in ((-2, i), (-1, j)):

@@ -34,10 +34,10 @@ class Visits(NamedTuple):
         if self.order is None:
             return lambda step: step, self.whole, self.seen
         order, whole, seen = (
-            loops.item(loops.item(table, 0 if self.shared else b), index)
+            loops.block_at(loops.block_at(table, 0 if self.shared else b), index)
             for table in (self.order, self.whole, self.seen)
         )
-        return lambda step: loops.item(order, step), whole, seen
+        return lambda step: loops.block_at(order, step), whole, seen
 
 
 def make_visits(tiles: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
@@ -46,7 +46,7 @@ def make_visits(tiles: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     rows, columns = tiles.counts
     along = rows if by_key else columns
     if plan.mask is None and not tiles.padded:
-        return Visits(None, 0 if plan.guarded else along, along)
+        return Visits(None, 0 if plan.may_mask else along, along)
     asked = (*operands.mask, *(start for start in operands[6:8] if start is not None))
     if not loops.traced and not all(map(is_concrete, asked)):
         return Visits(None, 0, along)
@@ -54,7 +54,7 @@ def make_visits(tiles: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     if by_key:
         some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
     if not loops.traced:
-        return _visits_from_lists(loops.read(some), loops.read(every), max(1, run_keys // tiles.sizes[1]))
+        return _visits_from_lists(loops.to_list(some), loops.to_list(every), max(1, run_keys // tiles.sizes[1]))
     kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
     whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_broadcast(kind, 0))

@@ -89,7 +89,7 @@ def backward(
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
     given, xp = unpack_operands(plan, arrays), backend.namespace
-    tiles = make_grid(plan._replace(blocks=_square_blocks(plan, given, xp)), arrays, backend)
+    tiles = make_grid(plan._replace(block_sizes=_square_blocks(plan, given, xp)), arrays, backend)
     operands = tiles.operands
     out, output, of_logsumexp, kept = (
         _pad_rows(tiles, to_float64(x, xp))
@@ -135,7 +135,7 @@ def backward(
         parts = split_columns(concat_blocks(tiles, stack, side), slice_widths(last, 2, carry))
         found.append(combine_slices(without_carry(parts, carry, xp), *cuts, xp))
     of_query, of_key, of_value = found
-    scale, _ = plan.exact  # type: ignore[misc]
+    scale = plan.score_scale
     spread = spread[..., : tiles.lengths[0], :]
     of_query = xp.multiply(of_query, xp.multiply(spread, xp.expand_dims(powers[2], axis=2)))
     of_key = xp.multiply(of_key, xp.squeeze(powers[1], axis=2))
@@ -146,21 +146,20 @@ def backward(
         round_to_float32(xp.multiply(gradient, unit), xp)
         for gradient, unit in zip((of_query, of_key, of_value), units, strict=True)
     ]
-    if not plan.tame:  # what was replaced has no gradient
+    if not plan.all_finite:  # what was replaced has no gradient
         gradients = [xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], gradients, strict=True)]
     if widest is not None:
         found = join_carry(tuple(concat_bias_gradient(tiles, stack) for stack in stacks[3]), xp)
         if not is_broadcast(operands.bias, -2):
             widest = widest[..., : tiles.lengths[0], :]
         gradients.append(round_to_float32(xp.multiply(found, xp.multiply(widest, 2.0**-BIAS_BITS)), xp))
-    integers = sum(plan.present[4:]) + sum(plan.num_arrays)
-    return *gradients, *(None for _ in range(integers))
+    return *gradients, *(None for _ in range(plan.num_integers))
 
 
 def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, int]:
     """As many queries as keys, for both collect sums: with long blocks of one, those of the other come by often."""
     times = shape(operands.query, xp=xp)[2]
-    side = min(MAX_BACKWARD_BLOCK, plan.blocks[1])
+    side = min(MAX_BACKWARD_BLOCK, plan.block_sizes[1])
     return max(32, side // times if isinstance(times, int) else side), side
 
 
@@ -181,7 +180,7 @@ def _pad_rows(tiles: Grid, rows: Array) -> Array:
 
 def _backward(tiles: Grid, sides: BackwardOperands) -> Any:
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    _, count = plan.exact  # type: ignore[misc]
+    count = plan.num_slices
     dropout, visits = dropout_of(tiles), make_visits(tiles, by_key=True)
     multiply_out = sliced_scores if count == 2 else unsliced_scores
     carry_keys, carry_rows = needs_carry(tiles, 1), needs_carry(tiles, 0)
@@ -231,7 +230,7 @@ def _backward(tiles: Grid, sides: BackwardOperands) -> Any:
                 beside_keys = xp.concat(
                     list(with_carry(sliced_matmul(parts, key_columns, matmul_per_group, xp), carry_keys, xp)), axis=-1
                 )
-                return loops.add(of_query, index * tiles.counts[0] + i, beside_keys), of_key, of_value, of_bias
+                return loops.add_block(of_query, index * tiles.counts[0] + i, beside_keys), of_key, of_value, of_bias
 
             stack, keys_sum, values_sum, of_bias = sums
             *dims, _ = shape(keys, xp=xp)
@@ -239,7 +238,12 @@ def _backward(tiles: Grid, sides: BackwardOperands) -> Any:
             stack, *found, of_bias = visit_blocks(loops, whole, seen, absorb, (stack, *empty, of_bias))
             of_key, of_value = (xp.concat(list(parts), axis=-1) for parts in found)
             place = index * tiles.counts[1] + j
-            return stack, loops.add(keys_sum, place, of_key), loops.add(values_sum, place, of_value), of_bias
+            return (
+                stack,
+                loops.add_block(keys_sum, place, of_key),
+                loops.add_block(values_sum, place, of_value),
+                of_bias,
+            )
 
         return loops.loop(0, tiles.counts[1], attend_columns, sums)
 

@@ -27,7 +27,7 @@ def exact_score_block(
     tiles: Grid, entry: BatchEntry, query: Array, key: Array, i: Any, j: Any, masked: bool
 ) -> ExactScoreBlock:
     plan, xp = tiles.plan, tiles.xp
-    _, count = plan.exact  # type: ignore[misc]
+    count = plan.num_slices
     scores = (sliced_scores if count == 2 else unsliced_scores)(query, key, xp)
     at, bias, allowed = block_context(tiles, entry, scores, i, j, masked)
     slope = None

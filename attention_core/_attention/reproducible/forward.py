@@ -38,7 +38,7 @@ from attention_core._attention.reproducible.slices import Parts, as_three_float3
 from attention_core._backend import Backend
 
 
-def arrange(call: Call, backend: Backend) -> tuple[Plan, tuple[Array, ...]]:
+def arrange(call: Call) -> tuple[Plan, tuple[Array, ...]]:
     """A call as a plan and the arrays of its operands."""
     xp = call.xp
     count = 2 if dtype_name(call.query.dtype) == "float32" else 1
@@ -51,8 +51,8 @@ def arrange(call: Call, backend: Backend) -> tuple[Plan, tuple[Array, ...]]:
         call, width = call._replace(query=query, key=key), 1
     scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
     call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
-    plan, operands = make_plan(call, backend, (scale, count))
-    return plan, tuple(leaf for leaf in (*operands[:8], *operands.mask, *operands.score_mod) if leaf is not None)
+    plan, operands = make_plan(call, num_slices=count, score_scale=scale)
+    return plan, operands.arrays()
 
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:

@@ -51,7 +51,7 @@ from attention_core._attention.reproducible.slices import (
     slice_widths,
     split_columns,
 )
-from attention_core._backend import Backend, DefaultBackend, Operation, backend_of
+from attention_core._backend import Backend, Operation, register
 
 LIMB = 2**20  # sums are integers in three limbs: as int32, 2048 of them can be added up before limbs are carried on
 
@@ -92,10 +92,6 @@ class ExactPartial(NamedTuple):
     extent: Extent
 
 
-def _backend(array: Array, xp: Namespace) -> Any:
-    return backend_of(array) or DefaultBackend(xp)
-
-
 def not_differentiated(*_: Any) -> Any:
     """Raise: sums of integers have no slope."""
     raise NotImplementedError("expected partials in reproducible arithmetic not to be differentiated; got them so")
@@ -118,7 +114,7 @@ def extent_of(call: Call) -> Extent:
     largest = xp.max(xp.where(counts, size, 0.0), axis=-2, keepdims=True)
     if not _is_masked(call):
         largest = xp.where(xp.all(bounded, axis=-2, keepdims=True), largest, math.inf)
-    plan, arrays = arrange(call, _backend(call.query, xp))
+    plan, arrays = arrange(call)
     (scores,) = run(EXTENT, plan, *arrays, xp=xp)
     return Extent(xp.reshape(scores, (*leading, heads, rows, 3)), largest)
 
@@ -141,7 +137,9 @@ def _extent_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> 
         strip_of = query_rows(tiles, visits, batch_entry(tiles, index))
 
         def attend_rows(i: Any, stack: Any) -> Any:
-            return loops.add(stack, index * tiles.counts[0] + i, _max_as_three_float32(max_scores(strip_of(i)), xp))
+            return loops.add_block(
+                stack, index * tiles.counts[0] + i, _max_as_three_float32(max_scores(strip_of(i)), xp)
+            )
 
         return loops.loop(0, tiles.counts[0], attend_rows, stack)
 
@@ -161,7 +159,9 @@ def _extent_empty(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     return (zeros_with(query, *shape(query, xp=backend.namespace)[:-1], 3, xp=backend.namespace),)
 
 
-EXTENT = Operation(_extent_forward, not_differentiated, _extent_empty, wide=True)
+EXTENT = register(
+    "reproducible.extent", Operation(_extent_forward, not_differentiated, _extent_empty, needs_float64=True)
+)
 
 
 def merge_two_extents(first: Extent, second: Extent, xp: Namespace) -> Extent:
@@ -181,7 +181,7 @@ def merge_two_extents(first: Extent, second: Extent, xp: Namespace) -> Extent:
 
 def reproducible_partial(call: Call, extent: Extent) -> ExactPartial:
     """The sums of a call's keys relative to an extent."""
-    xp, backend = call.xp, _backend(call.query, call.xp)
+    xp = call.xp
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     count = 2 if compute_dtype_name(call.query.dtype) == dtype_name(call.query.dtype) else 1
     width = shape(call.value, xp=xp)[-1]
@@ -193,7 +193,7 @@ def reproducible_partial(call: Call, extent: Extent) -> ExactPartial:
             xp.zeros((*leading, heads, rows, 3, last), dtype=xp.int32, **on_device_of(call.query)) for last in lasts
         )
         return ExactPartial(weights, values, extent)
-    plan, arrays = arrange(call, backend)
+    plan, arrays = arrange(call)
     query = unpack_operands(plan, arrays).query
     entries, groups, times, *_ = shape(query, xp=xp)
     scores = xp.reshape(extent.scores, (entries, groups, times, rows, 3))
@@ -243,7 +243,7 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
 
 
 def _limb_widths(plan: Plan, operands: Operands, xp: Namespace) -> tuple[Any, Any]:
-    _, count = plan.exact  # type: ignore[misc]
+    count = plan.num_slices
     return 3 * count, 3 * (2 * count - 1) * shape(operands.value, xp=xp)[-1]
 
 
@@ -276,7 +276,7 @@ def _sums_empty(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tupl
     )
 
 
-SUMS = Operation(_sums_forward, not_differentiated, _sums_empty, wide=True)
+SUMS = register("reproducible.sums", Operation(_sums_forward, not_differentiated, _sums_empty, needs_float64=True))
 
 
 def merge_sums(first: Array, second: Array, xp: Namespace) -> Array:
@@ -296,6 +296,9 @@ class Closing(NamedTuple):
 
     factor: float
     pulled: bool  # whether what is not finite was counted apart
+
+
+register("Closing", Closing)
 
 
 def complete_exactly(partial: ExactPartial, dropout: Any, xp: Namespace) -> tuple[Array, Array]:
@@ -353,4 +356,6 @@ def _closing_empty(plan: Closing, arrays: tuple[Array, ...], backend: Backend) -
     )
 
 
-CLOSING = Operation(_closing_forward, not_differentiated, _closing_empty, wide=True)
+CLOSING = register(
+    "reproducible.complete", Operation(_closing_forward, not_differentiated, _closing_empty, needs_float64=True)
+)

@@ -117,7 +117,7 @@ def anchor_max(top: Array, xp: Namespace) -> Array:
 def reduce_keys(tiles: Grid, aim: Reduction) -> tuple[Array, ...]:
     """What ``aim.close`` makes of the sums of weighted values and of weights, over all keys, for all queries."""
     plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    _, count = plan.exact  # type: ignore[misc]
+    count = plan.num_slices
     dropout = dropout_of(tiles)
     width = shape(tiles.operands.value, xp=xp)[-1]
     carry = needs_carry(tiles, 1)
@@ -165,7 +165,7 @@ def reduce_keys(tiles: Grid, aim: Reduction) -> tuple[Array, ...]:
                 sums, mass = visit_blocks(loops, whole, seen, functools.partial(absorb, top), state)
             place = index * tiles.counts[0] + i
             found = aim.close(top, power, sums, mass)
-            return tuple(loops.add(stack, place, x) for stack, x in zip(stacks, found, strict=True))
+            return tuple(loops.add_block(stack, place, x) for stack, x in zip(stacks, found, strict=True))
 
         return loops.loop(0, tiles.counts[0], attend_rows, stacks)
 
@@ -177,9 +177,9 @@ def row_accumulator(tiles: Grid, last: Any, dtype: str) -> Any:
     """Blocks of rows for all queries."""
     xp, query = tiles.xp, tiles.operands.query
     _, groups, times, _, _ = shape(query, xp=xp)
-    dims = (1 if tiles.plan.apart else groups, times, tiles.sizes[0], last)
+    dims = (1 if tiles.plan.per_head else groups, times, tiles.sizes[0], last)
     count = num_rounds(tiles) * tiles.counts[0]
-    return tiles.loops.stack(count, lambda _: xp.zeros(dims, dtype=getattr(xp, dtype), **on_device_of(query)))
+    return tiles.loops.zero_blocks(count, lambda _: xp.zeros(dims, dtype=getattr(xp, dtype), **on_device_of(query)))
 
 
 def averaged(sums: Parts, mass: Parts, power: Array, xp: Namespace) -> tuple[Array, Array]:

@@ -27,10 +27,10 @@ from attention_core._attention.call import Call
 from attention_core._attention.reproducible.forward import arrange
 from attention_core._attention.reproducible.reduction import QueryRows, query_rows, row_accumulator, scores_at
 from attention_core._attention.reproducible.slices import SCORE_UNIT
-from attention_core._backend import Backend, Operation
+from attention_core._backend import Backend, Operation, register
 
 
-def reproducible_scores(call: Call, backend: Backend) -> Array:
+def reproducible_scores(call: Call) -> Array:
     """Scores (..., H, M, N) in float32, masked with -inf.
 
     Raises
@@ -43,8 +43,8 @@ def reproducible_scores(call: Call, backend: Backend) -> Array:
     columns = shape(call.key, xp=xp)[-2]
     if not isinstance(columns, int):
         raise ValueError("expected a known number of keys with arithmetic='reproducible'; got an unknown one")
-    plan, arrays = arrange(call, backend)
-    (scores,) = backend.custom_gradient(SCORES, plan._replace(blocks=(plan.blocks[0], columns)), arrays)
+    plan, arrays = arrange(call)
+    (scores,) = call.backend.custom_gradient(SCORES, plan._replace(block_sizes=(plan.block_sizes[0], columns)), arrays)
     return xp.reshape(scores, (*leading, heads, rows, columns))
 
 
@@ -68,7 +68,7 @@ def _per_query_rows(tiles: Grid, found: Callable[[QueryRows], Array], dtype: str
         return loops.loop(
             0,
             tiles.counts[0],
-            lambda i, stack: loops.add(stack, index * tiles.counts[0] + i, found(strip_of(i))),
+            lambda i, stack: loops.add_block(stack, index * tiles.counts[0] + i, found(strip_of(i))),
             stack,
         )
 
@@ -98,7 +98,7 @@ def _backward(
             )
 
         slopes = _per_query_rows(tiles, bent, "float64")
-    scale, _ = plan.exact  # type: ignore[misc]
+    scale = plan.score_scale
     query, key = (to_float64(finite_or_zero(tiles, x), xp) for x in given[:2])
     entries, groups, times, rows, columns = shape(slopes, xp=xp)
     by_group = xp.reshape(slopes, (entries, groups, times * rows, columns))
@@ -106,13 +106,12 @@ def _backward(
     queries = xp.reshape(query, (entries, groups, times * rows, shape(query, xp=xp)[-1]))
     of_key = matmul(xp.matrix_transpose(by_group), queries, xp=xp)
     of_query, of_key = (round_to_float32(uncontracted(xp.multiply(x, scale), xp), xp) for x in (of_query, of_key))
-    if not plan.tame:  # what was replaced has no gradient
+    if not plan.all_finite:  # what was replaced has no gradient
         of_query, of_key = (
             xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:2], (of_query, of_key), strict=True)
         )
-    integers = sum(plan.present[4:]) + sum(plan.num_arrays)
     of_value = zeros_with(given.value, *shape(given.value, xp=xp), xp=xp)
-    return of_query, of_key, of_value, *of_bias, *(None for _ in range(integers))
+    return of_query, of_key, of_value, *of_bias, *(None for _ in range(plan.num_integers))
 
 
 def _d_bias(tiles: Grid, bias: Array, slopes: Array) -> Array:
@@ -125,4 +124,4 @@ def _empty(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Arr
     return (zeros_with(operands.query, *shape(operands.query, xp=xp)[:-1], shape(operands.key, xp=xp)[-2], xp=xp),)
 
 
-SCORES = Operation(_forward, _backward, _empty, wide=True)
+SCORES = register("reproducible.scores", Operation(_forward, _backward, _empty, needs_float64=True))

@@ -34,7 +34,7 @@ MIN_TOP, MAX_TOP = 2.0**-64, 2.0**127  # between which the largest score is the 
 
 def _query_scale(plan: Plan) -> float:
     """What queries are multiplied by before they are cut: what a cap takes is in the units of scores."""
-    scale, _ = plan.exact  # type: ignore[misc]
+    scale = plan.score_scale
     return scale if plan.softcap is not None else scale * SCORE_UNIT
 
 
@@ -43,7 +43,7 @@ def pack_vectors(tiles: Grid, x: Array, *, first_last: bool) -> Array:
 
     Of one side :math:`[a_1, a_2 2^{-b}]`, of the other :math:`[b_2 2^{-b}, b_1]`, each times its power of two.
     """
-    xp, (_, count) = tiles.xp, tiles.plan.exact  # type: ignore[misc]
+    xp, count = tiles.xp, tiles.plan.num_slices
     allowed = xp.all(xp.isfinite(x), axis=-1, keepdims=True)
     x = finite_or_zero(tiles, x)
     bits = slice_bits(shape(x, xp=xp)[-1])
@@ -52,7 +52,7 @@ def pack_vectors(tiles: Grid, x: Array, *, first_last: bool) -> Array:
     scaled = [
         xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * place))) for place, part in enumerate(parts, start=1)
     ]
-    if not tiles.plan.tame:
+    if not tiles.plan.all_finite:
         scaled[0] = xp.where(allowed, scaled[0], math.nan)
     return xp.concat(scaled[::-1] if first_last else scaled, axis=-1)
 
