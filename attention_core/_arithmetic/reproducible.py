@@ -104,7 +104,7 @@ AFFINE = register(
 # Normalization
 
 
-def normalize(x: Array, scale: Array, offset: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
     """Normalize the channels, rounded once."""
     channels = shape(x, xp=xp)[-1]
     (found,) = run(NORMALIZE, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, offset, xp=xp)
