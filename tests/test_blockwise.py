@@ -755,7 +755,7 @@ def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
     for mask, keys in ((ac.Causal(), 400), (ac.Causal(), 470), (~ac.Causal() | ac.SlidingWindow(3, 3), 400)):
         x, y = (backend.namespace.zeros((1, 1, length, 2)) for length in (400, keys))
         attention(x, y, y, mask=mask, implementation="blockwise")
-    sizes = [0 if tiles.kept is None else len(tiles.kept) for tiles in kept]
+    sizes = [0 if tiles.cache is None else len(tiles.cache) for tiles in kept]
     assert 0 < sizes[0] <= 12
     assert sizes[1] == 0
     assert 0 < sizes[2] <= 64

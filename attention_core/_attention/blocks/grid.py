@@ -1,7 +1,4 @@
-"""Blocks of queries and keys: how a call is cut, which blocks are visited, and the scores of each.
-
-All arrays have the axes of `Operands`. Nothing here knows in which arithmetic a block is summed up.
-"""
+"""The grid of blocks that a call is cut into, and where a block stands. All arrays have the axes of `Operands`."""
 
 from __future__ import annotations
 
@@ -19,44 +16,45 @@ MAX_CACHED = 64  # arrays of the size of a block; a window has about 20
 
 
 class Grid(NamedTuple):
-    """How a call is cut into blocks, and which of them are to be visited."""
+    """A call cut into blocks of queries and keys."""
 
     plan: Plan
     operands: Operands
     xp: Namespace
     loops: Loops
-    sizes: tuple[int, int]  # of a block
-    counts: tuple[Any, Any]  # of blocks
+    sizes: tuple[int, int]  # queries and keys of a block
+    counts: tuple[Any, Any]  # blocks of queries and of keys
     lengths: tuple[Any, Any]  # M, N
-    padded: bool
-    memory: dict[str, Any]  # to which products are written that are done with before the next one
-    kept: dict[Any, Array] | None = None  # by distance, what a rule about `key - query` alone says of a block
+    padded: bool  # whether the last block of keys is filled up with zeros
+    workspace: dict[str, Any]  # memory of products, each of which is used before the next of its name is computed
+    cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
 
 
 def make_grid(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Grid:
+    """Cut the arrays of a plan into blocks; where loops are traced, fill the last block up with zeros."""
     xp, loops = backend.namespace, backend.loops
     operands = unpack_operands(plan, arrays)
     lengths = shape(operands.query, xp=xp)[-2], shape(operands.key, xp=xp)[-2]
     sizes, counts = zip(*map(_split_evenly, lengths, plan.block_sizes), strict=True)
     padded = False
     if loops.traced:
-        spare = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
-        padded = not (isinstance(spare[1], int) and spare[1] == 0)
-        operands = _pad_operands(operands, spare, xp)
+        fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
+        padded = not (isinstance(fill[1], int) and fill[1] == 0)
+        operands = _pad_operands(operands, fill, xp)
     relative = plan.mask is not None and unflatten(plan.mask, operands.mask).is_relative()
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
-    kept: Any = {} if relative and repeats and operands.bias is None and not loops.traced else None
-    return Grid(plan, operands, xp, loops, sizes, counts, lengths, padded, {}, kept)
+    cache: Any = {} if relative and repeats and operands.bias is None and not loops.traced else None
+    return Grid(plan, operands, xp, loops, sizes, counts, lengths, padded, {}, cache)
 
 
-def is_one_block(tiles: Grid) -> bool:
-    """Whether a compiler need not be given a loop over keys, as there is one block of them."""
-    return tiles.loops.traced and isinstance(tiles.counts[1], int) and tiles.counts[1] == 1
+def is_one_block(grid: Grid) -> bool:
+    """Whether there is one block of keys, so that a compiler needs no loop over them."""
+    return grid.loops.traced and isinstance(grid.counts[1], int) and grid.counts[1] == 1
 
 
-def may_mask(tiles: Grid) -> bool:
-    """Whether a block may hold scores of what is not allowed."""
-    return tiles.plan.mask is not None or tiles.operands.bias is not None or tiles.padded
+def may_mask(grid: Grid) -> bool:
+    """Whether a block may hold masked scores."""
+    return grid.plan.mask is not None or grid.operands.bias is not None or grid.padded
 
 
 def _split_evenly(length: Any, size: int) -> tuple[int, Any]:
@@ -67,22 +65,22 @@ def _split_evenly(length: Any, size: int) -> tuple[int, Any]:
     return -(-length // count), count
 
 
-def _pad_operands(operands: Operands, spare: tuple[Any, ...], xp: Namespace) -> Operands:
+def _pad_operands(operands: Operands, fill: tuple[Any, ...], xp: Namespace) -> Operands:
     """The operands with zeros at the end of queries and keys, to fill up the last block."""
     query, key, value, bias = operands[:4]
     if bias is not None:
-        for axis, amount in ((-2, spare[0]), (-1, spare[1])):
+        for axis, amount in ((-2, fill[0]), (-1, fill[1])):
             bias = bias if is_broadcast(bias, axis) else pad(bias, axis, amount, xp)
     return operands._replace(
-        query=pad(query, -2, spare[0], xp),
-        key=pad(key, -2, spare[1], xp),
-        value=pad(value, -2, spare[1], xp),
+        query=pad(query, -2, fill[0], xp),
+        key=pad(key, -2, fill[1], xp),
+        value=pad(value, -2, fill[1], xp),
         bias=bias,
     )
 
 
 def pad(x: Array, axis: int, amount: Any, xp: Namespace, number: float = 0.0) -> Array:
-    """A number at the end of an axis, so many times."""
+    """Append a number to an axis, so many times."""
     if isinstance(amount, int) and amount == 0:
         return x
     dims = list(shape(x, xp=xp))
@@ -97,42 +95,43 @@ def is_broadcast(x: Array, axis: int) -> bool:
 
 
 def arange_like(count: Any, like: Array, xp: Namespace) -> Array:
+    """The int32 numbers 0, 1, …, count - 1, on the device of an array."""
     return xp.arange(count, dtype=xp.int32, **on_device_of(like))
 
 
-def first_position(tiles: Grid, side: int) -> Any:
+def first_position(grid: Grid, side: int) -> Any:
     """The position of the first query or key."""
-    held = tiles.operands[6 + side]
-    return tiles.plan.starts[side] if held is None else tiles.xp.astype(held, tiles.xp.int32)
+    start = (grid.operands.query_start, grid.operands.key_start)[side]
+    return grid.plan.starts[side] if start is None else grid.xp.astype(start, grid.xp.int32)
 
 
-def _absolute(tiles: Grid, side: int, places: Array) -> Array:
+def _absolute(grid: Grid, side: int, counted: Array) -> Array:
     """The positions of queries or keys that are counted from 0."""
-    start = first_position(tiles, side)
-    return places if isinstance(start, int) and start == 0 else tiles.xp.add(places, start)
+    start = first_position(grid, side)
+    return counted if isinstance(start, int) and start == 0 else grid.xp.add(counted, start)
 
 
-def _clamp_to_last(tiles: Grid, side: int, positions: Array) -> Array:
-    """Positions in blocks, of which what only fills up the last block counts as the last position."""
-    size, count, length = tiles.sizes[side], tiles.counts[side], tiles.lengths[side]
+def _clamp_to_last(grid: Grid, side: int, positions: Array) -> Array:
+    """Positions in blocks; those that only fill up the last block count as the last position."""
+    size, count, length = grid.sizes[side], grid.counts[side], grid.lengths[side]
     if isinstance(length, int) and size * count == length:
         return positions
-    end = first_position(tiles, side) + (length - 1)
-    return tiles.xp.minimum(positions, tiles.xp.add(tiles.xp.zeros_like(positions), end))
+    end = first_position(grid, side) + (length - 1)
+    return grid.xp.minimum(positions, grid.xp.add(grid.xp.zeros_like(positions), end))
 
 
-def block_spans(tiles: Grid, side: int) -> Spans:
-    """The positions of the blocks of queries, as a column, or of keys."""
-    xp, size = tiles.xp, tiles.sizes[side]
-    first = _absolute(tiles, side, xp.multiply(arange_like(tiles.counts[side], tiles.operands.query, xp), size))
-    last = _clamp_to_last(tiles, side, xp.add(first, size - 1))
+def block_spans(grid: Grid, side: int) -> Spans:
+    """The positions of all blocks of one side: of queries as a column, of keys as a row."""
+    xp, size = grid.xp, grid.sizes[side]
+    first = _absolute(grid, side, xp.multiply(arange_like(grid.counts[side], grid.operands.query, xp), size))
+    last = _clamp_to_last(grid, side, xp.add(first, size - 1))
     if side == 0:
         first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
     return Spans(first, last, size)
 
 
 class BatchEntry(NamedTuple):
-    """One entry of the batch, or one key/value head of it."""
+    """One sample of the batch, or one key/value head of it."""
 
     index: Any  # in the batch
     head: Any  # None for all heads
@@ -143,78 +142,82 @@ class BatchEntry(NamedTuple):
     rule: Any
 
 
-def batch_entry(tiles: Grid, index: Any) -> BatchEntry:
-    plan, operands = tiles.plan, tiles.operands
-    groups = operands.key.shape[1]
-    b, g = (index // groups, index % groups) if plan.per_head else (index, None)
+def batch_entry(grid: Grid, index: Any) -> BatchEntry:
+    """The arrays of one sample, or of one of its key/value heads."""
+    plan, operands = grid.plan, grid.operands
+    num_kv_heads = operands.key.shape[1]
+    b, g = (index // num_kv_heads, index % num_kv_heads) if plan.per_head else (index, None)
     rule = None
     if plan.mask is not None:
-        own = {slot.place: slot.axes for slot in leaves(plan.mask)}
-        held = [
-            array if own[place] < 0 else entry_slice(tiles, array, b, g if own[place] == 3 else None)
+        axes = {leaf.place: leaf.axes for leaf in leaves(plan.mask)}
+        arrays = [
+            array if axes[place] < 0 else entry_slice(grid, array, b, g if axes[place] == 3 else None)
             for place, array in enumerate(operands.mask)
         ]
-        rule = unflatten(plan.mask, held)
-    query, key, value = (entry_slice(tiles, x, b, g) for x in operands[:3])
+        rule = unflatten(plan.mask, arrays)
+    query, key, value = (entry_slice(grid, x, b, g) for x in operands[:3])
     return BatchEntry(
-        b, g, query, key, value, None if operands.bias is None else entry_slice(tiles, operands.bias, b, g), rule
+        b, g, query, key, value, None if operands.bias is None else entry_slice(grid, operands.bias, b, g), rule
     )
 
 
-def entry_slice(tiles: Grid, x: Array, b: Any, g: Any) -> Array:
-    x = tiles.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
-    return x if g is None or is_broadcast(x, 0) else tiles.xp.expand_dims(tiles.loops.block_at(x, g), axis=0)
+def entry_slice(grid: Grid, x: Array, b: Any, g: Any) -> Array:
+    """The part of an array (B or 1, G or 1, ...) for one sample, and one key/value head if that is not ``None``."""
+    x = grid.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
+    return x if g is None or is_broadcast(x, 0) else grid.xp.expand_dims(grid.loops.block_at(x, g), axis=0)
 
 
-def cached_by_distance(tiles: Grid, name: str, i: Any, j: Any, like: Array, found: Callable[[], Array]) -> Array:
-    """What is found for a block of this shape, once for all blocks at the same distance if that decides."""
-    if tiles.kept is None:
-        return found()
-    distance = first_block(i) * tiles.sizes[0] - first_block(j) * tiles.sizes[1]
-    place = name, distance, *like.shape[-2:]
-    if place in tiles.kept:
-        return tiles.kept[place]
-    result = found()
-    if len(tiles.kept) < MAX_CACHED:
-        tiles.kept[place] = result
+def cached_by_distance(grid: Grid, name: str, i: Any, j: Any, like: Array, compute: Callable[[], Array]) -> Array:
+    """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
+    if grid.cache is None:
+        return compute()
+    distance = first_block(i) * grid.sizes[0] - first_block(j) * grid.sizes[1]
+    key = name, distance, *like.shape[-2:]
+    if key in grid.cache:
+        return grid.cache[key]
+    result = compute()
+    if len(grid.cache) < MAX_CACHED:
+        grid.cache[key] = result
     return result
 
 
-def first_block(place: Any) -> Any:
-    """The first of the blocks at a place, which may be a run of them."""
-    return place.start if isinstance(place, range) else place
+def first_block(index: Any) -> Any:
+    """The index of a block, or of the first of a run of blocks."""
+    return index.start if isinstance(index, range) else index
 
 
-def block_positions(tiles: Grid, entry: BatchEntry, i: Any, j: Any, scores: Array) -> Positions:
-    xp, like = tiles.xp, entry.query
-    groups, times, rows, columns = shape(scores, xp=xp)
-    heads = arange_like(groups * times, like, xp)
+def block_positions(grid: Grid, entry: BatchEntry, i: Any, j: Any, scores: Array) -> Positions:
+    """Where the scores (G, R, m, n) of a block stand."""
+    xp, like = grid.xp, entry.query
+    num_kv_heads, group, rows, columns = shape(scores, xp=xp)
+    heads = arange_like(num_kv_heads * group, like, xp)
     if entry.head is not None:
-        heads = xp.add(heads, entry.head * times)
+        heads = xp.add(heads, entry.head * group)
     query, key = (
         _clamp_to_last(
-            tiles,
+            grid,
             side,
-            _absolute(tiles, side, xp.add(arange_like(count, like, xp), first_block(place) * tiles.sizes[side])),
+            _absolute(grid, side, xp.add(arange_like(count, like, xp), first_block(index) * grid.sizes[side])),
         )
-        for side, (count, place) in enumerate(((rows, i), (columns, j)))
+        for side, (count, index) in enumerate(((rows, i), (columns, j)))
     )
     batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), entry.index)
-    return Positions(batch, xp.reshape(heads, (groups, times, 1, 1)), xp.expand_dims(query, axis=-1), key)
+    return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
 
 
-def dropout_of(tiles: Grid) -> Dropout | None:
-    plan, seed = tiles.plan, tiles.operands.seed
+def dropout_of(grid: Grid) -> Dropout | None:
+    """The dropout of a call, with its seed as a number or an array."""
+    plan, seed = grid.plan, grid.operands.seed
     return Dropout(plan.dropout_rate, plan.seed if seed is None else seed) if plan.dropout_rate else None
 
 
-def num_heads_of(tiles: Grid) -> Any:
+def num_heads_of(grid: Grid) -> Any:
     """How many query heads there are."""
-    _, groups, times = shape(tiles.operands.query, xp=tiles.xp)[:3]
-    return groups * times
+    _, num_kv_heads, group = shape(grid.operands.query, xp=grid.xp)[:3]
+    return num_kv_heads * group
 
 
-def num_rounds(tiles: Grid) -> Any:
-    """How many entries of the batch there are, or heads of all of them where these are taken one by one."""
-    entries, groups = shape(tiles.operands.query, xp=tiles.xp)[:2]
-    return entries * groups if tiles.plan.per_head else entries
+def num_rounds(grid: Grid) -> Any:
+    """How many samples there are, or key/value heads of all of them if these are taken one by one."""
+    batch, num_kv_heads = shape(grid.operands.query, xp=grid.xp)[:2]
+    return batch * num_kv_heads if grid.plan.per_head else batch

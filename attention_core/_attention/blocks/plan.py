@@ -85,7 +85,7 @@ register("Plan", Plan)
 
 
 class Operands(NamedTuple):
-    """The arrays of a call: B entries of G key/value heads, each with R query heads.
+    """The arrays of a call: B samples of G key/value heads, each with R query heads.
 
     Attributes
     ----------
@@ -203,40 +203,40 @@ def is_unmodified_product(plan: Plan, operands: Operands) -> bool:
     return all(each is None for each in changes) and not any(0 in array.shape for array in operands[:3])
 
 
-def _block_sizes(tuning: Tuning, groups: Any, times: Any, mask: Any) -> tuple[int, int]:
+def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tuple[int, int]:
     """How many queries of each head, and how many keys, a block has: of a narrow window, blocks cut half."""
     low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
     most = math.ceil(min(tuning.keys, max(tuning.least, (high - low) / 2)))
-    if not isinstance(groups, int) or not isinstance(times, int):
+    if not isinstance(num_kv_heads, int) or not isinstance(group, int):
         return tuning.least, most
-    return max(tuning.least, min(most, tuning.queries // (groups * times))), most
+    return max(tuning.least, min(most, tuning.queries // (num_kv_heads * group))), most
 
 
-def _reproducible_block_sizes(tuning: Tuning, times: Any, columns: Any, mask: Any) -> tuple[int, int]:
+def _reproducible_block_sizes(tuning: Tuning, group: Any, columns: Any, mask: Any) -> tuple[int, int]:
     """The same for exact sums, whose scores take two passes: in one block if all keys fit into it."""
     low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
     keys = columns if isinstance(columns, int) and columns <= REPRODUCIBLE_KEYS else REPRODUCIBLE_KEYS // 2
     keys = max(64, math.ceil(min(keys, (high - low) / 2)))
-    return max(32, tuning.exact_scores // keys // (times if isinstance(times, int) else 1)), keys
+    return max(32, tuning.exact_scores // keys // (group if isinstance(group, int) else 1)), keys
 
 
 def _flatten_batch(array: Array, axes: int, leading: list[Any], target: tuple[Any, ...], xp: Namespace) -> Array:
     """An array with its leading axes as one, of length B or 1; one of the scores gets the five axes of `Operands`."""
-    entries, groups, times, rows, columns = target
+    batch, num_kv_heads, group, rows, columns = target
     dims = shape(array, xp=xp)
     dims = (*(1,) * (axes - len(dims)), *dims)
     lead, own = dims[: len(dims) - axes], dims[len(dims) - axes :]
     if axes == 3:  # (..., H, M, N): an axis that may turn out to be 1 is spread
-        whole = (groups * times, rows, columns)
+        whole = (num_kv_heads * group, rows, columns)
         own = tuple(dim if isinstance(dim, int) else full for dim, full in zip(own, whole, strict=True))
     if not all(isinstance(dim, int) and dim == 1 for dim in lead):
         array = xp.broadcast_to(array, (*leading, *own))
-        lead = (entries,)
+        lead = (batch,)
     else:
         if axes == 3 and not all(isinstance(dim, int) for dim in dims):
             array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *own))
         lead = (1,)
     if axes == 3:
         heads, *ends = own
-        own = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (groups, times, *ends)
+        own = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (num_kv_heads, group, *ends)
     return xp.reshape(array, (*lead, *own))

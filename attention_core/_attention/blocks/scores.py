@@ -20,80 +20,76 @@ from attention_core.masks import Positions, unflatten
 
 
 class ScoreBlock(NamedTuple):
-    """A block of queries against a block of keys."""
+    """The scores (G, R, m, n) of a block of queries against a block of keys."""
 
-    raw: Array  # scores before anything is changed, (G, R, m, n)
-    scores: Array  # with -inf where nothing is allowed
+    raw: Array  # products of queries and keys
+    scores: Array  # with -inf where masked
     allowed: Array | None
     at: Positions | None
 
 
-def score_block(tiles: Grid, entry: BatchEntry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> ScoreBlock:
-    plan, xp = tiles.plan, tiles.xp
-    raw = matmul_into_workspace(tiles, "scores", query, key)
-    at, bias, allowed = block_context(tiles, entry, raw, i, j, masked)
+def score_block(grid: Grid, entry: BatchEntry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> ScoreBlock:
+    """The scores of a block of queries against a block of keys (G, D, n), with -inf where masked."""
+    plan, xp = grid.plan, grid.xp
+    raw = matmul_into_workspace(grid, "scores", query, key)
+    at, bias, allowed = block_context(grid, entry, raw, i, j, masked)
     modify: Any = None
-    if modifies_scores(tiles):
+    if modifies_scores(grid):
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
-        modify = functools.partial(modified_scores, tiles, variables=score_variables(tiles), at=at)
+        modify = functools.partial(modified_scores, grid, variables=score_variables(grid), at=at)
     mask: Any = None
     if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make NaN of what is masked
-        limit = cached_by_distance(tiles, "limit", i, j, allowed, lambda: mask_limit(allowed, raw, xp))
-        mask = functools.partial(_minimum, tiles, limit)
+        limit = cached_by_distance(grid, "limit", i, j, allowed, lambda: mask_limit(allowed, raw, xp))
+        mask = functools.partial(_minimum, grid, limit)
     return ScoreBlock(raw, masked_scores(raw, allowed, bias, modify, mask=mask, xp=xp), allowed, at)
 
 
-def _minimum(tiles: Grid, limit: Array, scores: Array) -> Array:
+def _minimum(grid: Grid, limit: Array, scores: Array) -> Array:
     """The lower of scores and a limit, in the memory of the scores."""
-    return tiles.loops.inplace(tiles.xp.minimum, scores, limit)
+    return grid.loops.inplace(grid.xp.minimum, scores, limit)
 
 
 def block_context(
-    tiles: Grid, entry: BatchEntry, raw: Array, i: Any, j: Any, masked: bool
+    grid: Grid, entry: BatchEntry, raw: Array, i: Any, j: Any, masked: bool
 ) -> tuple[Positions | None, Array | None, Array | None]:
-    """Of a block of scores: where they stand if anything asks for that, their bias, and where they are allowed."""
-    plan = tiles.plan
-    at = block_positions(tiles, entry, i, j, raw) if plan.score_mod is not None or plan.dropout_rate else None
+    """Of a block of scores: their positions if anything asks for them, their bias, and where they are allowed."""
+    plan = grid.plan
+    at = block_positions(grid, entry, i, j, raw) if plan.score_mod is not None or plan.dropout_rate else None
     bias = entry.bias
     if bias is not None:
-        for axis, place in ((-2, i), (-1, j)):
-            bias = bias if is_broadcast(bias, axis) else tiles.loops.block(bias, place, tiles.sizes[axis], axis)
+        for axis, index in ((-2, i), (-1, j)):
+            bias = bias if is_broadcast(bias, axis) else grid.loops.block(bias, index, grid.sizes[axis], axis)
     if not masked:
         return at, bias, None
-    return (
-        at,
-        bias,
-        cached_by_distance(tiles, "allowed", i, j, raw, lambda: _allowed_in_block(tiles, entry, bias, i, j, at, raw)),
-    )
+    compute = functools.partial(_allowed_in_block, grid, entry, bias, i, j, at, raw)
+    return at, bias, cached_by_distance(grid, "allowed", i, j, raw, compute)
 
 
 def _allowed_in_block(
-    tiles: Grid, entry: BatchEntry, bias: Array | None, i: Any, j: Any, at: Positions | None, raw: Array
+    grid: Grid, entry: BatchEntry, bias: Array | None, i: Any, j: Any, at: Positions | None, raw: Array
 ) -> Array:
-    xp = tiles.xp
-    admitted = []
+    """Where a block is allowed: by the mask, by a bias that is not -inf, and inside of the keys that there are."""
+    xp = grid.xp
+    admitted: list[Array] = []
     if entry.rule is not None:
-        admitted.append(entry.rule.allowed(block_positions(tiles, entry, i, j, raw) if at is None else at, xp=xp))
+        admitted.append(entry.rule.allowed(block_positions(grid, entry, i, j, raw) if at is None else at, xp=xp))
     if bias is not None:
         admitted.append(xp.not_equal(bias, -math.inf))
-    if tiles.padded:
-        counted = xp.add(arange_like(shape(raw, xp=xp)[-1], raw, xp), j * tiles.sizes[1])
-        admitted.append(xp.less(counted, tiles.lengths[1]))
-    allowed, *others = admitted
-    for each in others:
-        allowed = xp.logical_and(allowed, each)
-    return allowed
+    if grid.padded:
+        counted = xp.add(arange_like(shape(raw, xp=xp)[-1], raw, xp), j * grid.sizes[1])
+        admitted.append(xp.less(counted, grid.lengths[1]))
+    return functools.reduce(xp.logical_and, admitted)
 
 
 def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
-    """An infinity above what is allowed, or below: the least of that and scores is found far faster than a choice."""
+    """Inf where allowed and -inf elsewhere: a minimum of this and scores is far faster than a choice."""
     return xp.multiply(xp.subtract(xp.astype(allowed, like.dtype), 0.5), math.inf)
 
 
 def fold_group(x: Array, xp: Namespace) -> Array:
     """The rows of all query heads that share a key/value head, one below the other: (G, R * m, ...)."""
-    groups, times, rows, width = shape(x, xp=xp)
-    return xp.reshape(x, (groups, times * rows, width))
+    num_kv_heads, group, rows, width = shape(x, xp=xp)
+    return xp.reshape(x, (num_kv_heads, group * rows, width))
 
 
 def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
@@ -101,28 +97,29 @@ def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
     return xp.reshape(xp.matmul(fold_group(weights, xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
 
 
-def matmul_into_workspace(tiles: Grid, name: str, weights: Array, value: Array) -> Array:
-    """The same, perhaps where the next product of this name will be written: fresh memory costs as much time again."""
-    xp = tiles.xp
-    found = tiles.loops.matmul(fold_group(weights, xp), value, tiles.memory, name)
-    return xp.reshape(found, (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
+def matmul_into_workspace(grid: Grid, name: str, weights: Array, value: Array) -> Array:
+    """The same, perhaps in memory that the next product of this name overwrites: fresh memory doubles the time."""
+    xp = grid.xp
+    product = grid.loops.matmul(fold_group(weights, xp), value, grid.workspace, name)
+    return xp.reshape(product, (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
 
 
-def modifies_scores(tiles: Grid) -> bool:
-    return tiles.plan.softcap is not None or tiles.operands.softcap is not None or tiles.plan.score_mod is not None
+def modifies_scores(grid: Grid) -> bool:
+    """Whether there is a softcap or a score modification."""
+    return grid.plan.softcap is not None or grid.operands.softcap is not None or grid.plan.score_mod is not None
 
 
-def score_variables(tiles: Grid) -> tuple[Array, ...]:
-    """The arrays of floating point that change scores, and so have a gradient."""
-    softcap = tiles.operands.softcap
-    own = (array for array in tiles.operands.score_mod if is_floating(array))
-    return (*(() if softcap is None else (softcap,)), *own)
+def score_variables(grid: Grid) -> tuple[Array, ...]:
+    """The floating-point arrays of softcap and score modification, which have a gradient."""
+    arrays = grid.operands.softcap, *grid.operands.score_mod
+    return tuple([array for array in arrays if array is not None and is_floating(array)])
 
 
-def modified_scores(tiles: Grid, raw: Array, variables: tuple[Array, ...], at: Positions | None) -> Array:
-    score_mod, remaining = unflatten(tiles.plan.score_mod, ()), iter(variables)
-    softcap = tiles.plan.softcap if tiles.operands.softcap is None else next(remaining)
+def modified_scores(grid: Grid, raw: Array, variables: tuple[Array, ...], at: Positions | None) -> Array:
+    """Scores after softcap and score modification, as a function of `score_variables` too."""
+    score_mod, remaining = unflatten(grid.plan.score_mod, ()), iter(variables)
+    softcap = grid.plan.softcap if grid.operands.softcap is None else next(remaining)
     if score_mod is None:
-        return modify_scores(raw, softcap, None, None, xp=tiles.xp)
-    arrays = [next(remaining) if is_floating(array) else array for array in tiles.operands.score_mod]
-    return modify_scores(raw, softcap, lambda scores, *where: score_mod(scores, *where, *arrays), at, xp=tiles.xp)
+        return modify_scores(raw, softcap, None, None, xp=grid.xp)
+    arrays = [next(remaining) if is_floating(array) else array for array in grid.operands.score_mod]
+    return modify_scores(raw, softcap, lambda scores, *where: score_mod(scores, *where, *arrays), at, xp=grid.xp)

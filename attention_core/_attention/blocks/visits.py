@@ -13,15 +13,16 @@ from attention_core.masks import unflatten
 
 
 class Visits(NamedTuple):
-    """For each block of one side, the blocks of the other in the order of visiting: ``whole`` of them need no mask.
+    """For each block of one side, the blocks of the other side in the order of visiting.
 
     Attributes
     ----------
     order : (B or 1, blocks, blocks of the other side) or None
         ``None`` for all, as they come.
     whole, seen : (B or 1, blocks) or int
+        How many come first that need no mask, and how many are visited at all.
     shared : bool
-        Whether there is one entry, for all of the batch.
+        Whether all samples of the batch share one order.
     """
 
     order: Any
@@ -30,7 +31,7 @@ class Visits(NamedTuple):
     shared: bool = True
 
     def of(self, loops: Loops, b: Any, index: Any) -> tuple[Callable[[Any], Any], Any, Any]:
-        """Of one block: what comes at each step, and the numbers of steps without a mask, and of all."""
+        """Of one block: a function from step to block, the number of steps without a mask, and of all."""
         if self.order is None:
             return lambda step: step, self.whole, self.seen
         order, whole, seen = (
@@ -40,35 +41,35 @@ class Visits(NamedTuple):
         return lambda step: loops.block_at(order, step), whole, seen
 
 
-def make_visits(tiles: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
+def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one."""
-    plan, operands, xp, loops = tiles.plan, tiles.operands, tiles.xp, tiles.loops
-    rows, columns = tiles.counts
+    plan, operands, xp, loops = grid.plan, grid.operands, grid.xp, grid.loops
+    rows, columns = grid.counts
     along = rows if by_key else columns
-    if plan.mask is None and not tiles.padded:
+    if plan.mask is None and not grid.padded:
         return Visits(None, 0 if plan.may_mask else along, along)
     asked = (*operands.mask, *(start for start in operands[6:8] if start is not None))
     if not loops.traced and not all(map(is_concrete, asked)):
         return Visits(None, 0, along)
-    some, every = _block_kinds(tiles)
+    some, every = _block_kinds(grid)
     if by_key:
         some, every = xp.matrix_transpose(some), xp.matrix_transpose(every)
     if not loops.traced:
-        return _visits_from_lists(loops.to_list(some), loops.to_list(every), max(1, run_keys // tiles.sizes[1]))
+        return _visits_from_lists(loops.to_list(some), loops.to_list(every), max(1, run_keys // grid.sizes[1]))
     kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
     whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_broadcast(kind, 0))
 
 
 def visit_blocks(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
-    """Absorb the blocks that need no mask, then those that do; a loop that can have no step is not even traced."""
+    """Absorb the blocks that need no mask, then those that do. A loop that can have no step is not traced."""
     if not (isinstance(whole, int) and whole == 0):
         state = loops.loop(0, whole, functools.partial(absorb, False), state)
     return state if seen is whole else loops.loop(whole, seen, functools.partial(absorb, True), state)
 
 
 def _visits_from_lists(some: list[Any], every: list[Any], longest: int) -> Visits:
-    """What is visited, as lists of Python integers, or of ranges of them if runs may be longer than one."""
+    """Visits as lists of Python integers, or of ranges if runs may be longer than one."""
     order, whole, seen = [], [], []
     for tables in zip(some, every, strict=True):
         pieces = [list(_runs(may, is_full, longest)) for may, is_full in zip(*tables, strict=True)]
@@ -91,21 +92,21 @@ def _runs(may: list[bool], is_full: list[bool], longest: int) -> Iterator[tuple[
         place = stop
 
 
-def _block_kinds(tiles: Grid) -> tuple[Array, Array]:
+def _block_kinds(grid: Grid) -> tuple[Array, Array]:
     """In which blocks something is allowed, and in which everything is: two of shape (B or 1, rows, columns)."""
-    plan, operands, xp = tiles.plan, tiles.operands, tiles.xp
+    plan, operands, xp = grid.plan, grid.operands, grid.xp
     some: Any = True
     every: Any = True
-    query, key = (block_spans(tiles, side) for side in (0, 1))
+    query, key = (block_spans(grid, side) for side in (0, 1))
     if plan.mask is not None:
         some, every = unflatten(plan.mask, operands.mask).blocks(query, key, xp=xp)
     if operands.bias is not None:
         every = False
-    if tiles.padded and every is not False:
-        ends = xp.multiply(xp.add(arange_like(tiles.counts[1], key.first, xp), 1), tiles.sizes[1])
-        inside = xp.less_equal(ends, tiles.lengths[1])
+    if grid.padded and every is not False:
+        ends = xp.multiply(xp.add(arange_like(grid.counts[1], key.first, xp), 1), grid.sizes[1])
+        inside = xp.less_equal(ends, grid.lengths[1])
         every = inside if every is True else xp.logical_and(every, inside)
-    none = xp.zeros((1, 1, *tiles.counts), dtype=xp.bool, **on_device_of(operands.query))
+    none = xp.zeros((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(operands.query))
     for kind in (some, every):  # both get the leading axis that one of them has
         none = none if isinstance(kind, bool) else xp.logical_and(xp.logical_or(none, kind), xp.logical_not(kind))
     some, every = (
