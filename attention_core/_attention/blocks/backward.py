@@ -194,6 +194,7 @@ def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: A
     """The gradients with those of one block of keys, which all blocks of queries in sight add to."""
     grid, xp, loops = backward_pass.grid, backward_pass.grid.xp, backward_pass.grid.loops
     keys, values = loops.block_at(blocks.keys, j), loops.block_at(blocks.values, j)
+    scored_keys = keys if blocks.scored_keys is blocks.keys else loops.block_at(blocks.scored_keys, j)
     block_of_step, whole, seen = backward_pass.visits.of(loops, blocks.sample.index, j)
     absorb = functools.partial(
         _absorb,
@@ -202,7 +203,7 @@ def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: A
         index=index,
         j=j,
         keys=keys,
-        keys_across=xp.matrix_transpose(loops.block_at(blocks.scored_keys, j)),
+        keys_across=xp.matrix_transpose(scored_keys),
         values_across=xp.matrix_transpose(values),
         block_of_step=block_of_step,
     )
@@ -232,7 +233,9 @@ def _absorb(
     """The gradients with those of one block of scores."""
     grid, i, dropout = backward_pass.grid, block_of_step(step), backward_pass.dropout
     xp, loops = grid.xp, grid.loops
-    rows, scored_rows = loops.block_at(blocks.queries, i), loops.block_at(blocks.scored_queries, i)
+    rows = scored_rows = loops.block_at(blocks.queries, i)
+    if blocks.scored_queries is not blocks.queries:
+        scored_rows = loops.block_at(blocks.scored_queries, i)
     d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks.rows)
     block = score_block(grid, blocks.sample, scored_rows, keys_across, i, j, masked)
     masks_again = block.allowed is not None and backward_pass.may_overflow
