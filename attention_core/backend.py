@@ -40,6 +40,7 @@ from attention_core._backend import (
     PythonLoops,
     TracedLoops,
     Tuning,
+    Verdict,
     array_namespace,
     available_backends,
     get_backend,
@@ -63,6 +64,7 @@ __all__ = [
     "PythonLoops",
     "TracedLoops",
     "Tuning",
+    "Verdict",
     "array_namespace",
     "available_backends",
     "blockwise",
@@ -93,5 +95,6 @@ __all__ = [
     "upcast",
 ]
 
-for _name in ("Backend", "Call", "Kernel", "Loops", "Operation", "Tuning", "available_backends", "get_backend"):
+_OTHERS = ("Backend", "Call", "Kernel", "Loops", "Operation", "Tuning", "Verdict", "available_backends", "get_backend")
+for _name in _OTHERS:
     vars()[_name].__module__ = __name__  # by which documentation knows it

@@ -12,7 +12,7 @@ from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.reproducible.attention import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
-from attention_core._backend import is_exporting, library_name
+from attention_core._backend import Verdict, is_exporting, library_name
 from attention_core.masks._mask import is_structured
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
@@ -144,8 +144,12 @@ def explain(call: Call) -> Explanation:
     backend = call.backend
     if call.arithmetic == "reproducible":
         return _explain_reproducible(call, backend)
-    chosen = _choose(call, _preferred_kernel(call))
-    kernels = [Candidate("fused", each.name, each.refusal(call), _memory(call, 0)) for each in backend.kernels]
+    verdicts = [kernel.judge(call) for kernel in backend.kernels]
+    chosen = _choose(call, None if _is_empty(call) else next(filter(_is_preferred, verdicts), None))
+    kernels = [
+        Candidate("fused", kernel.name, verdict.refusal, _memory(call, 0))
+        for kernel, verdict in zip(backend.kernels, verdicts, strict=True)
+    ]
     if not kernels:
         kernels = [Candidate("fused", None, f"{library_name(call.xp)} has no fused kernel that is known here", None)]
     return Explanation(
@@ -175,17 +179,23 @@ def _explain_reproducible(call: Call, backend: Any) -> Explanation:
 
 def _preferred_kernel(call: Call) -> Any:
     """The kernel that is faster than what is written here, and gives the answer; ``None`` if there is none."""
-    if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
+    if _is_empty(call):
         return None
-    kernels = call.backend.kernels
-    return next((kernel for kernel in kernels if kernel.preferred(call) and kernel.refusal(call) is None), None)
+    return next((kernel for kernel in call.backend.kernels if _is_preferred(kernel.judge(call))), None)
+
+
+def _is_preferred(verdict: Verdict) -> bool:
+    return verdict.is_faster and verdict.refusal is None
+
+
+def _is_empty(call: Call) -> bool:
+    return 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
 
 
 def _choose(call: Call, kernel: Any) -> str:
     if kernel is not None:
         return "fused"
-    nothing = 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
-    return "dense" if nothing or is_dense_faster(call) else "blockwise"
+    return "dense" if _is_empty(call) or is_dense_faster(call) else "blockwise"
 
 
 def is_dense_faster(call: Call) -> bool:
@@ -205,7 +215,7 @@ def is_dense_faster(call: Call) -> bool:
 
 
 def _blockwise(call: Call) -> Attention:
-    if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
+    if _is_empty(call):
         return dense(call)
     if None in (sizes(call.query)[-2], sizes(call.key)[-2]) and not call.backend.loops.traced:
         raise ValueError("expected known lengths with implementation='blockwise' on this library; got unknown ones")
@@ -217,10 +227,10 @@ def _first_kernel(call: Call) -> Any:
     """The first kernel that gives the answer."""
     refusals = []
     for kernel in call.backend.kernels:
-        refusal = kernel.refusal(call)
-        if refusal is None:
+        verdict = kernel.judge(call)
+        if verdict.refusal is None:
             return kernel
-        refusals.append(f"{kernel.name} {refusal}")
+        refusals.append(f"{kernel.name} {verdict.refusal}")
     reasons = "; ".join(refusals) or f"{library_name(call.xp)} has none that is known here"
     raise ValueError(f"expected a call that a fused kernel answers as defined; got one that none does: {reasons}")
 

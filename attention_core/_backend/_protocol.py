@@ -147,8 +147,23 @@ class Operation(NamedTuple):
     needs_float64: bool = False
 
 
+class Verdict(NamedTuple):
+    """What a kernel says of one call.
+
+    Attributes
+    ----------
+    refusal : str or None
+        Why the kernel would not give the answer of the definition, or ``None`` where it gives it.
+    is_faster : bool
+        Whether the kernel is faster than the core's own implementations. Otherwise, it is taken only by name.
+    """
+
+    refusal: str | None
+    is_faster: bool = True
+
+
 class Kernel(Protocol):
-    """A fused kernel of a library, and when it means what attention means here.
+    """A fused kernel of a library, and when it computes what attention means here.
 
     Attributes
     ----------
@@ -158,14 +173,15 @@ class Kernel(Protocol):
 
     name: str
 
-    def preferred(self, call: Any, /) -> bool:
-        """Whether the kernel is faster than the core's own implementations, if it gives the answer."""
+    def judge(self, call: Any, /) -> Verdict:
+        """Say whether the kernel gives the answer to a `Call`, and whether it is faster.
 
-    def refusal(self, call: Any, /) -> str | None:
-        """Why the kernel would not give the answer to a `Call`, or ``None``."""
+        This is called once for a call, and may read query, key and value: some kernels let NaN behind a mask through.
+        It must not compute attention.
+        """
 
     def attend(self, call: Any, /) -> Array:
-        """The output of attention, in the query's dtype."""
+        """Return the output of attention, in the query's dtype."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_core.backend import Call, blockwise, default_scale, shape
+from attention_core.backend import Call, Verdict, blockwise, default_scale, shape
 from attention_core.masks import Causal
 
 __all__ = ["DotProduct"]
@@ -21,12 +21,11 @@ class DotProduct:
 
     name = "jax.nn.dot_product_attention, implementation='cudnn'"
 
-    def preferred(self, call: Call) -> bool:
-        """Whether the kernel is faster than blocks, as far as can be told without its arrays."""
-        return jax.default_backend() == "gpu" and call.query.dtype in HALVES
+    def judge(self, call: Call) -> Verdict:
+        """Say why the kernel would not give the answer, from shapes and dtypes alone."""
+        return Verdict(self._refusal(call))
 
-    def refusal(self, call: Call) -> str | None:
-        """Why the kernel would not give the answer, or ``None``."""
+    def _refusal(self, call: Call) -> str | None:
         if jax.default_backend() != "gpu":
             return "needs a GPU"
         if call.query.dtype not in HALVES:

@@ -17,6 +17,7 @@ from attention_core.backend import (
     Backend,
     Call,
     Operation,
+    Verdict,
     blockwise,
     blockwise_unless,
     cast_to,
@@ -48,7 +49,14 @@ class ScaledDotProduct:
 
     name = "torch.nn.functional.scaled_dot_product_attention"
 
-    def preferred(self, call: Call) -> bool:
+    def judge(self, call: Call) -> Verdict:
+        """Say why the kernel would not give the answer, and whether it is faster.
+
+        Query, key and value are read where something is masked, and where there are few keys.
+        """
+        return Verdict(self._refusal(call), self._is_faster(call))
+
+    def _is_faster(self, call: Call) -> bool:
         """Whether the kernel is faster than blocks, or than the dense form where a compiler fuses that.
 
         On a CPU, the kernel for 16 bits rounds weights that blocks do not, and is no faster; and with values of another
@@ -56,16 +64,15 @@ class ScaledDotProduct:
         masked ones.
         """
         query, value = call.query, call.value
-        if call.mask is None and _has_few_keys(call) and not _are_seen_finite(query, call.key):
+        if (query.device.type == "cpu" and query.dtype in HALVES) or query.shape[-1] != value.shape[-1]:
             return False
         if _is_asked_later(call) and _may_leak(call):
             *leading, rows, _ = query.shape
             if rows < LEAST_ROWS or math.prod(leading) * rows * call.key.shape[-2] < LEAST_SCORES:
                 return False
-        return (query.device.type != "cpu" or query.dtype not in HALVES) and query.shape[-1] == value.shape[-1]
+        return call.mask is not None or not _has_few_keys(call) or _are_seen_finite(query, call.key)
 
-    def refusal(self, call: Call) -> str | None:
-        """Why the kernel would not give the answer, or ``None``."""
+    def _refusal(self, call: Call) -> str | None:
         for name in ("softcap", "score_mod"):
             if getattr(call, name) is not None:
                 return f"has no {name}"
@@ -75,7 +82,7 @@ class ScaledDotProduct:
             return "counts positions from 0 (line 3)"
         later = _is_asked_later(call)
         of_later = later and call.bias is None and isinstance(call.mask, KeyLengths)
-        if not (_is_plain(call.mask) or of_later or _padding(call) is not None):
+        if not (_is_plain(call.mask) or of_later or _is_padding(call)):
             return "would need this mask as an array of all M x N (line 2)"
         if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
             return "takes no bias of another dtype than query, nor one that is to be differentiated"
@@ -238,21 +245,31 @@ def _is_asked_later(call: Call) -> bool:
     )
 
 
+def _is_padding(call: Call) -> bool:
+    """Whether the mask says how many keys there are, in numbers that can be read, and whether it is causal: no more."""
+    _, mask = _causal_part(call.mask)
+    if not isinstance(mask, KeyLengths) or call.bias is not None:
+        return False
+    return not isinstance(mask.lengths, torch.Tensor) or is_concrete(mask.lengths)
+
+
+def _causal_part(mask: Any) -> tuple[Mask | None, Any]:
+    """A mask as its causal half, if it has one, and the other half."""
+    if not isinstance(mask, And) or not (_is_causal(mask.first) or _is_causal(mask.second)):
+        return None, mask
+    return (mask.first, mask.second) if _is_causal(mask.first) else (mask.second, mask.first)
+
+
 def _padding(call: Call) -> tuple[list[int], Mask | None] | None:
     """How many keys each entry has, and the causal mask among them, where that is all that the mask says.
 
     The kernel is then called for one entry after the other, with these keys alone.
     """
-    mask: Any = call.mask
-    causal = None
-    if isinstance(mask, And) and (_is_causal(mask.first) or _is_causal(mask.second)):
-        causal, mask = (mask.first, mask.second) if _is_causal(mask.first) else (mask.second, mask.first)
-    if not isinstance(mask, KeyLengths) or call.bias is not None:
+    if not _is_padding(call):
         return None
+    causal, mask = _causal_part(call.mask)
     lengths = mask.lengths
     if isinstance(lengths, torch.Tensor):
-        if not is_concrete(lengths):
-            return None
         lengths = lengths.expand(call.query.shape[:-3]).reshape(-1).tolist()
     else:
         lengths = [lengths] * math.prod(call.query.shape[:-3])
