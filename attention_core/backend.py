@@ -10,9 +10,12 @@ Nothing in the core is edited: arrays of the library then find their namespace, 
 command find the backend.
 """
 
+from typing import Any
+
 from attention_core._arrays import (
     FLOATING,
     Array,
+    DType,
     Namespace,
     cast_to,
     compute_dtype_name,
@@ -49,6 +52,8 @@ from attention_core._backend import (
     registered,
     registered_name,
 )
+from attention_core._backend import entries as announced_backends
+from attention_core.masks import Causal
 
 __all__ = [
     "FLOATING",
@@ -56,6 +61,7 @@ __all__ = [
     "Backend",
     "BlockOperations",
     "Call",
+    "DType",
     "DefaultBackend",
     "Kernel",
     "Loops",
@@ -65,6 +71,7 @@ __all__ = [
     "TracedLoops",
     "Tuning",
     "Verdict",
+    "announced_backends",
     "array_namespace",
     "available_backends",
     "blockwise",
@@ -78,6 +85,7 @@ __all__ = [
     "index_dtype",
     "is_concrete",
     "is_floating",
+    "is_top_left_causal",
     "known_finite_products",
     "known_finite_scores",
     "on_device_of",
@@ -94,6 +102,12 @@ __all__ = [
     "take_rows",
     "upcast",
 ]
+
+
+def is_top_left_causal(mask: Any) -> bool:
+    """Whether a mask is `Causal()`, whose diagonal starts at the first query and key: the flag of fused kernels."""
+    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
+
 
 _OTHERS = ("Backend", "Call", "Kernel", "Loops", "Operation", "Tuning", "Verdict", "available_backends", "get_backend")
 for _name in _OTHERS:

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_core.backend import Call, Verdict, blockwise, default_scale, shape
-from attention_core.masks import Causal
+from attention_core.backend import Call, Verdict, blockwise, default_scale, is_top_left_causal, shape
 
 __all__ = ["DotProduct"]
 
@@ -35,7 +34,7 @@ class DotProduct:
                 return f"has no {name}, or is not known to treat it as the definition does (line 7)"
         if call.dropout is not None and call.dropout.rate:
             return "drops no weights (line 11)"
-        if call.mask is not None and not _is_causal(call.mask):
+        if call.mask is not None and not is_top_left_causal(call.mask):
             return "averages all values where a mask leaves nothing, and would need it as an array (line 4)"
         if not all(isinstance(start, int) and start == 0 for start in call.starts):
             return "counts positions from 0 (line 3)"
@@ -79,7 +78,3 @@ def _cudnn(call: Call) -> jax.Array:
         query, key, value, scale=scale, is_causal=call.mask is not None, implementation="cudnn"
     )
     return jnp.moveaxis(output, -2, -3).reshape(*leading, heads, rows, width)
-
-
-def _is_causal(mask: Any) -> bool:
-    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0

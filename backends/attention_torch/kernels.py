@@ -24,6 +24,7 @@ from attention_core.backend import (
     default_scale,
     group_size,
     is_concrete,
+    is_top_left_causal,
     known_finite_products,
     known_finite_scores,
     products_are_finite,
@@ -101,7 +102,7 @@ class ScaledDotProduct:
         """The output of the kernel, or that of blocks if a compiled program finds that something masked could leak."""
         if not (_is_asked_later(call) and _may_leak(call)):
             return self._attend(call)
-        if _is_causal(call.mask) and call.bias is None and _has_operator(call):
+        if is_top_left_causal(call.mask) and call.bias is None and _has_operator(call):
             return _attend_later(call)
         if isinstance(call.mask, KeyLengths) and call.query.device.type == "cpu":
             inputs = call.query, call.key, call.value, call.mask.lengths
@@ -255,9 +256,9 @@ def _is_padding(call: Call) -> bool:
 
 def _causal_part(mask: Any) -> tuple[Mask | None, Any]:
     """A mask as its causal half, if it has one, and the other half."""
-    if not isinstance(mask, And) or not (_is_causal(mask.first) or _is_causal(mask.second)):
+    if not isinstance(mask, And) or not (is_top_left_causal(mask.first) or is_top_left_causal(mask.second)):
         return None, mask
-    return (mask.first, mask.second) if _is_causal(mask.first) else (mask.second, mask.first)
+    return (mask.first, mask.second) if is_top_left_causal(mask.first) else (mask.second, mask.first)
 
 
 def _padding(call: Call) -> tuple[list[int], Mask | None] | None:
@@ -423,18 +424,14 @@ def _is_extreme(bias: torch.Tensor) -> bool:
 
 
 def _is_plain(mask: Any) -> bool:
-    return not isinstance(mask, Mask) or isinstance(mask, Given) or _is_causal(mask)
-
-
-def _is_causal(mask: Any) -> bool:
-    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
+    return not isinstance(mask, Mask) or isinstance(mask, Given) or is_top_left_causal(mask)
 
 
 def _mask(call: Call, query: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
     """Whether the kernel is to be causal, and its mask: boolean, or a bias."""
     mask: Any = call.mask
     bias = call.bias
-    causal = _is_causal(mask)
+    causal = is_top_left_causal(mask)
     if causal and bias is None:
         return True, None
     if causal:
