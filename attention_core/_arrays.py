@@ -116,6 +116,7 @@ def sizes_differ(first: int | None, second: int | None) -> bool:
 
 
 def is_floating(array: Array) -> bool:
+    """Whether an array is of a real floating-point type."""
     return dtype_name(array.dtype) in FLOATING
 
 

@@ -30,7 +30,7 @@ from attention_core._arrays import (
     take_rows,
     upcast,
 )
-from attention_core._attention.blocks.streaming import blockwise, blockwise_unless
+from attention_core._attention.blocks.streaming import blockwise
 from attention_core._attention.call import Call, default_scale, group_size, repeat_kv, score_positions
 from attention_core._attention.magnitudes import known_finite_products, known_finite_scores, products_are_finite
 from attention_core._backend import (
@@ -75,7 +75,6 @@ __all__ = [
     "array_namespace",
     "available_backends",
     "blockwise",
-    "blockwise_unless",
     "cast_to",
     "compute_dtype_name",
     "default_scale",

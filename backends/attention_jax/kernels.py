@@ -8,7 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_core.backend import Call, Verdict, blockwise, default_scale, is_top_left_causal, shape
+from attention_core.backend import (
+    Call,
+    Verdict,
+    blockwise,
+    default_scale,
+    is_top_left_causal,
+    products_are_finite,
+    shape,
+)
 
 __all__ = ["DotProduct"]
 
@@ -54,10 +62,7 @@ class DotProduct:
         """The output of the kernel, or that of blocks if something that is masked could leak from it."""
         if call.mask is None:
             return _cudnn(call)
-        peaks = (jnp.max(jnp.abs(x.astype(jnp.float32))) for x in (call.query, call.key, call.value))
-        query, key, value = peaks
-        tame = jnp.isfinite(query * key * call.query.shape[-1]) & jnp.isfinite(value)
-        return jax.lax.cond(tame, lambda: _cudnn(call), lambda: _blocks(call))
+        return jax.lax.cond(products_are_finite(call), lambda: _cudnn(call), lambda: _blocks(call))
 
 
 def _blocks(call: Call) -> jax.Array:
@@ -66,10 +71,10 @@ def _blocks(call: Call) -> jax.Array:
 
 def _cudnn(call: Call) -> jax.Array:
     *leading, heads, rows, width = call.query.shape
-    entries = math.prod(leading)
+    batch = math.prod(leading)
     # The axes of the kernel are batch, length, head, width.
     query, key, value = (
-        jnp.moveaxis(x.reshape(entries, *x.shape[-3:]), -3, -2) for x in (call.query, call.key, call.value)
+        jnp.moveaxis(x.reshape(batch, *x.shape[-3:]), -3, -2) for x in (call.query, call.key, call.value)
     )
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if not isinstance(scale, float):
