@@ -38,6 +38,7 @@ from attention_core._backend import (
     BlockOperations,
     DefaultBackend,
     Kernel,
+    KernelWithLogsumexp,
     Loops,
     Operation,
     PythonLoops,
@@ -64,6 +65,7 @@ __all__ = [
     "DType",
     "DefaultBackend",
     "Kernel",
+    "KernelWithLogsumexp",
     "Loops",
     "Namespace",
     "Operation",
@@ -108,6 +110,6 @@ def is_top_left_causal(mask: Any) -> bool:
     return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
 
 
-_OTHERS = ("Backend", "Call", "Kernel", "Loops", "Operation", "Tuning", "Verdict", "available_backends", "get_backend")
-for _name in _OTHERS:
+_PROTOCOLS = ("Backend", "Call", "Kernel", "KernelWithLogsumexp", "Loops", "Operation", "Tuning", "Verdict")
+for _name in (*_PROTOCOLS, "available_backends", "get_backend"):
     vars()[_name].__module__ = __name__  # by which documentation knows it

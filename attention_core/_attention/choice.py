@@ -12,7 +12,7 @@ from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.reproducible.attention import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
-from attention_core._backend import Verdict, is_exporting, library_name
+from attention_core._backend import KernelWithLogsumexp, Verdict, is_exporting, library_name
 from attention_core.masks._mask import is_structured
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
@@ -73,8 +73,8 @@ def check_implementation(implementation: Any) -> None:
         raise ValueError(f"expected an implementation out of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}")
 
 
-def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
-    """Run a call.
+def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool, has_sinks: bool = False) -> Attention:
+    """Run a call. With sinks, the output depends on the logsumexp, so that one implementation computes both.
 
     What is returned beside the output does not decide how that is computed: where the implementation cannot give it,
     it is computed apart, or refused if the implementation was asked for by name.
@@ -82,15 +82,21 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
     if call.arithmetic == "reproducible":
         return _reproducible(call, implementation, weights=weights)
     automatic = implementation == "auto"
-    kernel = None
+    kernel = from_kernel = None
     if automatic:
         kernel = _preferred_kernel(call)
+        if logsumexp and isinstance(kernel, KernelWithLogsumexp):
+            from_kernel = kernel.attend_with_logsumexp(call)
+        if has_sinks and from_kernel is None:
+            kernel = None
         implementation = _choose(call, kernel)
     if implementation == "dense":
         return dense(call, weights=weights, logsumexp=logsumexp)
     if weights and not automatic:
         raise _no_weights(implementation)
-    if implementation == "blockwise":
+    if from_kernel is not None:
+        result = Attention(from_kernel[0], None, from_kernel[1])
+    elif implementation == "blockwise":
         result = _blockwise(call)
     else:
         if logsumexp and not automatic:

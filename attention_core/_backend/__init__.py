@@ -13,7 +13,7 @@ from attention_core._backend._find import (
     library_name,
 )
 from attention_core._backend._loops import BlockOperations, PythonLoops, TracedLoops
-from attention_core._backend._protocol import Backend, Kernel, Loops, Operation, Tuning, Verdict
+from attention_core._backend._protocol import Backend, Kernel, KernelWithLogsumexp, Loops, Operation, Tuning, Verdict
 from attention_core._backend._registry import register, registered, registered_name
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "BlockOperations",
     "DefaultBackend",
     "Kernel",
+    "KernelWithLogsumexp",
     "Loops",
     "Operation",
     "PythonLoops",

@@ -185,6 +185,17 @@ class Kernel(Protocol):
 
 
 @runtime_checkable
+class KernelWithLogsumexp(Kernel, Protocol):
+    """A kernel that returns the logsumexp of its scores, too. Without one, sinks are computed in blocks."""
+
+    def attend_with_logsumexp(self, call: Any, /) -> tuple[Array, Array] | None:
+        """Return the output of `attend`, bit for bit, and logsumexp (..., H, M); ``None`` where it has none for a call.
+
+        Both are differentiable where the library differentiates.
+        """
+
+
+@runtime_checkable
 class Backend(Protocol):
     """What the core, its tests and the conformance command need of a framework beyond its array namespace.
 

@@ -134,7 +134,7 @@ def scaled_dot_product_attention(
         result = attend(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
     else:
         check_sinks(sinks, query)
-        result = attend(call, implementation, weights=return_weights, logsumexp=True)
+        result = attend(call, implementation, weights=return_weights, logsumexp=True, has_sinks=True)
         result = _with_sinks(result, upcast(sinks, xp=xp), xp)
     output = cast_to(result.output, query.dtype, xp=xp)
     if not (return_weights or return_logsumexp):

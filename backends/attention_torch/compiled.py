@@ -24,12 +24,10 @@ from attention_core.backend import (
 )
 from attention_core.masks import Causal, Given, KeyLengths, Mask, flatten, unflatten
 from attention_torch import sdpa
+from attention_torch.flash_cpu import FLASH_CPU, FLASH_CPU_BACKWARD, with_unit_stride
 from attention_torch.guards import all_products_are_finite
 
 __all__ = ["attend"]
-
-FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def attend(call: Call) -> torch.Tensor:
@@ -193,7 +191,7 @@ def _causal_forward(
     query, _, _ = inputs = tuple(map(_swap_heads, arrays))
     call = _causal_call(plan, backend, *inputs)
     if all_products_are_finite(call):
-        output, logsumexp = FLASH_CPU(*map(_with_unit_stride, inputs), 0.0, True, scale=plan.scale)
+        output, logsumexp = FLASH_CPU(*map(with_unit_stride, inputs), 0.0, True, scale=plan.scale)
     else:
         output = cast_to(blockwise(call)[0], query.dtype, xp=backend.namespace)
         logsumexp = _swap_heads(_causal_empty(plan, arrays, backend)[1]).fill_(math.nan)
@@ -206,7 +204,7 @@ def _causal_backward(
     inputs = tuple(map(_swap_heads, arrays))
     output, cotangent = (x if plan.heads_first else _swap_heads(x) for x in (results[0], cotangents[0]))
     if not results[1][0, 0, 0].isnan():
-        tensors = map(_with_unit_stride, (cotangent, *inputs, output))
+        tensors = map(with_unit_stride, (cotangent, *inputs, output))
         gradients = FLASH_CPU_BACKWARD(*tensors, _swap_heads(results[1]), 0.0, True, scale=plan.scale)
     else:
         _, gradients_of = backend.vjp(lambda *arrays: blockwise(_causal_call(plan, backend, *arrays))[0], *inputs)
@@ -234,11 +232,6 @@ CAUSAL = register("torch.causal", Operation(_causal_forward, _causal_backward, _
 def _swap_heads(array: torch.Tensor) -> torch.Tensor:
     """Heads before rows as rows before heads, and back."""
     return array.transpose(1, 2)
-
-
-def _with_unit_stride(array: torch.Tensor) -> torch.Tensor:
-    """What the kernel can read: vectors in one piece."""
-    return array if array.stride(-1) == 1 else array.contiguous()
 
 
 # The kernel with as many keys as each of the batch has

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attention_core.backend import Call, Verdict
-from attention_torch import compiled, guards, sdpa
+from attention_torch import compiled, flash_cpu, guards, sdpa
 
 __all__ = ["ScaledDotProduct"]
 
@@ -29,3 +29,7 @@ class ScaledDotProduct:
         if guards.decides_at_run_time(call) and guards.may_leak(call):
             return compiled.attend(call)
         return sdpa.attend(call)
+
+    def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the same output, and logsumexp; ``None`` for calls in which the operator of the kernel has none."""
+        return flash_cpu.attend(call) if flash_cpu.fits(call) else None
