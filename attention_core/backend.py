@@ -34,6 +34,7 @@ from attention_core._attention.blocks.streaming import blockwise
 from attention_core._attention.call import Call, default_scale, group_size, repeat_kv, score_positions
 from attention_core._attention.magnitudes import known_finite_products, known_finite_scores, products_are_finite
 from attention_core._backend import (
+    DIFFERENTIATED_ONCE,
     Backend,
     BlockOperations,
     DefaultBackend,
@@ -57,6 +58,7 @@ from attention_core._backend import entries as announced_backends
 from attention_core.masks import Causal
 
 __all__ = [
+    "DIFFERENTIATED_ONCE",
     "FLOATING",
     "Array",
     "Backend",

@@ -125,6 +125,13 @@ class Tuning(NamedTuple):
     strip: int = 0
 
 
+DIFFERENTIATED_ONCE = (
+    "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
+    " arithmetic can be differentiated again"
+)
+"""What a backend says when an `Operation` is to be differentiated again."""
+
+
 class Operation(NamedTuple):
     """A function of arrays with a gradient of our own.
 
