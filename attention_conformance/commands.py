@@ -32,7 +32,7 @@ from attention_conformance.processes import Order, Plan, Worker, execute, work
 from attention_conformance.result import Result
 from attention_conformance.vectors import published, published_model
 from attention_core import Backend, available_backends, get_backend
-from attention_core._backend._find import entries
+from attention_core.backend import announced_backends
 
 __all__ = ["app"]
 
@@ -68,7 +68,7 @@ def backends() -> None:
     table = Table(header_style="bold")
     for heading in ("backend", "versions", "devices", "dtypes", "modes"):
         table.add_column(heading)
-    for name in entries():
+    for name in announced_backends():
         if name not in available_backends():
             table.add_row(
                 name, f"not installed: pip install 'attention-core[{name.replace('_', '-')}]'", "", "", "", style="dim"
@@ -243,7 +243,7 @@ def _chosen_cases(patterns: Many, cases: Sequence[AnyCase]) -> list[AnyCase]:
 
 
 def _chosen_backends(names: Many) -> list[str]:
-    _check_known("backend", names, entries())
+    _check_known("backend", names, announced_backends())
     missing = [name for name in names or () if name not in available_backends()]
     if missing:
         raise _refusal(

@@ -10,9 +10,12 @@ Nothing in the core is edited: arrays of the library then find their namespace, 
 command find the backend.
 """
 
+from typing import Any
+
 from attention_core._arrays import (
     FLOATING,
     Array,
+    DType,
     Namespace,
     cast_to,
     compute_dtype_name,
@@ -27,19 +30,22 @@ from attention_core._arrays import (
     take_rows,
     upcast,
 )
-from attention_core._attention.blocks.streaming import blockwise, blockwise_unless
+from attention_core._attention.blocks.streaming import blockwise
 from attention_core._attention.call import Call, default_scale, group_size, repeat_kv, score_positions
 from attention_core._attention.magnitudes import known_finite_products, known_finite_scores, products_are_finite
 from attention_core._backend import (
+    DIFFERENTIATED_ONCE,
     Backend,
     BlockOperations,
     DefaultBackend,
     Kernel,
+    KernelWithLogsumexp,
     Loops,
     Operation,
     PythonLoops,
     TracedLoops,
     Tuning,
+    Verdict,
     array_namespace,
     available_backends,
     get_backend,
@@ -48,25 +54,31 @@ from attention_core._backend import (
     registered,
     registered_name,
 )
+from attention_core._backend import entries as announced_backends
+from attention_core.masks import Causal
 
 __all__ = [
+    "DIFFERENTIATED_ONCE",
     "FLOATING",
     "Array",
     "Backend",
     "BlockOperations",
     "Call",
+    "DType",
     "DefaultBackend",
     "Kernel",
+    "KernelWithLogsumexp",
     "Loops",
     "Namespace",
     "Operation",
     "PythonLoops",
     "TracedLoops",
     "Tuning",
+    "Verdict",
+    "announced_backends",
     "array_namespace",
     "available_backends",
     "blockwise",
-    "blockwise_unless",
     "cast_to",
     "compute_dtype_name",
     "default_scale",
@@ -76,6 +88,7 @@ __all__ = [
     "index_dtype",
     "is_concrete",
     "is_floating",
+    "is_top_left_causal",
     "known_finite_products",
     "known_finite_scores",
     "on_device_of",
@@ -93,5 +106,12 @@ __all__ = [
     "upcast",
 ]
 
-for _name in ("Backend", "Call", "Kernel", "Loops", "Operation", "Tuning", "available_backends", "get_backend"):
+
+def is_top_left_causal(mask: Any) -> bool:
+    """Whether a mask is `Causal()`, whose diagonal starts at the first query and key: the flag of fused kernels."""
+    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
+
+
+_PROTOCOLS = ("Backend", "Call", "Kernel", "KernelWithLogsumexp", "Loops", "Operation", "Tuning", "Verdict")
+for _name in (*_PROTOCOLS, "available_backends", "get_backend"):
     vars()[_name].__module__ = __name__  # by which documentation knows it

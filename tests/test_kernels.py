@@ -428,27 +428,20 @@ def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_
     close(gradients_of(torch, "fused", {"is_causal": True})(query * 100, key, value), expected, 1e-11)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("causal", ["blockwise", "blockwise"]), ("empty rows", ["forward", "backward"])]
-)
-def test_compiled_blocks_are_computed_only_if_needed(name, expected, torch, arrays, monkeypatch, put, rng):
-    """Under a causal mask, where going forward keeps nothing, once more to go backward."""
+@pytest.mark.parametrize("name", ["causal", "empty rows"])
+def test_compiled_blocks_are_computed_only_if_needed(name, torch, arrays, monkeypatch, put, rng):
+    """Going forward keeps nothing, so that they are computed once more to go backward."""
     run = []
-    for module, names in (
-        ("attention_core._attention.blocks.streaming", ("forward", "backward")),
-        ("attention_torch.kernels", ("blockwise",)),
-    ):
-        module = importlib.import_module(module)
-        for each in names:
-            kept = getattr(module, each)
-            monkeypatch.setattr(module, each, lambda *given, kept=kept, each=each: (run.append(each), kept(*given))[1])
+    module = importlib.import_module("attention_torch.compiled")
+    blockwise = module.blockwise
+    monkeypatch.setattr(module, "blockwise", lambda call: (run.append("blockwise"), blockwise(call))[1])
     attend = gradients_of(torch, "fused", TAKEN[name](put, rng))
     attend(*arrays)
     assert run == []
     spoilt = [x.clone() for x in arrays]
     spoilt[2][:, :, -1] = math.nan
     attend(*spoilt)
-    assert run == expected
+    assert run == ["blockwise", "blockwise"]
 
 
 def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(torch, put, rng):
@@ -538,3 +531,97 @@ def test_not_preferred_where_it_has_the_dense_form_only(torch, arrays):
     assert explanation.chosen != "fused"
     assert refusal((query, key, narrow)) is None
     close([attention(query, key, narrow, implementation="fused")], [attention(query, key, narrow)])
+
+
+# With the logsumexp, which sinks need
+
+
+@pytest.fixture
+def runs(monkeypatch, torch, backend):
+    """Which implementations run, in order."""
+    module = importlib.import_module("attention_core._attention.choice")
+    names = []
+
+    def counted(home, name, label):
+        kept = getattr(home, name)
+        monkeypatch.setattr(home, name, lambda *a, **k: (names.append(label), kept(*a, **k))[1])
+
+    counted(module, "dense", "dense")
+    counted(module, "blockwise", "blockwise")
+    counted(importlib.import_module("attention_torch.sdpa"), "attend", "kernel")
+    counted(importlib.import_module("attention_torch.flash_cpu"), "attend", "kernel with logsumexp")
+    return names
+
+
+@pytest.fixture
+def sinks(torch, put, rng):
+    sinks = put(rng.standard_normal(H))
+    sinks[1] = -math.inf
+    return sinks
+
+
+ONE_KERNEL = ["plain", "causal", "scale", "scale of an array", "no dropout"]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_sinks_take_one_attention(name, runs, sinks, torch, arrays, put, rng):
+    """By the kernel where it has the logsumexp, or by blocks or the dense form: in output and gradients."""
+    options = {**TAKEN[name](put, rng), "sinks": sinks}
+    arrays = [torch.cat([x, x, x], dim=-2) for x in arrays]  # more keys than a vector of the processor holds
+    if name in ("array and rule of it", "empty rows", "mask and bias", "causal bias", "bias of minus infinity"):
+        arrays = [x[:, :, : (M, N, N)[place]] for place, x in enumerate(arrays)]
+    if name == "numbers of a mask":
+        options["bias"] = torch.cat([options["bias"]] * 3)
+    found = results(torch, arrays, "auto", options)
+    assert runs == (["kernel with logsumexp"] if name in ONE_KERNEL else ["dense"])
+    close(found, results(torch, arrays, "dense", options), 1e-12)
+
+
+@pytest.mark.parametrize("leading", [(), (2, 3)])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "scale": -0.4}], ids=str)
+def test_the_logsumexp_of_the_kernel_is_that_of_the_definition(options, leading, runs, torch, put, rng):
+    """With its gradient; and asking for it changes no bit of the output."""
+    arrays = put([rng.standard_normal((*leading, *shape)) for shape in ((H, 40, D), (G, 33, D), (G, 33, D))])
+
+    def measured(implementation):
+        leaves = [x.detach().requires_grad_() for x in arrays]
+        output, _, logsumexp = attention(
+            *leaves, **options, implementation=implementation, return_weights=False, return_logsumexp=True
+        )
+        factors = (torch.linspace(-1, 1, x.numel(), dtype=torch.float64).reshape(x.shape) for x in (output, logsumexp))
+        loss = sum((x * factor).sum() for x, factor in zip((output, logsumexp), factors, strict=True))
+        return output, logsumexp, *torch.autograd.grad(loss, leaves)
+
+    found = measured("auto")
+    assert runs == ["kernel with logsumexp"]
+    close(found, measured("dense"), 1e-12)
+    assert torch.equal(found[0], attention(*arrays, **options))
+
+
+def test_sinks_of_a_call_whose_scores_are_not_finite_are_those_of_the_definition(runs, sinks, torch, put, rng):
+    arrays = put([rng.standard_normal((1, count, 40, D)) for count in (H, G, G)])
+    for number in (math.inf, -math.inf, math.nan):
+        for place in range(3):
+            spoilt = [x.clone() for x in arrays]
+            spoilt[place][:, :, 5] = number
+            runs.clear()
+            found = attention(*spoilt, sinks=sinks)
+            assert runs == ["dense"]
+            close([found], [attention(*spoilt, sinks=sinks, implementation="dense")])
+
+
+def test_sinks_of_a_long_call_whose_mask_the_kernel_has_no_logsumexp_for_take_blocks(runs, sinks, torch, put, rng):
+    arrays = put([rng.standard_normal((1, count, 300, D)) for count in (H, G, G)])
+    options = {"mask": ac.KeyLengths(200), "sinks": sinks}
+    found = results(torch, arrays, "auto", options)
+    assert runs == ["blockwise"]
+    close(found, results(torch, arrays, "dense", options), 1e-12)
+
+
+def test_a_logsumexp_that_the_kernel_has_not_changes_no_bit_of_the_output(runs, torch, arrays, put):
+    """So that it is computed apart."""
+    allowed = put(np.arange(N) != 3)
+    output, _, logsumexp = attention(*arrays, mask=allowed, return_weights=False, return_logsumexp=True)
+    assert runs == ["kernel", "dense"]
+    assert torch.equal(output, attention(*arrays, mask=allowed))
+    close([logsumexp], [attention(*arrays, mask=allowed, implementation="dense", return_logsumexp=True).logsumexp])

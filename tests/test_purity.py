@@ -374,7 +374,10 @@ def modules():
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
 def test_public_names_are_sorted_documented_and_there(module):
-    assert list(module.__all__) == sorted(set(module.__all__))
+    # constants, then classes, then functions, as the linter sorts them
+    assert list(module.__all__) == sorted(
+        set(module.__all__), key=lambda name: (not name.isupper(), not name[0].isupper(), name)
+    )
     for name in module.__all__:
         assert inspect.getdoc(getattr(module, name)), name
 
@@ -386,7 +389,7 @@ def test_the_top_level_names_are_those_announced():
     assert visible == set(attention_core.__all__)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "backend"])  # which gathers from all rooms
 def test_a_public_module_announces_what_it_defines(name):
     module = importlib.import_module(f"attention_core.{name}")
     defined = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, fan_out
@@ -14,7 +15,7 @@ from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.reproducible.attention import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.softmax import logaddexp
-from attention_core._backend import is_exporting, library_name
+from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, is_exporting, library_name
 from attention_core.masks._mask import is_structured
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
@@ -79,7 +80,7 @@ def check_implementation(implementation: Any) -> None:
 
 
 def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
-    """Run a call, with its sinks.
+    """Run a call, with its sinks: the output depends on the logsumexp, so that one implementation computes both.
 
     What is returned besides the output does not decide how that is computed. If the implementation cannot give it, it
     is computed separately, or refused if the implementation was asked for by name.
@@ -101,16 +102,22 @@ def _with_sinks(result: Attention, call: Call) -> Attention:
 def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
     if call.arithmetic == "reproducible":
         return _reproducible(call, implementation, weights=weights)
-    kernel = None
     automatic = implementation == "auto"
+    kernel = from_kernel = None
     if automatic:
         kernel = _preferred_kernel(call)
+        if logsumexp and isinstance(kernel, KernelWithLogsumexp):
+            from_kernel = kernel.attend_with_logsumexp(call)
+        if call.sinks is not None and from_kernel is None:
+            kernel = None
         implementation = _choose(call, kernel)
     if implementation == "dense":
         return dense(call, weights=weights, logsumexp=logsumexp)
     if weights and not automatic:
         raise _no_weights(implementation)
-    if implementation == "blockwise":
+    if from_kernel is not None:
+        result = Attention(from_kernel[0], None, from_kernel[1])
+    elif implementation == "blockwise":
         result = _blockwise(call)
     else:
         if logsumexp and not automatic:
@@ -167,11 +174,17 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
         notes.append("return_weights: the dense form computes the weights")
     if call.arithmetic == "reproducible":
         return _explain_reproducible(call, tuple(notes))
-    chosen = _choose(call, _preferred_kernel(call))
-    if chosen == "fused" and (logsumexp or call.sinks is not None):
-        name = "dense form" if is_dense_faster(call) else "blocks"
-        notes.append(f"return_logsumexp and sinks: the {name} compute{'s'[name == 'blocks' :]} the logsumexp")
-    kernels = [Candidate("fused", each.name, each.refusal(call), _memory(call, 0)) for each in backend.kernels]
+    verdicts = [kernel.judge(call) for kernel in backend.kernels]
+    preferred = None if has_no_elements(call) else _first_preferred(backend.kernels, verdicts)
+    if call.sinks is not None and not isinstance(preferred, KernelWithLogsumexp):
+        preferred = None
+    chosen = _choose(call, preferred)
+    if chosen == "fused" and logsumexp and not isinstance(preferred, KernelWithLogsumexp):
+        notes.append(f"return_logsumexp: computed once more, by {_choose(call, None)}")
+    kernels = [
+        Candidate("fused", kernel.name, verdict.refusal, _memory(call, 0))
+        for kernel, verdict in zip(backend.kernels, verdicts, strict=True)
+    ]
     if not kernels:
         kernels = [Candidate("fused", None, f"{library_name(call.xp)} has no fused kernel that is known here", None)]
     chunks = chunks_of_call(call)
@@ -210,7 +223,12 @@ def _preferred_kernel(call: Call) -> Any:
     kernels = call.backend.kernels
     if not kernels or has_no_elements(call):
         return None
-    return next((kernel for kernel in kernels if kernel.preferred(call) and kernel.refusal(call) is None), None)
+    return _first_preferred(kernels, (kernel.judge(call) for kernel in kernels))
+
+
+def _first_preferred(kernels: tuple[Kernel, ...], verdicts: Iterable[Verdict]) -> Kernel | None:
+    pairs = zip(kernels, verdicts, strict=True)
+    return next((kernel for kernel, verdict in pairs if verdict.is_faster and verdict.refusal is None), None)
 
 
 def _choose(call: Call, kernel: Any) -> str:
@@ -257,10 +275,10 @@ def _first_kernel(call: Call) -> Any:
     """The first kernel that gives the answer."""
     refusals = []
     for kernel in call.backend.kernels:
-        refusal = kernel.refusal(call)
-        if refusal is None:
+        verdict = kernel.judge(call)
+        if verdict.refusal is None:
             return kernel
-        refusals.append(f"{kernel.name} {refusal}")
+        refusals.append(f"{kernel.name} {verdict.refusal}")
     reasons = "; ".join(refusals) or f"{library_name(call.xp)} has none that is known here"
     raise ValueError(f"expected a call that a fused kernel answers as defined; got one that none does: {reasons}")
 

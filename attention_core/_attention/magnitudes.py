@@ -12,15 +12,26 @@ from attention_core._backend import Backend, is_concrete
 
 
 def products_are_finite(call: Call) -> Array:
-    """Whether query, key, value and all their products are finite, to be read once the program runs."""
-    xp, scale = call.xp, call.scale
-    peaks = [xp.max(xp.abs(array)) for array in (call.query, call.key, call.value)]
-    query, key, value = upcast(tuple(peaks), xp=xp)
-    factor = max(1.0, abs(float(scale)) if isinstance(scale, Real) else 1.0) * call.query.shape[-1]
-    products = xp.multiply(xp.multiply(query, factor), key)
+    """Whether query, key, value and all their products are finite, as a 0-d array that need not be readable yet.
+
+    Values are to be so small that their products with gradients are finite, too.
+    """
+    xp = call.xp
+    max_abs = tuple(xp.max(xp.abs(array)) for array in (call.query, call.key, call.value))
+    query, key, value = upcast(max_abs, xp=xp)
+    products = xp.multiply(xp.multiply(xp.multiply(query, call.query.shape[-1]), _scale_above_one(call)), key)
     return xp.logical_and(
         xp.less(products, float(xp.finfo(call.query.dtype).max)), xp.less(value, _max_value(call.query, xp))
     )
+
+
+def _scale_above_one(call: Call) -> float | Array:
+    """The scale, or 1 where that is larger: scores are to be finite before they are scaled, and after."""
+    xp, scale = call.xp, call.scale
+    if scale is None or isinstance(scale, Real):
+        return 1.0 if scale is None else max(1.0, abs(float(scale)))
+    (size,) = upcast((xp.abs(scale),), xp=xp)
+    return xp.where(xp.less(size, 1.0), 1.0, size)  # NaN stays
 
 
 def _max_value(query: Array, xp: Namespace) -> float:
@@ -46,14 +57,13 @@ def known_finite_arrays(arrays: tuple[Array, ...], scale: float | Array | None, 
     numbers = () if scale is None or isinstance(scale, Real) else (scale,)
     if not all(map(is_concrete, (*arrays, *numbers))) or any(0 in array.shape for array in arrays):
         return False
-    ends = xp.stack(
-        [end(array) for array in arrays for end in (xp.max, xp.min)]
-    )  # read once: an accelerator is slow to
-    peaks = [abs(end) for end in (ends.tolist() if hasattr(ends, "tolist") else map(float, ends))]
+    # Read together: to wait for an accelerator takes longer than to compute this.
+    extrema = xp.stack([extremum(array) for array in arrays for extremum in (xp.max, xp.min)])
+    max_abs = [abs(number) for number in (extrema.tolist() if hasattr(extrema, "tolist") else map(float, extrema))]
     factor = 1.0 if scale is None else abs(float(scale.tolist() if hasattr(scale, "tolist") else scale))
-    products = max(peaks[:2]) * max(factor, 1.0) * max(peaks[2:4]) * arrays[0].shape[-1]
-    fit = all(peak < _max_value(arrays[0], xp) for peak in peaks[4:])
-    return fit and all(map(math.isfinite, peaks[:4])) and products < float(xp.finfo(arrays[0].dtype).max)
+    products = max(max_abs[:2]) * max(factor, 1.0) * max(max_abs[2:4]) * arrays[0].shape[-1]
+    fits = all(number < _max_value(arrays[0], xp) for number in max_abs[4:])
+    return fits and all(map(math.isfinite, max_abs[:4])) and products < float(xp.finfo(arrays[0].dtype).max)
 
 
 MAX_PLAIN_SCORE, NORM_LIMIT = (

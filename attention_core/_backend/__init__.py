@@ -15,19 +15,31 @@ from attention_core._backend._find import (
     library_name,
 )
 from attention_core._backend._loops import BlockOperations, PythonLoops, TracedLoops
-from attention_core._backend._protocol import Backend, Kernel, Loops, Operation, Tuning
+from attention_core._backend._protocol import (
+    DIFFERENTIATED_ONCE,
+    Backend,
+    Kernel,
+    KernelWithLogsumexp,
+    Loops,
+    Operation,
+    Tuning,
+    Verdict,
+)
 from attention_core._backend._registry import register, registered, registered_name
 
 __all__ = [
+    "DIFFERENTIATED_ONCE",
     "Backend",
     "BlockOperations",
     "DefaultBackend",
     "Kernel",
+    "KernelWithLogsumexp",
     "Loops",
     "Operation",
     "PythonLoops",
     "TracedLoops",
     "Tuning",
+    "Verdict",
     "array_namespace",
     "available_backends",
     "backend_for",

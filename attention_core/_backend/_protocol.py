@@ -125,6 +125,13 @@ class Tuning(NamedTuple):
     query_chunk: int = 0
 
 
+DIFFERENTIATED_ONCE = (
+    "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
+    " arithmetic can be differentiated again"
+)
+"""What a backend says when an `Operation` is to be differentiated again."""
+
+
 class Operation(NamedTuple):
     """A function of arrays with a gradient of our own.
 
@@ -147,8 +154,23 @@ class Operation(NamedTuple):
     needs_float64: bool = False
 
 
+class Verdict(NamedTuple):
+    """What a kernel says of one call.
+
+    Attributes
+    ----------
+    refusal : str or None
+        Why the kernel would not give the answer of the definition, or ``None`` where it gives it.
+    is_faster : bool
+        Whether the kernel is faster than the core's own implementations. Otherwise, it is taken only by name.
+    """
+
+    refusal: str | None
+    is_faster: bool = True
+
+
 class Kernel(Protocol):
-    """A fused kernel of a library, and when it means what attention means here.
+    """A fused kernel of a library, and when it computes what attention means here.
 
     Attributes
     ----------
@@ -158,14 +180,26 @@ class Kernel(Protocol):
 
     name: str
 
-    def preferred(self, call: Any, /) -> bool:
-        """Whether the kernel is faster than the core's own implementations, if it gives the answer."""
+    def judge(self, call: Any, /) -> Verdict:
+        """Say whether the kernel gives the answer to a `Call`, and whether it is faster.
 
-    def refusal(self, call: Any, /) -> str | None:
-        """Why the kernel would not give the answer to a `Call`, or ``None``."""
+        This is called once for a call, and may read query, key and value: some kernels let NaN behind a mask through.
+        It must not compute attention.
+        """
 
     def attend(self, call: Any, /) -> Array:
-        """The output of attention, in the query's dtype."""
+        """Return the output of attention, in the query's dtype."""
+
+
+@runtime_checkable
+class KernelWithLogsumexp(Kernel, Protocol):
+    """A kernel that returns the logsumexp of its scores, too. Without one, sinks are computed in blocks."""
+
+    def attend_with_logsumexp(self, call: Any, /) -> tuple[Array, Array] | None:
+        """Return the output of `attend`, bit for bit, and logsumexp (..., H, M); ``None`` where it has none for a call.
+
+        Both are differentiable where the library differentiates.
+        """
 
 
 @runtime_checkable

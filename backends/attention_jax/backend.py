@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_core.backend import Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
+from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
 from attention_jax import namespace as jax_namespace
 from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops
@@ -144,7 +144,7 @@ def _derived_backward(recipe: Any, kept: Any, cotangents: tuple[Array, ...]) -> 
     operation, plan = recipe
     with _width(operation):
         gradients = operation.backward(plan, *kept, cotangents, backend)
-    if operation.needs_float64:  # sums of integers have no slope that means anything
+    if operation.needs_float64:  # sums of integers have no gradient that means anything
         gradients = (None if gradient is None else _once(gradient) for gradient in gradients)
     return (tuple(gradients),)
 
@@ -156,7 +156,7 @@ def _once(gradient: Array) -> Array:
 
 
 def _refused(_: Any, cotangent: Array) -> Any:
-    raise NotImplementedError("expected reproducible arithmetic to be differentiated once; got it differentiated again")
+    raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 
 _once.defvjp(lambda gradient: (gradient, None), _refused)

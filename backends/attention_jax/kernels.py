@@ -8,8 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_core.backend import Call, blockwise, default_scale, shape
-from attention_core.masks import Causal
+from attention_core.backend import (
+    Call,
+    Verdict,
+    blockwise,
+    default_scale,
+    is_top_left_causal,
+    products_are_finite,
+    shape,
+)
 
 __all__ = ["DotProduct"]
 
@@ -21,12 +28,11 @@ class DotProduct:
 
     name = "jax.nn.dot_product_attention, implementation='cudnn'"
 
-    def preferred(self, call: Call) -> bool:
-        """Whether the kernel is faster than blocks, as far as can be told without its arrays."""
-        return jax.default_backend() == "gpu" and call.query.dtype in HALVES
+    def judge(self, call: Call) -> Verdict:
+        """Say why the kernel would not give the answer, from shapes and dtypes alone."""
+        return Verdict(self._refusal(call))
 
-    def refusal(self, call: Call) -> str | None:
-        """Why the kernel would not give the answer, or ``None``."""
+    def _refusal(self, call: Call) -> str | None:
         if jax.default_backend() != "gpu":
             return "needs a GPU"
         if call.query.dtype not in HALVES:
@@ -36,7 +42,7 @@ class DotProduct:
                 return f"has no {name}, or is not known to treat it as the definition does (line 7)"
         if call.dropout is not None and call.dropout.rate:
             return "drops no weights (line 11)"
-        if call.mask is not None and not _is_causal(call.mask):
+        if call.mask is not None and not is_top_left_causal(call.mask):
             return "averages all values where a mask leaves nothing, and would need it as an array (line 4)"
         if not all(isinstance(start, int) and start == 0 for start in call.starts):
             return "counts positions from 0 (line 3)"
@@ -56,10 +62,7 @@ class DotProduct:
         """The output of the kernel, or that of blocks if something that is masked could leak from it."""
         if call.mask is None:
             return _cudnn(call)
-        peaks = (jnp.max(jnp.abs(x.astype(jnp.float32))) for x in (call.query, call.key, call.value))
-        query, key, value = peaks
-        tame = jnp.isfinite(query * key * call.query.shape[-1]) & jnp.isfinite(value)
-        return jax.lax.cond(tame, lambda: _cudnn(call), lambda: _blocks(call))
+        return jax.lax.cond(products_are_finite(call), lambda: _cudnn(call), lambda: _blocks(call))
 
 
 def _blocks(call: Call) -> jax.Array:
@@ -68,10 +71,10 @@ def _blocks(call: Call) -> jax.Array:
 
 def _cudnn(call: Call) -> jax.Array:
     *leading, heads, rows, width = call.query.shape
-    entries = math.prod(leading)
+    batch = math.prod(leading)
     # The axes of the kernel are batch, length, head, width.
     query, key, value = (
-        jnp.moveaxis(x.reshape(entries, *x.shape[-3:]), -3, -2) for x in (call.query, call.key, call.value)
+        jnp.moveaxis(x.reshape(batch, *x.shape[-3:]), -3, -2) for x in (call.query, call.key, call.value)
     )
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if not isinstance(scale, float):
@@ -80,7 +83,3 @@ def _cudnn(call: Call) -> jax.Array:
         query, key, value, scale=scale, is_causal=call.mask is not None, implementation="cudnn"
     )
     return jnp.moveaxis(output, -2, -3).reshape(*leading, heads, rows, width)
-
-
-def _is_causal(mask: Any) -> bool:
-    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0

@@ -27,7 +27,7 @@ from attention_core import layers
 from attention_core.layers import check_fit
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
-from attention_numpy.trees import known_device
+from attention_numpy.trees import known_device, with_settings
 
 __all__ = [
     "DotProductAttention",
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Self = TypeVar("Self", bound="Layer")
+_CLASSES: dict[Any, type[Layer]] = {}  # by the class of their definition
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -68,6 +69,7 @@ class Layer:
         if "kind" in vars(cls):
             init = Layer.init.__func__  # type: ignore[attr-defined]
             cls.init = classmethod(signed(init, with_settings(init, cls.kind)))  # type: ignore[assignment]
+            _CLASSES.setdefault(cls.kind, cls)
 
     @classmethod
     def init(
@@ -121,7 +123,7 @@ class Layer:
         TypeError, ValueError
             When the arrays are not those of the definition, or this is not its class.
         """
-        kind = _KINDS.get(type(definition), Layer)
+        kind = _CLASSES.get(type(definition), Layer)
         if not (issubclass(kind, cls) or issubclass(cls, kind)) or kind is Layer:
             raise TypeError(f"expected a definition as {cls.kind.__name__}; got {type(definition).__name__}")
         check_fit(definition, parameters, state)
@@ -193,14 +195,6 @@ def signed(function: Callable[..., Any], signature: inspect.Signature, /) -> Cal
 
     same.__signature__ = signature  # type: ignore[attr-defined]
     return same
-
-
-def with_settings(function: Callable[..., Any], kind: type[layers.Layer], /) -> inspect.Signature:
-    """The signature of a function with the settings of a layer in the place of ``*settings`` and ``**named``."""
-    own = inspect.signature(function).parameters.values()
-    positional = [each for each in own if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    keywords = [each for each in own if each.kind is each.KEYWORD_ONLY]
-    return inspect.Signature([*positional, *inspect.signature(kind).parameters.values(), *keywords])
 
 
 @functools.cache
@@ -327,12 +321,6 @@ class SaganAttention(Layer):
     """
 
     kind = layers.SaganAttention
-
-
-_KINDS: dict[Any, type[Layer]] = {
-    kind.kind: kind
-    for kind in (DotProductAttention, MultiHeadAttention, FeedForward, EncoderLayer, Embeddings, SaganAttention)
-}
 
 
 def save(layer: Layer, path: str | PathLike[str], /) -> None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax import layers as pytrees
+from attention_numpy.trees import with_settings
 
 __all__ = [
     "DotProductAttention",
@@ -137,7 +138,7 @@ class _Made(Layer):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
-            says = pytrees.with_settings(_Made.__init__, cls.kind.kind)
+            says = with_settings(_Made.__init__, cls.kind.kind)
             cls.__signature__ = says.replace(parameters=list(says.parameters.values())[1:])
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What every adapter shares: trees of arrays, floating-point types by name, and the words of the errors.
+"""Helpers of all adapters: map over trees of arrays, name dtypes, show the settings of layers, word errors.
 
 A tree is an array, or a (named) tuple, list or dict of trees. Its other leaves are left alone: ``None``, Python numbers
 and strings.
@@ -6,6 +6,7 @@ and strings.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from attention_core.backend import Array
 
 __all__ = [
     "as_floating",
+    "constructor",
     "differentiate",
     "is_array",
     "is_floating",
@@ -26,6 +28,7 @@ __all__ = [
     "map_leaves",
     "to_copies",
     "versions_of",
+    "with_settings",
 ]
 
 NumpyArray: TypeAlias = np.ndarray[Any, Any]
@@ -168,3 +171,26 @@ def differentiate(
         return value, fill(gradients, lambda leaf: None)
 
     return differentiated
+
+
+def with_settings(function: Callable[..., Any], kind: type, /, *, keeps_rest: bool = False) -> inspect.Signature:
+    """The signature of a function with the settings of a layer in the place of ``*settings``.
+
+    What stands for other keywords is left out, unless it is to be kept.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    keywords = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
+    rest = [one for one in parameters if keeps_rest and one.kind is one.VAR_KEYWORD]
+    return inspect.Signature([*positional, *inspect.signature(kind).parameters.values(), *keywords, *rest])
+
+
+def constructor(base: type, kind: type, /, *, keeps_rest: bool = False) -> Callable[..., None]:
+    """An ``__init__`` that calls that of a base class, and shows the settings of a layer as its arguments."""
+
+    def __init__(self: Any, *settings: Any, **options: Any) -> None:  # noqa: N807 (it is that)
+        base.__init__(self, *settings, **options)  # type: ignore[misc]
+
+    signature = with_settings(base.__init__, kind, keeps_rest=keeps_rest)  # type: ignore[misc]
+    __init__.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
+    return __init__

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from attention_core.backend import Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
+from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
 from attention_numpy.trees import (
     as_floating,
     differentiate,
@@ -142,10 +142,7 @@ class TensorFlowBackend:
 
 
 def _refused(*_: Array) -> Any:
-    raise NotImplementedError(
-        "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
-        " arithmetic can be differentiated again"
-    )
+    raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 
 def _gradient(function: Callable[..., Array], arrays: list[Array], /) -> tuple[Array, Iterable[Array]]:

@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from attention_core._arrays import DType
-from attention_core.backend import Array
+from attention_core.backend import Array, DType
 
 __all__ = [
     "INTEGRAL",

@@ -7,30 +7,16 @@ in the files of Keras and of TensorFlow.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
-import operator
-import random
-from collections import namedtuple
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
-from attention_core import Attention
 from attention_core import layers as definitions
 from attention_core.backend import Array
-from attention_core.layers import check_fit, named_arrays, tree_from_names
 from attention_core.masks import Mask
-from attention_core.random import check_seed, plain_seed
-from attention_numpy.trees import known_device
-from attention_tensorflow import namespace
-from attention_tensorflow.backend import backend
+from attention_tensorflow.keras_layer import AttentionLayer, Layer, attached, place_masks
 
 __all__ = [
     "DotProductAttention",
@@ -44,198 +30,11 @@ __all__ = [
     "save",
 ]
 
-AnyLayer = TypeVar("AnyLayer", bound="Layer")
-_STATE = "state"  # what the names of a state begin with
 _registered = keras.saving.register_keras_serializable(package="attention_core")
 
 
-def _constructor(kind: type[definitions.Layer]) -> Callable[..., None]:
-    """The constructor of a layer, which shows the settings there are."""
-
-    def __init__(self: Layer, *settings: Any, **options: Any) -> None:  # noqa: N807 (it is that)
-        Layer.__init__(self, *settings, **options)
-
-    first, *_, seed, rest = inspect.signature(Layer.__init__).parameters.values()
-    shown = [first, *inspect.signature(kind).parameters.values(), seed, rest]
-    __init__.__signature__ = inspect.Signature(shown, return_annotation=None)  # type: ignore[attr-defined]
-    return __init__
-
-
-class Layer(keras.layers.Layer):  # type: ignore[misc]
-    """What the layers share: variables by name, seeds, masks, and the way to NumPy and back.
-
-    Attributes
-    ----------
-    definition : attention_core.layers.Layer
-        The settings, and what is computed.
-    """
-
-    kind: ClassVar[type[definitions.Layer]]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "kind" in vars(cls):
-            cls.__init__ = _constructor(cls.kind)  # type: ignore[method-assign]
-
-    def __init__(self, *settings: Any, seed: int | None = None, **kwargs: Any) -> None:
-        if keras.backend.backend() != "tensorflow":
-            raise RuntimeError(
-                "expected Keras on TensorFlow, by KERAS_BACKEND=tensorflow before Keras is imported; "
-                f"got Keras on {keras.backend.backend()}"
-            )
-        if seed is not None:
-            seed = operator.index(seed)
-            check_seed(seed)
-        own = {field.name: kwargs.pop(field.name) for field in fields(self.kind) if field.name in kwargs}
-        definition = self.kind(*settings, **own)
-        super().__init__(**kwargs)
-        self.definition = definition
-        self.seed = seed
-        # Where a mask would hide nothing, Keras is to warn that it gets lost.
-        self.supports_masking = not isinstance(definition, definitions.SaganAttention)
-        # Without a seed, the generator that keras.utils.set_random_seed sets gives one, as it does for Keras's layers.
-        self._start = random.randint(1, 10**9) if seed is None else seed
-        self._first: Callable[[], tuple[Any, Any]] = self._drawn
-        self._seeds = None
-        if getattr(definition, "dropout", 0) > 0:
-            self._seeds = keras.random.SeedGenerator(self._start % 2**32)
-
-    def build(self, input_shape: Any = None) -> None:
-        """Make the variables. Their sizes are settings, so that a shape need not be given."""
-        with tf.init_scope():
-            parameters, state = self._first()
-            first = {True: named_arrays(parameters), False: named_arrays(state, _STATE)}
-        # Keras would cast variables to the compute dtype, but the state advances in that of the variables.
-        self._own = {
-            name: self.add_weight(
-                shape=tuple(value.shape),
-                initializer=lambda shape, dtype, value=value: tf.constant(value, dtype),
-                trainable=trainable,
-                autocast=False,
-                name=name,
-            )
-            for trainable, values in first.items()
-            for name, value in backend.to_numpy(values).items()
-        }
-
-    def get_config(self) -> dict[str, Any]:
-        """The settings, the seed, and what Keras adds."""
-        return {**super().get_config(), **_settings(self.definition), "seed": self.seed}
-
-    def compute_output_spec(self, *inputs: Any, **options: Any) -> Any:
-        """Shapes and dtypes of what a call returns."""
-        self._ensure_built()
-        return super(keras.layers.Layer, self).compute_output_spec(*inputs, **options)
-
-    def compute_output_shape(self, input_shape: Any, *others: Any) -> tuple[int | None, ...]:
-        """The shape of the output, given those of the inputs."""
-        dtype = "int32" if self.kind is definitions.Embeddings else self.compute_dtype
-        inputs = (
-            keras.tree.map_shape_structure(lambda dims: keras.KerasTensor(dims, dtype), shape)
-            for shape in (input_shape, *others)
-        )
-        return tuple(self.compute_output_spec(*inputs).shape)
-
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """The mask of the input, or of the query."""
-        return previous_mask.get("query") if isinstance(previous_mask, Mapping) else previous_mask
-
-    def to_numpy(self) -> tuple[Any, Any]:
-        """The parameters and the state, as trees of NumPy arrays, bit for bit."""
-        self._ensure_built()
-        return backend.to_numpy(self._trees(self.variable_dtype))  # type: ignore[no-any-return]
-
-    @classmethod
-    def from_numpy(
-        cls: type[AnyLayer],
-        definition: definitions.Layer,
-        parameters: Any,
-        state: Any = (),
-        *,
-        device: str | None = None,
-        dtype: str | None = None,
-    ) -> AnyLayer:
-        """Make a layer of trees of NumPy arrays.
-
-        Parameters
-        ----------
-        definition : attention_core.layers.Layer
-        parameters, state : trees of numpy.ndarray
-            As `to_numpy` returns them.
-        device : str, optional
-            One of ``backend.devices()``.
-        dtype : str, optional
-            A floating-point type or a dtype policy of Keras; by default the type of the arrays, bit for bit.
-
-        Raises
-        ------
-        TypeError, ValueError
-            When the definition is not one of the class, or the arrays do not fit it.
-        """
-        made = _LAYERS.get(type(definition)) if cls is Layer else cls
-        if made is None or not isinstance(definition, made.kind):
-            raise TypeError(f"expected the definition of a {cls.__name__}; got {type(definition).__name__}")
-        check_fit(definition, parameters, state)
-        dtypes = {array.dtype.name for array in [*named_arrays(parameters).values(), *named_arrays(state).values()]}
-        if dtype is None and len(dtypes) > 1:
-            raise ValueError(f"expected arrays of one dtype, or a dtype; got {', '.join(sorted(dtypes))}")
-        with contextlib.nullcontext() if device is None else tf.device(known_device(device, backend.devices())):
-            layer = made(**_settings(definition), dtype=dtype or next(iter(dtypes), None))
-            arrays = backend.from_numpy((parameters, state), dtype=layer.variable_dtype)
-            layer._first = lambda: arrays
-            layer.build()
-        layer._first = layer._drawn
-        return layer
-
-    def _drawn(self) -> tuple[Any, Any]:
-        """The first values under the seed."""
-        options = {"xp": namespace, "dtype": self.variable_dtype}
-        return self.definition.init(self._start, **options), self.definition.init_state(self._start, **options)
-
-    def _ensure_built(self) -> None:
-        if not self.built:
-            self.build()
-
-    def _trees(self, dtype: str) -> tuple[Any, Any]:
-        """The parameters and the state, as tensors."""
-        leaves = {name: tf.cast(tf.convert_to_tensor(own.value), dtype) for name, own in self._own.items()}
-        parameters, state = self.definition.parameters, self.definition.state
-        return tree_from_names(parameters, leaves), tree_from_names(state, leaves, _STATE)
-
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _apply(self, *inputs: Any, training: bool | None, seed: Any = None, **options: Any) -> Any:
-        """Call the definition, and in training advance the state."""
-        if training and self._seeds is not None:
-            options["seed"] = self._seeds.next() if seed is None else plain_seed(seed, _is_array)
-        parameters, state = self._trees(self.compute_dtype)
-        if state:
-            options["state"] = state
-        result = self.definition(parameters, *inputs, **options, xp=namespace)  # type: ignore[operator]
-        if state and training:
-            advanced = self.definition.refreshed(*self._trees(self.variable_dtype), xp=namespace)
-            for name, value in named_arrays(advanced, _STATE).items():
-                self._own[name].assign(value)
-        return _found(result)
-
-
-def _is_array(seed: Any) -> bool:
-    return hasattr(seed, "dtype") and not isinstance(seed, np.generic)
-
-
-class _AttentionLayer(Layer):
-    """A layer with a mask over pairs, and Keras's masks over the places of its inputs."""
-
-    def __call__(self, *inputs: Any, mask: Mask | Array | None = None, **options: Any) -> Any:
-        """Call the layer, in every way in which a layer of Keras is called."""
-        if mask is not None:
-            if options.get("attention_mask") is not None:
-                raise TypeError("expected mask, or attention_mask, which is the same; got both")
-            options["attention_mask"] = mask  # by its own name, Keras would take it for the mask of the places
-        return super().__call__(*inputs, **options)
-
-
 @_registered
-class DotProductAttention(_AttentionLayer):
+class DotProductAttention(AttentionLayer):
     """Scaled dot-product attention of one head, without weights, as a layer of Keras.
 
     Parameters
@@ -305,7 +104,7 @@ class DotProductAttention(_AttentionLayer):
         tensor, shape (..., M, E)
             Or, if a return flag is set, a named tuple of output, and of weights and logsumexp where asked for.
         """
-        query_mask, key_mask = _place_masks(query, key, value, query_mask, key_mask)
+        query_mask, key_mask = place_masks(query, key, value, query_mask, key_mask)
         return self._apply(
             query,
             key,
@@ -322,7 +121,7 @@ class DotProductAttention(_AttentionLayer):
 
 
 @_registered
-class MultiHeadAttention(_AttentionLayer):
+class MultiHeadAttention(AttentionLayer):
     """Multi-head attention with its projections, as a layer of Keras.
 
     Parameters
@@ -403,7 +202,7 @@ class MultiHeadAttention(_AttentionLayer):
         tensor, shape (..., M, channels of the output)
             Or, if a return flag is set, a named tuple of output, and of weights and logsumexp where asked for.
         """
-        query_mask, key_mask = _place_masks(query, key, value, query_mask, key_mask)
+        query_mask, key_mask = place_masks(query, key, value, query_mask, key_mask)
         return self._apply(
             query,
             key,
@@ -457,7 +256,7 @@ class FeedForward(Layer):
 
 
 @_registered
-class EncoderLayer(_AttentionLayer):
+class EncoderLayer(AttentionLayer):
     """Encoder layer of a transformer, as a layer of Keras.
 
     Parameters
@@ -513,7 +312,7 @@ class EncoderLayer(_AttentionLayer):
         -------
         tensor, shape (..., L, C)
         """
-        key_mask = _attached(x) if key_mask is None else key_mask
+        key_mask = attached(x) if key_mask is None else key_mask
         return self._apply(x, mask=attention_mask, key_mask=key_mask, seed=seed, training=training)
 
 
@@ -616,12 +415,6 @@ class SaganAttention(Layer):
         return self._apply(x, return_weights=return_weights, training=training)
 
 
-_LAYERS: dict[type[definitions.Layer], type[Layer]] = {
-    layer.kind: layer
-    for layer in (DotProductAttention, MultiHeadAttention, FeedForward, EncoderLayer, Embeddings, SaganAttention)
-}
-
-
 def save(layer: Layer, path: str | Path) -> None:
     """Write a layer to a file that every library of this project reads, bit for bit.
 
@@ -668,37 +461,3 @@ def load(path: str | Path, *, device: str | None = None, dtype: str | None = Non
     from attention_numpy.files import load_layer  # noqa: PLC0415 (only who loads needs what files need)
 
     return Layer.from_numpy(*load_layer(path), device=device, dtype=dtype)
-
-
-def _settings(definition: definitions.Layer) -> dict[str, Any]:
-    return {name: value for name, value in definition.settings().items() if name != "layer"}
-
-
-@functools.cache
-def _result(names: tuple[str, ...]) -> Any:
-    return Attention if names == Attention._fields else namedtuple("Attention", names)
-
-
-def _found(result: Any) -> Any:
-    """A result without what was not asked for: an output of a layer of Keras is a tensor, never ``None``."""
-    if not isinstance(result, Attention):
-        return result
-    found = {name: value for name, value in result._asdict().items() if value is not None}
-    return _result(tuple(found))(**found)
-
-
-def _attached(x: Any) -> Any:
-    """The mask that Keras attached to a tensor."""
-    return getattr(x, "_keras_mask", None)
-
-
-def _place_masks(query: Any, key: Any, value: Any, query_mask: Any, key_mask: Any) -> tuple[Any, Any]:
-    """The masks over queries and over keys: those given, or else those that Keras attached to the inputs."""
-    if isinstance(query, Mapping):
-        query, key, value = (query.get(name) for name in ("query", "key", "value"))
-    if query_mask is None:
-        query_mask = _attached(query)
-    if key_mask is None:
-        key_mask = _attached(query if key is None else key)
-    masks = [mask for mask in (key_mask, _attached(value)) if mask is not None]
-    return query_mask, functools.reduce(operator.and_, masks) if masks else None

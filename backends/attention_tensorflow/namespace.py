@@ -22,8 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from attention_core._arrays import DType
-from attention_core.backend import Array
+from attention_core.backend import Array, DType
 from attention_tensorflow.inspection import (
     INTEGRAL,
     SIGNED,

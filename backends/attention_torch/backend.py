@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from attention_core.backend import Array, Backend, Kernel, Loops, Operation, PythonLoops, Tuning
+from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Loops, Operation, PythonLoops, Tuning
 from attention_numpy.trees import (
     BFLOAT16,
     NumpyArray,
@@ -30,11 +30,6 @@ from attention_torch import operators
 from attention_torch.kernels import ScaledDotProduct
 
 __all__ = ["TorchBackend", "backend"]
-
-DIFFERENTIATED_ONCE = (
-    "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
-    " arithmetic can be differentiated again"
-)
 
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 RECOMPILE_OPTIONS = (

@@ -12,24 +12,17 @@ excepted, and what is computed and returned is as with parameters of that dtype.
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Callable
 from os import PathLike
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 
 from attention_core import layers
-from attention_core.backend import Array, dtype_name
-from attention_core.layers import check_fit, named_arrays
+from attention_core.backend import Array
 from attention_core.masks import Mask
-from attention_core.random import check_seed, plain_seed, seed_words
-from attention_numpy.trees import map_arrays, map_leaves
-from attention_torch import operators
-from attention_torch.backend import backend
+from attention_torch.module import Layer
+from attention_torch.module import Tree as Tree  # pickles hold it under this address
 
 __all__ = [
     "DotProductAttention",
@@ -42,266 +35,6 @@ __all__ = [
     "load",
     "save",
 ]
-
-AnyLayer = TypeVar("AnyLayer", bound="Layer")
-
-
-class Tree(torch.nn.Module):  # type: ignore[misc]
-    """A named tuple of tensors, with a module for every branch, so that names have dots."""
-
-    def __init__(self, tree: Any, hold: Callable[[torch.nn.Module, str, Any], None]) -> None:
-        super().__init__()
-        self.form = type(tree)
-        for name, branch in zip(getattr(tree, "_fields", ()), tree, strict=True):
-            if isinstance(branch, tuple):
-                self.add_module(name, Tree(branch, hold))
-            else:
-                hold(self, name, branch)
-
-    def read(self) -> Any:
-        """The tensors that are held now."""
-        branches = [getattr(self, name) for name in getattr(self.form, "_fields", ())]
-        return self.form(*[branch.read() if isinstance(branch, Tree) else branch for branch in branches])
-
-    def extra_repr(self) -> str:
-        """The shapes of the tensors of this branch."""
-        tensors = {**self._parameters, **self._buffers}
-        return ", ".join(f"{name}={tuple(each.shape)}" for name, each in tensors.items() if each is not None)
-
-    def _get_name(self) -> str:
-        return self.form.__name__
-
-
-class Layer(Tree):
-    """A layer of `attention_core.layers` with its parameters.
-
-    Parameters
-    ----------
-    *settings, **named
-        The fields of the class of the same name in `attention_core.layers`.
-    device : torch.device or str, optional
-        By default that of PyTorch.
-    dtype : torch.dtype, optional
-        Of the parameters; by default that of PyTorch.
-    seed : int, optional
-        Of the first values, which are the same bits on every framework; by default the default generator gives one.
-
-    Attributes
-    ----------
-    definition : attention_core.layers.Layer
-        The settings, and what is computed.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When a setting, the dtype or the seed is not one; before any parameter is made.
-    """
-
-    kind: ClassVar[type[layers.Layer]]
-    definition: Any
-
-    def __init__(
-        self,
-        *settings: Any,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        seed: Any = None,
-        **named: Any,
-    ) -> None:
-        definition = self.kind(*settings, **named)
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        _check_dtype(dtype)
-        seed = plain_seed(seed, torch.is_tensor)
-        if seed is not None:
-            check_seed(seed)
-
-        def empty(initial: Any) -> torch.Tensor:
-            return torch.empty(initial.dims, device=device, dtype=dtype)
-
-        super().__init__(map_arrays(empty, definition.parameters), _hold_parameter)
-        state = map_arrays(empty, definition.state)
-        self.state = Tree(state, torch.nn.Module.register_buffer) if state else None
-        self.definition = definition
-        self.reset_parameters(seed)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "kind" in vars(cls):
-            cls.__init__ = _constructor(cls.kind)  # type: ignore[method-assign]
-
-    def reset_parameters(self, seed: Any = None) -> None:
-        """Start again: with the same bits on every framework for the same seed.
-
-        Tensors without values, as those on the device ``"meta"``, are left alone.
-
-        Parameters
-        ----------
-        seed : int, optional
-            By default the default generator gives one.
-
-        Raises
-        ------
-        TypeError, ValueError
-            When the seed is not one.
-        """
-        tensors = named_arrays(self.read()), named_arrays(self._state())
-        if not all(backend.is_concrete(tensor) for part in tensors for tensor in part.values()):
-            return
-        seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else plain_seed(seed, torch.is_tensor)
-        with torch.no_grad():
-            for part, start in zip(tensors, (self.definition.init, self.definition.init_state), strict=True):
-                if part:
-                    first = next(iter(part.values()))
-                    values = start(seed, xp=backend.namespace, dtype=dtype_name(first.dtype), device=first.device)
-                    _copy(part, named_arrays(values))
-
-    def to_numpy(self) -> tuple[Any, Any]:
-        """Copy parameters and state to NumPy, bit for bit.
-
-        Returns
-        -------
-        parameters, state
-            Trees of `attention_core.parameters` with NumPy arrays, bfloat16 as that of ``ml_dtypes``.
-
-        Examples
-        --------
-        >>> parameters, state = FeedForward(4, 16).to_numpy()
-        >>> parameters.expand.weight.shape, state
-        ((4, 16), ())
-        """
-        return backend.to_numpy(self.read()), backend.to_numpy(self._state())
-
-    @classmethod
-    def from_numpy(
-        cls: type[AnyLayer],
-        definition: layers.Layer,
-        parameters: Any,
-        state: Any = (),
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> AnyLayer:
-        """Make a layer of what `to_numpy` returns, on any framework.
-
-        Parameters
-        ----------
-        definition : attention_core.layers.Layer
-            Of the class of the same name; on `Layer` itself of any.
-        parameters, state
-            Trees of NumPy arrays with the names and shapes that the definition says.
-        device : torch.device or str, optional
-            By default that of PyTorch.
-        dtype : torch.dtype, optional
-            By default those of the arrays, bit for bit.
-
-        Raises
-        ------
-        TypeError, ValueError
-            When the definition is not one of this class, or arrays do not fit it.
-
-        Examples
-        --------
-        >>> layer = FeedForward(4, 16)
-        >>> again = Layer.from_numpy(layer.definition, *layer.to_numpy())
-        >>> type(again).__name__, bool((again.expand.weight == layer.expand.weight).all())
-        ('FeedForward', True)
-        """
-        kind = cls if hasattr(cls, "kind") else _KINDS.get(type(definition), cls)
-        if getattr(kind, "kind", None) is not type(definition):
-            expected = cls.kind.__name__ if hasattr(cls, "kind") else " or ".join(each.__name__ for each in _KINDS)
-            raise TypeError(f"expected a definition of {expected}; got {type(definition).__name__}")
-        if dtype is not None:
-            _check_dtype(dtype)
-        check_fit(definition, parameters, state)
-        arrays = named_arrays(parameters) | named_arrays(state, "state")
-        name = None if dtype is None else dtype_name(dtype)
-        place = torch.get_default_device() if device is None else device
-        layer = kind(**{field.name: getattr(definition, field.name) for field in fields(definition)}, device="meta")
-        tensors = map_arrays(lambda tensor: tensor.to(place), backend.from_numpy(arrays, dtype=name))
-        layer.load_state_dict(tensors, assign=True)
-        return layer
-
-    def extra_repr(self) -> str:
-        """The settings that have no default, or another value."""
-        settings = asdict(self.definition)
-        given = [
-            field.name
-            for field in fields(self.definition)
-            if field.default is MISSING or settings[field.name] != field.default
-        ]
-        return ", ".join(f"{name}={settings[name]!r}" for name in given)
-
-    def _get_name(self) -> str:
-        return type(self).__name__
-
-    def _state(self) -> Any:
-        return () if self.state is None else self.state.read()
-
-    def _call(self, *arrays: Any, **options: Any) -> Any:
-        """Call the definition with what is held."""
-        arrays = tuple(dict(each) if isinstance(each, Mapping) else each for each in arrays)
-        leaves = [leaf for each in arrays for leaf in (each.values() if isinstance(each, dict) else [each])]
-        tensors = [leaf for leaf in leaves if leaf is not None]
-        for leaf in tensors:
-            if not isinstance(leaf, torch.Tensor):
-                raise TypeError(f"expected tensors of PyTorch; got {type(leaf).__name__}")
-        for name, leaf in options.items():
-            if isinstance(leaf, np.ndarray):
-                raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
-        device = tensors[0].device if tensors else torch.device("cpu")
-        if "seed" in options:
-            options["seed"] = self._seed(options["seed"], device)
-        parameters = self.read()
-        dtype = _autocast_dtype(device.type)
-
-        def lower(leaf: Any) -> Any:
-            eligible = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dtype != torch.float64
-            return leaf.to(dtype) if eligible else leaf
-
-        # The core computes in float32 where it must.
-        with contextlib.nullcontext() if dtype is None else torch.autocast(device.type, enabled=False):
-            if self.state is not None:
-                options["state"] = self._step(parameters)
-            if dtype is not None and any(tensor.is_floating_point() for tensor in tensors):
-                parameters, arrays, options = map_leaves(lower, (parameters, arrays, options))
-            return self.definition(parameters, *arrays, **options, xp=backend.namespace)
-
-    def _seed(self, seed: Any, device: torch.device) -> Any:
-        """The seed of a call in training, as a tensor where it is drawn, so that compilers draw it anew."""
-        if not self.training or self.definition.dropout == 0:
-            return None
-        if seed is None:
-            return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device)
-        seed = plain_seed(seed, torch.is_tensor)
-        if isinstance(seed, int) and torch.compiler.is_compiling():  # one graph for all seeds, and not one for each
-            words = seed_words(seed, xp=backend.namespace)
-            return torch.cat([torch.full((1,), word, dtype=torch.int32, device=device) for word in words])
-        return seed
-
-    def _step(self, parameters: Any) -> Any:
-        """The state of a call; in training, what is held is then that of the next."""
-        held = self._state()
-        opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-        # To go backward, its values are needed even after the next step.
-        state = map_arrays(operators.clone_for_backward if opaque else torch.clone, held)
-        if self.training:
-            with torch.no_grad():
-                refreshed = self.definition.refreshed(parameters, state, xp=backend.namespace)
-                _copy(named_arrays(held), named_arrays(refreshed))
-        return state
-
-
-def _constructor(kind: type[layers.Layer]) -> Callable[..., None]:
-    """The constructor of a layer, which shows the settings there are."""
-
-    def __init__(self: Layer, *settings: Any, **options: Any) -> None:  # noqa: N807 (it is that)
-        Layer.__init__(self, *settings, **options)
-
-    own = list(inspect.signature(Layer.__init__).parameters.values())
-    first, last = own[:1], [each for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    settings = inspect.signature(kind).parameters.values()
-    __init__.__signature__ = inspect.Signature([*first, *settings, *last], return_annotation=None)  # type: ignore[attr-defined]
-    return __init__
 
 
 class DotProductAttention(Layer):
@@ -496,12 +229,6 @@ class SaganAttention(Layer):
         return self._call(x, return_weights=return_weights)
 
 
-_KINDS: dict[type[layers.Layer], type[Layer]] = {
-    layer.kind: layer
-    for layer in (DotProductAttention, MultiHeadAttention, FeedForward, EncoderLayer, Embeddings, SaganAttention)
-}
-
-
 def save(layer: Layer, path: str | PathLike[str], /) -> None:
     """Write a layer to a file of safetensors, which every framework loads: its settings, parameters and state.
 
@@ -543,25 +270,3 @@ def load(
     from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
 
     return Layer.from_numpy(*files.load_layer(path), device=device, dtype=dtype)
-
-
-def _hold_parameter(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
-    module.register_parameter(name, None if tensor is None else torch.nn.Parameter(tensor))
-
-
-def _copy(to: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in to.items():
-        tensor.copy_(values[name])
-
-
-def _autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype of `torch.autocast`, where it is on."""
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return None
-
-
-def _check_dtype(dtype: Any) -> None:
-    if not isinstance(dtype, torch.dtype) or dtype_name(dtype) not in backend.dtypes:
-        expected = " or ".join(f"torch.{name}" for name in backend.dtypes)
-        raise TypeError(f"expected dtype {expected}; got {dtype!r}")

@@ -1,0 +1,87 @@
+"""PyTorch's kernel for CPUs by its operator, which returns the logsumexp as well."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from attention_core.backend import Backend, Call, Operation, is_concrete, is_top_left_causal, register
+from attention_torch.guards import HALVES, all_products_are_finite
+from attention_torch.sdpa import kernel_inputs, with_batch_of
+
+__all__ = ["FLASH_CPU", "FLASH_CPU_BACKWARD", "attend", "fits", "with_unit_stride"]
+
+FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def fits(call: Call) -> bool:
+    """Whether the operator gives the output of the function, bit for bit, and the logsumexp of the definition.
+
+    Its logsumexp is not that of the definition in fully masked rows, nor where scores are not finite.
+    """
+    arrays = call.query, call.key, call.value
+    if call.query.device.type != "cpu" or call.query.dtype in HALVES or call.query.shape[-1] != call.value.shape[-1]:
+        return False
+    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays) or call.bias is not None:
+        return False
+    if torch.is_autocast_enabled("cpu") or not torch.backends.cuda.flash_sdp_enabled():
+        return False
+    with torch.no_grad():
+        return (call.mask is None or is_top_left_causal(call.mask)) and all_products_are_finite(call)
+
+
+def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (..., H, M, E) and logsumexp (..., H, M)."""
+    query, key, value, _, is_causal, scale = kernel_inputs(call)
+    results = call.backend.custom_gradient(FLASH, FlashPlan(is_causal, scale), (query, key, value))
+    return with_batch_of(call, results[0]), with_batch_of(call, results[1])
+
+
+def with_unit_stride(array: torch.Tensor) -> torch.Tensor:
+    """What the kernel can read: vectors in one piece."""
+    return array if array.stride(-1) == 1 else array.contiguous()
+
+
+class FlashPlan(NamedTuple):
+    """What is known of a call besides its arrays."""
+
+    is_causal: bool
+    scale: float
+
+
+def _forward(plan: FlashPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+    output, logsumexp = FLASH_CPU(*map(with_unit_stride, arrays), 0.0, plan.is_causal, scale=plan.scale)
+    return output, logsumexp
+
+
+def _backward(
+    plan: FlashPlan,
+    arrays: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...],
+    cotangents: tuple[torch.Tensor, ...],
+    backend: Backend,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients by the kernel, which knows no gradient of the logsumexp.
+
+    That one adds to the gradient of the scores: P (dP - delta + d_logsumexp). The kernel sums delta from dO and O. So
+    one more channel, 1 in dO and -d_logsumexp in O, subtracts it from delta. It is 0 in all other arrays.
+    """
+    output, logsumexp = results
+    d_output, d_logsumexp = cotangents
+    padded = [
+        torch.nn.functional.pad(d_output, (0, 1), value=1.0),
+        *(torch.nn.functional.pad(array, (0, 1)) for array in arrays),
+        torch.cat([output, -d_logsumexp.unsqueeze(-1)], dim=-1),
+    ]
+    gradients = FLASH_CPU_BACKWARD(*padded, logsumexp, 0.0, plan.is_causal, scale=plan.scale)
+    return tuple(gradient[..., :-1] for gradient in gradients)
+
+
+def _empty(plan: FlashPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+    query = arrays[0]
+    return torch.empty_like(query), query.new_empty(query.shape[:-1])
+
+
+FLASH = register("torch.flash_cpu", Operation(_forward, _backward, _empty))

@@ -1,0 +1,168 @@
+"""When PyTorch's kernel gives the answer of the definition, and when it is faster.
+
+Every refusal names a line of the contract (docs/explanation/contract.md) that the kernel would break, or what it lacks.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+
+from attention_core.backend import Call, is_concrete, is_top_left_causal, known_finite_products, known_finite_scores
+from attention_core.masks import And, Given, KeyLengths, Mask
+
+__all__ = [
+    "all_products_are_finite",
+    "causal_part",
+    "decides_at_run_time",
+    "faster",
+    "has_key_lengths",
+    "may_leak",
+    "refusal",
+    "scores_are_finite",
+]
+
+HALVES = (torch.float16, torch.bfloat16)
+MIN_ELEMENTS = 2**16  # of the query, from which on reading the arguments takes less time than a product
+VECTOR_LANES = 16  # numbers in the longest vectors of a processor
+MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by the kernel than reading costs
+NEAR_LOWEST = -1e30  # below which kernels for GPUs were seen to take a bias for a mask of theirs
+
+
+def faster(call: Call) -> bool:
+    """Whether the kernel is faster than blocks, or than the dense form where a compiler fuses that.
+
+    It is not on a CPU in 16 bits, where it rounds weights that blocks do not round. It is not where values have another
+    width than keys, for which PyTorch has the dense form only. With few keys, it loses NaN.
+    """
+    query, value = call.query, call.value
+    if (query.device.type == "cpu" and query.dtype in HALVES) or query.shape[-1] != value.shape[-1]:
+        return False
+    if decides_at_run_time(call) and may_leak(call):
+        *leading, rows, _ = query.shape
+        if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
+            return False
+    return call.mask is not None or not _has_few_keys(call) or _sums_are_finite(query, call.key)
+
+
+def refusal(call: Call) -> str | None:
+    """Why the kernel would not give the answer, or ``None``."""
+    for name in ("softcap", "score_mod"):
+        if getattr(call, name) is not None:
+            return f"has no {name}"
+    if call.dropout is not None and call.dropout.rate:
+        return "drops weights by a generator of its own (line 11)"
+    if call.starts != (0, 0):
+        return "counts positions from 0 (line 3)"
+    later = decides_at_run_time(call)
+    lengths_later = later and call.bias is None and isinstance(call.mask, KeyLengths)
+    if not (_is_array_or_causal(call.mask) or lengths_later or has_key_lengths(call)):
+        return "would need this mask as an array of all M x N (line 2)"
+    return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
+
+
+def _refusal_of_bias(call: Call, later: bool) -> str | None:
+    bias = call.bias
+    if bias is None:
+        return None
+    if bias.requires_grad or bias.dtype != call.query.dtype:
+        return "takes no bias of another dtype than query, nor one that is to be differentiated"
+    if later:
+        return "takes no bias in a compiled program, which does not tell whether it is to be differentiated"
+    if call.query.is_cuda and _is_extreme(bias):
+        return "takes a bias near the least number for a mask (line 4)"
+    return None
+
+
+def _refusal_of_values(call: Call, later: bool) -> str | None:
+    if later or not may_leak(call):
+        return None
+    with torch.no_grad():
+        if all_products_are_finite(call):
+            return None
+    return "lets masked keys leak that are not seen to be finite, with finite scores and gradients (line 5)"
+
+
+def may_leak(call: Call) -> bool:
+    """Whether the kernel computes with something that is masked."""
+    mask: Any = call.mask
+    if call.bias is not None or not isinstance(mask, KeyLengths):
+        return call.bias is not None or mask is not None
+    return isinstance(mask.lengths, torch.Tensor) and not is_concrete(mask.lengths)
+
+
+def decides_at_run_time(call: Call) -> bool:
+    """Whether a compiled program can read, when it runs, what cannot be read now."""
+    arrays = call.query, call.key, call.value
+    return (
+        torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and (call.scale is None or isinstance(call.scale, Real))
+        and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
+    )
+
+
+def has_key_lengths(call: Call) -> bool:
+    """Whether the mask says how many keys there are, in numbers that can be read, and perhaps is causal: no more."""
+    _, mask = causal_part(call.mask)
+    if not isinstance(mask, KeyLengths) or call.bias is not None:
+        return False
+    return not isinstance(mask.lengths, torch.Tensor) or is_concrete(mask.lengths)
+
+
+def causal_part(mask: Any) -> tuple[Mask | None, Any]:
+    """A mask as its causal half, ``None`` if it has none, and the other half."""
+    if not isinstance(mask, And) or not (is_top_left_causal(mask.first) or is_top_left_causal(mask.second)):
+        return None, mask
+    return (mask.first, mask.second) if is_top_left_causal(mask.first) else (mask.second, mask.first)
+
+
+def all_products_are_finite(call: Call) -> bool:
+    """Whether query, key, value and their products are seen to be finite."""
+    return _norms_are_small(call, call.query, call.key, call.value) or known_finite_products(call)
+
+
+def scores_are_finite(call: Call) -> bool:
+    """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
+    if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < MIN_ELEMENTS:
+        return False
+    with torch.no_grad():
+        return _norms_are_small(call, call.query, call.key) or known_finite_scores(call)
+
+
+def _norms_are_small(call: Call, *arrays: torch.Tensor) -> bool:
+    """Whether norms of whole arrays, which no products are above, are so small that all is finite.
+
+    That reads each array once, where `known_finite_products` reads it twice.
+    """
+    if call.query.dtype in HALVES or not (call.scale is None or isinstance(call.scale, Real)):
+        return False
+    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
+        return False
+    in_order = (x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x for x in arrays)  # of memory: not copied
+    flat = [array.reshape(-1) for array in in_order]
+    norms = [math.sqrt(square) for square in torch.stack([torch.dot(x, x) for x in flat]).tolist()]
+    scale = 1.0 if call.scale is None else max(1.0, abs(float(call.scale)))
+    return all(map(math.isfinite, norms)) and norms[0] * norms[1] * scale < torch.finfo(call.query.dtype).max
+
+
+def _has_few_keys(call: Call) -> bool:
+    """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
+    columns = call.key.shape[-2]
+    return call.query.device.type == "cpu" and isinstance(columns, int) and columns < VECTOR_LANES
+
+
+def _sums_are_finite(*arrays: torch.Tensor) -> bool:
+    return all(map(is_concrete, arrays)) and all(math.isfinite(array.detach().sum().item()) for array in arrays)
+
+
+def _is_extreme(bias: torch.Tensor) -> bool:
+    """Whether a bias holds numbers, -inf excepted, that kernels for GPUs were seen to take for a mask of theirs."""
+    return not is_concrete(bias) or bool(((bias < NEAR_LOWEST) & (bias > -math.inf)).any().item())
+
+
+def _is_array_or_causal(mask: Any) -> bool:
+    return not isinstance(mask, Mask) or isinstance(mask, Given) or is_top_left_causal(mask)
