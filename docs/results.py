@@ -1,4 +1,4 @@
-"""Make the table of README.md of a report that ``attention-core conformance --json FILE`` wrote."""
+"""Make the table of docs/conformance.md from a report that ``attention-core conformance --json FILE`` wrote."""
 
 import json
 import sys
@@ -11,11 +11,11 @@ ROWS = (
     ("128 keys, float32", "01-ordinary", "float32"),
     ("128 keys, float64", "01-ordinary", "float64"),
     ("65,536 keys, float32", "09-long-row", "float32"),
-    ("q·k beyond float16", "15-half-overflow", "float16"),
-    ("q·k beyond float32, scaled is not", "12-product-overflows", "float32"),
+    ("q·k overflows float16", "15-half-overflow", "float16"),
+    ("q·k overflows, the scaled score does not", "12-product-overflows", "float32"),
     ("NaN behind a mask", "masked-nan-value", "float32"),
-    ("beside queries that may attend nothing", "empty-row-lengths", "float32"),
-    ("its gradients", "gradient-empty-lengths", "float32"),
+    ("other rows of a batch with fully masked rows", "empty-row-lengths", "float32"),
+    ("gradients of that batch", "gradient-empty-lengths", "float32"),
     ("dropout", "dropout", "float32"),
     ("keys in three pieces", "pieces", "float32"),
 )
@@ -23,40 +23,44 @@ ROWS = (
 
 def main(path):
     """Print rows of cases, columns of libraries and implementations, cells of the worst error over the rest."""
-    found = [each for each in json.loads(Path(path).read_text())["results"] if each["backend"] in LIBRARIES]
-    results = [each for each in found if each["case"] != "model"]
-    ways = [(name, each["implementation"]) for name in LIBRARIES for each in results if each["backend"] == name]
-    columns = list(dict.fromkeys(ways))
+    report = [result for result in json.loads(Path(path).read_text())["results"] if result["backend"] in LIBRARIES]
+    results = [result for result in report if result["case"] != "model"]
+    columns = list(
+        dict.fromkeys(
+            (name, result["implementation"]) for name in LIBRARIES for result in results if result["backend"] == name
+        )
+    )
     titles = [f"{LIBRARIES[name]} {implementation}" for name, implementation in columns]
-    print(f"| error in units in the last place | {' | '.join(titles)} |\n|---|{'---|' * len(columns)}")
+    print(f"| error in ulps | {' | '.join(titles)} |\n|---|{'---|' * len(columns)}")
     for title, case, dtype in ROWS:
-        chosen = [each for each in results if (each["case"], each["dtype"]) == (case, dtype)]
+        chosen = [result for result in results if (result["case"], result["dtype"]) == (case, dtype)]
         print(f"| {title} | {' | '.join(worst(chosen, column) for column in columns)} |")
     print(f"| **results that keep their bounds** | {' | '.join(kept(results, column) for column in columns)} |")
     for name, title in LIBRARIES.items():
-        model = [each for each in found if (each["case"], each["backend"], each["dtype"]) == ("model", name, "float32")]
+        run = ("model", name, "float32")
+        model = [result for result in report if (result["case"], result["backend"], result["dtype"]) == run]
         print(f"\nSix sentences through the encoder, {title}: {worst(model, (name, ''))}")
 
 
 def of(results, column):
     """The results of one library and implementation that were run."""
-    ran = (each for each in results if each["passed"] is not None)
-    return [each for each in ran if (each["backend"], each["implementation"]) == column]
+    ran = (result for result in results if result["passed"] is not None)
+    return [result for result in ran if (result["backend"], result["implementation"]) == column]
 
 
 def worst(results, column):
     """The worst error, and a mark where it is beyond its bound."""
-    found = of(results, column)
-    if not found:
+    ran = of(results, column)
+    if not ran:
         return "–"
-    text = f"{max(float(each['error']) for each in found):.2f}"
-    return text if all(each["passed"] for each in found) else f"**{text}**"
+    text = f"{max(float(result['error']) for result in ran):.2f}"
+    return text if all(result["passed"] for result in ran) else f"**{text}**"
 
 
 def kept(results, column):
     """How many results keep their bound, of how many."""
-    found = of(results, column)
-    return f"{sum(each['passed'] for each in found)} of {len(found)}"
+    ran = of(results, column)
+    return f"{sum(result['passed'] for result in ran)} of {len(ran)}"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Train one small model on PyTorch, JAX and TensorFlow: the same first weights, the same batches, the same losses.
 
-The images are the 1,797 handwritten digits of 8 × 8 pixels that come with scikit-learn. ``encoder`` reads the rows of
-an image as a sequence of 8 tokens; ``sagan`` is a convolutional net with self-attention over its feature maps. What the
-frameworks bring along (linear layers, convolutions, losses, optimizers) is their own; the layers of attention are those
-of attention_torch, attention_jax and attention_tensorflow, started from the same seed::
+The images are the 1,797 handwritten digits of 8 × 8 pixels in scikit-learn. ``encoder`` reads the rows of an image as a
+sequence of 8 tokens; ``sagan`` is a convolutional net with self-attention over its feature maps. Linear layers,
+convolutions, losses and optimizers are the framework's own. The layers of attention are those of attention_torch,
+attention_jax and attention_tensorflow, with the same seed::
 
     python examples/digits.py --plot digits.svg
 """
@@ -28,12 +28,12 @@ FRAMEWORKS = ("torch", "jax", "tensorflow")
 MODELS = ("encoder", "sagan")
 CHANNELS, HEADS, INNER = 32, 4, 64
 STEPS, BATCH = 200, 64
-RATE, MOMENTUM = 3 / 128, 7 / 8  # which float32 holds, as Keras keeps them in
-TEST = 297  # images kept apart
+RATE, MOMENTUM = 3 / 128, 7 / 8  # float32 holds both exactly, and Keras keeps them in it
+TEST = 297  # images that no training sees
 
 
 class Run(NamedTuple):
-    """What came of a training."""
+    """The result of a training."""
 
     losses: np.ndarray
     accuracy: float
@@ -164,7 +164,7 @@ def train_jax(model: str, dtype: str) -> Run:
     def step(weights: Any, velocity: Any, x: Any, y: Any) -> Any:
         loss, gradient = jax.value_and_grad(measure)(weights, x, y)
         velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, gradient)
-        advanced = weights | {"first": weights["first"].refreshed()}  # what is stored besides has no gradient
+        advanced = weights | {"first": weights["first"].refreshed()}  # the state has no gradient
         return jax.tree.map(lambda w, v: w - RATE * v, advanced, velocity), velocity, loss
 
     x, y = images(dtype)
@@ -268,7 +268,7 @@ def plot(runs: dict[str, dict[str, Run]], path: str) -> None:
 
 
 def main() -> None:
-    """Train all, print what came of it, and draw it."""
+    """Train all, print the results, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--plot", help="draw the losses into this file (needs matplotlib)")

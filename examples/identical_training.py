@@ -1,15 +1,14 @@
 """Train on PyTorch, JAX and TensorFlow, eager or compiled, and end with the same parameters, bit for bit.
 
 ``encoder`` and ``sagan`` learn the handwritten digits of scikit-learn, with layers in reproducible arithmetic and the
-optimizer of each framework. Nothing on the way to a parameter is left to the order of a library:
+optimizer of each framework. No step to a parameter depends on the order of a library:
 
-* a row of pixels, or a patch of them, comes with its position, so that no position has to be added;
-* the loss of an image is one logsumexp, that of the scores :math:`z_j - z_y`, and so has one exact operation for its
-  gradient; the mean over a batch of 16 divides by a power of two;
+* a row of pixels, or a patch of them, comes with its position, so no position is added;
+* the loss of an image is one logsumexp of the scores :math:`z_j - z_y`, so its gradient is one exact operation;
+* the mean over a batch of 16 divides by a power of two;
 * the rate is a power of two, which leaves an update one rounding, whether compiled into one instruction or not.
 
-The SHA-256 of the parameters is printed for every framework and mode, and where one differs, the first number that
-does::
+The command prints the SHA-256 of the parameters for every framework and mode, and the first number that differs::
 
     python examples/identical_training.py
 """
@@ -35,7 +34,7 @@ from attention_core.random import random_bits
 
 STEPS, BATCH = 60, 16
 RATES = {"encoder": 1 / 32, "sagan": 1 / 4}
-TEST = 297  # images kept apart
+TEST = 297  # images that no training sees
 EXACT = {"arithmetic": "reproducible"}
 MODELS = {
     "encoder": (
@@ -49,11 +48,11 @@ MODELS = {
         FeedForward(16 * 32, 64, output_channels=10, **EXACT),
     ),
 }
-"""The layers: all that each place of an image has is handed to the last."""
+"""The layers: the last one gets the channels of all positions of an image."""
 
 
 class Run(NamedTuple):
-    """What came of a training."""
+    """The result of a training."""
 
     accuracy: float
     parameters: tuple[tuple[str, np.ndarray], ...]
@@ -68,7 +67,7 @@ def first_layers(model: str) -> list[tuple[Any, Any, Any]]:
 
 
 def images(model: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of 8 pixels (1797, 8, 16), or patches of 4 (1797, 4, 4, 20), with unit vectors of places; and the digits."""
+    """Rows of 8 pixels (1797, 8, 16), or patches of 4 (1797, 4, 4, 20), with unit vectors of positions; the digits."""
     digits = load_digits()
     order = np.argsort(random_bits(0, digits.target.shape, xp=get_backend("numpy").namespace))
     pixels = (digits.images[order] / 16).astype(np.float32)
@@ -95,7 +94,7 @@ def losses(logits: Any, apart: Any) -> Any:
 
 
 def run(model: str, logits: np.ndarray, layers: Any) -> Run:
-    """Compare with the digits of the images that were kept apart, and read what the layers hold."""
+    """Compare with the digits of the test images, and read the arrays of the layers."""
     held = [
         named_arrays(tree, f"{index}.{part}")
         for index, layer in enumerate(layers)
@@ -145,7 +144,7 @@ def train_jax(model: str, mode: str, steps: int = STEPS) -> Run:
 
     def step(layers: Any, x: Any, apart: Any) -> Any:
         gradient = jax.grad(lambda layers: losses(apply(layers, x), apart).mean())(layers)
-        advanced = [layer.refreshed() for layer in layers]  # what is stored besides has no gradient
+        advanced = [layer.refreshed() for layer in layers]  # the state has no gradient
         return jax.tree.map(lambda w, g: w - RATES[model] * g, advanced, gradient)
 
     if mode == "jit":
@@ -187,7 +186,7 @@ MODES = {"torch": ("eager", "compiled"), "jax": ("jit", "eager"), "tensorflow": 
 
 
 def main() -> None:
-    """Train in several ways, print the hash of the parameters of each, and end with status 1 unless they are one."""
+    """Train on each framework and mode, print the hashes of the parameters; end with status 1 unless they agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--model", action="append", choices=MODELS, help="repeatable; by default both")

@@ -1,0 +1,70 @@
+"""Draw the picture of README.md, docs/images/speed-light.svg and speed-dark.svg, from docs/measurements."""
+
+import json
+import statistics
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("svg")
+import matplotlib.pyplot as plt
+
+DOCS = Path(__file__).parent
+ROWS = (  # title, file, shape, mask
+    ("1 × 1 × 8 × 16, no mask", "shapes", [1, 1, 8, 16], "full"),
+    ("32 × 12 × 128 × 64, causal", "shapes", [32, 12, 128, 64], "causal"),
+    ("1 × 8 × 2048 × 64, no mask", "shapes", [1, 8, 2048, 64], "full"),
+    ("1 × 8 × 2048 × 64, causal", "shapes", [1, 8, 2048, 64], "causal"),
+    ("8 × 8 × 2048 × 64, half of all keys padding", "padded", [8, 8, 2048, 64], "padded"),
+    ("1 × 4 × 8192 × 64, documents of 512", "structure", [1, 4, 8192, 64], "packed"),
+    ("1 × 4 × 8192 × 64, window of 256 keys", "structure", [1, 4, 8192, 64], "window"),
+)
+LIBRARIES = (  # backend, mode, title, marker, light colour, dark colour
+    ("numpy", "eager", "NumPy (peer: the bare formula)", "D", "#6e7781", "#9aa4ae"),
+    ("torch", "eager", "PyTorch", "o", "#c2410c", "#fb8c5a"),
+    ("jax", "jit", "JAX, jitted", "s", "#1f6feb", "#6cb0ff"),
+    ("tensorflow", "graph", "TensorFlow, graph", "^", "#8250df", "#c49bff"),
+)
+THEMES = {"light": ("#1f2328", "#d1d9e0"), "dark": ("#f0f6fc", "#3d444d")}  # text, grid
+
+
+def ratio(name, shape, mask, backend, mode):
+    """The median over rounds of the time of ``auto``, divided by that of the fastest peer of the same library."""
+    measurements = json.loads((DOCS / "measurements" / f"{name}.json").read_text())["measurements"]
+    problem = {"shape": shape, "mask": mask, "direction": "forward"}
+    runs = [run for run in measurements if problem.items() <= run["problem"].items() and run["seconds"]]
+    runs = [run for run in runs if run["candidate"]["framework"] == backend]
+    (auto,) = (run for run in runs if (run["candidate"]["name"], run["candidate"]["mode"]) == ("auto", mode))
+    peer = min((run for run in runs if run["candidate"]["is_peer"]), key=lambda run: statistics.median(run["seconds"]))
+    return statistics.median(ours / theirs for ours, theirs in zip(auto["seconds"], peer["seconds"], strict=False))
+
+
+def draw(theme):
+    """Draw one point for each library and call, on a logarithmic axis."""
+    text, grid = THEMES[theme]
+    mpl.rcParams.update({"svg.hashsalt": "attention-core", "font.size": 10, "text.color": text})
+    figure, axes = plt.subplots(figsize=(8.8, 4), layout="constrained")
+    for place, (backend, mode, title, marker, *colours) in enumerate(LIBRARIES):
+        ratios = [ratio(*row[1:], backend, mode) for row in ROWS]
+        heights = [row + 0.15 * (place - 1.5) for row in range(len(ROWS))]  # apart, so that no mark hides another
+        axes.plot(ratios, heights, marker, color=colours[theme == "dark"], label=title, markersize=7, linestyle="none")
+    axes.axvline(1, color=text, linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xticks([0.03, 0.1, 0.3, 1, 3, 10], ["0.03", "0.1", "0.3", "1", "3", "10"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(ROWS)), [row[0] for row in ROWS])
+    axes.invert_yaxis()
+    figure.supxlabel("time of a forward call / time of the fastest peer on the same library", fontsize=10)
+    axes.tick_params(colors=text, length=0)
+    axes.grid(color=grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.patch.set_visible(False)
+    axes.spines[:].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, labelcolor=text, handletextpad=0.2)
+    figure.savefig(DOCS / "images" / f"speed-{theme}.svg", transparent=True, metadata={"Date": None})
+    return figure
+
+
+if __name__ == "__main__":
+    for name in THEMES:
+        plt.close(draw(name))
