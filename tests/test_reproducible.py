@@ -73,7 +73,7 @@ def test_the_longest_sum_of_the_largest_slices_is_exact_and_one_bit_more_is_not(
 def test_slices_are_integers_that_add_up_to_the_number(bits, rng):
     x = rng.standard_normal((5, 40)) * 2.0 ** rng.integers(-30, 30, (5, 40))
     power = exact.power_above_max(x, -1, NUMPY)
-    parts = exact.slices(x, power, bits, 2, NUMPY)
+    parts = exact.slices(x, power, bits=bits, count=2, xp=NUMPY)
     for part, bound in zip(parts, (0.75, 0.5), strict=True):
         assert np.all(part == np.rint(part))
         assert np.abs(part).max() <= bound * 2**bits
@@ -751,7 +751,7 @@ def test_numbers_that_leave_float64_are_refused_and_those_of_numpy_taken(name, r
 def test_places_with_nan_are_nan(backend, put, get):
     x = put(np.asarray([[1, 5], [np.nan, 7], [2, -0.0]], np.float32))
     for mode in backend.modes:
-        pooled = backend.compile(lambda x: reproducible.pooled(x, xp=backend.namespace), mode=mode)
+        pooled = backend.compile(lambda x: reproducible.max_pool(x, xp=backend.namespace), mode=mode)
         np.testing.assert_array_equal(get(pooled(x)), [np.nan, 7])
 
 

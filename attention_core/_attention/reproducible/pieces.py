@@ -12,7 +12,7 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.exact import CARRY, SMALLEST, power_above_max, scalar64, split_carry, to_float64
-from attention_core._arithmetic.reproducible import run
+from attention_core._arithmetic.operations import run
 from attention_core._arrays import (
     Array,
     Namespace,

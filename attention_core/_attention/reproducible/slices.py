@@ -48,7 +48,7 @@ def pack_vectors(tiles: Grid, x: Array, *, first_last: bool) -> Array:
     x = finite_or_zero(tiles, x)
     bits = slice_bits(shape(x, xp=xp)[-1])
     power = power_above_max(x, -1, xp)
-    parts = slices(x, power, bits, count, xp)
+    parts = slices(x, power, bits=bits, count=count, xp=xp)
     scaled = [
         xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * place))) for place, part in enumerate(parts, start=1)
     ]
@@ -83,7 +83,7 @@ def weight_slices(weights: Array, bits: int, count: int, xp: Namespace) -> list[
 
 def concat_slices(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> Array:
     """Slices (..., count * D), the last one first, so that the first alone stands at the end."""
-    return xp.concat(slices(x, power, bits, count, xp)[::-1], axis=-1)
+    return xp.concat(slices(x, power, bits=bits, count=count, xp=xp)[::-1], axis=-1)
 
 
 def sliced_matmul(weights: list[Array], x: Array, multiply: Any, xp: Namespace) -> tuple[Array, ...]:
