@@ -4,8 +4,9 @@ Results differ between libraries for four reasons. One rule meets each of them:
 
 * *Sums in another order round differently.* All sums of products are sums of integers that float64 holds exactly
   (`slices`). No order, blocking, thread count or fused multiplication can change them.
-* *Compilers contract* ``a * b + c`` *into one rounding.* Before anything is added to a rounded product, it passes
-  through `uncontracted`, or another maximum, minimum, rounding or choice. A product by a power of two is exact.
+* *Compilers contract* ``a * b + c`` *into one rounding.* A rounded product passes through
+  `uncontracted`, or another maximum, minimum, rounding or choice, before anything is added to it. A product by a power
+  of two is exact.
 * *Elementary functions differ in the last places.* `exp2_weight`, `exp2`, `log2`, `tanh`, `sine` and `cosine` are
   polynomials, whose products and sums float64 rounds in one way only. Division and square root are correctly rounded
   everywhere. Compilers rewrite divisions by a constant, another quotient, a root, or a broadcast number, so there are
@@ -58,8 +59,8 @@ def divide_rows(x: Array, divisor: Array, xp: Namespace) -> Array:
 def round_to_float32(x: Array, xp: Namespace) -> Array:
     r"""Round float64 once to the nearest float32; below :math:`2^{-126}` to 0, above the largest to infinity.
 
-    The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact, and :math:`c - (c - x)` is x to 24 bits
-    (Veltkamp's splitting). The conversion itself rounds nothing, so a compiler may leave it out.
+    The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact. So :math:`c - (c - x)` is x to 24 bits:
+    this is Veltkamp's splitting. The conversion itself rounds nothing, so a compiler may leave it out.
     """
     x = xp.minimum(
         xp.maximum(x, scalar64(-2 * FLOAT32_OVERFLOW, x, xp)), scalar64(2 * FLOAT32_OVERFLOW, x, xp)
@@ -93,8 +94,8 @@ def slice_bits(terms: int, other: int | None = None) -> int:
     r"""How many bits b a slice may have for an exact sum of so many products of slices.
 
     The first slices are at most :math:`\tfrac34 2^b` in magnitude, and later ones :math:`\tfrac12 2^b`; so
-    :math:`K (\tfrac34 2^b)^2 \le 2^{53}` holds where :math:`2 b + \lceil \log_2 K \rceil \le 53`. Where the other
-    factor's slices have ``other`` bits, b is the number of bits that remain.
+    :math:`K (\tfrac34 2^b)^2 \le 2^{53}` holds where :math:`2 b + \lceil \log_2 K \rceil \le 53`. If the
+    slices of the other factor have ``other`` bits, b is the number of bits that remain.
     """
     room = PRECISION - ceil_log2(terms)
     return room // 2 if other is None else room - other
@@ -116,10 +117,10 @@ def slices(x: Array, power: Array, *, bits: int, count: int, xp: Namespace) -> l
     """
     rest = xp.multiply(x, xp.divide(2.0**bits, power))
     parts = []
-    for place in range(count):
+    for n in range(count):
         part = xp.round(rest)
         parts.append(part)
-        if place + 1 < count:
+        if n + 1 < count:
             rest -= part
             rest *= 2.0**bits
     return parts

@@ -93,8 +93,8 @@ def normalize(x: Array, scale: Array, offset: Array, epsilon: float, /, *, xp: N
 def _standardize(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
     r"""Channels with mean 0 and variance 1, and the standard deviation that they were divided by.
 
-    With :math:`r_i` the integers :math:`2^g x_i / P`, the differences :math:`c_i = C r_i - \sum_j r_j` are exact, as
-    :math:`g + \lceil \log_2 C \rceil \le 51`, and
+    Let :math:`r_i` be the integers :math:`2^g x_i / P`, where :math:`g + \lceil \log_2 C \rceil \le 51`. Then the
+    differences :math:`c_i = C r_i - \sum_j r_j` are exact, and
 
     .. math:: y_i = \frac{c_i \sqrt C}{\sqrt{\sum_j c_j^2 + \epsilon\, C^3 (2^g / P)^2}}.
     """

@@ -118,7 +118,7 @@ class BackwardOperands(NamedTuple):
     query_columns : (B, G, R, M, 2 D)
         Queries times the unit of their d_scores, likewise.
     rows : (B, G, R, M, 4)
-        Reference, delta, 1 / bound, and the number of bias units in a unit of d_scores.
+        Reference, delta, 1 / bound, and the unit of the d_scores over that of the bias gradient.
     key_columns : (B, G, N, 2 D)
     """
 
@@ -146,8 +146,8 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans."""
-    given, xp = unpack_operands(plan, arrays), backend.namespace
-    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, given, xp)), arrays, backend)
+    unpadded, xp = unpack_operands(plan, arrays), backend.namespace
+    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), arrays, backend)
     query, key, value = (to_float64(finite_or_zero(grid, x), xp) for x in grid.operands[:3])
     rows = _row_terms(grid, value, results, cotangents)
     operands, units = _slice_operands(grid, query, key, rows)
@@ -159,7 +159,7 @@ def backward(
     *accumulators, bias_accumulators = _accumulate(grid._replace(operands=packed), operands)
     gradients: list[Any] = _join_gradients(grid, accumulators, units)
     if not plan.all_finite:
-        gradients = [zero_unless_finite(gradient, x, xp) for gradient, x in zip(gradients, given[:3], strict=True)]
+        gradients = [zero_unless_finite(gradient, x, xp) for gradient, x in zip(gradients, unpadded[:3], strict=True)]
     if units.bias is not None:
         gradients.append(_join_bias_gradient(grid, bias_accumulators, units.bias))
     return *gradients, *(None for _ in range(plan.num_integers))
@@ -241,7 +241,7 @@ def _bias_unit(grid: Grid, d_score_unit: Array) -> Array:
     xp, bias = grid.xp, grid.operands.bias
     shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis))
     unit = xp.max(d_score_unit, axis=shared, keepdims=True) if shared else d_score_unit
-    return xp.where(xp.equal(unit, 0.0), 1.0, unit)  # of rows that only fill up a block
+    return xp.where(xp.equal(unit, 0.0), 1.0, unit)  # padding rows have unit 0
 
 
 # The loops over blocks
@@ -252,7 +252,7 @@ class _KeyBlock(NamedTuple):
 
     grid: Grid
     batch: BatchEntry
-    operands: BackwardOperands  # of one element of the batch
+    operands: BackwardOperands  # their slices for one element of the batch
     keys: Array
     values: Array
     key_columns: Array
@@ -298,9 +298,9 @@ def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
             add_queries = functools.partial(_add_queries, block, index)
             state = (d_query, *_zero_key_sums(block), d_bias)
             d_query, *sums, d_bias = visit_blocks(loops, whole, seen, add_queries, state=state)
-            place = index * grid.counts[1] + j
+            key_block = index * grid.counts[1] + j
             d_key, d_value = (
-                loops.add_block(accumulator, place, grid.xp.concat(list(parts), axis=-1))
+                loops.add_block(accumulator, key_block, grid.xp.concat(list(parts), axis=-1))
                 for accumulator, parts in zip((d_key, d_value), sums, strict=True)
             )
             return d_query, d_key, d_value, d_bias

@@ -26,10 +26,10 @@ from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operan
 from attention_core._attention.call import Call, dropout_scale, upcast_call
 from attention_core._attention.reproducible.reduction import (
     Reduction,
-    averaged,
     divide_by_weight,
     logsumexp_of,
     reduce_keys,
+    weighted_totals,
 )
 from attention_core._attention.reproducible.slices import Parts, as_three_float32, needs_carry, without_carry
 from attention_core._backend import Backend
@@ -63,7 +63,7 @@ def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, A
 
     def finish(anchor: Array, value_power: Array, value_sums: Parts, weight_sums: Parts) -> tuple[Array, ...]:
         sums = without_carry(value_sums, carry, xp), without_carry(weight_sums, carry, xp)
-        return *averaged(*sums, value_power, xp=xp), anchor
+        return *weighted_totals(*sums, value_power, xp=xp), anchor
 
     width = shape(grid.operands.value, xp=xp)[-1]
     total, weight, anchor = reduce_keys(grid, Reduction(finish, (width, 1, 1), "float64", value_part))
@@ -75,8 +75,8 @@ def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, A
 def backward_reference(anchor: Array, weight: Array, xp: Namespace) -> Array:
     r"""The reference of the backward pass, as three float32 numbers, and the inverse of a power of two.
 
-    With :math:`z_i = \sum_j w_{ij}` and a power of two :math:`2^{c_i}` within a third of it, the reference is
-    :math:`r_i = \max_j t_{ij} + \log_2 (z_i 2^{-c_i}) / 256`. The softmax is then
+    Let :math:`2^{c_i}` be a power of two within a third of :math:`z_i = \sum_j w_{ij}`. The reference is
+    :math:`r_i = \max_j t_{ij} + \log_2 (z_i 2^{-c_i}) / 256`, and the softmax is
     :math:`p_{ij} = 2^{256 (t_{ij} - r_i)} 2^{-c_i}`.
     """
     none = xp.equal(weight, 0.0)

@@ -32,13 +32,13 @@ from attention_core._attention.reproducible.reduction import (
     QueryRows,
     Reduction,
     anchor_max,
-    averaged,
     divide_by_weight,
     for_each_rows,
     logsumexp_of,
     max_scores,
     reduce_keys,
     row_accumulator,
+    weighted_totals,
 )
 from attention_core._attention.reproducible.slices import (
     MAX_TOP,
@@ -333,7 +333,7 @@ def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Back
         power = xp.concat([power, *[xp.ones_like(power)] * 2], axis=-1)
     value_sums = split_columns(_from_limbs(values, xp), slice_widths(shape(power, xp=xp)[-1], count, False))
     weight_sums = split_columns(_from_limbs(weights, xp), [1] * count)
-    total, weight = averaged(value_sums, weight_sums, power, xp)
+    total, weight = weighted_totals(value_sums, weight_sums, power, xp)
     anchor = anchor_max(from_three_float32(to_float64(scores, xp), xp), xp)
     weight = xp.where(xp.logical_or(xp.isnan(anchor), xp.less(weight, 0.0)), math.nan, weight)
     output = divide_by_weight(total, weight, plan.factor, xp)

@@ -62,7 +62,7 @@ class QueryRows(NamedTuple):
     batch: BatchEntry
     query: Array
     keys: Array
-    i: Any  # of the block of queries
+    i: Any  # index of the block of queries
     visits: tuple[Any, Any, Any]
 
 
@@ -97,8 +97,8 @@ def for_each_rows(
 
         def add_rows(i: Any, accumulators: Any) -> Any:
             pairs = zip(accumulators, compute(query_rows(sliced, i), prepared), strict=True)
-            place = index * grid.counts[0] + i
-            return tuple(loops.add_block(accumulator, place, block) for accumulator, block in pairs)
+            row_block = index * grid.counts[0] + i
+            return tuple(loops.add_block(accumulator, row_block, block) for accumulator, block in pairs)
 
         return loops.loop(0, grid.counts[0], add_rows, accumulators)
 
@@ -155,8 +155,8 @@ class Reduction(NamedTuple):
     value_part : callable
         The part of the values that is averaged, such as the finite ones.
     extent : (Array, Array) or None
-        Largest scores, (B, G, R, M, 1), and powers of two above the values, (B, G, 1, E), of more keys than those of
-        this call; ``None`` for those of this call.
+        Largest scores, (B, G, R, M, 1), and powers of two above the values, (B, G, 1, E), where other keys count, too.
+        ``None`` to find those of the keys at hand.
     """
 
     finish: Callable[[Array, Array, Parts, Parts], tuple[Array, ...]]
@@ -247,7 +247,7 @@ def _block_sums(
 # Averages
 
 
-def averaged(value_sums: Parts, weight_sums: Parts, value_power: Array, xp: Namespace) -> tuple[Array, Array]:
+def weighted_totals(value_sums: Parts, weight_sums: Parts, value_power: Array, xp: Namespace) -> tuple[Array, Array]:
     """Sums of weighted values and of weights, from the integers that stand for them."""
     count = len(weight_sums)
     bits, value_bits = WEIGHT_BITS[count], VALUE_BITS[count]

@@ -24,12 +24,12 @@ from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Plan
 from attention_core._attention.blocks.scores import matmul_per_group
 
-SCORE_UNIT = LOG2_E / 256  # scores times this are exponents for `exp2_weight`, which takes 2**x to the power of 256
+SCORE_UNIT = LOG2_E / 256  # scores times this are the x of `exp2_weight`, which returns 2**(256 x)
 WEIGHT_BITS = {1: 24, 2: 18}  # bits of a slice of a weight, by the number of slices
 VALUE_BITS = {count: slice_bits(LONGEST, bits) for count, bits in WEIGHT_BITS.items()}
 D_SCORE_BITS = 20
-D_SCORE_FACTOR_BITS = slice_bits(LONGEST, D_SCORE_BITS)  # of queries and keys, which d_scores are multiplied by
-D_OUTPUT_BITS = 22  # of d_output, which weights of up to 4 / 3 are multiplied by
+D_SCORE_FACTOR_BITS = slice_bits(LONGEST, D_SCORE_BITS)  # queries and keys, the other factor of d_scores
+D_OUTPUT_BITS = 22  # the other factor of weights of up to 4 / 3
 MIN_TOP, MAX_TOP = 2.0**-64, 2.0**127  # between these, the row maximum is the sum of three float32 numbers
 
 Parts = tuple[Array, ...]
@@ -58,7 +58,7 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     r"""Slices of vectors (..., D) side by side, (..., 2 D), such that products of packed vectors are scores.
 
     Vectors of one side are :math:`[a_1, a_2 2^{-b}]`, those of the other :math:`[b_2 2^{-b}, b_1]`, each times its
-    power of two. Where a vector is not finite, its first slice is nan, so that it makes its scores nan.
+    power of two. The first slice of a vector that is not finite is nan, which makes its scores nan.
     """
     xp, count = grid.xp, grid.plan.num_slices
     finite = xp.all(xp.isfinite(x), axis=-1, keepdims=True)
