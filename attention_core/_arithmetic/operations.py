@@ -36,7 +36,7 @@ def rounded_once(
     backward: Callable[..., tuple[Array | None, ...]],
     *,
     abstract: Callable[..., Array] = _like_first,
-    selects: bool = False,
+    raw_forward: bool = False,
 ) -> Operation:
     """Register an operation with one result, made of plain formulas in float64.
 
@@ -50,25 +50,25 @@ def rounded_once(
         ``backward(xp, plan, d_output, *arrays)`` returns a gradient for each array, ``None`` for integers.
     abstract : callable, optional
         Like ``forward``, for the shape of the result alone; by default the result has that of the first array.
-    selects : bool, optional
-        Whether ``forward`` only selects elements: then it gets the arrays as they are and is not rounded, so that even
-        subnormal numbers stay.
+    raw_forward : bool, optional
+        Whether ``forward`` takes float32 arrays and returns one. Elements that it only copies then stay as they are,
+        even subnormal ones.
     """
 
-    def widened(arrays: Arrays, xp: Namespace) -> Arrays:
+    def as_float64(arrays: Arrays, xp: Namespace) -> Arrays:
         return tuple(to_float64(array, xp) if is_floating(array) else array for array in arrays)
 
     def run_forward(plan: Any, arrays: Arrays, backend: Backend) -> Arrays:
         xp = backend.namespace
-        if selects:
+        if raw_forward:
             return (forward(xp, plan, *arrays),)
-        return (round_to_float32(forward(xp, plan, *widened(arrays, xp)), xp),)
+        return (round_to_float32(forward(xp, plan, *as_float64(arrays, xp)), xp),)
 
     def run_backward(
         plan: Any, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
     ) -> tuple[Array | None, ...]:
         xp = backend.namespace
-        gradients = backward(xp, plan, *widened((cotangents[0], *arrays), xp))
+        gradients = backward(xp, plan, *as_float64((cotangents[0], *arrays), xp))
         return tuple(None if gradient is None else round_to_float32(gradient, xp) for gradient in gradients)
 
     def run_abstract(plan: Any, arrays: Arrays, backend: Backend) -> Arrays:

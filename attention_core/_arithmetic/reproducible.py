@@ -217,7 +217,7 @@ def _rotate_backward(
     return xp.astype(_rotate(xp, plan, d_output, positions, inverse=True), xp.float64), None
 
 
-ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, selects=True)
+ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)
 
 
 # The Gaussian error linear unit
@@ -394,7 +394,7 @@ def _max_pool_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array
     return (xp.multiply(divide_rows(xp.expand_dims(d_output, axis=-2), count, xp), is_max),)
 
 
-MAX_POOL = rounded_once("reproducible.max_pool", _max_pool, _max_pool_backward, abstract=_max_pool, selects=True)
+MAX_POOL = rounded_once("reproducible.max_pool", _max_pool, _max_pool_backward, abstract=_max_pool, raw_forward=True)
 
 
 # Steps of spectral normalization
