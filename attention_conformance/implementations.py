@@ -68,7 +68,9 @@ def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
     """Let a backend cut into blocks that are small beside the problem."""
     tuning, columns = backend.tuning, problem.arrays["key"].shape[-2]
     queries, keys = SMALL if columns <= LARGE[1] else LARGE
-    backend.tuning = tuning._replace(queries=queries, keys=keys, least=queries, strip=queries if tuning.strip else 0)
+    backend.tuning = tuning._replace(
+        queries=queries, keys=keys, least=queries, query_chunk=queries if tuning.query_chunk else 0
+    )
     try:
         yield
     finally:

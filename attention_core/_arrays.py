@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, TypeAlias
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 DType: TypeAlias = Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")
+HALF = ("float16", "bfloat16")
 _names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
 
 
@@ -15,7 +17,9 @@ def dtype_name(dtype: DType, /) -> str:
     """The name of a dtype, the same for every library: ``float32``, ``bfloat16``, ``bool``."""
     if not hasattr(dtype, "name"):
         return str(dtype).rpartition(".")[2].lower()
-    names = _names.setdefault(type(dtype), {})  # dtypes of two libraries are never compared: some warn
+    names = _names.get(type(dtype))  # dtypes of two libraries are never compared: some warn
+    if names is None:
+        names = _names.setdefault(type(dtype), {})
     if dtype not in names:
         names[dtype] = str(dtype.name).lower()
     return names[dtype]
@@ -24,7 +28,7 @@ def dtype_name(dtype: DType, /) -> str:
 def compute_dtype_name(dtype: DType, /) -> str:
     """The name of the type in which one computes: float32 for the types of 16 bits, else the type itself."""
     name = dtype_name(dtype)
-    return "float32" if name in ("float16", "bfloat16") else name
+    return "float32" if name in HALF else name
 
 
 def upcast(tree: Any, /, *, xp: Namespace) -> Any:
@@ -34,7 +38,7 @@ def upcast(tree: Any, /, *, xp: Namespace) -> Any:
     if isinstance(tree, tuple):
         branches = [upcast(branch, xp=xp) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
-    return xp.astype(tree, xp.float32) if dtype_name(tree.dtype) in ("float16", "bfloat16") else tree
+    return xp.astype(tree, xp.float32) if dtype_name(tree.dtype) in HALF else tree
 
 
 def cast_to(array: Array, dtype: DType, /, *, xp: Namespace) -> Array:
@@ -53,7 +57,7 @@ def shape(array: Array, /, *, xp: Namespace) -> tuple[Any, ...]:
     dims = tuple(array.shape)
     if None in dims:  # a graph with open dimensions: the library computes them
         return tuple(xp.shape(array)) if hasattr(xp, "shape") else _dynamic_shape(array)
-    if any(dim != dim for dim in dims):
+    if [dim for dim in dims if dim != dim]:
         raise ValueError(f"expected known dimensions; got {dims}: call compute_chunk_sizes() first")
     return dims
 
@@ -68,7 +72,7 @@ def on_device_of(array: Array, /) -> dict[str, Any]:
 
     None are given where the library places arrays by itself: while tracing, and where arrays carry a sharding.
     """
-    device = None if has_sharding(array) else getattr(array, "device", None)
+    device = None if hasattr(array, "at") else getattr(array, "device", None)  # as in `has_sharding`
     return {"device": device} if device else {}
 
 
@@ -97,7 +101,7 @@ def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:
 
 def sizes(array: Array, /) -> tuple[int | None, ...]:
     """The dimensions that are known before running; ``None`` stands for the others."""
-    return tuple(dim if isinstance(dim, int) else None for dim in array.shape)
+    return tuple([dim if isinstance(dim, int) else None for dim in array.shape])
 
 
 def shape_text(array: Array, /) -> str:
@@ -112,16 +116,25 @@ def shapes_differ(first: tuple[int | None, ...], second: tuple[int | None, ...])
 
 
 def sizes_differ(first: int | None, second: int | None) -> bool:
+    """Whether two dimensions are known not to be the same."""
     return first is not None and second is not None and first != second
 
 
 def is_floating(array: Array) -> bool:
+    """Whether an array has one of the floating-point types that are computed with."""
     return dtype_name(array.dtype) in FLOATING
 
 
 def zeros_with(like: Array, *dims: Any, xp: Namespace) -> Array:
+    """Zeros of some shape, with the dtype and the device of another array."""
     return xp.zeros(dims, dtype=like.dtype, **on_device_of(like))
 
 
 def scalar_like(number: float, like: Array, xp: Namespace) -> Array:
+    """A 0-d array of a number, with the dtype and the device of another array."""
     return xp.full((), number, dtype=like.dtype, **on_device_of(like))
+
+
+def number_like(number: float | Array, like: Array, xp: Namespace) -> float | Array:
+    """A number in the type of an array."""
+    return float(number) if isinstance(number, Real) else xp.astype(number, like.dtype)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
+from collections.abc import Callable, Iterable
 from numbers import Rational, Real
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar
 
 from attention_core._arrays import (
     FLOATING,
@@ -18,11 +21,67 @@ from attention_core._arrays import (
     sizes,
     sizes_differ,
 )
-from attention_core._backend import is_concrete
+from attention_core._backend import is_compiling, is_concrete, is_of_eager_type, registered_name
 from attention_core.parameters import Linear
 
 FLOAT64_MAX = sys.float_info.max
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
+
+
+Proved = TypeVar("Proved")
+_PLAIN = (bool, int, float, str, type(None), ModuleType)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+_MOST_SIGNATURES = 1024
+
+
+def once_per_signature(prove: Callable[..., Proved]) -> Callable[..., Proved]:
+    """Let arguments be checked once for each signature: types, shapes, dtypes, devices and options.
+
+    ``prove(array=..., **arguments)`` raises what is wrong, from these facts alone, and returns what it found out; the
+    first argument holds an array. What it returned is returned again for the same signature, without a check.
+    Nothing is remembered while a function is traced.
+    """
+    known: dict[Any, Proved] = {}
+
+    @functools.wraps(prove)
+    def proved(**arguments: Any) -> Proved:
+        key = None if is_compiling(next(iter(arguments.values()))) else _signature(arguments.values())
+        result = known.get(key) if key is not None else None
+        if result is None:
+            result = prove(**arguments)
+            if key is not None:
+                if len(known) >= _MOST_SIGNATURES:
+                    known.clear()
+                known[key] = result
+        return result
+
+    return proved
+
+
+def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
+    """What checks may look at, to be compared; ``None`` where something is traced, or not known to be static."""
+    parts: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind in _PLAIN or isinstance(value, Real):
+            parts.append((kind, value))  # 1, 1.0 and True are equal, and not the same
+        elif hasattr(value, "dtype"):
+            if not is_of_eager_type(value):
+                return None
+            parts.append(
+                (kind, value.shape, value.dtype, getattr(value, "device", None), getattr(value, "committed", None))
+            )
+        elif kind in _FUNCTIONS:
+            parts.append(callable)
+        elif isinstance(value, tuple) or registered_name(kind):
+            fields = value if isinstance(value, tuple) else [getattr(value, name) for name in kind.__match_args__]
+            inner = _signature(fields)
+            if inner is None:
+                return None
+            parts.append((kind, inner))
+        else:
+            return None
+    return tuple(parts)
 
 
 def check_rank(name: str, array: Array, least: int, layout: str) -> None:
@@ -164,7 +223,7 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
 
 
-def check_scores(query: Array, key: Array, bias: Array | None, scale: Any, softcap: Any) -> None:
+def check_scores(query: Array, key: Array, bias: Array | None, *, scale: Any, softcap: Any) -> None:
     """Raise unless query, key and bias fit together, and scale and softcap are numbers."""
     check_rank("query", query, 3, "(..., heads, M, D)")
     check_rank("key", key, 3, "(..., heads, N, D)")
@@ -230,7 +289,7 @@ def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> Non
     check_broadcastable("bias", bias, target)
 
 
-def check_sinks(sinks: Any, query: Array) -> None:
+def check_sinks(sinks: Any, query: Array, num_heads: int | None) -> None:
     """Raise unless there is one sink for each head, of the query's type or that of the computation."""
     if not hasattr(sinks, "dtype"):
         raise TypeError(f"expected sinks as a floating-point array; got {type(sinks).__name__}")
@@ -238,8 +297,8 @@ def check_sinks(sinks: Any, query: Array) -> None:
     if dtype_name(sinks.dtype) not in allowed:
         raise TypeError(f"expected sinks of dtype {' or '.join(allowed)} to match query; got {dtype_name(sinks.dtype)}")
     check_device("sinks", sinks, "query", query)
-    if shapes_differ(sizes(sinks), (sizes(query)[-3],)):
-        raise ValueError(f"expected sinks ({sizes(query)[-3]},), one for each head; got {shape_text(sinks)}")
+    if shapes_differ(sizes(sinks), (num_heads,)):
+        raise ValueError(f"expected sinks ({num_heads},), one for each head; got {shape_text(sinks)}")
 
 
 def check_start(name: str, start: Any) -> Any:

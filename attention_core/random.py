@@ -54,6 +54,11 @@ class Dropout(NamedTuple):
     rate: float
     seed: Any = 0
 
+    @property
+    def scale(self) -> float:
+        """1 / (1 - rate), by which what is kept is multiplied."""
+        return 1 / (1 - self.rate)
+
 
 def check_dropout(dropout: Any) -> None:
     """Raise unless this is a `Dropout` with a rate in [0, 1) and a seed."""

@@ -179,6 +179,7 @@ class _RelativeBias:
         return xp.add(scores, _gathered(flat, xp.add(xp.multiply(bucket, self.heads), head), xp))
 
 
+register("ScoreMod", ScoreMod)
 register("alibi", _Alibi)
 register("relative_bias", _RelativeBias)
 

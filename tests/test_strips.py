@@ -38,7 +38,9 @@ def strips(backend, monkeypatch):
         pytest.skip(f"{backend.name} has no softmax of one pass")
     found = []
     monkeypatch.setattr(
-        backend, "tuning", backend.tuning._replace(dense_below=0, structured_below=0, least=3, keys=5, strip=STRIP)
+        backend,
+        "tuning",
+        backend.tuning._replace(dense_below=0, structured_below=0, least=3, keys=5, query_chunk=STRIP),
     )
 
     def recorded(*arguments):
@@ -85,7 +87,7 @@ def lent(backend):
     return SimpleNamespace(
         namespace=xp,
         loops=SimpleNamespace(softmax=softmax, traced=True),
-        tuning=backend.tuning._replace(strip=STRIP),
+        tuning=backend.tuning._replace(query_chunk=STRIP),
         is_concrete=backend.is_concrete,
     )
 

@@ -38,7 +38,7 @@ def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> 
     return y if bias is None else xp.add(y, bias)
 
 
-def normalize(x: Array, scale: Array, offset: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
     """Normalize the channels to mean 0 and variance 1, then scale and shift them."""
     centred = xp.subtract(x, xp.mean(x, axis=-1, keepdims=True))
     centred = xp.subtract(centred, xp.mean(centred, axis=-1, keepdims=True))  # the mean was rounded

@@ -83,7 +83,7 @@ AFFINE = rounded_once(
 # Normalization
 
 
-def normalize(x: Array, scale: Array, offset: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
     """Normalize the channels to mean 0 and variance 1, then scale and shift them."""
     channels = shape(x, xp=xp)[-1]
     (output,) = run(NORMALIZE, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, offset, xp=xp)

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, NamedTuple
 
-from attention_core._arrays import (
-    Array,
-    Namespace,
-    compute_dtype_name,
-    dtype_name,
-    on_device_of,
-    positions,
-    shape,
-    upcast,
-)
+from attention_core._arrays import HALF, Array, Namespace, dtype_name, number_like, positions, shape, upcast
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions
 from attention_core.random import Dropout, kept_at
@@ -43,6 +33,8 @@ class Call(NamedTuple):
     bias : Array or None
     scale, softcap : float or Array or None
     score_mod : callable or None
+    sinks : Array or None
+        Of shape (H,): for each head the score of a sink, which has no value.
     dropout : Dropout or None
     starts : tuple of int or Array
         Positions of the first query and of the first key.
@@ -59,6 +51,7 @@ class Call(NamedTuple):
     scale: float | Array | None = None
     softcap: float | Array | None = None
     score_mod: Callable[..., Array] | None = None
+    sinks: Array | None = None
     dropout: Dropout | None = None
     starts: tuple[Any, Any] = (0, 0)
     arithmetic: str = "fast"
@@ -66,16 +59,16 @@ class Call(NamedTuple):
 
 def upcast_call(call: Call) -> Call:
     """The call with 16-bit arrays in the type of the computation, float32."""
-    if compute_dtype_name(call.query.dtype) == dtype_name(call.query.dtype):
+    if dtype_name(call.query.dtype) not in HALF:
         return call
-    arrays = upcast((call.query, call.key, call.value, call.bias), xp=call.xp)
-    return call._replace(query=arrays[0], key=arrays[1], value=arrays[2], bias=arrays[3])
+    query, key, value, bias = upcast((call.query, call.key, call.value, call.bias), xp=call.xp)
+    return call._replace(query=query, key=key, value=value, bias=bias)
 
 
 def group_size(query: Array, key: Array, xp: Namespace) -> Any:
     """How often a key/value head is repeated: an integer, or a 0-d array where heads are counted only when running."""
-    heads, groups = shape(query, xp=xp)[-3], shape(key, xp=xp)[-3]
-    return 1 if isinstance(heads, int) and heads == groups else heads // groups
+    num_heads, num_kv_heads = shape(query, xp=xp)[-3], shape(key, xp=xp)[-3]
+    return 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
 
 
 def scale_query(query: Array, scale: float | Array | None, xp: Namespace) -> Array:
@@ -92,63 +85,47 @@ def default_scale(query: Array, xp: Namespace) -> float | Array:
     return xp.astype(inverse, query.dtype)
 
 
-def number_like(number: float | Array, like: Array, xp: Namespace) -> float | Array:
-    """A number in the type of an array."""
-    return float(number) if isinstance(number, Real) else xp.astype(number, like.dtype)
-
-
-def modify_scores(
-    scores: Array,
-    softcap: float | Array | None,
-    score_mod: Callable[..., Array] | None,
-    at: Positions | None,
-    xp: Namespace,
-) -> Array:
-    r"""Scores after the cap, :math:`c \tanh(s / c)`, and after a function of score and positions."""
-    if softcap is not None:
-        softcap = number_like(softcap, scores, xp)
-        scores = xp.multiply(xp.tanh(xp.divide(scores, softcap)), softcap)
-    return scores if score_mod is None else score_mod(scores, *at)  # type: ignore[misc]
-
-
 def score_positions(query: Array, key: Array, starts: tuple[Any, Any], xp: Namespace) -> Positions:
     """Where the scores of query and key stand."""
-    *leading, heads, _, _ = shape(query, xp=xp)
-    entries = xp.arange(leading[0] if len(leading) == 1 else math.prod(leading), dtype=xp.int32, **on_device_of(query))
-    batch = xp.reshape(entries, (*leading, 1, 1, 1) if leading else ()) if len(leading) != 1 else entries
-    for _ in range(3 if len(leading) == 1 else 0):  # an axis of open length is not even named
-        batch = xp.expand_dims(batch, axis=-1)
-    row, column = (
-        _offset_by(start, positions(shape(array, xp=xp)[-2], array, xp=xp), xp)
-        for array, start in zip((query, key), starts, strict=True)
-    )
+    *leading, heads, rows, _ = shape(query, xp=xp)
+    columns = shape(key, xp=xp)[-2]
+    if len(leading) == 1:  # an axis of open length is not even named
+        batch = positions(leading[0], query, xp=xp)
+        for _ in range(3):
+            batch = xp.expand_dims(batch, axis=-1)
+    else:
+        batch = xp.reshape(positions(math.prod(leading), query, xp=xp), (*leading, 1, 1, 1) if leading else ())
     return Positions(
         batch,
         xp.reshape(positions(heads, query, xp=xp), (heads, 1, 1)),
-        xp.expand_dims(row, axis=-1),
-        column,
+        xp.expand_dims(_counted_from(starts[0], rows, query, xp), axis=-1),
+        _counted_from(starts[1], columns, key, xp),
     )
 
 
-def _offset_by(start: Any, counted: Array, xp: Namespace) -> Array:
+def _counted_from(start: Any, length: Any, like: Array, xp: Namespace) -> Array:
+    """The positions start, start + 1, and so on."""
+    counted = positions(length, like, xp=xp)
     if isinstance(start, int):
         return counted if start == 0 else xp.add(counted, start)
     return xp.add(counted, xp.astype(start, xp.int32))
 
 
-def apply_dropout(weights: Array, dropout: Dropout | None, at: Positions | None, heads: Any, xp: Namespace) -> Array:
-    """Weights with some of them 0, for which `gain` makes up."""
+def dropout_scale(dropout: Dropout | None) -> float:
+    """What an average over weights is multiplied by to make up for those that were dropped."""
+    return 1.0 if dropout is None else dropout.scale
+
+
+def apply_dropout(
+    weights: Array, dropout: Dropout | None, at: Positions | None, num_heads: Any, xp: Namespace
+) -> Array:
+    """Weights with some of them 0, for which `Dropout.scale` makes up."""
     if dropout is None or dropout.rate == 0 or at is None:
         return weights
-    sample = xp.add(xp.multiply(at.batch, heads), at.head)
+    sample = xp.add(xp.multiply(at.batch, num_heads), at.head)
     return xp.where(kept_at(dropout, sample, at.query, at.key, xp=xp), weights, 0.0)
 
 
-def dropout_scale(dropout: Dropout | None) -> float:
-    """What the average is multiplied by to make up for dropped weights."""
-    return 1.0 if dropout is None else 1 / (1 - dropout.rate)
-
-
-def repeat_kv(x: Array, times: Any, /, *, xp: Namespace) -> Array:
+def repeat_kv(x: Array, group: Any, /, *, xp: Namespace) -> Array:
     """Repeat every key/value head for the query heads that share it, in order: 0, 0, 1, 1 and so on."""
-    return x if isinstance(times, int) and times == 1 else xp.repeat(x, times, axis=-3)
+    return x if isinstance(group, int) and group == 1 else xp.repeat(x, group, axis=-3)

@@ -6,12 +6,14 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, fan_out
-from attention_core._arrays import Array, dtype_name, positions, shape, sizes
+from attention_core._arrays import Array, dtype_name, positions, shape, sizes, upcast
+from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.blocks.streaming import blockwise
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.reproducible.attention import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
+from attention_core._attention.softmax import logaddexp
 from attention_core._backend import is_exporting, library_name
 from attention_core.masks._mask import is_structured
 
@@ -52,11 +54,14 @@ class Explanation(NamedTuple):
     chosen : str
     reason : str
     candidates : tuple of Candidate
+    notes : tuple of str
+        What is computed besides, and other ways that are decided when a program runs.
     """
 
     chosen: str
     reason: str
     candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.chosen}: {self.reason}"]
@@ -64,7 +69,7 @@ class Explanation(NamedTuple):
             label = name if kernel is None else f"{name} ({kernel})"
             size = "memory unknown" if memory is None else f"about {memory / 2**20:.3g} MiB"
             lines.append(f"  {label}: {size}" if refusal is None else f"  {label}: refused: {refusal}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
 def check_implementation(implementation: Any) -> None:
@@ -74,15 +79,30 @@ def check_implementation(implementation: Any) -> None:
 
 
 def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
-    """Run a call.
+    """Run a call, with its sinks.
 
-    What is returned beside the output does not decide how that is computed: where the implementation cannot give it,
-    it is computed apart, or refused if the implementation was asked for by name.
+    What is returned besides the output does not decide how that is computed. If the implementation cannot give it, it
+    is computed separately, or refused if the implementation was asked for by name.
     """
+    if call.sinks is None:
+        return _attend(call, implementation, weights=weights, logsumexp=logsumexp)
+    return _with_sinks(_attend(call, implementation, weights=weights, logsumexp=True), call)
+
+
+def _with_sinks(result: Attention, call: Call) -> Attention:
+    r"""Let every query also attend to a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
+    xp = call.xp
+    logsumexp = logaddexp(result.logsumexp, xp.expand_dims(upcast(call.sinks, xp=xp), axis=-1), xp=xp)
+    share = xp.expand_dims(xp.exp(xp.subtract(result.logsumexp, logsumexp)), axis=-1)
+    weights = None if result.weights is None else xp.multiply(result.weights, share)
+    return Attention(xp.multiply(result.output, share), weights, logsumexp)
+
+
+def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
     if call.arithmetic == "reproducible":
         return _reproducible(call, implementation, weights=weights)
-    automatic = implementation == "auto"
     kernel = None
+    automatic = implementation == "auto"
     if automatic:
         kernel = _preferred_kernel(call)
         implementation = _choose(call, kernel)
@@ -106,7 +126,7 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
 
 def all_scores(call: Call) -> Array:
     """All scores of a call."""
-    if call.arithmetic == "fast" or 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1]):
+    if call.arithmetic == "fast" or has_no_pairs(call):
         return dense_scores(call)
     query, key = fan_out((call.query, call.key), arithmetic_of(call.arithmetic), call.xp)
     return reproducible_scores(call._replace(query=query, key=key, value=key))
@@ -124,8 +144,8 @@ def _reproducible(call: Call, implementation: str, *, weights: bool) -> Attentio
     if weights and implementation == "blockwise":
         raise _no_weights(implementation)
     xp = call.xp
-    if 0 in (*sizes(call.query)[:-1], *sizes(call.key)[:-1]):
-        return dense(call, weights=weights)  # of nothing, nothing is added up
+    if has_no_pairs(call):
+        return dense(call, weights=weights)
     query, key, value = fan_out((call.query, call.key, call.value), arithmetic_of("reproducible"), xp)
     call = call._replace(query=query, key=key, value=value)
     output, logsumexp = reproducible_attention(call)
@@ -139,15 +159,24 @@ def _reproducible(call: Call, implementation: str, *, weights: bool) -> Attentio
     return Attention(output, found, logsumexp)
 
 
-def explain(call: Call) -> Explanation:
+def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     """Which implementation `attend` would choose."""
     backend = call.backend
+    notes = []
+    if weights:
+        notes.append("return_weights: the dense form computes the weights")
     if call.arithmetic == "reproducible":
-        return _explain_reproducible(call, backend)
+        return _explain_reproducible(call, tuple(notes))
     chosen = _choose(call, _preferred_kernel(call))
+    if chosen == "fused" and (logsumexp or call.sinks is not None):
+        name = "dense form" if is_dense_faster(call) else "blocks"
+        notes.append(f"return_logsumexp and sinks: the {name} compute{'s'[name == 'blocks' :]} the logsumexp")
     kernels = [Candidate("fused", each.name, each.refusal(call), _memory(call, 0)) for each in backend.kernels]
     if not kernels:
         kernels = [Candidate("fused", None, f"{library_name(call.xp)} has no fused kernel that is known here", None)]
+    chunks = chunks_of_call(call)
+    if chunks:
+        notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if norms bound all scores")
     return Explanation(
         chosen,
         REASONS[chosen],
@@ -156,36 +185,48 @@ def explain(call: Call) -> Explanation:
             Candidate("blockwise", None, None, _memory(call, backend.tuning.queries * backend.tuning.keys)),
             Candidate("dense", None, None, _memory(call, math.inf)),
         ),
+        tuple(notes),
     )
 
 
-def _explain_reproducible(call: Call, backend: Any) -> Explanation:
+def _explain_reproducible(call: Call, notes: tuple[str, ...]) -> Explanation:
     """Reproducible arithmetic is computed in blocks, whose size does not show: by either name."""
-    kernels = [each.name for each in backend.kernels] or [None]
+    backend = call.backend
+    kernels: list[str | None] = [kernel.name for kernel in backend.kernels]
     memory = _memory(call, 2 * backend.tuning.exact_scores)  # six arrays of a block
     return Explanation(
         "blockwise",
         "in reproducible arithmetic, there are blocks alone, and their size does not show",
         (
-            *(Candidate("fused", name, "adds up in an order of its own", None) for name in kernels),
+            *(Candidate("fused", name, "adds up in an order of its own", None) for name in kernels or [None]),
             *(Candidate(name, None, None, memory) for name in ("blockwise", "dense")),
         ),
+        notes,
     )
 
 
 def _preferred_kernel(call: Call) -> Any:
     """The kernel that is faster than what is written here, and gives the answer; ``None`` if there is none."""
-    if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
-        return None
     kernels = call.backend.kernels
+    if not kernels or has_no_elements(call):
+        return None
     return next((kernel for kernel in kernels if kernel.preferred(call) and kernel.refusal(call) is None), None)
 
 
 def _choose(call: Call, kernel: Any) -> str:
     if kernel is not None:
         return "fused"
-    nothing = 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value))
-    return "dense" if nothing or is_dense_faster(call) else "blockwise"
+    return "dense" if is_dense_faster(call) or has_no_elements(call) else "blockwise"
+
+
+def has_no_elements(call: Call) -> bool:
+    """Whether query, key or value is empty."""
+    return 0 in call.query.shape or 0 in call.key.shape or 0 in call.value.shape
+
+
+def has_no_pairs(call: Call) -> bool:
+    """Whether there is no query, or no key."""
+    return 0 in call.query.shape[:-1] or 0 in call.key.shape[:-1]
 
 
 def is_dense_faster(call: Call) -> bool:
@@ -195,17 +236,16 @@ def is_dense_faster(call: Call) -> bool:
     program would need an operator of ours: there, blocks are to be asked for by name.
     """
     *leading, rows, _ = sizes(call.query)
-    columns = sizes(call.key)[-2]
-    if is_exporting(call.query) or rows is None or columns is None:
+    columns, tuning = sizes(call.key)[-2], call.backend.tuning
+    if rows is None or columns is None or is_exporting(call.query):
         return True
-    tuning = call.backend.tuning
     if None not in leading and math.prod(leading) * rows * columns > tuning.dense_most:  # type: ignore[arg-type]
         return False
-    return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
+    return rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below)
 
 
 def _blockwise(call: Call) -> Attention:
-    if 0 in (*sizes(call.query), *sizes(call.key), *sizes(call.value)):
+    if has_no_elements(call):
         return dense(call)
     if None in (sizes(call.query)[-2], sizes(call.key)[-2]) and not call.backend.loops.traced:
         raise ValueError("expected known lengths with implementation='blockwise' on this library; got unknown ones")

@@ -2,138 +2,117 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, shape, sizes
+from attention_core._arrays import Array, shape, sizes
 from attention_core._attention.call import (
     Attention,
     Call,
     apply_dropout,
-    dropout_scale,
     group_size,
-    modify_scores,
     repeat_kv,
     scale_query,
     score_positions,
     upcast_call,
 )
 from attention_core._attention.magnitudes import known_finite_products
+from attention_core._attention.scores import allowed_by, masked_scores, modify_scores
 from attention_core._attention.softmax import finite_vectors, softmax, weighted_sum
 from attention_core.masks import Mask, Positions
-from attention_core.masks._mask import allowed_pairs
 
 
 def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Attention:
     """Attention from all scores at once: time and memory grow with M × N.
 
-    What is returned beside the output does not change its bits: where a library has the weights in one pass, the output
-    is theirs, and what is asked for beside it is computed apart.
+    Asking for weights or logsumexp never changes the output. With a softmax of the library, the output uses it, and
+    the others are computed separately.
     """
     call = upcast_call(call)
-    xp, dropout = call.xp, call.dropout
-    at = _positions_if_needed(call)
-    allowed = _allowed(call.mask, call.bias, at, xp)
-    tame = _seen_finite(call, allowed)
-    times = group_size(call.query, call.key, xp)
-    key, value = repeat_kv(call.key, times, xp=xp), repeat_kv(call.value, times, xp=xp)
-    scores = _scores(call, key, allowed, at, tame)  # (..., H, M, N)
-    shares = _one_pass_weights(call, scores, allowed)
-    beside = shares is None or weights or logsumexp
-    exponentials, total, normalizer = (
-        softmax(scores, allowed, **_softmax_options(call), xp=xp) if beside else (None,) * 3
-    )
-    numerators = exponentials if shares is None else shares
-    kept = apply_dropout(numerators, dropout, at, shape(call.query, xp=xp)[-3], xp)
-    output = weighted_sum(kept, value, None if tame else allowed, choose=_traced_choice(call), xp=xp)
-    if shares is None:
+    xp, backend, dropout = call.xp, call.backend, call.dropout
+    at, allowed = _where_allowed(call)
+    nothing_leaks = allowed is None or _known_finite(call)
+    value = repeat_kv(call.value, group_size(call.query, call.key, xp), xp=xp)
+    scores = _scores(call, allowed, at, nothing_leaks)  # (..., H, M, N)
+    probabilities = _one_pass_softmax(call, scores, allowed)
+    exponentials = total = normalizer = None
+    if probabilities is None or weights or logsumexp:
+        constant = backend.stop_gradient if backend.differentiates else None
+        exp_difference = None if backend.differentiates else backend.loops.exp_difference
+        exponentials, total, normalizer = softmax(
+            scores, allowed, constant=constant, exp_difference=exp_difference, xp=xp
+        )
+    numerators = exponentials if probabilities is None else probabilities
+    cond = backend.loops.cond if backend.loops.traced else None
+    kept = apply_dropout(numerators, dropout, at, shape(call.query, xp=xp)[-3], xp=xp)
+    output = weighted_sum(kept, value, None if nothing_leaks else allowed, cond=cond, xp=xp)
+    if probabilities is None:
         output = xp.divide(output, total)
     return Attention(
-        output if kept is numerators else xp.multiply(output, dropout_scale(dropout)),
+        output if kept is numerators else xp.multiply(output, dropout.scale),  # type: ignore[union-attr]
         xp.divide(exponentials, total) if weights else None,
         xp.squeeze(normalizer, axis=-1) if logsumexp else None,
     )
 
 
 def dense_scores(call: Call) -> Array:
-    """The scores as far as the call goes, masked with -inf."""
+    """All scores of a call, with -inf where masked."""
     call = upcast_call(call)
-    at = _positions_if_needed(call)
-    allowed = _allowed(call.mask, call.bias, at, call.xp)
-    key = repeat_kv(call.key, group_size(call.query, call.key, call.xp), xp=call.xp)
-    return _scores(call, key, allowed, at, _seen_finite(call, allowed))
+    at, allowed = _where_allowed(call)
+    return _scores(call, allowed, at, allowed is None or _known_finite(call))
 
 
-def _positions_if_needed(call: Call) -> Positions | None:
-    """The positions of all scores, if anything asks for them."""
+def _where_allowed(call: Call) -> tuple[Positions | None, Array | None]:
+    """The positions of all scores, if anything asks for them, and where attention is allowed."""
     asked = isinstance(call.mask, Mask) or call.score_mod is not None or call.dropout is not None
-    return score_positions(call.query, call.key, call.starts, call.xp) if asked else None
+    at = score_positions(call.query, call.key, call.starts, call.xp) if asked else None
+    return at, allowed_by(call.mask, call.bias, at, call.xp)
 
 
-def _scores(call: Call, key: Array, allowed: Array | None, at: Positions | None, tame: bool) -> Array:
-    xp, choose = call.xp, _traced_choice(call)
-
-    def plain() -> Array:
-        return xp.matmul(scale_query(call.query, call.scale, xp), xp.matrix_transpose(key))
-
-    def cleaned() -> Array:
-        query, of_query = finite_vectors(call.query, xp=xp)
-        finite_key, of_key = finite_vectors(key, xp=xp)
-        rubbish = xp.add(xp.expand_dims(of_query, axis=-1), xp.expand_dims(of_key, axis=-2))  # 0 or nan
-        return xp.add(xp.matmul(scale_query(query, call.scale, xp), xp.matrix_transpose(finite_key)), rubbish)
-
-    if allowed is None or tame:
-        scores = plain()
-    elif choose is None or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a choice
-        scores = cleaned()
-    else:
-        scores = choose(xp.isfinite(xp.add(xp.sum(call.query), xp.sum(key))), plain, cleaned)
-    if call.softcap is not None or call.score_mod is not None:
-        if allowed is not None:
-            scores = xp.where(allowed, scores, 0.0)  # what overflows and is masked must not meet the cap's gradient
-        scores = modify_scores(scores, call.softcap, call.score_mod, at, xp)
-    if call.bias is not None or call.score_mod is not None:
-        scores = xp.add(scores, 0.0 if call.bias is None else call.bias)  # in memory of its own
-    if allowed is not None:
-        scores = xp.where(allowed, scores, -math.inf)
-    return scores
-
-
-def _allowed(mask: Mask | Array | None, bias: Array | None, at: Positions | None, xp: Namespace) -> Array | None:
-    """Where attention is allowed: by the mask, and by a bias that is not -inf; ``None`` for everywhere."""
-    allowed = None if mask is None else allowed_pairs(mask, at, xp=xp)
-    if bias is None:
-        return allowed
-    admitted = xp.not_equal(bias if len(bias.shape) else xp.reshape(bias, (1,)), -math.inf)
-    return admitted if allowed is None else xp.logical_and(allowed, admitted)
-
-
-def _seen_finite(call: Call, allowed: Array | None) -> bool:
-    """Whether what is masked is seen to be finite, so that it cannot leak. No accelerator is waited for."""
+def _known_finite(call: Call) -> bool:
+    """Whether all products are known to be finite, so that nothing masked can leak. No accelerator is waited for."""
     on_host = "cpu" in str(getattr(call.query, "device", "cpu")).lower()
-    return allowed is not None and on_host and known_finite_products(call)
+    return on_host and known_finite_products(call)
 
 
-def _one_pass_weights(call: Call, scores: Array, allowed: Array | None) -> Array | None:
-    """The weights, if the library has a softmax of one pass: 0 where not allowed, even where nothing is.
+def _scores(call: Call, allowed: Array | None, at: Positions | None, nothing_leaks: bool) -> Array:
+    xp, loops = call.xp, call.backend.loops
+    key = repeat_kv(call.key, group_size(call.query, call.key, xp), xp=xp)
+    if nothing_leaks:
+        raw = _product(call, key)
+    elif not loops.traced or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a condition
+        raw = _clean_product(call, key)
+    else:
+        finite = xp.isfinite(xp.add(xp.sum(call.query), xp.sum(key)))
+        raw = loops.cond(finite, lambda: _product(call, key), lambda: _clean_product(call, key))
+    modify: Any = None
+    if call.softcap is not None or call.score_mod is not None:
+        raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
+        modify = functools.partial(modify_scores, softcap=call.softcap, score_mod=call.score_mod, at=at, xp=xp)
+    return masked_scores(raw, allowed, call.bias, modify, xp=xp)
 
-    It may say nan for one key alone where one is attended, which dropout must not drop.
+
+def _product(call: Call, key: Array) -> Array:
+    """The products of scaled queries and keys."""
+    return call.xp.matmul(scale_query(call.query, call.scale, call.xp), call.xp.matrix_transpose(key))
+
+
+def _clean_product(call: Call, key: Array) -> Array:
+    """The same, with NaN for each vector that is not finite: what is masked among them must reach no gradient."""
+    xp = call.xp
+    query, query_nan = finite_vectors(call.query, xp=xp)
+    key, key_nan = finite_vectors(key, xp=xp)
+    nonfinite = xp.add(xp.expand_dims(query_nan, axis=-1), xp.expand_dims(key_nan, axis=-2))  # 0 or NaN
+    return xp.add(_product(call._replace(query=query), key), nonfinite)
+
+
+def _one_pass_softmax(call: Call, scores: Array, allowed: Array | None) -> Array | None:
+    """The weights, if the library has a softmax of one pass: 0 where not allowed, even in a fully masked row.
+
+    It may give NaN to one key alone where one of them is NaN, and dropout must not drop that key.
     """
-    loops = call.backend.loops
-    if loops.softmax is None or (call.dropout is not None and call.dropout.rate):
+    library_softmax = call.backend.loops.softmax
+    if library_softmax is None or (call.dropout is not None and call.dropout.rate):
         return None
-    shares = loops.softmax(scores)
-    return shares if allowed is None else call.xp.where(allowed, shares, 0.0)
-
-
-def _softmax_options(call: Call) -> dict[str, Any]:
-    """What keeps an array from being differentiated by; and exponentials over scores, if nothing is differentiated."""
-    backend = call.backend
-    if backend.differentiates:
-        return {"constant": backend.stop_gradient}
-    return {"exp_difference": backend.loops.exp_difference}
-
-
-def _traced_choice(call: Call) -> Any:
-    """What runs one of two functions, if the library can without reading the condition."""
-    return call.backend.loops.cond if call.backend.loops.traced else None
+    probabilities = library_softmax(scores)
+    return probabilities if allowed is None else call.xp.where(allowed, probabilities, 0.0)

@@ -14,7 +14,7 @@ def softmax(
     allowed: Array | None,
     /,
     *,
-    constant: Callable[[Array], Array] = lambda x: x,
+    constant: Callable[[Array], Array] | None = None,
     exp_difference: Callable[[Array, Array], Array] | None = None,
     xp: Namespace,
 ) -> tuple[Array, Array, Array]:
@@ -49,19 +49,15 @@ def softmax(
     if isinstance(num_keys, int) and num_keys == 0:
         one = xp.ones((*rows, 1), dtype=scores.dtype, **on_device_of(scores))
         return scores, one, xp.multiply(one, -math.inf)
-    top = constant(xp.max(scores, axis=-1, keepdims=True))
-    if exp_difference is None:
-
-        def exp_difference(x: Array, y: Array) -> Array:
-            return xp.exp(xp.subtract(x, y))
-
+    top = xp.max(scores, axis=-1, keepdims=True)
+    top = top if constant is None else constant(top)
     if allowed is None:
-        exponentials = exp_difference(scores, top)
+        exponentials = xp.exp(xp.subtract(scores, top)) if exp_difference is None else exp_difference(scores, top)
         total = _sum_exponentials(exponentials, num_keys, xp)
         return exponentials, total, xp.add(top, xp.log(total))
     empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
     top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
-    exponentials = exp_difference(scores, top)
+    exponentials = xp.exp(xp.subtract(scores, top)) if exp_difference is None else exp_difference(scores, top)
     total = xp.where(empty, 1.0, _sum_exponentials(exponentials, num_keys, xp))  # 0 / 0 and log(0)
     return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
 
@@ -79,7 +75,7 @@ def weighted_sum(
     allowed: Array | None,
     /,
     *,
-    choose: Callable[[Array, Callable[[], Array], Callable[[], Array]], Array] | None = None,
+    cond: Callable[[Array, Callable[[], Array], Callable[[], Array]], Array] | None = None,
     xp: Namespace,
 ) -> Array:
     r"""The weighted sum of the values, :math:`o_i = \sum_j e_{ij} v_j`, over the keys that are allowed.
@@ -95,8 +91,8 @@ def weighted_sum(
     value : Array, shape (..., N, E)
     allowed : Array of bool, or None
         ``None`` when nothing is masked: then the plain product does.
-    choose : callable, optional
-        ``choose(condition, then, otherwise)`` runs one of two functions; the second product is left out by it where all
+    cond : callable, optional
+        ``cond(condition, then, otherwise)`` runs one of two functions; the second product is left out by it where all
         values are finite.
     xp : array namespace
 
@@ -119,9 +115,9 @@ def weighted_sum(
         pull = xp.where(up, xp.where(down, math.nan, scalar_like(math.inf, value, xp)), pull)
         return xp.add(summed, xp.multiply(pull, xp.sum(weights, axis=-1, keepdims=True)))
 
-    if choose is None:
+    if cond is None:
         return pulled()
-    return choose(xp.isfinite(xp.sum(value)), lambda: xp.matmul(weights, value), pulled)
+    return cond(xp.isfinite(xp.sum(value)), lambda: xp.matmul(weights, value), pulled)
 
 
 def finite_vectors(x: Array, /, *, xp: Namespace) -> tuple[Array, Array]:

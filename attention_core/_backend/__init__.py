@@ -8,8 +8,10 @@ from attention_core._backend._find import (
     backend_of,
     entries,
     get_backend,
+    is_compiling,
     is_concrete,
     is_exporting,
+    is_of_eager_type,
     library_name,
 )
 from attention_core._backend._loops import BlockOperations, PythonLoops, TracedLoops
@@ -32,8 +34,10 @@ __all__ = [
     "backend_of",
     "entries",
     "get_backend",
+    "is_compiling",
     "is_concrete",
     "is_exporting",
+    "is_of_eager_type",
     "library_name",
     "register",
     "registered",

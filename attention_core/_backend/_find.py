@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _namespaces: dict[type, Namespace] = {}
 _backends: dict[type, Backend] = {}
+_eager_types: set[type] = set()
 
 
 def array_namespace(*arrays: Array) -> Namespace:
@@ -72,7 +73,7 @@ def _namespace_of(array: Array) -> Namespace:
 def backend_of(array: Array) -> Backend | None:
     """The backend that owns this array, out of those whose library is in use."""
     kind = type(array)
-    if _is_compiling(array):
+    if is_compiling(array):
         _learn(kind)
     backend = _backends.get(kind)
     if backend is None:
@@ -124,20 +125,16 @@ def _kin(kind: type) -> Iterator[type]:
 _learn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs this, and does not trace it
 
 
-def _is_compiling(array: Array) -> bool:
+def is_compiling(array: Array, /) -> bool:
     """Whether the library of an array records what is called, so that hardly anything else can be looked up."""
-    compiler = _compiler(array)
+    compiler: Any = getattr(sys.modules.get(_library_of(type(array))), "compiler", None)
     return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling())
 
 
 def is_exporting(array: Array, /) -> bool:
     """Whether the library of an array records a program for other machines, and perhaps for other lengths."""
-    compiler = _compiler(array)
+    compiler: Any = getattr(sys.modules.get(_library_of(type(array))), "compiler", None)
     return hasattr(compiler, "is_exporting") and bool(compiler.is_exporting())
-
-
-def _compiler(array: Array) -> Any:
-    return getattr(sys.modules.get(_library_of(type(array))), "compiler", None)
 
 
 def _library_of(kind: type) -> str:
@@ -153,12 +150,20 @@ def library_name(xp: Namespace) -> str:
     return name.partition(".")[0]
 
 
+def is_of_eager_type(array: Array, /) -> bool:
+    """Whether arrays of this class were seen with values: their dimensions are integers, and tracers are others."""
+    kind = type(array)
+    if kind not in _eager_types and hasattr(array, "dtype") and is_concrete(array):
+        _eager_types.add(kind)
+    return kind in _eager_types
+
+
 def is_concrete(array: Array, /) -> bool:
     """Whether the values of an array can be read now, without tracing, computing or waiting for a graph."""
-    if _is_compiling(array):
+    if is_compiling(array):
         return False
-    backend = backend_of(array)
-    return backend.is_concrete(array) if backend else False
+    backend = _backends.get(type(array)) or backend_of(array)
+    return backend is not None and backend.is_concrete(array)
 
 
 GROUP = "attention_core.backends"

@@ -108,7 +108,7 @@ class Tuning(NamedTuple):
         How many scores of all heads it may hold at once, where it is faster, but takes more memory than blocks.
     structured_below : int
         The same under a mask that tells of blocks whether they are to be computed.
-    strip : int
+    query_chunk : int
         How many queries, or more, take a library's softmax over all keys within reach of a mask; 0 for none.
     exact_scores : int
         How many scores a block has in reproducible arithmetic, in float64: such that they stay in a cache.
@@ -122,7 +122,7 @@ class Tuning(NamedTuple):
     backward_keys: int = 512
     exact_scores: int = 2**18
     dense_most: float = math.inf
-    strip: int = 0
+    query_chunk: int = 0
 
 
 class Operation(NamedTuple):

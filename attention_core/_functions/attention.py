@@ -7,12 +7,18 @@ from numbers import Real
 from typing import Any
 
 from attention_core._arithmetic import check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
+from attention_core._arrays import Array, Namespace, cast_to, sizes
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
-from attention_core._attention.softmax import logaddexp
-from attention_core._backend import array_namespace, backend_for
-from attention_core._checks import check_flag, check_function, check_scores, check_sinks, check_value
+from attention_core._backend import Backend, array_namespace, backend_for
+from attention_core._checks import (
+    check_flag,
+    check_function,
+    check_scores,
+    check_sinks,
+    check_value,
+    once_per_signature,
+)
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
@@ -124,23 +130,34 @@ def scaled_dot_product_attention(
     Array([[[1. ],
             [1.5]]], dtype=array_api_strict.float64)
     """
-    check_flag("is_causal", is_causal)
-    check_implementation(implementation)
-    mask = with_causal(mask, is_causal)
-    check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, sinks)
-    call = make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, arithmetic=arithmetic)
-    xp = call.xp
-    if sinks is None:
-        result = attend(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
-    else:
-        check_sinks(sinks, query)
-        result = attend(call, implementation, weights=return_weights, logsumexp=True)
-        result = _with_sinks(result, upcast(sinks, xp=xp), xp)
-    output = cast_to(result.output, query.dtype, xp=xp)
-    if not (return_weights or return_logsumexp):
-        return output
-    weights = cast_to(result.weights, query.dtype, xp=xp) if return_weights else None
-    return Attention(output, weights, result.logsumexp if return_logsumexp else None)
+    call = make_call(
+        query,
+        key,
+        value,
+        mask=mask,
+        bias=bias,
+        is_causal=is_causal,
+        scale=scale,
+        softcap=softcap,
+        score_mod=score_mod,
+        sinks=sinks,
+        dropout=dropout,
+        implementation=implementation,
+        arithmetic=arithmetic,
+        xp=xp,
+    )
+    result = rounded_attention(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
+    return result if return_weights or return_logsumexp else result.output
+
+
+def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
+    """Run a call, and round output and weights to the dtype of the query."""
+    result, dtype, xp = attend(call, implementation, weights=weights, logsumexp=logsumexp), call.query.dtype, call.xp
+    return Attention(
+        cast_to(result.output, dtype, xp=xp),
+        cast_to(result.weights, dtype, xp=xp) if weights else None,
+        result.logsumexp if logsumexp else None,
+    )
 
 
 def explain_attention(
@@ -155,7 +172,10 @@ def explain_attention(
     scale: float | Array | None = None,
     softcap: float | Array | None = None,
     score_mod: ScoreModification | None = None,
+    sinks: Array | None = None,
     dropout: Dropout | None = None,
+    return_weights: bool = False,
+    return_logsumexp: bool = False,
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Explanation:
@@ -186,21 +206,22 @@ def explain_attention(
       blockwise: about 20 MiB
       dense: about 1.54e+03 MiB
     """
-    check_flag("is_causal", is_causal)
-    check_attention_arithmetic(arithmetic, query, "auto", scale, softcap, score_mod, None)
-    mask = with_causal(mask, is_causal)
-    return explain(
-        make_call(query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, arithmetic=arithmetic)
+    call = make_call(
+        query,
+        key,
+        value,
+        mask=mask,
+        bias=bias,
+        is_causal=is_causal,
+        scale=scale,
+        softcap=softcap,
+        score_mod=score_mod,
+        sinks=sinks,
+        dropout=dropout,
+        arithmetic=arithmetic,
+        xp=xp,
     )
-
-
-def _with_sinks(result: Attention, sinks: Array, xp: Namespace) -> Attention:
-    r"""Let every query of a head also attend a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
-    sinks = xp.expand_dims(sinks, axis=-1)
-    logsumexp = logaddexp(result.logsumexp, sinks, xp=xp)
-    share = xp.expand_dims(xp.exp(xp.subtract(result.logsumexp, logsumexp)), axis=-1)
-    weights = None if result.weights is None else xp.multiply(result.weights, share)
-    return Attention(xp.multiply(result.output, share), weights, logsumexp)
+    return explain(call, weights=return_weights, logsumexp=return_logsumexp)
 
 
 def attention_scores(
@@ -243,34 +264,30 @@ def attention_scores(
     >>> attention_scores(xp.ones((1, 1, 4)), xp.ones((1, 2, 4)), mask=xp.asarray([True, False]))
     Array([[[  2., -inf]]], dtype=array_api_strict.float64)
     """
-    xp = array_namespace(query, key, bias, *mask_arrays(mask)) if xp is None else xp
-    check_scores(query, key, bias, scale, softcap)
-    _check_options(query, key, mask, score_mod, None)
-    check_attention_arithmetic(arithmetic, query, "auto", scale, softcap, score_mod, None)
-    call = Call(
+    call = make_call(
         query,
         key,
         key,
-        xp,
-        backend_for(query, xp),
         mask=mask,
         bias=bias,
         scale=scale,
         softcap=softcap,
         score_mod=score_mod,
         arithmetic=arithmetic,
+        xp=xp,
     )
-    return cast_to(all_scores(call), query.dtype, xp=xp)
+    return cast_to(all_scores(call), query.dtype, xp=call.xp)
 
 
 def check_attention_arithmetic(
     arithmetic: Any,
     query: Array,
-    implementation: Any,
-    scale: Any,
-    softcap: Any,
-    score_mod: Any,
-    sinks: Any,
+    *,
+    implementation: Any = "auto",
+    scale: Any = None,
+    softcap: Any = None,
+    score_mod: Any = None,
+    sinks: Any = None,
 ) -> None:
     """Raise unless the arithmetic can be had with these options."""
     check_arithmetic(arithmetic, "query", query)
@@ -296,68 +313,98 @@ def check_attention_arithmetic(
             raise ValueError(f"expected no {name} with arithmetic='reproducible'; got one")
 
 
-def make_call(
+def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call:
+    """The arguments of attention, once they are known to be right.
+
+    With ``starts``, queries and keys are a piece of the whole, and a mask is one over all positions.
+    """
+    xp, backend = _prove(query=query, key=key, value=value, **options)
+    return unchecked_call(query, key, value, **{**options, "xp": xp}, backend=backend)
+
+
+def unchecked_call(
     query: Array,
     key: Array,
     value: Array,
-    mask: Mask | Array | None,
-    bias: Array | None,
-    scale: float | Array | None,
-    softcap: float | Array | None,
-    score_mod: ScoreModification | None,
-    dropout: Dropout | None,
-    xp: Namespace | None,
-    starts: tuple[Any, Any] | None = None,
+    /,
     *,
-    arithmetic: str = "fast",
+    mask: Mask | Array | None = None,
+    is_causal: bool = False,
+    implementation: str = "auto",
+    xp: Namespace,
+    backend: Backend | None = None,
+    **options: Any,
 ) -> Call:
-    """The arguments, once they are known to be right."""
-    xp = array_namespace(query, key, value, bias, *mask_arrays(mask)) if xp is None else xp
-    check_scores(query, key, bias, scale, softcap)
-    check_value(value, key)
-    _check_options(query, key, mask, score_mod, dropout, starts)
+    """The arguments of attention, which are known to be right."""
     return Call(
-        query,
-        key,
-        value,
-        xp,
-        backend_for(query, xp),
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        dropout=dropout,
-        starts=starts or (0, 0),
-        arithmetic=arithmetic,
+        query=query,
+        key=key,
+        value=value,
+        xp=xp,
+        backend=backend or backend_for(query, xp),
+        mask=with_causal(mask, is_causal),
+        **options,
     )
 
 
 def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:
+    """The mask, and `Causal` if it is asked for. Not by ``&``, which compilers trace as their own."""
     if not is_causal:
         return mask
-    return Causal() if mask is None else And(Causal(), as_mask(mask))  # not by `&`, which compilers take for their own
+    return Causal() if mask is None else And(Causal(), as_mask(mask))
 
 
-def _check_options(
+@once_per_signature
+def _prove(
+    *,
     query: Array,
     key: Array,
-    mask: Mask | Array | None,
-    score_mod: ScoreModification | None,
-    dropout: Dropout | None,
+    value: Array,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    sinks: Array | None = None,
+    dropout: Dropout | None = None,
     starts: tuple[Any, Any] | None = None,
-) -> None:
+    implementation: str = "auto",
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> tuple[Namespace, Backend]:
+    """The namespace and the backend of arguments that fit together."""
+    check_flag("is_causal", is_causal)
+    check_implementation(implementation)
+    xp = array_namespace(query, key, value, bias, *mask_arrays(mask)) if xp is None else xp
+    check_attention_arithmetic(
+        arithmetic, query, implementation=implementation, scale=scale, softcap=softcap, score_mod=score_mod, sinks=sinks
+    )
+    check_scores(query, key, bias, scale=scale, softcap=softcap)
+    check_value(value, key)
     if mask is not None:
-        lengths = (
-            (None, None) if starts is not None else (sizes(query)[-2], sizes(key)[-2])
-        )  # those of the whole are unknown
-        check_mask(mask, (*sizes(query)[:-2], *lengths), query)
-    if mask is not None and starts is not None:
-        check_covered(mask, (*starts,), (sizes(query)[-2], sizes(key)[-2]))
-    if score_mod is not None:
-        check_function("score_mod", score_mod)
-        heads = score_mod.num_heads if isinstance(score_mod, ScoreMod) else None
-        if heads is not None and sizes(query)[-3] not in (heads, None):
-            raise ValueError(f"expected a score_mod for {sizes(query)[-3]} heads, those of query; got one for {heads}")
+        check_attention_mask(mask, query, key, starts)
+    check_score_mod(score_mod, sizes(query)[-3])
+    if sinks is not None:
+        check_sinks(sinks, query, sizes(query)[-3])
     if dropout is not None:
         check_dropout(dropout)
+    return xp, backend_for(query, xp)
+
+
+def check_attention_mask(mask: Mask | Array, query: Array, key: Array, starts: tuple[Any, Any] | None) -> None:
+    """Raise unless a mask fits the scores; of a piece, unless it covers the positions of the piece."""
+    lengths = sizes(query)[-2], sizes(key)[-2]
+    check_mask(mask, (*sizes(query)[:-2], *(lengths if starts is None else (None, None))), query)
+    if starts is not None:
+        check_covered(mask, starts, lengths)
+
+
+def check_score_mod(score_mod: Any, num_heads: int | None) -> None:
+    """Raise unless this is a function, for so many heads if it is for some number."""
+    if score_mod is None:
+        return
+    check_function("score_mod", score_mod)
+    wanted = score_mod.num_heads if isinstance(score_mod, ScoreMod) else None
+    if wanted is not None and num_heads not in (wanted, None):
+        raise ValueError(f"expected a score_mod for {num_heads} heads, those of query; got one for {wanted}")

@@ -7,8 +7,8 @@ import functools
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, index_dtype, positions, shape, shape_text, sizes, upcast
 from attention_core._backend import array_namespace, is_concrete
-from attention_core._checks import check_floating, check_integer, check_like, check_parameters, check_rank
-from attention_core._functions.normalization import check_layer_norm, layer_norm
+from attention_core._checks import check_floating, check_integer, check_like, check_number, check_parameters, check_rank
+from attention_core._functions.normalization import check_layer_norm
 from attention_core.parameters import Embeddings, LayerNorm
 from attention_core.random import Dropout, check_dropout
 
@@ -92,7 +92,8 @@ def embed_tokens(
     ]
     x = functools.reduce(functools.partial(maps.add, xp=xp), found)
     if parameters.norm is not None:
-        x = layer_norm(upcast(parameters.norm, xp=xp), x, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+        scale, offset = upcast(parameters.norm, xp=xp)
+        x = maps.normalize(x, scale, offset, float(epsilon), xp=xp)
     return cast_to(maps.drop(x, dropout, xp=xp), dtype, xp=xp)
 
 
@@ -105,7 +106,8 @@ def _check_embeddings(parameters: Embeddings, epsilon: float, dropout: Dropout |
         if len(table.shape) != 2 or sizes(table)[1] != sizes(token)[1]:
             raise ValueError(f"expected {name} (entries, {sizes(token)[1]}) to match token; got {shape_text(table)}")
     if parameters.norm is not None:
-        check_layer_norm("norm", parameters.norm, "token", token, epsilon)
+        check_layer_norm("norm", parameters.norm, "token", token)
+        check_number("epsilon", epsilon, positive=True)
     if dropout is not None:
         check_dropout(dropout)
 

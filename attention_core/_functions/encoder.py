@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from attention_core._arithmetic import arithmetic_of
 from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
 from attention_core._attention.choice import check_implementation
 from attention_core._backend import array_namespace
-from attention_core._checks import check_parameters
+from attention_core._checks import check_number, check_parameters, once_per_signature
 from attention_core._functions.attention import check_attention_arithmetic
-from attention_core._functions.feed_forward import check_feed_forward, feed_forward
+from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
 from attention_core._functions.multi_head import (
+    attend_heads,
     check_multi_head,
     check_options,
     check_projections,
-    multi_head_attention,
     tuple_leaves,
 )
-from attention_core._functions.normalization import check_layer_norm, layer_norm
+from attention_core._functions.normalization import check_layer_norm
 from attention_core.masks import Mask
 from attention_core.masks._tree import mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward
@@ -93,38 +94,44 @@ def encoder_layer(
     >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
     True
     """
-    check_parameters("layer", parameters, EncoderLayer)
-    check_projections("attention", parameters.attention)
-    if xp is None:
-        xp = array_namespace(x, *tuple_leaves(parameters), *mask_arrays(mask))
-    _check_encoder(parameters, x, num_heads, mask, epsilon, dropout)
-    check_attention_arithmetic(arithmetic, x, implementation, None, None, None, None)
-    check_implementation(implementation)
+    xp = _prove(
+        x=x,
+        parameters=parameters,
+        num_heads=num_heads,
+        norm_first=norm_first,
+        mask=mask,
+        epsilon=epsilon,
+        dropout=dropout,
+        implementation=implementation,
+        arithmetic=arithmetic,
+        xp=xp,
+    )
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
-    maps = arithmetic_of(arithmetic)
-    dropouts = _dropouts(dropout, 3, xp)
+    ops = arithmetic_of(arithmetic)
+    in_weights, in_attention, in_feed_forward = _dropouts(dropout, 3, xp)
 
     def attend(h: Array) -> Array:
-        y = multi_head_attention(
+        result = attend_heads(
             parameters.attention,
-            h,
+            (h, h, h),
             num_heads=num_heads,
+            num_kv_heads=num_heads,
             mask=mask,
-            dropout=dropouts[0],
+            dropout=in_weights,
             implementation=implementation,
             arithmetic=arithmetic,
             xp=xp,
         )
-        return maps.drop(y, dropouts[1], xp=xp)
+        return ops.drop(result.output, in_attention, xp=xp)
 
     def feed(h: Array) -> Array:
-        return feed_forward(parameters.feed_forward, h, dropout=dropouts[2], arithmetic=arithmetic, xp=xp)
+        return expand_and_contract(parameters.feed_forward, h, in_feed_forward, ops, xp=xp)
 
     for norm, branch in ((parameters.attention_norm, attend), (parameters.feed_forward_norm, feed)):
-        normal = functools.partial(layer_norm, norm, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
-        x, h = maps.copies(x, 2, xp=xp)
-        x = maps.add(x, branch(normal(h)), xp=xp) if norm_first else normal(maps.add(x, branch(h), xp=xp))
+        normal = functools.partial(ops.normalize, scale=norm.scale, offset=norm.offset, epsilon=float(epsilon), xp=xp)
+        x, h = ops.copies(x, 2, xp=xp)
+        x = ops.add(x, branch(normal(h)), xp=xp) if norm_first else normal(ops.add(x, branch(h), xp=xp))
     return cast_to(x, dtype, xp=xp)
 
 
@@ -135,26 +142,46 @@ def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropou
     return [Dropout(dropout.rate, fold_in(dropout.seed, place, xp=xp)) for place in range(count)]
 
 
-def _check_encoder(
-    parameters: EncoderLayer,
+@once_per_signature
+def _prove(
+    *,
     x: Array,
+    parameters: EncoderLayer,
     num_heads: int,
+    norm_first: bool,
     mask: Mask | Array | None,
     epsilon: float,
     dropout: Dropout | None,
-) -> None:
+    implementation: Any,
+    arithmetic: Any,
+    xp: Namespace | None,
+) -> Namespace:
+    """The namespace of arguments that fit together."""
+    check_parameters("layer", parameters, EncoderLayer)
+    check_projections("attention", parameters.attention)
+    if xp is None:
+        xp = array_namespace(x, *tuple_leaves(parameters), *mask_arrays(mask))
     check_parameters("feed_forward", parameters.feed_forward, FeedForward)
-    check_multi_head(parameters.attention, x, x, x, num_heads, num_heads, mask, None)
+    check_multi_head(parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_heads, mask=mask, bias=None)
     check_options(None, None, dropout)
-    check_layer_norm("attention_norm", parameters.attention_norm, "x", x, epsilon)
-    check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x, epsilon)
+    check_layer_norm("attention_norm", parameters.attention_norm, "x", x)
+    check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x)
+    check_number("epsilon", epsilon, positive=True)
     check_feed_forward("feed_forward", parameters.feed_forward, "x", x)
-    outputs = {"feed_forward.contract": parameters.feed_forward.contract}
+    _check_outputs(parameters, sizes(x)[-1])
+    check_attention_arithmetic(arithmetic, x, implementation=implementation)
+    check_implementation(implementation)
+    return xp
+
+
+def _check_outputs(parameters: EncoderLayer, channels: int | None) -> None:
+    """Raise unless both branches lead back to the channels of the input."""
     attention = parameters.attention
+    outputs = {"feed_forward.contract": parameters.feed_forward.contract}
     if attention.output is not None:
         outputs["attention.output"] = attention.output
-    elif sizes(attention.value.weight)[1] != sizes(x)[-1]:
-        raise ValueError(f"expected attention back to {sizes(x)[-1]} channels; got {sizes(attention.value.weight)[1]}")
+    elif sizes(attention.value.weight)[1] != channels:
+        raise ValueError(f"expected attention back to {channels} channels; got {sizes(attention.value.weight)[1]}")
     for name, projection in outputs.items():
-        if sizes(projection.weight)[1] != sizes(x)[-1]:
-            raise ValueError(f"expected {name} back to {sizes(x)[-1]} channels; got {sizes(projection.weight)[1]}")
+        if sizes(projection.weight)[1] != channels:
+            raise ValueError(f"expected {name} back to {channels} channels; got {sizes(projection.weight)[1]}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, upcast
 from attention_core._backend import array_namespace
-from attention_core._checks import check_floating, check_linear, check_parameters, check_rank
+from attention_core._checks import check_floating, check_linear, check_parameters, check_rank, once_per_signature
 from attention_core.parameters import FeedForward, Linear
 from attention_core.random import Dropout, check_dropout
 
@@ -41,12 +43,7 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     >>> linear(Linear(xp.asarray([[1.0], [2.0]]), xp.asarray([0.5])), xp.asarray([[3.0, 4.0]]))
     Array([[11.5]], dtype=array_api_strict.float64)
     """
-    check_parameters("linear", parameters, Linear)
-    xp = array_namespace(x, *parameters) if xp is None else xp
-    check_rank("x", x, 1, "(..., in)")
-    check_floating("x", x)
-    check_arithmetic(arithmetic, "x", x)
-    check_linear("linear", parameters, "x", x)
+    xp = _prove_linear(x=x, parameters=parameters, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     (weight, bias), x = upcast((parameters, x), xp=xp)
     return cast_to(arithmetic_of(arithmetic).affine(x, weight, bias, xp=xp), dtype, xp=xp)
@@ -85,10 +82,7 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     >>> [round(float(y), 6) for y in gelu(xp.asarray([-1.0, 0.0, 1.0]))]
     [-0.158655, 0.0, 0.841345]
     """
-    xp = array_namespace(x) if xp is None else xp
-    check_rank("x", x, 0, "(...)")
-    check_floating("x", x)
-    check_arithmetic(arithmetic, "x", x)
+    xp = _prove_gelu(x=x, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
 
@@ -135,6 +129,44 @@ def feed_forward(
     >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
     0.841345
     """
+    xp = _prove_feed_forward(x=x, parameters=parameters, dropout=dropout, arithmetic=arithmetic, xp=xp)
+    dtype = x.dtype
+    parameters, x = upcast((parameters, x), xp=xp)
+    return cast_to(expand_and_contract(parameters, x, dropout, arithmetic_of(arithmetic), xp=xp), dtype, xp=xp)
+
+
+def expand_and_contract(
+    parameters: FeedForward, x: Array, dropout: Dropout | None, ops: Any, *, xp: Namespace
+) -> Array:
+    """The body of `feed_forward`, in the type of the computation."""
+    inner = ops.gelu(ops.affine(x, *parameters.expand, xp=xp), xp=xp)
+    return ops.drop(ops.affine(inner, *parameters.contract, xp=xp), dropout, xp=xp)
+
+
+@once_per_signature
+def _prove_linear(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespace | None) -> Namespace:
+    check_parameters("linear", parameters, Linear)
+    xp = array_namespace(x, *parameters) if xp is None else xp
+    check_rank("x", x, 1, "(..., in)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    check_linear("linear", parameters, "x", x)
+    return xp
+
+
+@once_per_signature
+def _prove_gelu(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
+    xp = array_namespace(x) if xp is None else xp
+    check_rank("x", x, 0, "(...)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    return xp
+
+
+@once_per_signature
+def _prove_feed_forward(
+    *, x: Array, parameters: FeedForward, dropout: Dropout | None, arithmetic: Any, xp: Namespace | None
+) -> Namespace:
     check_parameters("feed_forward", parameters, FeedForward)
     for name in FeedForward._fields:
         check_parameters(f"feed_forward.{name}", getattr(parameters, name), Linear)
@@ -145,11 +177,7 @@ def feed_forward(
     check_feed_forward("feed_forward", parameters, "x", x)
     if dropout is not None:
         check_dropout(dropout)
-    dtype = x.dtype
-    parameters, x = upcast((parameters, x), xp=xp)
-    maps = arithmetic_of(arithmetic)
-    inner = maps.gelu(maps.affine(x, *parameters.expand, xp=xp), xp=xp)
-    return cast_to(maps.drop(maps.affine(inner, *parameters.contract, xp=xp), dropout, xp=xp), dtype, xp=xp)
+    return xp
 
 
 def check_feed_forward(name: str, parameters: FeedForward, x_name: str, x: Array) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, shape
+from attention_core._arrays import Array, Namespace, shape, sizes
 from attention_core._backend import array_namespace
 from attention_core._checks import check_positive, check_rank
 
@@ -37,11 +37,10 @@ def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> 
     xp = array_namespace(x) if xp is None else xp
     check_rank("x", x, 2, "(..., L, H * D)")
     check_positive("num_heads", num_heads)
-    *leading, length, channels = shape(x, xp=xp)
-    if isinstance(channels, int) and channels % num_heads:
+    channels = sizes(x)[-1]
+    if channels is not None and channels % num_heads:
         raise ValueError(f"expected channels that {num_heads} heads share out evenly; got {channels} channels")
-    apart = xp.reshape(x, (*leading, length, num_heads, channels // num_heads))
-    return _swap_heads_and_length(apart, xp)
+    return split_channels(x, num_heads, xp)
 
 
 def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
@@ -71,6 +70,17 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
     """
     xp = array_namespace(x) if xp is None else xp
     check_rank("x", x, 3, "(..., H, L, D)")
+    return merge_channels(x, xp)
+
+
+def split_channels(x: Array, num_heads: int, xp: Namespace) -> Array:
+    """The body of `split_heads`: (..., L, H * D) -> (..., H, L, D)."""
+    *leading, length, channels = shape(x, xp=xp)
+    return _swap_heads_and_length(xp.reshape(x, (*leading, length, num_heads, channels // num_heads)), xp)
+
+
+def merge_channels(x: Array, xp: Namespace) -> Array:
+    """The body of `merge_heads`: (..., H, L, D) -> (..., L, H * D)."""
     *leading, heads, length, width = shape(x, xp=xp)
     return xp.reshape(_swap_heads_and_length(x, xp), (*leading, length, heads * width))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -33,11 +31,20 @@ from attention_core._checks import (
     check_parameters,
     check_positive,
     check_rank,
+    check_sinks,
     check_vector,
+    once_per_signature,
 )
-from attention_core._functions.attention import check_attention_arithmetic, scaled_dot_product_attention
-from attention_core._functions.heads import merge_heads, split_heads
-from attention_core.masks import Appended, Causal, Mask
+from attention_core._functions.attention import (
+    check_attention_arithmetic,
+    check_score_mod,
+    make_call,
+    rounded_attention,
+    unchecked_call,
+    with_causal,
+)
+from attention_core._functions.heads import merge_channels, split_channels
+from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
 from attention_core.parameters import Linear, MultiHeadAttention
@@ -121,89 +128,162 @@ def multi_head_attention(
     >>> multi_head_attention(MultiHeadAttention(same, same, same), x, num_heads=2, is_causal=True)[0, :]
     Array([0., 1., 2., 3.], dtype=array_api_strict.float64)
     """
-    check_projections("attention", parameters)
     key = query if key is None else key
     value = key if value is None else value
-    groups = num_heads if num_key_value_heads is None else num_key_value_heads
-    if xp is None:
-        leaves = tuple_leaves(parameters)
-        xp = array_namespace(query, key, value, bias, *mask_arrays(mask), *leaves)
-    check_multi_head(parameters, query, key, value, num_heads, groups, mask, bias)
-    check_options(scale, softcap, dropout)
-    check_flag("is_causal", is_causal)
-    check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, sinks)
-    check_implementation(implementation)
-    for name, function in (("score_mod", score_mod), ("prepare", prepare)):
-        if function is not None:
-            check_function(name, function)
-    dtype = query.dtype
-    parameters, query, key, value = upcast((parameters, query, key, value), xp=xp)
-    maps = arithmetic_of(arithmetic)
-    inputs = fan_out((query, key, value), maps, xp)
-    heads, key_heads, value_heads = (
-        split_heads(maps.affine(x, *projection, xp=xp), count, xp=xp)
-        for projection, x, count in zip(parameters[:3], inputs, (num_heads, groups, groups), strict=True)
+    num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout}
+    options |= {"implementation": implementation, "arithmetic": arithmetic}
+    xp = _prove(
+        query=query,
+        key=key,
+        value=value,
+        parameters=parameters,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        prepare=prepare,
+        xp=xp,
+        **options,
+    )
+    result = attend_heads(
+        upcast(parameters, xp=xp),
+        upcast((query, key, value), xp=xp),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        prepare=prepare,
+        weights=return_weights,
+        logsumexp=return_logsumexp,
+        xp=xp,
+        **options,
+    )
+    output = cast_to(result.output, query.dtype, xp=xp)
+    if not (return_weights or return_logsumexp):
+        return output
+    weights = cast_to(result.weights, query.dtype, xp=xp) if return_weights else None
+    return Attention(output, weights, result.logsumexp)
+
+
+def attend_heads(
+    parameters: MultiHeadAttention,
+    inputs: tuple[Array, Array, Array],
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    prepare: Callable[[Array, Array], tuple[Array, Array]] | None = None,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    sinks: Array | None = None,
+    implementation: str,
+    arithmetic: str,
+    weights: bool = False,
+    logsumexp: bool = False,
+    xp: Namespace,
+    **options: Any,
+) -> Attention:
+    """Multi-head attention of arguments that were checked, in the type of the computation."""
+    ops = arithmetic_of(arithmetic)
+    query, key, value = (
+        split_channels(ops.affine(x, *projection, xp=xp), count, xp)
+        for projection, x, count in zip(
+            parameters[:3], fan_out(inputs, ops, xp), (num_heads, num_kv_heads, num_kv_heads), strict=True
+        )
     )
     if prepare is not None:
-        heads, key_heads = prepare(heads, key_heads)
+        query, key = prepare(query, key)
     if parameters.extra_key is not None:
-        length = shape(key_heads, xp=xp)[-2]
+        length = shape(key, xp=xp)[-2]
         mask, is_causal = _mask_with_extra_key(mask, is_causal, length), False
-        if bias is not None:
-            bias = xp.broadcast_to(bias, (*shape(bias, xp=xp)[:-1], length))
-            bias = _append_along(bias, xp.zeros((1,), dtype=bias.dtype, **on_device_of(bias)), -1, xp)
-        key_heads, value_heads = (
-            _append_extra(array, extra, groups, maps, xp)
-            for array, extra in ((key_heads, parameters.extra_key), (value_heads, parameters.extra_value))
-        )
-    result = scaled_dot_product_attention(
-        heads,
-        key_heads,
-        value_heads,
+        bias = None if bias is None else _bias_with_extra_key(bias, length, xp)
+        key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp)
+        value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp)
+    make = make_call if prepare is not None else unchecked_call
+    call = make(
+        query,
+        key,
+        value,
         mask=mask,
         bias=upcast(bias, xp=xp),
         is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
         sinks=upcast(sinks, xp=xp),
-        dropout=dropout,
-        return_weights=return_weights,
-        return_logsumexp=return_logsumexp,
         implementation=implementation,
         arithmetic=arithmetic,
         xp=xp,
+        **options,
     )
-    asked = return_weights or return_logsumexp
-    merged = merge_heads(result.output if asked else result, xp=xp)
-    merged = merged if parameters.output is None else maps.affine(merged, *parameters.output, xp=xp)
-    output = cast_to(merged, dtype, xp=xp)
-    if not asked:
-        return output
-    weights = cast_to(result.weights, dtype, xp=xp) if return_weights else None
-    return Attention(output, weights, result.logsumexp if return_logsumexp else None)
+    result = rounded_attention(call, implementation, weights=weights, logsumexp=logsumexp)
+    output = merge_channels(result.output, xp)
+    if parameters.output is not None:
+        output = ops.affine(output, *parameters.output, xp=xp)
+    return result._replace(output=output)
 
 
 def _append_extra(heads: Array, extra: Array, num_kv_heads: int, ops: Any, xp: Namespace) -> Array:
     """Heads (..., G, N, D) with one key or value (G * D,) more, which is the same for all entries."""
     *leading, _, width = shape(heads, xp=xp)
-    last = split_heads(xp.reshape(extra, (1, -1)), num_kv_heads, xp=xp)
+    last = split_channels(xp.reshape(extra, (1, -1)), num_kv_heads, xp)
     return xp.concat([heads, ops.broadcast_batch(last, (*leading, 1, width), xp=xp)], axis=-2)
 
 
 def _mask_with_extra_key(mask: Mask | Array | None, is_causal: bool, length: Any) -> Mask | None:
     """A mask over one key more than there are, which all queries may attend."""
-    rules = [Causal()] * is_causal + ([] if mask is None else [as_mask(mask)])
-    if not rules or (isinstance(length, int) and length == 0):
+    if isinstance(length, int) and length == 0:
         return None
-    return Appended(functools.reduce(operator.and_, rules), length)
+    rule = with_causal(mask, is_causal)
+    return None if rule is None else Appended(as_mask(rule), length)
 
 
-def _append_along(array: Array, last: Array, axis: int, xp: Namespace) -> Array:
-    """An array with one entry more at the end of an axis."""
-    dims = list(shape(array, xp=xp))
-    dims[axis] = 1
-    return xp.concat([array, xp.broadcast_to(last, tuple(dims))], axis=axis)
+def _bias_with_extra_key(bias: Array, length: Any, xp: Namespace) -> Array:
+    """A bias over one key more than there are, which is 0 for the last."""
+    *dims, _ = shape(bias, xp=xp)
+    last = xp.zeros((*dims, 1), dtype=bias.dtype, **on_device_of(bias))
+    return xp.concat([xp.broadcast_to(bias, (*dims, length)), last], axis=-1)
+
+
+@once_per_signature
+def _prove(
+    *,
+    query: Array,
+    key: Array,
+    value: Array,
+    parameters: MultiHeadAttention,
+    num_heads: int,
+    num_kv_heads: int,
+    prepare: Any,
+    xp: Namespace | None,
+    mask: Mask | Array | None,
+    bias: Array | None,
+    is_causal: bool,
+    scale: Any,
+    softcap: Any,
+    score_mod: Any,
+    sinks: Any,
+    dropout: Any,
+    implementation: Any,
+    arithmetic: Any,
+) -> Namespace:
+    """The namespace of arguments that fit together."""
+    check_projections("attention", parameters)
+    if xp is None:
+        xp = array_namespace(query, key, value, bias, *mask_arrays(mask), *tuple_leaves(parameters))
+    check_multi_head(
+        parameters, (query, key, value), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
+    )
+    width = sizes(parameters.query.weight)[1]
+    if scale is None and width == 0:
+        raise ValueError(f"expected a scale for vectors without elements; got heads of width {width}")
+    check_options(scale, softcap, dropout)
+    check_flag("is_causal", is_causal)
+    check_attention_arithmetic(
+        arithmetic, query, implementation=implementation, scale=scale, softcap=softcap, score_mod=score_mod, sinks=sinks
+    )
+    check_implementation(implementation)
+    check_score_mod(score_mod, num_heads)
+    if sinks is not None:
+        check_sinks(sinks, query, num_heads)
+    if prepare is not None:
+        check_function("prepare", prepare)
+    return xp
 
 
 def tuple_leaves(tree: Any) -> list[Array]:
@@ -233,26 +313,26 @@ def check_projections(name: str, parameters: MultiHeadAttention) -> None:
 
 def check_multi_head(
     parameters: MultiHeadAttention,
-    query: Array,
-    key: Array,
-    value: Array,
+    inputs: tuple[Array, Array, Array],
+    *,
     num_heads: int,
-    groups: int,
+    num_kv_heads: int,
     mask: Mask | Array | None,
     bias: Array | None,
 ) -> None:
     """Raise unless inputs, projections, heads, mask and bias fit together."""
+    query, key, value = inputs
     check_positive("num_heads", num_heads)
-    check_positive("num_key_value_heads", groups)
-    if num_heads % groups:
-        raise ValueError(f"expected num_key_value_heads that divide num_heads {num_heads}; got {groups}")
+    check_positive("num_key_value_heads", num_kv_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"expected num_key_value_heads that divide num_heads {num_heads}; got {num_kv_heads}")
     for name, array, layout in (("query", query, "M"), ("key", key, "N"), ("value", value, "N")):
         check_rank(name, array, 2, f"(..., {layout}, channels)")
         check_floating(name, array)
         check_like(name, array, "query", query)
         check_linear(f"{name} projection", getattr(parameters, name), name, array)
     _check_sequences(query, key, value)
-    _check_widths(parameters, num_heads, groups)
+    _check_widths(parameters, num_heads, num_kv_heads)
     for name, extra, weight in (
         ("extra_key", parameters.extra_key, parameters.key.weight),
         ("extra_value", parameters.extra_value, parameters.value.weight),
@@ -275,9 +355,9 @@ def _check_sequences(query: Array, key: Array, value: Array) -> None:
         )
 
 
-def _check_widths(parameters: MultiHeadAttention, num_heads: int, groups: int) -> None:
+def _check_widths(parameters: MultiHeadAttention, num_heads: int, num_kv_heads: int) -> None:
     widths = []
-    for name, heads in (("query", num_heads), ("key", groups), ("value", groups)):
+    for name, heads in (("query", num_heads), ("key", num_kv_heads), ("value", num_kv_heads)):
         channels = sizes(getattr(parameters, name).weight)[1]
         if channels is not None and channels % heads:
             raise ValueError(

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
 from attention_core._backend import array_namespace
-from attention_core._checks import check_floating, check_number, check_parameters, check_rank, check_vector
+from attention_core._checks import (
+    check_floating,
+    check_number,
+    check_parameters,
+    check_rank,
+    check_vector,
+    once_per_signature,
+)
 from attention_core.parameters import LayerNorm
 
 
@@ -56,26 +65,51 @@ def layer_norm(
     >>> layer_norm(norm, xp.asarray([[1.0, 3.0]]), epsilon=3.0)
     Array([[-0.5,  0.5]], dtype=array_api_strict.float64)
     """
-    check_parameters("layer_norm", parameters, LayerNorm)
-    xp = array_namespace(x, *parameters) if xp is None else xp
-    check_rank("x", x, 1, "(..., C)")
-    check_floating("x", x)
-    check_arithmetic(arithmetic, "x", x)
-    check_layer_norm("layer_norm", parameters, "x", x, epsilon)
+    xp = _prove_layer_norm(x=x, parameters=parameters, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     (scale, offset), x = upcast((parameters, x), xp=xp)
     return cast_to(arithmetic_of(arithmetic).normalize(x, scale, offset, float(epsilon), xp=xp), dtype, xp=xp)
 
 
-def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array, epsilon: float) -> None:
+def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array) -> None:
     """Raise unless a `LayerNorm` fits the channels, dtype and device of its input."""
     check_parameters(name, parameters, LayerNorm)
-    check_number("epsilon", epsilon, positive=True)
-    channels = sizes(x)[-1]
-    if channels == 0:
-        raise ValueError(f"expected {x_name} with at least one channel; got {shape_text(x)}")
+    channels = _checked_channels(x_name, x)
     check_vector(f"{name}.scale", parameters.scale, channels, x_name, x)
     check_vector(f"{name}.offset", parameters.offset, channels, x_name, x)
+
+
+@once_per_signature
+def _prove_layer_norm(
+    *, x: Array, parameters: LayerNorm, epsilon: Any, arithmetic: Any, xp: Namespace | None
+) -> Namespace:
+    check_parameters("layer_norm", parameters, LayerNorm)
+    xp = array_namespace(x, *parameters) if xp is None else xp
+    _check_input(x, epsilon, arithmetic)
+    check_layer_norm("layer_norm", parameters, "x", x)
+    return xp
+
+
+@once_per_signature
+def _prove_rms_norm(*, x: Array, scale: Array, epsilon: Any, arithmetic: Any, xp: Namespace | None) -> Namespace:
+    xp = array_namespace(x, scale) if xp is None else xp
+    _check_input(x, epsilon, arithmetic)
+    check_vector("scale", scale, _checked_channels("x", x), "x", x)
+    return xp
+
+
+def _check_input(x: Array, epsilon: Any, arithmetic: Any) -> None:
+    check_rank("x", x, 1, "(..., C)")
+    check_floating("x", x)
+    check_arithmetic(arithmetic, "x", x)
+    check_number("epsilon", epsilon, positive=True)
+
+
+def _checked_channels(name: str, x: Array) -> int | None:
+    """The number of channels, of which there has to be one."""
+    if sizes(x)[-1] == 0:
+        raise ValueError(f"expected {name} with at least one channel; got {shape_text(x)}")
+    return sizes(x)[-1]
 
 
 def rms_norm(
@@ -126,14 +160,7 @@ def rms_norm(
     >>> rms_norm(xp.ones(2), xp.asarray([[1.0, 7.0]]), epsilon=1e-9)
     Array([[0.2, 1.4]], dtype=array_api_strict.float64)
     """
-    xp = array_namespace(x, scale) if xp is None else xp
-    check_rank("x", x, 1, "(..., C)")
-    check_floating("x", x)
-    check_arithmetic(arithmetic, "x", x)
-    check_number("epsilon", epsilon, positive=True)
-    if sizes(x)[-1] == 0:
-        raise ValueError(f"expected x with at least one channel; got {shape_text(x)}")
-    check_vector("scale", scale, sizes(x)[-1], "x", x)
+    xp = _prove_rms_norm(x=x, scale=scale, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     scale, x = upcast((scale, x), xp=xp)
     return cast_to(arithmetic_of(arithmetic).normalize_rms(x, scale, float(epsilon), xp=xp), dtype, xp=xp)

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple, TypeAlias
 
 from attention_core._arrays import Array, Namespace, dtype_name, shape_text, shapes_differ, sizes
-from attention_core._attention.choice import attend, check_implementation, is_dense_faster
+from attention_core._attention.choice import attend, is_dense_faster
 from attention_core._attention.reproducible.pieces import (
     ExactPartial,
     Extent,
@@ -18,8 +18,8 @@ from attention_core._attention.reproducible.pieces import (
 )
 from attention_core._attention.softmax import logaddexp
 from attention_core._backend import array_namespace, is_concrete
-from attention_core._checks import check_flag, check_start
-from attention_core._functions.attention import ScoreModification, check_attention_arithmetic, make_call, with_causal
+from attention_core._checks import check_start
+from attention_core._functions.attention import ScoreModification, make_call
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
 from attention_core.random import Dropout, check_dropout
@@ -92,14 +92,22 @@ def partial_attention(
     >>> merge_partials(*partials).output
     Array([[[1.5]]], dtype=array_api_strict.float64)
     """
-    check_flag("is_causal", is_causal)
-    check_implementation(implementation)
-    check_attention_arithmetic(arithmetic, query, implementation, scale, softcap, score_mod, None)
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    mask = with_causal(mask, is_causal)
-    mask = None if mask is None else as_mask(mask)
     call = make_call(
-        query, key, value, mask, bias, scale, softcap, score_mod, dropout, xp, starts, arithmetic=arithmetic
+        query,
+        key,
+        value,
+        mask=None if mask is None else as_mask(mask),
+        bias=bias,
+        is_causal=is_causal,
+        scale=scale,
+        softcap=softcap,
+        score_mod=score_mod,
+        dropout=dropout,
+        starts=starts,
+        implementation=implementation,
+        arithmetic=arithmetic,
+        xp=xp,
     )
     check_extent(extent, arithmetic, query, value)
     if extent is not None:
@@ -156,14 +164,21 @@ def attention_extent(
     >>> round(float(extent.scores.astype(np.float64).sum() * 256 * np.log(2)), 9)
     4.0
     """
-    check_flag("is_causal", is_causal)
-    check_attention_arithmetic("reproducible", query, "auto", scale, softcap, None, None)
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    mask = with_causal(mask, is_causal)
-    mask = None if mask is None else as_mask(mask)
-    return extent_of(
-        make_call(query, key, value, mask, bias, scale, softcap, None, None, xp, starts, arithmetic="reproducible")
+    call = make_call(
+        query,
+        key,
+        value,
+        mask=None if mask is None else as_mask(mask),
+        bias=bias,
+        is_causal=is_causal,
+        scale=scale,
+        softcap=softcap,
+        starts=starts,
+        arithmetic="reproducible",
+        xp=xp,
     )
+    return extent_of(call)
 
 
 def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> None:

@@ -41,7 +41,7 @@ class TensorFlowBackend:
         dense_most=2**27,
         structured_below=512 * 512,
         backward_keys=256,
-        strip=128,
+        query_chunk=128,
     )
     kernels: tuple[Kernel, ...] = ()
 

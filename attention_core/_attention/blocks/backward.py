@@ -1,10 +1,23 @@
-"""The backward pass over blocks: the gradients of FlashAttention-2."""
+r"""The backward pass over blocks, as in FlashAttention-2.
+
+The weights are computed once more from the logsumexp :math:`\ell`. With :math:`\delta_i = dO_i \cdot o_i - d\ell_i`,
+
+.. math:: dV_j = \sum_i p_{ij}\, dO_i, \qquad dP_{ij} = dO_i \cdot v_j, \qquad dS_{ij} = p_{ij} (dP_{ij} - \delta_i),
+          \qquad dQ_i = \sum_j dS_{ij} k_j, \qquad dK_j = \sum_i dS_{ij} q_i,
+
+where q is scaled already: ``d_output`` is dO, ``d_weights`` dP and ``d_scores`` dS.
+
+References
+----------
+T. Dao, "FlashAttention-2", 2023.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, cast_to, is_floating, shape, upcast
 from attention_core._attention.blocks.accumulators import (
@@ -16,6 +29,7 @@ from attention_core._attention.blocks.accumulators import (
     matmul_transposed,
 )
 from attention_core._attention.blocks.grid import (
+    BatchEntry,
     Grid,
     batch_entry,
     dropout_of,
@@ -26,8 +40,9 @@ from attention_core._attention.blocks.grid import (
     pad,
 )
 from attention_core._attention.blocks.nonfinite import finite_or_zero, nan_unless_finite
-from attention_core._attention.blocks.plan import Plan, unpack_operands, with_value_facts
+from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands, with_value_facts
 from attention_core._attention.blocks.scores import (
+    ScoreBlock,
     matmul_into_workspace,
     matmul_per_group,
     modified_scores,
@@ -35,9 +50,10 @@ from attention_core._attention.blocks.scores import (
     score_block,
     score_variables,
 )
-from attention_core._attention.blocks.visits import make_visits, visit_blocks
-from attention_core._attention.call import apply_dropout, dropout_scale
+from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
+from attention_core._attention.call import apply_dropout
 from attention_core._backend import Backend, is_concrete
+from attention_core.random import Dropout
 
 
 def backward(
@@ -48,113 +64,217 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
-    plan = with_value_facts(plan, unpack_operands(plan, arrays), backend)
+    given = unpack_operands(plan, arrays)
+    plan = with_value_facts(plan, given, backend)
     plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
-    tiles = make_grid(plan, arrays, backend)
-    given, operands, xp, loops = unpack_operands(plan, arrays), tiles.operands, tiles.xp, tiles.loops
-    delta = xp.expand_dims(xp.subtract(xp.vecdot(cotangents[0], results[0]), cotangents[1]), axis=-1)
-    norm = xp.where(xp.equal(results[1], -math.inf), 0.0, results[1])
-    norm = xp.expand_dims(norm, axis=-1)
-    if loops.traced:
-        spare = shape(operands.query, xp=xp)[-2] - tiles.lengths[0]
-        cotangent, delta = (pad(x, -2, spare, xp) for x in (cotangents[0], delta))
-        norm = pad(norm, -2, spare, xp, math.inf)  # rows that only fill up a block have no weights, whatever the scores
-    else:
-        cotangent = cotangents[0]
-    sums = _backward(tiles, cotangent, delta, norm, backend)
-    query, key, value = (concat_blocks(tiles, stack, side) for stack, side in zip(sums[:3], (0, 1, 1), strict=True))
-    if not plan.all_finite:  # what was replaced has no gradient
-        query, key, value = (
-            xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], (query, key, value), strict=True)
+    grid = make_grid(plan, arrays, backend)
+    xp = grid.xp
+    sums = _accumulate(grid, _row_arrays(grid, results, cotangents), backend)
+    d_query, d_key, d_value = (concat_blocks(grid, sum_, side) for sum_, side in zip(sums[:3], (0, 1, 1), strict=True))
+    if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient
+        d_query, d_key, d_value = (
+            xp.where(xp.isfinite(x), gradient, 0.0)
+            for x, gradient in zip(given[:3], (d_query, d_key, d_value), strict=True)
         )
-    bias = None if operands.bias is None else concat_bias_gradient(tiles, sums[3])
-    variables = score_variables(tiles)
-    changes = (cast_to(total, x.dtype, xp=xp) for total, x in zip(sums[4], variables, strict=len(sums[4]) > 0))
-    softcap = None if operands.softcap is None else next(changes)
-    gradients = (query, key, value, bias, softcap, None, None, None)
-    own = (gradient for gradient, present in zip(gradients, plan.present, strict=True) if present)
-    of_changes = (next(changes) if is_floating(array) else None for array in operands.score_mod)
-    return *own, *(None for _ in operands.mask), *of_changes
+    d_bias = None if grid.operands.bias is None else concat_bias_gradient(grid, sums.d_bias)
+    return _in_order(grid, (d_query, d_key, d_value, d_bias), sums.d_variables)
 
 
-def _backward(tiles: Grid, cotangent: Array, delta: Array, norm: Array, backend: Backend) -> Any:
-    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    dropout, visits = dropout_of(tiles), make_visits(tiles, by_key=True)
-    row_counts, column_counts = tiles.counts
-    calm = plan.all_finite and is_concrete(cotangent) and bool(xp.isfinite(xp.sum(xp.multiply(cotangent, cotangent))))
-    depth, width = (shape(x, xp=xp)[-1] for x in (tiles.operands.key, tiles.operands.value))
-    varied = tuple(xp.zeros_like(x) for x in upcast(score_variables(tiles), xp=xp)) if modifies_scores(tiles) else ()
-
-    def attend(index: Any, sums: Any) -> Any:
-        entry = batch_entry(tiles, index)
-        b, g = entry.index, entry.head
-        plain, to_scores = functools.partial(finite_or_zero, tiles), functools.partial(nan_unless_finite, tiles)
-        queries = loops.split(entry.query, tiles.sizes[0], plain)
-        changing = (
-            plan.score_mod is not None and not plan.all_finite
-        )  # it may make a number of nan, here as going forward
-        scored_queries = loops.split(entry.query, tiles.sizes[0], to_scores) if changing else queries
-        of_rows = tuple(loops.split(entry_slice(tiles, x, b, g), tiles.sizes[0]) for x in (cotangent, delta, norm))
-        of_columns = tuple(loops.split(x, tiles.sizes[1], plain) for x in (entry.key, entry.value))
-        scored_keys = loops.split(entry.key, tiles.sizes[1], to_scores) if changing else of_columns[0]
-
-        def attend_columns(j: Any, sums: Any) -> Any:
-            keys, values = (loops.block_at(x, j) for x in of_columns)
-            keys_across, values_across = map(xp.matrix_transpose, (loops.block_at(scored_keys, j), values))
-            next_block, whole, seen = visits.of(loops, entry.index, j)
-
-            def absorb(masked: bool, step: Any, state: Any) -> Any:
-                of_query, of_key, of_value, of_bias, of_changes = state
-                i = next_block(step)
-                rows, out, less, top = (loops.block_at(x, i) for x in (queries, *of_rows))
-                scored_rows = loops.block_at(scored_queries, i) if changing else rows
-                tile = score_block(tiles, entry, scored_rows, keys_across, i, j, masked)
-                weights = loops.exp_difference(tile.scores, top)
-                if tile.allowed is not None and not calm:
-                    weights = xp.where(tile.allowed, weights, 0.0)  # even those of a query that is nan
-                rise = matmul_into_workspace(tiles, "rise", out, values_across)
-                kept = weights
-                if dropout is not None:
-                    kept, rise = (
-                        xp.multiply(apply_dropout(x, dropout, tile.at, num_heads_of(tiles), xp), dropout_scale(dropout))
-                        for x in (weights, rise)
-                    )
-                of_value = xp.add(of_value, matmul_transposed(kept, out, xp))
-                slope = loops.inplace(xp.multiply, loops.inplace(xp.subtract, rise, less), weights)
-                if tile.allowed is not None and not calm:  # so with every bias, whose gradient keeps this memory
-                    slope = xp.where(tile.allowed, slope, 0.0)  # even if a masked value made it overflow
-                if of_bias is not None:
-                    of_bias = add_bias_gradient(tiles, entry, of_bias, slope, i, j)
-                if modifies_scores(tiles):
-                    _, pull = backend.vjp(
-                        lambda raw, *variables: modified_scores(tiles, raw, variables, tile.at),
-                        tile.raw,
-                        *score_variables(tiles),
-                    )
-                    of_raw, *found = pull(slope)
-                    slope = xp.where(xp.equal(slope, 0.0), 0.0, of_raw)  # even where the change has no finite slope
-                    of_changes = tuple(map(xp.add, of_changes, upcast(tuple(found), xp=xp)))
-                of_key = xp.add(of_key, matmul_transposed(slope, rows, xp))
-                of_query = loops.add_block(of_query, index * row_counts + i, matmul_per_group(slope, keys, xp))
-                return of_query, of_key, of_value, of_bias, of_changes
-
-            stack, keys_sum, values_sum, of_bias, of_changes = sums
-            state = (stack, xp.zeros_like(keys), xp.zeros_like(values), of_bias, of_changes)
-            stack, of_key, of_value, of_bias, of_changes = visit_blocks(loops, whole, seen, absorb, state)
-            place = index * column_counts + j
-            return (
-                stack,
-                loops.add_block(keys_sum, place, of_key),
-                loops.add_block(values_sum, place, of_value),
-                of_bias,
-                of_changes,
-            )
-
-        return loops.loop(0, column_counts, attend_columns, sums)
-
-    return loops.loop(
-        0,
-        num_rounds(tiles),
-        attend,
-        (*gradient_accumulators(tiles, depth, depth, width, after=delta), bias_accumulator(tiles), varied),
+def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: tuple[Array, ...]) -> tuple[Array | None, ...]:
+    """The gradients of the arrays that there are, in the order of `Operands.arrays`."""
+    operands: Operands = grid.operands
+    variables = score_variables(grid) if d_variables else ()
+    rounded = iter([cast_to(d, x.dtype, xp=grid.xp) for d, x in zip(d_variables, variables, strict=True)])
+    d_softcap = None if operands.softcap is None else next(rounded)
+    named = (*gradients, d_softcap, None, None, None)
+    return (
+        *(gradient for gradient, present in zip(named, grid.plan.present, strict=True) if present),
+        *(None for _ in operands.mask),
+        *(next(rounded) if is_floating(array) else None for array in operands.score_mod),
     )
+
+
+class RowArrays(NamedTuple):
+    """Of each query: the gradient of its output, delta, and logsumexp."""
+
+    d_output: Array
+    delta: Array
+    logsumexp: Array
+
+
+def _row_arrays(grid: Grid, results: tuple[Array, Array], cotangents: tuple[Array, Array]) -> RowArrays:
+    xp, (output, logsumexp), (d_output, d_logsumexp) = grid.xp, results, cotangents
+    delta = xp.expand_dims(xp.subtract(xp.vecdot(d_output, output), d_logsumexp), axis=-1)
+    logsumexp = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)  # -inf - -inf would be NaN
+    logsumexp = xp.expand_dims(logsumexp, axis=-1)
+    if not grid.loops.traced:
+        return RowArrays(d_output, delta, logsumexp)
+    amount = shape(grid.operands.query, xp=xp)[-2] - grid.lengths[0]
+    # Rows that only fill up a block have no weights, whatever their scores.
+    return RowArrays(
+        pad(d_output, -2, amount, xp), pad(delta, -2, amount, xp), pad(logsumexp, -2, amount, xp, math.inf)
+    )
+
+
+class BackwardPass(NamedTuple):
+    """What all loops of a backward pass look up."""
+
+    grid: Grid
+    visits: Visits
+    rows: RowArrays
+    dropout: Dropout | None
+    backend: Backend
+    may_overflow: bool  # a masked value may make something that is not finite, which then has to be masked again
+
+
+class Blocks(NamedTuple):
+    """The blocks of one sample: with finite elements, and as scores are made of them."""
+
+    sample: BatchEntry
+    queries: Any
+    keys: Any
+    values: Any
+    scored_queries: Any
+    scored_keys: Any
+    rows: RowArrays
+
+
+class Gradients(NamedTuple):
+    """Gradients as sums so far: stacks of blocks, or those of one block of keys."""
+
+    d_query: Any
+    d_key: Any
+    d_value: Any
+    d_bias: Any
+    d_variables: tuple[Array, ...]
+
+
+def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
+    plan, xp, loops = grid.plan, grid.xp, grid.loops
+    squares_are_finite = plan.all_finite and is_concrete(rows.d_output)
+    if squares_are_finite:
+        squares_are_finite = bool(xp.isfinite(xp.sum(xp.multiply(rows.d_output, rows.d_output))))
+    backward_pass = BackwardPass(
+        grid, make_visits(grid, by_key=True), rows, dropout_of(grid), backend, not squares_are_finite
+    )
+    depth, width = (shape(x, xp=xp)[-1] for x in (grid.operands.key, grid.operands.value))
+    variables = upcast(score_variables(grid), xp=xp) if modifies_scores(grid) else ()
+    d_query, d_key, d_value = gradient_accumulators(grid, depth, depth, width, after=rows.delta)
+    d_variables = tuple(xp.zeros_like(x) for x in variables)
+    sums = Gradients(d_query, d_key, d_value, bias_accumulator(grid), d_variables)
+    return loops.loop(0, num_rounds(grid), functools.partial(_backward_sample, backward_pass), sums)  # type: ignore[no-any-return]
+
+
+def _backward_sample(backward_pass: BackwardPass, index: Any, sums: Gradients) -> Gradients:
+    """The gradients with those of one sample of the batch."""
+    grid = backward_pass.grid
+    loops, (query_size, key_size) = grid.loops, grid.sizes
+    sample = batch_entry(grid, index)
+    finite = functools.partial(finite_or_zero, grid)
+    queries, keys = loops.split(sample.query, query_size, finite), loops.split(sample.key, key_size, finite)
+    scored_queries, scored_keys = queries, keys
+    if grid.plan.score_mod is not None and not grid.plan.all_finite:  # it may make a number of NaN, as in `forward`
+        for_scores = functools.partial(nan_unless_finite, grid)
+        scored_queries = loops.split(sample.query, query_size, for_scores)
+        scored_keys = loops.split(sample.key, key_size, for_scores)
+    of_sample = (entry_slice(grid, x, sample.index, sample.head) for x in backward_pass.rows)
+    blocks = Blocks(
+        sample=sample,
+        queries=queries,
+        keys=keys,
+        values=loops.split(sample.value, key_size, finite),
+        scored_queries=scored_queries,
+        scored_keys=scored_keys,
+        rows=RowArrays(*(loops.split(x, query_size) for x in of_sample)),
+    )
+    return loops.loop(0, grid.counts[1], functools.partial(_backward_keys, backward_pass, blocks, index), sums)  # type: ignore[no-any-return]
+
+
+def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: Any, sums: Gradients) -> Gradients:
+    """The gradients with those of one block of keys, which all blocks of queries in sight add to."""
+    grid, xp, loops = backward_pass.grid, backward_pass.grid.xp, backward_pass.grid.loops
+    keys, values = loops.block_at(blocks.keys, j), loops.block_at(blocks.values, j)
+    block_of_step, whole, seen = backward_pass.visits.of(loops, blocks.sample.index, j)
+    absorb = functools.partial(
+        _absorb,
+        backward_pass,
+        blocks,
+        index=index,
+        j=j,
+        keys=keys,
+        keys_across=xp.matrix_transpose(loops.block_at(blocks.scored_keys, j)),
+        values_across=xp.matrix_transpose(values),
+        block_of_step=block_of_step,
+    )
+    start = sums._replace(d_key=xp.zeros_like(keys), d_value=xp.zeros_like(values))
+    state: Gradients = visit_blocks(loops, whole, seen, absorb, start)
+    place = index * grid.counts[1] + j
+    return state._replace(
+        d_key=loops.add_block(sums.d_key, place, state.d_key),
+        d_value=loops.add_block(sums.d_value, place, state.d_value),
+    )
+
+
+def _absorb(
+    backward_pass: BackwardPass,
+    blocks: Blocks,
+    masked: bool,
+    step: Any,
+    state: Gradients,
+    *,
+    index: Any,
+    j: Any,
+    keys: Array,
+    keys_across: Array,
+    values_across: Array,
+    block_of_step: Callable[[Any], Any],
+) -> Gradients:
+    """The gradients with those of one block of scores."""
+    grid, i, dropout = backward_pass.grid, block_of_step(step), backward_pass.dropout
+    xp, loops = grid.xp, grid.loops
+    rows, scored_rows = loops.block_at(blocks.queries, i), loops.block_at(blocks.scored_queries, i)
+    d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks.rows)
+    block = score_block(grid, blocks.sample, scored_rows, keys_across, i, j, masked)
+    masks_again = block.allowed is not None and backward_pass.may_overflow
+    weights = loops.exp_difference(block.scores, logsumexp)
+    if masks_again:
+        weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
+    d_weights = matmul_into_workspace(grid, "d_weights", d_output, values_across)
+    kept = weights
+    if dropout is not None:
+        kept, d_weights = (
+            xp.multiply(apply_dropout(x, dropout, block.at, num_heads_of(grid), xp), dropout.scale)
+            for x in (weights, d_weights)
+        )
+    d_value = xp.add(state.d_value, matmul_transposed(kept, d_output, xp))
+    d_scores = loops.inplace(xp.multiply, loops.inplace(xp.subtract, d_weights, delta), weights)
+    if masks_again:  # so with every bias, whose gradient keeps this memory
+        d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
+    d_bias = state.d_bias
+    if d_bias is not None:
+        d_bias = add_bias_gradient(grid, blocks.sample, d_bias, d_scores, i, j)
+    d_variables = state.d_variables
+    if modifies_scores(grid):
+        d_scores, d_variables = _through_modification(backward_pass, block, d_scores, d_variables)
+    return Gradients(
+        loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp)),
+        xp.add(state.d_key, matmul_transposed(d_scores, rows, xp)),
+        d_value,
+        d_bias,
+        d_variables,
+    )
+
+
+def _through_modification(
+    backward_pass: BackwardPass, block: ScoreBlock, d_scores: Array, d_variables: tuple[Array, ...]
+) -> tuple[Array, tuple[Array, ...]]:
+    """The gradient of scores before cap and score modification, and the sums of those of what these depend on."""
+    grid, xp = backward_pass.grid, backward_pass.grid.xp
+
+    def modified(raw: Array, *variables: Array) -> Array:
+        return modified_scores(grid, raw, variables, block.at)
+
+    _, pullback = backward_pass.backend.vjp(modified, block.raw, *score_variables(grid))
+    d_raw, *more = pullback(d_scores)
+    d_raw = xp.where(xp.equal(d_scores, 0.0), 0.0, d_raw)  # even where the modification has no finite derivative
+    return d_raw, tuple(map(xp.add, d_variables, upcast(tuple(more), xp=xp)))

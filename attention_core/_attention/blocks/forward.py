@@ -1,19 +1,13 @@
-r"""Attention over blocks of queries and keys, in memory that does not grow with M × N.
+r"""Attention over blocks of queries and keys, in memory that does not grow with M × N: the forward pass.
 
-The weights of a block are computed, used and forgotten. Forward, a query's running maximum t, total z and sum u are
-brought up to date by each block of keys,
+The weights of a block are computed, used and forgotten. Each block of keys brings up to date a running maximum
+m, total z and sum u of every query,
 
-.. math:: t' = \max(t, \max_j s_{ij}), \qquad z' = e^{t - t'} z + \sum_j e^{s_{ij} - t'}, \qquad
-          u' = e^{t - t'} u + \sum_j e^{s_{ij} - t'} v_j,
+.. math:: m' = \max(m, \max_j s_{ij}), \qquad z' = e^{m - m'} z + \sum_j e^{s_{ij} - m'}, \qquad
+          u' = e^{m - m'} u + \sum_j e^{s_{ij} - m'} v_j,
 
-and :math:`o_i = u / z`, :math:`\ell_i = t + \log z`. Where norms bound all scores by 32, t is 0, and nothing is
-subtracted or fades. Backward, the weights are computed once more from :math:`\ell`, and with
-:math:`\delta_i = \bar o_i \cdot o_i - \bar \ell_i`
-
-.. math:: \bar v_j = \sum_i p_{ij} \bar o_i, \qquad \bar s_{ij} = p_{ij} (\bar o_i \cdot v_j - \delta_i), \qquad
-          \bar q_i = \sum_j \bar s_{ij} k_j, \qquad \bar k_j = \sum_i \bar s_{ij} q_i,
-
-where a bar marks a gradient, and q is scaled already.
+and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. Where norms bound all scores by 32, m is 0, and nothing is
+subtracted or rescaled.
 
 References
 ----------
@@ -25,11 +19,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks
 from attention_core._attention.blocks.grid import (
+    BatchEntry,
     Grid,
     batch_entry,
     cached_by_distance,
@@ -43,136 +38,34 @@ from attention_core._attention.blocks.grid import (
 from attention_core._attention.blocks.nonfinite import nan_unless_finite, with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, is_unmodified_product, unpack_operands, with_value_facts
 from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
-from attention_core._attention.blocks.scores import matmul_into_workspace, matmul_per_group, score_block
-from attention_core._attention.blocks.visits import make_visits, visit_blocks
-from attention_core._attention.call import apply_dropout, dropout_scale
+from attention_core._attention.blocks.scores import ScoreBlock, matmul_into_workspace, matmul_per_group, score_block
+from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
+from attention_core._attention.call import apply_dropout
 from attention_core._attention.magnitudes import norms_are_bounded, scores_are_small
 from attention_core._backend import Backend
+from attention_core.random import Dropout
 
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
     operands = unpack_operands(plan, arrays)
     plan = with_value_facts(plan, operands, backend)
-    if plan.mask is not None and not backend.loops.traced:  # a mask is told apart finely, and blocks are joined to runs
+    if plan.mask is not None and not backend.loops.traced:
+        # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of `max_keys_per_run`.
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
-
-    def attend(plan: Plan) -> tuple[Array, Array]:
-        tiles = make_grid(plan, arrays, backend)
-        return with_nonfinite_values(
-            tiles, functools.partial(_forward, tiles), lambda: empty_results(plan, arrays, backend)
-        )
-
+    attend = functools.partial(_attend, arrays=arrays, backend=backend)
     if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
         return attend(plan)
-    # Passes over scores cost so much here that the program looks when it runs.
-    strips = query_chunks(plan, operands, backend)
-    if strips:
-        condition, quick = norms_are_bounded, lambda: attend_query_chunks(plan, operands, backend, strips)
+    # Passes over scores cost so much on this library that the program looks at norms when it runs.
+    chunks = query_chunks(plan, operands, backend)
+    if chunks:
+        condition = norms_are_bounded(*operands[:3], backend)
+        quick = functools.partial(attend_query_chunks, plan, operands, backend, chunks)
     else:
-        condition, quick = scores_are_small, lambda: attend(plan._replace(exp_without_max=True, all_finite=True))
-    found: tuple[Array, Array] = backend.loops.cond(condition(*operands[:3], backend), quick, lambda: attend(plan))
-    return found
-
-
-def _forward(tiles: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Attention to a part of the values, which a function takes from those of an entry."""
-    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    dropout = dropout_of(tiles)
-    visits = None if is_one_block(tiles) else make_visits(tiles, by_key=False, run_keys=plan.max_keys_per_run)
-    query = tiles.operands.query
-    _, groups, times, _, _ = shape(query, xp=xp)
-    width = shape(tiles.operands.value, xp=xp)[-1]
-    lowest = -float(xp.finfo(query.dtype).max)  # nothing is below, and nothing is subtracted from infinity
-
-    def attend(index: Any, stacks: Any) -> Any:
-        entry = batch_entry(tiles, index)
-        to_scores = functools.partial(nan_unless_finite, tiles)
-        queries = loops.split(entry.query, tiles.sizes[0], to_scores)
-        keys, values = (
-            loops.split(x, tiles.sizes[1], each) for x, each in ((entry.key, to_scores), (entry.value, part))
-        )
-
-        def attend_rows(i: Any, stacks: Any) -> Any:
-            rows = loops.block_at(queries, i)
-            if plan.exp_without_max:
-                rows = xp.multiply(rows, loops.log_base)
-
-            def absorb(masked: bool, j: Any, state: Any) -> Any:
-                tile = score_block(tiles, entry, rows, xp.matrix_transpose(loops.block_at(keys, j)), i, j, masked)
-                if plan.exp_without_max:
-                    above, exponentials = None, loops.exp_scaled(tile.scores)
-                else:
-                    peak = xp.max(tile.scores, axis=-1, keepdims=True)
-                    above = xp.maximum(peak, lowest if state is None else state[2])
-                    exponentials = loops.exp_difference(tile.scores, above)
-                total = xp.sum(exponentials, axis=-1, keepdims=True)
-                kept = apply_dropout(exponentials, dropout, tile.at, num_heads_of(tiles), xp)
-                columns = loops.block_at(values, j)
-                summed = (
-                    matmul_per_group(kept, columns, xp)
-                    if state is None
-                    else matmul_into_workspace(tiles, "summed", kept, columns)
-                )
-                alive = None
-                if plan.may_mask:
-                    alive = xp.ones_like(total, dtype=xp.bool)
-                    if tile.allowed is not None:
-                        allowed = tile.allowed
-                        found = cached_by_distance(
-                            tiles, "found", i, j, allowed, lambda: xp.any(allowed, axis=-1, keepdims=True)
-                        )
-                        alive = xp.logical_and(alive, found)
-                if state is None:
-                    return summed, total, above, alive
-                before = state[:2]
-                if above is not None:
-                    fading = loops.exp_difference(state[2], above)
-                    before = tuple(xp.multiply(x, fading) for x in before)
-                return (
-                    loops.inplace(xp.add, before[0], summed),
-                    loops.inplace(xp.add, before[1], total),
-                    above,
-                    None if alive is None else xp.logical_or(state[3], alive),
-                )
-
-            def nothing() -> Any:
-                *dims, _ = shape(rows, xp=xp)
-                total = zeros_with(rows, *dims, 1, xp=xp)
-                alive = xp.zeros_like(total, dtype=xp.bool) if plan.may_mask else None
-                above = None if plan.exp_without_max else xp.full_like(total, lowest)
-                return zeros_with(rows, *dims, width, xp=xp), total, above, alive
-
-            if visits is None:
-                state = absorb(may_mask(tiles), 0, None)
-            else:
-                next_block, whole, seen = visits.of(loops, entry.index, i)
-
-                def absorb_next(masked: bool, step: Any, state: Any) -> Any:
-                    return absorb(masked, next_block(step), state)
-
-                state = visit_blocks(loops, whole, seen, absorb_next, nothing() if loops.traced else None)
-            summed, total, top, alive = nothing() if state is None else state
-            if alive is not None:
-                total = xp.where(alive, total, 1.0)
-            output = xp.divide(summed, total)
-            logsumexp = xp.log(total) if top is None else xp.add(top, xp.log(total))
-            if alive is not None:
-                logsumexp = xp.where(alive, logsumexp, -math.inf)
-            if dropout is not None:
-                output = xp.multiply(output, dropout_scale(dropout))
-            place = index * tiles.counts[0] + i
-            return tuple(loops.add_block(stack, place, x) for stack, x in zip(stacks, (output, logsumexp), strict=True))
-
-        return loops.loop(0, tiles.counts[0], attend_rows, stacks)
-
-    def empty(last: Any) -> Any:
-        dims = (groups, times, tiles.sizes[0], last)
-        return loops.zero_blocks(num_rounds(tiles) * tiles.counts[0], lambda _: zeros_with(query, *dims, xp=xp))
-
-    stacks = tuple(map(empty, (width, 1)))
-    output, logsumexp = (concat_blocks(tiles, stack, 0) for stack in loops.loop(0, num_rounds(tiles), attend, stacks))
-    return output, xp.squeeze(logsumexp, axis=-1)
+        condition = scores_are_small(*operands[:3], backend)
+        quick = functools.partial(attend, plan._replace(exp_without_max=True, all_finite=True))
+    results: tuple[Array, Array] = backend.loops.cond(condition, quick, functools.partial(attend, plan))
+    return results
 
 
 def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
@@ -181,3 +74,171 @@ def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     *dims, _ = shape(operands.query, xp=xp)
     width = shape(operands.value, xp=xp)[-1]
     return zeros_with(operands.query, *dims, width, xp=xp), zeros_with(operands.query, *dims, xp=xp)
+
+
+def _attend(plan: Plan, *, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
+    grid = make_grid(plan, arrays, backend)
+    average = functools.partial(_attend_to_part, grid)
+    return with_nonfinite_values(grid, average, functools.partial(empty_results, plan, arrays, backend))
+
+
+class ForwardPass(NamedTuple):
+    """What all loops of a forward pass look up."""
+
+    grid: Grid
+    visits: Visits | None  # None for one block of keys, which needs no loop
+    dropout: Dropout | None
+    part: Callable[[Array], Array]  # of the values
+
+
+class Blocks(NamedTuple):
+    """The blocks of one sample of the batch."""
+
+    sample: BatchEntry
+    queries: Any
+    keys: Any
+    values: Any
+
+
+class Running(NamedTuple):
+    """Of a block of queries, over the keys so far: u, z, m, and whether there was a key to attend to."""
+
+    output: Array
+    total: Array
+    row_max: Array | None
+    has_key: Array | None
+
+
+def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Output and logsumexp of a part of the values, which a function takes from those of a sample."""
+    plan, xp, loops, query = grid.plan, grid.xp, grid.loops, grid.operands.query
+    visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=plan.max_keys_per_run)
+    forward_pass = ForwardPass(grid, visits, dropout_of(grid), part)
+    _, num_kv_heads, group, _, _ = shape(query, xp=xp)
+    stacks = tuple(
+        loops.zero_blocks(
+            num_rounds(grid) * grid.counts[0],
+            functools.partial(_zeros, query, (num_kv_heads, group, grid.sizes[0], last), xp),
+        )
+        for last in (shape(grid.operands.value, xp=xp)[-1], 1)
+    )
+    stacks = loops.loop(0, num_rounds(grid), functools.partial(_attend_sample, forward_pass), stacks)
+    output, logsumexp = (concat_blocks(grid, stack, 0) for stack in stacks)
+    return output, xp.squeeze(logsumexp, axis=-1)
+
+
+def _zeros(like: Array, dims: tuple[Any, ...], xp: Any, _: Any) -> Array:
+    return zeros_with(like, *dims, xp=xp)
+
+
+def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
+    """Attention of all queries of one sample of the batch."""
+    grid, loops = forward_pass.grid, forward_pass.grid.loops
+    sample = batch_entry(grid, index)
+    for_scores = functools.partial(nan_unless_finite, grid)
+    blocks = Blocks(
+        sample,
+        loops.split(sample.query, grid.sizes[0], for_scores),
+        loops.split(sample.key, grid.sizes[1], for_scores),
+        loops.split(sample.value, grid.sizes[1], forward_pass.part),
+    )
+    return loops.loop(0, grid.counts[0], functools.partial(_attend_rows, forward_pass, blocks, index), stacks)
+
+
+def _attend_rows(forward_pass: ForwardPass, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:
+    """Attention of one block of queries, added to the stacks of outputs and logsumexps."""
+    grid, visits = forward_pass.grid, forward_pass.visits
+    xp, loops = grid.xp, grid.loops
+    rows = loops.block_at(blocks.queries, i)
+    if grid.plan.exp_without_max:
+        rows = xp.multiply(rows, loops.log_base)
+    absorb = functools.partial(_absorb, forward_pass, blocks, rows, i)
+    if visits is None:
+        state = absorb(lambda step: step, may_mask(grid), 0, None)
+    else:
+        block_of_step, whole, seen = visits.of(loops, blocks.sample.index, i)
+        empty = _nothing(forward_pass, rows) if loops.traced else None
+        state = visit_blocks(loops, whole, seen, functools.partial(absorb, block_of_step), empty)
+    results = _finish(forward_pass, _nothing(forward_pass, rows) if state is None else state)
+    place = index * grid.counts[0] + i
+    return tuple(loops.add_block(stack, place, x) for stack, x in zip(stacks, results, strict=True))
+
+
+def _absorb(
+    forward_pass: ForwardPass,
+    blocks: Blocks,
+    rows: Array,
+    i: Any,
+    block_of_step: Callable[[Any], Any],
+    masked: bool,
+    step: Any,
+    state: Running | None,
+) -> Running:
+    """The running sums after one more block of keys."""
+    grid, j = forward_pass.grid, block_of_step(step)
+    plan, xp, loops = grid.plan, grid.xp, grid.loops
+    keys = xp.matrix_transpose(loops.block_at(blocks.keys, j))
+    block = score_block(grid, blocks.sample, rows, keys, i, j, masked)
+    if plan.exp_without_max:
+        new_max, exponentials = None, loops.exp_scaled(block.scores)
+    else:
+        before = _lowest(rows, xp) if state is None else state.row_max
+        new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
+        exponentials = loops.exp_difference(block.scores, new_max)
+    total = xp.sum(exponentials, axis=-1, keepdims=True)
+    weights = apply_dropout(exponentials, forward_pass.dropout, block.at, num_heads_of(grid), xp)
+    values = loops.block_at(blocks.values, j)
+    has_key = _has_key(grid, block, total, i, j) if plan.may_mask else None
+    if state is None:
+        return Running(matmul_per_group(weights, values, xp), total, new_max, has_key)
+    output = matmul_into_workspace(grid, "output", weights, values)
+    sums = state.output, state.total
+    if new_max is not None:
+        rescale = loops.exp_difference(state.row_max, new_max)
+        sums = xp.multiply(state.output, rescale), xp.multiply(state.total, rescale)
+    return Running(
+        loops.inplace(xp.add, sums[0], output),
+        loops.inplace(xp.add, sums[1], total),
+        new_max,
+        None if has_key is None else xp.logical_or(state.has_key, has_key),
+    )
+
+
+def _lowest(like: Array, xp: Any) -> float:
+    """The least finite number: no score is below, and an infinity is never subtracted from itself."""
+    return -float(xp.finfo(like.dtype).max)
+
+
+def _has_key(grid: Grid, block: ScoreBlock, total: Array, i: Any, j: Any) -> Array:
+    """Which queries may attend to a key of a block."""
+    xp, allowed = grid.xp, block.allowed
+    everywhere = xp.ones_like(total, dtype=xp.bool)
+    if allowed is None:
+        return everywhere
+    some = cached_by_distance(grid, "has_key", i, j, allowed, lambda: xp.any(allowed, axis=-1, keepdims=True))
+    return xp.logical_and(everywhere, some)
+
+
+def _nothing(forward_pass: ForwardPass, rows: Array) -> Running:
+    """The running sums over no keys."""
+    grid, xp = forward_pass.grid, forward_pass.grid.xp
+    *dims, _ = shape(rows, xp=xp)
+    total = zeros_with(rows, *dims, 1, xp=xp)
+    return Running(
+        zeros_with(rows, *dims, shape(grid.operands.value, xp=xp)[-1], xp=xp),
+        total,
+        None if grid.plan.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
+        xp.zeros_like(total, dtype=xp.bool) if grid.plan.may_mask else None,
+    )
+
+
+def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array]:
+    """Output and logsumexp of a block of queries: 0 and -inf in fully masked rows."""
+    xp, dropout, (output, total, row_max, has_key) = forward_pass.grid.xp, forward_pass.dropout, state
+    if has_key is not None:
+        total = xp.where(has_key, total, 1.0)
+    output = xp.divide(output, total)
+    logsumexp = xp.log(total) if row_max is None else xp.add(row_max, xp.log(total))
+    if has_key is not None:
+        logsumexp = xp.where(has_key, logsumexp, -math.inf)
+    return output if dropout is None else xp.multiply(output, dropout.scale), logsumexp

@@ -113,7 +113,7 @@ class Operands(NamedTuple):
 
     def arrays(self) -> tuple[Array, ...]:
         """The arrays that there are, in order: the inverse of `unpack_operands`."""
-        return tuple(array for array in (*self[:8], *self.mask, *self.score_mod) if array is not None)
+        return tuple([array for array in (*self[:8], *self.mask, *self.score_mod) if array is not None])
 
 
 def unpack_operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
@@ -162,7 +162,7 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         dropout_rate=dropout.rate,
         seed=None if operands.seed is not None else dropout.seed if dropout.rate else 0,
         starts=tuple(start if isinstance(start, int) else None for start in call.starts),
-        present=tuple(operand is not None for operand in operands[:8]),
+        present=tuple([operand is not None for operand in operands[:8]]),
         num_arrays=(len(operands.mask), len(score_arrays)),
         may_mask=may_mask,
         all_finite=not may_mask or (num_slices > 0 and call.bias is None and known_finite_products(call)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from attention_core._attention.blocks.grid import (
     cached_by_distance,
     is_broadcast,
 )
-from attention_core._attention.call import modify_scores
+from attention_core._attention.scores import masked_scores, modify_scores
 from attention_core.masks import Positions, unflatten
 
 
@@ -31,19 +32,20 @@ def score_block(tiles: Grid, entry: BatchEntry, query: Array, key: Array, i: Any
     plan, xp = tiles.plan, tiles.xp
     raw = matmul_into_workspace(tiles, "scores", query, key)
     at, bias, allowed = block_context(tiles, entry, raw, i, j, masked)
-    scores = raw
+    modify: Any = None
     if modifies_scores(tiles):
-        if allowed is not None:
-            raw = xp.where(allowed, raw, 0.0)  # what overflows and is masked must not meet the cap's gradient
-        scores = modified_scores(tiles, raw, score_variables(tiles), at)
-    if bias is not None or plan.score_mod is not None:
-        scores = xp.add(scores, 0.0 if bias is None else bias)  # in memory of its own: exponentials may take it over
-    if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make nan of what is masked
-        most = cached_by_distance(tiles, "limit", i, j, allowed, lambda: mask_limit(allowed, raw, xp))
-        scores = tiles.loops.inplace(xp.minimum, scores, most)
-    elif allowed is not None:
-        scores = xp.where(allowed, scores, -math.inf)
-    return ScoreBlock(raw, scores, allowed, at)
+        raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
+        modify = functools.partial(modified_scores, tiles, variables=score_variables(tiles), at=at)
+    mask: Any = None
+    if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make NaN of what is masked
+        limit = cached_by_distance(tiles, "limit", i, j, allowed, lambda: mask_limit(allowed, raw, xp))
+        mask = functools.partial(_minimum, tiles, limit)
+    return ScoreBlock(raw, masked_scores(raw, allowed, bias, modify, mask=mask, xp=xp), allowed, at)
+
+
+def _minimum(tiles: Grid, limit: Array, scores: Array) -> Array:
+    """The lower of scores and a limit, in the memory of the scores."""
+    return tiles.loops.inplace(tiles.xp.minimum, scores, limit)
 
 
 def block_context(
@@ -121,6 +123,6 @@ def modified_scores(tiles: Grid, raw: Array, variables: tuple[Array, ...], at: P
     score_mod, remaining = unflatten(tiles.plan.score_mod, ()), iter(variables)
     softcap = tiles.plan.softcap if tiles.operands.softcap is None else next(remaining)
     if score_mod is None:
-        return modify_scores(raw, softcap, None, None, tiles.xp)
+        return modify_scores(raw, softcap, None, None, xp=tiles.xp)
     arrays = [next(remaining) if is_floating(array) else array for array in tiles.operands.score_mod]
-    return modify_scores(raw, softcap, lambda scores, *where: score_mod(scores, *where, *arrays), at, tiles.xp)
+    return modify_scores(raw, softcap, lambda scores, *where: score_mod(scores, *where, *arrays), at, xp=tiles.xp)

@@ -1,0 +1,78 @@
+r"""The scores of attention after the product: cap, modification, bias and mask, for all scores or for one block.
+
+.. math:: s_{ij} = f\!\left(c \tanh\frac{r_{ij}}{c}\right) + b_{ij}, \qquad r_{ij} = (\sigma q_i) \cdot k_j,
+
+and :math:`s_{ij} = -\infty` where query i may not attend to key j.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from attention_core._arrays import Array, Namespace, number_like
+from attention_core.masks import Mask, Positions
+
+
+def masked_scores(
+    raw: Array,
+    allowed: Array | None,
+    bias: Array | None,
+    modify: Callable[[Array], Array] | None,
+    /,
+    *,
+    mask: Callable[[Array], Array] | None = None,
+    xp: Namespace,
+) -> Array:
+    """Scores out of the products of queries and keys.
+
+    Parameters
+    ----------
+    raw : Array, shape (..., M, N)
+        With something finite where not allowed, if there is something to modify: a masked infinity would otherwise
+        reach the gradient of the cap.
+    allowed : Array of bool, or None
+        ``None`` for everywhere.
+    bias : Array or None
+    modify : callable, optional
+        The cap and the score modification.
+    mask : callable, optional
+        Sets what is not allowed to -inf; by default a choice.
+    xp : array namespace
+    """
+    scores = raw if modify is None else modify(raw)
+    if bias is not None:
+        scores = xp.add(scores, bias)
+    if allowed is None:
+        return scores
+    return xp.where(allowed, scores, -math.inf) if mask is None else mask(scores)
+
+
+def modify_scores(
+    scores: Array,
+    softcap: float | Array | None,
+    score_mod: Callable[..., Array] | None,
+    at: Positions | None,
+    *,
+    xp: Namespace,
+) -> Array:
+    r"""Scores after the cap, :math:`c \tanh(s / c)`, and after a function of score and positions."""
+    if softcap is not None:
+        softcap = number_like(softcap, scores, xp)
+        scores = xp.multiply(xp.tanh(xp.divide(scores, softcap)), softcap)
+    if score_mod is None:
+        return scores
+    return xp.add(score_mod(scores, *at), 0.0)  # type: ignore[misc]  # a copy, over which exponentials may be written
+
+
+def allowed_by(mask: Mask | Array | None, bias: Array | None, at: Positions | None, xp: Namespace) -> Array | None:
+    """Where attention is allowed: by the mask, and by a bias that is not -inf; ``None`` for everywhere."""
+    if isinstance(mask, Mask):
+        assert at is not None
+        mask = mask.allowed(at, xp=xp)
+    elif mask is not None and not len(mask.shape):
+        mask = xp.reshape(mask, (1,))
+    if bias is None:
+        return mask
+    admitted = xp.not_equal(bias if len(bias.shape) else xp.reshape(bias, (1,)), -math.inf)
+    return admitted if mask is None else xp.logical_and(mask, admitted)
