@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import tanh
@@ -11,6 +10,7 @@ from attention_core._arrays import Array, Namespace
 from attention_core._attention.blocks.grid import BatchEntry, Grid
 from attention_core._attention.blocks.scores import block_context
 from attention_core._attention.reproducible.slices import SCORE_UNIT, packed_matmul
+from attention_core._attention.scores import masked_scores
 from attention_core.masks import Positions
 
 
@@ -37,10 +37,8 @@ def exact_score_block(
     if plan.softcap is not None:
         scores, derivative = _soften(scores, plan.softcap, xp)
     if bias is not None:
-        scores = xp.add(scores, uncontracted(xp.multiply(to_float64(bias, xp), SCORE_UNIT), xp))
-    if allowed is not None:
-        scores = xp.where(allowed, scores, -math.inf)
-    return ExactScoreBlock(scores, derivative, at)
+        bias = uncontracted(xp.multiply(to_float64(bias, xp), SCORE_UNIT), xp)
+    return ExactScoreBlock(masked_scores(scores, allowed, bias, None, xp=xp), derivative, at)
 
 
 def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]:
