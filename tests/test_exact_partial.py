@@ -55,7 +55,7 @@ def whole(arrays, **options):
     return found.output, found.logsumexp
 
 
-def unlike(rng):
+def nonfinite(rng):
     query, key, value = qkv(rng)
     value[0, 0, 3, 2], value[0, 0, 8, 2], value[1, 1, 9, 3], key[0, 1, 5, 0] = np.inf, -np.inf, np.nan, np.nan
     return query, key, value
@@ -72,7 +72,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("inputs", [qkv, unlike], ids=["ordinary", "not finite"])
+@pytest.mark.parametrize("inputs", [qkv, nonfinite], ids=["ordinary", "nonfinite"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_pieces_in_any_order_have_the_bits_of_the_whole(name, inputs, backend, put, get, rng):
     if backend.loops.traced and name not in ("causal, later", "bias"):
@@ -126,7 +126,7 @@ def test_any_numbers_cut_anywhere_have_the_bits_of_the_whole(seed, cuts, spread,
 @pytest.mark.parametrize(
     ("empty", "axis"), [("keys", -2), ("queries", -2), ("values", -1), ("batch", 0)], ids=lambda each: str(each)
 )
-def test_of_nothing_the_pieces_are_the_whole(empty, axis, backend, put, get, rng):
+def test_empty_pieces_have_the_bits_of_the_whole(empty, axis, backend, put, get, rng):
     arrays = list(qkv(rng))
     for place in {"keys": (1, 2), "queries": (0,), "values": (2,), "batch": (0, 1, 2)}[empty]:
         arrays[place] = np.take(arrays[place], np.zeros(0, dtype=int), axis=axis)
@@ -214,7 +214,7 @@ def test_scores_beyond_float32_in_one_piece_do_not_spoil_the_others():
         assert np.isnan(merged.output).all()
 
 
-def test_nan_is_told_by_sums_where_a_library_has_maxima_without_it(rng):
+def test_sums_keep_nan_where_the_maxima_of_a_library_lose_it(rng):
     query, key, value = qkv(rng)
     key[0, 0, 3, 1] = np.nan
     arrays = query, key, value
@@ -244,7 +244,7 @@ def test_a_mask_of_the_piece_alone_is_refused(rng):
 
 
 @pytest.mark.parametrize("extent", [(1, 2), ([1], [2])])
-def test_what_is_no_extent_is_refused(extent, rng):
+def test_other_objects_than_extents_are_refused(extent, rng):
     query, key, value = qkv(rng)
     with pytest.raises(TypeError, match="expected the scores of"):
         ac.partial_attention(query, key, value, extent=extent, **EXACTLY)

@@ -73,16 +73,16 @@ def test_the_longest_sum_of_the_largest_slices_is_exact_and_one_bit_more_is_not(
 def test_slices_are_integers_that_add_up_to_the_number(bits, rng):
     x = rng.standard_normal((5, 40)) * 2.0 ** rng.integers(-30, 30, (5, 40))
     power = exact.power_above_max(x, -1, NUMPY)
-    parts = exact.slices(x, power, bits, 2, NUMPY)
+    parts = exact.slices(x, power, bits=bits, count=2, xp=NUMPY)
     for part, bound in zip(parts, (0.75, 0.5), strict=True):
         assert np.all(part == np.rint(part))
         assert np.abs(part).max() <= bound * 2**bits
     for index in np.ndindex(x.shape):
-        whole = sum(Fraction(part[index]) / 2 ** (bits * place) for place, part in enumerate(parts, start=1))
+        whole = sum(Fraction(part[index]) / 2 ** (bits * n) for n, part in enumerate(parts, start=1))
         assert abs(Fraction(x[index]) / Fraction(power[index[0], 0]) - whole) <= Fraction(1, 2 ** (2 * bits + 1))
 
 
-def test_carried_sums_are_those_of_unlimited_integers(rng):
+def test_sums_of_two_parts_each_are_those_of_unlimited_integers(rng):
     terms = [int(x) for x in rng.integers(-(2**53), 2**53, 1000)]
     parts = exact.split_carry(np.asarray(terms, dtype=np.float64), NUMPY)
     assert np.all(parts[0] * 2**26 + parts[1] == np.asarray(terms, dtype=np.float64))
@@ -115,7 +115,7 @@ def test_rounding_is_to_the_nearest_float32_to_even(rng):
         (elementary.cosine, mpmath.cos, -0.79, 0.79, -51.0, True),
     ],
 )
-def test_functions_keep_the_errors_they_name(function, formula, low, high, bound, relative, rng):
+def test_elementary_functions_keep_the_error_bounds_they_name(function, formula, low, high, bound, relative, rng):
     x = rng.uniform(low, high, 3000)
     found = function(x, NUMPY)
     with mpmath.workprec(200):
@@ -125,12 +125,12 @@ def test_functions_keep_the_errors_they_name(function, formula, low, high, bound
             assert error <= mpmath.mpf(2) ** bound
 
 
-def test_the_greatest_weight_is_exactly_one():
+def test_the_largest_weight_is_exactly_one():
     assert elementary.exp2_weight(np.zeros(1), NUMPY)[0] == 1.0
     assert elementary.exp2_weight(np.full(1, -np.inf), NUMPY)[0] < 2.0**-60
 
 
-def test_a_quotient_by_what_is_broadcast_is_the_same_compiled(backend, rng):
+def test_a_division_by_a_broadcast_number_is_the_same_compiled(backend, rng):
     if "float64" not in backend.dtypes:
         pytest.skip(f"{backend.name} is configured without float64")
     x, divisor = rng.standard_normal((300, 18)), rng.uniform(1, 2, (300, 1))
@@ -146,17 +146,17 @@ def test_a_quotient_by_what_is_broadcast_is_the_same_compiled(backend, rng):
         np.testing.assert_array_equal(backend.to_numpy(found), exact.divide_rows(x, np.sqrt(divisor * divisor), NUMPY))
 
 
-# What the bits do not depend on
+# Independence of batch, heads, block sizes and options
 
 
-def test_the_batch_can_be_taken_apart(put, get, rng):
+def test_a_batch_element_has_the_same_bits_alone(put, get, rng):
     arrays = float32(rng, 8, H, M, D), float32(rng, 8, G, N, D), float32(rng, 8, G, N, E)
     whole = get(attention(*put(arrays), is_causal=True, **EXACTLY))
     for index in range(8):
         same(get(attention(*put([x[index : index + 1] for x in arrays]), is_causal=True, **EXACTLY))[0], whole[index])
 
 
-def test_the_heads_can_be_taken_apart(put, get, rng):
+def test_a_head_has_the_same_bits_alone(put, get, rng):
     arrays = qkv(rng)
     whole = get(attention(*put(arrays), softcap=3.0, **EXACTLY))
     for head in range(H):
@@ -177,7 +177,7 @@ def test_the_size_of_blocks_does_not_show(sizes, mask, backend, put, get, rng, m
 
 
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
-def test_neither_does_the_implementation_nor_what_is_asked_for(implementation, put, get, rng):
+def test_neither_the_implementation_nor_the_return_flags_show(implementation, put, get, rng):
     arrays = qkv(rng)
     output = of_numpy(*arrays, mask=ac.Causal(5))
     found = get(
@@ -331,7 +331,7 @@ def _attended(backend, place, dtype):
     return _compiled[name]
 
 
-# How good it is
+# Accuracy
 
 
 def oracle(query, key, value, mask=None):
@@ -438,14 +438,14 @@ def test_channels_over_the_root_of_their_mean_square_are_correctly_rounded(size,
             assert np.mean(row == np.where(np.abs(wanted) < 2.0**-126, np.float32(0), wanted)) >= 0.99
 
 
-def places(x):
+def positions(x):
     xp = backend_of(x).namespace if backend_of(x) else NUMPY
     return xp.arange(x.shape[-2], dtype=xp.int32)
 
 
 LAYERS = {
     "rms_norm": lambda x, w, **o: ac.rms_norm(w[:, 0], x, **o),
-    "rotary": lambda x, w, **o: ac.rotary_embedding(x, places(x), **o),
+    "rotary": lambda x, w, **o: ac.rotary_embedding(x, positions(x), **o),
     "linear": lambda x, w, **o: ac.linear(ac.parameters.Linear(w), x, **o),
     "layer_norm": lambda x, w, **o: ac.layer_norm(ac.parameters.LayerNorm(w[:, 0], w[:, 1]), x, **o),
     "gelu": lambda x, w, **o: ac.gelu(x, **o),
@@ -454,7 +454,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_maps_agree_with_float64_to_half_a_unit_and_so_do_their_gradients(name, backend, rng):
+def test_layer_functions_and_their_gradients_agree_with_float64_to_half_an_ulp(name, backend, rng):
     x, weight = float32(rng, 3, 50, 32) * np.float32(3), float32(rng, 32, 32)
     factor = float32(rng, *LAYERS[name](x, weight).shape)
     function = LAYERS[name]
@@ -481,10 +481,10 @@ def test_maps_agree_with_float64_to_half_a_unit_and_so_do_their_gradients(name, 
         np.testing.assert_allclose(one, other, rtol=0, atol=3e-7 * np.abs(other).max() + 1e-30)
 
 
-# What is not finite, and what is empty
+# NaN, infinities, subnormal numbers and empty axes
 
 
-def test_what_is_not_finite_shows_where_it_is_attended_alone(put, get, rng):
+def test_nan_and_infinities_show_only_where_they_are_attended_to(put, get, rng):
     query, key, value = (float32(rng, 1, 1, 4, 4) for _ in range(3))
     value[0, 0, 1, 0], value[0, 0, 2, 1], value[0, 0, 3, 2] = np.inf, -np.inf, np.nan
     mask = np.tril(np.ones((4, 4), dtype=bool))
@@ -501,7 +501,7 @@ def test_what_is_not_finite_shows_where_it_is_attended_alone(put, get, rng):
     same(found, of_numpy(query, key, value, mask=mask)[0, 0])
 
 
-def test_a_query_that_may_attend_nothing_gives_zero(put, get, rng):
+def test_a_fully_masked_row_gives_zero(put, get, rng):
     arrays = qkv(rng)
     lengths = put(np.array([0, 9]))
     found = get(
@@ -521,7 +521,7 @@ def test_subnormal_numbers_count_as_zero(put, get, rng):
     same(get(attention(*put(tiny), **EXACTLY)), of_numpy(*none))
 
 
-def test_subnormal_numbers_are_zero_even_where_they_would_grow(put, get):
+def test_subnormal_numbers_are_zero_even_where_products_are_not(put, get):
     x, weight = np.full((1, 2), 1e-40, dtype=np.float32), np.full((2, 1), 1e10, dtype=np.float32)
     found = get(ac.linear(ac.parameters.Linear(put(weight)), put(x), **EXACTLY))
     same(found, np.zeros((1, 1), dtype=np.float32))
@@ -589,7 +589,7 @@ def test_parameters_that_no_row_uses_have_a_gradient_of_zero(name, backend, rng)
     same(backend.to_numpy(of_weight), np.zeros((8, 8), dtype=np.float32))
 
 
-# What cannot be had is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,7 @@ def test_parameters_that_no_row_uses_have_a_gradient_of_zero(name, backend, rng)
         ({"sinks": "array"}, "expected no sinks"),
     ],
 )
-def test_what_cannot_be_had_is_refused(options, message, put, rng):
+def test_unsupported_options_are_refused(options, message, put, rng):
     given = {name: put(np.ones(H, dtype=np.float32)) if value == "array" else value for name, value in options.items()}
     if "scale" in given:
         given["scale"] = given["scale"][0, ...]
@@ -661,18 +661,18 @@ def test_layers_take_the_setting(kind, backend, rng):
     np.testing.assert_allclose(found, definition(given, inputs, **options), rtol=1e-4, atol=1e-5)
 
 
-def test_the_plan_names_the_bits_it_proves():
-    """Weights of up to 4 / 3, slopes of up to 1, and what stands beside them, in sums of 4096 terms."""
+def test_slices_have_as_many_bits_as_exact_sums_allow():
+    """Sums of 4096 products: of weights up to 4 / 3 and of d_scores up to 1, with their other factors."""
     for count, bits in _slices.WEIGHT_BITS.items():
         assert exact.LONGEST * 2**bits * Fraction(3, 4) * 2 ** _slices.VALUE_BITS[count] <= 2**53
     weight = Fraction(4, 3) * 2 ** _slices.WEIGHT_BITS[2]
     assert exact.LONGEST * weight * Fraction(3, 4) * 2**_slices.D_OUTPUT_BITS <= 2**53
-    slope = 2**_slices.D_SCORE_BITS
-    assert exact.LONGEST * slope * Fraction(3, 4) * 2**_slices.D_SCORE_FACTOR_BITS <= 2**53
+    d_score = 2**_slices.D_SCORE_BITS
+    assert exact.LONGEST * d_score * Fraction(3, 4) * 2**_slices.D_SCORE_FACTOR_BITS <= 2**53
 
 
 @pytest.mark.parametrize("dims", [(B, H, M, N), (1, 1, 1, N), (1, H, M, N), (B, 1, M, N)])
-def test_the_gradient_of_a_bias_knows_nothing_of_rows_that_do_not_share_it(dims, backend, rng):
+def test_the_gradient_of_a_bias_depends_only_on_rows_that_share_it(dims, backend, rng):
     if not backend.differentiates:
         pytest.skip(f"{backend.name} does not differentiate")
     arrays, bias, factor = qkv(rng), float32(rng, *dims), float32(rng, B, H, M, E)
@@ -702,11 +702,11 @@ def test_reproducible_arithmetic_is_differentiated_once(backend, put, rng):
         pytest.skip(f"{backend.name} does not differentiate")
     xp, x = backend.namespace, put(float32(rng, 3, 4))
 
-    def slope(x):
+    def derivative(x):
         return xp.sum(backend.value_and_grad(lambda x: xp.sum(ac.gelu(x, **EXACTLY)))(x)[1][0])
 
     with pytest.raises((NotImplementedError, LookupError, TypeError, RuntimeError), match=r"(?i)again|once|second"):
-        backend.value_and_grad(slope)(x)
+        backend.value_and_grad(derivative)(x)
 
 
 def test_one_array_for_all_three_has_its_gradients_added_in_one_order(backend, put, get, rng):
@@ -725,9 +725,9 @@ def test_one_array_for_all_three_has_its_gradients_added_in_one_order(backend, p
     same(get(backend.value_and_grad(loss)(put(x))[1][0]), wanted)
 
 
-def test_sums_are_carried_where_4096_terms_are_exceeded():
+def test_sums_of_more_than_4096_terms_have_two_parts():
     query = np.zeros((1, 1, 3, 5, 2))
-    tiles = SimpleNamespace(operands=SimpleNamespace(query=query), xp=NUMPY)
+    grid = SimpleNamespace(operands=SimpleNamespace(query=query), xp=NUMPY)
     for side, length, carried in (
         (1, 4096, False),
         (1, 4097, True),
@@ -735,12 +735,12 @@ def test_sums_are_carried_where_4096_terms_are_exceeded():
         (0, 1366, True),
         (1, None, True),
     ):
-        tiles.lengths = (length, length)
-        assert _slices.needs_carry(tiles, side) is carried
+        grid.lengths = (length, length)
+        assert _slices.needs_carry(grid, side) is carried
 
 
 @pytest.mark.parametrize("name", ["scale", "softcap"])
-def test_numbers_that_leave_float64_are_refused_and_those_of_numpy_taken(name, rng):
+def test_numbers_outside_the_range_are_refused_and_numpy_scalars_accepted(name, rng):
     arrays = qkv(rng)
     for number in (1e-30, 1e30):
         with pytest.raises(ValueError, match=f"expected a {name} of 0, or from"):
@@ -748,14 +748,14 @@ def test_numbers_that_leave_float64_are_refused_and_those_of_numpy_taken(name, r
     same(of_numpy(*arrays, **{name: np.float64(0.5)}), of_numpy(*arrays, **{name: 0.5}))
 
 
-def test_places_with_nan_are_nan(backend, put, get):
+def test_a_pooling_window_with_nan_is_nan(backend, put, get):
     x = put(np.asarray([[1, 5], [np.nan, 7], [2, -0.0]], np.float32))
     for mode in backend.modes:
-        pooled = backend.compile(lambda x: reproducible.pooled(x, xp=backend.namespace), mode=mode)
+        pooled = backend.compile(lambda x: reproducible.max_pool(x, xp=backend.namespace), mode=mode)
         np.testing.assert_array_equal(get(pooled(x)), [np.nan, 7])
 
 
-def test_an_epsilon_too_small_for_float64_is_as_good_as_none(put, get):
+def test_an_epsilon_too_small_for_float64_acts_like_zero(put, get):
     x = np.asarray([[2.0**100] * 4, [1e-3] * 4], np.float32)
     ones = np.ones(4, np.float32)
     parameters = ac.parameters.LayerNorm(put(ones), put(ones))

@@ -1,4 +1,4 @@
-"""The two arithmetics in which the one definition is computed, and what each can be asked for."""
+"""The two arithmetics: the library's own, and one with the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from attention_core._arithmetic import fast, reproducible
 from attention_core._arrays import Array, Namespace, dtype_name
 
 ARITHMETICS = {"fast": fast, "reproducible": reproducible}
-WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, in the words of their libraries
+WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, by the names their libraries use
 
 
 def arithmetic_of(name: str) -> Any:
-    """The maps between attentions, as functions of arrays, in one of the arithmetics."""
+    """The module with the functions of an arithmetic: affine, normalize, gelu and the others."""
     return ARITHMETICS[name]
 
 
 def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:
-    """Raise unless this names an arithmetic that can be had for the dtype and the device of an array."""
+    """Raise unless this names an arithmetic that supports the dtype and the device of an array."""
     check_arithmetic_name(arithmetic)
     if arithmetic == "fast" or not hasattr(array, "dtype"):
         return
@@ -39,8 +39,8 @@ def check_arithmetic_name(arithmetic: Any) -> None:
         raise ValueError(f"expected an arithmetic out of {', '.join(ARITHMETICS)}; got {arithmetic!r}")
 
 
-def fan_out(arrays: tuple[Array, ...], maps: Any, xp: Namespace) -> list[Array]:
-    """The arrays, each place that uses one with a copy of its own where the arithmetic has such."""
-    places = [[id(each) for each in arrays].index(id(array)) for array in arrays]
-    held = {place: iter(maps.copies(arrays[place], places.count(place), xp=xp)) for place in set(places)}
-    return [next(held[place]) for place in places]
+def fan_out(arrays: tuple[Array, ...], arithmetic: Any, xp: Namespace) -> list[Array]:
+    """The arrays, with one of the arithmetic's `copies` for each use of an array that occurs more than once."""
+    ids = [id(array) for array in arrays]
+    copies = {key: iter(arithmetic.copies(arrays[ids.index(key)], ids.count(key), xp=xp)) for key in dict.fromkeys(ids)}
+    return [next(copies[key]) for key in ids]

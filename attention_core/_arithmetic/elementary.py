@@ -1,4 +1,4 @@
-"""Elementary functions as polynomials that every library rounds in one way."""
+"""Elementary functions as polynomials, which every library rounds in the same way."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from attention_core._arithmetic.exact import LN_2, LOG2_E, power_above, scalar64
 from attention_core._arrays import Array, Namespace
 from attention_core._backend import is_concrete
 
-# 2**x as a polynomial in x with constant 1, so that the eighth square of p(s / 256) is off 2**s by at most 2**-38.6 for
-# every s <= 0: the error of the best one of degree 4, weighted with 256 * 2**s, in which the squares magnify it.
+# 2**x as a polynomial in x with constant 1. The eighth square of p(s / 256) is off 2**s by at most 2**-38.6 for every
+# s <= 0. Squaring magnifies the error by 256 * 2**s: this is the best polynomial of degree 4 under that weight.
 _EXP2_WEIGHT = (0.6931471805392166, 0.240226495453517, 0.055502413791724985, 0.009532258250566078)
 
 
@@ -17,14 +17,14 @@ SQUARES = 8
 
 
 def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
-    """A polynomial, its constant coefficient first: each product is settled before a coefficient is added.
+    """A polynomial, its constant coefficient first: each product is `uncontracted` before a coefficient is added.
 
-    Products that can be read already are past any compiler.
+    Products whose values can be read are computed already, so no compiler contracts them.
     """
     compiled = not is_concrete(x)
     value = xp.multiply(x, coefficients[-1])
-    for place, coefficient in enumerate(reversed(coefficients[:-1])):
-        if place:
+    for step, coefficient in enumerate(reversed(coefficients[:-1])):
+        if step:
             value *= x
         if compiled:
             value = uncontracted(value, xp)
@@ -37,14 +37,14 @@ def exp2_weight(x: Array, xp: Namespace) -> Array:
 
     .. math:: 2^{256 x} = (p(x))^{256}, \qquad p(x) \approx 2^x
 
-    The squares are products of products, with nothing to contract, and magnify the relative error of p by 256.
+    Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256.
     """
-    x = xp.maximum(x, scalar64(-0.25, x, xp))  # 2**-64 is no weight
+    x = xp.maximum(x, scalar64(-0.25, x, xp))  # 2**-64 is below the last bit of a weight
     return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp))
 
 
 def _to_the_256(x: Array) -> Array:
-    """The eighth square, in the memory of the number where the library writes over arrays."""
+    """The eighth square, in the memory of ``x`` where the library has in-place products."""
     for _ in range(SQUARES):
         x *= x
     return x
@@ -70,7 +70,7 @@ _EXP2 = (
 
 
 def exp2(x: Array, xp: Namespace) -> Array:
-    r"""Powers :math:`2^x` for :math:`x \le 0`, off by less than :math:`2^{-42}` of each, which -150 bounds."""
+    r"""Powers :math:`2^x` for :math:`x \le 0`, with a relative error below :math:`2^{-42}`; below -150 as at -150."""
     x = xp.multiply(xp.maximum(x, scalar64(-150.0, x, xp)), 2.0**-SQUARES)
     return _to_the_256(horner(xp.subtract(x, _EXP2_CENTRE), _EXP2, xp))
 
@@ -85,7 +85,7 @@ def log2(x: Array, xp: Namespace) -> Array:
     .. math:: \log_2 x = e + \log_2 c + \tfrac{2}{\ln 2} \operatorname{artanh} \tfrac{m - c}{m + c}, \qquad x = m 2^e
     """
     power = power_above(x, xp)
-    # Of a power of two, so that no library's error survives the rounding:
+    # The logarithm of a power of two: rounding removes the error of any library.
     exponent = xp.round(xp.multiply(xp.log(power), LOG2_E))
     mantissa = xp.divide(x, power)
     ratio = xp.divide(xp.subtract(mantissa, _LOG2_CENTRE), xp.add(mantissa, _LOG2_CENTRE))
@@ -100,7 +100,7 @@ _TANH = (1.0, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081
 def tanh(x: Array, xp: Namespace) -> Array:
     r"""Hyperbolic tangents, with a relative error below :math:`2^{-38}`.
 
-    Near 0 they are Taylor's polynomial; beyond an eighth :math:`(1 - u) / (1 + u)` with :math:`u = e^{-2 |x|}`.
+    Near 0 by Taylor's polynomial; from an eighth on by :math:`(1 - u) / (1 + u)` with :math:`u = e^{-2 |x|}`.
     """
     size = xp.abs(x)
     power = exp2(xp.multiply(size, -2 / LN_2), xp)

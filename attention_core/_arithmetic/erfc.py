@@ -1,12 +1,12 @@
-"""The complementary error function, which the standard lacks."""
+"""The complementary error function, which the array API standard lacks."""
 
 from __future__ import annotations
 
 from attention_core._arrays import Array, Namespace, dtype_name
 
-# Coefficients of R in erfc(x) = t exp(-x^2) R(y), t = 4 / (4 + x), y = (16 t - 9) / 7, which lies in [-1, 1] for x in
-# [0, 28]: a Chebyshev interpolant of R at 60 points, cut after these terms and written in powers of y. The first
-# term left out is below 1e-9 (float32) and 1e-18 (float64) of R.
+# Coefficients of R in erfc(x) = t exp(-x^2) R(y), with t = 4 / (4 + x) and y = (16 t - 9) / 7 in [-1, 1] for x in
+# [0, 28]. R is interpolated at 60 Chebyshev points, truncated after these terms and written in powers of y. The first
+# omitted term is below 1e-9 (float32) and 1e-18 (float64) of R.
 SERIES = {
     "float32": (
         0.30782209556544093, 0.2620658520882954, 0.19346236476306278, 0.12338097602737215, 0.06732561588501319,
@@ -25,11 +25,11 @@ SERIES = {
 
 
 def erfc(x: Array, /, *, xp: Namespace) -> Array:
-    r"""Complementary error function, from the library where it has one, else computed.
+    r"""Complementary error function: the library's own where it has one.
 
     .. math:: \operatorname{erfc}(x) = \frac{2}{\sqrt\pi} \int_x^\infty e^{-u^2}\, du
 
-    The relative error of the computed one is below 8 units of the last place for x <= 3, growing with x squared beyond.
+    The relative error of the one computed here is below 8 ulps for x <= 3, and grows with x squared beyond.
     """
     if hasattr(xp, "erfc"):
         return xp.erfc(x)

@@ -1,18 +1,18 @@
-r"""Arithmetic in which order does not matter: the same bits from every library, compiler and device with IEEE float64.
+r"""Sums and roundings that have the same bits on every library, compiler and device with IEEE float64.
 
-Results differ between libraries for four reasons, and each is met by one rule here:
+Results differ between libraries for four reasons. One rule meets each of them:
 
 * *Sums in another order round differently.* All sums of products are sums of integers that float64 holds exactly
-  (`slices`), so that no order, blocking, thread count or fused multiplication can change them.
-* *Compilers contract* ``a * b + c`` *into one rounding.* A product that is rounded is passed through `settle`, or
-  another maximum, minimum, rounding or choice, before anything is added to it; a product by a power of two is exact.
+  (`slices`). No order, blocking, thread count or fused multiplication can change them.
+* *Compilers contract* ``a * b + c`` *into one rounding.* A rounded product passes through
+  `uncontracted`, or another maximum, minimum, rounding or choice, before anything is added to it. A product by a power
+  of two is exact.
 * *Elementary functions differ in the last places.* `exp2_weight`, `exp2`, `log2`, `tanh`, `sine` and `cosine` are
-  polynomials of
-  products and sums that float64 rounds in one way only. A division and a square root are rounded correctly
-  everywhere; nothing is divided by a constant, another quotient, a root, or what is broadcast (`quotient`), which
-  compilers rewrite.
-* *Subnormal numbers are flushed to zero by some.* All intermediate numbers are normal; `rounded` gives 0 where a
-  result of float32 would be subnormal, and what is subnormal in float32 counts as 0 (`wide`).
+  polynomials, whose products and sums float64 rounds in one way only. Division and square root are correctly rounded
+  everywhere. Compilers rewrite divisions by a constant, another quotient, a root, or a broadcast number, so there are
+  none of these (`divide_rows`).
+* *Some libraries flush subnormal numbers to zero.* All intermediate numbers are normal. Subnormal float32 counts as 0
+  coming in (`to_float64`) and becomes 0 going out (`round_to_float32`).
 
 References
 ----------
@@ -28,47 +28,47 @@ from typing import Any
 from attention_core._arrays import Array, Namespace, on_device_of
 
 PRECISION = 53  # bits of float64: integers up to 2**53 are added exactly
-LONGEST = 4096  # terms that one product of matrices adds up; longer sums are carried on in two parts
+LONGEST = 4096  # terms that one matrix product adds up; longer sums are added as two parts each
 CARRY = 2.0**26
-SMALLEST, FLOAT32_OVERFLOW = 2.0**-126, 2.0**128  # the least normal float32, and what none reaches
+SMALLEST, FLOAT32_OVERFLOW = 2.0**-126, 2.0**128  # the least normal float32, and the first number above all
 FLOAT64_MAX = 1.7976931348623157e308
-LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # written out, as a C library may round its own another way
+LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # literals: C libraries may round differently
 
 
 def scalar64(value: float, like: Array, xp: Namespace) -> Array:
-    """A 0-d array of float64 beside another array."""
+    """A 0-d array of float64, on the device of another array."""
     return xp.full((), value, dtype=xp.float64, **on_device_of(like))
 
 
 def uncontracted(x: Array, xp: Namespace) -> Array:
-    """The same numbers, with no compiler able to contract the product they are with a sum that follows."""
+    """The same numbers; no compiler can contract a product that ends here with a sum that follows."""
     return xp.maximum(x, scalar64(-FLOAT64_MAX, x, xp))
 
 
 def to_float64(x: Array, xp: Namespace) -> Array:
-    """Numbers of at most 32 bits as float64, in which what is subnormal in float32 is 0: exact, but for that."""
+    """Numbers of at most 32 bits as float64: exact, except that subnormal float32 becomes 0."""
     x = xp.astype(x, xp.float64)
     return xp.where(xp.less(xp.abs(x), SMALLEST), 0.0, x)
 
 
 def divide_rows(x: Array, divisor: Array, xp: Namespace) -> Array:
-    """Numbers over fewer ones, to which they broadcast: by reciprocals, which XLA takes then, whatever is written."""
+    """Numbers over a divisor that broadcasts: by its reciprocal, as XLA rewrites such a division that way anyway."""
     return xp.multiply(x, uncontracted(xp.divide(1.0, divisor), xp))
 
 
 def round_to_float32(x: Array, xp: Namespace) -> Array:
-    r"""Round float64 once to float32, to the nearest; below :math:`2^{-126}` to 0, beyond the largest to infinity.
+    r"""Round float64 once to the nearest float32; below :math:`2^{-126}` to 0, above the largest to infinity.
 
-    The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact, and :math:`c - (c - x)` is x to 24 bits
-    (Veltkamp's splitting). What is then converted has 24 bits already: a compiler may leave the conversion out.
+    The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact. So :math:`c - (c - x)` is x to 24 bits:
+    this is Veltkamp's splitting. The conversion itself rounds nothing, so a compiler may leave it out.
     """
     x = xp.minimum(
         xp.maximum(x, scalar64(-2 * FLOAT32_OVERFLOW, x, xp)), scalar64(2 * FLOAT32_OVERFLOW, x, xp)
-    )  # which settles it too
+    )  # the bounds also end a product, as in `uncontracted`
     short = xp.multiply(x, 2.0 ** (PRECISION - 24))
     short += x
     short -= xp.subtract(short, x)
-    short = xp.where(xp.less(xp.abs(short), SMALLEST), 0.0, short)  # so does -0, whose sign depends on the order
+    short = xp.where(xp.less(xp.abs(short), SMALLEST), 0.0, short)  # also -0, whose sign depends on the order of a sum
     short = xp.where(xp.greater_equal(short, FLOAT32_OVERFLOW), math.inf, short)
     short = xp.where(xp.less_equal(short, -FLOAT32_OVERFLOW), -math.inf, short)
     return xp.astype(xp.where(xp.isnan(short), math.nan, short), xp.float32)
@@ -77,8 +77,8 @@ def round_to_float32(x: Array, xp: Namespace) -> Array:
 def power_above(x: Array, xp: Namespace) -> Array:
     r"""A power of two P with :math:`\tfrac38 P \le x \le \tfrac34 P`; 1 for 0.
 
-    As in `rounded`, the carrier is rounded once, and what is left of x is its first bit: P / 2 is one of the two powers
-    of two around x.
+    As in `round_to_float32`, the carrier is rounded once, here to the first bit of x: P / 2 is one of the two powers of
+    two around x.
     """
     carrier = xp.add(xp.multiply(x, 2.0**52), x)
     power = xp.multiply(xp.subtract(carrier, xp.subtract(carrier, x)), 2.0)
@@ -91,17 +91,17 @@ def ceil_log2(count: int) -> int:
 
 
 def slice_bits(terms: int, other: int | None = None) -> int:
-    r"""How many bits b a slice may have, so that a sum of so many products of slices is exact.
+    r"""How many bits b a slice may have for an exact sum of so many products of slices.
 
     The first slices are at most :math:`\tfrac34 2^b` in magnitude, and later ones :math:`\tfrac12 2^b`; so
-    :math:`K (\tfrac34 2^b)^2 \le 2^{53}` holds where :math:`2 b + \lceil \log_2 K \rceil \le 53`. With the bits of the
-    other factor given, b is what they leave.
+    :math:`K (\tfrac34 2^b)^2 \le 2^{53}` holds where :math:`2 b + \lceil \log_2 K \rceil \le 53`. If the
+    slices of the other factor have ``other`` bits, b is the number of bits that remain.
     """
     room = PRECISION - ceil_log2(terms)
     return room // 2 if other is None else room - other
 
 
-def slices(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> list[Array]:
+def slices(x: Array, power: Array, *, bits: int, count: int, xp: Namespace) -> list[Array]:
     r"""Cut numbers into integers of b bits, :math:`x \approx P \sum_n s_n 2^{-b n}`, n = 1, 2, and so on.
 
     Parameters
@@ -113,35 +113,35 @@ def slices(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> list
     bits, count : int
     xp : array namespace
 
-    Every step is exact: products by powers of two, and differences of a number and the integer next to it.
+    Each step is exact: a product by a power of two, or the difference of a number and the nearest integer.
     """
     rest = xp.multiply(x, xp.divide(2.0**bits, power))
     parts = []
-    for place in range(count):
+    for n in range(count):
         part = xp.round(rest)
         parts.append(part)
-        if place + 1 < count:
+        if n + 1 < count:
             rest -= part
             rest *= 2.0**bits
     return parts
 
 
 def split_carry(x: Array, xp: Namespace) -> tuple[Array, Array]:
-    """Integers of up to 53 bits as (high, low) with x = high * 2**26 + low: 2**26 such parts are added exactly."""
+    """Integers of up to 53 bits as (high, low), x = high * 2**26 + low: sums of up to 2**26 such parts are exact."""
     high = xp.floor(xp.multiply(x, 1 / CARRY))
     return high, xp.subtract(x, xp.multiply(high, CARRY))
 
 
 def join_carry(parts: tuple[Array, Array], xp: Namespace) -> Array:
-    """The integer that sums of carried parts stand for, rounded once: the product is exact."""
+    """The integer high * 2**26 + low of two sums of parts, rounded once: the product is exact."""
     return xp.add(xp.multiply(parts[0], CARRY), parts[1])
 
 
 def power_above_max(x: Array, axis: Any, xp: Namespace) -> Array:
-    """The power of two above all magnitudes along an axis, which stays: nan if one is not finite, 1 of none."""
+    """The power of two above all magnitudes along an axis of length 1 then: nan if one is not finite, 1 of none."""
     if 0 in x.shape:
         return xp.ones_like(xp.sum(x, axis=axis, keepdims=True))
     size = xp.abs(x)
-    bounded = xp.less(size, math.inf)  # said outright: not every maximum keeps nan
+    bounded = xp.less(size, math.inf)  # explicit, as not every library's maximum keeps nan
     power = power_above(xp.max(xp.where(bounded, size, 0.0), axis=axis, keepdims=True), xp)
     return xp.where(xp.all(bounded, axis=axis, keepdims=True), power, math.nan)

@@ -1,4 +1,4 @@
-"""The maps between attentions in the framework's own arithmetic, under the names of `reproducible`."""
+"""Linear maps, normalization, GELU and lookups in the library's own arithmetic: the functions of `reproducible`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ __all__ = [
     "drop",
     "gelu",
     "lookup",
+    "max_pool",
     "normalize",
     "normalize_rms",
-    "pooled",
     "rotate",
-    "unit",
+    "unit_vector",
 ]
 
 
-# Beyond the bound, elements are multiplied by a power of two before they are squared: that is exact, and no square
-# overflows.
+# Elements above the bound are multiplied by a power of two before they are squared, so no square overflows.
 _BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}
 
 
@@ -40,16 +39,16 @@ def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> 
 
 
 def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
-    """Normalize the channels."""
+    """Normalize the channels to mean 0 and variance 1, then scale and shift them."""
     centred = xp.subtract(x, xp.mean(x, axis=-1, keepdims=True))
-    centred = xp.subtract(centred, xp.mean(centred, axis=-1, keepdims=True))  # what rounding left of the mean
+    centred = xp.subtract(centred, xp.mean(centred, axis=-1, keepdims=True))  # the mean was rounded
     variance = xp.mean(xp.multiply(centred, centred), axis=-1, keepdims=True)
     normal = xp.divide(centred, xp.sqrt(xp.add(variance, epsilon)))
     return xp.add(xp.multiply(normal, scale), offset)
 
 
 def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
-    """Divide the channels by the root of their mean square."""
+    """Divide the channels by the root of their mean square, then scale them."""
     bound, power = _BOUNDS[dtype_name(x.dtype)]
     largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
     factor = xp.where(xp.greater(largest, bound), xp.full_like(largest, power), 1.0)
@@ -59,21 +58,21 @@ def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -
     return xp.multiply(xp.divide(x, xp.sqrt(xp.add(square, noise))), scale)
 
 
-def rotate(x: Array, places: Array, base: float, width: int, interleaved: bool, /, *, xp: Namespace) -> Array:
+def rotate(x: Array, positions: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace) -> Array:
     """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
-    cos, sin = tables(places, base, width, x, xp)
+    cos, sin = tables(positions, x, base=base, width=width, xp=xp)
     first, second = split_pairs(x, width, interleaved, xp)
-    turned = (
+    rotated = (
         xp.subtract(xp.multiply(first, cos), xp.multiply(second, sin)),
         xp.add(xp.multiply(second, cos), xp.multiply(first, sin)),
     )
-    return join_pairs(turned, x, width, interleaved, xp)
+    return join_pairs(rotated, x, width=width, interleaved=interleaved, xp=xp)
 
 
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
     """Gaussian error linear unit."""
-    density = erfc(xp.multiply(x, -math.sqrt(0.5)), xp=xp)
-    return xp.multiply(xp.multiply(x, 0.5), density)
+    doubled = erfc(xp.multiply(x, -math.sqrt(0.5)), xp=xp)
+    return xp.multiply(xp.multiply(x, 0.5), doubled)
 
 
 def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
@@ -82,7 +81,7 @@ def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
 
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:
-    """The same array for each place that uses it."""
+    """The same array for each of its uses."""
     return (x,) * count
 
 
@@ -92,22 +91,22 @@ def blend(x: Array, y: Array, factor: Array, /, *, xp: Namespace) -> Array:
 
 
 def lookup(table: Array, ids: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
-    """Rows of a table, (entries, C), for ids that broadcast to these dimensions: (..., C)."""
+    """Rows of a table, (rows, C), for ids that broadcast to these dimensions: (..., C)."""
     rows = take_rows(table, xp.reshape(ids, (-1,)), axis=0, xp=xp)
     return xp.reshape(rows, (*shape(ids, xp=xp), shape(table, xp=xp)[1]))
 
 
 def broadcast_batch(x: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
-    """The same array for every entry of a batch."""
+    """The same array for the whole batch."""
     return xp.broadcast_to(x, dims)
 
 
-def pooled(x: Array, /, *, xp: Namespace) -> Array:
-    """The largest of places, (..., places, C) -> (..., C)."""
+def max_pool(x: Array, /, *, xp: Namespace) -> Array:
+    """The maximum of each window, (..., window, C) -> (..., C)."""
     return xp.max(x, axis=-2)
 
 
-def unit(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+def unit_vector(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
     r"""A vector (1, C) over its norm, :math:`x / (\lVert x \rVert + \epsilon)`."""
     return xp.divide(x, xp.add(xp.sqrt(xp.sum(xp.multiply(x, x))), epsilon))
 

@@ -1,8 +1,9 @@
-r"""The maps between attentions in reproducible arithmetic: each an operation with its own gradient, rounded once.
+r"""Linear maps, normalization, GELU and lookups in reproducible arithmetic, each with a gradient of its own.
 
-Arrays come and go as float32. What is used in several places is handed out by `copies`, whose gradient adds up in a
-fixed order, as float32 additions in the order of a library would not. Every sum over positions is one of integers, in
-which the order of positions, their number and their distribution over a batch do not show.
+Arrays come and go as float32; formulas are computed in float64 and rounded once. Sums over positions are sums of
+integers, so neither the order of the positions nor the size of the batch changes their bits. Gradients of an array that
+is used several times are added in the order in which `copies` returned it. A library would add them as float32, in an
+order of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from attention_core._arithmetic.exact import (
     to_float64,
     uncontracted,
 )
+from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
 from attention_core._arithmetic.products import (
     SUM_BITS,
     add_in_order,
@@ -33,71 +35,48 @@ from attention_core._arithmetic.products import (
     row_dots,
 )
 from attention_core._arrays import Array, Namespace, on_device_of, shape, take_rows
-from attention_core._backend import Backend, Operation, backend_for, register
+from attention_core._backend import Backend, Operation, register
 from attention_core.random import Dropout, dropout_mask
 
-TINY = 2.0**-600  # beside the square of any normal float32, and no subnormal number even so
-
-
-class Constants(NamedTuple):
-    """The plan of an operation: one number, or none."""
-
-    number: Any = None
-
-
-register("Constants", Constants)
-
-
-def run(operation: Operation, plan: tuple[Any, ...], *arrays: Array, xp: Namespace) -> tuple[Array, ...]:
-    """The results of an operation, by the backend of its arrays."""
-    return tuple(backend_for(arrays[0], xp).custom_gradient(operation, plan, arrays))
+TINY = 2.0**-600  # negligible against the square of any normal float32, and still a normal float64
 
 
 # Affine maps
 
 
 def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> Array:
-    r"""Affine map of the channels, :math:`x W + b`, rounded once: (..., in) -> (..., out)."""
+    r"""Affine map of the channels, :math:`x W + b`: (..., in) -> (..., out)."""
     *leading, channels = shape(x, xp=xp)
     if isinstance(channels, int) and channels == 0:
-        return _bias_only(x, weight, bias, xp)
+        return _affine_without_channels(x, weight, bias, xp)
     arrays = (xp.reshape(x, (-1, channels)), weight, *(() if bias is None else (bias,)))
-    (found,) = run(AFFINE, Constants(), *arrays, xp=xp)
-    return xp.reshape(found, (*leading, shape(weight, xp=xp)[-1]))
+    (output,) = run(AFFINE, Constants(), *arrays, xp=xp)
+    return xp.reshape(output, (*leading, shape(weight, xp=xp)[-1]))
 
 
-def _bias_only(x: Array, weight: Array, bias: Array | None, xp: Namespace) -> Array:
-    found = xp.matmul(x, weight)
-    return found if bias is None else xp.add(found, bias)
+def _affine_without_channels(x: Array, weight: Array, bias: Array | None, xp: Namespace) -> Array:
+    zeros = xp.matmul(x, weight)
+    return zeros if bias is None else xp.add(zeros, bias)
 
 
-def _affine_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp, (x, weight, *bias) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    found = matmul(x, weight, xp=xp)
-    return (round_to_float32(xp.add(found, bias[0]) if bias else found, xp),)
+def _affine(xp: Namespace, plan: Constants, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    product = matmul(x, weight, xp=xp)
+    return product if bias is None else xp.add(product, bias)
 
 
 def _affine_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    xp: Namespace, plan: Constants, d_output: Array, x: Array, weight: Array, *bias: Array
 ) -> tuple[Array, ...]:
-    xp, (x, weight, *bias) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    out = to_float64(cotangents[0], xp)
-    of_x = matmul(out, xp.matrix_transpose(weight), xp=xp)
-    of_bias = (xp.squeeze(exact_sum(out, -2, xp=xp), axis=-2),) if bias else ()
-    return tuple(round_to_float32(each, xp) for each in (of_x, matmul_over_positions(x, out, xp=xp), *of_bias))
+    d_x = matmul(d_output, xp.matrix_transpose(weight), xp=xp)
+    d_weight = matmul_over_positions(x, d_output, xp=xp)
+    return (d_x, d_weight, *(xp.squeeze(exact_sum(d_output, -2, xp=xp), axis=-2) for _ in bias))
 
 
-def _affine_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    x, weight, *_ = arrays
-    return (backend.namespace.matmul(x, weight),)
-
-
-AFFINE = register(
-    "reproducible.affine", Operation(_affine_forward, _affine_backward, _affine_empty, needs_float64=True)
+AFFINE = rounded_once(
+    "reproducible.affine",
+    _affine,
+    _affine_backward,
+    abstract=lambda xp, plan, x, weight, *_: xp.matmul(x, weight),
 )
 
 
@@ -105,26 +84,26 @@ AFFINE = register(
 
 
 def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
-    """Normalize the channels, rounded once."""
+    """Normalize the channels to mean 0 and variance 1, then scale and shift them."""
     channels = shape(x, xp=xp)[-1]
-    (found,) = run(NORMALIZE, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, offset, xp=xp)
-    return xp.reshape(found, shape(x, xp=xp))
+    (output,) = run(NORMALIZE, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, offset, xp=xp)
+    return xp.reshape(output, shape(x, xp=xp))
 
 
-def _normal(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
-    r"""Normalized channels, and by what they were divided.
+def _standardize(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
+    r"""Channels with mean 0 and variance 1, and the standard deviation that they were divided by.
 
-    With :math:`r_i` the integers :math:`2^g x_i / P`, the differences :math:`c_i = C r_i - \sum_j r_j` are exact, as
-    :math:`g + \lceil \log_2 C \rceil \le 51`, and
+    Let :math:`r_i` be the integers :math:`2^g x_i / P`, where :math:`g + \lceil \log_2 C \rceil \le 51`. Then the
+    differences :math:`c_i = C r_i - \sum_j r_j` are exact, and
 
     .. math:: y_i = \frac{c_i \sqrt C}{\sqrt{\sum_j c_j^2 + \epsilon\, C^3 (2^g / P)^2}}.
     """
     channels = shape(x, xp=xp)[-1]
-    grid = min(40, 51 - ceil_log2(channels))
+    bits = min(40, 51 - ceil_log2(channels))
     power = power_above_max(x, -1, xp)
-    units = xp.round(xp.multiply(x, xp.divide(2.0**grid, power)))
-    centred = xp.subtract(xp.multiply(units, float(channels)), xp.sum(units, axis=-1, keepdims=True))
-    step = xp.divide(2.0**grid, power)
+    integers = xp.round(xp.multiply(x, xp.divide(2.0**bits, power)))
+    centred = xp.subtract(xp.multiply(integers, float(channels)), xp.sum(integers, axis=-1, keepdims=True))
+    step = xp.divide(2.0**bits, power)
     noise = xp.multiply(xp.multiply(step, step), max(epsilon, TINY) * float(channels**3))
     root = uncontracted(xp.sqrt(xp.add(row_dots(centred, centred, xp), uncontracted(noise, xp))), xp)
     normal = divide_rows(uncontracted(xp.multiply(centred, math.sqrt(channels)), xp), root, xp)
@@ -132,58 +111,41 @@ def _normal(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
     return normal, uncontracted(deviation, xp)
 
 
-def _normalize_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp, (x, scale, offset) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    normal, _ = _normal(x, plan.number, xp)
-    return (round_to_float32(xp.add(uncontracted(xp.multiply(normal, scale), xp), offset), xp),)
+def _normalize(xp: Namespace, plan: Constants, x: Array, scale: Array, offset: Array) -> Array:
+    normal, _ = _standardize(x, plan.number, xp)
+    return xp.add(uncontracted(xp.multiply(normal, scale), xp), offset)
 
 
 def _normalize_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    xp: Namespace, plan: Constants, d_output: Array, x: Array, scale: Array, offset: Array
 ) -> tuple[Array, ...]:
-    xp, (x, scale, _) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    out = to_float64(cotangents[0], xp)
-    normal, deviation = _normal(x, plan.number, xp)
+    normal, deviation = _standardize(x, plan.number, xp)
     channels = shape(x, xp=xp)[-1]
-    pull = uncontracted(xp.multiply(out, scale), xp)
-    mean = uncontracted(xp.multiply(exact_sum(pull, -1, xp=xp), 1 / channels), xp)
-    along = xp.multiply(row_dots(pull, normal, xp), 1 / channels)
-    of_x = divide_rows(
-        xp.subtract(xp.subtract(pull, mean), uncontracted(xp.multiply(normal, along), xp)), deviation, xp
-    )
-    of_scale = exact_sum(uncontracted(xp.multiply(out, normal), xp), -2, xp=xp)
-    of_offset = exact_sum(out, -2, xp=xp)
-    return tuple(
-        round_to_float32(each, xp) for each in (of_x, xp.squeeze(of_scale, axis=-2), xp.squeeze(of_offset, axis=-2))
-    )
+    d_normal = uncontracted(xp.multiply(d_output, scale), xp)
+    mean = uncontracted(xp.multiply(exact_sum(d_normal, -1, xp=xp), 1 / channels), xp)
+    projection = xp.multiply(row_dots(d_normal, normal, xp), 1 / channels)
+    d_centred = xp.subtract(xp.subtract(d_normal, mean), uncontracted(xp.multiply(normal, projection), xp))
+    d_scale = exact_sum(uncontracted(xp.multiply(d_output, normal), xp), -2, xp=xp)
+    d_offset = exact_sum(d_output, -2, xp=xp)
+    return divide_rows(d_centred, deviation, xp), xp.squeeze(d_scale, axis=-2), xp.squeeze(d_offset, axis=-2)
 
 
-def _first_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return (backend.namespace.zeros_like(arrays[0]),)
-
-
-NORMALIZE = register(
-    "reproducible.layer_norm", Operation(_normalize_forward, _normalize_backward, _first_empty, needs_float64=True)
-)
+NORMALIZE = rounded_once("reproducible.layer_norm", _normalize, _normalize_backward)
 
 
 def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
-    """Divide the channels by the root of their mean square, rounded once."""
+    """Divide the channels by the root of their mean square, then scale them."""
     channels = shape(x, xp=xp)[-1]
-    (found,) = run(NORMALIZE_RMS, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, xp=xp)
-    return xp.reshape(found, shape(x, xp=xp))
+    (output,) = run(NORMALIZE_RMS, Constants(epsilon), xp.reshape(x, (-1, channels)), scale, xp=xp)
+    return xp.reshape(output, shape(x, xp=xp))
 
 
-def _normal_rms(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
+def _divide_by_rms(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
     r"""Channels over the root of their mean square, and that root.
 
     .. math:: y_i = \frac{x_i \sqrt C}{\sqrt{\sum_j x_j^2 + \epsilon\, C}}
 
-    A square of 24 bits is exact in float64.
+    The square of a float32 has at most 48 bits, so float64 holds it exactly.
     """
     channels = float(shape(x, xp=xp)[-1])
     noise = channels * max(epsilon, TINY)
@@ -192,37 +154,26 @@ def _normal_rms(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
     return normal, uncontracted(xp.multiply(root, 1 / math.sqrt(channels)), xp)
 
 
-def _normalize_rms_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp, (x, scale) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    normal, _ = _normal_rms(x, plan.number, xp)
-    return (round_to_float32(xp.multiply(normal, scale), xp),)
+def _normalize_rms(xp: Namespace, plan: Constants, x: Array, scale: Array) -> Array:
+    return xp.multiply(_divide_by_rms(x, plan.number, xp)[0], scale)
 
 
 def _normalize_rms_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    xp: Namespace, plan: Constants, d_output: Array, x: Array, scale: Array
 ) -> tuple[Array, ...]:
-    xp, (x, scale) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    out = to_float64(cotangents[0], xp)
-    normal, root = _normal_rms(x, plan.number, xp)
-    pull = uncontracted(xp.multiply(out, scale), xp)
-    along = exact_sum(uncontracted(xp.multiply(pull, normal), xp), -1, xp=xp)
-    mean = xp.multiply(along, 1 / shape(x, xp=xp)[-1])
-    of_x = divide_rows(xp.subtract(pull, uncontracted(xp.multiply(normal, mean), xp)), root, xp)
-    of_scale = exact_sum(uncontracted(xp.multiply(out, normal), xp), -2, xp=xp)
-    return round_to_float32(of_x, xp), round_to_float32(xp.squeeze(of_scale, axis=-2), xp)
+    normal, root = _divide_by_rms(x, plan.number, xp)
+    d_normal = uncontracted(xp.multiply(d_output, scale), xp)
+    projection = exact_sum(uncontracted(xp.multiply(d_normal, normal), xp), -1, xp=xp)
+    projection = xp.multiply(projection, 1 / shape(x, xp=xp)[-1])
+    d_x = divide_rows(xp.subtract(d_normal, uncontracted(xp.multiply(normal, projection), xp)), root, xp)
+    d_scale = exact_sum(uncontracted(xp.multiply(d_output, normal), xp), -2, xp=xp)
+    return d_x, xp.squeeze(d_scale, axis=-2)
 
 
-NORMALIZE_RMS = register(
-    "reproducible.rms_norm",
-    Operation(_normalize_rms_forward, _normalize_rms_backward, _first_empty, needs_float64=True),
-)
+NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward)
 
 
-# Rotation
+# Rotary embedding
 
 
 class Rotation(NamedTuple):
@@ -236,54 +187,45 @@ class Rotation(NamedTuple):
 register("Rotation", Rotation)
 
 
-def rotate(x: Array, places: Array, base: float, width: int, interleaved: bool, /, *, xp: Namespace) -> Array:
-    """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1), rounded once."""
-    (found,) = run(ROTATE, Rotation(base, width, interleaved), x, places, xp=xp)
-    return found
+def rotate(x: Array, positions: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace) -> Array:
+    """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
+    return run(ROTATE, Rotation(base, width, interleaved), x, positions, xp=xp)[0]
 
 
-def _rotated(plan: Rotation, x: Array, places: Array, xp: Namespace, *, back: bool = False) -> Array:
-    """Where one of a pair is not finite, both are nan: how sums end with infinities depends on `settle`."""
-    cos, sin = exact_tables(xp.astype(places, xp.float64), plan.base, plan.width, xp)
-    sin = xp.negative(sin) if back else sin
+def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:
+    """Rotate the pairs and round them to float32; channels after the first ``width`` stay as they are.
+
+    Both channels of a pair become nan where one of them is not finite: compilers differ in how sums with infinities end
+    once `uncontracted` bounds the products.
+    """
+    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, xp)
+    sin = xp.negative(sin) if inverse else sin
     first, second = split_pairs(to_float64(x, xp), plan.width, plan.interleaved, xp)
-    bounded = xp.logical_and(*(xp.less(xp.abs(each), math.inf) for each in (first, second)))
-    first, second = (xp.where(bounded, each, 0.0) for each in (first, second))
-    turned = (
+    bounded = xp.logical_and(*(xp.less(xp.abs(channel), math.inf) for channel in (first, second)))
+    first, second = (xp.where(bounded, channel, 0.0) for channel in (first, second))
+    rotated = (
         xp.subtract(uncontracted(xp.multiply(first, cos), xp), uncontracted(xp.multiply(second, sin), xp)),
         xp.add(uncontracted(xp.multiply(second, cos), xp), uncontracted(xp.multiply(first, sin), xp)),
     )
-    found = tuple(round_to_float32(xp.where(bounded, each, math.nan), xp) for each in turned)
-    return join_pairs(found, x, plan.width, plan.interleaved, xp)
-
-
-def _rotate_forward(plan: Rotation, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    x, places = arrays
-    return (_rotated(plan, x, places, backend.namespace),)
+    rounded = tuple(round_to_float32(xp.where(bounded, channel, math.nan), xp) for channel in rotated)
+    return join_pairs(rounded, xp.astype(x, xp.float32), width=plan.width, interleaved=plan.interleaved, xp=xp)
 
 
 def _rotate_backward(
-    plan: Rotation,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    xp: Namespace, plan: Rotation, d_output: Array, x: Array, positions: Array
 ) -> tuple[Array | None, ...]:
-    xp = backend.namespace
-    out = round_to_float32(to_float64(cotangents[0], xp), xp)  # of channels that are kept, too
-    return _rotated(plan, out, arrays[1], xp, back=True), None
+    return xp.astype(_rotate(xp, plan, d_output, positions, inverse=True), xp.float64), None
 
 
-ROTATE = register("reproducible.rotary", Operation(_rotate_forward, _rotate_backward, _first_empty, needs_float64=True))
+ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)
 
 
 # The Gaussian error linear unit
 
 
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
-    """Gaussian error linear unit, rounded once."""
-    (found,) = run(GELU, Constants(), x, xp=xp)
-    return found
+    """Gaussian error linear unit."""
+    return run(GELU, Constants(), x, xp=xp)[0]
 
 
 def _normal_distribution(x: Array, xp: Namespace) -> tuple[Array, Array]:
@@ -296,28 +238,18 @@ def _normal_distribution(x: Array, xp: Namespace) -> tuple[Array, Array]:
     return xp.where(xp.less(x, 0.0), tail, xp.subtract(1.0, tail)), bell
 
 
-def _gelu_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp = backend.namespace
-    x = to_float64(arrays[0], xp)
-    share, _ = _normal_distribution(x, xp)
-    return (round_to_float32(xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, share)), xp),)
+def _gelu(xp: Namespace, plan: Constants, x: Array) -> Array:
+    probability, _ = _normal_distribution(x, xp)
+    return xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, probability))
 
 
-def _gelu_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
-) -> tuple[Array, ...]:
-    xp = backend.namespace
-    x, out = to_float64(arrays[0], xp), to_float64(cotangents[0], xp)
-    share, bell = _normal_distribution(x, xp)
-    slope = xp.add(share, uncontracted(xp.multiply(xp.multiply(x, bell), 1 / math.sqrt(2 * math.pi)), xp))
-    return (round_to_float32(xp.multiply(out, slope), xp),)
+def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> tuple[Array, ...]:
+    probability, bell = _normal_distribution(x, xp)
+    density = uncontracted(xp.multiply(xp.multiply(x, bell), 1 / math.sqrt(2 * math.pi)), xp)  # times x
+    return (xp.multiply(d_output, xp.add(probability, density)),)
 
 
-GELU = register("reproducible.gelu", Operation(_gelu_forward, _gelu_backward, _first_empty, needs_float64=True))
+GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward)
 
 
 # Sums and copies
@@ -325,270 +257,185 @@ GELU = register("reproducible.gelu", Operation(_gelu_forward, _gelu_backward, _f
 
 def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     """Add two arrays of one shape."""
-    (found,) = run(ADD, Constants(), x, y, xp=xp)
-    return found
+    return run(ADD, Constants(), x, y, xp=xp)[0]
 
 
-def _add_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp = backend.namespace
-    return (round_to_float32(xp.add(*(to_float64(each, xp) for each in arrays)), xp),)
-
-
-def _add_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
-) -> tuple[Array, ...]:
-    return tuple(round_to_float32(to_float64(cotangents[0], backend.namespace), backend.namespace) for _ in arrays)
-
-
-ADD = register("reproducible.add", Operation(_add_forward, _add_backward, _first_empty, needs_float64=True))
-
-
-def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:
-    """The same array for each place that uses it: its gradients are added up in the order of these."""
-    return (x,) if count == 1 else run(COPIES, Constants(count), x, xp=xp)
-
-
-def _copies_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp = backend.namespace
-    return tuple(xp.astype(arrays[0], arrays[0].dtype, copy=True) for _ in range(plan.number))
-
-
-def _copies_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
-) -> tuple[Array, ...]:
-    xp = backend.namespace
-    return (round_to_float32(add_in_order(tuple(to_float64(each, xp) for each in cotangents), xp), xp),)
-
-
-def _copies_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return tuple(backend.namespace.zeros_like(arrays[0]) for _ in range(plan.number))
-
-
-COPIES = register(
-    "reproducible.fan_out", Operation(_copies_forward, _copies_backward, _copies_empty, needs_float64=True)
+ADD = rounded_once(
+    "reproducible.add",
+    lambda xp, plan, x, y: xp.add(x, y),
+    lambda xp, plan, d_output, x, y: (d_output, d_output),
 )
 
 
 def blend(x: Array, y: Array, factor: Array, /, *, xp: Namespace) -> Array:
-    r"""An array and a multiple of another, :math:`x + \sigma y`, rounded once."""
-    (found,) = run(BLEND, Constants(), x, y, factor, xp=xp)
-    return found
+    r"""An array and a multiple of another, :math:`x + \sigma y`."""
+    return run(BLEND, Constants(), x, y, factor, xp=xp)[0]
 
 
-def _blend_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp, (x, y, factor) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    return (round_to_float32(xp.add(x, uncontracted(xp.multiply(y, factor), xp)), xp),)
+def _blend(xp: Namespace, plan: Constants, x: Array, y: Array, factor: Array) -> Array:
+    return xp.add(x, uncontracted(xp.multiply(y, factor), xp))
 
 
 def _blend_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    xp: Namespace, plan: Constants, d_output: Array, x: Array, y: Array, factor: Array
 ) -> tuple[Array, ...]:
-    xp, (_, y, factor) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    out = to_float64(cotangents[0], xp)
-    of_factor = exact_sum(xp.reshape(uncontracted(xp.multiply(out, y), xp), (-1,)), 0, xp=xp)
-    return tuple(
-        round_to_float32(each, xp)
-        for each in (out, xp.multiply(out, factor), xp.reshape(of_factor, tuple(factor.shape)))
-    )
+    d_factor = exact_sum(xp.reshape(uncontracted(xp.multiply(d_output, y), xp), (-1,)), 0, xp=xp)
+    return d_output, xp.multiply(d_output, factor), xp.reshape(d_factor, tuple(factor.shape))
 
 
-BLEND = register("reproducible.blend", Operation(_blend_forward, _blend_backward, _first_empty, needs_float64=True))
+BLEND = rounded_once("reproducible.blend", _blend, _blend_backward)
+
+
+def copies(x: Array, count: int, /, *, xp: Namespace) -> Arrays:
+    """The same array for each of its uses, whose gradients are added in the order of these."""
+    return (x,) if count == 1 else run(COPIES, Constants(count), x, xp=xp)
+
+
+def _copies_forward(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays:
+    xp = backend.namespace
+    return tuple(xp.astype(arrays[0], arrays[0].dtype, copy=True) for _ in range(plan.number))
+
+
+def _copies_backward(plan: Constants, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Arrays:
+    xp = backend.namespace
+    return (round_to_float32(add_in_order(tuple(to_float64(d_copy, xp) for d_copy in cotangents), xp), xp),)
+
+
+def _copies_abstract(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays:
+    return tuple(backend.namespace.zeros_like(arrays[0]) for _ in range(plan.number))
+
+
+COPIES = register(
+    "reproducible.fan_out", Operation(_copies_forward, _copies_backward, _copies_abstract, needs_float64=True)
+)
 
 
 # Dropout, tables, maxima
 
 
 def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
-    """The array with some elements 0, and the others made up for it."""
+    """The array with some elements 0, and the others divided by the share of those that are kept."""
     if dropout is None or dropout.rate == 0:
         return x
     rows = x if len(x.shape) > 1 else xp.expand_dims(x, axis=0)
     kept = xp.astype(dropout_mask(dropout, rows, xp=xp), xp.int32)
-    (found,) = run(SCALED, Constants(1 / (1 - dropout.rate)), rows, kept, xp=xp)
-    return found if len(x.shape) > 1 else xp.squeeze(found, axis=0)
+    (output,) = run(DROPOUT, Constants(1 / (1 - dropout.rate)), rows, kept, xp=xp)
+    return output if len(x.shape) > 1 else xp.squeeze(output, axis=0)
 
 
-def _scaled_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp, (x, kept) = backend.namespace, arrays
-    return (round_to_float32(xp.where(xp.equal(kept, 1), xp.multiply(to_float64(x, xp), plan.number), 0.0), xp),)
+def _drop(xp: Namespace, plan: Constants, x: Array, kept: Array) -> Array:
+    return xp.where(xp.equal(kept, 1), xp.multiply(x, plan.number), 0.0)
 
 
-def _scaled_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
-) -> tuple[Array | None, ...]:
-    return *_scaled_forward(plan, (cotangents[0], arrays[1]), backend), None
-
-
-SCALED = register(
-    "reproducible.dropout", Operation(_scaled_forward, _scaled_backward, _first_empty, needs_float64=True)
+DROPOUT = rounded_once(
+    "reproducible.dropout",
+    _drop,
+    lambda xp, plan, d_output, x, kept: (_drop(xp, plan, d_output, kept), None),
 )
 
 
 def lookup(table: Array, ids: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
-    """Rows of a table, (entries, C), for ids of these dimensions: what a row receives is added up exactly."""
-    (found,) = run(LOOKUP, Constants(), table, xp.reshape(xp.broadcast_to(ids, dims), (-1,)), xp=xp)
-    return xp.reshape(found, (*dims, shape(table, xp=xp)[1]))
+    """Rows of a table, (rows, C), for ids of these dimensions; the gradient of a row is an exact sum."""
+    (output,) = run(LOOKUP, Constants(), table, xp.reshape(xp.broadcast_to(ids, dims), (-1,)), xp=xp)
+    return xp.reshape(output, (*dims, shape(table, xp=xp)[1]))
 
 
 def broadcast_batch(x: Array, dims: tuple[Any, ...], /, *, xp: Namespace) -> Array:
-    """The same array, (G, 1, D), for every entry of a batch: the only row of a table."""
-    *leading, groups, length, width = dims
+    """The same array, (G, 1, D), for the whole batch: looked up as the only row of a table."""
+    *leading, num_kv_heads, length, width = dims
     ids = xp.zeros((1,) * len(leading), dtype=xp.int32, **on_device_of(x))
     rows = lookup(xp.reshape(x, (1, -1)), ids, tuple(leading), xp=xp)
-    return xp.reshape(rows, (*leading, groups, length, width))
+    return xp.reshape(rows, (*leading, num_kv_heads, length, width))
 
 
-def _lookup_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _lookup_forward(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays:
     return (take_rows(arrays[0], arrays[1], axis=0, xp=backend.namespace),)
 
 
 def _lookup_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    plan: Constants, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend
 ) -> tuple[Array | None, ...]:
-    """The library's own sums over places are of integers here, so that their order does not matter."""
+    """Add up the gradients of each row by the library's own scatter: sums of integers, which no order changes."""
     xp, (table, ids) = backend.namespace, arrays
-    out = to_float64(cotangents[0], xp)
-    power = power_above_max(out, -2, xp)
-    parts = xp.concat(slices(out, power, SUM_BITS, 2, xp), axis=-1)
-    blank = xp.concat([xp.zeros_like(to_float64(table, xp))] * 2, axis=-1)
-    _, pull = backend.vjp(lambda table: take_rows(table, ids, axis=0, xp=xp), blank)
-    (sums,) = pull(parts)
+    d_output = to_float64(cotangents[0], xp)
+    power = power_above_max(d_output, -2, xp)
+    parts = xp.concat(slices(d_output, power, bits=SUM_BITS, count=2, xp=xp), axis=-1)
+    zeros = xp.concat([xp.zeros_like(to_float64(table, xp))] * 2, axis=-1)
+    _, scatter = backend.vjp(lambda table: take_rows(table, ids, axis=0, xp=xp), zeros)
+    (sums,) = scatter(parts)
     width = shape(table, xp=xp)[-1]
-    found = xp.add(sums[..., :width], xp.multiply(sums[..., width:], 2.0**-SUM_BITS))
-    return round_to_float32(xp.multiply(found, xp.multiply(power, 2.0**-SUM_BITS)), xp), None
-
-
-def _lookup_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return _lookup_forward(plan, arrays, backend)
+    d_table = xp.add(sums[..., :width], xp.multiply(sums[..., width:], 2.0**-SUM_BITS))
+    return round_to_float32(xp.multiply(d_table, xp.multiply(power, 2.0**-SUM_BITS)), xp), None
 
 
 LOOKUP = register(
-    "reproducible.lookup", Operation(_lookup_forward, _lookup_backward, _lookup_empty, needs_float64=True)
+    "reproducible.lookup", Operation(_lookup_forward, _lookup_backward, _lookup_forward, needs_float64=True)
 )
 
 
-def pooled(x: Array, /, *, xp: Namespace) -> Array:
-    """The largest of places, (..., places, C) -> (..., C); its gradient is shared equally by those that are largest."""
-    (found,) = run(POOLED, Constants(), x, xp=xp)
-    return found
+def max_pool(x: Array, /, *, xp: Namespace) -> Array:
+    """The maximum of each window, (..., window, C) -> (..., C); equal maxima share the gradient equally."""
+    return run(MAX_POOL, Constants(), x, xp=xp)[0]
 
 
-def _largest(x: Array, xp: Namespace) -> Array:
-    """The largest of places, which stay: nan where one is, which not every maximum keeps."""
+def _window_max(x: Array, xp: Namespace) -> Array:
+    """The maximum of each window, (..., 1, C): nan where one element is, which not every library's maximum keeps."""
     nan = xp.any(xp.isnan(x), axis=-2, keepdims=True)
     return xp.where(nan, math.nan, xp.max(x, axis=-2, keepdims=True))
 
 
-def _pooled_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return (backend.namespace.squeeze(_largest(arrays[0], backend.namespace), axis=-2),)
+def _max_pool(xp: Namespace, plan: Constants, x: Array) -> Array:
+    return xp.squeeze(_window_max(x, xp), axis=-2)
 
 
-def _pooled_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
-) -> tuple[Array, ...]:
-    xp = backend.namespace
-    x = to_float64(arrays[0], xp)
-    largest = xp.astype(xp.equal(x, _largest(x, xp)), xp.float64)
-    count = xp.sum(largest, axis=-2, keepdims=True)
-    out = xp.expand_dims(to_float64(cotangents[0], xp), axis=-2)
-    return (round_to_float32(xp.multiply(divide_rows(out, xp.maximum(count, scalar64(1.0, x, xp)), xp), largest), xp),)
+def _max_pool_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> tuple[Array, ...]:
+    is_max = xp.astype(xp.equal(x, _window_max(x, xp)), xp.float64)
+    count = xp.maximum(xp.sum(is_max, axis=-2, keepdims=True), scalar64(1.0, x, xp))
+    return (xp.multiply(divide_rows(xp.expand_dims(d_output, axis=-2), count, xp), is_max),)
 
 
-def _pooled_empty(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return _pooled_forward(plan, arrays, backend)
+MAX_POOL = rounded_once("reproducible.max_pool", _max_pool, _max_pool_backward, abstract=_max_pool, raw_forward=True)
 
 
-POOLED = register(
-    "reproducible.max_pool", Operation(_pooled_forward, _pooled_backward, _pooled_empty, needs_float64=True)
-)
+# Steps of spectral normalization
 
 
-# What spectral normalization needs
-
-
-def unit(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
+def unit_vector(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
     r"""A vector (1, C) over its norm, :math:`x / (\lVert x \rVert + \epsilon)`."""
-    (found,) = run(UNIT, Constants(epsilon), x, xp=xp)
-    return found
+    return run(UNIT, Constants(epsilon), x, xp=xp)[0]
 
 
-def _norms(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
+def _norm(x: Array, epsilon: float, xp: Namespace) -> tuple[Array, Array]:
+    """The norm of each row, and the divisor: norm plus epsilon."""
     norm = uncontracted(xp.sqrt(row_dots(x, x, xp)), xp)
     return norm, xp.add(norm, epsilon)
 
 
-def _unit_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp = backend.namespace
-    x = to_float64(arrays[0], xp)
-    return (round_to_float32(divide_rows(x, _norms(x, plan.number, xp)[1], xp), xp),)
+def _unit_vector(xp: Namespace, plan: Constants, x: Array) -> Array:
+    return divide_rows(x, _norm(x, plan.number, xp)[1], xp)
 
 
-def _unit_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
-) -> tuple[Array, ...]:
-    xp = backend.namespace
-    x, out = to_float64(arrays[0], xp), to_float64(cotangents[0], xp)
-    norm, size = _norms(x, plan.number, xp)
-    safe = xp.where(xp.equal(norm, 0.0), 1.0, norm)
-    along = uncontracted(xp.divide(row_dots(x, out, xp), uncontracted(xp.multiply(safe, size), xp)), xp)
-    return (round_to_float32(divide_rows(xp.subtract(out, uncontracted(xp.multiply(x, along), xp)), size, xp), xp),)
+def _unit_vector_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> tuple[Array, ...]:
+    norm, divisor = _norm(x, plan.number, xp)
+    nonzero = xp.where(xp.equal(norm, 0.0), 1.0, norm)
+    square = uncontracted(xp.multiply(nonzero, divisor), xp)
+    projection = uncontracted(xp.divide(row_dots(x, d_output, xp), square), xp)
+    return (divide_rows(xp.subtract(d_output, uncontracted(xp.multiply(x, projection), xp)), divisor, xp),)
 
 
-UNIT = register("reproducible.unit", Operation(_unit_forward, _unit_backward, _first_empty, needs_float64=True))
+UNIT = rounded_once("reproducible.unit", _unit_vector, _unit_vector_backward)
 
 
 def divide(x: Array, divisor: Array, /, *, xp: Namespace) -> Array:
     """An array over a number, of shape ()."""
-    (found,) = run(DIVIDE, Constants(), x, divisor, xp=xp)
-    return found
+    return run(DIVIDE, Constants(), x, divisor, xp=xp)[0]
 
 
-def _divide_forward(plan: Constants, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    xp, (x, divisor) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    return (round_to_float32(divide_rows(x, divisor, xp), xp),)
-
-
-def _divide_backward(
-    plan: Constants,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
-) -> tuple[Array, ...]:
-    xp, (x, divisor) = backend.namespace, (to_float64(each, backend.namespace) for each in arrays)
-    out = to_float64(cotangents[0], xp)
-    along = exact_sum(xp.reshape(uncontracted(xp.multiply(out, x), xp), (-1,)), 0, xp=xp)
+def _divide_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, divisor: Array) -> tuple[Array, ...]:
+    product = exact_sum(xp.reshape(uncontracted(xp.multiply(d_output, x), xp), (-1,)), 0, xp=xp)
     square = uncontracted(xp.multiply(divisor, divisor), xp)
-    of_divisor = xp.negative(xp.divide(xp.reshape(along, tuple(divisor.shape)), square))
-    return round_to_float32(divide_rows(out, divisor, xp), xp), round_to_float32(of_divisor, xp)
+    d_divisor = xp.negative(xp.divide(xp.reshape(product, tuple(divisor.shape)), square))
+    return divide_rows(d_output, divisor, xp), d_divisor
 
 
-DIVIDE = register("reproducible.divide", Operation(_divide_forward, _divide_backward, _first_empty, needs_float64=True))
+DIVIDE = rounded_once("reproducible.divide", lambda xp, plan, x, divisor: divide_rows(x, divisor, xp), _divide_backward)

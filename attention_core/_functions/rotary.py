@@ -92,7 +92,11 @@ def rotary_embedding(
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
     maps = arithmetic_of(arithmetic)
-    return cast_to(maps.rotate(upcast(x, xp=xp), places, float(base), width, interleaved, xp=xp), dtype, xp=xp)
+    return cast_to(
+        maps.rotate(upcast(x, xp=xp), places, base=float(base), width=width, interleaved=interleaved, xp=xp),
+        dtype,
+        xp=xp,
+    )
 
 
 def _checked_width(x: Array, positions: Array, base: float, interleaved: bool, width: int | None) -> int:

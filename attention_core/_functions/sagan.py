@@ -183,9 +183,9 @@ def spectral_norm(
     matrices = iter(maps.copies(xp.reshape(matrix, (-1, shape(weight, xp=xp)[-1])), 2 * iterations + 1, xp=xp))
     row = xp.reshape(u, (1, -1))
     for _ in range(iterations):
-        v = maps.unit(maps.affine(row, xp.matrix_transpose(next(matrices)), None, xp=xp), epsilon, xp=xp)
+        v = maps.unit_vector(maps.affine(row, xp.matrix_transpose(next(matrices)), None, xp=xp), epsilon, xp=xp)
         v, last = maps.copies(v, 2, xp=xp)
-        row = maps.unit(maps.affine(v, next(matrices), None, xp=xp), epsilon, xp=xp)
+        row = maps.unit_vector(maps.affine(v, next(matrices), None, xp=xp), epsilon, xp=xp)
     row, kept = maps.copies(row, 2, xp=xp)
     sigma = maps.affine(maps.affine(last, next(matrices), None, xp=xp), xp.matrix_transpose(row), None, xp=xp)
     normalized = maps.divide(weight, xp.reshape(sigma, ()), xp=xp)
@@ -198,7 +198,7 @@ def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
     apart = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
     *axes, top, side, left, low, last = range(len(apart.shape))
     squares = xp.permute_dims(apart, (*axes, top, left, side, low, last))
-    return arithmetic.pooled(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
+    return arithmetic.max_pool(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
 
 
 def _flatten_places(maps: Array, xp: Namespace) -> Array:

@@ -1,8 +1,20 @@
-"""The backward pass in reproducible arithmetic."""
+r"""The backward pass in reproducible arithmetic, block by block.
+
+In FlashAttention's notation, with the output gradient dO,
+
+.. math:: dP = dO\, V^T, \quad D_i = \sum_e dO_{ie} O_{ie} - d\ell_i, \quad dS = P \circ (dP - D),
+    \quad dV = P^T dO, \quad dQ = \sigma\, dS\, K, \quad dK = \sigma\, dS^T Q,
+
+where :math:`d\ell` is the gradient of the logsumexp. The weights are computed as :math:`w_{ij} = p_{ij} 2^{c_i}` (see
+`backward_reference`), of which none exceeds 4 / 3. The factor :math:`2^{-c_i}` goes to what they are multiplied by.
+The d_scores are cut into slices relative to a bound of the whole row, so no pass over them has to come first.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2_weight
@@ -42,24 +54,25 @@ from attention_core._attention.blocks.plan import Operands, Plan, unpack_operand
 from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout, dropout_scale
-from attention_core._attention.reproducible.block import exact_score_block
+from attention_core._attention.nonfinite import zero_unless_finite
+from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
 from attention_core._attention.reproducible.slices import (
     D_OUTPUT_BITS,
     D_SCORE_BITS,
     D_SCORE_FACTOR_BITS,
     WEIGHT_BITS,
+    Parts,
     combine_slices,
     concat_slices,
     from_three_float32,
     needs_carry,
     pack_vectors,
+    packed_matmul,
     slice_key,
     slice_query,
     slice_widths,
     sliced_matmul,
-    sliced_scores,
     split_columns,
-    unsliced_scores,
     weight_slices,
     with_carry,
     without_carry,
@@ -67,17 +80,62 @@ from attention_core._attention.reproducible.slices import (
 from attention_core._backend import Backend
 
 BIAS_BITS = 40
-MAX_BACKWARD_BLOCK = 512  # of a block, going backward
+MAX_BACKWARD_BLOCK = 512  # queries or keys
+
+
+class RowTerms(NamedTuple):
+    """Terms of each query, (B, G, R, M, ...), in float64.
+
+    Attributes
+    ----------
+    d_output : (..., E)
+    reference : (..., 1)
+        What is subtracted from scores, in their units.
+    weight_unit : (..., 1)
+        The power of two :math:`2^{-c_i}` that makes softmax probabilities of weights.
+    delta : (..., 1)
+        :math:`D_i`.
+    bound : (..., 1)
+        A power of two above :math:`|w_{ij} (dP_{ij} - D_i)|`.
+    """
+
+    d_output: Array
+    reference: Array
+    weight_unit: Array
+    delta: Array
+    bound: Array
 
 
 class BackwardOperands(NamedTuple):
-    """What going backward takes blocks of, beside the operands."""
+    """The arrays of which the backward pass takes blocks, besides query, key and value.
 
-    out: Array  # cotangents of the output, packed as queries are, (B, G, R, M, 2 E)
-    out_columns: Array  # those times 2^-c, cut along columns, (B, G, R, M, 2 E)
-    query_columns: Array  # queries times the bound of their slopes and 2^-c, (B, G, R, M, 2 D)
-    rows: Array  # reference, delta, 1 / bound, and the unit of a bias, (B, G, R, M, 4)
-    key_columns: Array  # (B, G, N, 2 D)
+    Attributes
+    ----------
+    d_output : (B, G, R, M, 2 E)
+        Packed as queries are.
+    d_output_columns : (B, G, R, M, 2 E)
+        d_output times the weight unit, in slices relative to each channel.
+    query_columns : (B, G, R, M, 2 D)
+        Queries times the unit of their d_scores, likewise.
+    rows : (B, G, R, M, 4)
+        Reference, delta, 1 / bound, and the unit of the d_scores over that of the bias gradient.
+    key_columns : (B, G, N, 2 D)
+    """
+
+    d_output: Array
+    d_output_columns: Array
+    query_columns: Array
+    rows: Array
+    key_columns: Array
+
+
+class GradientUnits(NamedTuple):
+    """The powers of two that the sums of integers are counted in."""
+
+    query: Array  # (B, G, R, M, D)
+    key: Array  # (B, G, 1, D)
+    value: Array  # (B, G, 1, E)
+    bias: Array | None
 
 
 def backward(
@@ -87,175 +145,266 @@ def backward(
     cotangents: tuple[Array, ...],
     backend: Backend,
 ) -> tuple[Array | None, ...]:
-    """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
-    given, xp = unpack_operands(plan, arrays), backend.namespace
-    tiles = make_grid(plan._replace(block_sizes=_square_blocks(plan, given, xp)), arrays, backend)
-    operands = tiles.operands
-    out, output, of_logsumexp, kept = (
-        _pad_rows(tiles, to_float64(x, xp))
-        for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
+    """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans."""
+    unpadded, xp = unpack_operands(plan, arrays), backend.namespace
+    grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), arrays, backend)
+    query, key, value = (to_float64(finite_or_zero(grid, x), xp) for x in grid.operands[:3])
+    rows = _row_terms(grid, value, results, cotangents)
+    operands, units = _slice_operands(grid, query, key, rows)
+    packed = grid.operands._replace(
+        query=slice_query(grid, grid.operands.query),
+        key=slice_key(grid, grid.operands.key),
+        value=pack_vectors(grid, value, first_last=True),
     )
-    query, key, value = (to_float64(finite_or_zero(tiles, x), xp) for x in operands[:3])
-    delta = xp.subtract(row_dots(out, output, xp), of_logsumexp)
-    width = shape(given.value, xp=xp)[-1]
-    tallest = xp.expand_dims(xp.max(power_above_max(value, -1, xp), axis=-2, keepdims=True), axis=2)
-    most = xp.multiply(
-        xp.multiply(power_above_max(out, -1, xp), tallest), float(width * math.ceil(dropout_scale(dropout_of(tiles))))
-    )
-    bound = xp.multiply(power_above(xp.add(most, xp.abs(delta)), xp), 2.0)  # the product is one of powers of two
-    share = kept[..., 3:]
-    spread = xp.multiply(bound, share)
-    reference = from_three_float32(kept[..., :3], xp)
-    columns = (
-        (xp.multiply(out, share), D_OUTPUT_BITS),
-        (xp.multiply(query, spread), D_SCORE_FACTOR_BITS),
-        (key, D_SCORE_FACTOR_BITS),
-    )
-    powers = [power_above_max(x, (-3, -2) if x is not key else -2, xp) for x, _ in columns]
-    cut = [concat_slices(x, power, bits, 2, xp) for (x, bits), power in zip(columns, powers, strict=True)]
-    widest = None if operands.bias is None else _max_shared_unit(tiles, spread)
-    units = spread if widest is None else xp.multiply(xp.divide(spread, widest), 2.0**BIAS_BITS)
-    rows = xp.concat([reference, delta, xp.divide(1.0, bound), units], axis=-1)
-    sides = BackwardOperands(pack_vectors(tiles, out, first_last=False), cut[0], cut[1], rows, cut[2])
-    packed = operands._replace(
-        query=slice_query(tiles, operands.query),
-        key=slice_key(tiles, operands.key),
-        value=pack_vectors(tiles, value, first_last=True),
-    )
-    stacks = _backward(tiles._replace(operands=packed), sides)
-    depth = shape(key, xp=xp)[-1]
-    slices_of = (
-        (D_SCORE_BITS, D_SCORE_FACTOR_BITS),
-        (D_SCORE_BITS, D_SCORE_FACTOR_BITS),
-        (WEIGHT_BITS[2], D_OUTPUT_BITS),
-    )
-    found = []
-    for stack, side, last, cuts in zip(stacks[:3], (0, 1, 1), (depth, depth, width), slices_of, strict=True):
-        carry = needs_carry(tiles, 1 - side)
-        parts = split_columns(concat_blocks(tiles, stack, side), slice_widths(last, 2, carry))
-        found.append(combine_slices(without_carry(parts, carry, xp), *cuts, xp))
-    of_query, of_key, of_value = found
-    scale = plan.score_scale
-    spread = spread[..., : tiles.lengths[0], :]
-    of_query = xp.multiply(of_query, xp.multiply(spread, xp.expand_dims(powers[2], axis=2)))
-    of_key = xp.multiply(of_key, xp.squeeze(powers[1], axis=2))
-    of_value = xp.multiply(of_value, xp.squeeze(powers[0], axis=2))
-    slope_unit = scale * 2.0 ** -(D_SCORE_BITS + D_SCORE_FACTOR_BITS)
-    units = slope_unit, slope_unit, dropout_scale(dropout_of(tiles)) * 2.0 ** -(WEIGHT_BITS[2] + D_OUTPUT_BITS)
-    gradients: list[Any] = [
-        round_to_float32(xp.multiply(gradient, unit), xp)
-        for gradient, unit in zip((of_query, of_key, of_value), units, strict=True)
-    ]
-    if not plan.all_finite:  # what was replaced has no gradient
-        gradients = [xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:3], gradients, strict=True)]
-    if widest is not None:
-        found = join_carry(tuple(concat_bias_gradient(tiles, stack) for stack in stacks[3]), xp)
-        if not is_broadcast(operands.bias, -2):
-            widest = widest[..., : tiles.lengths[0], :]
-        gradients.append(round_to_float32(xp.multiply(found, xp.multiply(widest, 2.0**-BIAS_BITS)), xp))
+    *accumulators, bias_accumulators = _accumulate(grid._replace(operands=packed), operands)
+    gradients: list[Any] = _join_gradients(grid, accumulators, units)
+    if not plan.all_finite:
+        gradients = [zero_unless_finite(gradient, x, xp) for gradient, x in zip(gradients, unpadded[:3], strict=True)]
+    if units.bias is not None:
+        gradients.append(_join_bias_gradient(grid, bias_accumulators, units.bias))
     return *gradients, *(None for _ in range(plan.num_integers))
 
 
 def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, int]:
-    """As many queries as keys, for both collect sums: with long blocks of one, those of the other come by often."""
-    times = shape(operands.query, xp=xp)[2]
-    side = min(MAX_BACKWARD_BLOCK, plan.block_sizes[1])
-    return max(32, side // times if isinstance(times, int) else side), side
+    """Blocks of as many queries as keys: sums over either are written once for each block of the other."""
+    group_size = shape(operands.query, xp=xp)[2]
+    size = min(MAX_BACKWARD_BLOCK, plan.block_sizes[1])
+    return max(32, size // group_size if isinstance(group_size, int) else size), size
 
 
-def _max_shared_unit(tiles: Grid, spread: Array) -> Array:
-    """The largest unit of slopes among the rows that share an element of the bias, and no others."""
-    xp, bias = tiles.xp, tiles.operands.bias
-    shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis))
-    widest = xp.max(spread, axis=shared, keepdims=True) if shared else spread
-    return xp.where(xp.equal(widest, 0.0), 1.0, widest)  # of rows that only fill up a block
+# Before the loops: terms of rows, and operands in slices
 
 
-def _pad_rows(tiles: Grid, rows: Array) -> Array:
-    """Rows with zeros added, as the queries have where blocks are of one size."""
-    if not tiles.loops.traced:
-        return rows
-    return pad(rows, -2, shape(tiles.operands.query, xp=tiles.xp)[-2] - tiles.lengths[0], tiles.xp)
-
-
-def _backward(tiles: Grid, sides: BackwardOperands) -> Any:
-    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    count = plan.num_slices
-    dropout, visits = dropout_of(tiles), make_visits(tiles, by_key=True)
-    multiply_out = sliced_scores if count == 2 else unsliced_scores
-    carry_keys, carry_rows = needs_carry(tiles, 1), needs_carry(tiles, 0)
-    depth, width = (shape(x, xp=xp)[-1] // 2 for x in (sides.key_columns, sides.out_columns))
-    widths = slice_widths(depth, 2, carry_keys), slice_widths(depth, 2, carry_rows), slice_widths(width, 2, carry_rows)
-
-    def attend(index: Any, sums: Any) -> Any:
-        entry = batch_entry(tiles, index)
-        own = BackwardOperands(*(entry_slice(tiles, x, entry.index, entry.head) for x in sides))
-
-        def attend_columns(j: Any, sums: Any) -> Any:
-            keys, values, key_columns = (
-                loops.block(x, j, tiles.sizes[1], -2) for x in (entry.key, entry.value, own.key_columns)
-            )
-            next_block, whole, seen = visits.of(loops, entry.index, j)
-
-            def absorb(masked: bool, step: Any, state: Any) -> Any:
-                of_query, of_key, of_value, of_bias = state
-                i = next_block(step)
-                query, out, out_columns, query_columns, rows = (
-                    loops.block(x, i, tiles.sizes[0], -2) for x in (entry.query, *own[:4])
-                )
-                tile = exact_score_block(tiles, entry, query, keys, i, j, masked)
-                scores = tile.scores
-                scores -= rows[..., :1]
-                weights = exp2_weight(scores, xp)
-                rise = multiply_out(out, values, xp)
-                if dropout is not None:
-                    rise = apply_dropout(rise, dropout, tile.at, num_heads_of(tiles), xp)
-                    rise = uncontracted(xp.multiply(rise, dropout_scale(dropout)), xp)
-                slope = xp.subtract(rise, rows[..., 1:2])
-                slope *= weights
-                slope *= rows[..., 2:3]  # at most 1 in magnitude
-                kept = [
-                    apply_dropout(x, dropout, tile.at, num_heads_of(tiles), xp)
-                    for x in weight_slices(weights, WEIGHT_BITS[2], 2, xp)
-                ]
-                if of_bias is not None:
-                    of_bias = _add_bias_slices(tiles, entry, of_bias, slope, rows, i, j)
-                if tile.slope is not None:
-                    slope *= tile.slope
-                parts = weight_slices(slope, D_SCORE_BITS, 2, xp)
-                found = sliced_matmul(parts, query_columns, matmul_transposed, xp)
-                of_key = tuple(map(xp.add, of_key, with_carry(found, carry_rows, xp)))
-                found = sliced_matmul(kept, out_columns, matmul_transposed, xp)
-                of_value = tuple(map(xp.add, of_value, with_carry(found, carry_rows, xp)))
-                beside_keys = xp.concat(
-                    list(with_carry(sliced_matmul(parts, key_columns, matmul_per_group, xp), carry_keys, xp)), axis=-1
-                )
-                return loops.add_block(of_query, index * tiles.counts[0] + i, beside_keys), of_key, of_value, of_bias
-
-            stack, keys_sum, values_sum, of_bias = sums
-            *dims, _ = shape(keys, xp=xp)
-            empty = (tuple(zeros_with(keys, *dims, last, xp=xp) for last in lasts) for lasts in widths[1:])
-            stack, *found, of_bias = visit_blocks(loops, whole, seen, absorb, (stack, *empty, of_bias))
-            of_key, of_value = (xp.concat(list(parts), axis=-1) for parts in found)
-            place = index * tiles.counts[1] + j
-            return (
-                stack,
-                loops.add_block(keys_sum, place, of_key),
-                loops.add_block(values_sum, place, of_value),
-                of_bias,
-            )
-
-        return loops.loop(0, tiles.counts[1], attend_columns, sums)
-
-    biases = None if tiles.operands.bias is None else (bias_accumulator(tiles), bias_accumulator(tiles))
-    return loops.loop(
-        0, num_rounds(tiles), attend, (*gradient_accumulators(tiles, *map(sum, widths), after=sides.rows), biases)
+def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents: tuple[Array, ...]) -> RowTerms:
+    xp = grid.xp
+    d_output, output, d_logsumexp, reference = (
+        _pad_rows(grid, to_float64(x, xp))
+        for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
+    )
+    delta = xp.subtract(row_dots(d_output, output, xp), d_logsumexp)
+    value_power = xp.expand_dims(xp.max(power_above_max(value, -1, xp), axis=-2, keepdims=True), axis=2)
+    terms = float(shape(value, xp=xp)[-1] * math.ceil(dropout_scale(dropout_of(grid))))
+    d_weights_bound = xp.multiply(xp.multiply(power_above_max(d_output, -1, xp), value_power), terms)
+    return RowTerms(
+        d_output=d_output,
+        reference=from_three_float32(reference[..., :3], xp),
+        weight_unit=reference[..., 3:],
+        delta=delta,
+        bound=xp.multiply(power_above(xp.add(d_weights_bound, xp.abs(delta)), xp), 2.0),
     )
 
 
-def _add_bias_slices(
-    tiles: Grid, entry: BatchEntry, stacks: Any, slope: Array, rows: Array, i: Any, j: Any
+def _pad_rows(grid: Grid, rows: Array) -> Array:
+    """Rows with zeros at the end, like the queries where all blocks have one size."""
+    if not grid.loops.traced:
+        return rows
+    return pad(rows, -2, shape(grid.operands.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
+
+
+def _slice_operands(grid: Grid, query: Array, key: Array, rows: RowTerms) -> tuple[BackwardOperands, GradientUnits]:
+    xp = grid.xp
+    d_score_unit = xp.multiply(rows.bound, rows.weight_unit)
+    d_output_columns, value_unit = _column_slices(
+        xp.multiply(rows.d_output, rows.weight_unit), (-3, -2), D_OUTPUT_BITS, xp
+    )
+    query_columns, key_unit = _column_slices(xp.multiply(query, d_score_unit), (-3, -2), D_SCORE_FACTOR_BITS, xp)
+    key_columns, query_unit = _column_slices(key, -2, D_SCORE_FACTOR_BITS, xp)
+    bias_unit = None if grid.operands.bias is None else _bias_unit(grid, d_score_unit)
+    in_bias_units = d_score_unit
+    if bias_unit is not None:
+        in_bias_units = xp.multiply(xp.divide(d_score_unit, bias_unit), 2.0**BIAS_BITS)
+    row_columns = [rows.reference, rows.delta, xp.divide(1.0, rows.bound), in_bias_units]
+    operands = BackwardOperands(
+        d_output=pack_vectors(grid, rows.d_output, first_last=False),
+        d_output_columns=d_output_columns,
+        query_columns=query_columns,
+        rows=xp.concat(row_columns, axis=-1),
+        key_columns=key_columns,
+    )
+    units = GradientUnits(
+        query=xp.multiply(d_score_unit[..., : grid.lengths[0], :], xp.expand_dims(query_unit, axis=2)),
+        key=xp.squeeze(key_unit, axis=2),
+        value=xp.squeeze(value_unit, axis=2),
+        bias=bias_unit,
+    )
+    return operands, units
+
+
+def _column_slices(x: Array, axis: Any, bits: int, xp: Namespace) -> tuple[Array, Array]:
+    """Two slices side by side, relative to the largest magnitude of each channel, and the power of two above that."""
+    power = power_above_max(x, axis, xp)
+    return concat_slices(x, power, bits, 2, xp=xp), power
+
+
+def _bias_unit(grid: Grid, d_score_unit: Array) -> Array:
+    """The largest unit of d_scores among the rows that share an element of the bias, and of no others."""
+    xp, bias = grid.xp, grid.operands.bias
+    shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis))
+    unit = xp.max(d_score_unit, axis=shared, keepdims=True) if shared else d_score_unit
+    return xp.where(xp.equal(unit, 0.0), 1.0, unit)  # padding rows have unit 0
+
+
+# The loops over blocks
+
+
+class _KeyBlock(NamedTuple):
+    """A block of keys, and the arrays whose blocks of queries it is visited with."""
+
+    grid: Grid
+    batch: BatchEntry
+    operands: BackwardOperands  # their slices for one element of the batch
+    keys: Array
+    values: Array
+    key_columns: Array
+    j: Any
+    next_block: Callable[[Any], Any]
+
+
+class _QueryBlock(NamedTuple):
+    query: Array
+    d_output: Array
+    d_output_columns: Array
+    query_columns: Array
+    rows: Array
+
+
+def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
+    """Exact sums for the gradients of query, key, value and bias, for which blocks are visited key by key."""
+    loops, visits = grid.loops, make_visits(grid, by_key=True)
+    biases = None if grid.operands.bias is None else (bias_accumulator(grid), bias_accumulator(grid))
+    widths = map(sum, _gradient_widths(grid, operands))
+    accumulators = (*gradient_accumulators(grid, *widths, after=operands.rows), biases)
+
+    def add_batch(index: Any, accumulators: Any) -> Any:
+        batch = batch_entry(grid, index)
+        of_batch = BackwardOperands(*(entry_slice(grid, x, batch.index, batch.head) for x in operands))
+
+        def add_keys(j: Any, accumulators: Any) -> Any:
+            keys, values, key_columns = (
+                loops.block(x, j, grid.sizes[1], -2) for x in (batch.key, batch.value, of_batch.key_columns)
+            )
+            next_block, whole, seen = visits.of(loops, batch.index, j)
+            block = _KeyBlock(
+                grid=grid,
+                batch=batch,
+                operands=of_batch,
+                keys=keys,
+                values=values,
+                key_columns=key_columns,
+                j=j,
+                next_block=next_block,
+            )
+            d_query, d_key, d_value, d_bias = accumulators
+            add_queries = functools.partial(_add_queries, block, index)
+            state = (d_query, *_zero_key_sums(block), d_bias)
+            d_query, *sums, d_bias = visit_blocks(loops, whole, seen, add_queries, state=state)
+            key_block = index * grid.counts[1] + j
+            d_key, d_value = (
+                loops.add_block(accumulator, key_block, grid.xp.concat(list(parts), axis=-1))
+                for accumulator, parts in zip((d_key, d_value), sums, strict=True)
+            )
+            return d_query, d_key, d_value, d_bias
+
+        return loops.loop(0, grid.counts[1], add_keys, accumulators)
+
+    return loops.loop(0, num_rounds(grid), add_batch, accumulators)
+
+
+def _gradient_widths(grid: Grid, operands: BackwardOperands) -> tuple[list[Any], ...]:
+    """The widths of the parts of sums for the gradients of query, key and value."""
+    over_keys, over_queries = needs_carry(grid, 1), needs_carry(grid, 0)
+    depth, width = (shape(x, xp=grid.xp)[-1] // 2 for x in (operands.key_columns, operands.d_output_columns))
+    return slice_widths(depth, 2, over_keys), slice_widths(depth, 2, over_queries), slice_widths(width, 2, over_queries)
+
+
+def _zero_key_sums(block: _KeyBlock) -> tuple[Parts, ...]:
+    xp = block.grid.xp
+    *dims, _ = shape(block.keys, xp=xp)
+    _, *widths = _gradient_widths(block.grid, block.operands)
+    return tuple(tuple(zeros_with(block.keys, *dims, last, xp=xp) for last in lasts) for lasts in widths)
+
+
+def _add_queries(block: _KeyBlock, index: Any, masked: bool, step: Any, state: Any) -> Any:
+    """Add the gradients of one block of scores."""
+    grid, xp = block.grid, block.grid.xp
+    over_keys, over_queries = needs_carry(grid, 1), needs_carry(grid, 0)
+    d_query, d_key, d_value, d_bias = state
+    i = block.next_block(step)
+    arrays = block.batch.query, *block.operands[:4]
+    queries = _QueryBlock(*(grid.loops.block(x, i, grid.sizes[0], -2) for x in arrays))
+    scores = exact_score_block(grid, block.batch, queries.query, block.keys, i=i, j=block.j, masked=masked)
+    weights, d_scores = _d_scores(block, queries, scores)
+    if d_bias is not None:
+        d_bias = _add_d_bias(block, queries, d_bias, d_scores, i=i)
+    if scores.softcap_derivative is not None:
+        d_scores *= scores.softcap_derivative
+    parts = weight_slices(d_scores, D_SCORE_BITS, 2, xp)
+    d_key = _add_sums(d_key, sliced_matmul(parts, queries.query_columns, matmul_transposed, xp), over_queries, xp)
+    d_value = _add_sums(
+        d_value, sliced_matmul(weights, queries.d_output_columns, matmul_transposed, xp), over_queries, xp
+    )
+    sums = with_carry(sliced_matmul(parts, block.key_columns, matmul_per_group, xp), over_keys, xp)
+    d_query = grid.loops.add_block(d_query, index * grid.counts[0] + i, xp.concat(list(sums), axis=-1))
+    return d_query, d_key, d_value, d_bias
+
+
+def _d_scores(block: _KeyBlock, queries: _QueryBlock, scores: ExactScoreBlock) -> tuple[list[Array], Array]:
+    """Slices of the weights after dropout, and the gradient of the scores in units of each row, at most 1."""
+    grid, xp = block.grid, block.grid.xp
+    dropout, heads = dropout_of(grid), num_heads_of(grid)
+    reference, delta, inverse_bound = (queries.rows[..., n : n + 1] for n in range(3))
+    exponents = scores.scores
+    exponents -= reference  # in the memory of the scores, which are not used again
+    weights = exp2_weight(exponents, xp)
+    d_weights = packed_matmul(queries.d_output, block.values, grid.plan.num_slices, xp)
+    if dropout is not None:
+        d_weights = apply_dropout(d_weights, dropout, scores.at, heads, xp=xp)
+        d_weights = uncontracted(xp.multiply(d_weights, dropout_scale(dropout)), xp)
+    d_scores = xp.subtract(d_weights, delta)
+    d_scores *= weights
+    d_scores *= inverse_bound
+    parts = weight_slices(weights, WEIGHT_BITS[2], 2, xp)
+    return [apply_dropout(part, dropout, scores.at, heads, xp=xp) for part in parts], d_scores
+
+
+def _add_sums(sums: Parts, new: Parts, carry: bool, xp: Namespace) -> Parts:
+    return tuple(map(xp.add, sums, with_carry(new, carry, xp)))
+
+
+def _add_d_bias(
+    block: _KeyBlock, queries: _QueryBlock, accumulators: Any, d_scores: Array, *, i: Any
 ) -> tuple[Any, ...]:
-    """Slopes as integers in a unit that all rows share, in two parts, so that their sums are exact."""
-    parts = split_carry(tiles.xp.round(tiles.xp.multiply(slope, rows[..., 3:])), tiles.xp)
-    return tuple(add_bias_gradient(tiles, entry, stack, part, i, j) for stack, part in zip(stacks, parts, strict=True))
+    """Add d_scores as integers in a unit that all rows share; in two parts, so that their sums are exact."""
+    grid, xp = block.grid, block.grid.xp
+    parts = split_carry(xp.round(xp.multiply(d_scores, queries.rows[..., 3:])), xp)
+    return tuple(
+        add_bias_gradient(grid, block.batch, accumulator, part, i=i, j=block.j)
+        for accumulator, part in zip(accumulators, parts, strict=True)
+    )
+
+
+# After the loops: from sums to gradients
+
+
+def _join_gradients(grid: Grid, accumulators: Any, units: GradientUnits) -> list[Array]:
+    """The gradients of query, key and value, rounded once."""
+    d_score = D_SCORE_BITS, D_SCORE_FACTOR_BITS, grid.plan.score_scale
+    d_value = WEIGHT_BITS[2], D_OUTPUT_BITS, dropout_scale(dropout_of(grid))
+    gradients = []
+    for side, accumulator, unit, (left_bits, right_bits, factor) in zip(
+        (0, 1, 1), accumulators, units[:3], (d_score, d_score, d_value), strict=True
+    ):
+        xp, carry = grid.xp, needs_carry(grid, 1 - side)
+        parts = split_columns(concat_blocks(grid, accumulator, side), slice_widths(shape(unit, xp=xp)[-1], 2, carry))
+        total = combine_slices(without_carry(parts, carry, xp), left_bits, right_bits, xp)
+        gradient = xp.multiply(xp.multiply(total, unit), factor * 2.0 ** -(left_bits + right_bits))
+        gradients.append(round_to_float32(gradient, xp))
+    return gradients
+
+
+def _join_bias_gradient(grid: Grid, accumulators: Any, unit: Array) -> Array:
+    xp = grid.xp
+    total = join_carry(tuple(concat_bias_gradient(grid, accumulator) for accumulator in accumulators), xp)
+    if not is_broadcast(grid.operands.bias, -2):
+        unit = unit[..., : grid.lengths[0], :]
+    return round_to_float32(xp.multiply(total, xp.multiply(unit, 2.0**-BIAS_BITS)), xp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2_weight, log2
@@ -42,166 +43,231 @@ from attention_core._attention.reproducible.slices import (
     with_carry,
 )
 
+# Blocks of queries, and the scores of their keys
 
-class Reduction(NamedTuple):
-    """What becomes of the sums of a block of queries, and of what they are taken.
 
-    Attributes
-    ----------
-    close : callable
-        ``close(top, power, sums, mass)`` returns arrays (G, R, m, ...) of some widths and one dtype.
-    widths : tuple of int
-    dtype : str
-    part : callable
-        A part of the values.
-    given : (Array, Array) or None
-        The largest scores, (B, G, R, M, 1), and the powers of two above the values, (B, G, 1, E), where these are not
-        those of the keys at hand.
-    """
+class SlicedBatch(NamedTuple):
+    """One element of the batch, or one of its key/value heads, with its keys in slices."""
 
-    close: Any
-    widths: tuple[Any, ...]
-    dtype: str
-    part: Any
-    given: tuple[Array, Array] | None = None
+    grid: Grid
+    batch: BatchEntry
+    keys: Array
+    visits: Visits
 
 
 class QueryRows(NamedTuple):
-    """A block of queries in slices, and the keys that it visits."""
+    """A block of queries in slices, and which blocks of keys it visits."""
 
-    tiles: Grid
-    entry: BatchEntry
+    grid: Grid
+    batch: BatchEntry
     query: Array
     keys: Array
-    place: Any
+    i: Any  # index of the block of queries
     visits: tuple[Any, Any, Any]
 
 
-def query_rows(tiles: Grid, visits: Visits, entry: BatchEntry) -> Any:
-    """A function from blocks of queries of an entry to strips."""
-    keys = slice_key(tiles, entry.key)
-
-    def strip(i: Any) -> QueryRows:
-        rows = slice_query(tiles, tiles.loops.block(entry.query, i, tiles.sizes[0], -2))
-        return QueryRows(tiles, entry, rows, keys, i, visits.of(tiles.loops, entry.index, i))
-
-    return strip
+def query_rows(sliced: SlicedBatch, i: Any) -> QueryRows:
+    grid, batch, keys, visits = sliced
+    query = slice_query(grid, grid.loops.block(batch.query, i, grid.sizes[0], -2))
+    return QueryRows(grid=grid, batch=batch, query=query, keys=keys, i=i, visits=visits.of(grid.loops, batch.index, i))
 
 
-def scores_at(strip: QueryRows, masked: bool, j: Any) -> ExactScoreBlock:
-    tiles = strip.tiles
-    keys = tiles.loops.block(strip.keys, j, tiles.sizes[1], -2)
-    return exact_score_block(tiles, strip.entry, strip.query, keys, strip.place, j, masked)
+def scores_at(rows: QueryRows, masked: bool, j: Any) -> ExactScoreBlock:
+    """The scores of a block of queries and the block of keys at ``j``."""
+    grid = rows.grid
+    keys = grid.loops.block(rows.keys, j, grid.sizes[1], -2)
+    return exact_score_block(grid, rows.batch, rows.query, keys, i=rows.i, j=j, masked=masked)
 
 
-def max_scores(strip: QueryRows) -> Array:
+def for_each_rows(
+    grid: Grid,
+    compute: Callable[[QueryRows, Any], tuple[Array, ...]],
+    accumulators: tuple[Any, ...],
+    prepare: Callable[[BatchEntry], Any] = lambda batch: None,
+) -> tuple[Array, ...]:
+    """Arrays (B, G, R, M, ...) of what ``compute(rows, prepared)`` returns for each block of queries.
+
+    ``prepared`` is what ``prepare(batch)`` returns, which is called once for all blocks of queries of a batch element.
+    """
+    visits, loops = make_visits(grid, by_key=False), grid.loops
+
+    def add_batch(index: Any, accumulators: Any) -> Any:
+        batch = batch_entry(grid, index)
+        sliced, prepared = SlicedBatch(grid, batch, slice_key(grid, batch.key), visits), prepare(batch)
+
+        def add_rows(i: Any, accumulators: Any) -> Any:
+            pairs = zip(accumulators, compute(query_rows(sliced, i), prepared), strict=True)
+            row_block = index * grid.counts[0] + i
+            return tuple(loops.add_block(accumulator, row_block, block) for accumulator, block in pairs)
+
+        return loops.loop(0, grid.counts[0], add_rows, accumulators)
+
+    accumulators = loops.loop(0, num_rounds(grid), add_batch, accumulators)
+    return tuple(concat_blocks(grid, accumulator, 0) for accumulator in accumulators)
+
+
+def row_accumulator(grid: Grid, last: Any, dtype: str) -> Any:
+    """Blocks of queries, (G, R, m, last) each, that start as zero."""
+    xp, query = grid.xp, grid.operands.query
+    _, num_kv_heads, group_size, _, _ = shape(query, xp=xp)
+    dims = (1 if grid.plan.per_head else num_kv_heads, group_size, grid.sizes[0], last)
+    count = num_rounds(grid) * grid.counts[0]
+    return grid.loops.zero_blocks(count, lambda _: xp.zeros(dims, dtype=getattr(xp, dtype), **on_device_of(query)))
+
+
+# The first pass: row maxima
+
+
+def max_scores(rows: QueryRows) -> Array:
     """The largest score of each query, (G, R, m, 1): -inf where there is none."""
-    tiles, (next_block, whole, seen) = strip.tiles, strip.visits
-    xp = tiles.xp
+    grid, (next_block, whole, seen) = rows.grid, rows.visits
+    xp = grid.xp
 
-    def reach(masked: bool, step: Any, top: Array) -> Array:
-        return xp.maximum(top, xp.max(scores_at(strip, masked, next_block(step)).scores, axis=-1, keepdims=True))
+    def add_keys(masked: bool, step: Any, row_max: Array) -> Array:
+        scores = scores_at(rows, masked, next_block(step)).scores
+        return xp.maximum(row_max, xp.max(scores, axis=-1, keepdims=True))
 
-    *dims, _ = shape(strip.query, xp=xp)
-    lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(strip.query))
-    return visit_blocks(tiles.loops, whole, seen, reach, lowest)
-
-
-def anchor_max(top: Array, xp: Namespace) -> Array:
-    """What weights are relative to: 0 where all is masked, and nan beyond the largest float32."""
-    size = xp.abs(top)
-    top = xp.where(xp.logical_or(xp.equal(top, -math.inf), xp.less(size, MIN_TOP)), 0.0, top)
-    return xp.where(xp.greater_equal(xp.abs(top), MAX_TOP), math.nan, top)
+    *dims, _ = shape(rows.query, xp=xp)
+    lowest = xp.full((*dims, 1), -math.inf, dtype=xp.float64, **on_device_of(rows.query))
+    return visit_blocks(grid.loops, whole, seen, add_keys, state=lowest)
 
 
-def reduce_keys(tiles: Grid, aim: Reduction) -> tuple[Array, ...]:
-    """What ``aim.close`` makes of the sums of weighted values and of weights, over all keys, for all queries."""
-    plan, xp, loops = tiles.plan, tiles.xp, tiles.loops
-    count = plan.num_slices
-    dropout = dropout_of(tiles)
-    width = shape(tiles.operands.value, xp=xp)[-1]
-    carry = needs_carry(tiles, 1)
-    widths = slice_widths(width, count, carry), [1] * (count * (2 if carry else 1))
-    visits = make_visits(tiles, by_key=False)
-    once = aim.given is None and isinstance(tiles.counts[1], int) and tiles.counts[1] == 1
-
-    def attend(index: Any, stacks: Any) -> Any:
-        entry = batch_entry(tiles, index)
-        strip_of = query_rows(tiles, visits, entry)
-        values = aim.part(to_float64(entry.value, xp))
-        if aim.given is None:
-            tops, power = None, power_above_max(values, -2, xp)  # (G, 1, E)
-        else:
-            tops, power = (entry_slice(tiles, x, entry.index, entry.head) for x in aim.given)
-        values = concat_slices(values, power, VALUE_BITS[count], count, xp)
-
-        def attend_rows(i: Any, stacks: Any) -> Any:
-            strip = strip_of(i)
-            next_block, whole, seen = strip.visits
-            *dims, _ = shape(strip.query, xp=xp)
-
-            def sums_of(top: Array, tile: ExactScoreBlock, j: Any) -> tuple[Parts, Parts]:
-                scores = tile.scores
-                scores -= top
-                weights = weight_slices(exp2_weight(scores, xp), WEIGHT_BITS[count], count, xp)
-                mass = tuple(xp.sum(each, axis=-1, keepdims=True) for each in weights)
-                kept = [apply_dropout(each, dropout, tile.at, num_heads_of(tiles), xp) for each in weights]
-                found = sliced_matmul(kept, loops.block(values, j, tiles.sizes[1], -2), matmul_per_group, xp)
-                return with_carry(found, carry, xp), with_carry(mass, carry, xp)
-
-            def absorb(top: Array, masked: bool, step: Any, state: Any) -> Any:
-                j = next_block(step)
-                found = sums_of(top, scores_at(strip, masked, j), j)
-                return tuple(tuple(map(xp.add, *each)) for each in zip(state, found, strict=True))
-
-            if once:  # the scores of all keys are at hand for both passes
-                tile = scores_at(strip, may_mask(tiles), 0)
-                top = anchor_max(xp.max(tile.scores, axis=-1, keepdims=True), xp)
-                sums, mass = sums_of(top, tile, 0)
-            else:
-                top = max_scores(strip) if tops is None else loops.block(tops, i, tiles.sizes[0], -2)
-                top = anchor_max(top, xp)
-                state = tuple(tuple(zeros_with(top, *dims, last, xp=xp) for last in lasts) for lasts in widths)
-                sums, mass = visit_blocks(loops, whole, seen, functools.partial(absorb, top), state)
-            place = index * tiles.counts[0] + i
-            found = aim.close(top, power, sums, mass)
-            return tuple(loops.add_block(stack, place, x) for stack, x in zip(stacks, found, strict=True))
-
-        return loops.loop(0, tiles.counts[0], attend_rows, stacks)
-
-    stacks = tuple(row_accumulator(tiles, last, aim.dtype) for last in aim.widths)
-    return tuple(concat_blocks(tiles, stack, 0) for stack in loops.loop(0, num_rounds(tiles), attend, stacks))
+def anchor_max(row_max: Array, xp: Namespace) -> Array:
+    """The number that is subtracted from scores: the row maximum, 0 for fully masked rows, nan above float32."""
+    size = xp.abs(row_max)
+    row_max = xp.where(xp.logical_or(xp.equal(row_max, -math.inf), xp.less(size, MIN_TOP)), 0.0, row_max)
+    return xp.where(xp.greater_equal(xp.abs(row_max), MAX_TOP), math.nan, row_max)
 
 
-def row_accumulator(tiles: Grid, last: Any, dtype: str) -> Any:
-    """Blocks of rows for all queries."""
-    xp, query = tiles.xp, tiles.operands.query
-    _, groups, times, _, _ = shape(query, xp=xp)
-    dims = (1 if tiles.plan.per_head else groups, times, tiles.sizes[0], last)
-    count = num_rounds(tiles) * tiles.counts[0]
-    return tiles.loops.zero_blocks(count, lambda _: xp.zeros(dims, dtype=getattr(xp, dtype), **on_device_of(query)))
+# The second pass: sums
 
 
-def averaged(sums: Parts, mass: Parts, power: Array, xp: Namespace) -> tuple[Array, Array]:
-    """Sums of weighted values and of weights, of the integers that stand for them."""
-    count = len(mass)
+class Reduction(NamedTuple):
+    """How the sums over all keys are taken, and what is made of them.
+
+    Attributes
+    ----------
+    finish : callable
+        ``finish(anchor, value_power, value_sums, weight_sums)`` returns arrays (G, R, m, ...) of the widths and the
+        dtype below. See `anchor_max` for ``anchor``.
+    widths : tuple of int
+    dtype : str
+    value_part : callable
+        The part of the values that is averaged, such as the finite ones.
+    extent : (Array, Array) or None
+        Largest scores, (B, G, R, M, 1), and powers of two above the values, (B, G, 1, E), where other keys count, too.
+        ``None`` to find those of the keys at hand.
+    """
+
+    finish: Callable[[Array, Array, Parts, Parts], tuple[Array, ...]]
+    widths: tuple[Any, ...]
+    dtype: str
+    value_part: Callable[[Array], Array]
+    extent: tuple[Array, Array] | None = None
+
+
+class _SlicedValues(NamedTuple):
+    """The values of one element of the batch in slices, and which numbers all sums are relative to."""
+
+    values: Array  # (G, N, count * E)
+    power: Array  # above all values of a channel, (G, 1, E)
+    row_max: Array | None  # (G, R, M, 1); None if that of the keys at hand is to be found
+
+
+def reduce_keys(grid: Grid, reduction: Reduction) -> tuple[Array, ...]:
+    """The results of ``reduction.finish`` for all queries, (B, G, R, M, ...)."""
+
+    def finish_rows(rows: QueryRows, values: _SlicedValues) -> tuple[Array, ...]:
+        anchor, value_sums, weight_sums = _sum_over_keys(rows, values)
+        return reduction.finish(anchor, values.power, value_sums, weight_sums)
+
+    accumulators = tuple(row_accumulator(grid, last, reduction.dtype) for last in reduction.widths)
+    return for_each_rows(grid, finish_rows, accumulators, functools.partial(_slice_values, grid, reduction))
+
+
+def _slice_values(grid: Grid, reduction: Reduction, batch: BatchEntry) -> _SlicedValues:
+    xp, count = grid.xp, grid.plan.num_slices
+    values = reduction.value_part(to_float64(batch.value, xp))
+    if reduction.extent is None:
+        row_max, power = None, power_above_max(values, -2, xp)
+    else:
+        row_max, power = (entry_slice(grid, x, batch.index, batch.head) for x in reduction.extent)
+    return _SlicedValues(concat_slices(values, power, VALUE_BITS[count], count, xp=xp), power, row_max)
+
+
+def _sum_over_keys(rows: QueryRows, values: _SlicedValues) -> tuple[Array, Parts, Parts]:
+    """The number that scores are relative to, and exact sums of weighted values and of weights."""
+    grid, xp = rows.grid, rows.grid.xp
+    if values.row_max is None and isinstance(grid.counts[1], int) and grid.counts[1] == 1:
+        block = scores_at(rows, may_mask(grid), 0)  # one block of scores serves both passes
+        anchor = anchor_max(xp.max(block.scores, axis=-1, keepdims=True), xp)
+        return anchor, *_block_sums(rows, values, anchor, block, j=0)
+    if values.row_max is None:
+        row_max = max_scores(rows)
+    else:
+        row_max = grid.loops.block(values.row_max, rows.i, grid.sizes[0], -2)
+    anchor = anchor_max(row_max, xp)
+    next_block, whole, seen = rows.visits
+
+    def add_keys(masked: bool, step: Any, sums: Any) -> Any:
+        j = next_block(step)
+        new = _block_sums(rows, values, anchor, scores_at(rows, masked, j), j=j)
+        return tuple(tuple(map(xp.add, *pair)) for pair in zip(sums, new, strict=True))
+
+    return anchor, *visit_blocks(grid.loops, whole, seen, add_keys, state=_zero_sums(rows, anchor))
+
+
+def _zero_sums(rows: QueryRows, like: Array) -> tuple[Parts, ...]:
+    grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
+    carry = needs_carry(grid, 1)
+    *dims, _ = shape(rows.query, xp=xp)
+    value_widths = slice_widths(shape(grid.operands.value, xp=xp)[-1], count, carry)
+    weight_widths = [1] * (count * (2 if carry else 1))
+    return tuple(
+        tuple(zeros_with(like, *dims, last, xp=xp) for last in widths) for widths in (value_widths, weight_widths)
+    )
+
+
+def _block_sums(
+    rows: QueryRows, values: _SlicedValues, anchor: Array, block: ExactScoreBlock, *, j: Any
+) -> tuple[Parts, Parts]:
+    """Exact sums over one block of keys: of weighted values, and of weights."""
+    grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
+    carry, dropout = needs_carry(grid, 1), dropout_of(grid)
+    scores = block.scores
+    scores -= anchor  # in their own memory: they are not used again
+    weights = weight_slices(exp2_weight(scores, xp), WEIGHT_BITS[count], count, xp)
+    weight_sums = tuple(xp.sum(part, axis=-1, keepdims=True) for part in weights)
+    kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
+    value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
+    value_sums = sliced_matmul(kept, value_block, matmul_per_group, xp)
+    return with_carry(value_sums, carry, xp), with_carry(weight_sums, carry, xp)
+
+
+# Averages
+
+
+def weighted_totals(value_sums: Parts, weight_sums: Parts, value_power: Array, xp: Namespace) -> tuple[Array, Array]:
+    """Sums of weighted values and of weights, from the integers that stand for them."""
+    count = len(weight_sums)
     bits, value_bits = WEIGHT_BITS[count], VALUE_BITS[count]
-    weight = mass[0]
+    weight = weight_sums[0]
     if count == 2:
-        weight = xp.add(weight, xp.multiply(mass[1], 2.0**-bits))
-    average = combine_slices(sums, bits, value_bits, xp)
-    unit = xp.multiply(xp.expand_dims(power, axis=-3), 2.0 ** -(bits + value_bits))
-    return xp.multiply(average, unit), xp.multiply(weight, 2.0**-bits)
+        weight = xp.add(weight, xp.multiply(weight_sums[1], 2.0**-bits))
+    total = combine_slices(value_sums, bits, value_bits, xp)
+    unit = xp.multiply(xp.expand_dims(value_power, axis=-3), 2.0 ** -(bits + value_bits))
+    return xp.multiply(total, unit), xp.multiply(weight, 2.0**-bits)
 
 
-def divide_by_weight(average: Array, weight: Array, factor: float, xp: Namespace) -> Array:
-    """The output: 0 where there is no weight."""
-    output = divide_rows(average, xp.where(xp.equal(weight, 0.0), 1.0, weight), xp)
+def divide_by_weight(total: Array, weight: Array, factor: float, xp: Namespace) -> Array:
+    """The output, times a factor: 0 for fully masked rows."""
+    output = divide_rows(total, xp.where(xp.equal(weight, 0.0), 1.0, weight), xp)
     return round_to_float32(output if factor == 1 else xp.multiply(uncontracted(output, xp), factor), xp)
 
 
-def logsumexp_of(top: Array, weight: Array, xp: Namespace) -> Array:
-    """The logarithm of the sum of the exponentials of scores; -inf where there are none."""
+def logsumexp_of(anchor: Array, weight: Array, xp: Namespace) -> Array:
+    """The logsumexp of the scores: -inf for fully masked rows."""
     none = xp.equal(weight, 0.0)
-    high = xp.add(top, xp.multiply(log2(xp.where(none, 1.0, weight), xp), 1 / 256))
-    return round_to_float32(xp.where(none, -math.inf, uncontracted(xp.multiply(high, 1 / SCORE_UNIT), xp)), xp)
+    exponent = xp.add(anchor, xp.multiply(log2(xp.where(none, 1.0, weight), xp), 1 / 256))
+    logsumexp = uncontracted(xp.multiply(exponent, 1 / SCORE_UNIT), xp)
+    return round_to_float32(xp.where(none, -math.inf, logsumexp), xp)

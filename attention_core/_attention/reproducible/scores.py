@@ -1,31 +1,19 @@
-"""The scores of attention in reproducible arithmetic, rounded once: a strip of queries at a time, against all keys."""
+"""The scores of attention in reproducible arithmetic, rounded once: a block of queries at a time, against all keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.products import exact_sum, matmul
-from attention_core._arrays import Array, shape, zeros_with
-from attention_core._attention.blocks.accumulators import concat_blocks
-from attention_core._attention.blocks.grid import (
-    Grid,
-    batch_entry,
-    entry_slice,
-    is_broadcast,
-    make_grid,
-    may_mask,
-    num_rounds,
-    pad,
-)
+from attention_core._arrays import Array, Namespace, shape, zeros_with
+from attention_core._attention.blocks.grid import Grid, entry_slice, is_broadcast, make_grid, may_mask, pad
 from attention_core._attention.blocks.nonfinite import finite_or_zero
-from attention_core._attention.blocks.plan import Plan, unpack_operands
-from attention_core._attention.blocks.visits import make_visits
+from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call
+from attention_core._attention.nonfinite import zero_unless_finite
 from attention_core._attention.reproducible.forward import arrange
-from attention_core._attention.reproducible.reduction import QueryRows, query_rows, row_accumulator, scores_at
+from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, row_accumulator, scores_at
 from attention_core._attention.reproducible.slices import SCORE_UNIT
 from attention_core._backend import Backend, Operation, register
 
@@ -36,7 +24,7 @@ def reproducible_scores(call: Call) -> Array:
     Raises
     ------
     ValueError
-        When the number of keys is not known.
+        When the number of keys is unknown.
     """
     xp = call.xp
     *leading, heads, rows, _ = shape(call.query, xp=xp)
@@ -49,31 +37,14 @@ def reproducible_scores(call: Call) -> Array:
 
 
 def _forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    tiles = make_grid(plan, arrays, backend)
-    xp = tiles.xp
+    grid = make_grid(plan, arrays, backend)
+    xp = grid.xp
 
-    def scores_of(strip: QueryRows) -> Array:
-        return round_to_float32(
-            uncontracted(xp.multiply(scores_at(strip, may_mask(tiles), 0).scores, 1 / SCORE_UNIT), xp), xp
-        )
+    def round_scores(rows: QueryRows, _: None) -> tuple[Array, ...]:
+        scores = scores_at(rows, may_mask(grid), 0).scores
+        return (round_to_float32(uncontracted(xp.multiply(scores, 1 / SCORE_UNIT), xp), xp),)
 
-    return (_per_query_rows(tiles, scores_of, "float32"),)
-
-
-def _per_query_rows(tiles: Grid, found: Callable[[QueryRows], Array], dtype: str) -> Array:
-    loops, visits = tiles.loops, make_visits(tiles, by_key=False)
-
-    def attend(index: Any, stack: Any) -> Any:
-        strip_of = query_rows(tiles, visits, batch_entry(tiles, index))
-        return loops.loop(
-            0,
-            tiles.counts[0],
-            lambda i, stack: loops.add_block(stack, index * tiles.counts[0] + i, found(strip_of(i))),
-            stack,
-        )
-
-    stack = row_accumulator(tiles, tiles.lengths[1], dtype)
-    return concat_blocks(tiles, loops.loop(0, num_rounds(tiles), attend, stack), 0)
+    return for_each_rows(grid, round_scores, (row_accumulator(grid, grid.lengths[1], "float32"),))
 
 
 def _backward(
@@ -83,45 +54,60 @@ def _backward(
     cotangents: tuple[Array, ...],
     backend: Backend,
 ) -> tuple[Array | None, ...]:
-    tiles = make_grid(plan, arrays, backend)
-    given, xp = unpack_operands(plan, arrays), tiles.xp
-    slopes = to_float64(xp.where(xp.equal(results[0], -math.inf), 0.0, cotangents[0]), xp)
-    of_bias = () if given.bias is None else (_d_bias(tiles, given.bias, slopes),)
+    grid = make_grid(plan, arrays, backend)
+    operands, xp = unpack_operands(plan, arrays), grid.xp
+    d_scores = to_float64(xp.where(xp.equal(results[0], -math.inf), 0.0, cotangents[0]), xp)
+    d_bias = () if operands.bias is None else (_d_bias(grid, operands.bias, d_scores),)
     if plan.softcap is not None:
-        spare = shape(tiles.operands.query, xp=xp)[-2] - tiles.lengths[0] if tiles.loops.traced else 0
-        rising = pad(slopes, -2, spare, xp)
-
-        def bent(strip: QueryRows) -> Array:
-            own = entry_slice(tiles, rising, strip.entry.index, strip.entry.head)
-            return xp.multiply(
-                scores_at(strip, False, 0).slope, tiles.loops.block(own, strip.place, tiles.sizes[0], -2)
-            )
-
-        slopes = _per_query_rows(tiles, bent, "float64")
-    scale = plan.score_scale
-    query, key = (to_float64(finite_or_zero(tiles, x), xp) for x in given[:2])
-    entries, groups, times, rows, columns = shape(slopes, xp=xp)
-    by_group = xp.reshape(slopes, (entries, groups, times * rows, columns))
-    of_query = xp.reshape(matmul(by_group, key, xp=xp), shape(query, xp=xp))
-    queries = xp.reshape(query, (entries, groups, times * rows, shape(query, xp=xp)[-1]))
-    of_key = matmul(xp.matrix_transpose(by_group), queries, xp=xp)
-    of_query, of_key = (round_to_float32(uncontracted(xp.multiply(x, scale), xp), xp) for x in (of_query, of_key))
-    if not plan.all_finite:  # what was replaced has no gradient
-        of_query, of_key = (
-            xp.where(xp.isfinite(x), gradient, 0.0) for x, gradient in zip(given[:2], (of_query, of_key), strict=True)
-        )
-    of_value = zeros_with(given.value, *shape(given.value, xp=xp), xp=xp)
-    return of_query, of_key, of_value, *of_bias, *(None for _ in range(plan.num_integers))
+        d_scores = _before_softcap(grid, d_scores)
+    d_value = zeros_with(operands.value, *shape(operands.value, xp=xp), xp=xp)
+    integers = (None for _ in range(plan.num_integers))
+    return *_d_query_and_key(grid, operands, d_scores), d_value, *d_bias, *integers
 
 
-def _d_bias(tiles: Grid, bias: Array, slopes: Array) -> Array:
+def _d_bias(grid: Grid, bias: Array, d_scores: Array) -> Array:
     shared = tuple(axis for axis in range(5) if is_broadcast(bias, axis))
-    return round_to_float32(exact_sum(slopes, shared, xp=tiles.xp) if shared else slopes, tiles.xp)
+    return round_to_float32(exact_sum(d_scores, shared, xp=grid.xp) if shared else d_scores, grid.xp)
 
 
-def _empty(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+def _before_softcap(grid: Grid, d_scores: Array) -> Array:
+    """The gradient of the scores before the softcap, which are computed again."""
+    xp = grid.xp
+    spare = shape(grid.operands.query, xp=xp)[-2] - grid.lengths[0] if grid.loops.traced else 0
+    padded = pad(d_scores, -2, spare, xp)
+
+    def multiply_derivative(rows: QueryRows, _: None) -> tuple[Array, ...]:
+        of_batch = entry_slice(grid, padded, rows.batch.index, rows.batch.head)
+        block = grid.loops.block(of_batch, rows.i, grid.sizes[0], -2)
+        return (xp.multiply(scores_at(rows, False, 0).softcap_derivative, block),)
+
+    (product,) = for_each_rows(grid, multiply_derivative, (row_accumulator(grid, grid.lengths[1], "float64"),))
+    return product
+
+
+def _d_query_and_key(grid: Grid, operands: Operands, d_scores: Array) -> tuple[Array, Array]:
+    plan, xp = grid.plan, grid.xp
+    query, key = (to_float64(finite_or_zero(grid, x), xp) for x in operands[:2])
+    grouped = _fold_group(d_scores, xp)
+    d_query = xp.reshape(matmul(grouped, key, xp=xp), shape(query, xp=xp))
+    d_key = matmul(xp.matrix_transpose(grouped), _fold_group(query, xp), xp=xp)
+    d_query, d_key = (
+        round_to_float32(uncontracted(xp.multiply(x, plan.score_scale), xp), xp) for x in (d_query, d_key)
+    )
+    if plan.all_finite:
+        return d_query, d_key
+    return zero_unless_finite(d_query, operands.query, xp), zero_unless_finite(d_key, operands.key, xp)
+
+
+def _fold_group(x: Array, xp: Namespace) -> Array:
+    """The rows of all query heads that share a key/value head as one axis: (B, G, R * M, ...)."""
+    batch, num_kv_heads, group_size, rows, width = shape(x, xp=xp)
+    return xp.reshape(x, (batch, num_kv_heads, group_size * rows, width))
+
+
+def _abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     return (zeros_with(operands.query, *shape(operands.query, xp=xp)[:-1], shape(operands.key, xp=xp)[-2], xp=xp),)
 
 
-SCORES = register("reproducible.scores", Operation(_forward, _backward, _empty, needs_float64=True))
+SCORES = register("reproducible.scores", Operation(_forward, _backward, _abstract, needs_float64=True))
