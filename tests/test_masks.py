@@ -7,7 +7,7 @@ import pytest
 
 import attention_core as ac
 from attention_core._attention.call import score_positions
-from attention_core.masks import Appended, Given, Spans
+from attention_core.masks import Appended, Given, Spans, is_top_left_causal
 from attention_core.masks._mask import allowed_pairs
 
 M, N = 5, 7
@@ -259,3 +259,10 @@ def test_masks_that_do_not_fit_are_named(make, message, put):
     q, k = put([np.zeros((2, 3, M, 4)), np.zeros((2, 3, N, 4))])
     with pytest.raises(ValueError, match=message):
         ac.scaled_dot_product_attention(q, k, k, mask=make(put))
+
+
+def test_only_a_causal_mask_without_offset_is_top_left_causal(xp):
+    rule = ac.Causal()
+    others = (ac.Causal(1), ac.Causal(xp.asarray(0)), ~rule, rule & rule, ac.SlidingWindow(right=0), None)
+    assert is_top_left_causal(rule)
+    assert not any(map(is_top_left_causal, others))
