@@ -8,25 +8,7 @@ from typing import Any
 from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
 from attention_core._arrays import Array, Namespace, dtype_name, shape, take_rows
-from attention_core.random import drop
-
-__all__ = [
-    "add",
-    "affine",
-    "blend",
-    "broadcast_batch",
-    "copies",
-    "divide",
-    "drop",
-    "gelu",
-    "lookup",
-    "normalize",
-    "normalize_rms",
-    "pooled",
-    "rotate",
-    "unit",
-]
-
+from attention_core.random import drop as drop  # one of the operations of an arithmetic
 
 # Beyond the bound, elements are multiplied by a power of two before they are squared: that is exact, and no square
 # overflows.

@@ -1,0 +1,169 @@
+"""Names and prose: the field's words, short sentences, short files. Run as a script, it checks any paths."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (
+    "attention_benchmark",
+    "attention_core/_functions",
+    "attention_core/initializers.py",
+    "attention_core/layers",
+    "attention_core/layouts",
+    "attention_core/masks",
+    "attention_core/parameters.py",
+    "attention_core/random.py",
+    "attention_core/scores.py",
+    "tests/test_prose.py",
+)
+MAX_WORDS, MAX_LINES = 30, 500
+
+# Words of former versions, and what is said instead. They are looked for in names, comments and prose alike.
+WORDS = {
+    "tame|calm": "all_finite, products_finite",
+    "moderate": "exp_without_max",
+    "gain": "scale",
+    "peaks?": "maximum, row_max",
+    "rise": "d_weights",
+    "slopes?": "d_scores",
+    "strips?": "query chunk",
+    "outlines?|slots?": "tree definition, leaf",
+    "rebuilt": "unflatten",
+    "pull|pulled|pulling|torn": "attended inf, cotangent",
+    "handed[ _](?:out|over)": "fan_out, passed to",
+    "swept|sweeps?": "visit",
+    "spelled": "encode, decode",
+    "to[ _]be(?=[,.;:)\"']|$)|linear_to_be": "spec",
+    "tiles?|tiled": "block",
+    "rubbish": "NaN and infinities, non-finite",
+    "laws?": "test, property, initializer",
+    "entr(?:y|ies) of (?:the |a |every )?(?:batch|leading)": "batch",
+    "beside": "besides, next to",
+    "attends?(?= (?!to\\b)\\w)|(?:is|are|be|was|were|been) attended(?! to\\b)|attending(?! to\\b)": "attend to",
+    "(?:may )?attends? (?:to )?nothing|attended by nothing": "fully masked row",
+}
+# What the same words mean elsewhere, and so may stand.
+ALLOWED = {
+    r"(?:np|jnp|xp|tf|torch|namespace)\.tile\b": "the function of the array API",
+    r"\.[lr]?strip\(": "the method of str",
+    r"peak memory|[Mm]emory peak|\w*\bpeak_growth|\w*peak_memory\w*|\.peak\(|def peak\(|reset_peak\w*|\"peak\"": "memory",
+    r"ALiBi slopes?|_?alibi_slopes?": "the name of ALiBi's rates",
+    r"__slots__": "Python",
+    r"\.law\b|\"law\"|def law\(": "a former name of `Initial.initializer`",
+    r"\battend\(|\battend[,_]|import \w*attend\b": "a function",
+    r"(?:has|have|had|is|are|was|want\w*|need\w*|ought|able|expect\w*|not) to be\b": "the verb",
+}
+FILLERS = {"own", "given", "place"}
+
+
+def sources(paths):
+    """The Python and Markdown files under some paths that git knows or may add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [ROOT / name for name in names if name.endswith((".py", ".md")) and (ROOT / name).exists()]
+
+
+def words_in(text):
+    """Former words in a text, by line."""
+    pattern = "|".join(f"(?P<w{index}>{word})" for index, word in enumerate(WORDS))
+    pattern = re.compile(rf"(?<![A-Za-z])(?:{pattern})(?![a-z])", re.IGNORECASE)
+    allowed = re.compile("|".join(ALLOWED))
+    for number, line in enumerate(text.splitlines(), start=1):
+        for match in pattern.finditer(allowed.sub("", line)):
+            yield number, f"{match[0]!r}: say {list(WORDS.values())[int(match.lastgroup[1:])]}"
+
+
+def fillers_in(text):
+    """Variables with names that say nothing."""
+    for node in ast.walk(ast.parse(text)):
+        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+        if name in FILLERS and not isinstance(getattr(node, "ctx", None), ast.Load):
+            yield node.lineno, f"variable {name!r}: name what it is"
+
+
+def prose_of(path, text):
+    """The prose of a file: docstrings, or a page without its code, with the numbers of their first lines."""
+    if path.suffix == ".md":
+        yield 1, re.sub(r"^(```|~~~).*?^\1.*?$|<!--.*?-->", blank, text, flags=re.DOTALL | re.MULTILINE)
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+            yield node.body[0].lineno, node.body[0].value.value
+
+
+def blank(match):
+    return "\n" * match[0].count("\n")
+
+
+def sentences_in(prose):
+    """Sentences with their lines: code, formulas, tables and headings left out, items of lists apart."""
+    start, indent, lines, skipped = 1, 0, [], None
+    for number, line in enumerate([*prose.splitlines(), ""], start=1):
+        stripped, margin = line.strip(), len(line) - len(line.lstrip())
+        if skipped is not None and stripped and margin > skipped:
+            continue
+        skipped = None
+        if not stripped or stripped[0] in "|#" or set(stripped) <= set("-=") or stripped.startswith((">>>", "..")):
+            item, stripped, skipped = True, "", margin if stripped.startswith("..") else None
+        else:
+            item = bool(re.match(r"(?:[*\-+]|\d+\.) ", stripped)) or (bool(lines) and abs(margin - indent) > 4)
+        if lines and (item or (margin != indent and number > start + 1)):
+            yield from ((start, sentence) for sentence in re.split(r"(?<=[.!?])[)\"*_]*\s+", " ".join(lines)))
+            lines = []
+        if stripped:
+            start, indent, lines = (start, indent, lines) if lines else (number, margin, [])
+            lines.append(stripped)
+
+
+def length(sentence):
+    """The number of words; a piece of code, a formula or a link counts as one."""
+    plain = re.sub(r":\w+:`[^`]*`|``[^`]*``|`[^`]*`|\$[^$]*\$", "code", sentence)
+    plain = re.sub(r"\]\([^)]*\)", "]", plain)
+    return len([word for word in plain.split() if re.search(r"\w", word)])
+
+
+def findings(path):
+    """Everything that a file says or does amiss: lines and messages."""
+    text = path.read_text(encoding="utf-8")
+    if path.name != Path(__file__).name:
+        yield from words_in(text)
+    if path.suffix == ".py":
+        yield from fillers_in(text)
+    if text.count("\n") > MAX_LINES:
+        yield MAX_LINES, f"{text.count(chr(10))} lines: expected at most {MAX_LINES}"
+    for first, prose in prose_of(path, text):
+        for line, sentence in sentences_in(prose):
+            if length(sentence) > MAX_WORDS:
+                yield first + line - 1, f"{length(sentence)} words: {sentence[:60]}…"
+
+
+def report(paths):
+    return [f"{path.relative_to(ROOT)}:{line}: {what}" for path in sources(paths) for line, what in findings(path)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_and_sentences_are_those_of_the_field(folder):
+    assert not report([folder])
+
+
+def test_what_is_amiss_is_found():
+    """The checks themselves, on texts with one fault each."""
+    assert not list(words_in("x.strip() np.tile is peak memory; besides, keys attend to keys"))
+    for text in ("the tile", "is_tame", "a Strip", "beside the mask", "queries attend keys", "is attended by"):
+        assert list(words_in(text)), text
+    assert list(fillers_in("def f(own): pass"))
+    assert not list(fillers_in("x = own"))
+    long, short = "word " * 31 + "end.", "word " * 20 + "end."
+    for text in (long, f"Short.\n\n* {short}\n* {long}", f"Short.\n    {long}"):
+        assert max(length(sentence) for _, sentence in sentences_in(text)) == 32
+    for text in (f"* {short}\n* {short}", f">>> {long}", f".. math:: x\n\n    {long}", f"| {long} |"):
+        assert max([length(sentence) for _, sentence in sentences_in(text)], default=0) < 30
+
+
+if __name__ == "__main__":
+    print("\n".join(report(sys.argv[1:] or ["."])))
