@@ -243,7 +243,7 @@ def test_parameters_that_do_not_fit_are_told(rng, name):
         ("keras-grouped", {"gate/kernel": np.zeros((12, 3, 4))}, "use_gate"),
         ("flax", {"query_ln.scale": np.zeros(4), "key_ln.scale": np.zeros(4)}, "normalize_qk"),
         ("bert", {"pooler.dense.weight": np.zeros((12, 12))}, "pooling .* left out on purpose"),
-        ("bert", {"cls.predictions.bias": np.zeros(12)}, "what a task puts on the encoder .* left out on purpose"),
+        ("bert", {"cls.predictions.bias": np.zeros(12)}, "the head of a task .* left out on purpose"),
         ("torch-encoder-layer", {"self_attn.bias_k": np.zeros((1, 1, 12)), "self_attn.bias_v": np.zeros((1, 1, 12))}, "no bias_k and bias_v"),
         ("torch", {"bias_k": np.zeros((1, 1, 12))}, "expected both bias_k and bias_v"),
     ],

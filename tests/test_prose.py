@@ -38,7 +38,7 @@ WORDS = {
     "handed[ _](?:out|over)": "fan_out, passed to",
     "swept|sweeps?": "visit",
     "spelled": "encode, decode",
-    "to[ _]be(?=[,.;:)\"']|$)|linear_to_be": "spec",
+    "linear_to_be|(?:parameter|map)s? to be": "spec",
     "tiles?|tiled": "block",
     "rubbish": "NaN and infinities, non-finite",
     "laws?": "test, property, initializer",
@@ -56,7 +56,7 @@ ALLOWED = {
     r"__slots__": "Python",
     r"\.law\b|\"law\"|def law\(": "a former name of `Initial.initializer`",
     r"\battend\(|\battend[,_]|import \w*attend\b": "a function",
-    r"(?:has|have|had|is|are|was|want\w*|need\w*|ought|able|expect\w*|not) to be\b": "the verb",
+    r"\"tile\"|or tile, where heads": "a name of an order of heads, as that of the function",
 }
 FILLERS = {"own", "given", "place"}
 
@@ -79,10 +79,12 @@ def words_in(text):
 
 
 def fillers_in(text):
-    """Variables with names that say nothing."""
-    for node in ast.walk(ast.parse(text)):
+    """Variables with names that say nothing; fields of a public class keep theirs."""
+    tree = ast.parse(text)
+    fields = {node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and not node.value}
+    for node in ast.walk(tree):
         name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-        if name in FILLERS and not isinstance(getattr(node, "ctx", None), ast.Load):
+        if name in FILLERS and node not in fields and not isinstance(getattr(node, "ctx", None), ast.Load):
             yield node.lineno, f"variable {name!r}: name what it is"
 
 
@@ -101,23 +103,21 @@ def blank(match):
 
 
 def sentences_in(prose):
-    """Sentences with their lines: code, formulas, tables and headings left out, items of lists apart."""
-    start, indent, lines, skipped = 1, 0, [], None
+    """Sentences with their lines: examples, formulas, tables and headings left out, items of lists apart."""
+    prose = re.sub(r"^ *>>>.*?(?=\n\s*\n|\Z)", blank, prose, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^( *)\.\. \w.*?(?=\n\1\S|\Z)", blank, prose, flags=re.DOTALL | re.MULTILINE)
+    start, margin, marked, lines = 1, 0, False, []
     for number, line in enumerate([*prose.splitlines(), ""], start=1):
-        stripped, margin = line.strip(), len(line) - len(line.lstrip())
-        if skipped is not None and stripped and margin > skipped:
-            continue
-        skipped = None
-        if not stripped or stripped[0] in "|#" or set(stripped) <= set("-=") or stripped.startswith((">>>", "..")):
-            item, stripped, skipped = True, "", margin if stripped.startswith("..") else None
-        else:
-            item = bool(re.match(r"(?:[*\-+]|\d+\.) ", stripped)) or (bool(lines) and abs(margin - indent) > 4)
-        if lines and (item or (margin != indent and number > start + 1)):
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        is_item = bool(re.match(r"(?:[*+-]|\d+\.) ", text))
+        is_prose = bool(text) and text[0] not in "|#" and not set(text) <= set("-=")
+        goes_on = is_prose and not is_item and (start == 1 or (indent > margin if marked else indent == margin))
+        if lines and not goes_on:
             yield from ((start, sentence) for sentence in re.split(r"(?<=[.!?])[)\"*_]*\s+", " ".join(lines)))
             lines = []
-        if stripped:
-            start, indent, lines = (start, indent, lines) if lines else (number, margin, [])
-            lines.append(stripped)
+        if is_prose:
+            start, margin, marked = (start, margin, marked) if lines else (number, indent, is_item)
+            lines.append(text)
 
 
 def length(sentence):

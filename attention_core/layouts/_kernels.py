@@ -1,4 +1,4 @@
-"""The attentions of Keras and flax, whose kernels have an axis for heads."""
+"""Layouts of Keras and flax, whose kernels have an axis for heads."""
 
 from __future__ import annotations
 
@@ -23,35 +23,29 @@ from attention_core.layouts._layout import (
 from attention_core.parameters import Linear, MultiHeadAttention
 
 KERAS = "keras.layers.MultiHeadAttention"
-
-
 KERAS_GROUPED = "keras.layers.GroupQueryAttention"
-
-
 FLAX = "flax.nnx.MultiHeadAttention"
-
-
-GATE = {"gate": "use_gate, a gate on what was found, has no place in attention here"}
+GATE = {"gate": "use_gate, a gate on the output, has no counterpart here"}
 
 
 NORMALIZED = dict.fromkeys(
-    ("query_ln", "key_ln"), "normalize_qk, which normalizes heads, has no place in the layer here"
+    ("query_ln", "key_ln"), "normalize_qk, which normalizes heads, has no counterpart in the layer here"
 )
 
 
 def from_keras(
     arrays: Mapping[str, Array], /, *, num_heads: int | None = None, dropout: float = 0.0, xp: Namespace | None = None
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Weights of `keras.layers.MultiHeadAttention`, which is called with query, **value**, key.
+    """Read the weights of `keras.layers.MultiHeadAttention`, which is called with query, **value**, key.
 
     Parameters
     ----------
     arrays : mapping of str to Array
         ``query/kernel`` and ``key/kernel`` (in, H, D), ``value/kernel`` (in, H, E), ``attention_output/kernel``
-        (H, E, out), and perhaps ``query/bias`` (H, D) and so on, ``attention_output/bias`` (out,): the paths of the
-        variables, less the name of the layer.
+        (H, E, out). Optionally ``query/bias`` (H, D) and so on, ``attention_output/bias`` (out,). These are the paths
+        of the variables without the name of the layer.
     num_heads : int, optional
-        H, if it is to be checked.
+        H, to check the arrays against.
     dropout : float
     xp : array namespace, optional
 
@@ -65,7 +59,7 @@ def from_keras(
     LayoutError
         When an array is missing, of another shape, or unknown, such as that of ``use_gate``.
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
 
     Examples
     --------
@@ -75,8 +69,8 @@ def from_keras(
     >>> definition.num_heads, parameters.output.weight.shape
     (2, (8, 8))
     """
-    given = Arrays(KERAS, arrays, xp)
-    definition, tree = _from_kernels(given, "/", "attention_output", num_heads, None, dropout, GATE)
+    reader = Arrays(KERAS, arrays, xp)
+    definition, tree = _from_kernels(reader, "/", "attention_output", num_heads, None, dropout, GATE)
     if definition.groups != definition.num_heads:
         raise LayoutError(f"expected as many key heads as query heads of {KERAS}; got {definition.groups}")
     return definition, tree
@@ -91,17 +85,17 @@ def from_keras_grouped(
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Weights of `keras.layers.GroupQueryAttention`, which is called with query, **value**, key.
+    """Read the weights of `keras.layers.GroupQueryAttention`, which is called with query, **value**, key.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        As in `from_keras`, where key and value have G heads.
+        As in `from_keras`, with G heads of keys and values.
     num_heads : int, optional
-        H, if it is to be checked.
+        H, to check the arrays against.
     head_order : {"repeat", "tile"}
-        Which query heads share a key/value head: neighbours (h attends with h // (H / G), as here and in Keras), or
-        those G apart (h attends with h % G). To be said wherever it makes a difference.
+        Which key/value head query head h uses: h // (H / G) with ``"repeat"``, as here and in Keras; h % G with
+        ``"tile"``. Required if it makes a difference.
     dropout : float
     xp : array namespace, optional
 
@@ -113,12 +107,12 @@ def from_keras_grouped(
     Raises
     ------
     LayoutError
-        When an array is missing, of another shape, or unknown, or the order is not said.
+        When an array is missing, of another shape, or unknown, or the order is missing.
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
     """
-    given = Arrays(KERAS_GROUPED, arrays, xp)
-    return _from_kernels(given, "/", "attention_output", num_heads, head_order, dropout, GATE)
+    reader = Arrays(KERAS_GROUPED, arrays, xp)
+    return _from_kernels(reader, "/", "attention_output", num_heads, head_order, dropout, GATE)
 
 
 def from_flax(
@@ -130,13 +124,13 @@ def from_flax(
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Weights of `flax.nnx.MultiHeadAttention`.
+    """Read the weights of `flax.nnx.MultiHeadAttention`.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        ``query.kernel`` (in, H, D), ``key.kernel`` and ``value.kernel`` (in, G, D), ``out.kernel`` (H, D, out), and
-        perhaps ``query.bias`` (H, D) and so on, ``out.bias`` (out,).
+        ``query.kernel`` (in, H, D), ``key.kernel`` and ``value.kernel`` (in, G, D), ``out.kernel`` (H, D, out).
+        Optionally ``query.bias`` (H, D) and so on, ``out.bias`` (out,).
     num_heads, head_order, dropout, xp
         As in `from_keras_grouped`; flax repeats.
 
@@ -148,25 +142,25 @@ def from_flax(
     Raises
     ------
     LayoutError
-        When an array is missing, of another shape, or unknown, such as those of ``normalize_qk``; or the order is not
-        said.
+        When an array is missing, of another shape, or unknown, such as those of ``normalize_qk``, or the order is
+        missing.
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
     """
-    given = Arrays(FLAX, arrays, xp)
-    return _from_kernels(given, ".", "out", num_heads, head_order, dropout, NORMALIZED)
+    reader = Arrays(FLAX, arrays, xp)
+    return _from_kernels(reader, ".", "out", num_heads, head_order, dropout, NORMALIZED)
 
 
 def to_keras(
     definition: layers.MultiHeadAttention, parameters: MultiHeadAttention, /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
-    """Weights for `keras.layers.MultiHeadAttention`: the inverse of `from_keras`.
+    """Write the weights for `keras.layers.MultiHeadAttention`: the inverse of `from_keras`.
 
     Raises
     ------
     LayoutError
-        When the layer has a setting that the module has not: a scale, a softcap, causality (there an argument of the
-        call), grouped heads, no output, keys beside those projected, or a bias on some projections only.
+        When the layer has a scale, a softcap, grouped heads, no output, extra keys, or a bias on some projections only.
+        So with ``is_causal``, which is an argument of the module's call.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
@@ -182,13 +176,13 @@ def to_keras_grouped(
     head_order: str | None = None,
     xp: Namespace | None = None,
 ) -> dict[str, Array]:
-    """Weights for `keras.layers.GroupQueryAttention`: the inverse of `from_keras_grouped`.
+    """Write the weights for `keras.layers.GroupQueryAttention`: the inverse of `from_keras_grouped`.
 
     Raises
     ------
     LayoutError
-        As in `to_keras`, less grouped heads; values and outputs of another width are refused, too, and an order that
-        is not said.
+        As in `to_keras`, except for grouped heads. Also when values or outputs have another width, or the order is
+        missing.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
@@ -204,13 +198,13 @@ def to_flax(
     head_order: str | None = None,
     xp: Namespace | None = None,
 ) -> dict[str, Array]:
-    """Weights for `flax.nnx.MultiHeadAttention`: the inverse of `from_flax`.
+    """Write the weights for `flax.nnx.MultiHeadAttention`: the inverse of `from_flax`.
 
     Raises
     ------
     LayoutError
-        As in `to_keras`, less grouped heads; values of another width than keys, or of other channels, are refused, too,
-        and an order that is not said.
+        As in `to_keras`, except for grouped heads. Also when values have another width or other channels than keys, or
+        the order is missing.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
@@ -276,7 +270,7 @@ def flax_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
 
 
 def _from_kernels(
-    given: Arrays,
+    reader: Arrays,
     dot: str,
     last: str,
     num_heads: int | None,
@@ -284,27 +278,27 @@ def _from_kernels(
     dropout: float,
     hints: Mapping[str, str],
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    xp = given.xp
+    xp = reader.xp
 
     def projection(name: str, heads: int | None = None, width: int | None = None) -> tuple[Linear, int, int]:
-        kernel = given.take(f"{name}{dot}kernel", None, heads, width)
+        kernel = reader.take(f"{name}{dot}kernel", None, heads, width)
         channels, heads, width = kernel.shape
-        bias = given.find(f"{name}{dot}bias", heads, width)
+        bias = reader.find(f"{name}{dot}bias", heads, width)
         weight = xp.reshape(kernel, (channels, heads * width))
         return Linear(weight, None if bias is None else xp.reshape(bias, (heads * width,))), heads, width
 
     query, heads, head_dim = projection("query", num_heads)
-    key, groups, _ = projection("key", None, head_dim)
-    value, _, width = projection("value", groups)
-    kernel = given.take(f"{last}{dot}kernel", heads, width, None)
+    key, num_kv_heads, _ = projection("key", None, head_dim)
+    value, _, width = projection("value", num_kv_heads)
+    kernel = reader.take(f"{last}{dot}kernel", heads, width, None)
     channels = kernel.shape[2]
-    output = Linear(xp.reshape(kernel, (heads * width, channels)), given.find(f"{last}{dot}bias", channels))
-    given.close(hints)
+    output = Linear(xp.reshape(kernel, (heads * width, channels)), reader.find(f"{last}{dot}bias", channels))
+    reader.close(hints)
     definition, tree = attention_of(
-        given.layout, MultiHeadAttention(query, key, value, output), heads, groups, dropout=dropout
+        reader.layout, MultiHeadAttention(query, key, value, output), heads, num_kv_heads, dropout=dropout
     )
-    check_order(given.layout, order, heads, groups)
-    return definition, in_order(tree, heads // groups, groups, xp) if order == "tile" else tree
+    check_order(reader.layout, order, heads, num_kv_heads)
+    return definition, in_order(tree, heads // num_kv_heads, num_kv_heads, xp) if order == "tile" else tree
 
 
 def _to_kernels(
@@ -317,16 +311,16 @@ def _to_kernels(
     xp: Namespace | None,
 ) -> dict[str, Array]:
     check_fit(definition, tree)
-    heads, groups = definition.num_heads, definition.groups
-    check_order(layout, order, heads, groups)
+    heads, num_kv_heads = definition.num_heads, definition.groups
+    check_order(layout, order, heads, num_kv_heads)
     xp = namespace_of(tree, xp)
-    tree = in_order(tree, groups, heads // groups, xp) if order == "tile" else tree
+    tree = in_order(tree, num_kv_heads, heads // num_kv_heads, xp) if order == "tile" else tree
     sizes = sizes_of(definition)
     arrays: dict[str, Array | None] = {}
     for name, count, width in (
         ("query", heads, sizes.head_dim),
-        ("key", groups, sizes.head_dim),
-        ("value", groups, sizes.value_head_dim),
+        ("key", num_kv_heads, sizes.head_dim),
+        ("value", num_kv_heads, sizes.value_head_dim),
     ):
         weight, bias = getattr(tree, name)
         arrays[f"{name}{dot}kernel"] = xp.reshape(weight, (-1, count, width))
