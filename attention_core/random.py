@@ -1,9 +1,9 @@
 r"""Random numbers that depend on a seed and a position, and on nothing else.
 
-A word of 32 bits is drawn by hashing the words of the seed and of the position, one after the other, with the finalizer
-of MurmurHash3: shifts, exclusive-ors and multiplications by constants. Words are held as int32 and multiplied in the
-index type of the library. In int64 no product overflows. In int32, as in XLA, products wrap around. So all libraries
-give the same bits: eager or compiled, whole or in blocks.
+A 32-bit word is drawn by hashing the words of seed and position, one after the other, with the finalizer of
+MurmurHash3: shifts, exclusive-ors and multiplications by constants. Words are held as int32 and multiplied in the index
+type of the library. In int64 no product overflows. In int32, as in XLA, products wrap around. So all libraries give the
+same bits: eager or compiled, whole or in blocks.
 
 References
 ----------

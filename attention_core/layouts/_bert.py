@@ -24,7 +24,7 @@ BERT_LAYER = "transformers.BertLayer"
 BERT_EMBEDDINGS = "transformers.BertEmbeddings"
 BERT = "transformers.BertModel"
 BERT_HINTS = {
-    "pooler.": "pooling has no counterpart in an encoder here, and must be left out on purpose",
+    "pooler.": "pooling has no place in an encoder here, and must be left out on purpose",
     "cls.": "the head of a task has no counterpart in an encoder here, and must be left out on purpose",
 }
 
@@ -168,9 +168,9 @@ def from_bert(
     Parameters
     ----------
     arrays : mapping of str to Array
-        ``embeddings.`` and the names of `from_bert_embeddings`; ``encoder.layer.0.`` and the names of `from_bert_layer`,
-        and so on. An optional prefix ``bert.`` is removed. A pooler (``pooler.``) and the head of a task (``cls.``) are
-        refused: remove them first.
+        ``embeddings.`` and the names of `from_bert_embeddings`; ``encoder.layer.0.`` and the names of
+        `from_bert_layer`, and so on. An optional prefix ``bert.`` is removed. A pooler (``pooler.``) and the head of a
+        task (``cls.``) are refused: remove them first.
     num_heads, epsilon, dropout, xp
         As in `from_bert_layer`.
 

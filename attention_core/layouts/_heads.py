@@ -19,8 +19,8 @@ def check_order(layout: str, order: Any, num_heads: int, num_kv_heads: int) -> N
         raise LayoutError(f"expected head_order out of {', '.join(ORDERS)}; got {order!r}")
     if order is None and 1 < num_kv_heads < num_heads:
         raise LayoutError(
-            f"expected head_order for {layout}, as {num_heads} heads share {num_kv_heads}: repeat, where neighbours share"
-            f" a key, or tile, where heads {num_kv_heads} apart do; got none"
+            f"expected head_order for {layout}, as {num_heads} heads share {num_kv_heads}: repeat, where neighbours"
+            f" share a key, or tile, where heads {num_kv_heads} apart do; got none"
         )
 
 

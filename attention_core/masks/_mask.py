@@ -87,7 +87,7 @@ class Mask(ABC):
         return -math.inf, math.inf
 
     def is_relative(self) -> bool:
-        """Whether the rule is known to depend on ``key - query`` alone; subclasses of a rule have to say so again."""
+        """Whether the rule is known to depend on ``key - query`` alone; subclasses of a rule must override this."""
         return False
 
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
