@@ -96,17 +96,17 @@ def test_segments_attend_their_own(put, get, xp):
 
 @pytest.mark.parametrize("shape", [(), (1,), (N,), (M, 1), (M, N), (2, 1, 1, N), (2, 1, M, N)])
 def test_boolean_arrays_combine_with_rules(shape, rng, put, get, xp):
-    given = np.asarray(rng.random(shape) < 0.5)
-    expected = np.broadcast_to(given & (J <= I), (2, 1, M, N))
-    np.testing.assert_array_equal(dense(ac.Causal() & put(given), put, get, xp), expected)
-    either = dense(ac.Causal() | put(given), put, get, xp)
-    np.testing.assert_array_equal(either, np.broadcast_to(given | (J <= I), (2, 1, M, N)))
+    array = np.asarray(rng.random(shape) < 0.5)
+    expected = np.broadcast_to(array & (J <= I), (2, 1, M, N))
+    np.testing.assert_array_equal(dense(ac.Causal() & put(array), put, get, xp), expected)
+    either = dense(ac.Causal() | put(array), put, get, xp)
+    np.testing.assert_array_equal(either, np.broadcast_to(array | (J <= I), (2, 1, M, N)))
 
 
 def test_numpy_leaves_the_operator_to_the_rule():
-    given = np.ones((M, N), dtype=bool)
-    assert isinstance((given & ac.Causal()).second, Given)
-    assert isinstance((given | ac.Causal()).second, Given)
+    array = np.ones((M, N), dtype=bool)
+    assert isinstance((array & ac.Causal()).second, Given)
+    assert isinstance((array | ac.Causal()).second, Given)
 
 
 def spans(length, size, put, axis):
@@ -116,7 +116,7 @@ def spans(length, size, put, axis):
 
 
 def classified(rule, rows, columns, put, get, xp):
-    """Whether something and whether everything is allowed in blocks of the given size, as the rule knows."""
+    """Whether something and whether everything is allowed in blocks of the array size, as the rule knows."""
     found = rule.blocks(spans(M, rows, put, 1), spans(N, columns, put, 0), xp=xp)
     shape = (-(-M // rows), -(-N // columns))
     return [np.full(shape, each) if isinstance(each, bool) else get(each) for each in found]

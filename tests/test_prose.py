@@ -11,7 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
     "attention_benchmark",
-    "attention_core/_functions",
+    "attention_core/_functions/feed_forward.py",
+    "attention_core/_functions/heads.py",
+    "attention_core/_functions/normalization.py",
+    "attention_core/_functions/pieces.py",
+    "attention_core/_functions/rotary.py",
+    "attention_core/_functions/sagan.py",
     "attention_core/initializers.py",
     "attention_core/layers",
     "attention_core/layouts",
@@ -19,7 +24,15 @@ FOLDERS = (
     "attention_core/parameters.py",
     "attention_core/random.py",
     "attention_core/scores.py",
+    "tests/test_benchmark.py",
+    "tests/test_initializers.py",
+    "tests/test_layer_definitions.py",
+    "tests/test_layouts.py",
+    "tests/test_masks.py",
     "tests/test_prose.py",
+    "tests/test_random.py",
+    "tests/test_scores.py",
+    "tests/test_systems.py",
 )
 MAX_WORDS, MAX_LINES = 30, 500
 
@@ -51,12 +64,12 @@ WORDS = {
 ALLOWED = {
     r"(?:np|jnp|xp|tf|torch|namespace)\.tile\b": "the function of the array API",
     r"\.[lr]?strip\(": "the method of str",
-    r"peak memory|[Mm]emory peak|\w*\bpeak_growth|\w*peak_memory\w*|\.peak\(|def peak\(|reset_peak\w*|\"peak\"": "memory",
-    r"ALiBi slopes?|_?alibi_slopes?": "the name of ALiBi's rates",
+    r"[Pp]eak memory|\w*\bpeak_growth|\w*peak_memory\w*|\.peak\(|def peak\(|reset_peak\w*|\"peak\"": "memory",
+    r"ALiBi slopes?|alibi\w*_slopes?": "the name of ALiBi's rates",
     r"__slots__": "Python",
     r"\.law\b|\"law\"|def law\(": "a former name of `Initial.initializer`",
     r"\battend\(|\battend[,_]|import \w*attend\b": "a function",
-    r"\"tile\"|or tile, where heads": "a name of an order of heads, as that of the function",
+    r"\"tile\"|repeat, tile;|or tile, where heads": "a name of an order of heads, as that of the function",
 }
 FILLERS = {"own", "given", "place"}
 
