@@ -2,13 +2,12 @@
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 FOLDERS = (
     "attention_benchmark",
     "attention_core/_functions/feed_forward.py",
@@ -24,16 +23,8 @@ FOLDERS = (
     "attention_core/parameters.py",
     "attention_core/random.py",
     "attention_core/scores.py",
-    "tests/test_benchmark.py",
-    "tests/test_initializers.py",
-    "tests/test_layer_definitions.py",
-    "tests/test_layouts.py",
-    "tests/test_masks.py",
-    "tests/test_prose.py",
-    "tests/test_random.py",
-    "tests/test_scores.py",
-    "tests/test_systems.py",
 )
+TESTS = ["benchmark", "initializers", "layer_definitions", "layouts", "masks", "prose", "random", "scores", "systems"]
 MAX_WORDS, MAX_LINES = 30, 500
 
 # Words of former versions, and what is said instead. They are looked for in names, comments and prose alike.
@@ -57,7 +48,7 @@ WORDS = {
     "laws?": "test, property, initializer",
     "entr(?:y|ies) of (?:the |a |every )?(?:batch|leading)": "batch",
     "beside": "besides, next to",
-    "attends?(?= (?!to\\b)\\w)|(?:is|are|be|was|were|been) attended(?! to\\b)|attending(?! to\\b)": "attend to",
+    "attends?(?= (?!to\\b)\\w)|(?:is|are|be|was|were|been) attended(?! to\\b|$)|attending(?! to\\b)": "attend to",
     "(?:may )?attends? (?:to )?nothing|attended by nothing": "fully masked row",
 }
 # What the same words mean elsewhere, and so may stand.
@@ -74,11 +65,10 @@ ALLOWED = {
 FILLERS = {"own", "given", "place"}
 
 
-def sources(paths):
-    """The Python and Markdown files under some paths that git knows or may add."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    return [ROOT / name for name in names if name.endswith((".py", ".md")) and (ROOT / name).exists()]
+def sources(path):
+    """The Python and Markdown files at a path: a file, a folder or a pattern."""
+    files = sorted(file for match in ROOT.glob(path) for file in [match, *match.rglob("*")])
+    return [file for file in files if file.suffix in (".py", ".md") and not {".nox", ".venv"} & set(file.parts)]
 
 
 def words_in(text):
@@ -155,13 +145,15 @@ def findings(path):
                 yield first + line - 1, f"{length(sentence)} words: {sentence[:60]}…"
 
 
-def report(paths):
-    return [f"{path.relative_to(ROOT)}:{line}: {what}" for path in sources(paths) for line, what in findings(path)]
+def report(path):
+    files = sources(path)
+    assert files, f"expected files at {path}; got none"
+    return [f"{file.relative_to(ROOT)}:{line}: {what}" for file in files for line, what in findings(file)]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_names_and_sentences_are_those_of_the_field(folder):
-    assert not report([folder])
+@pytest.mark.parametrize("path", [*FOLDERS, *(f"tests/**/test_{name}.py" for name in TESTS)])
+def test_names_and_sentences_are_those_of_the_field(path):
+    assert not report(path)
 
 
 def test_what_is_amiss_is_found():
@@ -179,4 +171,4 @@ def test_what_is_amiss_is_found():
 
 
 if __name__ == "__main__":
-    print("\n".join(report(sys.argv[1:] or ["."])))
+    print("\n".join(line for path in sys.argv[1:] for line in report(path)))
