@@ -75,7 +75,9 @@ def bench(
         order = Order(
             "", (), (), seconds=seconds, rounds=(rounds, rounds) if rounds else None, limit=limit, threads=threads
         )
-        problems = _problems(dtype, device, shape, lengths, mask, direction, operation)
+        problems = _problems(
+            dtype, device, shapes=shape, lengths=lengths, masks=mask, directions=direction, operations=operation
+        )
         orders = _orders(order, problems, _frameworks(backend), _candidates(candidate))
         measurements, about = [], report.environment({}, threads)
         for results, versions in _measured(orders, memory, failures):
@@ -97,7 +99,15 @@ def bench(
 
 
 def _problems(
-    dtype: str, device: str, shapes: Many, lengths: str | None, masks: Many, directions: Many, operations: Many
+    dtype: str,
+    device: str,
+    /,
+    *,
+    shapes: Many,
+    lengths: str | None,
+    masks: Many,
+    directions: Many,
+    operations: Many,
 ) -> list[Problem]:
     """Choose from the default problems, or combine shapes, masks and directions."""
     if shapes is None and lengths is None:
@@ -108,7 +118,7 @@ def _problems(
             batch, heads, _, width = dims[-1] if dims else SHAPES[-1]
             dims = [(batch, heads, length, width) for length in sorted(_integers("lengths", lengths))]
         problems = [
-            Problem(each, kind, direction, dtype, device, operation)
+            Problem(each, kind, direction, dtype=dtype, device=device, operation=operation)
             for operation in operations or ["attention"]
             for kind in masks or ["full", "causal"]
             for each in dims

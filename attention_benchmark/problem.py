@@ -183,7 +183,7 @@ def default_problems(dtype: str = "float32", device: str = "cpu") -> list[Proble
         (shape, mask, "multi_head") for shape in LAYERS for mask in ("full", "causal")
     ]
     return [
-        Problem(shape, mask, direction, dtype, device, operation)
+        Problem(shape, mask, direction, dtype=dtype, device=device, operation=operation)
         for shape, mask, operation in chosen
         for direction in DIRECTIONS
     ]

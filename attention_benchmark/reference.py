@@ -49,13 +49,13 @@ def worst_error(results: Sequence[NumpyArray], wanted: Expected) -> float:
 
 
 def _attention(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
-    query, key, value = (each.astype(np.float64) for each in problem.arrays)
-    return _attend(problem, rows, query, key, value, cotangent)
+    return _attend(problem, rows, [each.astype(np.float64) for each in problem.arrays], cotangent)
 
 
 def _attend(
-    problem: Problem, rows: NumpyArray, query: NumpyArray, key: NumpyArray, value: NumpyArray, cotangent: NumpyArray
+    problem: Problem, rows: NumpyArray, inputs: Sequence[NumpyArray], cotangent: NumpyArray
 ) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
+    query, key, value = inputs
     scale = query.shape[-1] ** -0.5
     chosen = query[..., rows, :] * scale
     scores = chosen @ key.swapaxes(-1, -2)
@@ -75,8 +75,8 @@ def _attend(
 def _multi_head(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
     x, *projections = (each.astype(np.float64) for each in problem.arrays)
     weights, biases = projections[::2], projections[1::2]
-    query, key, value = (_split(x @ weights[i] + biases[i], problem) for i in range(3))
-    merged, gradients = _attend(problem, rows, query, key, value, _split(cotangent @ weights[3].T, problem))
+    inputs = [_split(x @ weights[i] + biases[i], problem) for i in range(3)]
+    merged, gradients = _attend(problem, rows, inputs, _split(cotangent @ weights[3].T, problem))
     d_x = np.add.reduce([_merge(gradients[i]) @ weights[i].T for i in range(3)])
     return _merge(merged) @ weights[3] + biases[3], (d_x,)
 

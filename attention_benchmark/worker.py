@@ -76,13 +76,14 @@ def measure(order: Order) -> Iterator[dict[str, Any]]:
             yield {"started": [candidate.key, order.problems.index(problem)]}
             try:
                 _check_cost(problem, candidate, past, order.limit)
-                entries.append(_started(engine, problem, candidate, wanted, past))
+                entries.append(_started(engine, problem, candidate, wanted=wanted, past=past))
             except RefusalError as refusal:
                 yield {"measurement": as_row(Measurement(problem, candidate, refusal.outcome, str(refusal)))}
         products = _rounds(engine, problem, entries, order)
         for entry in entries:
-            samples = entry.error, entry.first, tuple(entry.seconds), tuple(products)
-            yield {"measurement": as_row(Measurement(problem, entry.candidate, "measured", "", *samples))}
+            samples: dict[str, Any] = {"seconds": tuple(entry.seconds), "products": tuple(products)}
+            samples |= {"error": entry.error, "first": entry.first}
+            yield {"measurement": as_row(Measurement(problem, entry.candidate, "measured", **samples))}
 
 
 def measure_memory(order: Order) -> Iterator[dict[str, Any]]:

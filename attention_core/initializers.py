@@ -105,7 +105,7 @@ def normal(
     >>> round(float(xp.mean(x)), 1) + 0.0, round(float(xp.std(x)), 1)
     (0.0, 1.0)
     """
-    return _quantiles(seed, dims, math.inf, stddev, dtype, xp, device)
+    return _quantiles(seed, dims, cut=math.inf, stddev=stddev, dtype=dtype, xp=xp, device=device)
 
 
 def truncated_normal(
@@ -142,7 +142,7 @@ def truncated_normal(
     >>> bool(xp.all(xp.abs(truncated_normal(3, (100, 100), stddev=0.02, xp=xp)) <= 0.04))
     True
     """
-    return _quantiles(seed, dims, 2.0, stddev, dtype, xp, device)
+    return _quantiles(seed, dims, cut=2.0, stddev=stddev, dtype=dtype, xp=xp, device=device)
 
 
 def glorot_uniform(
@@ -203,7 +203,7 @@ def lecun_normal(
 
 
 def _quantiles(
-    seed: Any, dims: tuple[int, ...], cut: float, stddev: float, dtype: str, xp: Namespace, device: Any
+    seed: Any, dims: tuple[int, ...], /, *, cut: float, stddev: float, dtype: str, xp: Namespace, device: Any
 ) -> Array:
     _check(dims, dtype)
     check_number("stddev", stddev, positive=True)

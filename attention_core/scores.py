@@ -157,7 +157,7 @@ class _Alibi:
     def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *offset: Array) -> Array:
         xp = array_namespace(scores)
         rate = _take(xp.asarray(_alibi_rates(self.heads), dtype=scores.dtype, **on_device_of(scores)), head, xp)
-        distance = xp.abs(_distance(batch, query, key, self.offset, offset, xp))
+        distance = xp.abs(_distance(batch, query, key, number=self.offset, arrays=offset, xp=xp))
         return xp.subtract(scores, xp.multiply(rate, xp.astype(distance, scores.dtype)))
 
 
@@ -172,7 +172,7 @@ class _RelativeBias:
     ) -> Array:
         xp = array_namespace(scores)
         farthest = len(self.buckets) // 2
-        distance = xp.clip(_distance(batch, query, key, self.offset, offset, xp), -farthest, farthest)
+        distance = xp.clip(_distance(batch, query, key, number=self.offset, arrays=offset, xp=xp), -farthest, farthest)
         buckets = xp.asarray(list(self.buckets), dtype=xp.int32, **on_device_of(scores))
         bucket = _take(buckets, xp.add(distance, farthest), xp)
         flat = xp.reshape(xp.astype(table, scores.dtype, copy=False), (-1,))
@@ -251,7 +251,9 @@ def _count(array: Array) -> int | None:
     return count
 
 
-def _distance(batch: Array, query: Array, key: Array, number: int, arrays: tuple[Array, ...], xp: Namespace) -> Array:
+def _distance(
+    batch: Array, query: Array, key: Array, /, *, number: int, arrays: tuple[Array, ...], xp: Namespace
+) -> Array:
     """``key - (query + offset)`` as int32; the offset is a number, or an array of shape () or (...)."""
     if not arrays:
         return xp.subtract(xp.subtract(key, query), number)

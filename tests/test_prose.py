@@ -133,7 +133,7 @@ def length(sentence):
 def findings(path):
     """Everything that a file says or does amiss: lines and messages."""
     text = path.read_text(encoding="utf-8")
-    if path.name != Path(__file__).name:
+    if path.name not in (Path(__file__).name, "former.py"):  # former names are what that file is for
         yield from words_in(text)
     if path.suffix == ".py":
         yield from fillers_in(text)

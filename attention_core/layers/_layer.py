@@ -73,11 +73,11 @@ class Layer(ABC):
         device : optional
             Where the library should place the arrays, in its own terms.
         """
-        return _draw_all(self.parameters, seed, 0, dtype, xp, device)
+        return _draw_all(self.parameters, seed, purpose=0, dtype=dtype, xp=xp, device=device)
 
     def init_state(self, seed: Any, /, *, xp: Namespace, dtype: str = "float32", device: Any = None) -> Any:
         """Draw the initial state: the same bits on every library."""
-        return _draw_all(self.state, seed, 1, dtype, xp, device)
+        return _draw_all(self.state, seed, purpose=1, dtype=dtype, xp=xp, device=device)
 
     def updated_state(self, parameters: Any, state: Any, /, *, xp: Namespace | None = None) -> Any:
         """Compute the state after a step of training with these parameters."""
@@ -184,7 +184,7 @@ def _described(value: Any) -> str:
     return f"an array of shape {shape_text(value)}" if hasattr(value, "shape") else type(value).__name__
 
 
-def _draw_all(tree: Any, seed: Any, purpose: int, dtype: str, xp: Namespace, device: Any) -> Any:
+def _draw_all(tree: Any, seed: Any, /, *, purpose: int, dtype: str, xp: Namespace, device: Any) -> Any:
     """Replace the `Initial` leaves of a tree by their values, each drawn from a seed of its own."""
     leaves = named_arrays(tree)
     seed = fold_in(seed, purpose, xp=xp) if leaves else None

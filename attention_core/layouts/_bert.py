@@ -66,7 +66,7 @@ def from_bert_layer(
         When a setting is not valid.
     """
     reader = Arrays(BERT_LAYER, arrays, xp)
-    layer = _bert_layer(reader, "", None, num_heads, epsilon, dropout)
+    layer = _bert_layer(reader, "", None, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
     reader.close()
     return layer
 
@@ -193,7 +193,7 @@ def from_bert(
     parts: list[tuple[Any, Any]] = [_bert_embeddings(reader, "embeddings.", epsilon, dropout)]
     channels = parts[0][0].channels
     parts += [
-        _bert_layer(reader, f"encoder.layer.{index}.", channels, num_heads, epsilon, dropout)
+        _bert_layer(reader, f"encoder.layer.{index}.", channels, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
         for index in range(len(indices))
     ]
     reader.close(BERT_HINTS)
@@ -223,7 +223,7 @@ def to_bert(
 
 
 def _bert_layer(
-    reader: Arrays, prefix: str, channels: int | None, num_heads: int, epsilon: float, dropout: float
+    reader: Arrays, prefix: str, channels: int | None, /, **settings: Any
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
     def linear(name: str, inputs: int, outputs: int | None) -> Linear:
         weight = reader.take(f"{prefix}{name}.weight", outputs, inputs)
@@ -237,7 +237,7 @@ def _bert_layer(
     contract = linear("output.dense", expand.weight.shape[1], channels)
     norm = reader.norm(f"{prefix}output.LayerNorm", channels)
     tree = EncoderLayer(attention, attention_norm, FeedForward(expand, contract), norm)
-    return encoder_of(reader.layout, tree, num_heads, norm_first=False, epsilon=epsilon, dropout=dropout)
+    return encoder_of(reader.layout, tree, norm_first=False, **settings)
 
 
 def _bert_embeddings(

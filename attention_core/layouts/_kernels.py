@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace
@@ -25,6 +25,16 @@ from attention_core.parameters import Linear, MultiHeadAttention
 KERAS = "keras.layers.MultiHeadAttention"
 KERAS_GROUPED = "keras.layers.GroupQueryAttention"
 FLAX = "flax.nnx.MultiHeadAttention"
+
+
+class _Names(NamedTuple):
+    """How a library names arrays: the separator, and the name of the output projection."""
+
+    dot: str
+    output: str
+
+
+KERAS_NAMES, FLAX_NAMES = _Names("/", "attention_output"), _Names(".", "out")
 GATE = {"gate": "use_gate, a gate on the output, has no counterpart here"}
 
 
@@ -70,7 +80,7 @@ def from_keras(
     (2, (8, 8))
     """
     reader = Arrays(KERAS, arrays, xp)
-    definition, tree = _from_kernels(reader, "/", "attention_output", num_heads, None, dropout, GATE)
+    definition, tree = _from_kernels(reader, KERAS_NAMES, GATE, num_heads=num_heads, head_order=None, dropout=dropout)
     if definition.groups != definition.num_heads:
         raise LayoutError(f"expected as many key heads as query heads of {KERAS}; got {definition.groups}")
     return definition, tree
@@ -112,7 +122,7 @@ def from_keras_grouped(
         When a setting is not valid.
     """
     reader = Arrays(KERAS_GROUPED, arrays, xp)
-    return _from_kernels(reader, "/", "attention_output", num_heads, head_order, dropout, GATE)
+    return _from_kernels(reader, KERAS_NAMES, GATE, num_heads=num_heads, head_order=head_order, dropout=dropout)
 
 
 def from_flax(
@@ -148,7 +158,7 @@ def from_flax(
         When a setting is not valid.
     """
     reader = Arrays(FLAX, arrays, xp)
-    return _from_kernels(reader, ".", "out", num_heads, head_order, dropout, NORMALIZED)
+    return _from_kernels(reader, FLAX_NAMES, NORMALIZED, num_heads=num_heads, head_order=head_order, dropout=dropout)
 
 
 def to_keras(
@@ -165,7 +175,7 @@ def to_keras(
         When the parameters do not fit the definition.
     """
     check_attention(KERAS, definition)
-    return _to_kernels(KERAS, definition, parameters, "/", "attention_output", None, xp)
+    return _to_kernels(KERAS, KERAS_NAMES, definition, parameters, head_order=None, xp=xp)
 
 
 def to_keras_grouped(
@@ -187,7 +197,7 @@ def to_keras_grouped(
         When the parameters do not fit the definition.
     """
     _check_keras_grouped(definition)
-    return _to_kernels(KERAS_GROUPED, definition, parameters, "/", "attention_output", head_order, xp)
+    return _to_kernels(KERAS_GROUPED, KERAS_NAMES, definition, parameters, head_order=head_order, xp=xp)
 
 
 def to_flax(
@@ -209,7 +219,7 @@ def to_flax(
         When the parameters do not fit the definition.
     """
     _check_flax(definition)
-    return _to_kernels(FLAX, definition, parameters, ".", "out", head_order, xp)
+    return _to_kernels(FLAX, FLAX_NAMES, definition, parameters, head_order=head_order, xp=xp)
 
 
 def _check_keras_grouped(definition: Any) -> Sizes:
@@ -271,50 +281,54 @@ def flax_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
 
 def _from_kernels(
     reader: Arrays,
-    dot: str,
-    last: str,
-    num_heads: int | None,
-    order: str | None,
-    dropout: float,
+    names: _Names,
     hints: Mapping[str, str],
+    /,
+    *,
+    num_heads: int | None,
+    head_order: str | None,
+    dropout: float,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
     xp = reader.xp
 
     def projection(name: str, heads: int | None = None, width: int | None = None) -> tuple[Linear, int, int]:
-        kernel = reader.take(f"{name}{dot}kernel", None, heads, width)
+        kernel = reader.take(f"{name}{names.dot}kernel", None, heads, width)
         channels, heads, width = kernel.shape
-        bias = reader.find(f"{name}{dot}bias", heads, width)
+        bias = reader.find(f"{name}{names.dot}bias", heads, width)
         weight = xp.reshape(kernel, (channels, heads * width))
         return Linear(weight, None if bias is None else xp.reshape(bias, (heads * width,))), heads, width
 
     query, heads, head_dim = projection("query", num_heads)
     key, num_kv_heads, _ = projection("key", None, head_dim)
     value, _, width = projection("value", num_kv_heads)
-    kernel = reader.take(f"{last}{dot}kernel", heads, width, None)
+    kernel = reader.take(f"{names.output}{names.dot}kernel", heads, width, None)
     channels = kernel.shape[2]
-    output = Linear(xp.reshape(kernel, (heads * width, channels)), reader.find(f"{last}{dot}bias", channels))
+    output = Linear(
+        xp.reshape(kernel, (heads * width, channels)), reader.find(f"{names.output}{names.dot}bias", channels)
+    )
     reader.close(hints)
     definition, tree = attention_of(
         reader.layout, MultiHeadAttention(query, key, value, output), heads, num_kv_heads, dropout=dropout
     )
-    check_order(reader.layout, order, heads, num_kv_heads)
-    return definition, in_order(tree, heads // num_kv_heads, num_kv_heads, xp) if order == "tile" else tree
+    check_order(reader.layout, head_order, heads, num_kv_heads)
+    return definition, in_order(tree, heads // num_kv_heads, num_kv_heads, xp) if head_order == "tile" else tree
 
 
 def _to_kernels(
     layout: str,
+    names: _Names,
     definition: layers.MultiHeadAttention,
     tree: Any,
-    dot: str,
-    last: str,
-    order: str | None,
+    /,
+    *,
+    head_order: str | None,
     xp: Namespace | None,
 ) -> dict[str, Array]:
     check_fit(definition, tree)
     heads, num_kv_heads = definition.num_heads, definition.groups
-    check_order(layout, order, heads, num_kv_heads)
+    check_order(layout, head_order, heads, num_kv_heads)
     xp = namespace_of(tree, xp)
-    tree = in_order(tree, num_kv_heads, heads // num_kv_heads, xp) if order == "tile" else tree
+    tree = in_order(tree, num_kv_heads, heads // num_kv_heads, xp) if head_order == "tile" else tree
     sizes = sizes_of(definition)
     arrays: dict[str, Array | None] = {}
     for name, count, width in (
@@ -323,9 +337,11 @@ def _to_kernels(
         ("value", num_kv_heads, sizes.value_head_dim),
     ):
         weight, bias = getattr(tree, name)
-        arrays[f"{name}{dot}kernel"] = xp.reshape(weight, (-1, count, width))
-        arrays[f"{name}{dot}bias"] = None if bias is None else xp.reshape(bias, (count, width))
+        arrays[f"{name}{names.dot}kernel"] = xp.reshape(weight, (-1, count, width))
+        arrays[f"{name}{names.dot}bias"] = None if bias is None else xp.reshape(bias, (count, width))
     weight, bias = tree.output
-    arrays[f"{last}{dot}kernel"] = xp.reshape(weight, (heads, sizes.value_head_dim, sizes.output_channels))
-    arrays[f"{last}{dot}bias"] = bias
+    arrays[f"{names.output}{names.dot}kernel"] = xp.reshape(
+        weight, (heads, sizes.value_head_dim, sizes.output_channels)
+    )
+    arrays[f"{names.output}{names.dot}bias"] = bias
     return present(arrays)

@@ -131,8 +131,15 @@ def sizes_of(definition: layers.MultiHeadAttention) -> Sizes:
     value_head_dim = value[1] // definition.groups
     output = definition.num_heads * value_head_dim if tree.output is None else tree.output.weight.dims[1]
     biases = tuple(each.bias is not None for each in tree[:4] if each is not None)
-    head_dim = query[1] // definition.num_heads
-    return Sizes(query[0], key[0], value[0], output, head_dim, value_head_dim, biases)
+    return Sizes(
+        channels=query[0],
+        key_channels=key[0],
+        value_channels=value[0],
+        output_channels=output,
+        head_dim=query[1] // definition.num_heads,
+        value_head_dim=value_head_dim,
+        biases=biases,
+    )
 
 
 def attention_of(
@@ -201,7 +208,7 @@ def check_attention(
 
 
 def encoder_of(
-    layout: str, tree: EncoderLayer, num_heads: int, **settings: Any
+    layout: str, tree: EncoderLayer, /, *, num_heads: int, **settings: Any
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
     channels, inner = tree.feed_forward.expand.weight.shape
     biases = [each is None or each.bias is not None for each in (*tree.attention[:4], *tree.feed_forward)]

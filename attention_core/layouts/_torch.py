@@ -207,7 +207,7 @@ def from_torch_encoder_layer(
         reader.norm("norm2"),
     )
     reader.close()
-    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads, norm_first=norm_first, epsilon=epsilon)
+    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads=num_heads, norm_first=norm_first, epsilon=epsilon)
 
 
 def to_torch_encoder_layer(
