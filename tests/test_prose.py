@@ -113,7 +113,8 @@ def sentences_in(prose):
     for number, line in enumerate([*prose.splitlines(), ""], start=1):
         text, indent = line.strip(), len(line) - len(line.lstrip())
         is_item = bool(re.match(r"(?:[*+-]|\d+\.) ", text))
-        is_prose = bool(text) and text[0] not in "|#" and not set(text) <= set("-=")
+        is_entry = bool(re.match(r"\*{0,2}\w+(?:, \*{0,2}\w+)* : \S", text))  # a parameter and its type
+        is_prose = bool(text) and not is_entry and text[0] not in "|#" and not set(text) <= set("-=")
         goes_on = is_prose and not is_item and (start == 1 or (indent > margin if marked else indent == margin))
         if lines and not goes_on:
             yield from ((start, sentence) for sentence in re.split(r"(?<=[.!?])[)\"*_]*\s+", " ".join(lines)))

@@ -286,20 +286,13 @@ class MultiHeadAttention(Layer):
         ----------
         parameters : attention_core.parameters.MultiHeadAttention
         query : Array, shape (..., M, C), or a mapping with "query", "key" and "value"
-        key : Array, shape (..., N, C'), optional
-            By default the query.
-        value : Array, shape (..., N, C''), optional
-            By default the key.
+        key, value : Arrays, shapes (..., N, C') and (..., N, C''), optional
         mask : Mask or Array of bool, broadcastable to (..., H, M, N), optional
             True = may attend.
-        query_mask : Array of bool, shape (..., M), optional
-            False masks a query.
-        key_mask : Array of bool, shape (..., N), optional
-            False masks a key.
+        query_mask, key_mask, seed
+            As in `DotProductAttention`.
         bias, score_mod, prepare, return_weights, return_logsumexp, xp
             As in `attention_core.multi_head_attention`.
-        seed : int or Array of int, optional
-            Of the dropout; without it nothing is dropped.
 
         Returns
         -------

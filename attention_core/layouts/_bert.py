@@ -60,10 +60,8 @@ def from_bert_layer(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not valid.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
     reader = Arrays(BERT_LAYER, arrays, xp)
     layer = _bert_layer(reader, "", None, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
@@ -121,10 +119,8 @@ def from_bert_embeddings(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not valid.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
     reader = Arrays(BERT_EMBEDDINGS, arrays, xp)
     embeddings = _bert_embeddings(reader, "", epsilon, dropout)
@@ -183,10 +179,8 @@ def from_bert(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not valid.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
     reader = Arrays(BERT, {name.removeprefix("bert."): array for name, array in arrays.items()}, xp)
     indices = {name.split(".")[2] for name in reader.names() if name.startswith("encoder.layer.")}

@@ -42,10 +42,8 @@ def from_equinox(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not valid.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
     reader = Arrays(EQUINOX, arrays, xp)
     tree = MultiHeadAttention(*(reader.linear(f"{name}_proj") for name in PROJECTIONS))

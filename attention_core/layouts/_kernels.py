@@ -36,8 +36,6 @@ class _Names(NamedTuple):
 
 KERAS_NAMES, FLAX_NAMES = _Names("/", "attention_output"), _Names(".", "out")
 GATE = {"gate": "use_gate, a gate on the output, has no counterpart here"}
-
-
 NORMALIZED = dict.fromkeys(
     ("query_ln", "key_ln"), "normalize_qk, which normalizes heads, has no counterpart in the layer here"
 )

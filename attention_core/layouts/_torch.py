@@ -194,10 +194,8 @@ def from_torch_encoder_layer(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not valid.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
     reader = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
     tree = EncoderLayer(
