@@ -1,6 +1,6 @@
-"""What attention costs: every implementation of the core beside the attentions of the frameworks.
+"""Benchmark of time and memory: the implementations of the core against those of the frameworks.
 
-A `Problem` says what is computed, a `Candidate` who computes it and how, and a `Measurement` what came of it.
+A `Problem` is a computation, a `Candidate` a way to compute it, and a `Measurement` its result.
 """
 
 from attention_benchmark.candidate import CANDIDATES, Call, Candidate

@@ -1,4 +1,4 @@
-"""The command by itself, where no other command of attention-core is installed."""
+"""The command without the rest of attention-core's command line."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""Who takes part: the implementations of the core and their peers, as a table."""
+"""The candidates: implementations of the core, and their peers in the frameworks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["CANDIDATES", "FRAMEWORKS", "Call", "Candidate"]
 
 @dataclass(frozen=True)
 class Call:
-    """A function of a framework's arrays, and what to call it with.
+    """A function of a framework's arrays, and its arguments.
 
     Attributes
     ----------
     function : callable
-        Of the variables and then the constants, to the output.
+        Maps the variables, followed by the constants, to the output.
     variables : tuple of arrays
-        NumPy arrays to differentiate by, in the candidate's own layout. Those of the problem come first.
+        NumPy arrays to differentiate by, in the layout of the candidate. Those of the problem come first.
     constants : tuple of arrays
         NumPy arrays that are not differentiated by.
     layout : str
@@ -41,17 +41,17 @@ class Candidate:
     Attributes
     ----------
     name : str
-        That of the implementation, or of the function as its library calls it.
+        The implementation, or the function under the name that its library gives it.
     framework : str
-        The process that it is run in.
+        The framework that runs it, in a process of its own.
     mode : str
-        How that framework runs it.
+        The mode of the framework: eager, compiled, and so on.
     preparation : str
-        Where the function from a `Problem` to a `Call` is: ``module:name``.
+        The function from a `Problem` to a `Call`, as ``module:name``.
     operation : str
-        Which problems it is for.
+        The operation of the problems it takes.
     is_peer : bool
-        Whether it is what the implementations of the core are compared with.
+        Whether the implementations of the core are compared with it.
     """
 
     name: str
@@ -63,16 +63,16 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """The name that no other candidate has."""
+        """A unique name."""
         return ":".join((self.framework, self.mode, self.operation, self.name))
 
     def takes(self, problem: Problem) -> bool:
-        """Whether this is a problem of its kind."""
+        """Whether the candidate can compute a problem."""
         differentiates = self.framework in _DIFFERENTIATING
         return problem.operation == self.operation and (differentiates or problem.direction == "forward")
 
     def prepare(self, problem: Problem) -> Call:
-        """Lay out the arrays of a problem, and make what is to be called with them."""
+        """Lay out the arrays of a problem, and make the call."""
         return cast(Call, pkgutil.resolve_name(f"attention_benchmark.{self.preparation}")(problem))
 
 

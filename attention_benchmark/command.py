@@ -1,4 +1,4 @@
-"""The command: what to measure, and where to write what came of it."""
+"""The command: chooses what to measure, and writes the results."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def bench(
     mask: Annotated[Many, typer.Option(help=f"{', '.join(MASKS)}; repeatable.")] = None,
     direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None,
     dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, or what devices' names start with, such as cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, or the beginning of device names, such as cuda.")] = "cpu",
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of samples. By default 5 to 30.")] = None,
-    seconds: Annotated[float, typer.Option(help="What the samples of a candidate may take, by default.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0,
     limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2,
     memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True,
@@ -52,21 +52,20 @@ def bench(
     plots: Annotated[Path | None, typer.Option(help="Draw series of lengths into this directory.")] = None,
     png: Annotated[bool, typer.Option("--png", help="Draw PNG and not SVG.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False,
-    read: Annotated[Path | None, typer.Option(help="Measure nothing: take what --json wrote.")] = None,
+    read: Annotated[Path | None, typer.Option(help="Measure nothing: read what --json wrote.")] = None,
 ) -> None:
-    """Time all implementations beside the attentions of the frameworks, after comparing their results.
+    """Time all implementations against those of the frameworks, after checking their results.
 
-    The exit status is 1 if a candidate computes something wrong, or a process failed, and 2 if the command cannot be
-    run as given.
+    The exit status is 1 if a result is wrong or a process failed, and 2 if an argument is not valid.
     """
-    for name, given, known in (
+    for name, values, known in (
         ("backend", backend, FRAMEWORKS),
         ("operation", operation, OPERATIONS),
         ("mask", mask, MASKS),
         ("direction", direction, DIRECTIONS),
         ("dtype", [dtype], TOLERANCE),
     ):
-        _check_known(name, given, list(known))
+        _check_known(name, values, list(known))
     for path in (json, markdown):
         _check_writable(path)
     failures: list[str] = []
@@ -76,13 +75,15 @@ def bench(
         order = Order(
             "", (), (), seconds=seconds, rounds=(rounds, rounds) if rounds else None, limit=limit, threads=threads
         )
-        problems = _problems(dtype, device, shape, lengths, mask, direction, operation)
+        problems = _problems(
+            dtype, device, shapes=shape, lengths=lengths, masks=mask, directions=direction, operations=operation
+        )
         orders = _orders(order, problems, _frameworks(backend), _candidates(candidate))
         measurements, about = [], report.environment({}, threads)
-        for found, versions in _measured(orders, memory, failures):
-            measurements += found
+        for results, versions in _measured(orders, memory, failures):
+            measurements += results
             about["versions"] |= versions
-            if json:  # a long run that is broken off leaves what it has
+            if json:  # an interrupted run leaves what it has measured
                 write_json(json, measurements, about)
     if markdown:
         markdown.write_text(report.markdown(measurements, about), encoding="utf-8")
@@ -98,21 +99,29 @@ def bench(
 
 
 def _problems(
-    dtype: str, device: str, shapes: Many, lengths: str | None, masks: Many, directions: Many, operations: Many
+    dtype: str,
+    device: str,
+    /,
+    *,
+    shapes: Many,
+    lengths: str | None,
+    masks: Many,
+    directions: Many,
+    operations: Many,
 ) -> list[Problem]:
-    """The default ones as far as they are asked for; or all masks asked for on the shapes asked for."""
+    """Choose from the default problems, or combine shapes, masks and directions."""
     if shapes is None and lengths is None:
         problems = default_problems(dtype, device)
     else:
-        given = [_shape(each) for each in shapes or ()]
+        dims = [_shape(each) for each in shapes or ()]
         if lengths is not None:
-            batch, heads, _, width = given[-1] if given else SHAPES[-1]
-            given = [(batch, heads, length, width) for length in sorted(_integers("lengths", lengths))]
+            batch, heads, _, width = dims[-1] if dims else SHAPES[-1]
+            dims = [(batch, heads, length, width) for length in sorted(_integers("lengths", lengths))]
         problems = [
-            Problem(each, kind, direction, dtype, device, operation)
+            Problem(each, kind, direction, dtype=dtype, device=device, operation=operation)
             for operation in operations or ["attention"]
             for kind in masks or ["full", "causal"]
-            for each in given
+            for each in dims
             for direction in DIRECTIONS
         ]
     chosen = [
@@ -175,16 +184,16 @@ def _orders(
 def _measured(
     orders: Iterator[Order], memory: bool, failures: list[str]
 ) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
-    """Carry out orders one after the other, since what runs beside would be measured too."""
+    """Carry out orders one after the other: processes at the same time would disturb each other."""
     with Console(stderr=True).status("") as status:
         for order in orders:
             versions: dict[str, str] = {}
             try:
-                found = list(_timed(order, versions, status))
+                results = list(_timed(order, versions, status))
             except RuntimeError as error:
                 failures.append(str(error))
                 continue
-            yield _with_memory(order, found, status, failures) if memory else found, versions
+            yield _with_memory(order, results, status, failures) if memory else results, versions
 
 
 def _timed(order: Order, versions: dict[str, str], status: Status) -> Iterator[Measurement]:
@@ -197,11 +206,13 @@ def _timed(order: Order, versions: dict[str, str], status: Status) -> Iterator[M
             status.update(f"time: {message['started'][0]}")
 
 
-def _with_memory(order: Order, found: Sequence[Measurement], status: Status, failures: list[str]) -> list[Measurement]:
-    known = {(each.candidate, each.problem): each for each in found}
-    for candidate in dict.fromkeys(each.candidate for each in found if each.seconds):
+def _with_memory(
+    order: Order, results: Sequence[Measurement], status: Status, failures: list[str]
+) -> list[Measurement]:
+    known = {(each.candidate, each.problem): each for each in results}
+    for candidate in dict.fromkeys(each.candidate for each in results if each.seconds):
         status.update(f"memory: {candidate.key}")
-        timed = [each for each in found if each.candidate == candidate and each.seconds]
+        timed = [each for each in results if each.candidate == candidate and each.seconds]
         try:
             known |= {(each.candidate, each.problem): each for each in memory_of(order, timed)}
         except RuntimeError as error:
@@ -221,8 +232,8 @@ def _show(measurements: Sequence[Measurement], details: bool) -> None:
         console.print(report.LEGEND, style="dim")
 
 
-def _check_known(option: str, given: Many, known: Sequence[str]) -> None:
-    for name in given or ():
+def _check_known(option: str, names: Many, known: Sequence[str]) -> None:
+    for name in names or ():
         if name not in known:
             raise _refusal(f"expected a {option} out of {', '.join(known)}; got {name!r}")
 
@@ -236,6 +247,6 @@ def _check_writable(path: Path | None) -> None:
 
 
 def _refusal(message: str) -> typer.Exit:
-    """Say in one line why the command cannot be run as given."""
+    """Print in one line which argument is not valid."""
     typer.echo(f"attention-core: {message}", err=True)
     return typer.Exit(2)

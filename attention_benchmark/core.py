@@ -16,8 +16,8 @@ __all__ = ["auto", "blockwise", "dense", "fused", "linear", "multi_head", "produ
 
 def _attention(problem: Problem, *, implementation: str = "auto", arithmetic: str = "fast") -> Call:
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
-        how: Any = {"implementation": implementation, "arithmetic": arithmetic}
-        return attention_core.scaled_dot_product_attention(query, key, value, **_options(problem, arrays), **how)
+        options: Any = {"implementation": implementation, "arithmetic": arithmetic, **_options(problem, arrays)}
+        return attention_core.scaled_dot_product_attention(query, key, value, **options)
 
     return Call(function, problem.arrays, problem.mask_arrays)
 
@@ -29,7 +29,7 @@ reproducible = functools.partial(_attention, arithmetic="reproducible")
 
 
 def multi_head(problem: Problem) -> Call:
-    """Prepare self-attention with projections."""
+    """Prepare multi-head self-attention."""
 
     def function(x: Any, *arrays: Any) -> Any:
         projections = [parameters.Linear(*arrays[start : start + 2]) for start in range(0, 8, 2)]
@@ -41,7 +41,7 @@ def multi_head(problem: Problem) -> Call:
 
 
 def linear(problem: Problem) -> Call:
-    """Prepare a projection."""
+    """Prepare a reproducible linear map."""
 
     def function(x: Any, weight: Any) -> Any:
         return attention_core.linear(parameters.Linear(weight), x, arithmetic="reproducible")
@@ -50,7 +50,7 @@ def linear(problem: Problem) -> Call:
 
 
 def product(problem: Problem) -> Call:
-    """Prepare the same as the operator for products that every library has: a peer."""
+    """Prepare the same product with the operator ``@``: a peer."""
     return Call(operator.matmul, problem.arrays, layout="BLC")
 
 

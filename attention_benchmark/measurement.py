@@ -1,4 +1,4 @@
-"""What came of one candidate on one problem, and what is made of the samples."""
+"""Measurements of one candidate on one problem, and statistics of their samples."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ __all__ = ["Measurement", "fastest_peers", "quartiles", "ratio", "read_json", "w
 
 @dataclass(frozen=True)
 class Measurement:
-    """What came of one candidate on one problem.
+    """The result of one candidate on one problem.
 
     Attributes
     ----------
     problem : Problem
     candidate : Candidate
     outcome : str
-        ``"measured"``, ``"refused"``, ``"wrong"``, ``"skipped"`` as too much, or ``"died"`` with its process.
+        ``"measured"``, ``"refused"``, ``"wrong"``, ``"skipped"`` as too expensive, or ``"died"`` with its process.
     reason : str
         Why it was not measured.
     error : float, optional
-        The largest difference from the right result, relative to its largest number.
+        The largest difference from the reference, relative to its largest magnitude.
     first : float, optional
         Seconds of the first call, which compiles.
     seconds : tuple of float
-        Seconds of a call, for every round.
+        Seconds of a call, for each round.
     products : tuple of float
-        Operations per second of a product of large matrices, for every round.
+        Operations per second of a product of large matrices, for each round.
     memory : int, optional
-        Bytes that a call needs at most beside its arguments.
+        Peak memory of a call in bytes, without its arguments.
     """
 
     problem: Problem
@@ -52,12 +52,12 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """Seconds of a call."""
+        """Median seconds of a call."""
         return statistics.median(self.seconds)
 
     @property
     def share(self) -> float | None:
-        """The rate of operations as a share of that of a product of large matrices, measured in the same rounds."""
+        """Operations per second relative to a product of large matrices in the same rounds."""
         if not self.products:
             return None
         pairs = zip(self.seconds, self.products, strict=True)
@@ -73,23 +73,23 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def ratio(measurement: Measurement, other: Measurement) -> float:
-    """How many times as long one takes as the other: the median over the rounds in which both took part."""
+    """The median over the rounds of the ratio of two times."""
     pairs = zip(measurement.seconds, other.seconds, strict=True)
-    return statistics.median(own / others for own, others in pairs)
+    return statistics.median(first / second for first, second in pairs)
 
 
 def fastest_peers(measurements: Iterable[Measurement]) -> dict[tuple[Problem, str], Measurement]:
-    """The peer that takes least, for every problem and framework."""
+    """The fastest peer for each problem and framework."""
     fastest: dict[tuple[Problem, str], Measurement] = {}
     for each in measurements:
-        place = each.problem, each.candidate.framework
+        group = each.problem, each.candidate.framework
         if each.candidate.is_peer and each.seconds:
-            fastest[place] = min(fastest.get(place, each), each, key=lambda one: one.median)
+            fastest[group] = min(fastest.get(group, each), each, key=lambda one: one.median)
     return fastest
 
 
 def write_json(path: Path, measurements: Sequence[Measurement], environment: Mapping[str, Any]) -> None:
-    """Write the environment and every sample."""
+    """Write the environment and all samples."""
     rows = [as_row(each) for each in measurements]
     document = json.dumps({"environment": environment, "measurements": rows}, indent=1)
     path.write_text(document + "\n", encoding="utf-8")
@@ -102,13 +102,13 @@ def read_json(path: Path) -> tuple[list[Measurement], dict[str, Any]]:
 
 
 def as_row(measurement: Measurement) -> dict[str, Any]:
-    """A measurement as JSON has it."""
+    """Turn a measurement into a row of JSON."""
     row = dataclasses.asdict(measurement)
     return row | {name: [float(f"{each:.4g}") for each in row[name]] for name in ("seconds", "products")}
 
 
 def of_row(row: Mapping[str, Any]) -> Measurement:
-    """A measurement from JSON."""
+    """Read a measurement from a row of JSON."""
     samples = {name: tuple(row[name]) for name in ("seconds", "products")}
     problem = Problem(**row["problem"] | {"shape": tuple(row["problem"]["shape"])})
     return Measurement(**{**row, **samples, "problem": problem, "candidate": Candidate(**row["candidate"])})

@@ -1,4 +1,4 @@
-"""The peak of this process's memory, as Linux counts it."""
+"""Peak memory of this process, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ SETTINGS = {
     "TF_ENABLE_ONEDNN_OPTS": "0",  # oneDNN comes with an allocator of its own
     "ATTENTION_BENCHMARK_MEMORY": "1",
 }
-"""Environment variables with which memory is given back to the system as soon as it is free."""
+"""Environment variables that make allocators return freed memory to the system at once."""
 
-OWN = Path("/proc/self")
+PROCESS = Path("/proc/self")
 
 
 def peak_growth(function: Callable[[], Any]) -> int | None:
-    """Bytes by which resident memory grows at most while a function runs; ``None`` where the system does not tell."""
+    """Run a function; return by how many bytes resident memory grew at most, or ``None`` if unknown."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
-        (OWN / "clear_refs").write_text("5")  # begin the peak anew
-        before = _kilobytes(OWN / "status", "VmRSS")
+        (PROCESS / "clear_refs").write_text("5")  # reset the peak memory
+        before = _kilobytes(PROCESS / "status", "VmRSS")
         function()
-        return max(_kilobytes(OWN / "status", "VmHWM") - before, 0) * 1024
+        return max(_kilobytes(PROCESS / "status", "VmHWM") - before, 0) * 1024
     except (OSError, AttributeError):
         return None
 
 
 def available() -> int | None:
-    """Bytes of memory that the machine has to give."""
+    """Bytes of memory that are available on the machine."""
     try:
         return _kilobytes(Path("/proc/meminfo"), "MemAvailable") * 1024
     except OSError:
@@ -44,7 +44,7 @@ def available() -> int | None:
 
 
 def _kilobytes(path: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
+    if match is None:
         raise OSError(f"expected {name} in {path}; got none")
-    return int(found[1])
+    return int(match[1])

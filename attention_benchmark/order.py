@@ -1,4 +1,4 @@
-"""What a process is told to measure."""
+"""The order that a worker process carries out."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["Order"]
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be measured in one process.
+    """The measurements to take in one process.
 
     Attributes
     ----------
     framework : str
     problems : tuple of Problem
     candidates : tuple of str
-        Their keys.
+        The keys of candidates.
     without : tuple of (str, int)
-        Keys, and indices of the problems on which not to try them.
+        Pairs of a candidate's key and the index of a problem that are left out.
     seconds : float
-        What the samples of a candidate may take on one problem.
+        Time for the samples of a candidate on one problem.
     rounds : (int, int), optional
         The least and the largest number of rounds.
     limit : float
-        Seconds that a call may take.
+        The longest time of a call in seconds.
     threads : int
     memory : bool
-        Whether to measure memory, and no time.
+        Whether to measure memory instead of time.
     """
 
     framework: str
@@ -46,14 +46,14 @@ class Order:
     memory: bool = False
 
     def write(self) -> str:
-        """As JSON."""
+        """Write the order as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From JSON."""
+        """Read an order from JSON."""
         fields = json.loads(text)
         problems = tuple(Problem(**each | {"shape": tuple(each["shape"])}) for each in fields["problems"])
-        without = tuple((key, place) for key, place in fields["without"])
+        without = tuple((key, index) for key, index in fields["without"])
         rounds = fields["rounds"] and tuple(fields["rounds"])
         return cls(**fields | {"problems": problems, "without": without, "rounds": rounds})

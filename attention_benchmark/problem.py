@@ -1,4 +1,4 @@
-"""What is computed: shapes, a mask, a direction; and the arrays of it, drawn from a seed."""
+"""Problems: shapes, a mask and a direction, with arrays drawn from a seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DIRECTIONS", "MASKS", "OPERATIONS", "MaskKind", "Problem", "default_
 
 NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-WINDOW = 256  # keys that a query attends, its own included
+WINDOW = 256  # keys that a query attends to, including its own
 DOCUMENT = 512  # length of the documents packed into one sequence
 SHAPES = ((1, 1, 8, 16), (32, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64))
 PADDED = (4, 8, 2048, 64)
@@ -26,9 +26,9 @@ OPERATIONS = ("attention", "multi_head", "linear")
 
 
 class MaskKind(NamedTuple):
-    """A mask: the arrays it needs, the core's mask made of them, the rule, and how many keys that gives a query.
+    """A mask: its arrays, the core's mask of these, a rule of NumPy, and the number of keys of each query.
 
-    The rule is said once more, apart from the core, so that the core is checked against it as its peers are.
+    The rule does not use the core, so that it can check the core and its peers alike.
     """
 
     arrays: Callable[[int, int], tuple[NumpyArray, ...]]
@@ -76,7 +76,7 @@ MASKS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A computation to be timed.
+    """A computation to time.
 
     Attributes
     ----------
@@ -102,34 +102,34 @@ class Problem:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the mask is the one that every framework has a flag for."""
+        """Whether the mask is causal, for which all frameworks have a flag."""
         return self.mask == "causal"
 
     @property
     def share(self) -> float:
-        """The share of pairs that the mask allows."""
+        """The fraction of pairs that the mask allows."""
         length = self.shape[2]
         return float(np.mean(MASKS[self.mask].keys(np.arange(length), length)) / length)
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions of the matrix products over pairs that the mask allows, and of projections."""
+        """Floating-point operations of the matrix products, over the pairs that the mask allows, and of projections."""
         batch, heads, length, width = self.shape
         projection = (6.0 if self.direction == "both" else 2.0) * batch * length * (heads * width) ** 2
         if self.operation == "linear":
             return projection
         count = 4.0 * batch * heads * length**2 * width * self.share
-        factor = 3.5 if self.direction == "both" else 1.0  # five more products of that size, one of them anew
+        factor = 3.5 if self.direction == "both" else 1.0  # five more products of that size, one of them recomputed
         return factor * count + (4 * projection if self.operation == "multi_head" else 0.0)
 
     @property
     def mask_arrays(self) -> tuple[NumpyArray, ...]:
-        """The arrays that the mask of the core is made of."""
+        """The arrays of the mask of the core."""
         batch, _, length, _ = self.shape
         return MASKS[self.mask].arrays(batch, length)
 
     def allowed(self, rows: NumpyArray | None = None) -> NumpyArray | None:
-        """Which query may attend which key, of four axes; ``None`` where all may attend all."""
+        """Which query may attend to which key, with four axes; ``None`` without a mask."""
         rule, keys = MASKS[self.mask].rule, np.arange(self.shape[2])
         if rule is None:
             return None
@@ -138,12 +138,12 @@ class Problem:
 
     @property
     def arrays(self) -> tuple[NumpyArray, ...]:
-        """What is differentiated by: query, key, value; or the input, and what projections have."""
+        """The arrays to differentiate by: query, key and value, or the input and the parameters of projections."""
         return _arrays(self.shape, self.dtype, self.operation)[:-1]
 
     @property
     def cotangent(self) -> NumpyArray:
-        """What the output is multiplied by before it is added up."""
+        """The cotangent of the output."""
         return _arrays(self.shape, self.dtype, self.operation)[-1]
 
 
@@ -165,25 +165,25 @@ def _arrays(shape: tuple[int, int, int, int], dtype: str, operation: str) -> tup
 
 
 def _rounded(array: NumpyArray, dtype: str) -> NumpyArray:
-    """Values that the dtype holds, in float32 or wider."""
-    held = array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    return held if dtype == "float64" else held.astype(np.float32)
+    """Round to the dtype, and return the values in float32 or wider."""
+    rounded = array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    return rounded if dtype == "float64" else rounded.astype(np.float32)
 
 
 def laid_out(array: NumpyArray, layout: str) -> NumpyArray:
-    """From (batch, heads, length, head dimension) to a layout, and back: ``"BHLD"``, ``"BLHD"``, or as it is."""
+    """Swap heads and length, (batch, heads, length, head dimension), for the layout ``"BLHD"``."""
     return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if layout == "BLHD" else array
 
 
 def default_problems(dtype: str = "float32", device: str = "cpu") -> list[Problem]:
-    """The problems of a run that names none."""
+    """The default problems."""
     masked = [(shape, mask) for shape in SHAPES for mask in ("full", "causal")]
     masked += [(SHAPES[-1], "window"), (SHAPES[-1], "packed"), (PADDED, "padded")]
     chosen = [(shape, mask, "attention") for shape, mask in masked] + [
         (shape, mask, "multi_head") for shape in LAYERS for mask in ("full", "causal")
     ]
     return [
-        Problem(shape, mask, direction, dtype, device, operation)
+        Problem(shape, mask, direction, dtype=dtype, device=device, operation=operation)
         for shape, mask, operation in chosen
         for direction in DIRECTIONS
     ]

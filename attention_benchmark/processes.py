@@ -1,4 +1,4 @@
-"""Every framework in a process of its own; one that dies takes nothing else along."""
+"""Worker processes: one for each framework, so that a crash costs one candidate alone."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class DiedError(Exception):
 
 
 def installed() -> list[str]:
-    """The frameworks that are there."""
+    """The installed frameworks."""
     return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
 
 
 def measurements_of(order: Order) -> Iterator[Message | Measurement]:
-    """Measure time; what is on the way comes as a message. A candidate of which the process dies is not tried again."""
+    """Measure time, and pass on other messages. A candidate that kills its process is not tried again."""
     problems = list(order.problems)
     while problems:
         started: tuple[str, int] | None = None
@@ -52,17 +52,17 @@ def measurements_of(order: Order) -> Iterator[Message | Measurement]:
         except DiedError as death:
             if started is None:
                 raise
-            key, place = started
-            # What was measured on the problems before is there; on this one nothing is but refusals.
-            order, problems = _without(rest, key, place)
-            for index in sorted(index for gone, index in order.without if gone == key):
+            key, first = started
+            # All problems before this one are measured; of this one, only refusals were reported.
+            order, problems = _without(rest, key, first)
+            for index in sorted(index for other, index in order.without if other == key):
                 yield Measurement(problems[index], _candidate(key), "died", str(death))
 
 
-def _without(order: Order, key: str, place: int) -> tuple[Order, list[Problem]]:
-    """The order from a problem on, without a candidate on it and on what is as large in the same direction."""
-    problems = list(order.problems[place:])
-    kept = [(other, index - place) for other, index in order.without if index >= place]
+def _without(order: Order, key: str, first: int) -> tuple[Order, list[Problem]]:
+    """The order from a problem on, without a candidate on all problems of its direction that are as large."""
+    problems = list(order.problems[first:])
+    kept = [(other, index - first) for other, index in order.without if index >= first]
     too_large = [
         (key, index)
         for index, each in enumerate(problems)
@@ -72,7 +72,7 @@ def _without(order: Order, key: str, place: int) -> tuple[Order, list[Problem]]:
 
 
 def memory_of(order: Order, timed: Sequence[Measurement]) -> Iterator[Measurement]:
-    """Measure the memory of what has been timed of one candidate."""
+    """Measure the memory of one candidate on the problems on which it was timed."""
     fresh = replace(
         order,
         problems=tuple(each.problem for each in timed),
@@ -80,11 +80,11 @@ def memory_of(order: Order, timed: Sequence[Measurement]) -> Iterator[Measuremen
         without=(),
         memory=True,
     )
-    with contextlib.suppress(DiedError):  # what is not known is not shown
+    with contextlib.suppress(DiedError):  # its memory stays unknown
         for message in execute(fresh):
             if "memory" in message:
-                _, place, memory = message["memory"]
-                yield replace(timed[place], memory=memory)
+                _, index, memory = message["memory"]
+                yield replace(timed[index], memory=memory)
 
 
 def execute(order: Order) -> Iterator[Message]:

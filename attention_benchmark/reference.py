@@ -1,4 +1,4 @@
-"""The right result in float64, for as many queries as make it quick: a wrong computation is not worth timing."""
+"""Reference results in float64 for a few queries: only correct results are timed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["TOLERANCE", "Expected", "expected", "worst_error"]
 
 ROWS = 32
 
-# Relative to the largest number of the result. Rounding factors to 10 bits, as accelerators do by default, passes.
+# Relative to the largest magnitude. The default TF32 products of accelerators, with 10-bit factors, pass.
 TOLERANCE = {"float64": 1e-5, "float32": 2.0**-9, "float16": 2.0**-7, "bfloat16": 2.0**-4}
 
 
 class Expected(NamedTuple):
-    """Results for some queries, and the cotangent, zero for all others, of which the gradients are."""
+    """Results for some queries, and gradients for a cotangent that is zero for all others."""
 
     rows: NumpyArray
     cotangent: NumpyArray
@@ -27,7 +27,7 @@ class Expected(NamedTuple):
 
 
 def expected(problem: Problem) -> Expected:
-    """Compute in float64 what some queries attend to, and, of these alone, the gradients."""
+    """Compute output and gradients of some queries in float64."""
     length = problem.shape[2]
     rows = np.unique(np.append(np.random.default_rng(7).choice(length, min(length, ROWS), replace=False), length - 1))
     cotangent = np.zeros_like(problem.cotangent)
@@ -37,25 +37,25 @@ def expected(problem: Problem) -> Expected:
     return Expected(rows, cotangent, output, gradients)
 
 
-def worst_error(found: Sequence[NumpyArray], wanted: Expected) -> float:
-    """The largest difference of an output, and of gradients where there are any, relative to the largest number."""
-    output, *gradients = found
+def worst_error(results: Sequence[NumpyArray], wanted: Expected) -> float:
+    """The largest difference of output and gradients from the reference, relative to the largest magnitude."""
+    output, *gradients = results
     pairs = [
         (output[..., wanted.rows, :], wanted.output),
-        *zip(gradients, wanted.gradients, strict=False),  # of parameters, which every layer keeps in its own way, none
+        *zip(gradients, wanted.gradients, strict=False),  # none of parameters, whose layouts differ
     ]
     errors = [np.max(np.abs(each.astype(np.float64) - truth)) / np.max(np.abs(truth)) for each, truth in pairs]
     return float(np.max(errors))  # nan if one is
 
 
 def _attention(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
-    query, key, value = (each.astype(np.float64) for each in problem.arrays)
-    return _attend(problem, rows, query, key, value, cotangent)
+    return _attend(problem, rows, [each.astype(np.float64) for each in problem.arrays], cotangent)
 
 
 def _attend(
-    problem: Problem, rows: NumpyArray, query: NumpyArray, key: NumpyArray, value: NumpyArray, cotangent: NumpyArray
+    problem: Problem, rows: NumpyArray, inputs: Sequence[NumpyArray], cotangent: NumpyArray
 ) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
+    query, key, value = inputs
     scale = query.shape[-1] ** -0.5
     chosen = query[..., rows, :] * scale
     scores = chosen @ key.swapaxes(-1, -2)
@@ -65,27 +65,27 @@ def _attend(
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     output = weights @ value
-    of_weights = cotangent @ value.swapaxes(-1, -2)
-    of_scores = weights * (of_weights - (cotangent * output).sum(axis=-1, keepdims=True))
-    of_query = np.zeros_like(query)
-    of_query[..., rows, :] = of_scores @ key * scale
-    return output, (of_query, of_scores.swapaxes(-1, -2) @ chosen, weights.swapaxes(-1, -2) @ cotangent)
+    d_weights = cotangent @ value.swapaxes(-1, -2)
+    d_scores = weights * (d_weights - (cotangent * output).sum(axis=-1, keepdims=True))
+    d_query = np.zeros_like(query)
+    d_query[..., rows, :] = d_scores @ key * scale
+    return output, (d_query, d_scores.swapaxes(-1, -2) @ chosen, weights.swapaxes(-1, -2) @ cotangent)
 
 
 def _multi_head(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
     x, *projections = (each.astype(np.float64) for each in problem.arrays)
     weights, biases = projections[::2], projections[1::2]
-    query, key, value = (_split(x @ weights[i] + biases[i], problem) for i in range(3))
-    merged, gradients = _attend(problem, rows, query, key, value, _split(cotangent @ weights[3].T, problem))
-    of_x = np.add.reduce([_merge(gradients[i]) @ weights[i].T for i in range(3)])
-    return _merge(merged) @ weights[3] + biases[3], (of_x,)
+    inputs = [_split(x @ weights[i] + biases[i], problem) for i in range(3)]
+    merged, gradients = _attend(problem, rows, inputs, _split(cotangent @ weights[3].T, problem))
+    d_x = np.add.reduce([_merge(gradients[i]) @ weights[i].T for i in range(3)])
+    return _merge(merged) @ weights[3] + biases[3], (d_x,)
 
 
 def _linear(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
     x, weight = (each.astype(np.float64) for each in problem.arrays)
-    of_x = np.zeros_like(x)
-    of_x[..., rows, :] = cotangent @ weight.T
-    return x[..., rows, :] @ weight, (of_x, np.add.reduce(x[..., rows, :].swapaxes(-1, -2) @ cotangent))
+    d_x = np.zeros_like(x)
+    d_x[..., rows, :] = cotangent @ weight.T
+    return x[..., rows, :] @ weight, (d_x, np.add.reduce(x[..., rows, :].swapaxes(-1, -2) @ cotangent))
 
 
 def _split(x: NumpyArray, problem: Problem) -> NumpyArray:

@@ -1,4 +1,4 @@
-"""Measurements as tables, on a terminal or in Markdown."""
+"""Tables of measurements, for a terminal or in Markdown."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DIRECTION = {"forward": "forward", "both": "forward and backward"}
 LEGEND = (
     "× peer: how many times as long as the fastest peer of the same framework, round by round. × PyTorch: as long as "
     f"`{COMMON}` in its own process. Of product: operations per second, as a share of those of a product of "
-    "large matrices in the same rounds. Memory: at most, beside the arguments. First: the first call, which compiles."
+    "large matrices in the same rounds. Memory: peak memory, without the arguments. First: the first call, compiled."
 )
 
 
 class Grid(NamedTuple):
-    """A table: its title, headings and cells, and lines to stand below."""
+    """A table: title, headings, rows, and notes below it."""
 
     title: str
     headings: tuple[str, ...]
@@ -38,7 +38,7 @@ class Grid(NamedTuple):
 
 
 def overviews(measurements: Sequence[Measurement]) -> list[Grid]:
-    """A row for every candidate, a column for every problem, for each operation and direction."""
+    """Tables with a row for each candidate and a column for each problem, by operation and direction."""
     kinds = dict.fromkeys((each.problem.operation, each.problem.direction) for each in measurements)
     return [_overview(measurements, *kind) for kind in kinds]
 
@@ -51,8 +51,8 @@ def _overview(measurements: Sequence[Measurement], operation: str, direction: st
     peers = fastest_peers(chosen)
     rows = []
     for candidate in dict.fromkeys(each.candidate for each in chosen):
-        found = {each.problem: each for each in chosen if each.candidate == candidate}
-        rows.append((*_name(candidate), *(_overview_cell(found.get(problem), peers) for problem in problems)))
+        by_problem = {each.problem: each for each in chosen if each.candidate == candidate}
+        rows.append((*_name(candidate), *(_overview_cell(by_problem.get(problem), peers) for problem in problems)))
     headings = ("framework", "mode", "candidate", *(f"{_shape(each)} {each.mask}" for each in problems))
     return Grid(f"{_title(operation)}, {DIRECTION[direction]}", headings, rows, [IN_BRACKETS, *_reasons(chosen)])
 
@@ -66,22 +66,25 @@ def _overview_cell(measurement: Measurement | None, peers: Mapping[tuple[Problem
 
 
 def details(measurements: Sequence[Measurement]) -> list[Grid]:
-    """A table for every problem, with all that is known about each candidate."""
+    """A table for each problem, with all statistics of each candidate."""
     return [
         _detail(problem, [each for each in measurements if each.problem == problem])
         for problem in dict.fromkeys(each.problem for each in measurements)
     ]
 
 
-def _detail(problem: Problem, found: Sequence[Measurement]) -> Grid:
+def _detail(problem: Problem, measurements: Sequence[Measurement]) -> Grid:
     title = (
         f"{_title(problem.operation)}, {DIRECTION[problem.direction]}: {_shape(problem)}, {problem.mask}, "
         f"{problem.dtype}, {problem.device}"
     )
     headings = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "of product", "memory")
-    peers, common = fastest_peers(found), next((each for each in found if each.candidate.name == COMMON), None)
-    rows = [(*_name(each.candidate), *_detail_cells(each, peers, common)) for each in found]
-    return Grid(title, (*headings, "first"), rows, _reasons(found))
+    peers, common = (
+        fastest_peers(measurements),
+        next((each for each in measurements if each.candidate.name == COMMON), None),
+    )
+    rows = [(*_name(each.candidate), *_detail_cells(each, peers, common)) for each in measurements]
+    return Grid(title, (*headings, "first"), rows, _reasons(measurements))
 
 
 def _detail_cells(
@@ -101,10 +104,10 @@ def _detail_cells(
     )
 
 
-def _reasons(found: Iterable[Measurement]) -> list[str]:
-    """A line for every reason why a candidate was not measured."""
+def _reasons(measurements: Iterable[Measurement]) -> list[str]:
+    """A line for each reason why a candidate was not measured."""
     named: dict[str, list[str]] = {}
-    for each in found:
+    for each in measurements:
         if each.reason:
             named.setdefault(f"{each.outcome}: {each.reason}", []).append(" ".join(_name(each.candidate)))
     return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in named.items()]
@@ -127,13 +130,13 @@ def _shape(problem: Problem) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Three digits and a unit."""
+    """Format a time with three digits and a unit."""
     unit, factor = next((each for each in (("s", 1.0), ("ms", 1e3)) if seconds * each[1] >= 1), ("µs", 1e6))
     return f"{_three_digits(seconds * factor)} {unit}"
 
 
 def size(count: float) -> str:
-    """Bytes, in three digits and a unit."""
+    """Format bytes with three digits and a unit."""
     unit, factor = next((each for each in (("GiB", 2**30), ("MiB", 2**20)) if count >= each[1]), ("KiB", 2**10))
     return f"{_three_digits(count / factor)} {unit}"
 
@@ -143,21 +146,23 @@ def _three_digits(number: float) -> str:
 
 
 def rich_table(grid: Grid) -> Table:
-    """A table for the terminal."""
+    """Make a table for the terminal."""
     table = Table(title=grid.title, title_justify="left", header_style="bold", caption_justify="left")
-    for place, heading in enumerate(grid.headings):
-        table.add_column(heading, justify="left" if place < 3 else "right")
+    for column, heading in enumerate(grid.headings):
+        table.add_column(heading, justify="left" if column < 3 else "right")
     for row in grid.rows:
         table.add_row(*row, style="bold" if row[2].startswith("attention_core") else "")
     return table
 
 
 def markdown(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> str:
-    """The tables of a run, and where it took place."""
+    """Write the tables of a run in Markdown, after its environment."""
     grids = [*overviews(measurements), *details(measurements)]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    place = f"{about['processor']}, {about['threads']} threads, Python {about['python']}, {about['date']}; {versions}."
-    return "\n\n".join([place, LEGEND, *map(_markdown_table, grids)]) + "\n"
+    machine = (
+        f"{about['processor']}, {about['threads']} threads, Python {about['python']}, {about['date']}; {versions}."
+    )
+    return "\n\n".join([machine, LEGEND, *map(_markdown_table, grids)]) + "\n"
 
 
 def _markdown_table(grid: Grid) -> str:
@@ -169,18 +174,18 @@ def _markdown_table(grid: Grid) -> str:
 
 
 def environment(versions: Mapping[str, str], threads: int) -> dict[str, Any]:
-    """Where and when a run took place, with the versions of all libraries."""
+    """Describe date, machine and the versions of all libraries."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
         "threads": threads,
-        "versions": {"attention-core": _own_version(), **versions},
+        "versions": {"attention-core": _core_version(), **versions},
     }
 
 
-def _own_version() -> str:
+def _core_version() -> str:
     try:
         return version("attention-core")
     except PackageNotFoundError:

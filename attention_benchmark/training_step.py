@@ -1,8 +1,8 @@
-"""Time a training step of the layers beside those that come with the frameworks: a table on standard output.
+"""Time a training step of the layers against those of the frameworks, as a table on standard output.
 
-``python -m attention_benchmark.training_step`` runs each framework in a process of its own. A step is the output, the
-sum of its squares and the gradients of all parameters and of the input; candidates take turns, and what is printed is
-the median of the ratios of a turn, with the quartiles.
+``python -m attention_benchmark.training_step`` runs each framework in a process of its own. A step computes the output,
+the sum of its squares, and the gradients of parameters and input. Candidates take turns; the table has the median of
+the ratios of a turn, with the quartiles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Step = Callable[[], Any]
 
 
 def steps(framework: str) -> dict[str, tuple[Step, Step]]:
-    """The steps of a framework by the name of the layer: ours, and that of the framework."""
+    """The steps of a framework by layer: ours, and that of the framework."""
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     return {"torch": _torch, "jax": _jax, "tensorflow": _tensorflow}[framework](x)
 
@@ -35,17 +35,17 @@ def _torch(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
     import attention_torch  # noqa: PLC0415
 
     width = x.shape[-1]
-    given = torch.from_numpy(x).requires_grad_()
+    inputs = torch.from_numpy(x).requires_grad_()
 
     def step(module: Any, call: Callable[[Any], Any]) -> Step:
         def run() -> None:
             module.zero_grad()
-            given.grad = None
-            call(given).square().sum().backward()
+            inputs.grad = None
+            call(inputs).square().sum().backward()
 
         return run
 
-    own = attention_torch.MultiHeadAttention(width, HEADS)
+    ours = attention_torch.MultiHeadAttention(width, HEADS)
     other = torch.nn.MultiheadAttention(width, HEADS, batch_first=True)
     encoder = attention_torch.EncoderLayer(width, HEADS, INNER, norm_first=False)
     encoder_other = torch.nn.TransformerEncoderLayer(
@@ -55,7 +55,7 @@ def _torch(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
     feed_other = torch.nn.Sequential(torch.nn.Linear(width, INNER), torch.nn.GELU(), torch.nn.Linear(INNER, width))
     return {
         "MultiHeadAttention against torch.nn.MultiheadAttention": (
-            step(own, own),
+            step(ours, ours),
             step(other, lambda x: other(x, x, x, need_weights=False)[0]),
         ),
         "EncoderLayer against torch.nn.TransformerEncoderLayer": (
@@ -73,11 +73,11 @@ def _jax(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
     import attention_jax  # noqa: PLC0415
 
     width = x.shape[-1]
-    given = jax.numpy.asarray(x)
+    inputs = jax.numpy.asarray(x)
 
     def step(layer: Any, call: Callable[[Any, Any], Any]) -> Step:
         gradient = jax.jit(jax.grad(lambda layer, x: jax.numpy.sum(call(layer, x) ** 2), argnums=(0, 1)))
-        return lambda: jax.block_until_ready(gradient(layer, given))
+        return lambda: jax.block_until_ready(gradient(layer, inputs))
 
     graph, state = nnx.split(nnx.MultiHeadAttention(HEADS, width, decode=False, rngs=nnx.Rngs(0)))
     layers = {
@@ -86,7 +86,7 @@ def _jax(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
             (state, lambda state, x: nnx.merge(graph, state)(x)),
         )
     }
-    return {name: (step(own, lambda layer, x: layer(x)), step(*other)) for name, (own, other) in layers.items()}
+    return {name: (step(ours, lambda layer, x: layer(x)), step(*other)) for name, (ours, other) in layers.items()}
 
 
 def _tensorflow(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
@@ -96,44 +96,44 @@ def _tensorflow(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
     import attention_tensorflow  # noqa: PLC0415
 
     width = x.shape[-1]
-    given = tf.constant(x)
+    inputs = tf.constant(x)
 
     def step(layer: Any, call: Callable[[Any], Any]) -> Step:
-        call(given)  # makes the variables
+        call(inputs)  # makes the variables
 
         @tf.function  # type: ignore[untyped-decorator]
         def gradient() -> Any:
             with tf.GradientTape() as tape:
-                tape.watch(given)
-                loss = tf.reduce_sum(tf.square(call(given)))
-            return tape.gradient(loss, [*layer.trainable_variables, given])
+                tape.watch(inputs)
+                loss = tf.reduce_sum(tf.square(call(inputs)))
+            return tape.gradient(loss, [*layer.trainable_variables, inputs])
 
         return lambda: [each.numpy() for each in gradient()]
 
-    own = attention_tensorflow.MultiHeadAttention(width, HEADS)
+    ours = attention_tensorflow.MultiHeadAttention(width, HEADS)
     other = keras.layers.MultiHeadAttention(HEADS, width // HEADS)
     feed = attention_tensorflow.FeedForward(width, INNER)
     feed_other = keras.Sequential([keras.layers.Dense(INNER, activation="gelu"), keras.layers.Dense(width)])
     return {
         "MultiHeadAttention against keras.layers.MultiHeadAttention": (
-            step(own, own),
+            step(ours, ours),
             step(other, lambda x: other(x, x)),
         ),
         "FeedForward against keras.Sequential": (step(feed, feed), step(feed_other, feed_other)),
     }
 
 
-def measured(own: Step, other: Step) -> tuple[float, list[float]]:
-    """The median time of one of our steps in milliseconds, and the quartiles of its ratio to the other."""
+def measured(ours: Step, other: Step) -> tuple[float, list[float]]:
+    """The median time of our step in milliseconds, and the quartiles of its ratio to the other."""
     times: list[tuple[float, float]] = []
     for turn in range(TURNS + 2):
         pair = []
-        for step in (own, other) if turn % 2 else (other, own):
+        for step in (ours, other) if turn % 2 else (other, ours):
             started = time.perf_counter()
             step()
             pair.append(time.perf_counter() - started)
         times.append((pair[0], pair[1]) if turn % 2 else (pair[1], pair[0]))
-    ratios = [first / second for first, second in times[2:]]  # the first two are warming up
+    ratios = [first / second for first, second in times[2:]]  # the first two are warm-up
     return 1e3 * statistics.median(first for first, _ in times[2:]), statistics.quantiles(ratios, n=4)
 
 
@@ -141,8 +141,8 @@ def main() -> None:
     """Print the table, or its rows for one framework."""
     if len(sys.argv) > 1:
         for name, pair in steps(sys.argv[1]).items():
-            own, (low, middle, high) = measured(*pair)
-            print(f"| {name} | {own:.0f} ms | {middle:.2f} ({low:.2f} to {high:.2f}) |", flush=True)
+            ours, (low, middle, high) = measured(*pair)
+            print(f"| {name} | {ours:.0f} ms | {middle:.2f} ({low:.2f} to {high:.2f}) |", flush=True)
         return
     print("| layer | time of a step | ratio, with its quartiles |\n|---|---|---|", flush=True)
     for framework in ("torch", "jax", "tensorflow"):

@@ -1,7 +1,7 @@
-"""One framework, in the process that it has for itself.
+"""The worker process: measures the candidates of one framework.
 
-The candidates take turns: every round has a sample of each, so that a machine that grows slower does so for all of
-them. pyperf, which would time one candidate after the other in processes of their own, cannot do that.
+Candidates take turns: each round has one sample of each, so that changes of the machine's speed affect all of them.
+pyperf times one candidate after the other, each in its own process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from attention_benchmark.reference import TOLERANCE, Expected, expected, worst_e
 
 __all__ = ["main", "measure", "measure_memory"]
 
-SAMPLE = 0.005  # seconds that a sample lasts at least, in which a call that takes less is repeated
+SAMPLE = 0.005  # the least seconds of a sample; shorter calls are repeated
 ROUNDS = (5, 30)
-TELLING = 2.0**20  # scores from which on a call's time and memory are more than what every call costs
+EXTRAPOLATED = 2.0**20  # scores: time and memory of smaller calls are mostly overhead
 PRODUCT = {"cpu": 1024}
 LARGE_PRODUCT = 8192
 PLAIN_MODES = {"jax": "jit", "tensorflow": "graph"}
@@ -39,7 +39,7 @@ PLAIN_MODES = {"jax": "jit", "tensorflow": "graph"}
 
 @dataclass
 class _Entry:
-    """A candidate that is ready to be timed."""
+    """A candidate that is ready for timing."""
 
     candidate: Candidate
     run: Callable[[], Any]
@@ -50,7 +50,7 @@ class _Entry:
     seconds: list[float] = field(default_factory=list)
 
     def sample(self) -> float:
-        """Seconds of a call, waited for."""
+        """Seconds of a call, including its wait."""
         start = time.perf_counter()
         for _ in range(self.repeats):
             self.run()
@@ -58,7 +58,7 @@ class _Entry:
 
 
 class RefusalError(Exception):
-    """Why a candidate is not timed."""
+    """The reason why a candidate is not timed."""
 
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
@@ -66,7 +66,7 @@ class RefusalError(Exception):
 
 
 def measure(order: Order) -> Iterator[dict[str, Any]]:
-    """Time the candidates of one framework; before each is started, say so."""
+    """Time the candidates of one framework, with a message before each."""
     engine = _engine(order.framework)
     yield {"versions": engine.backend.versions()}
     past: dict[tuple[str, str, str], tuple[float, float, float]] = {}
@@ -76,30 +76,31 @@ def measure(order: Order) -> Iterator[dict[str, Any]]:
             yield {"started": [candidate.key, order.problems.index(problem)]}
             try:
                 _check_cost(problem, candidate, past, order.limit)
-                entries.append(_started(engine, problem, candidate, wanted, past))
+                entries.append(_started(engine, problem, candidate, wanted=wanted, past=past))
             except RefusalError as refusal:
                 yield {"measurement": as_row(Measurement(problem, candidate, refusal.outcome, str(refusal)))}
         products = _rounds(engine, problem, entries, order)
         for entry in entries:
-            found = entry.error, entry.first, tuple(entry.seconds), tuple(products)
-            yield {"measurement": as_row(Measurement(problem, entry.candidate, "measured", "", *found))}
+            samples: dict[str, Any] = {"seconds": tuple(entry.seconds), "products": tuple(products)}
+            samples |= {"error": entry.error, "first": entry.first}
+            yield {"measurement": as_row(Measurement(problem, entry.candidate, "measured", **samples))}
 
 
 def measure_memory(order: Order) -> Iterator[dict[str, Any]]:
-    """Find the peak memory of a candidate, from a call that is not the first: what compiling takes is not counted."""
+    """Measure peak memory, of a call that is not the first: compilation is not counted."""
     engine = _engine(order.framework)
     for problem in order.problems:
         for candidate in _chosen(order, problem):
-            place = [candidate.key, order.problems.index(problem)]
-            yield {"started": place}
+            name = [candidate.key, order.problems.index(problem)]
+            yield {"started": name}
             call = candidate.prepare(problem)
             step, arguments = _step(engine, problem, candidate, call), _arguments(engine, problem, call)
-            peak = engine.peak(step, arguments)
-            if peak is None:
-                for _ in range(2):  # a compiler may put off some of its work to the second call
+            memory = engine.peak_memory(step, arguments)
+            if memory is None:
+                for _ in range(2):  # a compiler may defer work to the second call
                     engine.wait(step(*arguments))
-                peak = peak_growth(lambda step=step, arguments=arguments: engine.wait(step(*arguments)))  # type: ignore[misc]
-            yield {"memory": [*place, peak]}
+                memory = peak_growth(lambda step=step, arguments=arguments: engine.wait(step(*arguments)))  # type: ignore[misc]
+            yield {"memory": [*name, memory]}
 
 
 def _engine(framework: str) -> Engine:
@@ -107,7 +108,7 @@ def _engine(framework: str) -> Engine:
 
 
 def _chosen(order: Order, problem: Problem) -> list[Candidate]:
-    without = {key for key, place in order.without if order.problems[place] == problem}
+    without = {key for key, index in order.without if order.problems[index] == problem}
     return [
         each for each in CANDIDATES if each.key in order.candidates and each.takes(problem) and each.key not in without
     ]
@@ -118,7 +119,7 @@ def _step(engine: Engine, problem: Problem, candidate: Candidate, call: Call) ->
 
 
 def _arguments(engine: Engine, problem: Problem, call: Call, cotangent: NumpyArray | None = None) -> tuple[Any, ...]:
-    """Variables, constants and cotangent on the device; the last is nothing where nothing is differentiated."""
+    """Move variables, constants and cotangent to the device; a forward problem has a dummy cotangent."""
     if problem.direction == "forward":
         cotangent = np.zeros((), dtype=np.float32)
     else:
@@ -135,7 +136,7 @@ def _started(
     wanted: Expected,
     past: dict[Any, tuple[float, float, float]],
 ) -> _Entry:
-    """Compile a candidate, compare its result with the right one, and see how long it takes."""
+    """Compile a candidate, check its result, and estimate its time."""
     entry = _Entry(candidate, lambda: None)
 
     def first() -> None:
@@ -143,15 +144,15 @@ def _started(
         result = step(*checking)
         engine.wait(result)
         entry.first = time.perf_counter() - start
-        found = [laid_out(each, call.layout) for each in engine.backend.to_numpy(result[: 1 + len(wanted.gradients)])]
-        entry.error = worst_error(found, wanted)
+        arrays = engine.backend.to_numpy(result[: 1 + len(wanted.gradients)])
+        entry.error = worst_error([laid_out(each, call.layout) for each in arrays], wanted)
 
     try:
         call = candidate.prepare(problem)
         step, arguments = _step(engine, problem, candidate, call), _arguments(engine, problem, call)
         checking = (*arguments[:2], _arguments(engine, problem, call, wanted.cotangent)[2])
         growth = peak_growth(first) or 0
-    except Exception as error:  # whatever a library raises is its reason
+    except Exception as error:  # libraries refuse with any exception
         raise RefusalError("refused", _reason(error)) from error
     if not entry.error <= TOLERANCE[problem.dtype]:  # type: ignore[operator]
         raise RefusalError(
@@ -160,13 +161,13 @@ def _started(
     entry.run = lambda: engine.wait(step(*arguments))
     entry.estimate = min(entry.sample() for _ in range(2)) if entry.first < 1 else entry.sample()
     entry.repeats = max(1, math.ceil(SAMPLE / entry.estimate))
-    if _size(problem) >= TELLING:
+    if _size(problem) >= EXTRAPOLATED:
         past[_kind(problem, candidate)] = (_size(problem), entry.estimate, growth)
     return entry
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says in a line; a compiler's, about one that it met, is no reason."""
+    """The message of an error in one line; of a compiler's error, that of its cause."""
     while type(error) is not ValueError and error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split())[:300]
@@ -176,7 +177,7 @@ def _reason(error: BaseException) -> str:
 def _check_cost(
     problem: Problem, candidate: Candidate, past: dict[Any, tuple[float, float, float]], limit: float
 ) -> None:
-    """Refuse what would take too long or too much, judging by what a smaller problem took."""
+    """Refuse a problem that would take too long or too much memory, as extrapolated from a smaller one."""
     if _kind(problem, candidate) not in past:
         return
     size, seconds, memory = past[_kind(problem, candidate)]
@@ -200,7 +201,7 @@ def _size(problem: Problem) -> float:
 
 
 def _rounds(engine: Engine, problem: Problem, entries: list[_Entry], order: Order) -> list[float]:
-    """Take a sample of every candidate in every round, and of the product of large matrices."""
+    """Take rounds of one sample of each candidate, and of the product of large matrices."""
     if not entries:
         return []
     product, work = _product(engine, problem, order.framework)
@@ -212,7 +213,7 @@ def _rounds(engine: Engine, problem: Problem, entries: list[_Entry], order: Orde
     gc.disable()
     for number in range(min(max(int(order.seconds * len(everyone) / a_round), least), most)):
         turn = number % len(everyone)
-        for entry in (*everyone[turn:], *everyone[:turn]):  # so that none always follows the same one
+        for entry in (*everyone[turn:], *everyone[:turn]):  # so that the order rotates
             entry.seconds.append(entry.sample())
         if product:
             rates.append(work / product.seconds[-1])
@@ -221,7 +222,7 @@ def _rounds(engine: Engine, problem: Problem, entries: list[_Entry], order: Orde
 
 
 def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry | None, float]:
-    """A product of large square matrices, and its operations; of those that NumPy multiplies at speed."""
+    """A product of large square matrices, and its operations; NumPy is fast with two dtypes alone."""
     if framework == "numpy" and problem.dtype not in ("float32", "float64"):
         return None, 0.0
     size = PRODUCT.get(problem.device, LARGE_PRODUCT)
@@ -238,11 +239,11 @@ def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry |
 
 
 def main() -> None:
-    """Carry out the order on the standard input; a line of JSON for each message, on the standard output."""
+    """Carry out the order on standard input, with a line of JSON for each message on standard output."""
     messages = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no message
+    os.dup2(2, 1)  # keep what libraries print out of the messages
     order = Order.read(sys.stdin.read())
-    if hasattr(os, "sched_setaffinity"):  # not every library counts its threads by the environment
+    if hasattr(os, "sched_setaffinity"):  # some libraries ignore the environment variables
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
     for message in measure_memory(order) if order.memory else measure(order):
         messages.write(json.dumps(message) + "\n")

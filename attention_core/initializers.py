@@ -1,9 +1,9 @@
 r"""Initial parameters from a seed: the same bits on every library, device and mode.
 
-A uniform number is an integer of 24 bits times a power of two, which is exact, times a width, which is rounded once. A
-normal number is looked up: 16 random bits choose one of 65,536 equally likely values, the quantiles of the normal
-distribution at the middles of as many equal parts, rounded to multiples of 2^-20, which every floating-point type wider
-than 16 bits holds exactly. There is no logarithm or cosine that two libraries could compute differently.
+A uniform number is an integer of 24 bits times a power of two, which is exact, times the limit, which is rounded once.
+A normal number is looked up: 16 random bits choose one of 65,536 quantiles of the normal distribution. The quantiles
+are multiples of 2^-20, which float32 and float64 hold exactly. No logarithm or cosine is computed, in which libraries
+differ.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def uniform(
     xp: Namespace,
     device: Any = None,
 ) -> Array:
-    """Numbers spread evenly over [-limit, limit).
+    """Draw numbers uniformly from [-limit, limit).
 
     Parameters
     ----------
     seed : int or Array of int
         As in `attention_core.Dropout`.
     dims : tuple of int
-        The shape.
+        The shape of the result.
     limit : float
         Positive.
     dtype : {"float16", "bfloat16", "float32", "float64"}
     xp : array namespace
     device : optional
-        Where the library should place the array, in its own terms.
+        A device of the library.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def uniform(
     Raises
     ------
     TypeError, ValueError
-        When the seed, the shape, the limit or the dtype is not one.
+        When the seed, the shape, the limit or the dtype is not valid.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def normal(
     xp: Namespace,
     device: Any = None,
 ) -> Array:
-    """Numbers of a normal distribution around 0, from a table of 65,536 quantiles.
+    """Draw numbers from a normal distribution with mean 0, by a table of 65,536 quantiles.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def normal(
     >>> round(float(xp.mean(x)), 1) + 0.0, round(float(xp.std(x)), 1)
     (0.0, 1.0)
     """
-    return _quantiles(seed, dims, math.inf, stddev, dtype, xp, device)
+    return _quantiles(seed, dims, cut=math.inf, stddev=stddev, dtype=dtype, xp=xp, device=device)
 
 
 def truncated_normal(
@@ -118,14 +118,14 @@ def truncated_normal(
     xp: Namespace,
     device: Any = None,
 ) -> Array:
-    """Numbers of a normal distribution around 0, cut off at two of its standard deviations.
+    """Draw numbers from a normal distribution with mean 0, truncated at two standard deviations.
 
     Parameters
     ----------
     seed, dims, dtype, xp, device
         As in `uniform`.
     stddev : float
-        Of the distribution before it is cut off; 0.02 is the habit of BERT.
+        Of the distribution before truncation; BERT uses 0.02.
 
     Returns
     -------
@@ -142,13 +142,13 @@ def truncated_normal(
     >>> bool(xp.all(xp.abs(truncated_normal(3, (100, 100), stddev=0.02, xp=xp)) <= 0.04))
     True
     """
-    return _quantiles(seed, dims, 2.0, stddev, dtype, xp, device)
+    return _quantiles(seed, dims, cut=2.0, stddev=stddev, dtype=dtype, xp=xp, device=device)
 
 
 def glorot_uniform(
     seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
 ) -> Array:
-    r"""Uniform with limit :math:`\sqrt{6 / (in + out)}` for a weight of shape (in, out).
+    r"""Draw uniformly, with limit :math:`\sqrt{6 / (in + out)}` for a weight of shape (in, out).
 
     References
     ----------
@@ -167,7 +167,7 @@ def glorot_uniform(
 def he_uniform(
     seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
 ) -> Array:
-    r"""Uniform with limit :math:`\sqrt{6 / in}` for a weight of shape (in, out).
+    r"""Draw uniformly, with limit :math:`\sqrt{6 / in}` for a weight of shape (in, out).
 
     References
     ----------
@@ -186,7 +186,7 @@ def he_uniform(
 def lecun_normal(
     seed: Any, dims: tuple[int, int], /, *, dtype: str = "float32", xp: Namespace, device: Any = None
 ) -> Array:
-    r"""Normal with standard deviation :math:`\sqrt{1 / in}` for a weight of shape (in, out).
+    r"""Draw normally, with standard deviation :math:`\sqrt{1 / in}` for a weight of shape (in, out).
 
     References
     ----------
@@ -203,12 +203,12 @@ def lecun_normal(
 
 
 def _quantiles(
-    seed: Any, dims: tuple[int, ...], cut: float, stddev: float, dtype: str, xp: Namespace, device: Any
+    seed: Any, dims: tuple[int, ...], /, *, cut: float, stddev: float, dtype: str, xp: Namespace, device: Any
 ) -> Array:
     _check(dims, dtype)
     check_number("stddev", stddev, positive=True)
-    place = {} if device is None else {"device": device}
-    table = xp.asarray(quantile_table(cut), dtype=xp.int32, **place)
+    placement = {} if device is None else {"device": device}
+    table = xp.asarray(quantile_table(cut), dtype=xp.int32, **placement)
     bits = uniform_integers(random_bits(seed, dims, xp=xp, device=device), xp=xp)
     index = xp.reshape(xp.bitwise_right_shift(bits, 24 - _TABLE_BITS), (-1,))
     integers = xp.reshape(take_rows(table, index, axis=0, xp=xp), dims)

@@ -1,4 +1,4 @@
-"""Parameters: named tuples of arrays, which every framework takes as a tree without registration.
+"""Parameters: named tuples of arrays, which all frameworks accept as pytrees without registration.
 
 A `Linear` holds its weight as (in, out), so that ``y = x @ weight + bias``.
 """
@@ -35,10 +35,10 @@ class LayerNorm(NamedTuple):
 
 
 class MultiHeadAttention(NamedTuple):
-    """Projections of multi-head attention; ``output`` may be ``None``: then the merged heads are the result.
+    """Projections of multi-head attention; if ``output`` is ``None``, the merged heads are the result.
 
-    ``extra_key`` and ``extra_value``, both or neither, are a key and a value that every query may attend besides those
-    projected, of shapes (G * D,) and (G * E,).
+    ``extra_key`` (G * D,) and ``extra_value`` (G * E,), both or neither, are a learned key and value that are appended
+    to those projected, and that no mask hides.
     """
 
     query: Linear
@@ -57,7 +57,7 @@ class FeedForward(NamedTuple):
 
 
 class EncoderLayer(NamedTuple):
-    """An encoder layer of a transformer: attention and feed-forward, each with its normalization."""
+    """The encoder layer of a transformer: attention and feed-forward, each with its normalization."""
 
     attention: MultiHeadAttention
     attention_norm: LayerNorm
@@ -66,7 +66,7 @@ class EncoderLayer(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """Tables of shape (entries, channels), added up and normalized; ``segment`` and ``norm`` may be ``None``."""
+    """Tables of shape (rows, channels) to be added up and normalized; ``segment`` and ``norm`` may be ``None``."""
 
     token: Array
     position: Array

@@ -1,10 +1,9 @@
 r"""Random numbers that depend on a seed and a position, and on nothing else.
 
-A word of 32 bits is drawn by hashing the words of the seed and of the position, one after the other, with the finalizer
-of MurmurHash3: shifts, exclusive-ors and multiplications by constants. Words are held as int32 and multiplied in the
-integers with which a library indexes. Where those have 64 bits, no product overflows, so that no compiler is free to
-assume that it does not happen; where they have 32, as in XLA, they wrap around. So all libraries give the same bits:
-eager or compiled, whole or in blocks.
+A 32-bit word is drawn by hashing the words of seed and position, one after the other, with the finalizer of
+MurmurHash3: shifts, exclusive-ors and multiplications by constants. Words are held as int32 and multiplied in the index
+type of the library. In int64 no product overflows. In int32, as in XLA, products wrap around. So all libraries give the
+same bits: eager or compiled, whole or in blocks.
 
 References
 ----------
@@ -35,18 +34,18 @@ __all__ = [
     "seed_words",
 ]
 
-_GOLDEN = 0x9E3779B9  # its multiples tell the places of words apart
-_FLAT, _LEADING, _FOLDED = 0, 1, 2  # what is drawn for one purpose is fresh for the others
+_GOLDEN = 0x9E3779B9  # its multiples make the hash depend on the order of words
+_FLAT, _LEADING, _FOLDED = 0, 1, 2  # purposes: the streams under one seed are independent
 _RESOLUTION = 24  # bits of a uniform number: those of a float32
 
 
 class Dropout(NamedTuple):
-    """Dropout, given explicitly: what is dropped depends on the seed and on the position of an element alone.
+    """Dropout with an explicit seed: the seed and the position of an element decide whether it is dropped.
 
     Attributes
     ----------
     rate : float
-        The share of elements that become 0, in [0, 1); the others are multiplied by 1 / (1 - rate).
+        The share of elements that become 0, in [0, 1); the others are multiplied by `scale`.
     seed : int or Array
         A Python integer in [0, 2**64), or an integer array of shape () or (2,): 32-bit words, the low one first.
     """
@@ -56,7 +55,7 @@ class Dropout(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """1 / (1 - rate), by which what is kept is multiplied."""
+        """The factor of the elements that are kept, 1 / (1 - rate), which keeps the expectation."""
         return 1 / (1 - self.rate)
 
 
@@ -73,12 +72,12 @@ def check_dropout(dropout: Any) -> None:
 
 
 def plain_seed(seed: Any, is_array: Callable[[Any], bool], /) -> Any:
-    """A seed of an adapter's user: arrays of the library as they are, all that counts as an integer as one of Python.
+    """Turn integers of any type into a Python integer, and leave arrays of the library and ``None`` as they are.
 
     Raises
     ------
     TypeError
-        When it is neither.
+        When the seed is neither an integer nor such an array.
     """
     if seed is None or isinstance(seed, int) or is_array(seed):
         return seed
@@ -102,7 +101,7 @@ def check_seed(seed: Any) -> None:
 
 
 def seed_words(seed: Any, /, *, xp: Namespace) -> tuple[Any, Any]:
-    """The two 32-bit words of a seed, low and high: integers of one, int32 arrays of shape (1,) of an array.
+    """Split a seed into its 32-bit words, low and high: two integers, or two int32 arrays of shape (1,).
 
     Parameters
     ----------
@@ -128,13 +127,13 @@ def hash_words(*words: Any, xp: Namespace) -> Array:
     Parameters
     ----------
     *words : int or int32 Array, which broadcast
-        Those that come first may be integers: they are hashed here and now.
+        Leading integers are hashed in Python.
     xp : array namespace
 
     Returns
     -------
     int32 Array
-        Or an integer, if all words are.
+        Or an integer if all words are integers.
 
     Examples
     --------
@@ -144,22 +143,22 @@ def hash_words(*words: Any, xp: Namespace) -> Array:
     711129241
     """
     state: Any = 0
-    for place, word in enumerate(words, start=1):
+    for index, word in enumerate(words, start=1):
         if isinstance(word, int):
-            word = _mixed(word ^ place * _GOLDEN)
+            word = _mixed(word ^ index * _GOLDEN)
         else:
-            word = fmix32(xp.bitwise_xor(word, _signed(place * _GOLDEN)), xp=xp)
+            word = fmix32(xp.bitwise_xor(word, _signed(index * _GOLDEN)), xp=xp)
         if isinstance(word, int) and isinstance(state, int):
             state = _mixed(state ^ word)
         else:
-            whole = [each for each in (word, state) if not isinstance(each, int)]
-            parts = [*whole, *(_signed(each) for each in (word, state) if isinstance(each, int))]
-            state = fmix32(xp.bitwise_xor(*parts), xp=xp)
+            first, second = (state, word) if isinstance(word, int) else (word, state)
+            second = _signed(second) if isinstance(second, int) else second
+            state = fmix32(xp.bitwise_xor(first, second), xp=xp)
     return state
 
 
 def _mixed(word: int) -> int:
-    """The same as `fmix32`, of an integer."""
+    """`fmix32` of a Python integer."""
     word &= 0xFFFFFFFF
     word = (word ^ word >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     word = (word ^ word >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
@@ -193,13 +192,13 @@ def _product(word: Array, factor: int, xp: Namespace) -> Array:
 
 
 def fold_in(seed: Any, number: int, /, *, xp: Namespace) -> Any:
-    """A new seed out of a seed and a number, one for every place that needs its own: an integer, or two words."""
+    """Derive a new seed from a seed and a number: an integer, or two words."""
     low, high = (hash_words(*seed_words(seed, xp=xp), _FOLDED, number, word, xp=xp) for word in (0, 1))
     return low | high << 32 if isinstance(seed, int) else xp.concat([low, high], axis=0)
 
 
 def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: Any = None) -> Array:
-    """Uniformly distributed int32 words; the word at flat position n depends on the seed and n alone.
+    """Draw uniformly distributed int32 words; the word at flat position n depends on the seed and n alone.
 
     Raises
     ------
@@ -239,13 +238,13 @@ def dropout_mask(dropout: Dropout, like: Array, /, *, xp: Namespace) -> Array:
 def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp: Namespace) -> Array:
     """True where the elements at these positions are kept.
 
-    What is hashed is the seed and the position: that in the leading axes, counted as one in row-major order, and those
-    in the last two. So an element can be decided alone, and blocks agree with the whole.
+    The seed and the position are hashed, so that each element is decided alone, and blocks agree with the whole.
 
     Parameters
     ----------
     dropout : Dropout
     sample, row, column : Array of int32, which broadcast
+        The position: leading axes counted as one, in row-major order, and the last two axes.
     xp : array namespace
 
     Returns
@@ -257,12 +256,12 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
 
 
 def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
-    """The array with some elements 0, and the others made up for it."""
+    """Apply dropout to an array."""
     if dropout is None or dropout.rate == 0:
         return x
     if len(x.shape) == 1:
         return xp.squeeze(drop(xp.expand_dims(x, axis=0), dropout, xp=xp), axis=0)
-    return xp.multiply(xp.where(dropout_mask(dropout, x, xp=xp), x, 0.0), 1 / (1 - dropout.rate))
+    return xp.multiply(xp.where(dropout_mask(dropout, x, xp=xp), x, 0.0), dropout.scale)
 
 
 def uniform_integers(bits: Array, /, *, xp: Namespace) -> Array:
@@ -271,7 +270,7 @@ def uniform_integers(bits: Array, /, *, xp: Namespace) -> Array:
 
 
 def _shift_right(x: Array, distance: int, xp: Namespace) -> Array:
-    """Shift zeros in from the left: the shift of signed integers copies the sign, which is cleared."""
+    """Shift zeros in from the left: the copies of the sign that signed integers shift in are cleared."""
     return xp.bitwise_and(xp.bitwise_right_shift(x, distance), 2 ** (32 - distance) - 1)
 
 

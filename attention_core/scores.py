@@ -1,4 +1,4 @@
-"""Changes of the scores by positions: of heads, queries and keys."""
+"""Functions that modify scores by position: ALiBi, relative biases, and your own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["ScoreMod", "alibi", "relative_bias"]
 
 @dataclass(frozen=True, eq=False)
 class ScoreMod:
-    """A change of the scores by positions, with the arrays that it needs: gradients flow to these.
+    """A function that modifies scores by position, with the arrays that it needs; gradients flow to these.
 
     Parameters
     ----------
     function : callable
-        ``function(scores, batch, head, query, key, *arrays)`` gives new scores, of the same shape and dtype. ``scores``
-        are scaled and capped; biases and masks come later. The others are int32 positions, counted from 0, which
-        broadcast against the scores (see `attention_core.masks.Positions`). It has to work element by element: where
-        attention is computed in blocks, positions are those of a block, and have other shapes.
+        ``function(scores, batch, head, query, key, *arrays)`` returns new scores, of the same shape and dtype. Its
+        ``scores`` are scaled and capped; biases and masks come later. The others are int32 positions, counted from 0,
+        which broadcast against the scores (see `attention_core.masks.Positions`). The function has to be elementwise:
+        blockwise attention calls it with the scores and positions of one block.
     arrays : tuple of Array
-        Of floating-point dtypes they are differentiated with respect to.
+        Gradients flow to those of floating-point dtypes.
     num_heads : int, optional
-        How many query heads there must be.
+        The number of query heads that the function requires.
 
     Raises
     ------
@@ -58,18 +58,18 @@ class ScoreMod:
 
 
 def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
-    r"""Attention with linear biases: scores fall with the distance, in every head at a rate of its own.
+    r"""Make attention with linear biases: scores fall with the distance, at a different rate in each head.
 
     .. math:: s_{ij} - m_h\, |i + o - j|, \qquad m_h = 2^{-8 h / H}, \qquad h = 1, …, H
 
-    If H is no power of two, the rates are those of the next lower power, followed by every other one of its double.
+    If H is not a power of two, the rates are those of the next lower power, followed by every other one of its double.
 
     Parameters
     ----------
     num_heads : int
         H, the number of query heads.
     offset : int or Array of int, shape () or (...)
-        o, the position of the first query: with keys in a cache, their number; it may differ along the leading axes.
+        o, the position of the first query: the number of cached keys. It may differ along the leading axes.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
     Raises
     ------
     TypeError, ValueError
-        When num_heads is no positive integer, or offset no integer; once called, when there are other than H heads.
+        When num_heads is not a positive integer, or offset not an integer; in the call, when there are not H heads.
 
     References
     ----------
@@ -97,28 +97,28 @@ def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
 
 
 def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: int = 128, offset: Any = 0) -> ScoreMod:
-    r"""Add a learned number to the scores for every head and bucket of distances, as T5 does.
+    r"""Add a learned number to the scores for each head and bucket of distances, as T5 does.
 
     .. math:: s_{ij} + t_{b(j - i - o),\, h}
 
-    Each direction has n buckets. The first e = n // 2 hold one distance each; the others hold distances that grow in
-    proportion, and the last one all from D on. So the bucket of a distance r >= e is
+    Each direction has n buckets. The first e = n // 2 hold one distance each. The others hold ranges that grow
+    geometrically, and the last one all distances from D on. So the bucket of a distance r >= e is
 
     .. math:: \min\!\left(n - 1,\; e + \left\lfloor (n - e) \frac{\log(r / e)}{\log(D / e)} \right\rfloor\right).
 
-    If bidirectional, n is half of all buckets, and the second half is for keys after the query; else such keys share
-    bucket 0 with distance 0. Buckets are counted in integers, the same on all frameworks.
+    If bidirectional, n is half of all buckets, and the second half is for keys after the query. Otherwise such keys
+    share bucket 0 with distance 0. Buckets are found in integer arithmetic, so they are the same on all frameworks.
 
     Parameters
     ----------
     table : Array, shape (buckets, H)
         t; gradients flow to it.
     bidirectional : bool
-        Whether keys after the query have buckets of their own.
+        Whether keys after the query have separate buckets.
     max_distance : int
         D, more than e.
     offset : int or Array of int, shape () or (...)
-        o, the position of the first query: with keys in a cache, their number; it may differ along the leading axes.
+        o, the position of the first query: the number of cached keys. It may differ along the leading axes.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
     Raises
     ------
     TypeError, ValueError
-        When table, distance or offset are none; once called, when there are other than H heads.
+        When table, distance or offset are not valid; in the call, when there are not H heads.
 
     References
     ----------
@@ -149,16 +149,16 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
     return ScoreMod(_RelativeBias(numbers, heads, *_number(offset)), (table, *_array(offset)), heads)
 
 
-@dataclass(frozen=True)  # compared by value, so that compilers know one from the call before
+@dataclass(frozen=True)  # compared by value: compilers do not recompile for an equal one
 class _Alibi:
     heads: int
     offset: int = 0
 
     def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *offset: Array) -> Array:
         xp = array_namespace(scores)
-        slope = _gathered(xp.asarray(_slopes(self.heads), dtype=scores.dtype, **on_device_of(scores)), head, xp)
-        distance = xp.abs(_distance(batch, query, key, self.offset, offset, xp))
-        return xp.subtract(scores, xp.multiply(slope, xp.astype(distance, scores.dtype)))
+        rate = _take(xp.asarray(_alibi_rates(self.heads), dtype=scores.dtype, **on_device_of(scores)), head, xp)
+        distance = xp.abs(_distance(batch, query, key, number=self.offset, arrays=offset, xp=xp))
+        return xp.subtract(scores, xp.multiply(rate, xp.astype(distance, scores.dtype)))
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ class _RelativeBias:
     ) -> Array:
         xp = array_namespace(scores)
         farthest = len(self.buckets) // 2
-        distance = xp.clip(_distance(batch, query, key, self.offset, offset, xp), -farthest, farthest)
+        distance = xp.clip(_distance(batch, query, key, number=self.offset, arrays=offset, xp=xp), -farthest, farthest)
         buckets = xp.asarray(list(self.buckets), dtype=xp.int32, **on_device_of(scores))
-        bucket = _gathered(buckets, xp.add(distance, farthest), xp)
+        bucket = _take(buckets, xp.add(distance, farthest), xp)
         flat = xp.reshape(xp.astype(table, scores.dtype, copy=False), (-1,))
-        return xp.add(scores, _gathered(flat, xp.add(xp.multiply(bucket, self.heads), head), xp))
+        return xp.add(scores, _take(flat, xp.add(xp.multiply(bucket, self.heads), head), xp))
 
 
 register("ScoreMod", ScoreMod)
@@ -184,29 +184,29 @@ register("alibi", _Alibi)
 register("relative_bias", _RelativeBias)
 
 
-def _slopes(heads: int) -> list[float]:
+def _alibi_rates(heads: int) -> list[float]:
     power = 2 ** (heads.bit_length() - 1)
-    slopes = [2.0 ** (-8 * step / power) for step in range(1, power + 1)]
-    return slopes + [2.0 ** (-4 * step / power) for step in range(1, 2 * (heads - power), 2)]
+    rates = [2.0 ** (-8 * step / power) for step in range(1, power + 1)]
+    return rates + [2.0 ** (-4 * step / power) for step in range(1, 2 * (heads - power), 2)]
 
 
 def _buckets(buckets: int, bidirectional: bool, farthest: int) -> list[int]:
-    """The bucket of every ``key - query`` from ``-farthest`` to ``farthest``."""
-    own = buckets // 2 if bidirectional else buckets
-    exact = own // 2
+    """The bucket of each ``key - query`` from ``-farthest`` to ``farthest``."""
+    count = buckets // 2 if bidirectional else buckets
+    exact = count // 2
     if bidirectional and buckets % 2:
         raise ValueError(f"expected a table with an even number of buckets for two directions; got {buckets}")
     if not exact:
         raise ValueError(f"expected a table with at least {4 if bidirectional else 2} buckets; got {buckets}")
     if farthest <= exact:
         raise ValueError(f"expected max_distance > {exact}, the distances with a bucket each; got {farthest}")
-    steps = own - exact
+    steps = count - exact
     near = [min(distance, exact) for distance in range(farthest + 1)]
     for step in range(1, steps):  # log(r / e) / log(D / e) >= step / steps, in integers
         bound = farthest**step * exact ** (steps - step)
         for distance in range(exact, farthest + 1):
             near[distance] += int(distance**steps >= bound)
-    after = [own + bucket for bucket in near] if bidirectional else [0] * (farthest + 1)
+    after = [count + bucket for bucket in near] if bidirectional else [0] * (farthest + 1)
     return [*near[:0:-1], 0, *after[1:]]
 
 
@@ -221,14 +221,14 @@ def _table_sizes(table: Array) -> tuple[int, int]:
 
 
 def _number(offset: Any) -> tuple[int, ...]:
-    """An offset that is no array."""
+    """The offset as field of the function, unless it is an array."""
     if not hasattr(offset, "dtype") and (isinstance(offset, bool) or not isinstance(offset, int)):
         raise TypeError(f"expected offset as an integer or an integer array; got {type(offset).__name__}")
     return () if hasattr(offset, "dtype") else (offset,)
 
 
 def _array(offset: Any) -> tuple[Array, ...]:
-    """An offset that is an array, so that whoever calls the function knows of it."""
+    """The offset as array of the function, if it is one."""
     if not hasattr(offset, "dtype"):
         return ()
     check_integer("offset", offset)
@@ -236,14 +236,14 @@ def _array(offset: Any) -> tuple[Array, ...]:
 
 
 def _check_count(name: str, expected: int | None, index: Array) -> None:
-    """Raise unless positions are those of so many heads or samples, or of one of them."""
+    """Raise unless there are as many positions as heads or samples, or one."""
     got = _count(index)
     if None not in (expected, got) and got not in (1, expected):
         raise ValueError(f"expected scores of {expected} {name}; got {got}")
 
 
 def _count(array: Array) -> int | None:
-    """The number of elements, if it is known."""
+    """The number of elements; ``None`` if it is unknown."""
     count = 1
     for dim in sizes(array):
         if dim is None:
@@ -252,19 +252,20 @@ def _count(array: Array) -> int | None:
     return count
 
 
-def _distance(batch: Array, query: Array, key: Array, number: int, arrays: tuple[Array, ...], xp: Namespace) -> Array:
-    """``key - (query + offset)`` as int32; the offset is a number, or an array of one or one for every entry."""
+def _distance(
+    batch: Array, query: Array, key: Array, /, *, number: int, arrays: tuple[Array, ...], xp: Namespace
+) -> Array:
+    """``key - (query + offset)`` as int32; the offset is a number, or an array of shape () or (...)."""
     if not arrays:
         return xp.subtract(xp.subtract(key, query), number)
-    (given,) = arrays
-    offset = xp.astype(given, xp.int32)
-    if len(given.shape):
-        _check_count("entries", _count(given), batch)
-        offset = _gathered(xp.reshape(offset, (-1,)), batch, xp)
+    offset = xp.astype(arrays[0], xp.int32)
+    if len(offset.shape):
+        _check_count("entries", _count(offset), batch)
+        offset = _take(xp.reshape(offset, (-1,)), batch, xp)
     return xp.subtract(xp.subtract(key, query), offset)
 
 
-def _gathered(values: Array, index: Array, xp: Namespace) -> Array:
+def _take(values: Array, index: Array, xp: Namespace) -> Array:
     """Elements of a 1-D array by an index array of any shape."""
     flat = xp.reshape(xp.astype(index, index_dtype(index, xp=xp), copy=False), (-1,))
     return xp.reshape(xp.take(values, flat, axis=0), shape(index, xp=xp))

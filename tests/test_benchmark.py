@@ -1,4 +1,4 @@
-"""The benchmark: what it times is right, and what it says of the samples is so. No test looks at a clock."""
+"""The benchmark: results are checked, and statistics are right. No test depends on time."""
 
 import dataclasses
 import importlib.util
@@ -68,7 +68,7 @@ def test_every_candidate_computes_the_same(framework):
     } - {"fused"}
 
 
-def test_what_cannot_be_done_is_refused_with_its_reason():
+def test_an_impossible_call_is_refused_with_its_reason():
     found = quick("numpy", [Problem(SHAPE)], [each for each in CANDIDATES if each.key == "numpy:eager:attention:fused"])
     (refused,) = found
     assert refused.outcome == "refused"
@@ -134,7 +134,7 @@ def test_reference_agrees_with_the_naive_formula(mask):
     output = call.function(*call.variables, *call.constants)
     wanted = expected(problem)
     assert worst_error([output], wanted) < 1e-6
-    output[..., -1, :] += 0.01  # the last query is always looked at
+    output[..., -1, :] += 0.01  # the last query is always checked
     assert worst_error([output], wanted) > TOLERANCE["float32"]
 
 
@@ -147,8 +147,8 @@ def test_reference_gradients_agree_with_differences(operation):
         moved = Moved(problem, step * direction)
         return np.sum(expected(moved).output * wanted.cotangent[..., wanted.rows, :])
 
-    slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
-    assert slope == pytest.approx(np.sum(wanted.gradients[0] * direction), rel=1e-7)
+    difference = (loss(1e-5) - loss(-1e-5)) / 2e-5
+    assert difference == pytest.approx(np.sum(wanted.gradients[0] * direction), rel=1e-7)
 
 
 class Moved:
@@ -261,7 +261,7 @@ def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
         (("--candidate", "no*"), "expected a candidate; got 'no*', which none matches"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_a_line(arguments, message):
+def test_wrong_arguments_of_the_command_are_named_in_a_line(arguments, message):
     result = invoke(*arguments)
     assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")
 

@@ -1,4 +1,6 @@
-"""What a layer is before any framework: settings, first values, and how its call passes them on."""
+"""Layers without a framework: settings, initial values, and the call."""
+
+import pickle
 
 import numpy as np
 import pytest
@@ -121,16 +123,17 @@ def test_an_input_may_be_a_mapping(xp, put, get, rng):
         layer(tree, {"query": query}, key)
 
 
-def test_the_state_of_feature_maps_is_refreshed_by_a_step_of_power_iteration(xp, get):
+def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, get):
     layer = layers.SaganAttention(16)
     tree, state = layer.init(1, xp=xp), layer.init_state(1, xp=xp)
-    again = layer.refreshed(tree, state)
+    again = layer.updated_state(tree, state)
+    assert layers.named_arrays(get(layer.refreshed(tree, state))).keys() == layers.named_arrays(again).keys()
     for name in state._fields:
         expected = ac.spectral_norm(getattr(tree, name).weight, getattr(state, name))[1]
         np.testing.assert_array_equal(get(getattr(again, name)), get(expected))
     with pytest.raises(TypeError, match="expected state as SpectralVectors"):
         layer(tree, xp.ones((4, 4, 16), dtype=xp.float32))
-    assert LAYERS["feed-forward"].refreshed(tree, ()) == ()
+    assert LAYERS["feed-forward"].updated_state(tree, ()) == ()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_wrong_settings_are_named(make, error, message):
         make()
 
 
-def test_what_counts_as_an_integer_is_a_seed():
+def test_integers_of_any_type_are_seeds():
     assert type(plain_seed(np.int64(3), lambda seed: False)) is int
     with pytest.raises(TypeError, match="expected a seed as an integer or an integer array; got float"):
         plain_seed(1.5, lambda seed: False)
@@ -185,3 +188,15 @@ def test_parameters_have_the_shapes_of_the_settings():
         "value.weight": (12, 6),
         "output.weight": (18, 5),
     }
+
+
+def test_kinds_are_the_layers_by_name():
+    assert {type(layer).__name__ for layer in LAYERS.values()} == set(layers.KINDS)
+    assert all(kind.__name__ == name and issubclass(kind, layers.Layer) for name, kind in layers.KINDS.items())
+
+
+def test_a_pickled_spec_of_a_former_version_is_read():
+    spec = object.__new__(layers.Initial)
+    spec.__setstate__({"dims": (2, 3), "law": "normal"})
+    assert spec == layers.Initial((2, 3), "normal") == pickle.loads(pickle.dumps(spec))
+    assert spec.law == "normal"

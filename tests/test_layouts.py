@@ -60,7 +60,7 @@ EVERY = [(name, *case) for name, cases in CASES.items() for case in cases]
 
 
 def drawn(tree, rng):
-    """Numbers that differ everywhere in the place of every parameter to be."""
+    """Replace specs of parameters by distinct numbers."""
     if isinstance(tree, tuple):
         branches = [drawn(branch, rng) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
@@ -243,7 +243,7 @@ def test_parameters_that_do_not_fit_are_told(rng, name):
         ("keras-grouped", {"gate/kernel": np.zeros((12, 3, 4))}, "use_gate"),
         ("flax", {"query_ln.scale": np.zeros(4), "key_ln.scale": np.zeros(4)}, "normalize_qk"),
         ("bert", {"pooler.dense.weight": np.zeros((12, 12))}, "pooling .* left out on purpose"),
-        ("bert", {"cls.predictions.bias": np.zeros(12)}, "what a task puts on the encoder .* left out on purpose"),
+        ("bert", {"cls.predictions.bias": np.zeros(12)}, "the head of a task .* left out on purpose"),
         ("torch-encoder-layer", {"self_attn.bias_k": np.zeros((1, 1, 12)), "self_attn.bias_v": np.zeros((1, 1, 12))}, "no bias_k and bias_v"),
         ("torch", {"bias_k": np.zeros((1, 1, 12))}, "expected both bias_k and bias_v"),
     ],
@@ -255,7 +255,7 @@ def test_arrays_that_have_no_place_here_are_named(rng, name, extra, text):
         LAYOUTS[name].read({**arrays, **extra}, **options)
 
 
-def test_bert_is_found_under_its_prefix_and_beside_its_positions(rng):
+def test_bert_is_read_with_its_prefix_and_positions(rng):
     tree = drawn(wanted(BERT), rng)
     arrays = LAYOUTS["bert"].write(BERT, tree)
     named = {f"bert.{name}": array for name, array in arrays.items()}
@@ -330,8 +330,8 @@ def test_the_order_of_grouped_heads_is_never_guessed(rng, name):
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
-def test_tiled_heads_attend_with_the_key_of_their_number_modulo_the_groups(rng, put, get, groups):
-    """Against heads that each have a copy of their key, in the order in which they come."""
+def test_head_orders_share_keys_as_documented(rng, put, get, groups):
+    """Against heads that each have a copy of their key."""
     heads, width = 6, 4
     kernels = {
         name: rng.standard_normal((12, count, width))
@@ -339,8 +339,8 @@ def test_tiled_heads_attend_with_the_key_of_their_number_modulo_the_groups(rng, 
     }
     out, x = rng.standard_normal((heads, width, 12)), rng.standard_normal((2, 5, 12))
     arrays = {**{f"{name}.kernel": kernel for name, kernel in kernels.items()}, "out.kernel": out}
-    for order, own in (("tile", np.arange(heads) % groups), ("repeat", np.arange(heads) // (heads // groups))):
-        apart = [kernels["query"], *(kernels[name][:, own] for name in ("key", "value"))]
+    for order, index in (("tile", np.arange(heads) % groups), ("repeat", np.arange(heads) // (heads // groups))):
+        apart = [kernels["query"], *(kernels[name][:, index] for name in ("key", "value"))]
         joined = MultiHeadAttention(*(Linear(each.reshape(12, -1)) for each in apart), Linear(out.reshape(-1, 12)))
         expected = multi_head_attention(joined, x, num_heads=heads)
         definition, tree = LAYOUTS["flax"].read(put(arrays), head_order=order)

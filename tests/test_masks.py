@@ -7,7 +7,7 @@ import pytest
 
 import attention_core as ac
 from attention_core._attention.call import score_positions
-from attention_core.masks import Appended, Given, Spans
+from attention_core.masks import Appended, Given, Spans, is_top_left_causal
 from attention_core.masks._mask import allowed_pairs
 
 M, N = 5, 7
@@ -96,17 +96,17 @@ def test_segments_attend_their_own(put, get, xp):
 
 @pytest.mark.parametrize("shape", [(), (1,), (N,), (M, 1), (M, N), (2, 1, 1, N), (2, 1, M, N)])
 def test_boolean_arrays_combine_with_rules(shape, rng, put, get, xp):
-    given = np.asarray(rng.random(shape) < 0.5)
-    expected = np.broadcast_to(given & (J <= I), (2, 1, M, N))
-    np.testing.assert_array_equal(dense(ac.Causal() & put(given), put, get, xp), expected)
-    either = dense(ac.Causal() | put(given), put, get, xp)
-    np.testing.assert_array_equal(either, np.broadcast_to(given | (J <= I), (2, 1, M, N)))
+    array = np.asarray(rng.random(shape) < 0.5)
+    expected = np.broadcast_to(array & (J <= I), (2, 1, M, N))
+    np.testing.assert_array_equal(dense(ac.Causal() & put(array), put, get, xp), expected)
+    either = dense(ac.Causal() | put(array), put, get, xp)
+    np.testing.assert_array_equal(either, np.broadcast_to(array | (J <= I), (2, 1, M, N)))
 
 
 def test_numpy_leaves_the_operator_to_the_rule():
-    given = np.ones((M, N), dtype=bool)
-    assert isinstance((given & ac.Causal()).second, Given)
-    assert isinstance((given | ac.Causal()).second, Given)
+    array = np.ones((M, N), dtype=bool)
+    assert isinstance((array & ac.Causal()).second, Given)
+    assert isinstance((array | ac.Causal()).second, Given)
 
 
 def spans(length, size, put, axis):
@@ -116,7 +116,7 @@ def spans(length, size, put, axis):
 
 
 def classified(rule, rows, columns, put, get, xp):
-    """Whether something and whether everything is allowed in blocks of the given size, as the rule knows."""
+    """Whether something and whether everything is allowed in blocks of the array size, as the rule knows."""
     found = rule.blocks(spans(M, rows, put, 1), spans(N, columns, put, 0), xp=xp)
     shape = (-(-M // rows), -(-N // columns))
     return [np.full(shape, each) if isinstance(each, bool) else get(each) for each in found]
@@ -259,3 +259,10 @@ def test_masks_that_do_not_fit_are_named(make, message, put):
     q, k = put([np.zeros((2, 3, M, 4)), np.zeros((2, 3, N, 4))])
     with pytest.raises(ValueError, match=message):
         ac.scaled_dot_product_attention(q, k, k, mask=make(put))
+
+
+def test_only_a_causal_mask_without_offset_is_top_left_causal(xp):
+    rule = ac.Causal()
+    others = (ac.Causal(1), ac.Causal(xp.asarray(0)), ~rule, rule & rule, ac.SlidingWindow(right=0), None)
+    assert is_top_left_causal(rule)
+    assert not any(map(is_top_left_causal, others))

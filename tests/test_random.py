@@ -16,8 +16,8 @@ def plain_fmix(word):
 
 def plain_hash(*words):
     state = 0
-    for place, word in enumerate(words, start=1):
-        state = plain_fmix(state ^ plain_fmix(word ^ place * 0x9E3779B9 % 2**32))
+    for index, word in enumerate(words, start=1):
+        state = plain_fmix(state ^ plain_fmix(word ^ index * 0x9E3779B9 % 2**32))
     return state
 
 
@@ -80,7 +80,7 @@ def test_folding_in_numbers_gives_other_seeds(get, xp):
     assert len(seeds) == 8
 
 
-def test_dropout_at_a_place_is_decided_by_its_place(put, get, xp):
+def test_dropout_of_an_element_depends_on_its_position(put, get, xp):
     rate, seed = 0.3, 77
     kept = get(dropout_mask(ac.Dropout(rate, seed), put(np.zeros((2, 3, 4, 5))), xp=xp))
     for b, h, i, j in np.ndindex(2, 3, 4, 5):

@@ -1,4 +1,4 @@
-"""Changes of scores by positions: published slopes and buckets, any shape of positions, and gradients."""
+"""Changes of scores by positions: published rates and buckets, any shape of positions, and gradients."""
 
 import importlib
 import os
@@ -40,7 +40,7 @@ def added(mod, scores, at, put, get):
 
 
 # What the authors' code gives.
-SLOPES = {
+RATES = {
     1: [2**-8],
     2: [2**-4, 2**-8],
     8: [2.0**-n for n in range(1, 9)],
@@ -49,12 +49,12 @@ SLOPES = {
 }
 
 
-@pytest.mark.parametrize("heads", SLOPES)
+@pytest.mark.parametrize("heads", RATES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_alibi_has_the_published_slopes(heads, dtype, put, get):
     at = where(1, heads, 1, 2)
     result = get(alibi(heads)(put(np.zeros((1, heads, 1, 2), dtype)), *map(put, at)))
-    np.testing.assert_array_equal(result[0, :, 0, 1], -np.asarray(SLOPES[heads], dtype))
+    np.testing.assert_array_equal(result[0, :, 0, 1], -np.asarray(RATES[heads], dtype))
     np.testing.assert_array_equal(result[0, :, 0, 0], 0)
 
 
@@ -66,22 +66,25 @@ def offsets(kind):
 @pytest.mark.parametrize("kind", ["number", "array", "ragged"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_alibi_falls_with_the_distance(kind, dtype, put, get, rng):
-    given, offset = offsets(kind)
-    mod = alibi(H, offset=given if kind == "number" else put(given))
+    argument, offset = offsets(kind)
+    mod = alibi(H, offset=argument if kind == "number" else put(argument))
     _, _, query, key = at = where()
-    slopes = np.asarray(SLOPES[H])[:, None, None]
+    rates = np.asarray(RATES[H])[:, None, None]
     bias = added(mod, normal(rng, dtype), at, put, get)
-    np.testing.assert_array_equal(bias, np.broadcast_to(-slopes * np.abs(query + offset - key), bias.shape))
+    np.testing.assert_array_equal(bias, np.broadcast_to(-rates * np.abs(query + offset - key), bias.shape))
 
 
 @pytest.mark.parametrize("kind", ["number", "array", "ragged"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_relative_bias_is_the_number_of_the_bucket(bidirectional, kind, dtype, put, get, rng):
-    given, offset = offsets(kind)
+    argument, offset = offsets(kind)
     table = rng.standard_normal((8, H)).astype(dtype)
     mod = relative_bias(
-        put(table), bidirectional=bidirectional, max_distance=7, offset=given if kind == "number" else put(given)
+        put(table),
+        bidirectional=bidirectional,
+        max_distance=7,
+        offset=argument if kind == "number" else put(argument),
     )
     _, head, query, key = at = where()
     bias = added(mod, normal(rng, dtype), at, put, get)
@@ -147,14 +150,14 @@ def test_gradients_flow_to_scores_and_table(backend, rng):
     if not backend.differentiates:
         pytest.skip(f"{backend.name} does not differentiate")
     xp, at, weights = backend.namespace, where(), normal(rng)
-    given, factors, table = backend.from_numpy((normal(rng), weights, rng.standard_normal((8, H))))
+    scores, factors, table = backend.from_numpy((normal(rng), weights, rng.standard_normal((8, H))))
     positions = backend.from_numpy(at)
 
     def measure(scores, table):
         mod = relative_bias(table, max_distance=7)
         return xp.sum(xp.multiply(alibi(H)(mod(scores, *positions), *positions), factors))
 
-    _, (of_scores, of_table) = backend.value_and_grad(measure)(given, table)
+    _, (of_scores, of_table) = backend.value_and_grad(measure)(scores, table)
     np.testing.assert_array_equal(backend.to_numpy(of_scores), weights)
     expected = np.zeros((8, H))
     _, head, query, key = at
@@ -221,12 +224,12 @@ def test_the_table_has_the_same_gradient_in_blocks(backend, rng):
         pytest.skip(f"{backend.name} does not differentiate")
     xp = backend.namespace
     arrays = normal(rng)[..., :4], *rng.standard_normal((2, 2, H, N, 4)), rng.standard_normal((8, H)), LENGTHS
-    *given, table, offset = backend.from_numpy(arrays)
+    *inputs, table, offset = backend.from_numpy(arrays)
 
     def gradient(implementation):
         def measure(table):
             mod = relative_bias(table, max_distance=7, offset=offset)
-            output = scaled_dot_product_attention(*given, score_mod=mod, implementation=implementation)
+            output = scaled_dot_product_attention(*inputs, score_mod=mod, implementation=implementation)
             return xp.sum(xp.multiply(output, output))
 
         _, (result,) = backend.value_and_grad(measure)(table)

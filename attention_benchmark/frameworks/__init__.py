@@ -1,7 +1,7 @@
-"""A framework each: how it runs a function, and the peers that it brings along.
+"""One module for each framework: its engine, and its peers.
 
-Every module is imported in the process of its framework only. It has an ``engine`` as `Engine` describes it, and a
-function from a problem to a call for every peer.
+A module is imported in the process of its framework only. It has an `Engine` as ``engine``, and a function from a
+problem to a call for each peer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Step: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], Any], tuple[Any, .
 
 
 class Engine(Protocol):
-    """How a framework runs, is waited for, and tells its peak memory.
+    """Runs functions of a framework, waits for results, and measures peak memory.
 
     Attributes
     ----------
@@ -30,17 +30,17 @@ class Engine(Protocol):
     matmul: Callable[..., Any]
 
     def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
-        """Make a function of variables, constants and the cotangent to the output, and, if asked for, gradients."""
+        """Make a function of variables, constants and cotangent that returns the output and, if asked, gradients."""
 
     def wait(self, result: Any, /) -> None:
-        """Return once the result is there."""
+        """Return once the result is computed."""
 
-    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
-        """Bytes on an accelerator that a step needs beside its arguments; ``None`` where only the system can tell."""
+    def peak_memory(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+        """Bytes on an accelerator that a step needs besides its arguments; ``None`` on the CPU."""
 
 
 def device_of(backend: Backend, kind: str) -> str:
-    """The first device of a kind, such as ``"cpu"`` or ``"cuda"``, under the framework's own name for it."""
+    """The framework's name of its first device of a kind, such as ``"cpu"`` or ``"cuda"``."""
     names = [name for name in backend.devices() if name.lower().startswith(kind)]
     if not names:
         raise ValueError(f"expected a device out of {', '.join(backend.devices())}; got {kind!r}")

@@ -1,4 +1,4 @@
-"""Flax."""
+"""Peers of Flax."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ attention = functools.partial(with_mask, function=nnx.dot_product_attention)
 
 
 def multi_head(problem: Problem) -> Call:
-    """The layer, with the weights of the problem as its parameters."""
+    """Prepare the layer, with the weights of the problem as its parameters."""
     _, heads, _, width = problem.shape
     x, *projections = problem.arrays
     channels = x.shape[-1]

@@ -17,7 +17,7 @@ __all__ = ["JaxEngine", "cudnn", "engine", "with_mask", "xla"]
 
 
 class JaxEngine:
-    """JAX: a function and its gradients, compiled as one."""
+    """JAX: a function and its gradients are compiled together."""
 
     backend = backend
     matmul = staticmethod(backend.namespace.matmul)
@@ -38,8 +38,8 @@ class JaxEngine:
         """Wait for all arrays."""
         jax.block_until_ready(result)
 
-    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
-        """Ask the compiler, since what the allocator tells has what was tried while compiling in it."""
+    def peak_memory(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+        """Ask the compiler: the allocator also counts trial runs while compiling."""
         if next(iter(arguments[2].devices())).platform == "cpu":
             return None
         sizes = step.lower(*arguments).compile().memory_analysis()  # type: ignore[attr-defined]
@@ -50,14 +50,14 @@ engine = JaxEngine()
 
 
 def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
-    """Call a function with a flag for causal, and an array for any other mask."""
+    """Prepare a function with a flag for causal, and an array for any other mask."""
     allowed = None if problem.is_causal else problem.allowed()
 
-    def called(query: Any, key: Any, value: Any, *mask: Any) -> Any:
+    def masked(query: Any, key: Any, value: Any, *mask: Any) -> Any:
         return function(query, key, value, mask=mask[0] if mask else None, is_causal=problem.is_causal)
 
     variables = tuple(laid_out(each, "BLHD") for each in problem.arrays)
-    return Call(called, variables, () if allowed is None else (allowed,), "BLHD")
+    return Call(masked, variables, () if allowed is None else (allowed,), "BLHD")
 
 
 xla, cudnn = (

@@ -1,4 +1,4 @@
-"""Keras, on whichever framework this process is for."""
+"""Peers of Keras, on the framework of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["attention", "multi_head"]
 
 
 def attention(problem: Problem) -> Call:
-    """The function that Keras has for all its backends."""
+    """Prepare the function that Keras has for all its backends."""
     allowed = None if problem.is_causal else problem.allowed()
 
     def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
@@ -25,7 +25,7 @@ def attention(problem: Problem) -> Call:
 
 
 def multi_head(problem: Problem) -> Call:
-    """The layer, with the weights of the problem as its parameters."""
+    """Prepare the layer, with the weights of the problem as its parameters."""
     _, heads, _, width = problem.shape
     x, *projections = problem.arrays
     channels = x.shape[-1]

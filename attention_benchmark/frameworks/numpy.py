@@ -1,4 +1,4 @@
-"""NumPy: as it is, and what everybody writes first."""
+"""NumPy, and the naive formula."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NumpyEngine", "engine", "naive"]
 
 
 class NumpyEngine:
-    """NumPy, which does not differentiate."""
+    """NumPy: no gradients, no modes."""
 
     backend = backend
     matmul = staticmethod(backend.namespace.matmul)
@@ -26,10 +26,10 @@ class NumpyEngine:
         return lambda variables, constants, cotangent: (function(*variables, *constants),)
 
     def wait(self, result: Any, /) -> None:
-        """It is there."""
+        """Do nothing: NumPy is synchronous."""
 
-    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
-        """The system tells."""
+    def peak_memory(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+        """Leave it to the system."""
         return None
 
 
@@ -37,7 +37,7 @@ engine = NumpyEngine()
 
 
 def naive(problem: Problem) -> Call:
-    """The formula, with no thought of memory."""
+    """Prepare the formula with all scores in memory."""
     allowed = problem.allowed()
     scale = problem.arrays[0].dtype.type(problem.shape[3] ** -0.5)
 

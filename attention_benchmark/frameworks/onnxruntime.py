@@ -1,4 +1,4 @@
-"""ONNX Runtime, and its operator."""
+"""ONNX Runtime, and its operator for attention."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OPSET = 23  # the first with the operator
 
 
 class OnnxRuntimeEngine(NumpyEngine):
-    """Sessions, which take and give arrays of NumPy."""
+    """Sessions, which take and return arrays of NumPy."""
 
     def matmul(self, first: Any, second: Any) -> Any:
-        """By the library itself, whose threads would be in the way of NumPy's."""
+        """Multiply by the library itself: its threads would compete with those of NumPy."""
         return _product(first.dtype, len(first)).run(None, {"first": first, "second": second})[0]
 
 
@@ -40,7 +40,7 @@ def _product(dtype: Any, size: int) -> Any:
 
 
 def attention(problem: Problem) -> Call:
-    """The operator, with the mask as an array."""
+    """Prepare the operator, with the mask as an array."""
     allowed = None if problem.is_causal else problem.allowed()
     arrays = dict(zip(("query", "key", "value"), problem.arrays, strict=True))
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(problem.dtype))
@@ -62,11 +62,11 @@ def attention(problem: Problem) -> Call:
 
 
 def _session(node: Any, inputs: Sequence[Any], output: Any) -> Any:
-    """A model that is one operator."""
+    """A session of a model with one operator."""
     graph = onnx.helper.make_graph([node], node.op_type, inputs, [output])
     model = onnx.helper.make_model_gen_version(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
-    # Memory that a session keeps for its next run could not be told from what a run needs.
+    # An arena would keep memory for the next run, which counts as the memory of this one.
     options.enable_cpu_mem_arena = "ATTENTION_BENCHMARK_MEMORY" not in os.environ
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

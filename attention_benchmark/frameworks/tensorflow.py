@@ -1,4 +1,4 @@
-"""TensorFlow, whose attentions are those of Keras."""
+"""TensorFlow; its peers are those of Keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TensorFlowEngine", "engine"]
 
 
 class TensorFlowEngine:
-    """TensorFlow: a function and its gradients as one graph, compiled by XLA or not."""
+    """TensorFlow: a function and its gradients are one graph, compiled by XLA or not."""
 
     backend = backend
     matmul = staticmethod(backend.namespace.matmul)
@@ -34,11 +34,11 @@ class TensorFlowEngine:
         return backend.compile(both if backward else forward, mode=mode)
 
     def wait(self, result: Any, /) -> None:
-        """Wait for all devices; on the CPU alone, what was returned is there."""
+        """Wait for the GPU; on the CPU, results are computed when they are returned."""
         if "GPU" in result[0].device:
             tf.test.experimental.sync_devices()
 
-    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+    def peak_memory(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
         """Ask the allocator."""
         if "GPU" not in arguments[2].device:
             return None

@@ -1,4 +1,4 @@
-"""PyTorch and its attentions."""
+"""PyTorch and its peers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["TorchEngine", "engine", "flex", "fused", "multi_head"]
 
 
 class TorchEngine:
-    """PyTorch: gradients by recording, of a function that is compiled or not."""
+    """PyTorch: gradients by autograd, of a function that is compiled or not."""
 
     backend = backend
     matmul = staticmethod(backend.namespace.matmul)
 
     def step(self, function: Callable[..., Any], mode: str, backward: bool, /) -> Step:
-        """Record what is to be differentiated, and nothing else."""
+        """Record for autograd only if gradients are asked for."""
         function = backend.compile(function, mode=mode)
 
         def forward(variables: Any, constants: Any, cotangent: Any) -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ class TorchEngine:
         if result[0].is_cuda:
             torch.cuda.synchronize()
 
-    def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
+    def peak_memory(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
         """Ask the allocator."""
         if not arguments[2].is_cuda:
             return None
@@ -59,7 +59,7 @@ engine = TorchEngine()
 
 
 def fused(problem: Problem) -> Call:
-    """PyTorch's own choice among its kernels."""
+    """Prepare PyTorch's choice among its kernels."""
     allowed = None if problem.is_causal else problem.allowed()
 
     def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
@@ -71,7 +71,7 @@ def fused(problem: Problem) -> Call:
 
 
 def flex(problem: Problem) -> Call:
-    """A kernel made for the mask, with the blocks it may leave out found beforehand."""
+    """Prepare FlexAttention, with the block mask made in advance."""
     device = device_of(backend, problem.device)
     batch, _, length, _ = problem.shape
     arrays = [torch.from_numpy(each).to(device) for each in problem.mask_arrays]
@@ -88,7 +88,7 @@ def flex(problem: Problem) -> Call:
 
 
 def multi_head(problem: Problem) -> Call:
-    """The layer, with the weights of the problem as its parameters."""
+    """Prepare the layer, with the weights of the problem as its parameters."""
     x, *projections = problem.arrays
     *inner, weight, bias = projections
     stacked = np.concatenate([each.T for each in inner[::2]]), np.concatenate(inner[1::2])

@@ -8,25 +8,7 @@ from typing import Any
 from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
 from attention_core._arrays import Array, Namespace, dtype_name, shape, take_rows
-from attention_core.random import drop
-
-__all__ = [
-    "add",
-    "affine",
-    "blend",
-    "broadcast_batch",
-    "copies",
-    "divide",
-    "drop",
-    "gelu",
-    "lookup",
-    "max_pool",
-    "normalize",
-    "normalize_rms",
-    "rotate",
-    "unit_vector",
-]
-
+from attention_core.random import drop as drop  # one of the operations of an arithmetic
 
 # Elements above the bound are multiplied by a power of two before they are squared, so no square overflows.
 _BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: the public functions."""
+"""The public functions of scaled dot-product attention."""
 
 from __future__ import annotations
 
@@ -56,45 +56,45 @@ def scaled_dot_product_attention(
         o_i &= \sum_j p_{ij} v_j, \qquad p_{ij} = \exp(s_{ij} - \ell_i), \qquad \ell_i = \log \sum_j \exp s_{ij}, \\
         s_{ij} &= f\!\left(c \tanh\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij},
 
-    where j runs over the keys that query i may attend. A query that may attend nothing gives exactly 0, with
-    :math:`\ell_i = -\infty` and gradients exactly 0. What is masked, were it nan, reaches neither result nor gradient.
+    where j runs over the keys that query i may attend to. A fully masked row gives exactly 0, with
+    :math:`\ell_i = -\infty` and gradients exactly 0. Masked values reach neither result nor gradient, even NaN.
 
     Parameters
     ----------
     query : Array, shape (..., H, M, D)
-        Of dtype float16, bfloat16, float32 or float64. Types of 16 bits are computed in float32 and rounded once.
+        Of dtype float16, bfloat16, float32 or float64. 16-bit types are computed in float32 and rounded once.
     key : Array, shape (..., G, N, D)
         G divides H: query head h uses key head h // (H / G).
     value : Array, shape (..., G, N, E)
     mask : Mask or Array of bool, broadcastable to (..., H, M, N), optional
-        True where query i may attend key j.
+        True where query i may attend to key j.
     bias : Array, broadcastable to (..., H, M, N), optional
-        Added to the scaled scores; where it is -inf, the key is masked. Of the query's dtype, or float32 with 16 bits.
+        Added to the scaled scores; -inf masks the key. Of the query's dtype, or float32 with 16-bit types.
     is_causal : bool
         Also apply ``Causal()``: key position <= query position.
     scale : float or 0-d Array, optional
-        :math:`\sigma`; by default :math:`D^{-1/2}`. It multiplies the query, so that scores that fit do not overflow.
+        :math:`\sigma`; by default :math:`D^{-1/2}`. It multiplies the query, so that finite scores do not overflow.
     softcap : float or 0-d Array, optional
         c; by default the scores are not capped.
     score_mod : callable, optional
         f, a function ``score_mod(scores, batch, head, query, key)`` of scores and positions (see `masks.Positions`), as
-        in PyTorch's FlexAttention. What it needs of arrays is given by a `ScoreMod`. What it makes -inf is not masked:
-        that is for masks.
+        in PyTorch's FlexAttention. Pass a `ScoreMod` if it needs arrays. A score that it makes -inf is not masked: use
+        a mask.
     sinks : Array, shape (H,), optional
-        For each head the score of a sink, which is attended by every query and has no value: it takes a share of the
-        weights, and a query that may attend nothing else has it as logsumexp.
+        The score of a sink for each head: a key without a value, to which every query attends. It takes a share of the
+        weights. It is the logsumexp of a fully masked row.
     dropout : Dropout, optional
-        Rate and seed by which weights are dropped from the average.
+        Rate and seed of dropout, applied to the weights.
     return_weights, return_logsumexp : bool
-        Whether to return p (before dropout), and :math:`\ell` (in the type of the computation); nothing else changes.
+        Whether to return p (before dropout), and :math:`\ell` (in the compute dtype). The output does not change.
     implementation : {"auto", "dense", "blockwise", "fused"}
         ``"dense"`` computes all scores at once. ``"blockwise"`` computes them block by block, in memory that does not
-        grow with M × N, and skips the blocks in which a mask lets nothing through. ``"fused"`` hands over to a kernel
-        of the library. ``"auto"`` takes the fastest that is right, as `explain_attention` tells.
+        grow with M × N, and skips fully masked blocks. ``"fused"`` calls a kernel of the library. ``"auto"`` takes the
+        fastest that gives the same answer; `explain_attention` tells which.
     arithmetic : {"fast", "reproducible"}
         ``"fast"`` uses the products and functions of the library. ``"reproducible"`` gives the same bits on every
-        library, compiled or not, and device, however batch and blocks are cut, for the output and all gradients: for
-        float32 and types of 16 bits, without ``score_mod`` and ``sinks``, and with numbers as scale and softcap.
+        library and device, compiled or not, for any batch and block size, in the output and all gradients. It takes
+        float32 and 16-bit types, no ``score_mod``, no ``sinks``, and Python numbers as scale and softcap.
     xp : array namespace, optional
         By default that of the arrays.
 
@@ -107,16 +107,16 @@ def scaled_dot_product_attention(
     Raises
     ------
     TypeError
-        When something is not an array of the right dtype, or libraries are mixed.
+        When an argument is not an array of the right dtype, or libraries are mixed.
     ValueError
-        When shapes, devices or numbers do not fit, or no kernel is known to give the same answer. All come before any
-        computation.
+        When shapes, devices or numbers do not fit, or ``"fused"`` has no kernel that gives the same answer. All errors
+        are raised before any computation.
 
     Notes
     -----
-    The values are added up before they are divided by the sum of the exponentials, so that N times the largest value
-    has to fit the type of the computation. What is not finite and attended shows: an infinite value gives an infinite
-    or nan element, and, where a mask or a bias is given, a query or key that is not finite gives nan.
+    Values are summed before the division by the sum of the exponentials. So N times the largest value has to be finite
+    in the compute dtype. Non-finite values that are attended to appear in the output, as inf or NaN. With a mask or a
+    bias, a non-finite query or key gives NaN.
 
     References
     ----------
@@ -179,17 +179,17 @@ def explain_attention(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Explanation:
-    """Tell which implementation a call takes by itself, why the others were refused, and the memory of each.
+    """Explain which implementation ``"auto"`` takes for a call, why others are refused, and how much memory each needs.
 
     Parameters
     ----------
     query, key, value, mask, bias, is_causal, scale, softcap, score_mod, dropout, arithmetic, xp
-        As in `scaled_dot_product_attention`. Nothing is computed of them.
+        As in `scaled_dot_product_attention`. No attention is computed.
 
     Returns
     -------
     Explanation
-        It prints as a few lines of text.
+        Printed, it is a few lines of text.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def attention_scores(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
-    r"""Scores of attention, as far as the arguments go: scaled, then capped, then with bias, then masked with -inf.
+    r"""Compute the scores of attention: scaled, capped, modified, with bias, and masked with -inf.
 
     .. math:: s_{ij} = f\!\left(c \tanh\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij}
 
@@ -289,7 +289,7 @@ def check_attention_arithmetic(
     score_mod: Any = None,
     sinks: Any = None,
 ) -> None:
-    """Raise unless the arithmetic can be had with these options."""
+    """Raise unless the arithmetic supports these options."""
     check_arithmetic(arithmetic, "query", query)
     if arithmetic == "fast":
         return

@@ -1,4 +1,4 @@
-"""Keys and values of earlier positions, kept for decoding."""
+"""The key/value cache for decoding."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ from attention_core.masks import And, Causal, KeyLengths, Mask
 class KeyValueCache(NamedTuple):
     """Keys and values of the positions so far, in arrays of a fixed capacity C.
 
-    It is a tree of three arrays whose shapes and dtypes never change, which every framework carries through its loops.
+    It is a pytree of three arrays whose shapes and dtypes never change, so that frameworks carry it through their
+    loops.
 
     Attributes
     ----------
     key : Array, shape (..., G, C, D)
     value : Array, shape (..., G, C, E)
     length : Array of int32, shape () or (...)
-        How many positions are filled: one number for all, or one for every entry of the leading axes.
+        The number of filled positions: one for all, or one for each sequence of the batch.
     """
 
     key: Array
@@ -62,18 +63,18 @@ def empty_cache(
     device: Any = None,
     xp: Namespace,
 ) -> KeyValueCache:
-    """Make a cache in which nothing is filled.
+    """Make an empty cache.
 
     Parameters
     ----------
     leading : tuple of int
-        The leading axes, before the heads.
+        The sizes of the batch axes, before the heads.
     num_heads, capacity, head_dim : int
-        G, the number of key/value heads; C, how many positions there is room for; D.
+        G, the number of key/value heads; C, the number of positions; D.
     value_dim : int, optional
         E; by default D.
     ragged : bool
-        Whether every entry of the leading axes has a length of its own.
+        Whether each sequence of the batch has its own length.
     dtype : dtype, optional
         By default float32.
     device : optional
@@ -120,18 +121,18 @@ def append(
     num_new: Array | None = None,
     xp: Namespace | None = None,
 ) -> KeyValueCache:
-    """Write L new positions behind those that are filled: at length, …, length + L - 1 of every entry.
+    """Write L new positions after the filled ones: at length, …, length + L - 1 of each sequence.
 
     Parameters
     ----------
     cache : KeyValueCache
-        It stays as it is: what is returned is another.
+        It is not changed.
     key : Array, shape (..., G, L, D)
         Of the dtype of the cache.
     value : Array, shape (..., G, L, E)
     num_new : Array of int, shape (...), optional
-        How many of the L positions count, the first ones, where that differs between entries, as with padding at the
-        end; by default all. The cache must have a length for every entry, and room for all L.
+        How many of the L positions to keep for each sequence, the first ones, for padding at the end. By default all.
+        The cache must be ragged, and have room for all L.
     xp : array namespace, optional
 
     Returns
@@ -143,12 +144,12 @@ def append(
     TypeError
         When dtypes do not fit.
     ValueError
-        When shapes or devices do not fit, or there is no room for L more positions (where lengths can be read).
+        When shapes or devices do not fit, or there is no room for L more positions (if lengths can be read).
 
     Notes
     -----
-    Where lengths cannot be read, as in a compiled loop, positions beyond the capacity are dropped: what is filled
-    is never overwritten, and the length counts on. So a length above the capacity tells that positions are missing.
+    In a compiled loop lengths cannot be read. There, positions beyond the capacity are dropped, no filled position is
+    overwritten, and the length keeps counting. A length above the capacity shows that positions are missing.
 
     Examples
     --------
@@ -165,7 +166,7 @@ def append(
     _check_new(cache, key, value, num_new)
     place = positions(shape(cache.key, xp=xp)[-2], cache.key, xp=xp)
     length = xp.expand_dims(xp.astype(cache.length, xp.int32), axis=-1)  # (..., 1)
-    behind = xp.subtract(place, length)  # (..., C): which of the new positions belongs there
+    behind = xp.subtract(place, length)  # (..., C): the index of the new position that belongs there
     count = shape(key, xp=xp)[-2]
     filled = count if num_new is None else xp.astype(num_new, xp.int32)
     return KeyValueCache(
@@ -176,14 +177,14 @@ def append(
 
 
 def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
-    """Make the mask for the newest positions as queries: each attends those before, and itself.
+    """Make the mask for the newest positions as queries: each attends to those before, and to itself.
 
     Parameters
     ----------
     cache : KeyValueCache or Array of int
         The cache, or its lengths, after the new positions are appended.
     num_new : int or Array of int, shape () or (...)
-        How many were appended.
+        The number of positions that were appended.
 
     Returns
     -------
@@ -216,7 +217,7 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
 
 
 def _written(old: Array, new: Array, behind: Array, count: Any, xp: Namespace) -> Array:
-    """New rows where they belong, old ones elsewhere: (..., G, C, D), (..., G, L, D), (..., C) -> (..., G, C, D)."""
+    """Write new rows over old ones: (..., G, C, D), (..., G, L, D), (..., C) -> (..., G, C, D)."""
     if isinstance(count, int) and count == 0:
         return old
     if isinstance(count, int) and count == 1:
@@ -231,7 +232,7 @@ def _written(old: Array, new: Array, behind: Array, count: Any, xp: Namespace) -
 
 
 def _take_per_entry(new: Array, index: Array, xp: Namespace) -> Array:
-    """Rows by an index that every entry has of its own: (..., G, L, D), (..., C) -> (..., G, C, D)."""
+    """Take rows by an index for each sequence: (..., G, L, D), (..., C) -> (..., G, C, D)."""
     *leading, heads, count, width = shape(new, xp=xp)
     wide = index_dtype(index, xp=xp)
     capacity = shape(index, xp=xp)[-1]
@@ -244,7 +245,7 @@ def _take_per_entry(new: Array, index: Array, xp: Namespace) -> Array:
 
 
 def _over_heads(place: Array, xp: Namespace) -> Array:
-    """With axes for heads and channels: (..., C) -> (..., 1, C, 1)."""
+    """Insert axes for heads and channels: (..., C) -> (..., 1, C, 1)."""
     return xp.expand_dims(xp.expand_dims(place, axis=-1), axis=-3)
 
 
@@ -284,14 +285,14 @@ def _check_new(cache: KeyValueCache, key: Array, value: Array, num_new: Array | 
 
 
 def _check_num_new(num_new: Array, count: int | None) -> None:
-    """Raise if, where that can be told, more positions are to be filled than there are, or less than none."""
+    """Raise unless the numbers of new positions, if they can be read, are in 0..count."""
     least, most = _min_max(num_new)
     if least < 0 or (count is not None and most > count):
         raise ValueError(f"expected num_new in 0..{count}; got {least if least < 0 else most}")
 
 
 def _min_max(numbers: Array) -> tuple[int, int]:
-    """The least and the greatest of some integers; 0 where they cannot be read, or there are none."""
+    """The least and the greatest of some integers; 0 if they cannot be read, or there are none."""
     if 0 in sizes(numbers) or not is_concrete(numbers):
         return 0, 0
     xp = array_namespace(numbers)

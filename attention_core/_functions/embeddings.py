@@ -25,7 +25,7 @@ def embed_tokens(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
-    r"""Vectors of tokens at positions, in segments: rows of the tables, added up and normalized.
+    r"""Embed tokens: add up the rows of their tokens, positions and segments, and normalize.
 
     .. math:: y_l = \operatorname{layer\_norm}(T_{t_l} + P_{p_l} + S_{s_l})
 
@@ -36,7 +36,7 @@ def embed_tokens(
     position_ids : Array of int, broadcastable to (..., L), optional
         By default 0, 1, …, L - 1.
     segment_ids : Array of int, broadcastable to (..., L), optional
-        By default 0, where there is a table of segments.
+        By default 0, if there is a table of segments.
     epsilon : float
         Of the normalization.
     dropout : Dropout, optional
@@ -55,7 +55,7 @@ def embed_tokens(
     TypeError
         When ids are not integers, or dtypes differ.
     ValueError
-        When shapes do not fit, or an id has no row in its table (where values can be read).
+        When shapes do not fit, or an id has no row in its table (if ids can be read).
 
     References
     ----------

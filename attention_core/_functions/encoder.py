@@ -40,7 +40,7 @@ def encoder_layer(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
-    r"""Encoder layer of a transformer: self-attention and feed-forward, each on a residual branch.
+    r"""Apply the encoder layer of a transformer: self-attention and feed-forward, each on a residual branch.
 
     .. math::
 
@@ -53,7 +53,7 @@ def encoder_layer(
     ----------
     parameters : EncoderLayer
     x : Array, shape (..., L, C)
-        Types of 16 bits are computed in float32 and rounded once.
+        16-bit types are computed in float32 and rounded once.
     num_heads : int
     norm_first : bool
         Whether to normalize the input of each branch (GPT-2), or the sum after it (the first transformer, BERT).
@@ -62,7 +62,7 @@ def encoder_layer(
     epsilon : float
         Of both normalizations.
     dropout : Dropout, optional
-        Applied to the weights of attention and to both branches, each under a seed derived from the one given.
+        Applied to the attention weights and to both branches, each with a seed derived from this one.
     implementation : {"auto", "dense", "blockwise", "fused"}
         Of attention, as in `scaled_dot_product_attention`.
     arithmetic : {"fast", "reproducible"}
@@ -76,7 +76,7 @@ def encoder_layer(
     Raises
     ------
     TypeError, ValueError
-        When dtypes, shapes, devices or numbers do not fit; before any computation.
+        When dtypes, shapes, devices or numbers do not fit. All errors are raised before any computation.
 
     References
     ----------
@@ -136,7 +136,7 @@ def encoder_layer(
 
 
 def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropout | None]:
-    """One dropout for every place, each with a seed of its own."""
+    """Derive dropouts with different seeds."""
     if dropout is None or dropout.rate == 0:
         return [None] * count
     return [Dropout(dropout.rate, fold_in(dropout.seed, place, xp=xp)) for place in range(count)]

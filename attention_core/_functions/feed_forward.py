@@ -13,7 +13,7 @@ from attention_core.random import Dropout, check_dropout
 
 
 def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
-    r"""Affine map of the channels.
+    r"""Apply an affine map to the channels.
 
     .. math:: y = x W + b
 
@@ -22,7 +22,7 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     parameters : Linear
         ``weight`` of shape (in, out), ``bias`` of shape (out,) or ``None``; of the dtype of ``x``.
     x : Array, shape (..., in)
-        Types of 16 bits are computed in float32 and rounded once.
+        16-bit types are computed in float32 and rounded once.
     arithmetic : {"fast", "reproducible"}
         As in `scaled_dot_product_attention`.
     xp : array namespace, optional
@@ -50,14 +50,14 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
 
 
 def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
-    r"""Gaussian error linear unit, exact (no tanh).
+    r"""Apply the Gaussian error linear unit, in its exact form (no tanh).
 
     .. math:: x\, \Phi(x) = \tfrac{x}{2} \operatorname{erfc}\!\left(-\tfrac{x}{\sqrt 2}\right)
 
     Parameters
     ----------
     x : Array
-        Of a floating-point dtype; types of 16 bits are computed in float32.
+        Of a floating-point dtype; 16-bit types are computed in float32.
     arithmetic : {"fast", "reproducible"}
         As in `scaled_dot_product_attention`.
     xp : array namespace, optional
@@ -96,7 +96,7 @@ def feed_forward(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
-    r"""Two affine maps of every position with a GELU in between.
+    r"""Apply two affine maps to each position, with a GELU in between.
 
     .. math:: y = \operatorname{gelu}(x W_1 + b_1)\, W_2 + b_2
 
@@ -105,7 +105,7 @@ def feed_forward(
     parameters : FeedForward
         ``expand`` of shape (C, inner) and ``contract`` of shape (inner, out).
     x : Array, shape (..., C)
-        Types of 16 bits are computed in float32 and rounded once.
+        16-bit types are computed in float32 and rounded once.
     dropout : Dropout, optional
         Applied to the result.
     arithmetic : {"fast", "reproducible"}

@@ -1,4 +1,4 @@
-"""Channels apart into heads, and together again."""
+"""Split channels into heads, and merge heads into channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attention_core._checks import check_positive, check_rank
 
 
 def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> Array:
-    """Split the channels of every position into heads.
+    """Split the channels of each position into heads.
 
     .. math:: y_{h, l, d} = x_{l, h D + d}
 
@@ -26,7 +26,7 @@ def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> 
     Raises
     ------
     ValueError
-        When the channels cannot be shared out evenly.
+        When the number of heads does not divide the channels.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> 
 
 
 def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
-    """Join the heads of every position into channels: the inverse of `split_heads`.
+    """Merge the heads of each position into channels: the inverse of `split_heads`.
 
     .. math:: y_{l, h D + d} = x_{h, l, d}
 

@@ -75,7 +75,7 @@ def multi_head_attention(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Any:
-    r"""Attend in several heads at once, each with its own projection of the inputs.
+    r"""Compute attention in several heads, each with its own projection of the inputs.
 
     .. math::
 
@@ -86,9 +86,9 @@ def multi_head_attention(
     ----------
     parameters : MultiHeadAttention
         ``query`` of shape (C, H * D), ``key`` of shape (C', G * D), ``value`` of shape (C'', G * E), and ``output`` of
-        shape (H * E, C) or ``None``. With an extra key and value there are N + 1 keys, of which no mask hides the last.
+        shape (H * E, C) or ``None``. With an extra key and value there are N + 1 keys; no mask hides the last.
     query : Array, shape (..., M, C)
-        Types of 16 bits are computed in float32 and rounded once.
+        16-bit types are computed in float32 and rounded once.
     key : Array, shape (..., N, C'), optional
         By default the query: self-attention.
     value : Array, shape (..., N, C''), optional
@@ -98,8 +98,8 @@ def multi_head_attention(
     num_key_value_heads : int, optional
         G, a divisor of H; by default H.
     prepare : callable, optional
-        ``prepare(query, key)`` is given the heads, (..., H, M, D) and (..., G, N, D), and gives back what takes their
-        place: where rotary positions and the normalization of queries and keys belong.
+        ``prepare(query, key)`` maps the heads, (..., H, M, D) and (..., G, N, D), before attention. Apply rotary
+        positions and the normalization of queries and keys here.
     mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
         As in `scaled_dot_product_attention`.
     return_weights, return_logsumexp, implementation, arithmetic, xp
@@ -113,7 +113,7 @@ def multi_head_attention(
     Raises
     ------
     TypeError, ValueError
-        When dtypes, shapes, devices or numbers do not fit; before any computation.
+        When dtypes, shapes, devices or numbers do not fit. All errors are raised before any computation.
 
     References
     ----------
@@ -219,14 +219,14 @@ def attend_heads(
 
 
 def _append_extra(heads: Array, extra: Array, num_kv_heads: int, ops: Any, xp: Namespace) -> Array:
-    """Heads (..., G, N, D) with one key or value (G * D,) more, which is the same for all entries."""
+    """Append a key or value (G * D,), the same for the whole batch, to heads (..., G, N, D)."""
     *leading, _, width = shape(heads, xp=xp)
     last = split_channels(xp.reshape(extra, (1, -1)), num_kv_heads, xp)
     return xp.concat([heads, ops.broadcast_batch(last, (*leading, 1, width), xp=xp)], axis=-2)
 
 
 def _mask_with_extra_key(mask: Mask | Array | None, is_causal: bool, length: Any) -> Mask | None:
-    """A mask over one key more than there are, which all queries may attend."""
+    """Extend a mask by one key, to which all queries may attend."""
     if isinstance(length, int) and length == 0:
         return None
     rule = with_causal(mask, is_causal)
@@ -291,7 +291,7 @@ def tuple_leaves(tree: Any) -> list[Array]:
 
 
 def check_options(scale: Any, softcap: Any, dropout: Dropout | None) -> None:
-    """Raise unless the numbers of attention are numbers."""
+    """Raise unless scale, softcap and dropout are valid."""
     if scale is not None:
         check_number("scale", scale)
     if softcap is not None:

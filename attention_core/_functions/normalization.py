@@ -1,4 +1,4 @@
-"""Layer normalization, and normalization by the root mean square."""
+"""Layer normalization and RMS normalization."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layer_norm(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
-    r"""Normalize the channels of every position.
+    r"""Normalize the channels of each position.
 
     .. math:: y = \frac{x - \mu}{\sqrt{\operatorname{mean}((x - \mu)^2) + \epsilon}} \cdot \gamma + \beta, \qquad
         \mu = \operatorname{mean}(x)
@@ -37,7 +37,7 @@ def layer_norm(
     parameters : LayerNorm
         ``scale`` and ``offset``, each of shape (C,); of the dtype of ``x``.
     x : Array, shape (..., C)
-        Types of 16 bits are computed in float32 and rounded once.
+        16-bit types are computed in float32 and rounded once.
     epsilon : float
         Added to the variance, under the root.
     arithmetic : {"fast", "reproducible"}
@@ -121,7 +121,7 @@ def rms_norm(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
-    r"""Divide the channels of every position by the root of their mean square.
+    r"""Divide the channels of each position by the root of their mean square.
 
     .. math:: y = \frac{x}{\sqrt{\operatorname{mean}(x^2) + \epsilon}} \cdot \gamma
 
@@ -132,7 +132,7 @@ def rms_norm(
     scale : Array, shape (C,)
         :math:`\gamma`, of the dtype of ``x``.
     x : Array, shape (..., C)
-        Types of 16 bits are computed in float32 and rounded once. Squares may overflow: the result does not.
+        16-bit types are computed in float32 and rounded once. Squares that overflow do no harm.
     epsilon : float
         Added to the mean square, under the root.
     arithmetic : {"fast", "reproducible"}

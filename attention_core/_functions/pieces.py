@@ -1,4 +1,4 @@
-"""Attention to a part of the keys, and how parts become the whole."""
+"""Attention to pieces of the keys, and merging them into attention to all keys."""
 
 from __future__ import annotations
 
@@ -45,42 +45,42 @@ def partial_attention(
     extent: Extent | None = None,
     xp: Namespace | None = None,
 ) -> Any:
-    r"""Attend a piece of the keys, so that `merge_partials` can make the whole of the pieces.
+    r"""Compute attention to a piece of the keys, for `merge_partials` to merge with other pieces.
 
-    A cache that is read in pieces, and several machines that each hold some of the keys, need nothing else.
+    This is for a cache that is read in pieces, and for several machines that each hold some of the keys.
 
     Parameters
     ----------
     query : Array, shape (..., H, M, D)
         All queries or a piece of them.
     key, value : Array, shapes (..., G, N, D) and (..., G, N, E)
-        A piece of the keys, and their values.
+        A piece of the keys and their values.
     query_start, key_start : int or 0-d Array of int
         The positions of the first query and of the first key of the pieces.
     mask : Mask or Array of bool, optional
-        Over all positions: the rules and arrays that the whole would be given.
+        Over all positions of the whole, not of the piece.
     bias : Array, broadcastable to (..., H, M, N), optional
         Of the piece.
     is_causal, scale, softcap, score_mod, dropout, xp
         As in `scaled_dot_product_attention`; positions are those in the whole.
     implementation : {"auto", "dense", "blockwise"}
     arithmetic : {"fast", "reproducible"}
-        With ``"reproducible"``, `complete_partial` of what is merged has the bits of the whole, whatever the pieces and
-        their order. There is no gradient: that is for the whole.
+        With ``"reproducible"``, `complete_partial` of the merged pieces has the bits of attention to all keys, for any
+        pieces in any order. It has no gradient.
     extent : Extent, optional
-        With reproducible arithmetic, and only there: by `merge_extents` of the `attention_extent` of all pieces. One
-        that leaves out keys of this piece is not noticed, and gives wrong numbers.
+        For reproducible arithmetic only: `merge_extents` of the `attention_extent` of all pieces. An extent that does
+        not cover this piece is not noticed, and gives wrong numbers.
 
     Returns
     -------
     Partial or ExactPartial
-        Output and logsumexp in the type of the computation: 16-bit inputs are rounded only when all is merged. With
-        reproducible arithmetic, sums of integers, for `complete_partial` to round.
+        Output and logsumexp in the compute dtype, so that 16-bit types are rounded only after merging. With
+        reproducible arithmetic, sums of integers that `complete_partial` rounds.
 
     Raises
     ------
     TypeError, ValueError
-        As in `scaled_dot_product_attention`, and when an extent is missing, not wanted, or of other shapes.
+        As in `scaled_dot_product_attention`; also when an extent is missing, unexpected, or of other shapes.
 
     Examples
     --------
@@ -134,10 +134,11 @@ def attention_extent(
     softcap: float | None = None,
     xp: Namespace | None = None,
 ) -> Extent:
-    """Find how far scores and values of a piece of the keys reach: the first of two passes in reproducible arithmetic.
+    """Find the maxima of the scores and values of a piece: the first of two passes in reproducible arithmetic.
 
-    What is rounded is rounded relative to the largest score of a query, and to the largest magnitude of a channel of
-    the values. So all pieces have to agree on these, by `merge_extents`, before `partial_attention` adds up.
+    Reproducible arithmetic rounds relative to the largest score of a query, and to the largest magnitude in a channel
+    of the values. All pieces have to use the same maxima: merge the extents with `merge_extents`, then call
+    `partial_attention`.
 
     Parameters
     ----------
@@ -182,7 +183,7 @@ def attention_extent(
 
 
 def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> None:
-    """Raise unless there is an extent where there has to be one, of the shapes of a call."""
+    """Raise unless the extent has the shapes of a call with reproducible arithmetic, or is absent with fast."""
     if arithmetic == "fast":
         if extent is not None:
             raise ValueError("expected no extent with arithmetic='fast'; got one")
@@ -200,7 +201,7 @@ def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> No
 
 
 class Partial(NamedTuple):
-    """Attention to some of the keys: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation.
+    """Attention to some of the keys: output (..., H, M, E) and logsumexp (..., H, M), in the compute dtype.
 
     ``(0, -inf)`` is attention to no keys.
     """
@@ -217,13 +218,13 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
 
     .. math:: \ell = \log \sum_n e^{\ell_n}, \qquad o = \sum_n e^{\ell_n - \ell} o_n
 
-    The operation is associative and commutative, and attention to no keys is neutral: up to rounding for `Partial`,
-    where that is (0, -inf); exactly for `ExactPartial`, whose sums of integers are added.
+    The operation is associative and commutative, and attention to no keys is its neutral element, (0, -inf) as a
+    `Partial`. This holds up to rounding for `Partial`, and exactly for `ExactPartial`, whose integers are added.
 
     Parameters
     ----------
     first, *others : Partial or ExactPartial
-        All of one kind, of the same shapes and dtypes; if exact, relative to one extent.
+        All of one class, of the same shapes and dtypes; if exact, relative to the same extent.
     xp : array namespace, optional
 
     Returns
@@ -233,7 +234,7 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
     Raises
     ------
     TypeError, ValueError
-        When something is no partial, kinds, shapes, or extents that can be read differ.
+        When an argument is not a partial, or classes, shapes, or extents (if they can be read) differ.
 
     References
     ----------
@@ -299,7 +300,7 @@ def _merge_exact(first: ExactPartial, others: tuple[Any, ...], xp: Namespace | N
 
 
 def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None) -> Extent:
-    """Merge the extents of some keys into that of all of them, by maxima: in any order, the result is the same.
+    """Merge extents of pieces into the extent of all keys, by elementwise maxima.
 
     Parameters
     ----------
@@ -314,7 +315,7 @@ def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None
     Raises
     ------
     TypeError, ValueError
-        When something is no `Extent`, or shapes differ.
+        When an argument is not an `Extent`, or shapes differ.
 
     Examples
     --------
@@ -335,25 +336,25 @@ def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None
 
 
 def complete_partial(partial: AnyPartial, /, *, dropout: Dropout | None = None, xp: Namespace | None = None) -> Partial:
-    """Turn what was merged of all keys into output and logsumexp.
+    """Turn the merged pieces into output and logsumexp.
 
     Parameters
     ----------
     partial : Partial or ExactPartial
-        The former is complete, and returned as it is.
+        A `Partial` is returned as it is.
     dropout : Dropout, optional
-        That of all pieces.
+        The dropout that all pieces were given.
     xp : array namespace, optional
 
     Returns
     -------
     Partial
-        In the type of the computation, float32 if exact: the bits are those of attention to all keys at once.
+        In the compute dtype. Of an `ExactPartial`, float32 with the bits of attention to all keys at once.
 
     Raises
     ------
     TypeError, ValueError
-        When this is no partial.
+        When the argument is not a partial.
 
     Examples
     --------

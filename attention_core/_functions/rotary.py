@@ -41,13 +41,13 @@ def rotary_embedding(
     Parameters
     ----------
     x : Array, shape (..., H, L, D)
-        Query or key heads. Types of 16 bits are computed in float32 and rounded once.
+        Query or key heads. 16-bit types are computed in float32 and rounded once.
     positions : Array of int, broadcastable to (..., L)
         p, below :math:`2^{31}` in magnitude; the same for all heads.
     base : float
         :math:`\theta`, at least 1.
     interleaved : bool
-        Whether the channels of a pair lie side by side.
+        Whether the channels of a pair are neighbours.
     width : int, optional
         W, even: the first W channels are rotated and the others kept; by default all.
     arithmetic : {"fast", "reproducible"}
@@ -62,17 +62,15 @@ def rotary_embedding(
     Raises
     ------
     TypeError, ValueError
-        When dtypes or shapes do not fit, or base or width is none.
+        When dtypes or shapes do not fit, or base or width is not valid.
 
-    Notes
-    -----
-    Turns are counted in fixed point, modulo one, so that a large position costs no accuracy. Over all positions that
-    fit, the error measured is at most 2.1 units in the last place of the length of a pair: in float32 of the formula,
-    in float64 of the formula with its frequencies rounded to float64. Where the angle is multiplied in float32, as
-    it commonly is, the cosine is off by 3e-3 at position 2**17, and by 2e-2 at position 2**20.
+    Notes ----- Angles are computed in fixed point, in turns modulo one, so that large positions lose no accuracy. The
+    measured error is at most 2.1 ulps of the length of a pair, at all valid positions. In float64, that is against the
+    formula with frequencies rounded to float64. Computing the angle in float32, as is common, gives cosines that are
+    off by 3e-3 at position 2**17, and by 2e-2 at position 2**20.
 
-    In reproducible arithmetic the frequencies are not rounded either: more than 99 % of the float32 results are the
-    correctly rounded ones of the formula, at all positions. Where one channel of a pair is not finite, both are nan.
+    In reproducible arithmetic frequencies are not rounded: more than 99 % of the float32 results are correctly rounded,
+    at all positions. If one channel of a pair is not finite, both are NaN.
 
     References
     ----------
@@ -100,7 +98,7 @@ def rotary_embedding(
 
 
 def _checked_width(x: Array, positions: Array, base: float, interleaved: bool, width: int | None) -> int:
-    """Raise unless the arguments fit; the number of channels to rotate."""
+    """Raise unless the arguments are valid; return the number of channels to rotate."""
     check_rank("x", x, 3, "(..., H, L, D)")
     check_floating("x", x)
     check_rank("positions", positions, 0, "(..., L)")

@@ -1,4 +1,4 @@
-"""Self-attention over feature maps, as in SAGAN, and the spectral normalization of its kernels."""
+"""Self-attention over feature maps, as in SAGAN, and spectral normalization of its kernels."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def sagan_attention(
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Any:
-    r"""Let every place of a feature map attend all places (or their 2 × 2 maxima), and add what it finds.
+    r"""Add self-attention over a feature map: each position attends to all positions, or to their 2 × 2 maxima.
 
     .. math::
 
         y = x + \sigma\, \bigl(\operatorname{softmax}(\theta(x)\, \phi(x)^\top)\, g(x)\bigr) W^O
 
-    The scores are not scaled. With pooling, :math:`\phi` and :math:`g` are reduced to the maxima of 2 × 2 places.
+    The scores are not scaled. With pooling, :math:`\phi` and :math:`g` are reduced to the maxima of 2 × 2 positions.
 
     Parameters
     ----------
     parameters : SaganAttention
-        1 × 1 convolutions as `Linear`: ``theta`` and ``phi`` from C to D channels, ``g`` from C to E, ``output`` from E
-        back to C (or ``None`` with E = C), and ``sigma`` of shape ().
+        1 × 1 convolutions as `Linear`: ``theta`` and ``phi`` (C, D), ``g`` (C, E), and ``output`` (E, C), or ``None``
+        with E = C. ``sigma`` of shape ().
     x : Array, shape (..., height, width, C)
-        Or (..., C, height, width) with ``channels_first``. Types of 16 bits are computed in float32 and rounded once.
+        Or (..., C, height, width) with ``channels_first``. 16-bit types are computed in float32 and rounded once.
     pool : bool
         Whether to pool; height and width must then be even.
     data_format : {"channels_last", "channels_first"}
     return_weights : bool
-        Whether to return the softmax, of shape (..., 1, height * width, places attended), too.
+        Whether to return the weights as well, of shape (..., 1, height * width, keys).
     arithmetic : {"fast", "reproducible"}
         As in `scaled_dot_product_attention`.
     xp : array namespace, optional
@@ -98,7 +98,7 @@ def sagan_attention(
     )
     if pool:
         phi, g = _max_pool(phi, maps, xp), _max_pool(g, maps, xp)
-    query, key, value = (_flatten_places(array, xp) for array in (theta, phi, g))  # (..., 1, places, channels)
+    query, key, value = (_flatten_places(array, xp) for array in (theta, phi, g))  # (..., 1, positions, channels)
     found = scaled_dot_product_attention(
         query, key, value, scale=1.0, return_weights=return_weights, arithmetic=arithmetic, xp=xp
     )
@@ -132,9 +132,9 @@ def spectral_norm(
     Parameters
     ----------
     weight : Array, shape (..., out)
-        All axes but the last are taken as one.
+        All axes but the last are flattened.
     u : Array, shape (out,)
-        The estimate of the right singular vector so far; at first random.
+        The current estimate of the right singular vector; at first random.
     iterations : int
         Steps of power iteration, at least 1.
     epsilon : float
@@ -148,7 +148,7 @@ def spectral_norm(
     normalized : Array, shape (..., out)
         :math:`W / \sigma`.
     u : Array, shape (out,)
-        The new estimate, to be kept for the next call.
+        The new estimate, for the next call.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def spectral_norm(
 
 
 def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
-    """Maxima of 2 × 2 places: (..., height, width, C) -> (..., height / 2, width / 2, C)."""
+    """Maxima of 2 × 2 positions: (..., height, width, C) -> (..., height / 2, width / 2, C)."""
     *leading, height, width, channels = shape(maps, xp=xp)
     apart = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
     *axes, top, side, left, low, last = range(len(apart.shape))
@@ -202,7 +202,7 @@ def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
 
 
 def _flatten_places(maps: Array, xp: Namespace) -> Array:
-    """The places of a feature map in a row, for one head: (..., height, width, C) -> (..., 1, places, C)."""
+    """Flatten a feature map to a sequence, for one head: (..., height, width, C) -> (..., 1, height * width, C)."""
     *leading, height, width, channels = shape(maps, xp=xp)
     return xp.reshape(maps, (*leading, 1, height * width, channels))
 
@@ -223,7 +223,7 @@ def _leaves(parameters: SaganAttention) -> list[Array]:
 
 
 def check_data_format(data_format: Any) -> None:
-    """Raise unless the channels are said to be last or first."""
+    """Raise unless this is a data format."""
     if data_format not in ("channels_last", "channels_first"):
         raise ValueError(f"expected data_format channels_last or channels_first; got {data_format!r}")
 

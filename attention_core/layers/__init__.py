@@ -1,8 +1,7 @@
-"""What a layer is before any framework: its settings, the parameters it starts from, and its call.
+"""Layers without a framework: settings, initial parameters, and the call.
 
-The layers of `attention_torch`, `attention_jax` and `attention_tensorflow` hold parameters and place them; what they
-are, and what they compute, is said here once. A layer of this module holds no array, so that it compares by value, is
-written to a file as text, and can be called with the parameters of any library::
+The layers of `attention_torch`, `attention_jax` and `attention_tensorflow` hold the parameters of a layer defined here.
+A definition holds no array. So it compares by value, is saved as text, and is called with parameters of any library::
 
     layer = MultiHeadAttention(channels=64, num_heads=8)
     parameters = layer.init(0, xp=xp)
@@ -20,12 +19,13 @@ from attention_core.layers._layer import Initial, Layer, check_fit, named_arrays
 from attention_core.layers._sagan import SaganAttention, SpectralVectors
 from attention_core.layers._transformer import Embeddings, EncoderLayer, FeedForward
 
-__all__ = [
+__all__ = [  # noqa: RUF022 (sorted as text)
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
     "Initial",
+    "KINDS",
     "Layer",
     "MultiHeadAttention",
     "SaganAttention",
@@ -38,12 +38,12 @@ __all__ = [
 
 
 def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
-    """Make a layer of the settings that `Layer.settings` returned.
+    """Make a layer from the settings that `Layer.settings` returned.
 
     Raises
     ------
     TypeError, ValueError
-        When the layer or a setting is not known, or does not fit.
+        When the layer or a setting is unknown or not valid.
 
     Examples
     --------
@@ -51,23 +51,24 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
     FeedForward(channels=4, inner=16, output_channels=None, bias=True, dropout=0.0, arithmetic='fast')
     """
     name = settings.get("layer")
-    if name not in _KINDS:
-        raise ValueError(f"expected a layer out of {', '.join(_KINDS)}; got {name!r}")
-    kind = _KINDS[name]
-    given = {key: value for key, value in settings.items() if key != "layer"}
+    if name not in KINDS:
+        raise ValueError(f"expected a layer out of {', '.join(KINDS)}; got {name!r}")
+    kind = KINDS[name]
+    values = {key: value for key, value in settings.items() if key != "layer"}
     known = {field.name for field in fields(kind)}
-    if unknown := sorted(given.keys() - known):
+    if unknown := sorted(values.keys() - known):
         raise ValueError(f"expected settings of {name} out of {', '.join(sorted(known))}; got {', '.join(unknown)}")
     try:
-        return kind(**given)
+        return kind(**values)
     except TypeError as error:
-        raise TypeError(f"expected the settings of {name}; got {given}: {error}") from error
+        raise TypeError(f"expected the settings of {name}; got {values}: {error}") from error
 
 
-_KINDS: dict[Any, type[Layer]] = {
+KINDS: dict[Any, type[Layer]] = {
     kind.__name__: kind
     for kind in (DotProductAttention, MultiHeadAttention, FeedForward, EncoderLayer, Embeddings, SaganAttention)
 }
+"""The classes of layers by name."""
 
 for _name in __all__:
     if hasattr(vars()[_name], "__module__"):

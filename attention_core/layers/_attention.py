@@ -1,4 +1,4 @@
-"""Attention of one head, and of several with their projections."""
+"""Single-head attention, and multi-head attention with its projections."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from attention_core._arrays import Array, Namespace, on_device_of, upcast
 from attention_core._attention.call import Attention
 from attention_core._attention.choice import check_implementation
 from attention_core._backend import array_namespace
-from attention_core._checks import check_boolean, check_flag, check_number, check_positive, check_rank
+from attention_core._checks import check_boolean, check_flag, check_number, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.multi_head import multi_head_attention
 from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import all_masks, check_flags, check_sizes, dropout_in_training, linear_to_be
+from attention_core.layers._settings import (
+    all_masks,
+    check_flags,
+    check_optional_sizes,
+    check_sizes,
+    dropout_in_training,
+    linear_spec,
+)
 from attention_core.masks import Mask
 from attention_core.random import Dropout, check_dropout
 
 
 @dataclass(frozen=True)
 class DotProductAttention(Layer):
-    """Scaled dot-product attention of one head, without parameters.
+    """Scaled dot-product attention with a single head and without parameters.
 
     Parameters
     ----------
@@ -32,14 +39,14 @@ class DotProductAttention(Layer):
     softcap : float, optional
     is_causal : bool
     dropout : float
-        The rate at which weights are dropped in training.
+        The rate of dropout of the weights in training.
     implementation : {"auto", "dense", "blockwise", "fused"}
     arithmetic : {"fast", "reproducible"}
 
     Raises
     ------
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
 
     Examples
     --------
@@ -82,7 +89,7 @@ class DotProductAttention(Layer):
         return_logsumexp: bool = False,
         xp: Namespace | None = None,
     ) -> Any:
-        """Attend.
+        """Compute attention.
 
         Parameters
         ----------
@@ -96,12 +103,12 @@ class DotProductAttention(Layer):
         mask : Mask or Array of bool, broadcastable to (..., M, N), optional
             True = may attend.
         query_mask : Array of bool, shape (..., M), optional
-            False where a query may attend nothing.
+            False masks a query.
         key_mask : Array of bool, shape (..., N), optional
-            False where a key may be attended by nothing.
+            False masks a key.
         bias : Array, broadcastable to (..., M, N), optional
         seed : int or Array of int, optional
-            Of the dropout; without one nothing is dropped.
+            Of the dropout; without it nothing is dropped.
         return_weights, return_logsumexp : bool
         xp : array namespace, optional
 
@@ -117,7 +124,7 @@ class DotProductAttention(Layer):
         if mask is not None and not isinstance(mask, Mask):
             check_boolean("mask", mask)
         mask, bias = (_with_heads(array, xp) for array in (mask, bias))
-        found = scaled_dot_product_attention(
+        result = scaled_dot_product_attention(
             *(xp.expand_dims(array, axis=-3) for array in (query, key, value)),
             mask=all_masks(mask, query_mask, key_mask, xp),
             bias=bias,
@@ -131,11 +138,11 @@ class DotProductAttention(Layer):
             arithmetic=self.arithmetic,
             xp=xp,
         )
-        if not isinstance(found, Attention):
-            return xp.squeeze(found, axis=-3)
-        weights = None if found.weights is None else xp.squeeze(found.weights, axis=-3)
-        logsumexp = None if found.logsumexp is None else xp.squeeze(found.logsumexp, axis=-2)
-        return Attention(xp.squeeze(found.output, axis=-3), weights, logsumexp)
+        if not isinstance(result, Attention):
+            return xp.squeeze(result, axis=-3)
+        weights = None if result.weights is None else xp.squeeze(result.weights, axis=-3)
+        logsumexp = None if result.logsumexp is None else xp.squeeze(result.logsumexp, axis=-2)
+        return Attention(xp.squeeze(result.output, axis=-3), weights, logsumexp)
 
 
 @dataclass(frozen=True)
@@ -145,35 +152,35 @@ class MultiHeadAttention(Layer):
     Parameters
     ----------
     channels : int
-        C, of the query.
+        C, the channels of the query.
     num_heads : int
         H.
     num_key_value_heads : int, optional
         G, a divisor of H; by default H.
     key_channels, value_channels : int, optional
-        By default those of the query, and those of the key.
+        By default the channels of the query, and of the key.
     head_dim : int, optional
-        D, of a head's query and key; by default C / H, which must be whole.
+        D, the width of a head's query and key; by default C / H, which must be an integer.
     value_head_dim : int, optional
         E; by default D.
     output : bool
-        Whether the merged heads are projected; else they are the result.
+        Whether to project the merged heads; otherwise they are the result.
     output_channels : int, optional
         By default C.
     bias : bool
-        Whether projections have a bias, where the next four do not say otherwise.
+        Whether projections have a bias, unless the next four say otherwise.
     query_bias, key_bias, value_bias, output_bias : bool, optional
     extra_key_value : bool
-        Whether there is a key and a value beside those projected, to be learned, as ``add_bias_kv`` of PyTorch has it.
+        Whether to append a learned key and value, as ``add_bias_kv`` in PyTorch.
     zero_attention : bool
-        Whether there is a key of zeros and a value of zeros, as ``add_zero_attn`` of PyTorch has it: a sink of score 0.
+        Whether to append a key and a value of zeros, as ``add_zero_attn`` in PyTorch: a sink of score 0.
     scale, softcap, is_causal, dropout, implementation, arithmetic
         As in `DotProductAttention`.
 
     Raises
     ------
     TypeError, ValueError
-        When a setting is not one, or heads do not share out the channels evenly.
+        When a setting is not valid, or the number of heads does not divide the channels.
 
     Examples
     --------
@@ -208,13 +215,17 @@ class MultiHeadAttention(Layer):
 
     def __post_init__(self) -> None:
         check_sizes(self, "channels", "num_heads")
-        for name in ("num_key_value_heads", "key_channels", "value_channels", "head_dim", "value_head_dim"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        if self.output_channels is not None:
-            check_positive("output_channels", self.output_channels)
-            if not self.output:
-                raise ValueError(f"expected no output_channels without an output; got {self.output_channels}")
+        check_optional_sizes(
+            self,
+            "num_key_value_heads",
+            "key_channels",
+            "value_channels",
+            "head_dim",
+            "value_head_dim",
+            "output_channels",
+        )
+        if self.output_channels is not None and not self.output:
+            raise ValueError(f"expected no output_channels without an output; got {self.output_channels}")
         if self.num_heads % self.groups:
             raise ValueError(f"expected num_key_value_heads that divide num_heads {self.num_heads}; got {self.groups}")
         if self.head_dim is None and self.channels % self.num_heads:
@@ -227,12 +238,12 @@ class MultiHeadAttention(Layer):
 
     @property
     def groups(self) -> int:
-        """G."""
+        """G, the number of key/value heads."""
         return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
     def parameters(self) -> trees.MultiHeadAttention:
-        """The projections, and the extra key and value."""
+        """Specs of the projections, and of the extra key and value."""
         key_channels = self.channels if self.key_channels is None else self.key_channels
         value_channels = key_channels if self.value_channels is None else self.value_channels
         head_dim = self.channels // self.num_heads if self.head_dim is None else self.head_dim
@@ -244,8 +255,9 @@ class MultiHeadAttention(Layer):
             (value_channels, self.groups * value_head_dim),
             (self.num_heads * value_head_dim, output_channels),
         )
-        biases = (self.bias if own is None else own for own in (getattr(self, name) for name in _BIASES))
-        query, key, value, output = (linear_to_be(*dims, bias) for dims, bias in zip(widths, biases, strict=True))
+        settings = (getattr(self, name) for name in _BIASES)
+        biases = (self.bias if setting is None else setting for setting in settings)
+        query, key, value, output = (linear_spec(*dims, bias) for dims, bias in zip(widths, biases, strict=True))
         extra = (Initial((dims[1],), "truncated_normal") for dims in widths[1:3]) if self.extra_key_value else ()
         return trees.MultiHeadAttention(query, key, value, output if self.output else None, *extra)
 
@@ -268,26 +280,19 @@ class MultiHeadAttention(Layer):
         return_logsumexp: bool = False,
         xp: Namespace | None = None,
     ) -> Any:
-        """Attend.
+        """Compute attention.
 
         Parameters
         ----------
         parameters : attention_core.parameters.MultiHeadAttention
         query : Array, shape (..., M, C), or a mapping with "query", "key" and "value"
-        key : Array, shape (..., N, C'), optional
-            By default the query.
-        value : Array, shape (..., N, C''), optional
-            By default the key.
+        key, value : Arrays, shapes (..., N, C') and (..., N, C''), optional
         mask : Mask or Array of bool, broadcastable to (..., H, M, N), optional
             True = may attend.
-        query_mask : Array of bool, shape (..., M), optional
-            False where a query may attend nothing.
-        key_mask : Array of bool, shape (..., N), optional
-            False where a key may be attended by nothing.
+        query_mask, key_mask, seed
+            As in `DotProductAttention`.
         bias, score_mod, prepare, return_weights, return_logsumexp, xp
             As in `attention_core.multi_head_attention`.
-        seed : int or Array of int, optional
-            Of the dropout; without one nothing is dropped.
 
         Returns
         -------
@@ -327,7 +332,7 @@ _BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 
 
 def _query_key_value(query: Any, key: Array | None, value: Array | None) -> tuple[Any, Any, Any]:
-    """Three inputs, which may also come as one mapping; the key is by default the query, the value the key."""
+    """Unpack a mapping of inputs, and fill in defaults: the query as the key, the key as the value."""
     if isinstance(query, Mapping):
         if key is not None or value is not None:
             raise TypeError("expected either a mapping of query, key and value, or arrays; got both")
@@ -341,7 +346,7 @@ def _query_key_value(query: Any, key: Array | None, value: Array | None) -> tupl
 
 
 def _with_heads(array: Any, xp: Namespace) -> Any:
-    """An array over pairs, (..., M, N), with an axis for heads where it has leading ones; a rule as it is."""
+    """Insert an axis for heads into an array (..., M, N) with leading axes; return a structured mask as it is."""
     if array is None or isinstance(array, Mask) or len(array.shape) < 3:
         return array
     return xp.expand_dims(array, axis=-3)

@@ -1,4 +1,4 @@
-"""What all layers have in common: settings, and trees of the parameters that they start from."""
+"""The base class of layers: settings, and specs of parameters and state."""
 
 from __future__ import annotations
 
@@ -15,29 +15,36 @@ from attention_core.random import fold_in
 
 @dataclass(frozen=True)
 class Initial:
-    """A parameter to be: its shape, and the law of its first values.
+    """The spec of a parameter: its shape, and how its initial values are drawn.
 
     Attributes
     ----------
     dims : tuple of int
-    law : str
+    initializer : str
         ``"zeros"``, ``"ones"``, or the name of one of `attention_core.initializers`.
     """
 
     dims: tuple[int, ...]
-    law: str
+    initializer: str
+
+    @property
+    def law(self) -> str:
+        """A former name of ``initializer``."""
+        return self.initializer
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"initializer" if name == "law" else name: value for name, value in state.items()})
 
     def values(self, seed: Any, /, *, dtype: str, xp: Namespace, device: Any = None) -> Array:
-        """The first values under a seed, the same on every library."""
-        if self.law in ("zeros", "ones"):
-            place = {} if device is None else {"device": device}
-            return getattr(xp, self.law)(self.dims, dtype=getattr(xp, dtype), **place)
-        options = {"stddev": _STDDEV[self.law]} if self.law in _STDDEV else {}
-        law = getattr(initializers, self.law)
-        return law(seed, self.dims, dtype=dtype, xp=xp, device=device, **options)
+        """Draw the initial values from a seed: the same bits on every library."""
+        if self.initializer in ("zeros", "ones"):
+            placement = {} if device is None else {"device": device}
+            return getattr(xp, self.initializer)(self.dims, dtype=getattr(xp, dtype), **placement)
+        options = {"stddev": _STDDEV[self.initializer]} if self.initializer in _STDDEV else {}
+        return getattr(initializers, self.initializer)(seed, self.dims, dtype=dtype, xp=xp, device=device, **options)
 
 
-_STDDEV = {"truncated_normal": 0.02, "normal": 1.0}  # of tables as in BERT, and of the first guess of a singular vector
+_STDDEV = {"truncated_normal": 0.02, "normal": 1.0}  # of embedding tables, as in BERT; of singular vectors
 
 
 @dataclass(frozen=True)
@@ -47,15 +54,15 @@ class Layer(ABC):
     @property
     @abstractmethod
     def parameters(self) -> Any:
-        """The parameters to be: a tree of `attention_core.parameters` with `Initial` leaves."""
+        """The specs of the parameters: a tree of `attention_core.parameters` with `Initial` leaves."""
 
     @property
     def state(self) -> Any:
-        """What training carries along beside the parameters: a tree with `Initial` leaves, for most layers empty."""
+        """The specs of the state that training carries besides the parameters: a tree with `Initial` leaves."""
         return ()
 
     def init(self, seed: Any, /, *, xp: Namespace, dtype: str = "float32", device: Any = None) -> Any:
-        """The parameters to start from: the same bits on every library.
+        """Draw initial parameters: the same bits on every library.
 
         Parameters
         ----------
@@ -66,18 +73,22 @@ class Layer(ABC):
         device : optional
             Where the library should place the arrays, in its own terms.
         """
-        return _grown(self.parameters, seed, 0, dtype, xp, device)
+        return _draw_all(self.parameters, seed, purpose=0, dtype=dtype, xp=xp, device=device)
 
     def init_state(self, seed: Any, /, *, xp: Namespace, dtype: str = "float32", device: Any = None) -> Any:
-        """The state to start from: the same bits on every library."""
-        return _grown(self.state, seed, 1, dtype, xp, device)
+        """Draw the initial state: the same bits on every library."""
+        return _draw_all(self.state, seed, purpose=1, dtype=dtype, xp=xp, device=device)
 
-    def refreshed(self, parameters: Any, state: Any, /, *, xp: Namespace | None = None) -> Any:
-        """The state after a step of training with these parameters."""
+    def updated_state(self, parameters: Any, state: Any, /, *, xp: Namespace | None = None) -> Any:
+        """Compute the state after a step of training with these parameters."""
         return state
 
+    def refreshed(self, parameters: Any, state: Any, /, *, xp: Namespace | None = None) -> Any:
+        """A former name of `updated_state`."""
+        return self.updated_state(parameters, state, xp=xp)
+
     def settings(self) -> dict[str, Any]:
-        """The settings as numbers and text, from which `layer_from_settings` makes the layer again.
+        """Return the settings as numbers and text, from which `layer_from_settings` makes the layer again.
 
         Examples
         --------
@@ -87,12 +98,12 @@ class Layer(ABC):
         >>> layer_from_settings(FeedForward(4, 16).settings()) == FeedForward(4, 16)
         True
         """
-        plain = {name: float(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
-        return {"layer": type(self).__name__, **plain}
+        values = {name: float(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        return {"layer": type(self).__name__, **values}
 
 
 def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:
-    """The leaves of a tree of named tuples by name, ``None`` left out, in order.
+    """Map the leaves of a tree of named tuples by name, in order, without ``None``.
 
     Examples
     --------
@@ -110,7 +121,7 @@ def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:
 
 
 def tree_from_names(like: Any, arrays: Mapping[str, Any], prefix: str = "", /) -> Any:
-    """A tree like another, with the arrays of these names as leaves: the inverse of `named_arrays`.
+    """Build a tree of the structure of another from named arrays: the inverse of `named_arrays`.
 
     Raises
     ------
@@ -128,7 +139,7 @@ def tree_from_names(like: Any, arrays: Mapping[str, Any], prefix: str = "", /) -
 
 
 def check_fit(definition: Layer, parameters: Any, state: Any = (), /) -> None:
-    """Raise unless parameters and state are those that a definition asks for.
+    """Raise unless parameters and state have the structure and shapes of a layer.
 
     Parameters
     ----------
@@ -155,8 +166,8 @@ def _check_tree(name: str, like: Any, tree: Any) -> None:
     if isinstance(like, tuple):
         if type(tree) is not type(like):
             raise TypeError(f"expected {name} as {type(like).__name__}; got {type(tree).__name__}")
-        for field, branch, found in zip(getattr(like, "_fields", ()), like, tree, strict=True):
-            _check_tree(f"{name}.{field}", branch, found)
+        for field, branch, other in zip(getattr(like, "_fields", ()), like, tree, strict=True):
+            _check_tree(f"{name}.{field}", branch, other)
         return
     if like is None:
         if tree is not None:
@@ -173,12 +184,12 @@ def _described(value: Any) -> str:
     return f"an array of shape {shape_text(value)}" if hasattr(value, "shape") else type(value).__name__
 
 
-def _grown(tree: Any, seed: Any, purpose: int, dtype: str, xp: Namespace, device: Any) -> Any:
-    """A tree of `Initial` with their values, each under a seed of its own."""
+def _draw_all(tree: Any, seed: Any, /, *, purpose: int, dtype: str, xp: Namespace, device: Any) -> Any:
+    """Replace the `Initial` leaves of a tree by their values, each drawn from a seed of its own."""
     leaves = named_arrays(tree)
-    own = fold_in(seed, purpose, xp=xp) if leaves else None
+    seed = fold_in(seed, purpose, xp=xp) if leaves else None
     values = {
-        name: leaf.values(fold_in(own, index, xp=xp), dtype=dtype, xp=xp, device=device)
+        name: leaf.values(fold_in(seed, index, xp=xp), dtype=dtype, xp=xp, device=device)
         for index, (name, leaf) in enumerate(leaves.items())
     }
     return tree_from_names(tree, values)

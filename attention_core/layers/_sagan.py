@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from attention_core import parameters as trees
 from attention_core._arithmetic import check_arithmetic_name
 from attention_core._arrays import Array, Namespace
-from attention_core._checks import check_positive
 from attention_core._functions.sagan import check_data_format, sagan_attention, spectral_norm
 from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import check_flags, check_sizes, linear_to_be
+from attention_core.layers._settings import check_flags, check_optional_sizes, check_sizes, linear_spec
 
 
 class SpectralVectors(NamedTuple):
@@ -38,21 +37,21 @@ class SaganAttention(Layer):
     output : bool
         Whether a convolution leads back to C channels.
     output_channels : int, optional
-        C, and nothing else: what is found is added to the input.
+        Nothing but C: the result is added to the input.
     bias : bool
         Of the convolutions.
     pool : bool
-        Whether phi and g are pooled 2 × 2.
+        Whether to pool phi and g, 2 × 2.
     spectral_norm : bool
-        Whether the kernels are divided by their largest singular values, as `attention_core.spectral_norm` estimates
-        them from vectors that are the state of the layer.
+        Whether to divide the kernels by their largest singular values, with `attention_core.spectral_norm`. The vectors
+        of its power iteration are the state of the layer.
     data_format : {"channels_last", "channels_first"}
     arithmetic : {"fast", "reproducible"}
 
     Raises
     ------
     TypeError, ValueError
-        When a setting is not one, or the result would not have C channels.
+        When a setting is not valid, or the result would not have C channels.
 
     Examples
     --------
@@ -77,9 +76,7 @@ class SaganAttention(Layer):
 
     def __post_init__(self) -> None:
         check_sizes(self, "channels")
-        for name in ("head_channels", "value_channels", "output_channels"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
+        check_optional_sizes(self, "head_channels", "value_channels", "output_channels")
         check_flags(self, "output", "bias", "pool", "spectral_norm")
         check_data_format(self.data_format)
         check_arithmetic_name(self.arithmetic)
@@ -100,19 +97,19 @@ class SaganAttention(Layer):
 
     @property
     def parameters(self) -> trees.SaganAttention:
-        """The convolutions, and sigma, which starts at 0."""
+        """Specs of the convolutions, and of sigma, which starts at 0."""
         head, value = self._widths
-        theta, phi, g = (linear_to_be(self.channels, width, self.bias) for width in (head, head, value))
-        output = linear_to_be(value, self.channels, self.bias) if self.output else None
+        theta, phi, g = (linear_spec(self.channels, width, self.bias) for width in (head, head, value))
+        output = linear_spec(value, self.channels, self.bias) if self.output else None
         return trees.SaganAttention(theta, phi, g, output, Initial((), "zeros"))
 
     @property
     def state(self) -> SpectralVectors | tuple[()]:
-        """A vector for every kernel, where kernels are normalized."""
+        """Specs of one vector for each kernel, with spectral normalization."""
         if not self.spectral_norm:
             return ()
-        kernels = self.parameters[:4]
-        return SpectralVectors(*(each and Initial(each.weight.dims[1:], "normal") for each in kernels))
+        kernels = (None if kernel is None else kernel.weight.dims for kernel in self.parameters[:4])
+        return SpectralVectors(*(None if dims is None else Initial(dims[1:], "normal") for dims in kernels))
 
     def __call__(
         self,
@@ -124,7 +121,7 @@ class SaganAttention(Layer):
         return_weights: bool = False,
         xp: Namespace | None = None,
     ) -> Any:
-        """Let every place attend all places, as `attention_core.sagan_attention` does.
+        """Let every position of a feature map attend to all positions, as `attention_core.sagan_attention` does.
 
         Parameters
         ----------
@@ -132,7 +129,7 @@ class SaganAttention(Layer):
         x : Array, shape (..., height, width, C)
             Or (..., C, height, width) with ``channels_first``.
         state : SpectralVectors
-            Needed where kernels are normalized.
+            Needed with spectral normalization.
         return_weights : bool
         xp : array namespace, optional
 
@@ -153,8 +150,8 @@ class SaganAttention(Layer):
             xp=xp,
         )
 
-    def refreshed(self, parameters: trees.SaganAttention, state: Any, /, *, xp: Namespace | None = None) -> Any:
-        """The vectors after the step of power iteration that a call with these parameters takes."""
+    def updated_state(self, parameters: trees.SaganAttention, state: Any, /, *, xp: Namespace | None = None) -> Any:
+        """Compute the vectors after the step of power iteration that a call with these parameters takes."""
         return self._normalized(parameters, state, xp)[1] if self.spectral_norm else state
 
     def _normalized(self, parameters: trees.SaganAttention, state: Any, xp: Namespace | None) -> Any:

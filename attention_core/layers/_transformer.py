@@ -1,4 +1,4 @@
-"""What else a transformer is made of."""
+"""Feed-forward, encoder layer and token embeddings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
 from attention_core.layers._attention import MultiHeadAttention
 from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import all_masks, check_flags, check_sizes, dropout_in_training, linear_to_be
+from attention_core.layers._settings import (
+    all_masks,
+    check_flags,
+    check_optional_sizes,
+    check_sizes,
+    dropout_in_training,
+    linear_spec,
+)
 from attention_core.masks import Mask
 from attention_core.random import Dropout, check_dropout
 
 
 @dataclass(frozen=True)
 class FeedForward(Layer):
-    """Linear, GELU, linear, dropout, at every position.
+    """Feed-forward block: linear, GELU, linear, dropout, at every position.
 
     Parameters
     ----------
@@ -36,7 +43,7 @@ class FeedForward(Layer):
     Raises
     ------
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
     """
 
     channels: int
@@ -47,17 +54,18 @@ class FeedForward(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "channels", "inner", *["output_channels"] * (self.output_channels is not None))
+        check_sizes(self, "channels", "inner")
+        check_optional_sizes(self, "output_channels")
         check_flags(self, "bias")
         check_dropout(Dropout(self.dropout))
         check_arithmetic_name(self.arithmetic)
 
     @property
     def parameters(self) -> trees.FeedForward:
-        """Two maps."""
+        """Specs of the two linear maps."""
         output = self.channels if self.output_channels is None else self.output_channels
         return trees.FeedForward(
-            linear_to_be(self.channels, self.inner, self.bias), linear_to_be(self.inner, output, self.bias)
+            linear_spec(self.channels, self.inner, self.bias), linear_spec(self.inner, output, self.bias)
         )
 
     def __call__(
@@ -82,7 +90,7 @@ class EncoderLayer(Layer):
     inner : int
         Channels inside the feed-forward.
     norm_first : bool
-        Whether the input of each branch is normalized, or the sum after it.
+        Whether to normalize the input of each branch, or the sum after it.
     bias : bool
         Of all linear maps.
     epsilon : float
@@ -95,7 +103,7 @@ class EncoderLayer(Layer):
     Raises
     ------
     TypeError, ValueError
-        When a setting is not one, or heads do not share out the channels evenly.
+        When a setting is not valid, or the number of heads does not divide the channels.
     """
 
     channels: int
@@ -127,7 +135,7 @@ class EncoderLayer(Layer):
 
     @property
     def parameters(self) -> trees.EncoderLayer:
-        """Those of attention, of the feed-forward, and of their normalizations."""
+        """Specs of attention, feed-forward and their normalizations."""
         norm = trees.LayerNorm(Initial((self.channels,), "ones"), Initial((self.channels,), "zeros"))
         feed = FeedForward(self.channels, self.inner, bias=self.bias)
         return trees.EncoderLayer(self._attention.parameters, norm, feed.parameters, norm)
@@ -164,13 +172,13 @@ class EncoderLayer(Layer):
 
 @dataclass(frozen=True)
 class Embeddings(Layer):
-    """Vectors of tokens at absolute positions, in segments, normalized, with dropout.
+    """Token embeddings: tokens, absolute positions and segments, normalized, with dropout.
 
     Parameters
     ----------
     num_tokens, num_positions, channels : int
     num_segments : int, optional
-        By default there is no table of segments.
+        By default no table of segments.
     norm : bool
     epsilon : float
         Of the normalization.
@@ -180,7 +188,7 @@ class Embeddings(Layer):
     Raises
     ------
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
     """
 
     num_tokens: int
@@ -193,9 +201,8 @@ class Embeddings(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_sizes(
-            self, "num_tokens", "num_positions", "channels", *["num_segments"] * (self.num_segments is not None)
-        )
+        check_sizes(self, "num_tokens", "num_positions", "channels")
+        check_optional_sizes(self, "num_segments")
         check_flags(self, "norm")
         check_number("epsilon", self.epsilon, positive=True)
         check_dropout(Dropout(self.dropout))
@@ -203,11 +210,11 @@ class Embeddings(Layer):
 
     @property
     def parameters(self) -> trees.Embeddings:
-        """The tables, and the normalization."""
+        """Specs of the tables and the normalization."""
         norm = trees.LayerNorm(Initial((self.channels,), "ones"), Initial((self.channels,), "zeros"))
         token, position, segment = (
-            None if entries is None else Initial((entries, self.channels), "truncated_normal")
-            for entries in (self.num_tokens, self.num_positions, self.num_segments)
+            None if rows is None else Initial((rows, self.channels), "truncated_normal")
+            for rows in (self.num_tokens, self.num_positions, self.num_segments)
         )
         return trees.Embeddings(token, position, segment, norm if self.norm else None)
 

@@ -1,7 +1,7 @@
-"""How other libraries lay out the weights of attention, both ways, on the arrays of any library.
+"""Read and write the weights of other libraries' attention modules, as arrays of any library.
 
-A layout is known by the names and shapes of its arrays. What arrays cannot tell, such as the number of heads, is said
-by arguments; what one side has and the other has no place for is a `LayoutError`, never left out.
+A layout is defined by the names and shapes of its arrays. Arguments give what arrays cannot tell, such as the number of
+heads. Weights or settings without a counterpart raise a `LayoutError`; nothing is left out silently.
 """
 
 from attention_core.layouts._bert import (

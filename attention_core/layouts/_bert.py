@@ -1,4 +1,4 @@
-"""Encoders of BERT's type, as they are published: whole, and in parts."""
+"""Layouts of BERT: the whole encoder, its layers and its embeddings."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ from attention_core.layouts._layout import (
 from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, Linear, MultiHeadAttention
 
 BERT_LAYER = "transformers.BertLayer"
-
-
 BERT_EMBEDDINGS = "transformers.BertEmbeddings"
-
-
 BERT = "transformers.BertModel"
-
-
 BERT_HINTS = {
     "pooler.": "pooling has no place in an encoder here, and must be left out on purpose",
-    "cls.": "what a task puts on the encoder has no place here, and must be left out on purpose",
+    "cls.": "the head of a task has no counterpart in an encoder here, and must be left out on purpose",
 }
 
 
@@ -44,7 +38,7 @@ def from_bert_layer(
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
-    """Weights of one layer of the encoder of BERT, as Hugging Face transformers names them.
+    """Read the weights of one layer of the encoder of BERT, as Hugging Face transformers names them.
 
     Parameters
     ----------
@@ -56,7 +50,7 @@ def from_bert_layer(
     epsilon : float
         ``layer_norm_eps``.
     dropout : float
-        ``hidden_dropout_prob`` and ``attention_probs_dropout_prob``, which must be one number.
+        ``hidden_dropout_prob`` and ``attention_probs_dropout_prob``, which must be equal.
     xp : array namespace, optional
 
     Returns
@@ -66,21 +60,19 @@ def from_bert_layer(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not one.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
-    given = Arrays(BERT_LAYER, arrays, xp)
-    found = _bert_layer(given, "", None, num_heads, epsilon, dropout)
-    given.close()
-    return found
+    reader = Arrays(BERT_LAYER, arrays, xp)
+    layer = _bert_layer(reader, "", None, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
+    reader.close()
+    return layer
 
 
 def to_bert_layer(
     definition: layers.EncoderLayer, parameters: EncoderLayer, /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
-    """Weights for a layer of the encoder of BERT: the inverse of `from_bert_layer`.
+    """Write the weights for a layer of the encoder of BERT: the inverse of `from_bert_layer`.
 
     Raises
     ------
@@ -107,14 +99,13 @@ def to_bert_layer(
 def from_bert_embeddings(
     arrays: Mapping[str, Array], /, *, epsilon: float = 1e-12, dropout: float = 0.0, xp: Namespace | None = None
 ) -> tuple[layers.Embeddings, Embeddings]:
-    """Weights of the embeddings of BERT, as Hugging Face transformers names them.
+    """Read the weights of the embeddings of BERT, as Hugging Face transformers names them.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        ``word_embeddings.weight``, ``position_embeddings.weight``, ``token_type_embeddings.weight``, each (entries, C),
-        ``LayerNorm.weight``, ``LayerNorm.bias``. ``position_ids``, which are 0, 1, 2, ..., may be there and are not
-        needed.
+        ``word_embeddings.weight``, ``position_embeddings.weight``, ``token_type_embeddings.weight``, each (rows, C),
+        ``LayerNorm.weight``, ``LayerNorm.bias``. Optionally ``position_ids``, which are ignored.
     epsilon : float
         ``layer_norm_eps``.
     dropout : float
@@ -128,21 +119,19 @@ def from_bert_embeddings(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not one.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
-    given = Arrays(BERT_EMBEDDINGS, arrays, xp)
-    found = _bert_embeddings(given, "", epsilon, dropout)
-    given.close()
-    return found
+    reader = Arrays(BERT_EMBEDDINGS, arrays, xp)
+    embeddings = _bert_embeddings(reader, "", epsilon, dropout)
+    reader.close()
+    return embeddings
 
 
 def to_bert_embeddings(
     definition: layers.Embeddings, parameters: Embeddings, /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
-    """Weights for the embeddings of BERT: the inverse of `from_bert_embeddings`.
+    """Write the weights for the embeddings of BERT: the inverse of `from_bert_embeddings`.
 
     Raises
     ------
@@ -170,14 +159,14 @@ def from_bert(
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
-    """Weights of the embeddings and all layers of a BERT, as Hugging Face transformers names them.
+    """Read the weights of the embeddings and all layers of a BERT model, as Hugging Face transformers names them.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        ``embeddings.`` and what `from_bert_embeddings` has, ``encoder.layer.0.`` and what `from_bert_layer` has, and so
-        on, all perhaps after ``bert.``. A pooler (``pooler.``) and the head of a task (``cls.``) have no place
-        here: take them out first.
+        ``embeddings.`` and the names of `from_bert_embeddings`; ``encoder.layer.0.`` and the names of
+        `from_bert_layer`, and so on. An optional prefix ``bert.`` is removed. A pooler (``pooler.``) and the head of a
+        task (``cls.``) are refused: remove them first.
     num_heads, epsilon, dropout, xp
         As in `from_bert_layer`.
 
@@ -186,32 +175,30 @@ def from_bert(
     definitions : tuple of attention_core.layers.Layer
         The embeddings, and the layers in order.
     parameters : tuple
-        Of each.
+        The parameters of each.
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not one.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
-    given = Arrays(BERT, {name.removeprefix("bert."): array for name, array in arrays.items()}, xp)
-    indices = {name.split(".")[2] for name in given.names() if name.startswith("encoder.layer.")}
-    found: list[tuple[Any, Any]] = [_bert_embeddings(given, "embeddings.", epsilon, dropout)]
-    channels = found[0][0].channels
-    found += [
-        _bert_layer(given, f"encoder.layer.{index}.", channels, num_heads, epsilon, dropout)
+    reader = Arrays(BERT, {name.removeprefix("bert."): array for name, array in arrays.items()}, xp)
+    indices = {name.split(".")[2] for name in reader.names() if name.startswith("encoder.layer.")}
+    parts: list[tuple[Any, Any]] = [_bert_embeddings(reader, "embeddings.", epsilon, dropout)]
+    channels = parts[0][0].channels
+    parts += [
+        _bert_layer(reader, f"encoder.layer.{index}.", channels, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
         for index in range(len(indices))
     ]
-    given.close(BERT_HINTS)
-    definitions, parameters = zip(*found, strict=True)
+    reader.close(BERT_HINTS)
+    definitions, parameters = zip(*parts, strict=True)
     return definitions, parameters
 
 
 def to_bert(
     definitions: Sequence[layers.Layer], parameters: Sequence[Any], /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
-    """Weights for a BERT: the inverse of `from_bert`.
+    """Write the weights for a BERT: the inverse of `from_bert`.
 
     Raises
     ------
@@ -230,33 +217,33 @@ def to_bert(
 
 
 def _bert_layer(
-    given: Arrays, prefix: str, channels: int | None, num_heads: int, epsilon: float, dropout: float
+    reader: Arrays, prefix: str, channels: int | None, /, **settings: Any
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
     def linear(name: str, inputs: int, outputs: int | None) -> Linear:
-        weight = given.take(f"{prefix}{name}.weight", outputs, inputs)
-        return Linear(given.xp.matrix_transpose(weight), given.take(f"{prefix}{name}.bias", weight.shape[0]))
+        weight = reader.take(f"{prefix}{name}.weight", outputs, inputs)
+        return Linear(reader.xp.matrix_transpose(weight), reader.take(f"{prefix}{name}.bias", weight.shape[0]))
 
-    attention_norm = given.norm(f"{prefix}attention.output.LayerNorm", channels)
+    attention_norm = reader.norm(f"{prefix}attention.output.LayerNorm", channels)
     (channels,) = attention_norm.scale.shape
     names = ("self.query", "self.key", "self.value", "output.dense")
     attention = MultiHeadAttention(*(linear(f"attention.{name}", channels, channels) for name in names))
     expand = linear("intermediate.dense", channels, None)
     contract = linear("output.dense", expand.weight.shape[1], channels)
-    norm = given.norm(f"{prefix}output.LayerNorm", channels)
+    norm = reader.norm(f"{prefix}output.LayerNorm", channels)
     tree = EncoderLayer(attention, attention_norm, FeedForward(expand, contract), norm)
-    return encoder_of(given.layout, tree, num_heads, norm_first=False, epsilon=epsilon, dropout=dropout)
+    return encoder_of(reader.layout, tree, norm_first=False, **settings)
 
 
 def _bert_embeddings(
-    given: Arrays, prefix: str, epsilon: float, dropout: float
+    reader: Arrays, prefix: str, epsilon: float, dropout: float
 ) -> tuple[layers.Embeddings, Embeddings]:
-    given.find(f"{prefix}position_ids", 1, None)
-    token = given.take(f"{prefix}word_embeddings.weight", None, None)
+    reader.find(f"{prefix}position_ids", 1, None)
+    token = reader.take(f"{prefix}word_embeddings.weight", None, None)
     channels = token.shape[1]
     position, segment = (
-        given.take(f"{prefix}{name}_embeddings.weight", None, channels) for name in ("position", "token_type")
+        reader.take(f"{prefix}{name}_embeddings.weight", None, channels) for name in ("position", "token_type")
     )
-    tree = Embeddings(token, position, segment, given.norm(f"{prefix}LayerNorm", channels))
+    tree = Embeddings(token, position, segment, reader.norm(f"{prefix}LayerNorm", channels))
     tokens, positions, segments = (table.shape[0] for table in (token, position, segment))
     definition = layers.Embeddings(tokens, positions, channels, segments, epsilon=epsilon, dropout=dropout)
     check_fit(definition, tree)
@@ -305,8 +292,7 @@ def bert_arguments(definitions: Sequence[Any]) -> dict[str, Any]:
         raise LayoutError(f"expected embeddings and at least one layer for {BERT}; got {definitions!r}")
     arguments = bert_embeddings_arguments(definitions[0])
     for definition in definitions[1:]:
-        own = bert_layer_arguments(definition)
-        for name, value in own.items():
+        for name, value in bert_layer_arguments(definition).items():
             if arguments.setdefault(name, value) != value:
                 raise LayoutError(f"expected one {name} for {BERT}; got {arguments[name]} and {value}")
     return {**arguments, "num_hidden_layers": len(definitions) - 1}

@@ -1,4 +1,4 @@
-"""The attention of equinox."""
+"""Layout of equinox."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ EQUINOX = "equinox.nn.MultiheadAttention"
 def from_equinox(
     arrays: Mapping[str, Array], /, *, num_heads: int, dropout: float = 0.0, xp: Namespace | None = None
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Weights of `equinox.nn.MultiheadAttention`, each of whose projections may have a bias of its own.
+    """Read the weights of `equinox.nn.MultiheadAttention`, with or without a bias on each projection.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        ``query_proj.weight``, ``key_proj.weight``, ``value_proj.weight``, ``output_proj.weight``, each (out, in), and
-        perhaps ``query_proj.bias`` (out,) and so on.
+        ``query_proj.weight``, ``key_proj.weight``, ``value_proj.weight``, ``output_proj.weight``, each (out, in).
+        Optionally ``query_proj.bias`` (out,) and so on.
     num_heads : int
     dropout : float
     xp : array namespace, optional
@@ -42,27 +42,24 @@ def from_equinox(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not one.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
-    given = Arrays(EQUINOX, arrays, xp)
-    tree = MultiHeadAttention(*(given.linear(f"{name}_proj") for name in PROJECTIONS))
-    given.close()
+    reader = Arrays(EQUINOX, arrays, xp)
+    tree = MultiHeadAttention(*(reader.linear(f"{name}_proj") for name in PROJECTIONS))
+    reader.close()
     return attention_of(EQUINOX, tree, num_heads, num_heads, dropout=dropout)
 
 
 def to_equinox(
     definition: layers.MultiHeadAttention, parameters: MultiHeadAttention, /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
-    """Weights for `equinox.nn.MultiheadAttention`: the inverse of `from_equinox`.
+    """Write the weights for `equinox.nn.MultiheadAttention`: the inverse of `from_equinox`.
 
     Raises
     ------
     LayoutError
-        When the layer has a setting that the module has not: a scale, a softcap, causality, grouped heads, no output,
-        or keys beside those projected.
+        When the layer has a scale, a softcap, ``is_causal``, grouped heads, no output, or extra keys.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """

@@ -1,4 +1,4 @@
-"""The order in which heads are counted, and heads that are kept apart."""
+"""The order of grouped query heads, and attention with separate maps for each head."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from attention_core.parameters import Linear, MultiHeadAttention
 ORDERS = ("repeat", "tile")
 
 
-def check_order(layout: str, order: Any, num_heads: int, groups: int) -> None:
+def check_order(layout: str, order: Any, num_heads: int, num_kv_heads: int) -> None:
     if order not in (None, *ORDERS):
         raise LayoutError(f"expected head_order out of {', '.join(ORDERS)}; got {order!r}")
-    if order is None and 1 < groups < num_heads:
+    if order is None and 1 < num_kv_heads < num_heads:
         raise LayoutError(
-            f"expected head_order for {layout}, as {num_heads} heads share {groups}: repeat, where neighbours share a "
-            f"key, or tile, where heads {groups} apart do; got none"
+            f"expected head_order for {layout}, as {num_heads} heads share {num_kv_heads}: repeat, where neighbours"
+            f" share a key, or tile, where heads {num_kv_heads} apart do; got none"
         )
 
 
 def in_order(tree: MultiHeadAttention, first: int, second: int, xp: Namespace) -> MultiHeadAttention:
-    """Query heads that are counted as (first, second), counted as (second, first)."""
+    """Transpose the order of query heads from (first, second) to (second, first)."""
 
     def swap(array: Array | None, axis: int) -> Array | None:
         if array is None:
             return None
         dims = tuple(array.shape)
         width = dims[axis] // (first * second)
-        apart = xp.reshape(array, (*dims[:axis], first, second, width, *dims[axis + 1 :]))
-        axes = list(range(len(apart.shape)))
+        split = xp.reshape(array, (*dims[:axis], first, second, width, *dims[axis + 1 :]))
+        axes = list(range(len(split.shape)))
         axes[axis], axes[axis + 1] = axes[axis + 1], axes[axis]
-        return xp.reshape(xp.permute_dims(apart, tuple(axes)), dims)
+        return xp.reshape(xp.permute_dims(split, tuple(axes)), dims)
 
     output = tree.output
     return tree._replace(
@@ -47,12 +47,12 @@ def in_order(tree: MultiHeadAttention, first: int, second: int, xp: Namespace) -
 def join_heads(
     heads: Sequence[Sequence[Linear]], output: Linear | None = None, /, *, xp: Namespace | None = None
 ) -> MultiHeadAttention:
-    """Join heads that are kept apart, each with maps of its own, into one map of all heads.
+    """Join the maps of single heads into one map of all heads.
 
     Parameters
     ----------
     heads : sequence of (query, key, value)
-        For every head three `Linear`: (C, D), (C', D) and (C'', E).
+        Three `Linear` for each head: (C, D), (C', D) and (C'', E).
     output : Linear, optional
         (H * E, out).
     xp : array namespace, optional
@@ -97,7 +97,7 @@ def join_heads(
 def separate_heads(
     parameters: MultiHeadAttention, num_heads: int, /
 ) -> tuple[list[tuple[Linear, Linear, Linear]], Linear | None]:
-    """Give every head maps of its own: the inverse of `join_heads`.
+    """Split the maps of all heads into maps of single heads: the inverse of `join_heads`.
 
     Parameters
     ----------
@@ -108,13 +108,13 @@ def separate_heads(
     Returns
     -------
     heads : list of (query, key, value)
-        For every head three `Linear`.
+        Three `Linear` for each head.
     output : Linear or None
 
     Raises
     ------
     LayoutError
-        When heads do not share out the channels evenly, share keys, or there are keys beside those projected.
+        When the number of heads does not divide the channels, heads share keys, or there is an extra key.
 
     Examples
     --------

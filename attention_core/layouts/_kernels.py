@@ -1,9 +1,9 @@
-"""The attentions of Keras and flax, whose kernels have an axis for heads."""
+"""Layouts of Keras and flax, whose kernels have an axis for heads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace
@@ -23,35 +23,37 @@ from attention_core.layouts._layout import (
 from attention_core.parameters import Linear, MultiHeadAttention
 
 KERAS = "keras.layers.MultiHeadAttention"
-
-
 KERAS_GROUPED = "keras.layers.GroupQueryAttention"
-
-
 FLAX = "flax.nnx.MultiHeadAttention"
 
 
-GATE = {"gate": "use_gate, a gate on what was found, has no place in attention here"}
+class _Names(NamedTuple):
+    """How a library names arrays: the separator, and the name of the output projection."""
+
+    dot: str
+    output: str
 
 
+KERAS_NAMES, FLAX_NAMES = _Names("/", "attention_output"), _Names(".", "out")
+GATE = {"gate": "use_gate, a gate on the output, has no counterpart here"}
 NORMALIZED = dict.fromkeys(
-    ("query_ln", "key_ln"), "normalize_qk, which normalizes heads, has no place in the layer here"
+    ("query_ln", "key_ln"), "normalize_qk, which normalizes heads, has no counterpart in the layer here"
 )
 
 
 def from_keras(
     arrays: Mapping[str, Array], /, *, num_heads: int | None = None, dropout: float = 0.0, xp: Namespace | None = None
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Weights of `keras.layers.MultiHeadAttention`, which is called with query, **value**, key.
+    """Read the weights of `keras.layers.MultiHeadAttention`, which is called with query, **value**, key.
 
     Parameters
     ----------
     arrays : mapping of str to Array
         ``query/kernel`` and ``key/kernel`` (in, H, D), ``value/kernel`` (in, H, E), ``attention_output/kernel``
-        (H, E, out), and perhaps ``query/bias`` (H, D) and so on, ``attention_output/bias`` (out,): the paths of the
-        variables, less the name of the layer.
+        (H, E, out). Optionally ``query/bias`` (H, D) and so on, ``attention_output/bias`` (out,). These are the paths
+        of the variables without the name of the layer.
     num_heads : int, optional
-        H, if it is to be checked.
+        H, to check the arrays against.
     dropout : float
     xp : array namespace, optional
 
@@ -65,7 +67,7 @@ def from_keras(
     LayoutError
         When an array is missing, of another shape, or unknown, such as that of ``use_gate``.
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
 
     Examples
     --------
@@ -75,8 +77,8 @@ def from_keras(
     >>> definition.num_heads, parameters.output.weight.shape
     (2, (8, 8))
     """
-    given = Arrays(KERAS, arrays, xp)
-    definition, tree = _from_kernels(given, "/", "attention_output", num_heads, None, dropout, GATE)
+    reader = Arrays(KERAS, arrays, xp)
+    definition, tree = _from_kernels(reader, KERAS_NAMES, GATE, num_heads=num_heads, head_order=None, dropout=dropout)
     if definition.groups != definition.num_heads:
         raise LayoutError(f"expected as many key heads as query heads of {KERAS}; got {definition.groups}")
     return definition, tree
@@ -91,17 +93,17 @@ def from_keras_grouped(
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Weights of `keras.layers.GroupQueryAttention`, which is called with query, **value**, key.
+    """Read the weights of `keras.layers.GroupQueryAttention`, which is called with query, **value**, key.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        As in `from_keras`, where key and value have G heads.
+        As in `from_keras`, with G heads of keys and values.
     num_heads : int, optional
-        H, if it is to be checked.
+        H, to check the arrays against.
     head_order : {"repeat", "tile"}
-        Which query heads share a key/value head: neighbours (h attends with h // (H / G), as here and in Keras), or
-        those G apart (h attends with h % G). To be said wherever it makes a difference.
+        Which key/value head query head h uses: h // (H / G) with ``"repeat"``, as here and in Keras; h % G with
+        ``"tile"``. Required if it makes a difference.
     dropout : float
     xp : array namespace, optional
 
@@ -113,12 +115,12 @@ def from_keras_grouped(
     Raises
     ------
     LayoutError
-        When an array is missing, of another shape, or unknown, or the order is not said.
+        When an array is missing, of another shape, or unknown, or the order is missing.
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
     """
-    given = Arrays(KERAS_GROUPED, arrays, xp)
-    return _from_kernels(given, "/", "attention_output", num_heads, head_order, dropout, GATE)
+    reader = Arrays(KERAS_GROUPED, arrays, xp)
+    return _from_kernels(reader, KERAS_NAMES, GATE, num_heads=num_heads, head_order=head_order, dropout=dropout)
 
 
 def from_flax(
@@ -130,13 +132,13 @@ def from_flax(
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Weights of `flax.nnx.MultiHeadAttention`.
+    """Read the weights of `flax.nnx.MultiHeadAttention`.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        ``query.kernel`` (in, H, D), ``key.kernel`` and ``value.kernel`` (in, G, D), ``out.kernel`` (H, D, out), and
-        perhaps ``query.bias`` (H, D) and so on, ``out.bias`` (out,).
+        ``query.kernel`` (in, H, D), ``key.kernel`` and ``value.kernel`` (in, G, D), ``out.kernel`` (H, D, out).
+        Optionally ``query.bias`` (H, D) and so on, ``out.bias`` (out,).
     num_heads, head_order, dropout, xp
         As in `from_keras_grouped`; flax repeats.
 
@@ -148,30 +150,30 @@ def from_flax(
     Raises
     ------
     LayoutError
-        When an array is missing, of another shape, or unknown, such as those of ``normalize_qk``; or the order is not
-        said.
+        When an array is missing, of another shape, or unknown, such as those of ``normalize_qk``, or the order is
+        missing.
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
     """
-    given = Arrays(FLAX, arrays, xp)
-    return _from_kernels(given, ".", "out", num_heads, head_order, dropout, NORMALIZED)
+    reader = Arrays(FLAX, arrays, xp)
+    return _from_kernels(reader, FLAX_NAMES, NORMALIZED, num_heads=num_heads, head_order=head_order, dropout=dropout)
 
 
 def to_keras(
     definition: layers.MultiHeadAttention, parameters: MultiHeadAttention, /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
-    """Weights for `keras.layers.MultiHeadAttention`: the inverse of `from_keras`.
+    """Write the weights for `keras.layers.MultiHeadAttention`: the inverse of `from_keras`.
 
     Raises
     ------
     LayoutError
-        When the layer has a setting that the module has not: a scale, a softcap, causality (there an argument of the
-        call), grouped heads, no output, keys beside those projected, or a bias on some projections only.
+        When the layer has a scale, a softcap, grouped heads, no output, extra keys, or a bias on some projections only.
+        So with ``is_causal``, which is an argument of the module's call.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
     check_attention(KERAS, definition)
-    return _to_kernels(KERAS, definition, parameters, "/", "attention_output", None, xp)
+    return _to_kernels(KERAS, KERAS_NAMES, definition, parameters, head_order=None, xp=xp)
 
 
 def to_keras_grouped(
@@ -182,18 +184,18 @@ def to_keras_grouped(
     head_order: str | None = None,
     xp: Namespace | None = None,
 ) -> dict[str, Array]:
-    """Weights for `keras.layers.GroupQueryAttention`: the inverse of `from_keras_grouped`.
+    """Write the weights for `keras.layers.GroupQueryAttention`: the inverse of `from_keras_grouped`.
 
     Raises
     ------
     LayoutError
-        As in `to_keras`, less grouped heads; values and outputs of another width are refused, too, and an order that
-        is not said.
+        As in `to_keras`, except for grouped heads. Also when values or outputs have another width, or the order is
+        missing.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
     _check_keras_grouped(definition)
-    return _to_kernels(KERAS_GROUPED, definition, parameters, "/", "attention_output", head_order, xp)
+    return _to_kernels(KERAS_GROUPED, KERAS_NAMES, definition, parameters, head_order=head_order, xp=xp)
 
 
 def to_flax(
@@ -204,18 +206,18 @@ def to_flax(
     head_order: str | None = None,
     xp: Namespace | None = None,
 ) -> dict[str, Array]:
-    """Weights for `flax.nnx.MultiHeadAttention`: the inverse of `from_flax`.
+    """Write the weights for `flax.nnx.MultiHeadAttention`: the inverse of `from_flax`.
 
     Raises
     ------
     LayoutError
-        As in `to_keras`, less grouped heads; values of another width than keys, or of other channels, are refused, too,
-        and an order that is not said.
+        As in `to_keras`, except for grouped heads. Also when values have another width or other channels than keys, or
+        the order is missing.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
     _check_flax(definition)
-    return _to_kernels(FLAX, definition, parameters, ".", "out", head_order, xp)
+    return _to_kernels(FLAX, FLAX_NAMES, definition, parameters, head_order=head_order, xp=xp)
 
 
 def _check_keras_grouped(definition: Any) -> Sizes:
@@ -276,62 +278,68 @@ def flax_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
 
 
 def _from_kernels(
-    given: Arrays,
-    dot: str,
-    last: str,
-    num_heads: int | None,
-    order: str | None,
-    dropout: float,
+    reader: Arrays,
+    names: _Names,
     hints: Mapping[str, str],
+    /,
+    *,
+    num_heads: int | None,
+    head_order: str | None,
+    dropout: float,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    xp = given.xp
+    xp = reader.xp
 
     def projection(name: str, heads: int | None = None, width: int | None = None) -> tuple[Linear, int, int]:
-        kernel = given.take(f"{name}{dot}kernel", None, heads, width)
+        kernel = reader.take(f"{name}{names.dot}kernel", None, heads, width)
         channels, heads, width = kernel.shape
-        bias = given.find(f"{name}{dot}bias", heads, width)
+        bias = reader.find(f"{name}{names.dot}bias", heads, width)
         weight = xp.reshape(kernel, (channels, heads * width))
         return Linear(weight, None if bias is None else xp.reshape(bias, (heads * width,))), heads, width
 
     query, heads, head_dim = projection("query", num_heads)
-    key, groups, _ = projection("key", None, head_dim)
-    value, _, width = projection("value", groups)
-    kernel = given.take(f"{last}{dot}kernel", heads, width, None)
+    key, num_kv_heads, _ = projection("key", None, head_dim)
+    value, _, width = projection("value", num_kv_heads)
+    kernel = reader.take(f"{names.output}{names.dot}kernel", heads, width, None)
     channels = kernel.shape[2]
-    output = Linear(xp.reshape(kernel, (heads * width, channels)), given.find(f"{last}{dot}bias", channels))
-    given.close(hints)
-    definition, tree = attention_of(
-        given.layout, MultiHeadAttention(query, key, value, output), heads, groups, dropout=dropout
+    output = Linear(
+        xp.reshape(kernel, (heads * width, channels)), reader.find(f"{names.output}{names.dot}bias", channels)
     )
-    check_order(given.layout, order, heads, groups)
-    return definition, in_order(tree, heads // groups, groups, xp) if order == "tile" else tree
+    reader.close(hints)
+    definition, tree = attention_of(
+        reader.layout, MultiHeadAttention(query, key, value, output), heads, num_kv_heads, dropout=dropout
+    )
+    check_order(reader.layout, head_order, heads, num_kv_heads)
+    return definition, in_order(tree, heads // num_kv_heads, num_kv_heads, xp) if head_order == "tile" else tree
 
 
 def _to_kernels(
     layout: str,
+    names: _Names,
     definition: layers.MultiHeadAttention,
     tree: Any,
-    dot: str,
-    last: str,
-    order: str | None,
+    /,
+    *,
+    head_order: str | None,
     xp: Namespace | None,
 ) -> dict[str, Array]:
     check_fit(definition, tree)
-    heads, groups = definition.num_heads, definition.groups
-    check_order(layout, order, heads, groups)
+    heads, num_kv_heads = definition.num_heads, definition.groups
+    check_order(layout, head_order, heads, num_kv_heads)
     xp = namespace_of(tree, xp)
-    tree = in_order(tree, groups, heads // groups, xp) if order == "tile" else tree
+    tree = in_order(tree, num_kv_heads, heads // num_kv_heads, xp) if head_order == "tile" else tree
     sizes = sizes_of(definition)
     arrays: dict[str, Array | None] = {}
     for name, count, width in (
         ("query", heads, sizes.head_dim),
-        ("key", groups, sizes.head_dim),
-        ("value", groups, sizes.value_head_dim),
+        ("key", num_kv_heads, sizes.head_dim),
+        ("value", num_kv_heads, sizes.value_head_dim),
     ):
         weight, bias = getattr(tree, name)
-        arrays[f"{name}{dot}kernel"] = xp.reshape(weight, (-1, count, width))
-        arrays[f"{name}{dot}bias"] = None if bias is None else xp.reshape(bias, (count, width))
+        arrays[f"{name}{names.dot}kernel"] = xp.reshape(weight, (-1, count, width))
+        arrays[f"{name}{names.dot}bias"] = None if bias is None else xp.reshape(bias, (count, width))
     weight, bias = tree.output
-    arrays[f"{last}{dot}kernel"] = xp.reshape(weight, (heads, sizes.value_head_dim, sizes.output_channels))
-    arrays[f"{last}{dot}bias"] = bias
+    arrays[f"{names.output}{names.dot}kernel"] = xp.reshape(
+        weight, (heads, sizes.value_head_dim, sizes.output_channels)
+    )
+    arrays[f"{names.output}{names.dot}bias"] = bias
     return present(arrays)

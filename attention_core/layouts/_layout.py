@@ -1,4 +1,4 @@
-"""What the layouts share: arrays taken by name, and what a layer is from the shapes of its parameters."""
+"""Helpers of the layouts: reading arrays by name, and finding the settings of a layer from shapes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 
 class LayoutError(ValueError):
-    """Weights or settings that a layout lacks, or has no place for."""
+    """Weights or settings that a layout lacks, or that have no counterpart in it."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The weights of one kind of module of another library.
+    """The layout of one kind of module of another library.
 
     Attributes
     ----------
     module : str
-        The module, as its users know it.
+        The qualified name of the module.
     read : callable
-        ``read(arrays, *, ...)`` returns a definition and its parameters; its keywords are what arrays cannot tell.
+        ``read(arrays, *, ...)`` returns a definition and its parameters. Its keywords are settings that arrays
+        cannot tell.
     write : callable
         ``write(definition, parameters)`` returns the arrays by name.
     arguments : callable
-        ``arguments(definition)`` returns the arguments with which the module is made, by name.
+        ``arguments(definition)`` returns the arguments of the module's constructor.
     """
 
     module: str
@@ -43,7 +44,7 @@ class Layout:
 
 
 class Arrays:
-    """The arrays of a layout, each taken once and checked."""
+    """Reads the arrays of a layout: each once, with its shape checked."""
 
     def __init__(self, layout: str, arrays: Mapping[str, Array], xp: Namespace | None) -> None:
         self.layout = layout
@@ -56,8 +57,8 @@ class Arrays:
         """Take an array that may be absent."""
         array = self._left.pop(name, None)
         if array is not None:
-            found = tuple(array.shape)
-            if len(found) != len(dims) or any(dim not in (None, size) for dim, size in zip(dims, found, strict=True)):
+            shape = tuple(array.shape)
+            if len(shape) != len(dims) or any(dim not in (None, size) for dim, size in zip(dims, shape, strict=True)):
                 wanted = ", ".join("*" if dim is None else str(dim) for dim in dims)
                 raise LayoutError(f"expected {name} ({wanted}) of {self.layout}; got {shape_text(array)}")
         return array
@@ -71,11 +72,11 @@ class Arrays:
         return array
 
     def names(self) -> list[str]:
-        """What is left."""
+        """The names of the arrays that are left."""
         return list(self._left)
 
     def linear(self, name: str) -> Linear:
-        """Take a map whose weight is (out, in)."""
+        """Take a linear map whose weight is (out, in)."""
         weight = self.take(f"{name}.weight", None, None)
         return Linear(self.xp.matrix_transpose(weight), self.find(f"{name}.bias", weight.shape[0]))
 
@@ -85,7 +86,7 @@ class Arrays:
         return LayerNorm(scale, self.take(f"{name}.bias", *scale.shape))
 
     def close(self, hints: Mapping[str, str] = {}) -> None:
-        """Raise if an array is left; hints say by the beginning of a name what it belongs to."""
+        """Raise if an array is left; hints explain names by their beginning."""
         if not self._left:
             return
         names = sorted(self._left)
@@ -95,7 +96,7 @@ class Arrays:
 
 
 def linear_arrays(name: str, linear: Any, xp: Namespace) -> dict[str, Array]:
-    """A map as in PyTorch: the weight is (out, in)."""
+    """Name the arrays of a linear map as in PyTorch: the weight is (out, in)."""
     return present({f"{name}.weight": xp.matrix_transpose(linear.weight), f"{name}.bias": linear.bias})
 
 
@@ -113,7 +114,7 @@ def namespace_of(tree: Any, xp: Namespace | None) -> Namespace:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of attention, none of them left to a default, and which projections have a bias."""
+    """The sizes of an attention layer without defaults, and which projections have a bias."""
 
     channels: int
     key_channels: int
@@ -130,27 +131,36 @@ def sizes_of(definition: layers.MultiHeadAttention) -> Sizes:
     value_head_dim = value[1] // definition.groups
     output = definition.num_heads * value_head_dim if tree.output is None else tree.output.weight.dims[1]
     biases = tuple(each.bias is not None for each in tree[:4] if each is not None)
-    head_dim = query[1] // definition.num_heads
-    return Sizes(query[0], key[0], value[0], output, head_dim, value_head_dim, biases)
+    return Sizes(
+        channels=query[0],
+        key_channels=key[0],
+        value_channels=value[0],
+        output_channels=output,
+        head_dim=query[1] // definition.num_heads,
+        value_head_dim=value_head_dim,
+        biases=biases,
+    )
 
 
 def attention_of(
-    layout: str, tree: MultiHeadAttention, num_heads: Any, groups: Any, **settings: Any
+    layout: str, tree: MultiHeadAttention, num_heads: Any, num_kv_heads: Any, **settings: Any
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """The definition that parameters belong to, in which a setting that is the default is left to it."""
+    """Make the definition of parameters, with ``None`` for settings that equal their defaults."""
     check_positive("num_heads", num_heads)
     (channels, width), (key_channels, _), (value_channels, values) = (each.weight.shape for each in tree[:3])
     if width % num_heads:
         raise LayoutError(f"expected {layout} with a query that {num_heads} heads share out evenly; got {width}")
-    head_dim, value_head_dim = width // num_heads, values // groups
+    head_dim, value_head_dim = width // num_heads, values // num_kv_heads
     output_channels = None if tree.output is None else tree.output.weight.shape[1]
     biases = [each.bias is not None for each in tree[:4] if each is not None]
     names = ("query_bias", "key_bias", "value_bias", "output_bias")
-    own: dict[str, Any] = {name: False for name, each in zip(names, biases, strict=False) if any(biases) and not each}
+    without: dict[str, Any] = {
+        name: False for name, each in zip(names, biases, strict=False) if any(biases) and not each
+    }
     definition = layers.MultiHeadAttention(
         channels,
         num_heads,
-        num_key_value_heads=None if groups == num_heads else groups,
+        num_key_value_heads=None if num_kv_heads == num_heads else num_kv_heads,
         key_channels=None if key_channels == channels else key_channels,
         value_channels=None if value_channels == key_channels else value_channels,
         head_dim=None if head_dim * num_heads == channels else head_dim,
@@ -158,7 +168,7 @@ def attention_of(
         output=tree.output is not None,
         output_channels=None if output_channels == channels else output_channels,
         bias=any(biases),
-        **own,
+        **without,
         extra_key_value=tree.extra_key is not None,
         **settings,
     )
@@ -173,16 +183,16 @@ def check_kind(layout: str, definition: Any, kind: type[Any]) -> None:
 
 
 def check_settings(layout: str, *settings: tuple[str, Any, Any]) -> None:
-    """Raise unless every setting, with what it is and what it must be, can be carried over."""
-    for name, found, wanted in settings:
-        if found != wanted:
-            raise LayoutError(f"expected {name} {wanted} for {layout}, which has no place for another; got {found}")
+    """Raise unless each setting, a triple (name, value, expected), is as expected."""
+    for name, value, wanted in settings:
+        if value != wanted:
+            raise LayoutError(f"expected {name} {wanted} for {layout}, which has no place for another; got {value}")
 
 
 def check_attention(
     layout: str, definition: Any, *, grouped: bool = False, biases: str = "all or none", extra: bool = False
 ) -> Sizes:
-    """Raise unless a definition is of attention that modules of other libraries compute, and return its sizes."""
+    """Raise unless a module of the layout can compute the attention of a definition; return its sizes."""
     check_kind(layout, definition, layers.MultiHeadAttention)
     sizes = sizes_of(definition)
     wanted = [("scale", None), ("softcap", None), ("is_causal", False), ("output", True)]
@@ -198,7 +208,7 @@ def check_attention(
 
 
 def encoder_of(
-    layout: str, tree: EncoderLayer, num_heads: int, **settings: Any
+    layout: str, tree: EncoderLayer, /, *, num_heads: int, **settings: Any
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
     channels, inner = tree.feed_forward.expand.weight.shape
     biases = [each is None or each.bias is not None for each in (*tree.attention[:4], *tree.feed_forward)]

@@ -1,4 +1,4 @@
-"""The attention and the encoder layer of PyTorch."""
+"""Layouts of PyTorch: attention and the encoder layer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from attention_core.layouts._layout import (
 from attention_core.parameters import EncoderLayer, FeedForward, Linear, MultiHeadAttention
 
 TORCH = "torch.nn.MultiheadAttention"
-
-
 TORCH_ENCODER_LAYER = "torch.nn.TransformerEncoderLayer"
 
 
@@ -38,16 +36,16 @@ def from_torch(
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Weights of `torch.nn.MultiheadAttention`.
+    """Read the weights of `torch.nn.MultiheadAttention`.
 
-    ``batch_first`` is about inputs and not about weights: here the batch always comes first.
+    ``batch_first`` concerns inputs, not weights: here the batch always comes first.
 
     Parameters
     ----------
     arrays : mapping of str to Array
-        ``in_proj_weight`` (3 C, C), the rows of query, key and value, or with other channels of key or value
-        ``q_proj_weight``, ``k_proj_weight``, ``v_proj_weight`` (C, in); ``out_proj.weight`` (C, C). Perhaps
-        ``in_proj_bias`` (3 C,), ``out_proj.bias`` (C,), and ``bias_k``, ``bias_v`` (1, 1, C).
+        ``in_proj_weight`` (3 C, C), the rows of query, key and value, or ``q_proj_weight``, ``k_proj_weight``,
+        ``v_proj_weight`` (C, in). ``out_proj.weight`` (C, C). Optionally ``in_proj_bias`` (3 C,), ``out_proj.bias``
+        (C,), and ``bias_k``, ``bias_v`` (1, 1, C).
     num_heads : int
     zero_attention : bool
         ``add_zero_attn``.
@@ -64,7 +62,7 @@ def from_torch(
     LayoutError
         When an array is missing, of another shape, or unknown.
     TypeError, ValueError
-        When a setting is not one.
+        When a setting is not valid.
 
     Examples
     --------
@@ -74,22 +72,22 @@ def from_torch(
     >>> definition.bias, parameters.key.weight.shape
     (False, (4, 4))
     """
-    given = Arrays(TORCH, arrays, xp)
-    tree = _torch_tree(given, "")
-    given.close()
+    reader = Arrays(TORCH, arrays, xp)
+    tree = _torch_tree(reader, "")
+    reader.close()
     return attention_of(TORCH, tree, num_heads, num_heads, zero_attention=zero_attention, dropout=dropout)
 
 
 def to_torch(
     definition: layers.MultiHeadAttention, parameters: MultiHeadAttention, /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
-    """Weights for `torch.nn.MultiheadAttention`: the inverse of `from_torch`.
+    """Write the weights for `torch.nn.MultiheadAttention`: the inverse of `from_torch`.
 
     Raises
     ------
     LayoutError
-        When the layer has a setting that the module has not: a scale, a softcap, causality (there an argument of the
-        call), grouped heads, heads of another width, no output, or a bias on some projections only.
+        When the layer has a scale, a softcap, grouped heads, heads of another width, no output, or a bias on some
+        projections only. So with ``is_causal``, which is an argument of the module's call.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
@@ -124,22 +122,22 @@ def _check_torch(layout: str, definition: Any) -> Sizes:
     return sizes
 
 
-def _torch_tree(given: Arrays, prefix: str) -> MultiHeadAttention:
-    xp = given.xp
-    weight = given.take(f"{prefix}out_proj.weight", None, None)
+def _torch_tree(reader: Arrays, prefix: str) -> MultiHeadAttention:
+    xp = reader.xp
+    weight = reader.take(f"{prefix}out_proj.weight", None, None)
     channels = weight.shape[0]
-    packed = given.find(f"{prefix}in_proj_weight", 3 * channels, channels)
+    packed = reader.find(f"{prefix}in_proj_weight", 3 * channels, channels)
     if packed is None:
-        weights = [given.take(f"{prefix}{name}_proj_weight", channels, None) for name in "qkv"]
+        weights = [reader.take(f"{prefix}{name}_proj_weight", channels, None) for name in "qkv"]
     else:
         weights = _thirds(packed, channels)
-    bias = given.find(f"{prefix}in_proj_bias", 3 * channels)
+    bias = reader.find(f"{prefix}in_proj_bias", 3 * channels)
     biases = [None] * 3 if bias is None else _thirds(bias, channels)
-    query, key, value = (Linear(xp.matrix_transpose(each), own) for each, own in zip(weights, biases, strict=True))
-    output = Linear(xp.matrix_transpose(weight), given.find(f"{prefix}out_proj.bias", channels))
-    extra = [given.find(f"{prefix}bias_{name}", 1, 1, channels) for name in "kv"]
+    query, key, value = (Linear(xp.matrix_transpose(each), bias) for each, bias in zip(weights, biases, strict=True))
+    output = Linear(xp.matrix_transpose(weight), reader.find(f"{prefix}out_proj.bias", channels))
+    extra = [reader.find(f"{prefix}bias_{name}", 1, 1, channels) for name in "kv"]
     if (extra[0] is None) != (extra[1] is None):
-        raise LayoutError(f"expected both bias_k and bias_v of {given.layout}, or neither; got one")
+        raise LayoutError(f"expected both bias_k and bias_v of {reader.layout}, or neither; got one")
     return MultiHeadAttention(
         query, key, value, output, *(each if each is None else xp.reshape(each, (-1,)) for each in extra)
     )
@@ -173,9 +171,9 @@ def from_torch_encoder_layer(
     epsilon: float = 1e-5,
     xp: Namespace | None = None,
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
-    """Weights of `torch.nn.TransformerEncoderLayer` with biases and ``activation="gelu"``.
+    """Read the weights of `torch.nn.TransformerEncoderLayer` with biases and ``activation="gelu"``.
 
-    In training the module also drops what is inside the feed-forward, so that dropout cannot be carried over.
+    Dropout has no counterpart: in training the module also drops inside the feed-forward.
 
     Parameters
     ----------
@@ -196,26 +194,24 @@ def from_torch_encoder_layer(
 
     Raises
     ------
-    LayoutError
-        When an array is missing, of another shape, or unknown.
-    TypeError, ValueError
-        When a setting is not one.
+    LayoutError, TypeError, ValueError
+        As in `from_torch`.
     """
-    given = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
+    reader = Arrays(TORCH_ENCODER_LAYER, arrays, xp)
     tree = EncoderLayer(
-        _torch_tree(given, "self_attn."),
-        given.norm("norm1"),
-        FeedForward(given.linear("linear1"), given.linear("linear2")),
-        given.norm("norm2"),
+        _torch_tree(reader, "self_attn."),
+        reader.norm("norm1"),
+        FeedForward(reader.linear("linear1"), reader.linear("linear2")),
+        reader.norm("norm2"),
     )
-    given.close()
-    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads, norm_first=norm_first, epsilon=epsilon)
+    reader.close()
+    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads=num_heads, norm_first=norm_first, epsilon=epsilon)
 
 
 def to_torch_encoder_layer(
     definition: layers.EncoderLayer, parameters: EncoderLayer, /, *, xp: Namespace | None = None
 ) -> dict[str, Array]:
-    """Weights for `torch.nn.TransformerEncoderLayer`: the inverse of `from_torch_encoder_layer`.
+    """Write the weights for `torch.nn.TransformerEncoderLayer`: the inverse of `from_torch_encoder_layer`.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Which query may attend which key: True = may attend, everywhere.
+"""Masks: which query may attend to which key. True = may attend, everywhere.
 
 A mask is a boolean array, or one of the structured masks here, combined with ``&``, ``|`` and ``~``. A structured mask
-is a rule about positions: it needs no more memory than its own arrays, and it can tell a block of positions that is
-attended nowhere, or everywhere, from one that must be looked at.
+is a rule about positions, and needs no more memory than its own arrays. From the positions at the ends of a block it
+tells whether the block is masked entirely, not at all, or in part.
 """
 
 from attention_core._backend import register
@@ -15,7 +15,15 @@ from attention_core.masks._converters import (
     mask_from_query_key,
 )
 from attention_core.masks._mask import And, Given, Mask, Not, Or, Positions, Spans
-from attention_core.masks._rules import Appended, Causal, KeyLengths, MaskFunction, Segments, SlidingWindow
+from attention_core.masks._rules import (
+    Appended,
+    Causal,
+    KeyLengths,
+    MaskFunction,
+    Segments,
+    SlidingWindow,
+    is_top_left_causal,
+)
 from attention_core.masks._tree import Leaf, flatten, unflatten
 
 __all__ = [
@@ -34,6 +42,7 @@ __all__ = [
     "SlidingWindow",
     "Spans",
     "flatten",
+    "is_top_left_causal",
     "mask_from_additive",
     "mask_from_ignore",
     "mask_from_integers",

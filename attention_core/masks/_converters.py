@@ -30,7 +30,7 @@ def mask_from_ignore(mask: Array, /, *, xp: Namespace | None = None) -> Array:
 
 
 def mask_from_integers(mask: Array, /, *, xp: Namespace | None = None) -> Array:
-    """Turn a mask of integers, 1 = may attend and 0 = ignore (a tokenizer's ``attention_mask``), into a boolean one.
+    """Turn a mask of integers (a tokenizer's ``attention_mask``: 1 = may attend, 0 = ignore) into a boolean one.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
     ----------
     mask : Array of floating point
     threshold : float
-        What is not above it is ignored.
+        Keys whose number is not above it are ignored.
     xp : array namespace, optional
 
     Examples

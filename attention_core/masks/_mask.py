@@ -1,4 +1,4 @@
-"""A rule about positions, and how rules combine."""
+"""The base class of masks, boolean arrays as masks, and how masks combine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Sizes = tuple[int | None, ...]
 
 
 class Positions(NamedTuple):
-    """Where scores stand: int32 arrays that broadcast against each other to the shape of the scores.
+    """Positions of scores: int32 arrays that broadcast against each other to the shape of the scores.
 
     Attributes
     ----------
-    batch : Array
-        Counted over all leading axes as one, in row-major order; of shape (..., 1, 1, 1), or () for a single entry.
-    head : Array
-        Of the query, as a column before the last two axes.
+    batch : Array, shape (..., 1, 1, 1) or ()
+        The index in the batch: all leading axes counted as one, in row-major order.
+    head : Array, shape (H, 1, 1) or ()
+        The query head.
     query : Array, shape (M, 1)
     key : Array, shape (N,)
     """
@@ -33,7 +33,7 @@ class Positions(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Runs of positions, one for each block: the first and the last position, and how many fit in a block.
+    """The positions that blocks span along one axis: the first and the last of each, and the size of a full block.
 
     Attributes
     ----------
@@ -47,10 +47,10 @@ class Spans(NamedTuple):
 
 
 class Mask(ABC):
-    """A rule about positions that says which query may attend which key.
+    """A rule about positions that says which query may attend to which key.
 
-    A rule of your own is a frozen dataclass (``eq=False``) that derives from this class. Its fields, all of them
-    positional, are numbers, arrays and other rules; `axes` names those whose arrays have axes after the leading ones.
+    Derive your own rule as a frozen dataclass (``eq=False``). Its fields, all of them positional, are numbers, arrays
+    and other rules. `axes` gives, for each field that is an array, its number of axes after the leading ones.
     """
 
     axes: ClassVar[dict[str, int]] = {}
@@ -70,29 +70,31 @@ class Mask(ABC):
         """
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        """Tell from the ends of blocks in which of them something may be allowed, and in which everything is.
+        """Classify blocks by the positions at their ends.
 
-        Where that cannot be told, something may be allowed and not everything is.
+        A block is the scores of a run of queries against a run of keys. Blocks without an allowed pair are skipped, and
+        the mask is not applied where all pairs are allowed. The default, ``(True, False)``, is right for every mask.
 
         Returns
         -------
         some, every : Array of bool, broadcastable to (..., H, query blocks, key blocks), or bool
+            Whether any pair of the block may be allowed, and whether all are known to be.
         """
         return True, False
 
     def reach(self) -> tuple[float, float]:
-        """Between which limits ``key - query`` of an allowed pair lies, as far as is known without arrays."""
+        """Bounds of ``key - query`` over the allowed pairs, as far as they are known without reading arrays."""
         return -math.inf, math.inf
 
     def is_relative(self) -> bool:
-        """Whether the rule is known to look at ``key - query`` alone; a rule derived from another is not."""
+        """Whether the rule is known to depend on ``key - query`` alone; subclasses of a rule must override this."""
         return False
 
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
 
     def to_array(self, num_queries: int, num_keys: int, /, *, like: Array | None = None, xp: Namespace) -> Array:
-        """The rule as a boolean array, broadcastable to (..., H, M, N), for rules that do not ask for batch or head.
+        """Make a boolean array, broadcastable to (..., H, M, N), of a rule that uses neither batch nor head.
 
         Examples
         --------
@@ -103,9 +105,9 @@ class Mask(ABC):
                [ True,  True, False],
                [False,  True,  True]], dtype=array_api_strict.bool)
         """
-        place = {} if like is None else on_device_of(like)
-        rows, columns = (xp.arange(length, dtype=xp.int32, **place) for length in (num_queries, num_keys))
-        zero = xp.zeros((), dtype=xp.int32, **place)
+        device = {} if like is None else on_device_of(like)
+        rows, columns = (xp.arange(length, dtype=xp.int32, **device) for length in (num_queries, num_keys))
+        zero = xp.zeros((), dtype=xp.int32, **device)
         return self.allowed(Positions(zero, zero, xp.expand_dims(rows, axis=-1), columns), xp=xp)
 
     def __and__(self, other: Mask | Array) -> Mask:
@@ -134,11 +136,11 @@ class Given(Mask):
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         mask = self.mask
-        for axis, places in ((-2, at.query), (-1, at.key)):
+        for axis, positions in ((-2, at.query), (-1, at.key)):
             size = sizes(mask)[axis] if len(mask.shape) >= -axis else 1
-            if size is None:  # it may turn out to be 1
-                places = xp.minimum(places, xp.subtract(shape(mask, xp=xp)[axis], 1))
-            mask = mask if size == 1 else take_rows(mask, xp.reshape(places, (-1,)), axis=axis, xp=xp)
+            if size is None:  # it may be 1 when the program runs
+                positions = xp.minimum(positions, xp.subtract(shape(mask, xp=xp)[axis], 1))
+            mask = mask if size == 1 else take_rows(mask, xp.reshape(positions, (-1,)), axis=axis, xp=xp)
         return mask
 
     def check(self, target: Sizes, /) -> None:
@@ -159,15 +161,15 @@ class _Pair(Mask):
 
 
 class And(_Pair):
-    """What both masks allow."""
+    """The pairs that both masks allow."""
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         return xp.logical_and(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
-        some, every = (logical_and(*each, xp) for each in kinds)
-        return some, every
+        some, every = self.first.blocks(query, key, xp=xp)
+        other_some, other_every = self.second.blocks(query, key, xp=xp)
+        return logical_and(some, other_some, xp), logical_and(every, other_every, xp)
 
     def reach(self) -> tuple[float, float]:
         lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
@@ -175,15 +177,15 @@ class And(_Pair):
 
 
 class Or(_Pair):
-    """What one of two masks allows."""
+    """The pairs that at least one of two masks allows."""
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         return xp.logical_or(self.first.allowed(at, xp=xp), self.second.allowed(at, xp=xp))
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
-        kinds = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
-        some, every = (logical_or(*each, xp) for each in kinds)
-        return some, every
+        some, every = self.first.blocks(query, key, xp=xp)
+        other_some, other_every = self.second.blocks(query, key, xp=xp)
+        return logical_or(some, other_some, xp), logical_or(every, other_every, xp)
 
     def reach(self) -> tuple[float, float]:
         lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
@@ -191,7 +193,7 @@ class Or(_Pair):
 
 
 def is_structured(mask: Any) -> bool:
-    """Whether a mask may tell of blocks, from positions alone, that they are not to be computed."""
+    """Whether a mask may find blocks without an allowed pair, which are then skipped."""
     if isinstance(mask, And):
         return is_structured(mask.first) or is_structured(mask.second)
     if isinstance(mask, Or):
@@ -203,7 +205,7 @@ def is_structured(mask: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
-    """What a mask does not allow."""
+    """The pairs that a mask does not allow."""
 
     mask: Mask
 
@@ -233,12 +235,12 @@ def logical_or(first: Array | bool, second: Array | bool, xp: Namespace) -> Arra
     return logical_not(logical_and(logical_not(first, xp), logical_not(second, xp), xp), xp)
 
 
-def logical_not(kind: Array | bool, xp: Namespace) -> Array | bool:
-    return not kind if isinstance(kind, bool) else xp.logical_not(kind)
+def logical_not(value: Array | bool, xp: Namespace) -> Array | bool:
+    return not value if isinstance(value, bool) else xp.logical_not(value)
 
 
 def allowed_pairs(mask: Mask | Array, at: Positions | None, /, *, xp: Namespace) -> Array:
-    """A mask of either kind as a boolean array that broadcasts to scores at these positions."""
+    """Apply a mask to positions: a boolean array that broadcasts to the scores there."""
     if isinstance(mask, Mask):
         assert at is not None
         return mask.allowed(at, xp=xp)
@@ -246,5 +248,5 @@ def allowed_pairs(mask: Mask | Array, at: Positions | None, /, *, xp: Namespace)
 
 
 def as_mask(mask: Mask | Array) -> Mask:
-    """A mask of either kind as a structured one."""
+    """Wrap a boolean array as a structured mask; return a structured mask as it is."""
     return mask if isinstance(mask, Mask) else Given(mask)

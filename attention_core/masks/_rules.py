@@ -1,4 +1,4 @@
-"""Rules about positions: causal, windows, lengths, segments, and functions."""
+"""The structured masks: causal, windows, lengths, segments, and functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attention_core._backend import array_namespace, is_concrete
 from attention_core._checks import check_broadcastable, check_function, check_integer, check_rank
 from attention_core.masks._mask import Mask, Positions, Sizes, Spans, logical_or
 
-_POSITION_LIMIT = 2**29  # beyond all positions, and three times as far still fits their type
+_POSITION_LIMIT = 2**29  # above all positions; three times as much still fits int32
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Causal(Mask):
     Parameters
     ----------
     offset : int or Array of int, shape (...)
-        Added to the query's position: 0 is top-left; with P keys in a cache it is P; it may be negative, and differ
+        Added to the query's position: 0 is top-left; with P keys in a cache it is P. It may be negative, and may differ
         along the leading axes (those before the heads).
 
     Examples
@@ -62,7 +62,7 @@ class SlidingWindow(Mask):
     Parameters
     ----------
     left, right : int, optional
-        How far before and after; ``None`` is without limit.
+        Number of positions before and after; ``None`` is without limit.
     offset : int or Array of int, shape (...)
         As in `Causal`.
 
@@ -88,13 +88,13 @@ class SlidingWindow(Mask):
         _check_integral("offset", self.offset)
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        return self._within(
-            at.key, at.key, _with_offset(at.query, self.offset, xp), _with_offset(at.query, self.offset, xp), xp
-        )
+        query = _with_offset(at.query, self.offset, xp)
+        return self._within(Spans(query, query, 1), at.key, at.key, xp)
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
         first, last = _with_offset(query.first, self.offset, xp), _with_offset(query.last, self.offset, xp)
-        return self._within(key.first, key.last, first, last, xp), self._within(key.last, key.first, last, first, xp)
+        some = self._within(Spans(first, last, query.size), key.first, key.last, xp)
+        return some, self._within(Spans(last, first, query.size), key.last, key.first, xp)
 
     def reach(self) -> tuple[float, float]:
         if not isinstance(self.offset, int):
@@ -105,15 +105,15 @@ class SlidingWindow(Mask):
     def is_relative(self) -> bool:
         return type(self) is SlidingWindow and isinstance(self.offset, int)
 
-    def _within(self, early: Array, late: Array, first: Array, last: Array, xp: Namespace) -> Array:
-        """Whether an early key is within reach of the last position, and a late one within that of the first."""
+    def _within(self, query: Spans, lower: Array, upper: Array, xp: Namespace) -> Array:
+        """Whether ``lower <= query.last + right`` and ``upper >= query.first - left``."""
         limits = []
         if self.right is not None:
-            limits.append(xp.less_equal(early, xp.add(last, _clamped(self.right))))
+            limits.append(xp.less_equal(lower, xp.add(query.last, _clamped(self.right))))
         if self.left is not None:
-            limits.append(xp.greater_equal(late, xp.subtract(first, _clamped(self.left))))
+            limits.append(xp.greater_equal(upper, xp.subtract(query.first, _clamped(self.left))))
         if not limits:
-            return xp.ones_like(xp.add(early, last), dtype=xp.bool)
+            return xp.ones_like(xp.add(lower, query.last), dtype=xp.bool)
         return limits[0] if len(limits) == 1 else xp.logical_and(*limits)
 
     def check(self, target: Sizes, /) -> None:
@@ -122,17 +122,17 @@ class SlidingWindow(Mask):
 
 @dataclass(frozen=True, eq=False)
 class KeyLengths(Mask):
-    """The first ``lengths`` keys: ``key < lengths``, as padding at the end asks for.
+    """The first ``lengths`` keys: ``key < lengths``, for sequences with padding at the end.
 
     Parameters
     ----------
     lengths : int, or Array of int, shape (...)
-        Not negative; one for every entry of the leading axes (those before the heads).
+        Not negative; one for each sequence of the batch (the axes before the heads).
 
     Raises
     ------
     TypeError, ValueError
-        When lengths are not integers, or negative (where their values can be read).
+        When lengths are not integers, or negative (if their values can be read).
 
     Examples
     --------
@@ -162,7 +162,7 @@ class KeyLengths(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Segments(Mask):
-    """Keys of the query's own segment: ``query_ids == key_ids``, as documents packed into one sequence ask for.
+    """Keys of the same segment: ``query_ids == key_ids``, for documents packed into one sequence.
 
     Parameters
     ----------
@@ -188,12 +188,12 @@ class Segments(Mask):
             check_rank(name, ids, 1, "(..., length)")
             check_integer(name, ids)
         if self.query_ids.dtype != self.key_ids.dtype:
-            own, other = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
-            raise TypeError(f"expected key_ids of dtype {own} to match query_ids; got {other}")
+            expected, got = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
+            raise TypeError(f"expected key_ids of dtype {expected} to match query_ids; got {got}")
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        own, other = self._ids(at.query, self.query_ids, xp), self._ids(at.key, self.key_ids, xp)
-        same = xp.equal(xp.expand_dims(own, axis=-1), xp.expand_dims(other, axis=-2))
+        query_ids, key_ids = self._ids(at.query, self.query_ids, xp), self._ids(at.key, self.key_ids, xp)
+        same = xp.equal(xp.expand_dims(query_ids, axis=-1), xp.expand_dims(key_ids, axis=-2))
         return same if len(same.shape) == 2 else xp.expand_dims(same, axis=-3)
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
@@ -204,25 +204,25 @@ class Segments(Mask):
         low, high = xp.expand_dims(low, axis=-2), xp.expand_dims(high, axis=-2)
         some = xp.logical_and(xp.less_equal(least, high), xp.less_equal(low, most))
         every = xp.logical_and(xp.equal(least, high), xp.equal(low, most))
-        return tuple(kind if len(kind.shape) == 2 else xp.expand_dims(kind, axis=-3) for kind in (some, every))
+        return tuple(flags if len(flags.shape) == 2 else xp.expand_dims(flags, axis=-3) for flags in (some, every))
 
     def _ids(self, at: Array, ids: Array, xp: Namespace) -> Array:
         ids = xp.astype(ids, index_dtype(ids, xp=xp), copy=False)
         *leading, length = shape(ids, xp=xp)
-        if not isinstance(length, int):  # there may turn out to be none, and then there must be something to look at
+        if not isinstance(length, int):  # it may be 0 when the program runs, and `take` needs an element
             ids = xp.concat([ids, xp.zeros((*leading, 1), dtype=ids.dtype, **on_device_of(ids))], axis=-1)
         return take_rows(ids, xp.reshape(at, (-1,)), axis=-1, xp=xp)
 
     def _extent(self, span: Spans, ids: Array, xp: Namespace) -> tuple[Array, Array]:
-        """The least and the greatest id of every block: two of shape (..., blocks)."""
-        places = xp.add(
+        """The least and the greatest id of each block: two arrays of shape (..., blocks)."""
+        positions = xp.add(
             xp.reshape(span.first, (-1, 1)), xp.arange(span.size, dtype=xp.int32, **on_device_of(span.first))
         )
-        places = xp.minimum(places, xp.reshape(span.last, (-1, 1)))
+        positions = xp.minimum(positions, xp.reshape(span.last, (-1, 1)))
         *leading, _ = shape(ids, xp=xp)
-        count, size = shape(places, xp=xp)
-        found = xp.reshape(self._ids(places, ids, xp), (*leading, count, size))
-        return xp.min(found, axis=-1), xp.max(found, axis=-1)
+        count, size = shape(positions, xp=xp)
+        ids = xp.reshape(self._ids(positions, ids, xp), (*leading, count, size))
+        return xp.min(ids, axis=-1), xp.max(ids, axis=-1)
 
     def check(self, target: Sizes, /) -> None:
         *leading, _, rows, columns = target
@@ -234,21 +234,20 @@ class Segments(Mask):
 
 @dataclass(frozen=True, eq=False)
 class MaskFunction(Mask):
-    """What a function of positions allows.
+    """The pairs for which a function of positions is true.
 
     Parameters
     ----------
     function : callable
-        ``function(batch, head, query, key, *arrays)`` gives a boolean array of positions that broadcast against each
-        other (see `Positions`), or ``&``, ``|`` of such. These are the arguments of ``mask_mod`` in PyTorch's
-        FlexAttention.
+        ``function(batch, head, query, key, *arrays)`` returns a boolean array. As in ``mask_mod`` of PyTorch's
+        FlexAttention, its arguments are positions that broadcast against each other (see `Positions`).
     arrays : tuple of Array
-        What the function needs besides; passed on whole.
+        Further arrays of the function, passed on whole.
 
     Raises
     ------
     TypeError
-        When the function cannot be called, or something of the arrays is none.
+        When the function cannot be called, or one of the arrays is not an array.
 
     Examples
     --------
@@ -270,7 +269,7 @@ class MaskFunction(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Appended(Mask):
-    """What a mask allows among the first ``length`` keys, and all keys that were appended to them.
+    """The pairs that a mask allows among the first ``length`` keys, and all keys that were appended to them.
 
     Parameters
     ----------
@@ -289,15 +288,26 @@ class Appended(Mask):
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
         among = Spans(self._among(key.first, xp), self._among(key.last, xp), key.size)
         some, every = self.mask.blocks(query, among, xp=xp)
-        # Of the keys that a block has in common with the first ones, the last at least is looked at in either case.
+        # A block that has both kinds of keys is classified by the last of the first ones, too: `_among` clamps to it.
         appended = xp.greater_equal(key.last, self.length), xp.greater_equal(key.first, self.length)
         return logical_or(some, appended[0], xp), logical_or(every, appended[1], xp)
 
-    def _among(self, places: Array, xp: Namespace) -> Array:
-        return xp.minimum(places, xp.subtract(self.length, 1) if hasattr(self.length, "dtype") else self.length - 1)
+    def _among(self, positions: Array, xp: Namespace) -> Array:
+        return xp.minimum(positions, xp.subtract(self.length, 1) if hasattr(self.length, "dtype") else self.length - 1)
 
     def check(self, target: Sizes, /) -> None:
         self.mask.check((*target[:-1], self.length if isinstance(self.length, int) else None))
+
+
+def is_top_left_causal(mask: Any, /) -> bool:
+    """Whether a mask is `Causal` with the offset 0, for which libraries have a flag of their kernels.
+
+    Examples
+    --------
+    >>> is_top_left_causal(Causal()), is_top_left_causal(Causal(offset=2))
+    (True, False)
+    """
+    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
 
 
 def _check_integral(name: str, value: Any) -> None:
@@ -313,7 +323,7 @@ def _check_leading(name: str, value: Any, target: Sizes) -> None:
 
 
 def _minimum(value: Any) -> int | None:
-    """The least of some integers; ``None`` where they cannot be read, or there are none."""
+    """The least of some integers; ``None`` if they cannot be read, or there are none."""
     if isinstance(value, int):
         return value
     if 0 in sizes(value) or not is_concrete(value):
@@ -323,7 +333,7 @@ def _minimum(value: Any) -> int | None:
 
 
 def _over_batch(value: Any, like: Array, xp: Namespace) -> Any:
-    """An integer as it is; an array of the leading axes with axes for heads, queries and keys."""
+    """Clamp integers to the positions, and give an array (...) axes for heads, queries and keys: (..., 1, 1, 1)."""
     if isinstance(value, int):
         return _clamped(value)
     if dtype_name(value.dtype) in ("uint32", "int64", "uint64"):
@@ -339,5 +349,5 @@ def _clamped(value: int) -> int:
 
 
 def _with_offset(query: Array, offset: Any, xp: Namespace) -> Array:
-    """The positions that queries, a column, count from: (M, 1), or (..., 1, M, 1) with an array of offsets."""
+    """Add the offset to query positions (M, 1): (M, 1), or (..., 1, M, 1) with an array of offsets."""
     return xp.add(query, _over_batch(offset, query, xp))

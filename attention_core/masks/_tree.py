@@ -1,7 +1,8 @@
-"""A mask as a static tree definition and its arrays, as in JAX's pytrees."""
+"""Masks as pytrees: a static tree definition, and the arrays at its leaves."""
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, shape_text, sizes
@@ -10,53 +11,60 @@ from attention_core.masks._mask import Mask, Sizes, as_mask
 
 
 class Leaf(NamedTuple):
-    """The place of an array in an `outline`, and how many axes it has after the leading ones."""
+    """An array of a tree: its index among the arrays, and how many axes it has after the leading ones.
+
+    An array within a tuple is passed on whole: its ``axes`` are -1.
+    """
 
     place: int
     axes: int
 
 
 def flatten(rule: Any, arrays: list[Array], axes: int = 0, /) -> Any:
-    """A rule, or another dataclass, without its arrays, as nested tuples that compare by value.
+    """Append the arrays of a rule, or of another dataclass, to a list, and return the tree definition.
 
-    The arrays are appended to a list.
+    The definition is nested tuples ``(class, *fields)`` with a `Leaf` for each array. It compares by value.
     """
     if hasattr(rule, "dtype"):
         arrays.append(rule)
         return Leaf(len(arrays) - 1, axes)
     if isinstance(rule, tuple):
-        return tuple, *(flatten(each, arrays, -1) for each in rule)
-    if hasattr(rule, "__match_args__"):
-        own = rule.axes if isinstance(rule, Mask) else {}
-        return type(rule), *(flatten(getattr(rule, name), arrays, own.get(name, 0)) for name in rule.__match_args__)
+        return tuple, *(flatten(item, arrays, -1) for item in rule)
+    if is_dataclass(rule):
+        axes_of: dict[str, int] = rule.axes if isinstance(rule, Mask) else {}
+        names = [field.name for field in fields(rule)]
+        return type(rule), *(flatten(getattr(rule, name), arrays, axes_of.get(name, 0)) for name in names)
     return rule
 
 
-def unflatten(form: Any, arrays: Any, /) -> Any:
-    """The rule of an outline, with arrays in its slots; what was checked once is not checked again."""
-    if isinstance(form, Leaf):
-        return arrays[form.place]
-    if not isinstance(form, tuple):
-        return form
-    kind, *fields = form
-    values = [unflatten(field, arrays) for field in fields]
-    if kind is tuple:
-        return tuple(values)
+def unflatten(treedef: Any, arrays: Any, /) -> Any:
+    """Build the rule of a tree definition, with these arrays as its leaves."""
+    if isinstance(treedef, Leaf):
+        return arrays[treedef.place]
+    if not isinstance(treedef, tuple):
+        return treedef
+    kind, *branches = treedef
+    values = [unflatten(branch, arrays) for branch in branches]
+    return tuple(values) if kind is tuple else _unchecked(kind, values)
+
+
+def _unchecked(kind: type[Any], values: list[Any]) -> Any:
+    """A frozen dataclass with these fields, without ``__post_init__``: traced arrays cannot be checked again."""
     rule = object.__new__(kind)
-    for name, value in zip(kind.__match_args__, values, strict=True):
-        object.__setattr__(rule, name, value)
+    for field, value in zip(fields(kind), values, strict=True):
+        object.__setattr__(rule, field.name, value)
     return rule
 
 
-def leaves(form: Any, /) -> list[Leaf]:
-    """The slots of an outline, in order."""
-    if isinstance(form, Leaf):
-        return [form]
-    return [slot for field in form[1:] for slot in leaves(field)] if isinstance(form, tuple) else []
+def leaves(treedef: Any, /) -> list[Leaf]:
+    """The leaves of a tree definition, in order."""
+    if isinstance(treedef, Leaf):
+        return [treedef]
+    return [leaf for branch in treedef[1:] for leaf in leaves(branch)] if isinstance(treedef, tuple) else []
 
 
 def check_mask(mask: Any, target: Sizes, query: Array) -> None:
-    """Raise unless a mask of either kind fits scores of shape (..., H, M, N), and lies on the device of the query."""
+    """Raise unless a mask fits scores of shape (..., H, M, N) and lies on the device of the query."""
     rule = as_mask(mask)
     rule.check(target)
     for array in mask_arrays(rule):
@@ -64,12 +72,12 @@ def check_mask(mask: Any, target: Sizes, query: Array) -> None:
 
 
 def check_covered(mask: Mask | Array, starts: tuple[Any, Any], lengths: tuple[int | None, int | None]) -> None:
-    """Raise if arrays of a mask are seen to end before the last query or key of a piece."""
-    held: list[Array] = []
-    form = flatten(as_mask(mask), held)
-    for array, slot in zip(held, leaves(form), strict=True):
+    """Raise if arrays of a mask are known to end before the last query or key of a piece."""
+    arrays: list[Array] = []
+    treedef = flatten(as_mask(mask), arrays)
+    for array, leaf in zip(arrays, leaves(treedef), strict=True):
         for axis, start, length in zip((-2, -1), starts, lengths, strict=True):
-            if slot.axes != 3 or len(array.shape) < -axis or not isinstance(start, int) or length is None:
+            if leaf.axes != 3 or len(array.shape) < -axis or not isinstance(start, int) or length is None:
                 continue
             size = sizes(array)[axis]
             if size not in (None, 1) and size < start + length:
@@ -80,9 +88,9 @@ def check_covered(mask: Mask | Array, starts: tuple[Any, Any], lengths: tuple[in
 
 
 def mask_arrays(mask: Mask | Array | None) -> tuple[Array | None, ...]:
-    """The arrays of a mask of either kind, which take part in finding the library."""
+    """The arrays of a mask, by which its library is found."""
     if not isinstance(mask, Mask):
         return (mask,)
-    found: list[Array] = []
-    flatten(mask, found)
-    return tuple(found)
+    arrays: list[Array] = []
+    flatten(mask, arrays)
+    return tuple(arrays)
