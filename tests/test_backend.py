@@ -411,10 +411,10 @@ def test_gradients_have_gradients(differentiating):
     def cube(x):
         return xp.multiply(x, xp.multiply(x, x))
 
-    def slope(x):
+    def derivative(x):
         return backend.value_and_grad(cube)(x)[1][0]
 
-    value, (gradient,) = backend.value_and_grad(slope)(backend.from_numpy(floats(2.0).reshape(())))
+    value, (gradient,) = backend.value_and_grad(derivative)(backend.from_numpy(floats(2.0).reshape(())))
     assert (float(backend.to_numpy(value)), float(backend.to_numpy(gradient))) == (12.0, 12.0)
 
 

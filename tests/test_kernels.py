@@ -203,12 +203,12 @@ def test_not_preferred_as_a_query_that_is_nan_is_lost_among_few_keys(columns, mo
         assert not kernel(torch, (query, key, key))[:, :, 5].any()
 
 
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf])
-def test_refused_as_what_is_masked_leaks(rubbish, torch, arrays, put):
+@pytest.mark.parametrize("nonfinite", [math.nan, math.inf])
+def test_refused_as_what_is_masked_leaks(nonfinite, torch, arrays, put):
     allowed = put(np.arange(N) < N - 1)
     for place in (1, 2):
         spoilt = [x.clone() for x in arrays]
-        spoilt[place][:, :, -1] = rubbish
+        spoilt[place][:, :, -1] = nonfinite
         assert "not seen to be finite" in refusal(spoilt, mask=allowed)
         assert torch.isnan(kernel(torch, spoilt, attn_mask=allowed[None, :])).any()
         found = attention(*spoilt, mask=allowed)
@@ -273,7 +273,7 @@ def test_refused_as_a_rule_would_become_an_array_of_all_scores(mask, arrays):
 
 
 def test_padding_is_cut_off_and_never_looked_at(torch, arrays, put):
-    """The kernel is called for one entry after the other, with the keys it has."""
+    """The kernel is called for each of the batch apart, with the keys it has."""
     query, key, value = arrays
     lengths = put(np.asarray([0, 2, N - 1]))
     padding = torch.arange(N) >= lengths[:, None]
@@ -402,7 +402,7 @@ def gradients_of(torch, implementation, options, backend="aot_eager"):
         *((name, "inductor") for name in ("causal", "lengths")),
     ],
 )
-def test_compiled_what_is_rubbish_is_left_to_blocks(name, backend_of_torch, torch, arrays, put, rng):
+def test_compiled_what_is_not_finite_is_left_to_blocks(name, backend_of_torch, torch, arrays, put, rng):
     """One program answers for all values, masked or attended, as blocks do, in output and gradients.
 
     With lengths, the kernel is given what is attended alone, compiled or not.
@@ -411,13 +411,13 @@ def test_compiled_what_is_rubbish_is_left_to_blocks(name, backend_of_torch, torc
     if "mask" not in options:
         options["is_causal"] = True
     attend = gradients_of(torch, "fused", options, backend_of_torch)
-    for rubbish in (math.nan, math.inf, None):
+    for nonfinite in (math.nan, math.inf, None):
         for place in range(3):
-            given = [x.clone() for x in arrays]
-            if rubbish is not None:
-                given[place][:, :, 2] = rubbish
+            inputs = [x.clone() for x in arrays]
+            if nonfinite is not None:
+                inputs[place][:, :, 2] = nonfinite
             otherwise = "fused" if name == "lengths" else "blockwise"
-            close(attend(*given), results(torch, given, "dense" if rubbish is None else otherwise, options))
+            close(attend(*inputs), results(torch, inputs, "dense" if nonfinite is None else otherwise, options))
 
 
 def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_leak(torch, arrays):

@@ -617,8 +617,8 @@ def test_gradients_of_attention_are_those_of_central_differences(mode):
             [xp.add(x, tensor(sign * 1e-6 * direction)) if at == place else x for at, x in enumerate(arrays)]
             for sign in (1, -1)
         ]
-        slope = (loss(*moved[0]) - loss(*moved[1])).numpy() / 2e-6
-        np.testing.assert_allclose(np.sum(gradients[place].numpy() * direction), slope, rtol=1e-6)
+        derivative = (loss(*moved[0]) - loss(*moved[1])).numpy() / 2e-6
+        np.testing.assert_allclose(np.sum(gradients[place].numpy() * direction), derivative, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])

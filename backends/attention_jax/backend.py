@@ -129,19 +129,19 @@ class JaxBackend:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _derived(recipe: Any, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    operation, plan = recipe
+def _derived(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    operation, plan = operation_and_plan
     with _width(operation):
         return operation.forward(plan, arrays, backend)  # type: ignore[no-any-return]
 
 
-def _derived_forward(recipe: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Any]:
-    results = _derived(recipe, arrays)
+def _derived_forward(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Any]:
+    results = _derived(operation_and_plan, arrays)
     return results, (arrays, results)
 
 
-def _derived_backward(recipe: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
-    operation, plan = recipe
+def _derived_backward(operation_and_plan: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
+    operation, plan = operation_and_plan
     with _width(operation):
         gradients = operation.backward(plan, *kept, cotangents, backend)
     if operation.needs_float64:  # sums of integers have no gradient that means anything

@@ -32,7 +32,7 @@ class JaxLoops(TracedLoops):
         return jax.lax.cond(condition, then, otherwise)
 
     def block_at(self, x: Any, index: Any) -> Any:
-        """The entry at an index of the first axis, or a block."""
+        """The element at an index of the first axis, or a block."""
         if isinstance(x, _Cut):
             return x.each(self.block(x.array, index, x.size, -2))
         return jnp.squeeze(_sliced(x, index, 1, 0), axis=0)

@@ -1,10 +1,10 @@
 """One file for parameters of any framework: safetensors, with the structure and the settings in the metadata.
 
-Arrays are kept bit for bit under dotted names. The metadata has one entry, ``attention-core``, whose text is JSON::
+Arrays are kept bit for bit under dotted names. The metadata has one key, ``attention-core``, whose text is JSON::
 
     {"version": 1, "tree": {"Linear": {"weight": "weight", "bias": null}}, "settings": {...}}
 
-A tree is spelled as the name of an array, ``null``, a list, ``{"tuple": [...]}``, ``{"dict": {...}}``, or the name of a
+A tree is written as the name of an array, ``null``, a list, ``{"tuple": [...]}``, ``{"dict": {...}}``, or the name of a
 class of `attention_core.parameters` with its fields. Nothing is ever unpickled.
 """
 
@@ -280,7 +280,7 @@ def _layer(path: Path, tree: Any, settings: Any) -> tuple[layers.Layer, Any, Any
 
 
 def _layer_structure(path: Path, parameters: Any, state: Any, prefix: str, arrays: dict[str, NumpyArray]) -> Any:
-    """Parameters are named as in `attention_core.layers.named_arrays`, and the state beside them."""
+    """Parameters are named as in `attention_core.layers.named_arrays`, and so is the state, with a prefix."""
     own = _structure(path, parameters, prefix, arrays)
     return {"tuple": [own, _structure(path, state, f"{prefix}.state" if prefix else "state", arrays)]}
 
@@ -317,22 +317,22 @@ def save_arrays(
         data = serialized(kept, metadata=None if metadata is None else dict(metadata))
     except (SafetensorError, TypeError) as error:
         raise FileError(f"expected arrays that safetensors can hold for {path}; got {error}") from error
-    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         if path.is_dir():
             raise FileError(f"expected a file to write; got {path}, a directory")
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            beside.chmod(path.stat().st_mode)
-        beside.replace(path)
+            temporary.chmod(path.stat().st_mode)
+        temporary.replace(path)
     except OSError as error:
         raise FileError(f"expected a file that can be written; got {path}: {error.strerror}") from error
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NumpyArray], dict[str, str]]:

@@ -113,11 +113,11 @@ class TensorFlowBackend:
                 found = operation.backward(plan, *parts, self)
                 return [gradient for gradient in found if gradient is not None], _refused
 
-            def pull(*cotangents: Array) -> Any:
+            def gradients_of(*cotangents: Array) -> Any:
                 found = iter(gradients(*arrays, *results, *cotangents))
                 return [next(found) if array.dtype.is_floating else None for array in arrays]
 
-            return results, pull
+            return results, gradients_of
 
         return streamed(*arrays)  # type: ignore[no-any-return]
 
@@ -129,13 +129,13 @@ class TensorFlowBackend:
             tape.watch(arrays)
             value = function(*arrays)
 
-        def pull(cotangent: Array) -> tuple[Array, ...]:
+        def gradients_of(cotangent: Array) -> tuple[Array, ...]:
             gradients = tape.gradient(
                 value, arrays, output_gradients=cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
             return tuple(map(tf.convert_to_tensor, gradients))
 
-        return value, pull
+        return value, gradients_of
 
     def _on(self, device: str | None) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))

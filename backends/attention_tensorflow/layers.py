@@ -278,7 +278,7 @@ class EncoderLayer(AttentionLayer):
     Examples
     --------
     >>> model = keras.Sequential([keras.layers.Embedding(9, 4, mask_zero=True), EncoderLayer(4, 2, 16)])
-    >>> model(keras.ops.array([[3, 1, 0]])).shape  # the last token is padding, and attended by none
+    >>> model(keras.ops.array([[3, 1, 0]])).shape  # the last token is padding: none attends to it
     TensorShape([1, 3, 4])
     """
 
@@ -301,8 +301,8 @@ class EncoderLayer(AttentionLayer):
         attention_mask : attention_core.masks.Mask or bool tensor, broadcastable to (..., H, L, L), optional
             True = may attend. A call of the layer also takes it as ``mask``, its name in all the libraries.
         key_mask : bool tensor, shape (..., L), optional
-            By default the mask that Keras attached to ``x``. Places masked out are attended by none, and attend
-            the others; nothing else depends on what they become.
+            By default the mask that Keras attached to ``x``. No place attends to those that are masked out. These
+            attend to the others, but nothing else depends on their output.
         seed : int or integer tensor, optional
             Of the dropout, instead of one drawn from the layer's generator.
         training : bool, optional
@@ -397,7 +397,7 @@ class SaganAttention(Layer):
     kind = definitions.SaganAttention
 
     def call(self, x: Array, *, return_weights: bool = False, training: bool | None = None) -> Any:
-        """Let every place attend all places.
+        """Let every position attend to all positions.
 
         Parameters
         ----------

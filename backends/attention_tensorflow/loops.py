@@ -50,7 +50,7 @@ class TensorFlowLoops(TracedLoops):
         return tf.cond(condition, then, otherwise)
 
     def block_at(self, x: Any, index: Any) -> Any:
-        """The entry at an index of the first axis, or a block."""
+        """The element at an index of the first axis, or a block."""
         return self.block(x.array, index, x.size, -2) if isinstance(x, _Cut) else x[index]
 
     def split(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> Any:

@@ -143,8 +143,8 @@ class TorchBackend:
             # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
             arrays = tuple(array.view_as(array) for array in arrays)
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
-            found = CompiledOperationFunction.apply(text, *arrays) if recorded else operators.attend(arrays, text)
-            return tuple(found)
+            results = CompiledOperationFunction.apply(text, *arrays) if recorded else operators.attend(arrays, text)
+            return tuple(results)
         return OperationFunction.apply((operation, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(
@@ -155,13 +155,13 @@ class TorchBackend:
             variables = [array.detach().requires_grad_() for array in arrays]
             value = function(*variables)
 
-        def pull(cotangent: Array) -> tuple[Array, ...]:
+        def gradients_of(cotangent: Array) -> tuple[Array, ...]:
             with _recording():
                 return torch.autograd.grad(  # type: ignore[no-any-return]
                     value, variables, cotangent, allow_unused=True, materialize_grads=True
                 )
 
-        return value.detach(), pull
+        return value.detach(), gradients_of
 
 
 def _recording() -> contextlib.AbstractContextManager[Any]:
@@ -173,45 +173,47 @@ class OperationFunction(torch.autograd.Function):  # type: ignore[misc]
     """An operation with a gradient of its own."""
 
     @staticmethod
-    def forward(recipe: Any, *arrays: Any) -> Any:
+    def forward(operation_and_plan: Any, *arrays: Any) -> Any:
         """Compute the results."""
-        operation, plan = recipe
+        operation, plan = operation_and_plan
         return operation.forward(plan, arrays, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Keep what going backward needs."""
-        ctx.recipe, *arrays = inputs
+        ctx.operation_and_plan, *arrays = inputs
         ctx.save_for_backward(*arrays, *output)
         ctx.count = len(arrays)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Compute the gradients of the arrays."""
-        return None, *OperationBackward.apply(ctx.recipe, ctx.count, *ctx.saved_tensors, *cotangents)
+        return None, *OperationBackward.apply(ctx.operation_and_plan, ctx.count, *ctx.saved_tensors, *cotangents)
 
 
 class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
     """The gradients of `OperationFunction`, which depend on its arrays, but are not differentiated again."""
 
     @staticmethod
-    def forward(recipe: Any, count: int, *tensors: Any) -> Any:
+    def forward(operation_and_plan: Any, count: int, *tensors: Any) -> Any:
         """Compute the gradients of the arrays, from these, the results and as many cotangents."""
-        operation, plan = recipe
+        operation, plan = operation_and_plan
         middle = (count + len(tensors)) // 2
         return operation.backward(plan, tensors[:count], tensors[count:middle], tensors[middle:], backend)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, recipe: Any, count: int, *tensors: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, operation_and_plan: Any, count: int, *tensors: Any) -> Any:
         """Compute the gradients for one cotangent after the other, as of a Jacobian."""
 
-        def picked(index: int) -> Any:
+        def tensors_at(index: int) -> Any:
             pairs = zip(tensors, in_dims[2:], strict=True)
             return (tensor if axis is None else tensor.select(axis, index) for tensor, axis in pairs)
 
-        rounds = [OperationBackward.apply(recipe, count, *picked(index)) for index in range(info.batch_size)]
-        found = [None if each[0] is None else torch.stack(each) for each in zip(*rounds, strict=True)]
-        return tuple(found), tuple(None if each is None else 0 for each in found)
+        rounds = [
+            OperationBackward.apply(operation_and_plan, count, *tensors_at(index)) for index in range(info.batch_size)
+        ]
+        gradients = [None if parts[0] is None else torch.stack(parts) for parts in zip(*rounds, strict=True)]
+        return tuple(gradients), tuple(None if stacked is None else 0 for stacked in gradients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -242,8 +244,8 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Compute the gradients of the arrays."""
         arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        found = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
-        return None, *(next(found) if array.is_floating_point() else None for array in arrays)
+        gradients = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
+        return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
 
 
 def _tensor(array: NumpyArray) -> torch.Tensor:

@@ -221,7 +221,7 @@ class SaganAttention(Layer):
     kind = layers.SaganAttention
 
     def forward(self, x: Array, *, return_weights: bool = False) -> Any:
-        """Let every place attend all places: (..., height, width, C) -> (..., height, width, C).
+        """Let every position attend to all positions: (..., height, width, C) -> (..., height, width, C).
 
         With ``channels_first`` (..., C, height, width). Arguments, results and errors are those of a call of
         `attention_core.layers.SaganAttention`.
