@@ -26,7 +26,7 @@ def need(*names):
 def example(name):
     """An example as a module."""
     need("sklearn", "torch", "jax", "keras")
-    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -115,7 +115,7 @@ def test_a_reproducible_training_moves_every_parameter_learns_and_ends_as_docume
 ):
     before = [named_arrays(parameters) for _, parameters, _ in identical.first_layers(model)]
     run = identical.TRAIN[framework](model, identical.MODES[framework][0])
-    page = (Path(__file__).parents[1] / "docs" / "explanation" / "identical-bits.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "identical-bits.md").read_text(encoding="utf-8")
     assert f"| {model} | {100 * run.accuracy:.1f} % | `{identical.digest(run.parameters)[:16]}` |" in page
     assert run.accuracy > 0.75
     after = dict(run.parameters)

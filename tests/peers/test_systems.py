@@ -1,6 +1,6 @@
 """Eleven systems, each rebuilt from its description in NumPy and float64, beside the layer that it becomes here.
 
-``python tests/test_systems.py`` prints how far the layers of every framework are from the descriptions, as a table.
+``python tests/peers/test_systems.py`` prints how far the layers of every framework are from the descriptions, as a table.
 """
 
 from __future__ import annotations

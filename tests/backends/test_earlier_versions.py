@@ -1,4 +1,4 @@
-"""What former versions have saved is still read: pickles and exported programs, kept as files in ``former``."""
+"""What earlier versions saved is still read: pickles and exported programs, kept as files in ``earlier_versions``."""
 
 import importlib
 import inspect
@@ -12,7 +12,7 @@ import pytest
 import attention_core as ac
 from attention_core import layers, layouts, masks
 
-FOLDER = Path(__file__).parent / "former"
+FOLDER = Path(__file__).parent / "earlier_versions"
 PROGRAMS = ("alibi", "arrays", "blockwise", "encoder", "given", "masked", "relative", "reproducible")
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 

@@ -1,6 +1,6 @@
 """Plants faults in the core, one at a time, and fails unless the tests catch every one of them.
 
-A suite that cannot fail proves nothing. ``mutants.toml`` lists faults: lines that somebody could get wrong. Each is
+A suite that cannot fail proves nothing. ``faults.toml`` lists faults: lines that somebody could get wrong. Each is
 planted in a copy of the core, and the tests that ran clean on the unchanged copy must then fail. Run by
 ``nox -s mutants``; words after ``--`` choose the faults whose description contains one of them.
 """
@@ -14,24 +14,22 @@ import tempfile
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CORE = ROOT / "attention_core"
-# What is slow, needs a framework, or says nothing about the formulas of the core, is left out.
-LEFT_OUT = {f"test_{name}" for name in ("backend", "benchmark", "bert", "conformance", "conversion", "convert",
-                                        "documentation", "files", "gradients", "onnx_cases", "oracle", "purity",
-                                        "tensorflow_namespace", "tracing", "training")}  # fmt: skip
-# The tests that ought to catch a fault, by the start of the path of its file; else those of the file's own name.
-MIRRORS = {"_attention/blocks/query_chunks": "strips", "_attention/blocks": "blockwise",
-           "_attention/reproducible/pieces": "exact_partial", "_attention/reproducible": "reproducible",
-           "_attention/choice": "implementations", "_attention": "attention", "_arithmetic/fast": "layers",
-           "_arithmetic/angles": "rotary", "_arithmetic/erfc": "gelu", "_arithmetic": "reproducible",
-           "_backend/_loops": "loops", "_backend": "namespace", "_arrays": "namespace", "_checks": "bad_input",
-           "_functions/feed_forward": "layers", "_functions/normalization": "layers",
-           "_functions/embeddings": "layers", "_functions/multi_head": "encoder", "_functions/pieces": "partial",
-           "layers": "layer_definitions", "layouts": "layouts", "masks": "masks"}  # fmt: skip
+TESTS = ROOT / "tests/core"
+# The tests that ought to catch a fault in a file or a room, where they have another name than it.
+MIRRORS = {
+    "_arithmetic": "reproducible",
+    "_arithmetic/angles": "rotary",
+    "_arithmetic/fast": "functions",
+    "_attention/blocks": "blockwise",
+    "_attention/blocks/scores": "blockwise",
+    "_attention/reproducible/pieces": "reproducible_pieces",
+    "_functions/multi_head": "encoder",
+}
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIMIT_S = 300
 
@@ -45,7 +43,7 @@ class Fault(NamedTuple):
     new: str
 
 
-FAULTS = [Fault(**fault) for fault in tomllib.loads((ROOT / "tests/mutants.toml").read_text())["fault"]]
+FAULTS = [Fault(**fault) for fault in tomllib.loads(Path(__file__).with_name("faults.toml").read_text())["fault"]]
 
 
 def main(words: list[str]) -> int:
@@ -102,17 +100,20 @@ def verdict(fault: Fault | None) -> Verdict:
 
 def tests_of(fault: Fault | None) -> tuple[list[Path], list[Path]]:
     """The file of the tests that ought to catch a fault, if there is one, and all others."""
-    files = sorted(path for path in (ROOT / "tests").glob("test_*.py") if path.stem not in LEFT_OUT)
-    name = "" if fault is None else fault.file.removesuffix(".py")
-    mirror = f"test_{next((test for start, test in MIRRORS.items() if name.startswith(start)), Path(name).name)}"
-    return [path for path in files if path.stem == mirror], [path for path in files if path.stem != mirror]
+    files = sorted(TESTS.glob("test_*.py"))
+    path = PurePath("" if fault is None else fault.file.removesuffix(".py"))
+    rooms = [MIRRORS.get(str(room), room.name.removeprefix("_")) for room in path.parents]
+    named = (TESTS / f"test_{name}.py" for name in (MIRRORS.get(str(path), path.name), *rooms))
+    mirror = next((test for test in named if test in files), None)
+    return [test for test in files if test == mirror], [test for test in files if test != mirror]
 
 
 def run_tests(folder: str, files: list[Path], *options: str) -> subprocess.CompletedProcess[str]:
     """Run tests against the copy of the core in a folder."""
     # -P keeps the checkout off the path, where PYTHONPATH puts the copy first.
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, *map(str, files)]
-    environment = {**os.environ, "PYTHONPATH": folder, "ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"}
+    path = os.pathsep.join([folder, str(ROOT / "backends")])
+    environment = {**os.environ, "PYTHONPATH": path, "ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"}
     script = "import attention_core, sys; sys.exit(not attention_core.__file__.startswith(sys.argv[1]))"
     subprocess.run([sys.executable, "-P", "-c", script, folder], env=environment, check=True)
     return subprocess.run(
