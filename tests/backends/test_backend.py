@@ -25,18 +25,6 @@ class Pair(NamedTuple):
     second: Any = None
 
 
-@pytest.fixture
-def only():
-    """A function that gives the backend of one name, and skips the test where others were asked for."""
-
-    def backend(name: str) -> Backend:
-        if name not in (ASKED or available_backends()):
-            pytest.skip(f"{name} was not asked for, or is not installed")
-        return get_backend(name)
-
-    return backend
-
-
 def run(script: str, **environment: str) -> str:
     """What a script prints in a fresh interpreter; the test fails with its errors where it fails."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
@@ -191,11 +179,12 @@ def test_backend_owns_its_arrays_and_nothing_else(backend):
     assert not any(map(backend.owns, (None, 1, 1.0, [1.0], "1.0", object())))
 
 
+@pytest.mark.needs("numpy")
 @pytest.mark.parametrize(("make", "got"), [(np.ma.asarray, "a masked array"), (np.asmatrix, "a matrix")])
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_arrays_that_only_look_like_plain_ones_are_refused(make, got, only):
+def test_arrays_that_only_look_like_plain_ones_are_refused(make, got):
     with pytest.raises(TypeError, match=f"expected a plain array; got {got}: pass"):
-        only("numpy").owns(make(floats(1.0)))
+        get_backend("numpy").owns(make(floats(1.0)))
 
 
 # To NumPy and back
@@ -362,13 +351,6 @@ def test_values_are_concrete_only_where_they_can_be_read(backend):
 # Derivatives
 
 
-@pytest.fixture
-def differentiating(backend):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
-    return backend
-
-
 def test_backend_without_derivatives_says_so(backend):
     if backend.differentiates:
         assert callable(backend.value_and_grad(len))
@@ -388,8 +370,9 @@ def assert_gradients_by_hand(backend, value, gradients):
     assert isinstance(pair, Pair)
 
 
-def test_gradients_equal_the_derivative_by_hand(differentiating):
-    backend, xp = differentiating, differentiating.namespace
+@pytest.mark.needs("gradients")
+def test_gradients_equal_the_derivative_by_hand(backend):
+    xp = backend.namespace
 
     def function(pair, rest):
         return xp.sum(xp.multiply(pair.first, xp.exp(rest["y"][0])))
@@ -403,8 +386,9 @@ def test_gradients_equal_the_derivative_by_hand(differentiating):
         assert_gradients_by_hand(backend, *outside(*arguments))
 
 
-def test_gradients_have_gradients(differentiating):
-    backend, xp = differentiating, differentiating.namespace
+@pytest.mark.needs("gradients")
+def test_gradients_have_gradients(backend):
+    xp = backend.namespace
 
     def cube(x):
         return xp.multiply(x, xp.multiply(x, x))
@@ -416,38 +400,43 @@ def test_gradients_have_gradients(differentiating):
     assert (float(backend.to_numpy(value)), float(backend.to_numpy(gradient))) == (12.0, 12.0)
 
 
-def test_array_given_twice_has_two_gradients(differentiating):
-    backend, xp = differentiating, differentiating.namespace
+@pytest.mark.needs("gradients")
+def test_array_given_twice_has_two_gradients(backend):
+    xp = backend.namespace
     x = backend.from_numpy(floats(3.0).reshape(()))
     _, gradients = backend.value_and_grad(lambda x, y: xp.multiply(x, xp.multiply(x, y)))(x, x)
     assert [float(gradient) for gradient in backend.to_numpy(gradients)] == [18.0, 9.0]
 
 
-def test_function_without_variables_has_no_gradients(differentiating):
-    backend, xp = differentiating, differentiating.namespace
+@pytest.mark.needs("gradients")
+def test_function_without_variables_has_no_gradients(backend):
+    xp = backend.namespace
     number = backend.from_numpy(np.asarray(3, dtype="int32"))
     value, gradients = backend.value_and_grad(lambda count, rest: xp.astype(count, xp.float32))(number, None)
     assert float(backend.to_numpy(value)) == 3.0
     assert gradients == (None, None)
 
 
-def test_constant_function_has_the_gradient_zero(differentiating):
-    backend, xp = differentiating, differentiating.namespace
+@pytest.mark.needs("gradients")
+def test_constant_function_has_the_gradient_zero(backend):
+    xp = backend.namespace
     value, (gradient,) = backend.value_and_grad(lambda x: xp.ones(()))(backend.from_numpy(floats(1.0, 2.0)))
     assert float(backend.to_numpy(value)) == 1.0
     assert_same_bits(backend.to_numpy(gradient), floats(0.0, 0.0))
 
 
-def test_function_to_several_numbers_is_refused(differentiating):
+@pytest.mark.needs("gradients")
+def test_function_to_several_numbers_is_refused(backend):
     with pytest.raises(ValueError, match=r"expected a function to a 0-d array; got shape \(2,\)"):
-        differentiating.value_and_grad(lambda x: x)(differentiating.from_numpy(floats(1.0, 2.0)))
+        backend.value_and_grad(lambda x: x)(backend.from_numpy(floats(1.0, 2.0)))
 
 
 # What only one library has
 
 
-def test_gradients_of_torch_leave_the_inputs_alone(only):
-    backend = only("torch")
+@pytest.mark.needs("torch")
+def test_gradients_of_torch_leave_the_inputs_alone():
+    backend = get_backend("torch")
     x = backend.from_numpy(floats(1.0, 2.0)).requires_grad_()
     _, (gradient,) = backend.value_and_grad(lambda x: x.square().sum())(x)
     np.testing.assert_array_equal(backend.to_numpy(gradient), [2.0, 4.0])
@@ -459,16 +448,18 @@ def test_gradients_of_torch_leave_the_inputs_alone(only):
     assert not untracked.requires_grad
 
 
-def test_compiled_functions_of_older_torch_do_not_use_up_one_another(only, monkeypatch):
-    backend = only("torch")
+@pytest.mark.needs("torch")
+def test_compiled_functions_of_older_torch_do_not_use_up_one_another(monkeypatch):
+    backend = get_backend("torch")
     monkeypatch.setattr(sys.modules["attention_torch.backend"], "RECOMPILE_OPTIONS", {})
     for number in range(1, 10):
         doubled = backend.compile(lambda x: x + x)(backend.from_numpy(floats(number)))
         assert doubled.item() == 2 * number
 
 
-def test_values_of_torch_cannot_be_read_under_its_transforms(only):
-    backend = only("torch")
+@pytest.mark.needs("torch")
+def test_values_of_torch_cannot_be_read_under_its_transforms():
+    backend = get_backend("torch")
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -500,8 +491,9 @@ def test_values_of_torch_cannot_be_read_under_its_transforms(only):
     assert [where for where, concrete in seen.items() if concrete] == ["grad", "jvp", "parameter"]
 
 
-def test_values_of_jax_cannot_be_read_under_its_transforms(only):
-    backend = only("jax")
+@pytest.mark.needs("jax")
+def test_values_of_jax_cannot_be_read_under_its_transforms():
+    backend = get_backend("jax")
     import jax
 
     seen = {}
@@ -521,8 +513,8 @@ def test_values_of_jax_cannot_be_read_under_its_transforms(only):
     assert set(seen.values()) == {(True, False)}
 
 
-def test_jax_with_64_bits_keeps_every_bit(only):
-    only("jax")
+@pytest.mark.needs("jax")
+def test_jax_with_64_bits_keeps_every_bit():
     printed = run(
         """
         import numpy as np
@@ -538,8 +530,8 @@ def test_jax_with_64_bits_keeps_every_bit(only):
     assert printed == "float16 bfloat16 float32 float64"
 
 
-def test_jax_without_64_bits_says_what_to_turn_on(only):
-    only("jax")
+@pytest.mark.needs("jax")
+def test_jax_without_64_bits_says_what_to_turn_on():
     printed = run(
         """
         import numpy as np
@@ -564,8 +556,9 @@ def test_jax_without_64_bits_says_what_to_turn_on(only):
     ]
 
 
-def test_namespace_of_jax_corrects_and_completes_it(only):
-    xp = only("jax").namespace
+@pytest.mark.needs("jax")
+def test_namespace_of_jax_corrects_and_completes_it():
+    xp = get_backend("jax").namespace
     import jax
 
     assert float(xp.erfc(xp.asarray(0.5))) == pytest.approx(0.479500122186953)
@@ -574,8 +567,8 @@ def test_namespace_of_jax_corrects_and_completes_it(only):
         assert "precision=(HIGHEST, HIGHEST)" in str(jax.make_jaxpr(product)(x, x)).replace("Precision.", "")
 
 
-def test_what_is_constant_is_not_differentiated_by(differentiating):
-    backend = differentiating
+@pytest.mark.needs("gradients")
+def test_what_is_constant_is_not_differentiated_by(backend):
     x = backend.from_numpy(np.asarray(3.0, "float32"))
     value, (gradient,) = backend.value_and_grad(lambda x: x * backend.stop_gradient(x))(x)
     assert float(backend.to_numpy(value)) == 9.0

@@ -15,13 +15,10 @@ from attention_core import (
     Segments,
     SlidingWindow,
     attention_scores,
-    available_backends,
     get_backend,
     mask_from_lengths,
     scaled_dot_product_attention,
 )
-
-ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 
 # Leading axis, query heads, key heads, query length, key length, head dimension, its counterpart of the values.
 B, H, G, M, N, D, E = 2, 4, 2, 3, 5, 7, 6
@@ -95,18 +92,6 @@ def test_arrays_on_two_devices_are_refused(backend):
         scaled_dot_product_attention(query, key, value)
 
 
-@pytest.fixture
-def only():
-    """A function that gives the backend of one name, and skips the test where others were asked for."""
-
-    def backend(name):
-        if name not in (ASKED or available_backends()):
-            pytest.skip(f"{name} was not asked for, or is not installed")
-        return get_backend(name)
-
-    return backend
-
-
 # The case of the tests above, for scripts that need an interpreter of their own.
 PREAMBLE = """
 import numpy as np
@@ -141,8 +126,8 @@ def run(script: str, **environment: str) -> None:
 EIGHT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
-def test_jax_results_stay_on_one_of_many_devices(only):
-    only("jax")
+@pytest.mark.needs("jax")
+def test_jax_results_stay_on_one_of_many_devices():
     run(
         """
         import jax
@@ -160,9 +145,9 @@ def test_jax_results_stay_on_one_of_many_devices(only):
     )
 
 
+@pytest.mark.needs("jax")
 @pytest.mark.parametrize("axis", [0, 2], ids=["leading axis", "query length"])
-def test_jax_results_stay_sharded(only, axis):
-    only("jax")
+def test_jax_results_stay_sharded(axis):
     run(
         f"""
         import jax
@@ -183,8 +168,8 @@ def test_jax_results_stay_sharded(only, axis):
     )
 
 
-def test_tensorflow_results_stay_where_its_scope_says(only):
-    only("tensorflow")
+@pytest.mark.needs("tensorflow")
+def test_tensorflow_results_stay_where_its_scope_says():
     run(
         """
         import tensorflow as tf
@@ -206,18 +191,20 @@ def test_tensorflow_results_stay_where_its_scope_says(only):
     )
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("case", CASES)
-def test_torch_computes_shapes_without_values(only, case):
-    backend = only("torch")
+def test_torch_computes_shapes_without_values(case):
+    backend = get_backend("torch")
     results = attend(lambda array: backend.from_numpy(array, device="meta"), case)
     assert all(result.is_meta for result in results)
     assert [tuple(result.shape) for result in results] == [(B, H, M, E), (B, H, M, N), (B, H, M)]
     assert {backend.from_numpy(QUERY).dtype} == {result.dtype for result in results}
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_torch_computes_dtypes_without_values(only, dtype):
-    backend = only("torch")
+def test_torch_computes_dtypes_without_values(dtype):
+    backend = get_backend("torch")
     import torch
 
     output, weights, logsumexp = attend(lambda array: backend.from_numpy(array, device="meta", dtype=dtype), "causal")

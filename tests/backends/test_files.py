@@ -203,10 +203,9 @@ def test_a_layer_comes_back(path, layer, dtype):
     assert_same(found[1:], expected[1:])
 
 
+@pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_layer_of_any_backend_is_one_of_every_other(path, backend, get, dtype):
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
     layer = layers.SaganAttention(16)
     tree, state = made(layer, dtype)
     save_layer(path, layer, *get(backend.from_numpy((tree, state))))

@@ -36,13 +36,6 @@ def small(backend, monkeypatch):
     monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
 
 
-@pytest.fixture
-def differentiable(backend):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
-    return backend
-
-
 def qkv(rng, leading=(B,), heads=H, groups=G, rows=M, columns=N):
     shapes = (*leading, heads, rows, D), (*leading, groups, columns, D), (*leading, groups, columns, E)
     return [rng.standard_normal(shape) for shape in shapes]
@@ -113,11 +106,6 @@ def assert_same(actual, desired, close=1e-13):
         np.testing.assert_allclose(found, expected, rtol=0, atol=close * scale)
 
 
-def costly(backend, name, few):
-    if backend.loops.traced and name not in few:
-        pytest.skip("loops take long to trace: other backends run this case")
-
-
 RUBBISH = [math.nan, math.inf, -math.inf]
 OFFSETS, LENGTHS = np.array([0, 3, -4]), np.array([13, 0, 6])
 QUERY_IDS, KEY_IDS = np.sort(np.random.default_rng(7).integers(0, 4, (2, B, N)))
@@ -147,16 +135,18 @@ MASKS = {
 }
 
 
+@pytest.mark.needs(
+    lambda name, backend: not backend.loops.traced or name in ("causal offsets", "segments", "lengths and bias")
+)
 @pytest.mark.parametrize("name", MASKS)
 def test_blocks_give_what_all_scores_at_once_give(name, backend, rng):
-    costly(backend, name, ("causal offsets", "segments", "lengths and bias"))
     options, arrays = MASKS[name]
     assert_equal(backend, options, [*qkv(rng), *arrays])
 
 
+@pytest.mark.needs(lambda name, backend: not backend.loops.traced or name in ("causal offsets",))
 @pytest.mark.parametrize("name", MASKS)
 def test_so_they_do_where_exponentials_need_a_maximum(name, backend, rng):
-    costly(backend, name, ("causal offsets",))
     options, arrays = MASKS[name]
     query, *others = qkv(rng)
     assert_equal(backend, options, [query * 40.0, *others, *arrays], close=1e-11)
@@ -171,9 +161,9 @@ def of_shape(rng, shape, other):
     return [np.where(rng.random(shape) < 0.1, -math.inf, bias) if len(shape) > 1 else bias, np.asarray(mask)]
 
 
+@pytest.mark.needs(lambda place, backend: not backend.loops.traced or place in (7,))
 @pytest.mark.parametrize("place", range(len(SHAPES)))
 def test_biases_and_masks_of_every_shape(place, backend, rng):
-    costly(backend, place, (7,))
     arrays = of_shape(rng, SHAPES[place], SHAPES[-1 - place])
     assert_equal(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*qkv(rng), *arrays])
 
@@ -303,8 +293,9 @@ def test_a_row_of_small_values_beside_large_ones_loses_nothing(backend):
     np.testing.assert_allclose(found[0, 0, 0], value[0, 0, 0], rtol=2e-7)
 
 
-def test_a_masked_value_that_times_a_gradient_overflows_leaks_nowhere(differentiable, rng):
-    backend, xp = differentiable, differentiable.namespace
+@pytest.mark.needs("gradients")
+def test_a_masked_value_that_times_a_gradient_overflows_leaks_nowhere(backend, rng):
+    xp = backend.namespace
     query, key, value = (np.abs(x) for x in qkv(rng))
     value[:, :, 8:] = 3e38
 
@@ -343,16 +334,16 @@ def test_moderate_scores_at_their_limit_lose_nothing(sign, size, backend, rng):
     np.testing.assert_allclose(found / size, exact / size, rtol=0, atol=2e-5)
 
 
+@pytest.mark.needs(lambda name, backend: not backend.loops.traced or name in ("everything",))
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_of_the_scores_and_their_gradients(name, backend, rng):
-    costly(backend, name, ("everything",))
     options, arrays = CHANGES[name]
     assert_equal(backend, options, [*qkv(rng), *arrays])
 
 
+@pytest.mark.needs(lambda leading, backend: not backend.loops.traced or leading in ((2, 3),))
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
 def test_any_number_of_leading_axes(leading, backend, rng):
-    costly(backend, leading, ((2, 3),))
     shared = leading[1:]
     arrays = [*qkv(rng, leading), rng.integers(0, N, shared), rng.integers(-2, 5, leading), rng.standard_normal((N,))]
     assert_equal(
@@ -367,32 +358,30 @@ def test_any_number_of_leading_axes(leading, backend, rng):
     )
 
 
+@pytest.mark.needs(lambda rows, columns, backend: not backend.loops.traced or (rows, columns) in ((5, 6),))
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 7), (7, 1), (4, 5), (5, 6), (8, 10), (3, 4), (13, 17)])
 def test_any_lengths(rows, columns, backend, rng):
     """One, a prime, exactly one block, one more than a block, several blocks, and less than one."""
-    costly(backend, (rows, columns), ((5, 6),))
     arrays = [*qkv(rng, (2,), rows=rows, columns=columns), rng.standard_normal((H, rows, columns))]
     assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.SlidingWindow(left=6, right=2)}, arrays)
 
 
+@pytest.mark.needs("untraced loops")
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (3, 3), (6, 2), (4, 1)])
 def test_grouped_heads(heads, groups, backend, rng):
-    costly(backend, heads, ())
     arrays = [*qkv(rng, heads=heads, groups=groups), rng.standard_normal((heads, M, 1))]
     assert_equal(backend, lambda bias: {"bias": bias, "score_mod": alibi(heads)}, arrays)
 
 
+@pytest.mark.needs(lambda backend: backend.name != "jax")
 def test_float32(backend, rng):
-    costly(backend, 0, () if backend.name == "jax" else (0,))
     arrays = [*qkv(rng), rng.standard_normal((H, M, N))]
     assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.Causal(2)}, arrays, dtype="float32", close=2e-6)
 
 
+@pytest.mark.needs("dtype", lambda dtype, backend: not backend.loops.traced or dtype in ("bfloat16",))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bits_are_rounded_once(dtype, backend, rng):
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
-    costly(backend, dtype, ("bfloat16",))
     step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
     arrays = [np.asarray(x, dtype=getattr(ml_dtypes, dtype, None) or dtype) for x in qkv(rng)]
     (blocks,) = derivatives(backend, lambda: {"mask": ac.Causal(2)}, arrays, ("blockwise",), dtype)
@@ -404,9 +393,9 @@ def test_sixteen_bits_are_rounded_once(dtype, backend, rng):
     )
 
 
-def test_gradients_of_arrays_of_16_bits_are_added_up_in_float32(differentiable, rng):
+@pytest.mark.needs("gradients")
+def test_gradients_of_arrays_of_16_bits_are_added_up_in_float32(backend, rng):
     """Many blocks add to the gradient of one number, which rounding each time would spoil."""
-    backend = differentiable
     xp, put = backend.namespace, backend.from_numpy
     query, key, value = put([np.abs(x) for x in qkv(rng, (1,), 1, 1, 32, 45)], dtype="float32")
     weight = put(np.ones((1,)), dtype="bfloat16")
@@ -428,10 +417,10 @@ def weighted(scores, batch, head, query, key, weight):
     return xp.multiply(scores, xp.astype(weight, scores.dtype))
 
 
+@pytest.mark.needs(lambda kind, rubbish, backend: not backend.loops.traced or (kind, rubbish) in (("array", math.nan),))
 @pytest.mark.parametrize("rubbish", RUBBISH)
 @pytest.mark.parametrize("kind", ["array", "lengths", "bias"])
 def test_what_is_masked_leaks_neither_forward_nor_backward(kind, rubbish, backend, rng):
-    costly(backend, (kind, rubbish), (("array", math.nan),))
     arrays = qkv(rng)
     empty, unseen = 2, N - 1  # a query that attends nothing, a key that nothing attends
     allowed = np.broadcast_to(np.arange(N) < unseen, (M, N)) & (np.arange(M) != empty)[:, None]
@@ -475,10 +464,10 @@ def test_a_scale_that_makes_what_is_masked_overflow(backend):
             np.testing.assert_array_equal(backend.to_numpy(found), np.ones((1, 1, 2, 2)))
 
 
+@pytest.mark.needs("untraced loops")
 @pytest.mark.parametrize("rubbish", [*RUBBISH, 3e38])
 def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(rubbish, backend, rng):
     """While queries, keys and values are finite."""
-    costly(backend, rubbish, ())
     arrays, bias, allowed = qkv(rng), rng.standard_normal((M, N)), rng.random((M, N)) < 0.6
     spoilt = np.where(allowed, bias, rubbish)
     clean, found = (
@@ -488,13 +477,16 @@ def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(rubbish, backe
     assert_same(found[0], clean[0])
 
 
+@pytest.mark.needs(
+    lambda masked, place, rubbish, backend: (
+        not backend.loops.traced or (masked, place, rubbish) in ((True, "value", math.inf),)
+    ),
+    lambda place, rubbish: not (place == "bias" and rubbish == -math.inf),
+)
 @pytest.mark.parametrize("rubbish", RUBBISH)
 @pytest.mark.parametrize("place", ["query", "key", "value", "bias"])
 @pytest.mark.parametrize("masked", [True, False])
 def test_what_is_attended_shows_as_in_the_dense_form(masked, place, rubbish, backend, rng):
-    costly(backend, (masked, place, rubbish), ((True, "value", math.inf),))
-    if place == "bias" and rubbish == -math.inf:
-        pytest.skip("a bias of -inf is a mask")
     arrays = [*qkv(rng), rng.standard_normal((M, N))]
     target = arrays[("query", "key", "value", "bias").index(place)]
     target[..., 6, 2] = rubbish
@@ -547,9 +539,10 @@ def raised(scores, *_):
     return array_namespace(scores).add(scores, 1000.0)
 
 
-def test_scores_of_any_size_leave_gradients_finite(differentiable, rng):
+@pytest.mark.needs("gradients")
+def test_scores_of_any_size_leave_gradients_finite(backend, rng):
     """Rows that only fill up a block have such scores too."""
-    assert_equal(differentiable, lambda: {"score_mod": raised}, qkv(rng), close=1e-10)
+    assert_equal(backend, lambda: {"score_mod": raised}, qkv(rng), close=1e-10)
 
 
 def lowered(scores, batch, head, query, key):
@@ -557,14 +550,14 @@ def lowered(scores, batch, head, query, key):
     return xp.where(xp.less(key, 10), -math.inf, scores)
 
 
+@pytest.mark.needs("untraced loops")
 def test_a_whole_block_of_scores_may_be_minus_infinity(backend, rng):
-    costly(backend, 0, ())
     assert_equal(backend, lambda: {"score_mod": lowered}, qkv(rng))
 
 
+@pytest.mark.needs(lambda size, backend: not backend.loops.traced or size in (3e38,))
 @pytest.mark.parametrize("size", [3e38, -3e38])
 def test_biases_of_any_finite_size_are_no_masks(size, backend, rng):
-    costly(backend, size, (3e38,))
     bias = np.where(np.arange(N) < 8, np.float32(size), 0.0)
     query, key, value, bias = backend.from_numpy([*qkv(rng), bias], dtype="float32")
     for given in (bias, backend.from_numpy(np.full((N,), size), dtype="float32")):
@@ -579,9 +572,9 @@ def test_biases_of_any_finite_size_are_no_masks(size, backend, rng):
         np.testing.assert_allclose(blocks[2], dense[2], rtol=1e-5)
 
 
+@pytest.mark.needs("untraced loops")
 @pytest.mark.parametrize("empty", [(0, H, G, M, N), (B, H, G, 0, N), (B, H, G, M, 0)])
 def test_empty_axes(empty, backend, rng):
-    costly(backend, empty, ())
     entries, heads, groups, rows, columns = empty
     arrays = qkv(rng, (entries,), heads, groups, rows, columns)
     found = assert_equal(backend, lambda: {"mask": ac.Causal(1)}, arrays)
@@ -622,10 +615,12 @@ SKIPPED = {
 }
 
 
+@pytest.mark.needs(
+    lambda name, backend: not backend.loops.traced or (backend.name == "tensorflow" and name == "lengths and function")
+)
 @pytest.mark.parametrize("name", SKIPPED)
 def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng, monkeypatch):
     """And blocks in which everything is allowed need no mask."""
-    costly(backend, name, ("lengths and function",) if backend.name == "tensorflow" else ())
     monkeypatch.setattr(backend, "tuning", TUNING)
     rule, allowed = SKIPPED[name]
     rule = rule if isinstance(rule, Mask) else rule(backend.from_numpy)
@@ -648,13 +643,10 @@ def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng,
             assert got[1] == whole
 
 
-@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.needs("untraced loops")
+@pytest.mark.parametrize("by_key", [False, pytest.param(True, marks=pytest.mark.needs("gradients"))])
 def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
     """The scores of as many blocks are computed, forward and backward, as a window lets something through."""
-    if backend.loops.traced:
-        pytest.skip("a body is traced once for all blocks")
-    if by_key and not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     monkeypatch.setattr(backend, "tuning", TUNING)
     count, tile = [], _forward.score_block
     for module in (_forward, _backward):
@@ -676,10 +668,9 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
     assert count.count(False) == B * whole
 
 
+@pytest.mark.needs("untraced loops")
 def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkeypatch):
     """Of four blocks of keys, a causal mask leaves one, two or three to the blocks of queries."""
-    if backend.loops.traced:
-        pytest.skip("blocks of traced loops are of one size")
     found, tile = [], _forward.score_block
 
     def recorded(*arguments):
@@ -692,10 +683,9 @@ def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkey
     assert found == [(4, True), (8, True), (8, False), (4, True)] * B
 
 
+@pytest.mark.needs("untraced loops")
 def test_a_rule_about_distance_is_asked_once_for_each(backend, rng, monkeypatch):
     """Blocks at the same distance from the diagonal, in all entries and heads, share what was found for one."""
-    if backend.loops.traced:
-        pytest.skip("a body is traced once for all blocks")
     asked, allowed = [], ac.Causal.allowed
     monkeypatch.setattr(ac.Causal, "allowed", lambda mask, at, *, xp: asked.append(at) or allowed(mask, at, xp=xp))
     attention(*backend.from_numpy(qkv(rng)), mask=ac.Causal(), implementation="blockwise")
@@ -717,8 +707,8 @@ class LaterInLaterEntries(ac.Causal):
         return super().blocks(query, key, xp=xp)[0], False
 
 
+@pytest.mark.needs("untraced loops")
 def test_a_rule_derived_from_one_about_distance_is_asked_everywhere(backend, rng, get):
-    costly(backend, "derived", ())
     arrays = backend.from_numpy(qkv(rng))
     found, expected = (
         get(attention(*arrays, mask=LaterInLaterEntries(), implementation=each)) for each in ("blockwise", "dense")
@@ -726,9 +716,9 @@ def test_a_rule_derived_from_one_about_distance_is_asked_everywhere(backend, rng
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(differentiable, rng, get):
-    backend = differentiable
-    costly(backend, "nan", ())
+@pytest.mark.needs("gradients")
+@pytest.mark.needs("untraced loops")
+def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(backend, rng, get):
     xp = backend.namespace
     query, key, value = qkv(rng)
     key[0, 0, 3, 1] = math.inf
@@ -745,10 +735,9 @@ def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(differentia
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.needs("untraced loops")
 def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
     """Neither where blocks of queries and keys differ, nor for a rule that all blocks need."""
-    if backend.loops.traced:
-        pytest.skip("nothing is kept where blocks are traced")
     monkeypatch.setattr(backend, "tuning", RUNS._replace(least=64, keys=200))
     kept, tiles_of = [], _forward.make_grid
     monkeypatch.setattr(_forward, "make_grid", lambda *given: kept.append(tiles_of(*given)) or kept[-1])
@@ -761,11 +750,9 @@ def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
     assert 0 < sizes[2] <= 64
 
 
+@pytest.mark.needs("gradients", lambda name, backend: backend.name != "tensorflow" or name == "everything")
 @pytest.mark.parametrize("name", ["causal", "everything"])
-def test_the_program_does_not_grow_with_the_length(name, differentiable, monkeypatch):
-    backend = differentiable
-    if backend.name == "tensorflow":
-        costly(backend, name, ("everything",))
+def test_the_program_does_not_grow_with_the_length(name, backend, monkeypatch):
     monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=128, least=64, dense_below=0, structured_below=0))
 
     def options(weight):
@@ -788,23 +775,25 @@ def test_the_program_does_not_grow_with_the_length(name, differentiable, monkeyp
     assert sizes[0] == sizes[1] > 0
 
 
-@pytest.mark.parametrize("only", ["jax"], indirect=True)
-def test_memory_for_gradients_is_taken_when_the_output_is_there(only, backend, monkeypatch):
+@pytest.mark.needs("jax")
+def test_memory_for_gradients_is_taken_when_the_output_is_there(backend, monkeypatch):
     """Going forward, there are the scaled query, the blocks of the output and the output; backward, three gradients."""
     monkeypatch.setattr(backend, "tuning", RUNS._replace(least=64, keys=64, backward_keys=64))
-    x = only.ShapeDtypeStruct((1, 2, 4096, 64), np.float32)
+    jax = importlib.import_module("jax")
+    x = jax.ShapeDtypeStruct((1, 2, 4096, 64), np.float32)
     options = {"mask": ac.Causal(), "implementation": "blockwise"}
-    gradients = only.jit(only.grad(lambda *arrays: attention(*arrays, **options).sum(), (0, 1, 2)))
+    gradients = jax.jit(jax.grad(lambda *arrays: attention(*arrays, **options).sum(), (0, 1, 2)))
     memory = gradients.lower(x, x, x).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 5 * math.prod(x.shape) * x.dtype.itemsize
 
 
-@pytest.mark.parametrize("only", ["jax"], indirect=True)
-def test_the_program_of_jax_has_fewer_than_1000_lines(only, backend, monkeypatch):
+@pytest.mark.needs("jax")
+def test_the_program_of_jax_has_fewer_than_1000_lines(backend, monkeypatch):
     monkeypatch.setattr(backend, "tuning", type(backend).tuning)
-    x = only.ShapeDtypeStruct((1, 4, 16384, 64), np.float32)
+    jax = importlib.import_module("jax")
+    x = jax.ShapeDtypeStruct((1, 4, 16384, 64), np.float32)
     options = {"mask": ac.Causal(), "implementation": "blockwise"}
-    gradients = only.jit(only.grad(lambda *arrays: attention(*arrays, **options).sum(), (0, 1, 2)))
+    gradients = jax.jit(jax.grad(lambda *arrays: attention(*arrays, **options).sum(), (0, 1, 2)))
     assert len(gradients.lower(x, x, x).as_text().splitlines()) < 1000
 
 
@@ -886,16 +875,15 @@ def own_options(*arrays):
     return with_own_rule(None, None, None, *arrays)
 
 
+@pytest.mark.needs("untraced loops")
 def test_a_rule_of_ones_own(backend, rng):
-    costly(backend, 0, ())  # `test_compiled_blocks` has the same
     assert_equal(backend, own_options, [*qkv(rng), *OWN])
 
 
+@pytest.mark.needs(lambda place, backend: len(backend.modes) > place)
 @pytest.mark.parametrize("place", [1, 2])
 def test_compiled_blocks(place, backend, rng):
     """All of it in every mode that compiles: a rule of one's own, a score modification with an array, bias, dropout."""
-    if len(backend.modes) <= place:
-        pytest.skip(f"{backend.name} has no such mode")
     arrays = [*qkv(rng), *OWN]
     (expected,) = derivatives(backend, own_options, arrays, ("dense",))
 
@@ -916,14 +904,6 @@ def graph_of_torch(function):
     return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
 
 
-@pytest.fixture
-def only(backend, request):
-    """Skip but on one backend."""
-    if backend.name != request.param:
-        pytest.skip(f"about {request.param}")
-    return importlib.import_module(request.param)
-
-
 def attend_some(query, key, value, lengths):
     mask = And(ac.KeyLengths(lengths), ac.Causal(1))
     return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation="blockwise")
@@ -940,10 +920,10 @@ def dense_some(query, key, value, lengths):
     return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation="dense")
 
 
-@pytest.mark.parametrize("only", ["tensorflow"], indirect=True)
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_tensorflow_with_open_batch_and_lengths(only, jit_compile, backend):
-    tf = only
+def test_tensorflow_with_open_batch_and_lengths(jit_compile, backend):
+    tf = importlib.import_module("tensorflow")
     signature = [
         tf.TensorSpec(dims, tf.float64) for dims in ([None, 6, None, 4], [None, 3, None, 4], [None, 3, None, 3])
     ]
@@ -963,9 +943,9 @@ def test_tensorflow_with_open_batch_and_lengths(only, jit_compile, backend):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("only", ["tensorflow"], indirect=True)
-def test_tensorflow_with_open_lengths_that_turn_out_empty(only, backend):
-    tf = only
+@pytest.mark.needs("tensorflow")
+def test_tensorflow_with_open_lengths_that_turn_out_empty(backend):
+    tf = importlib.import_module("tensorflow")
     spec = tf.TensorSpec([2, 2, None, 4], tf.float64)
     ids = tf.TensorSpec([2, None], tf.int32)
 
@@ -984,9 +964,9 @@ def test_tensorflow_with_open_lengths_that_turn_out_empty(only, backend):
         assert [tuple(each.shape) for each in found] == [query.shape, key.shape, key.shape]
 
 
-@pytest.mark.parametrize("only", ["jax"], indirect=True)
-def test_jax_export_with_open_batch_and_lengths(only, backend):
-    jax, export = only, importlib.import_module("jax.export")
+@pytest.mark.needs("jax")
+def test_jax_export_with_open_batch_and_lengths(backend):
+    jax, export = importlib.import_module("jax"), importlib.import_module("jax.export")
     scope = export.SymbolicScope()
     shapes = [
         jax.ShapeDtypeStruct(export.symbolic_shape(text, scope=scope), array.dtype)
@@ -999,10 +979,10 @@ def test_jax_export_with_open_batch_and_lengths(only, backend):
     np.testing.assert_allclose(program.call(*arrays), jax.jit(dense_some)(*arrays), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("only", ["jax"], indirect=True)
-def test_jax_vmap_over_everything(only, backend, rng):
+@pytest.mark.needs("jax")
+def test_jax_vmap_over_everything(backend, rng):
     """The number of blocks to visit differs between what is mapped over."""
-    jax = only
+    jax = importlib.import_module("jax")
     arrays = backend.from_numpy([*qkv(rng, (B, 2)), np.array([13, 0, 6])])
 
     def measure(implementation, query, key, value, length):
@@ -1016,9 +996,9 @@ def test_jax_vmap_over_everything(only, backend, rng):
     assert_same(backend.to_numpy(blocks), backend.to_numpy(dense))
 
 
-@pytest.mark.parametrize("only", ["torch"], indirect=True)
-def test_torch_transforms(only, backend, rng):
-    torch = only
+@pytest.mark.needs("torch")
+def test_torch_transforms(backend, rng):
+    torch = importlib.import_module("torch")
     arrays = backend.from_numpy([*qkv(rng), rng.standard_normal((H, M, 1))])
 
     def measure(implementation, query, key, value, bias):
@@ -1035,10 +1015,10 @@ def test_torch_transforms(only, backend, rng):
 # Derivatives of their own kind
 
 
-@pytest.mark.parametrize("only", ["torch"], indirect=True)
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("changed", [False, True])
-def test_torch_gradcheck(only, changed, backend, rng):
-    torch = only
+def test_torch_gradcheck(changed, backend, rng):
+    torch = importlib.import_module("torch")
     arrays = [*qkv(rng, (1,), 2, 1, 6, 7), rng.standard_normal((2, 1, 7)), np.array(1.3), np.array(0.8)]
     tensors = [each.requires_grad_() for each in backend.from_numpy(arrays)]
 
@@ -1067,9 +1047,9 @@ def curvature(backend, implementation, arrays):
     return backend.to_numpy(backend.value_and_grad(square)(*arrays)[1])
 
 
-def test_second_derivatives_are_right_or_refused(differentiable, rng):
+@pytest.mark.needs("gradients")
+def test_second_derivatives_are_right_or_refused(backend, rng):
     """PyTorch and JAX, in blocks, refuse to differentiate twice; nobody gives a wrong number."""
-    backend = differentiable
     arrays = backend.from_numpy(tuple(qkv(rng, (1,), 2, 1, 6, 7)))
     try:
         found = curvature(backend, "blockwise", arrays)
@@ -1106,12 +1086,11 @@ def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
     assert made.second.function is weighted
 
 
+@pytest.mark.needs("name")
 @pytest.mark.parametrize("shape", [(H, M, 1), (B, H, M, N)])
 @pytest.mark.parametrize("name", ["array_api_strict", "numpy"])
 def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, monkeypatch):
     """Without differentiation by the library: the gradients are the slopes of the dense form."""
-    if backend.name != name:
-        pytest.skip(f"about {name}")
     taken = []
     monkeypatch.setattr(
         type(backend),

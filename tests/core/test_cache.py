@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import os
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from attention_core import scaled_dot_product_attention
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
 from attention_core._functions.rotary import rotary_embedding
 
-ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 B, H, G, L, C, D, E = 2, 6, 3, 5, 8, 4, 7
 attend = functools.partial(scaled_dot_product_attention, implementation="dense")
 CLOSE = {"float32": 1e-6, "float64": 1e-14}
@@ -19,13 +17,6 @@ CLOSE = {"float32": 1e-6, "float64": 1e-14}
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers"
 )
-
-
-def framework(name):
-    """A framework: required where it is asked for by name, else used where it is installed."""
-    if ASKED and name not in ASKED:
-        pytest.skip(f"{name} is not among the backends asked for")
-    return importlib.import_module(name) if ASKED else pytest.importorskip(name)
 
 
 def drawn(rng, dtype="float64", length=L):
@@ -132,10 +123,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(ragged, put, rn
         append(cache, key, value)
 
 
+@pytest.mark.needs("compilation")
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_does_not_fit_is_dropped_where_lengths_cannot_be_read(count, backend, rng):
-    if len(backend.modes) == 1:
-        pytest.skip(f"{backend.name} does not compile")
     _, key, value = drawn(rng, length=C)
     _, new_key, new_value = drawn(rng, length=count)
     lengths = np.asarray([C - 1, C], dtype=np.int32)
@@ -148,10 +138,9 @@ def test_what_does_not_fit_is_dropped_where_lengths_cannot_be_read(count, backen
         np.testing.assert_array_equal(cache.length, lengths + count)
 
 
+@pytest.mark.needs("compilation")
 @pytest.mark.parametrize(("count", "ragged"), [(1, False), (2, True)])
 def test_a_compiled_step(count, ragged, backend, rng):
-    if len(backend.modes) == 1:
-        pytest.skip(f"{backend.name} does not compile")
     xp, arrays = backend.namespace, drawn(rng, length=6)
     expected = backend.to_numpy(at_once(*backend.from_numpy(arrays), xp))
     for mode in backend.modes[1:]:
@@ -168,9 +157,10 @@ def by_position(arrays):
     return tuple(np.ascontiguousarray(np.moveaxis(array, -2, 0)[..., None, :]) for array in arrays)
 
 
+@pytest.mark.needs("jax")
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_scan_of_jax(ragged, rng):
-    jax = framework("jax")
+    jax = importlib.import_module("jax")
     from attention_jax import backend
 
     xp, arrays = backend.namespace, drawn(rng)
@@ -184,9 +174,10 @@ def test_a_scan_of_jax(ragged, rng):
     assert np.all(np.asarray(cache.length) == L)
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(("jit_compile", "ragged"), [(False, True), (True, False)])
 def test_a_while_loop_of_tensorflow(jit_compile, ragged, rng):
-    tf = framework("tensorflow")
+    tf = importlib.import_module("tensorflow")
     from attention_tensorflow import backend
 
     xp, arrays = backend.namespace, drawn(rng)
@@ -208,8 +199,9 @@ def test_a_while_loop_of_tensorflow(jit_compile, ragged, rng):
     assert np.all(length.numpy() == L)
 
 
+@pytest.mark.needs("tensorflow")
 def test_open_dimensions_are_computed(rng):
-    tf = framework("tensorflow")
+    tf = importlib.import_module("tensorflow")
     from attention_tensorflow import backend
 
     _, key, value = drawn(rng)
@@ -222,9 +214,8 @@ def test_open_dimensions_are_computed(rng):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
 
 
+@pytest.mark.needs("gradients")
 def test_gradients_flow_to_what_was_written(backend, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp = backend.namespace
     _, key, value = backend.from_numpy(drawn(rng, length=2))
     lengths = np.asarray([1, 4], dtype=np.int32)

@@ -58,11 +58,10 @@ OPTIONS = {
 }
 
 
+@pytest.mark.needs(lambda name, large, backend: not (large and backend.loops.traced and (name != "rule")))
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, get, monkeypatch):
-    if large and backend.loops.traced and name != "rule":
-        pytest.skip("loops take long to trace: other backends run this case")
     monkeypatch.setattr(
         backend,
         "tuning",
@@ -92,11 +91,10 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
     assert str(explanation).startswith(f"{explanation.chosen}: {explanation.reason}\n")
 
 
+@pytest.mark.needs(lambda name, backend: not (backend.loops.traced and name != "rule"))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_asking_for_more_changes_no_bit(name, streaming, arrays, backend, put, get):
     """And what is asked for is that of the definition."""
-    if backend.loops.traced and name != "rule":
-        pytest.skip("loops take long to trace: other backends run this case")
     options = OPTIONS[name](put)
     alone = get(attention(*arrays, **options))
     dense = attention(*arrays, **options, implementation="dense", return_weights=True, return_logsumexp=True)
@@ -109,10 +107,9 @@ def test_asking_for_more_changes_no_bit(name, streaming, arrays, backend, put, g
                 np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
 
 
+@pytest.mark.needs("gradients")
 def test_gradients_flow_to_what_is_asked_for(streaming, arrays, backend, put, get, rng):
     """The kernel's output, the logsumexp of blocks and the weights of the dense form are one function."""
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp = backend.namespace
     factors = put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, H, M, N), (B, H, M))])
 
@@ -225,9 +222,8 @@ def test_explaining_computes_nothing_and_refuses_what_is_wrong(arrays, put):
         explain_attention(query, key, value, is_causal=1)
 
 
+@pytest.mark.needs("tensorflow")
 def test_open_lengths_in_a_graph_take_blocks_only_by_name(backend, ran):
-    if backend.name != "tensorflow":
-        pytest.skip("about tensorflow")
     tf = importlib.import_module("tensorflow")
     spec = tf.TensorSpec([2, None, 4])
     tf.function(
@@ -236,10 +232,9 @@ def test_open_lengths_in_a_graph_take_blocks_only_by_name(backend, ran):
     assert ran == ["dense"]
 
 
+@pytest.mark.needs("torch")
 def test_an_exported_program_needs_no_operator_of_ours(backend, streaming, put, rng):
     """`torch.export` records the dense form, which any reader of the program can run."""
-    if backend.name != "torch":
-        pytest.skip("about torch")
     torch = importlib.import_module("torch")
 
     class Module(torch.nn.Module):

@@ -95,10 +95,9 @@ def test_dropout_of_embeddings_keeps_or_doubles(rng, put, get):
     assert 5 < kept.sum() < 35
 
 
+@pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bits_are_rounded_once(rng, backend, put, get, dtype):
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
     x = rng.standard_normal((2, 3, 5))
     parameters = {
         ac.linear: Linear(rng.standard_normal((5, 4)), rng.standard_normal(4)),

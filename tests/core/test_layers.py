@@ -60,11 +60,10 @@ def test_another_seed_gives_other_values_and_no_two_parameters_are_alike(xp, get
     assert not first.expand.bias.any()
 
 
+@pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_dropout_of_a_feed_forward_is_rounded_once(dtype, backend, rng):
     """And without a seed nothing is dropped."""
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
     layer, xp = layers.FeedForward(6, 8, dropout=0.3), backend.namespace
     tree = backend.from_numpy(backend.to_numpy(layer.init(1, xp=xp)), dtype=dtype)
     x = backend.from_numpy(rng.normal(size=(5, 6)), dtype=dtype)

@@ -8,14 +8,14 @@ import pytest
 
 from attention_core.backend import DefaultBackend, PythonLoops
 
+COMPILED = pytest.mark.needs("compilation", lambda backend: backend.name != "torch")  # which looks into no operator
 
-@pytest.fixture(params=["eager", "compiled"])
+
+@pytest.fixture(params=["eager", pytest.param("compiled", marks=COMPILED)])
 def run(request, backend):
     """Run a function of arrays, eagerly or compiled."""
     if request.param == "eager":
         return lambda function, *arrays: backend.to_numpy(function(*backend.from_numpy(arrays)))
-    if len(backend.modes) == 1 or backend.name == "torch":  # which calls an operator, and does not look into it
-        pytest.skip(f"loops of {backend.name} are not compiled")
     return lambda function, *arrays: backend.to_numpy(backend.compile(function)(*backend.from_numpy(arrays)))
 
 
@@ -66,9 +66,8 @@ def test_a_block_is_a_slice_of_one_of_the_last_axes(axis, run, backend, xp, rng)
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.needs("untraced loops")
 def test_a_block_of_python_loops_ends_with_the_array(backend, put, get, rng):
-    if backend.loops.traced:
-        pytest.skip("blocks of traced loops are of one size")
     x = rng.standard_normal((2, 5, 3))
     np.testing.assert_array_equal(get(backend.loops.block(put(x), 1, 4, -2)), x[:, 4:, :])
 
@@ -172,12 +171,11 @@ def test_norms_overflow_without_a_word(run, backend, rng):
     np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("length", [1, 5, 40, 600])
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_a_softmax_of_one_pass_is_the_softmax_and_hides_no_rubbish(mode, backend, length, rubbish, rng):
-    if backend.loops.softmax is None:
-        pytest.skip(f"{backend.name} has none")
     x = rng.standard_normal((40, length)) * 5
     x[3, length // 2] = rubbish
     with np.errstate(invalid="ignore"):
@@ -191,11 +189,10 @@ def test_a_softmax_of_one_pass_is_the_softmax_and_hides_no_rubbish(mode, backend
         np.testing.assert_allclose(found[seen], expected[seen], rtol=close)
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("shape", [(2, 1, 2, 1, 2, 3, 40), (2, 1, 2, 0, 2, 3, 40), (1, 1, 1, 1, 2, 3, 0)])
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_a_softmax_of_one_pass_takes_many_axes(mode, shape, backend, rng):
-    if backend.loops.softmax is None:
-        pytest.skip(f"{backend.name} has none")
     x = rng.standard_normal(shape).astype(np.float32)
     function = backend.compile(lambda x: backend.loops.softmax(x), mode=mode)
     exponentials = np.exp(x)
@@ -203,9 +200,8 @@ def test_a_softmax_of_one_pass_takes_many_axes(mode, shape, backend, rng):
     np.testing.assert_allclose(backend.to_numpy(function(backend.from_numpy(x))), expected, rtol=1e-5)
 
 
+@pytest.mark.needs("xla")
 def test_programs_for_xla_have_no_softmax_of_one_pass(backend):
-    if "xla" not in backend.modes:
-        pytest.skip(f"{backend.name} has no such programs")
     seen = []
     for mode in ("graph", "xla"):
         backend.compile(lambda x: seen.append(backend.loops.softmax) or x, mode=mode)(backend.from_numpy(np.ones(3)))

@@ -67,13 +67,15 @@ OPTIONS = {
 }
 
 
+@pytest.mark.needs(  # programs take long to compile
+    lambda name, implementation, backend: (
+        not backend.loops.traced or (name, implementation) in (("score_mod", "dense"), ("array and rule", "blockwise"))
+    )
+)
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_pieces_of_queries_and_keys_are_the_whole(name, implementation, arrays, backend, put, get, rng, xp):
     """Masks and arrays are those of the whole; what is dropped depends on the position in it."""
-    few = {"dense": ("score_mod",), "blockwise": ("array and rule",)}
-    if backend.loops.traced and name not in few[implementation]:
-        pytest.skip("programs take long to compile: other backends run this case")
     options = OPTIONS[name](put, rng)
     expected = whole(arrays, **options)
     options["implementation"] = implementation
@@ -109,10 +111,9 @@ def test_starts_may_be_arrays(implementation, arrays, backend, put, get):
     same(compiled(*starts, *arrays), [x[:, :, 4:, ...] for x in expected], get)
 
 
+@pytest.mark.needs(lambda backend: backend.name != "jax")
 @given(data=st.data())
 def test_property_any_pieces_in_any_order_and_nesting(data, backend, put, get):
-    if backend.name == "jax":
-        pytest.skip("every size is compiled for: other backends run this")
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     arrays = put([rng.standard_normal(shape) * 4 for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, E))])
     cuts = sorted(3 * cut for cut in data.draw(st.lists(st.integers(0, N // 3), max_size=4)))
@@ -148,10 +149,9 @@ def test_one_partial_is_itself(arrays, get):
     same(part, whole(arrays), get)
 
 
+@pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_pieces_of_16_bits_stay_float32(dtype, arrays, backend, get, rng):
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
     rounded = [backend.from_numpy(get(x), dtype=dtype) for x in arrays]
     exact = backend.from_numpy([get(x).astype(np.float64) for x in rounded])
     pieces = [piece(rounded, start, start + 1, implementation="dense") for start in range(N)]
@@ -160,10 +160,9 @@ def test_pieces_of_16_bits_stay_float32(dtype, arrays, backend, get, rng):
     same(merge_partials(*pieces), whole(exact), get, 2e-6)
 
 
+@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_gradients_flow_through_merging(implementation, arrays, backend, put, rng, get):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp = backend.namespace
     factors = put([rng.standard_normal((B, H, M, E)), rng.standard_normal((B, H, M))])
     mask = ac.SlidingWindow(left=3, right=2)  # of which a piece sees some queries with no keys
@@ -183,9 +182,8 @@ def test_gradients_flow_through_merging(implementation, arrays, backend, put, rn
     same(gradients(of_pieces), expected, get, 1e-12)
 
 
+@pytest.mark.needs("gradients")
 def test_gradients_of_merging_nothing_are_exactly_zero(backend, put, get):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp = backend.namespace
     ends = put([np.full((2, 3), -math.inf), np.array([[-math.inf, 1.0, 0.0]] * 2)])
     outputs = put([np.zeros((2, 3, 4)), np.ones((2, 3, 4))])

@@ -34,8 +34,6 @@ MASKS = {
 @pytest.fixture
 def strips(backend, monkeypatch):
     """The strips of each call while a graph is made."""
-    if backend.loops.softmax is None:
-        pytest.skip(f"{backend.name} has no softmax of one pass")
     found = []
     monkeypatch.setattr(
         backend, "tuning", backend.tuning._replace(dense_below=0, structured_below=0, least=3, keys=5, strip=STRIP)
@@ -124,6 +122,7 @@ def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_strips(mask, back
     assert cut(lent(backend), backend.from_numpy(qkv(rng)), mask)[-1] == []
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize(("rows", "columns"), [(11, 13), (13, 6), (3, 13), (1, 1)])
 @pytest.mark.parametrize("name", MASKS)
 def test_strips_are_attention(name, rows, columns, backend, strips, rng):
@@ -135,6 +134,7 @@ def test_strips_are_attention(name, rows, columns, backend, strips, rng):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("starts", [(3, 0), (0, 4), (20, 18), (0, 40)])
 def test_positions_may_start_anywhere(starts, backend, strips, rng):
     options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": ac.SlidingWindow(3, 2)}
@@ -151,6 +151,7 @@ def test_positions_may_start_anywhere(starts, backend, strips, rng):
     assert all(strips)
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("leading", [(), (2, 3)])
 def test_entries_may_have_any_axes(leading, backend, strips, rng):
     arrays = qkv(rng, leading)
@@ -160,6 +161,7 @@ def test_entries_may_have_any_axes(leading, backend, strips, rng):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_strips_are_computed_in_float32(dtype, backend, strips, rng):
     arrays = qkv(rng)
@@ -171,11 +173,13 @@ def test_strips_are_computed_in_float32(dtype, backend, strips, rng):
         np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=0, atol=close)
 
 
+@pytest.mark.needs("fused softmax")
 def test_a_strip_has_the_keys_within_reach_alone(backend, strips, rng):
     results(backend, qkv(rng), "blockwise", mask=ac.SlidingWindow(2, 1))
     assert strips[0] == [(range(4), range(5)), (range(4, 8), range(2, 9)), (range(8, 11), range(6, 12))]
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e200, 1e308])
 @pytest.mark.parametrize("place", ["query", "key", "value"])
 def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(place, number, backend, strips, rng):
@@ -189,6 +193,7 @@ def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(place, number, 
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("size", [60.0, 1e6, 1e14])
 def test_large_scores_take_strips_too(size, backend, strips, rng):
     query, key, value = qkv(rng)
@@ -200,6 +205,7 @@ def test_large_scores_take_strips_too(size, backend, strips, rng):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize(
     "options",
     [
@@ -217,6 +223,7 @@ def test_other_calls_take_blocks(options, backend, strips, rng):
     assert_blocks(backend, strips, lambda *arrays: attention(*arrays, **options, implementation="blockwise"), rng)
 
 
+@pytest.mark.needs("fused softmax")
 def test_starts_that_cannot_be_read_take_blocks(backend, strips, rng):
     def attend(start, *arrays):
         options = {"mask": ac.SlidingWindow(3, 2), "query_start": start, "key_start": 2}
@@ -231,6 +238,7 @@ def assert_blocks(backend, strips, attend, rng):
     assert not any(strips)
 
 
+@pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("open_axis", [(0, 0), (0, 2), (1, 2), (2, 3)])
 def test_what_has_open_lengths_takes_blocks_or_is_right(open_axis, backend, strips, rng):
     tf = importlib.import_module("tensorflow")
@@ -247,6 +255,7 @@ def test_what_has_open_lengths_takes_blocks_or_is_right(open_axis, backend, stri
     np.testing.assert_allclose(backend.to_numpy(found), backend.to_numpy(expected), rtol=0, atol=1e-13)
 
 
+@pytest.mark.needs("fused softmax")
 def test_strips_are_no_more_and_hold_no_more_than_is_good(backend, strips, rng, monkeypatch):
     def attend(rows):
         strips.clear()
@@ -261,6 +270,7 @@ def test_strips_are_no_more_and_hold_no_more_than_is_good(backend, strips, rng, 
     assert attend(41) == 0
 
 
+@pytest.mark.needs("fused softmax")
 def test_programs_for_xla_take_blocks(backend, strips, rng):
     results(backend, qkv(rng), "blockwise", mode="xla", is_causal=True)
     assert not any(strips)

@@ -130,9 +130,8 @@ def test_the_greatest_weight_is_exactly_one():
     assert elementary.exp2_weight(np.full(1, -np.inf), NUMPY)[0] < 2.0**-60
 
 
+@pytest.mark.needs("float64")
 def test_a_quotient_by_what_is_broadcast_is_the_same_compiled(backend, rng):
-    if "float64" not in backend.dtypes:
-        pytest.skip(f"{backend.name} is configured without float64")
     x, divisor = rng.standard_normal((300, 18)), rng.uniform(1, 2, (300, 1))
     wanted = exact.divide_rows(x, divisor, NUMPY)
     np.testing.assert_allclose(wanted, x / divisor, rtol=2.0**-51)
@@ -359,10 +358,9 @@ def test_near_ties_of_large_scores_are_told_apart(rng):
     assert np.all(np.abs(found - wanted) <= 0.51 * np.spacing(size.astype(np.float32)))
 
 
+@pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_types_of_16_bits_are_within_an_ulp_of_what_float64_gives(dtype, backend, rng):
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
     arrays = backend.to_numpy(backend.from_numpy(qkv(rng), dtype=dtype))
     found = backend.to_numpy(attention(*backend.from_numpy(arrays), **EXACTLY))
     assert found.dtype == arrays[0].dtype
@@ -371,9 +369,8 @@ def test_types_of_16_bits_are_within_an_ulp_of_what_float64_gives(dtype, backend
     assert np.all(np.abs(found.astype(np.float64) - wanted.astype(np.float64)) <= 0.52 * unit)
 
 
+@pytest.mark.needs("gradients", "float64")
 def test_gradients_agree_with_those_in_float64(backend, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     arrays = (*qkv(rng), float32(rng, H, 1, N))
     factors = float32(rng, B, H, M, E), float32(rng, B, H, M)
 
@@ -397,8 +394,6 @@ def test_gradients_agree_with_those_in_float64(backend, rng):
 
         return backend.to_numpy(backend.value_and_grad(loss)(*given[:4])[1])
 
-    if "float64" not in backend.dtypes:
-        pytest.skip(f"{backend.name} is configured without float64")
     for found, wanted in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-7 * np.abs(wanted).max())
 
@@ -577,10 +572,9 @@ def test_attention_over_a_cache_has_the_bits_of_attention_without(backend, rng, 
         same(np.ascontiguousarray(get(found)), np.ascontiguousarray(whole[:, :, new]))
 
 
+@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("name", ["linear", "layer_norm", "rms_norm"])
 def test_parameters_that_no_row_uses_have_a_gradient_of_zero(name, backend, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     x, weight = backend.from_numpy((float32(rng, 0, 8), float32(rng, 8, 8)))
     _, (of_x, of_weight) = backend.value_and_grad(
         lambda x, weight: backend.namespace.sum(LAYERS[name](x, weight, **EXACTLY))
@@ -610,9 +604,8 @@ def test_what_cannot_be_had_is_refused(options, message, put, rng):
         attention(*put(qkv(rng)), **{**EXACTLY, **given})
 
 
+@pytest.mark.needs("float64")
 def test_float64_is_refused(backend, put, rng):
-    if "float64" not in backend.dtypes:
-        pytest.skip(f"{backend.name} is configured without float64")
     arrays = put([x.astype(np.float64) for x in qkv(rng)])
     with pytest.raises(ValueError, match="expected query of float16, bfloat16 or float32"):
         attention(*arrays, **EXACTLY)
@@ -671,10 +664,9 @@ def test_the_plan_names_the_bits_it_proves():
     assert exact.LONGEST * slope * Fraction(3, 4) * 2**_slices.D_SCORE_FACTOR_BITS <= 2**53
 
 
+@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("dims", [(B, H, M, N), (1, 1, 1, N), (1, H, M, N), (B, 1, M, N)])
 def test_the_gradient_of_a_bias_knows_nothing_of_rows_that_do_not_share_it(dims, backend, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     arrays, bias, factor = qkv(rng), float32(rng, *dims), float32(rng, B, H, M, E)
     factor[1] *= np.float32(1e9)
     xp = backend.namespace
@@ -697,9 +689,8 @@ def test_the_gradient_of_a_bias_knows_nothing_of_rows_that_do_not_share_it(dims,
         assert np.abs(whole).max() > 1e3
 
 
+@pytest.mark.needs("gradients")
 def test_reproducible_arithmetic_is_differentiated_once(backend, put, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp, x = backend.namespace, put(float32(rng, 3, 4))
 
     def slope(x):
@@ -709,9 +700,8 @@ def test_reproducible_arithmetic_is_differentiated_once(backend, put, rng):
         backend.value_and_grad(slope)(x)
 
 
+@pytest.mark.needs("gradients")
 def test_one_array_for_all_three_has_its_gradients_added_in_one_order(backend, put, get, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp, x = backend.namespace, float32(rng, 1, 2, 9, 8)
 
     def loss(x):

@@ -72,29 +72,26 @@ OPTIONS = {
 }
 
 
+@pytest.mark.needs(lambda name, backend: not (backend.loops.traced and name not in ("causal, later", "bias")))
 @pytest.mark.parametrize("inputs", [qkv, unlike], ids=["ordinary", "not finite"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_pieces_in_any_order_have_the_bits_of_the_whole(name, inputs, backend, put, get, rng):
-    if backend.loops.traced and name not in ("causal, later", "bias"):
-        pytest.skip("programs take long to compile: other backends run this case")
     arrays, options = put(list(inputs(rng))), OPTIONS[name](put, rng)
     found = in_pieces(arrays, (0, 6, 6, 7, N), (2, 0, 3, 1), **options)
     same(get(tuple(found)), get(whole(arrays, **options)))
 
 
+@pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_types_of_16_bits_are_rounded_when_all_is_merged(dtype, backend, rng):
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
     arrays = backend.from_numpy(list(qkv(rng)), dtype=dtype)
     found = in_pieces(arrays, (0, 3, N))
     output = backend.namespace.astype(found.output, arrays[0].dtype)
     same(backend.to_numpy((output, found.logsumexp)), backend.to_numpy(whole(arrays)))
 
 
+@pytest.mark.needs("compilation")
 def test_pieces_are_merged_within_a_compiled_function(backend, rng):
-    if backend.modes == ("eager",):
-        pytest.skip(f"{backend.name} compiles nothing")
     arrays = backend.from_numpy(list(qkv(rng)))
 
     def function(*given):
@@ -167,9 +164,8 @@ def test_2048_partials_can_be_added_as_they_are(rng):
     same(complete_partial(added), whole((query, keys, values)))
 
 
+@pytest.mark.needs("gradients")
 def test_a_gradient_is_refused(backend, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     query, key, value = backend.from_numpy(list(qkv(rng)))
     with pytest.raises(NotImplementedError, match="not to be differentiated"):
         backend.value_and_grad(lambda q: backend.namespace.sum(in_pieces((q, key, value), (0, 8, N)).output))(query)

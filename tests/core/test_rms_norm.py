@@ -36,21 +36,19 @@ def test_nothing_gives_nothing(put, get):
     np.testing.assert_array_equal(get(rms_norm(put(np.ones(4)), put(np.zeros((2, 4))))), 0.0)
 
 
+@pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_types_of_16_bits_are_rounded_once(dtype, backend, rng):
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
     xp = backend.namespace
     scale, x = backend.from_numpy((rng.standard_normal(6), 300 * rng.standard_normal((3, 6))), dtype=dtype)
     wide = rms_norm(xp.astype(scale, xp.float32), xp.astype(x, xp.float32))
     np.testing.assert_array_equal(*backend.to_numpy((rms_norm(scale, x), xp.astype(wide, x.dtype))))
 
 
+@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("size", [1.0, 2.0**300, 2.0**600])
 def test_gradients_are_those_of_the_formula(size, backend, rng):
     """With r the root and w the weights times scale: dx = (w - y mean(w y)) / r, where y = x / r."""
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp = backend.namespace
     scale, x, weights = rng.standard_normal(6), size * rng.standard_normal((3, 6)), rng.standard_normal((3, 6))
     given, factors = backend.from_numpy((scale, x)), backend.from_numpy(weights)
@@ -63,10 +61,9 @@ def test_gradients_are_those_of_the_formula(size, backend, rng):
     np.testing.assert_allclose(backend.to_numpy(of_scale), np.sum(weights * unit, axis=0), rtol=0, atol=1e-14)
 
 
+@pytest.mark.needs("compilation")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
 def test_compiled_gives_the_same(backend, rng):
-    if len(backend.modes) == 1:
-        pytest.skip(f"{backend.name} does not compile")
     arrays = backend.from_numpy((rng.standard_normal(6), rng.standard_normal((3, 6))))
     expected = backend.to_numpy(rms_norm(*arrays))
     for mode in backend.modes[1:]:

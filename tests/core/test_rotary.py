@@ -10,7 +10,6 @@ import pytest
 from attention_core import get_backend
 from attention_core._functions.rotary import rotary_embedding
 
-ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 FAR = np.asarray(
     [0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**24 + 1, 2**31 - 1, -(2**31)], dtype=np.int32
 )
@@ -53,11 +52,10 @@ def test_large_positions_cost_no_accuracy(dtype, base, backend, rng):
     assert np.max(np.abs(in_units((result - expected).astype(np.float64), x))) < 2.5
 
 
+@pytest.mark.needs("jax")
 def test_integers_of_32_bits_count_modulo_a_turn(rng):
     """JAX has none of 64 bits unless told."""
-    if ASKED and "jax" not in ASKED:
-        pytest.skip("jax is not among the backends asked for")
-    jax = importlib.import_module("jax") if ASKED else pytest.importorskip("jax")
+    jax = importlib.import_module("jax")
     x = rng.standard_normal((3, len(FAR), WIDTH)).astype(np.float32)
     with jax.enable_x64(False):
         given = jax.numpy.asarray(x), jax.numpy.asarray(FAR)
@@ -67,10 +65,9 @@ def test_integers_of_32_bits_count_modulo_a_turn(rng):
         assert np.max(np.abs(in_units(result - expected, x))) < 2.5
 
 
+@pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_types_of_16_bits_are_rounded_once(dtype, backend, rng):
-    if dtype not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no {dtype}")
     x, positions = backend.from_numpy(rng.standard_normal((2, 5, 8)), dtype=dtype), backend.from_numpy(FAR[:5])
     xp = backend.namespace
     expected = xp.astype(rotary_embedding(xp.astype(x, xp.float32), positions), x.dtype)
@@ -121,9 +118,8 @@ def test_positions_may_differ_between_samples_and_be_of_any_integer_type(dtype, 
         np.testing.assert_array_equal(result[sample], expected)
 
 
+@pytest.mark.needs("gradients")
 def test_gradients_are_turned_back(backend, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp = backend.namespace
     x, weights = rng.standard_normal((2, 2, 3, 5, 9))
     given, factors, positions = backend.from_numpy((x, weights, FAR[1:6]))
@@ -137,11 +133,10 @@ def test_gradients_are_turned_back(backend, rng):
         np.testing.assert_allclose(*backend.to_numpy((gradient, back)), rtol=0, atol=1e-14)
 
 
+@pytest.mark.needs("compilation")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_compiled_is_as_accurate(dtype, backend, rng):
-    if len(backend.modes) == 1:
-        pytest.skip(f"{backend.name} does not compile")
     x = rng.standard_normal((3, len(FAR), WIDTH)).astype(dtype)
     expected = by_formula(x.astype(np.longdouble), *tables(FAR, 10000.0))
     for mode in backend.modes[1:]:
@@ -149,10 +144,9 @@ def test_compiled_is_as_accurate(dtype, backend, rng):
         assert np.max(np.abs(in_units((result - expected).astype(np.float64), x))) < 3
 
 
+@pytest.mark.needs("tensorflow")
 def test_open_dimensions_are_computed(rng):
-    if "tensorflow" not in (ASKED or ["tensorflow"]):
-        pytest.skip("tensorflow is not among the backends asked for")
-    tf = importlib.import_module("tensorflow") if ASKED else pytest.importorskip("tensorflow")
+    tf = importlib.import_module("tensorflow")
     x, positions = tf.constant(rng.standard_normal((2, 3, 5, 8))), tf.constant(rng.integers(0, 99, (2, 5)))
     signature = [tf.TensorSpec([None, None, None, 8], tf.float64), tf.TensorSpec([None, None], tf.int64)]
     for interleaved in (False, True):

@@ -131,9 +131,8 @@ def test_blocks_agree_with_the_whole(name, put, get, rng):
         np.testing.assert_array_equal(result.reshape(H, 2, 4), whole[entry, :, 1:3, 2:6])
 
 
+@pytest.mark.needs("bfloat16")
 def test_a_table_of_16_bits_is_widened(backend, rng):
-    if "bfloat16" not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no bfloat16")
     table = backend.from_numpy(rng.standard_normal((8, H)), dtype="bfloat16")
     at, scores = backend.from_numpy(where()), backend.from_numpy(normal(rng, "float32"))
     wide = backend.namespace.astype(table, backend.namespace.float32)
@@ -142,10 +141,9 @@ def test_a_table_of_16_bits_is_widened(backend, rng):
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.needs("gradients")
 def test_gradients_flow_to_scores_and_table(backend, rng):
     """The result is linear in both: the gradient of a number is the sum of the weights wherever it is added."""
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp, at, weights = backend.namespace, where(), normal(rng)
     given, factors, table = backend.from_numpy((normal(rng), weights, rng.standard_normal((8, H))))
     positions = backend.from_numpy(at)
@@ -162,10 +160,9 @@ def test_gradients_flow_to_scores_and_table(backend, rng):
     np.testing.assert_allclose(backend.to_numpy(of_table), expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.needs("compilation")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
 def test_compiled_gives_the_same(backend, rng):
-    if len(backend.modes) == 1:
-        pytest.skip(f"{backend.name} does not compile")
 
     def function(scores, table, offset, at):
         scores = relative_bias(table, max_distance=7, offset=offset)(scores, *at)
@@ -216,9 +213,8 @@ def test_attention_with_a_score_mod_is_attention_with_what_it_adds(implementatio
             np.testing.assert_allclose(*map(get, results), rtol=0, atol=1e-14)
 
 
+@pytest.mark.needs("gradients")
 def test_the_table_has_the_same_gradient_in_blocks(backend, rng):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
     xp = backend.namespace
     arrays = normal(rng)[..., :4], *rng.standard_normal((2, 2, H, N, 4)), rng.standard_normal((8, H)), LENGTHS
     *given, table, offset = backend.from_numpy(arrays)

@@ -44,13 +44,6 @@ NUMPY = get_backend("numpy")
 RNG = np.random.default_rng(47)
 
 
-@pytest.fixture
-def differentiable(backend):
-    if not backend.differentiates:
-        pytest.skip(f"{backend.name} does not differentiate")
-    return backend
-
-
 def normal(*dims):
     return RNG.standard_normal(dims)
 
@@ -194,11 +187,12 @@ def slope(function, arrays, weights, direction):
     return (4 * difference(width / 2) - difference(width)) / 3
 
 
+@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_the_slopes_of_the_function(differentiable, name):
+def test_gradients_are_the_slopes_of_the_function(backend, name):
     function, arrays = CASES[name]
     weights = cotangents(function, arrays)
-    actual = gradients(differentiable, function, arrays, weights)
+    actual = gradients(backend, function, arrays, weights)
     rng = np.random.default_rng(59)
     for _ in range(3):
         direction = [rng.standard_normal(array.shape) for array in actual]
@@ -212,13 +206,12 @@ def differentiating():
     return [get_backend(name) for name in ASKED or available_backends() if get_backend(name).differentiates]
 
 
+@pytest.mark.needs(lambda: len(differentiating()) > 1)
 @pytest.mark.parametrize("name", CASES)
 def test_frameworks_agree_on_gradients(name):
-    if len(backends := differentiating()) < 2:
-        pytest.skip("two frameworks that differentiate are to be compared")
     function, arrays = CASES[name]
     weights = cotangents(function, arrays)
-    first, *others = (gradients(backend, function, arrays, weights) for backend in backends)
+    first, *others = (gradients(backend, function, arrays, weights) for backend in differentiating())
     largest = max(np.abs(gradient).max() for gradient in first)
     for other in others:
         for one, two in zip(first, other, strict=True):
@@ -271,18 +264,18 @@ EMPTY = ~np.any(ALLOWED, axis=-1)  # (2, 4, 5)
 COTANGENTS = cotangents(masked_attention(NUMPY, MASK), ARRAYS)
 
 
-def test_gradients_of_masked_attention_are_those_of_the_formulas(differentiable):
-    actual = gradients(differentiable, masked_attention(differentiable, MASK), ARRAYS, COTANGENTS)
+@pytest.mark.needs("gradients")
+def test_gradients_of_masked_attention_are_those_of_the_formulas(backend):
+    actual = gradients(backend, masked_attention(backend, MASK), ARRAYS, COTANGENTS)
     finite_bias = np.where(np.isfinite(BIAS), BIAS, 0.0)
     expected = formulas(*QKV, ALLOWED, finite_bias, 1.5, COTANGENTS)
     for one, two in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-12 * np.abs(two).max())
 
 
-def test_what_attends_nothing_has_gradients_exactly_zero(differentiable):
-    d_query, d_key, d_value, d_bias = gradients(
-        differentiable, masked_attention(differentiable, MASK), ARRAYS, COTANGENTS
-    )
+@pytest.mark.needs("gradients")
+def test_what_attends_nothing_has_gradients_exactly_zero(backend):
+    d_query, d_key, d_value, d_bias = gradients(backend, masked_attention(backend, MASK), ARRAYS, COTANGENTS)
     assert EMPTY.any()
     np.testing.assert_array_equal(d_query[EMPTY], 0.0)
     np.testing.assert_array_equal(d_bias[~np.isfinite(BIAS)], 0.0)
@@ -293,14 +286,14 @@ def test_what_attends_nothing_has_gradients_exactly_zero(differentiable):
     assert np.any(d_query[~EMPTY])
 
 
+@pytest.mark.needs("gradients")
 @pytest.mark.parametrize(
     "mask",
     [np.zeros((5, 7), dtype=bool), KeyLengths(0), Causal(-5), SlidingWindow(0, 0, -9)],
     ids=["array", "no_length", "causal", "window"],
 )
-def test_attention_to_nothing_at_all_has_gradients_exactly_zero(differentiable, mask):
+def test_attention_to_nothing_at_all_has_gradients_exactly_zero(backend, mask):
     """Also those of logsumexp, which is -inf there: the value of the sum is not finite, and its gradient is."""
-    backend = differentiable
     given = backend.from_numpy(mask) if isinstance(mask, np.ndarray) else mask
 
     def total(query, key, value, bias):
@@ -313,46 +306,49 @@ def test_attention_to_nothing_at_all_has_gradients_exactly_zero(differentiable, 
         np.testing.assert_array_equal(gradient, 0.0)
 
 
+@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
-def test_masked_rubbish_reaches_no_gradient(differentiable, rubbish):
+def test_masked_rubbish_reaches_no_gradient(backend, rubbish):
     """A masked key or value, a query that attends nothing, and a bias at a masked place may hold anything."""
-    function = masked_attention(differentiable, MASK)
-    clean = gradients(differentiable, function, ARRAYS, COTANGENTS)
+    function = masked_attention(backend, MASK)
+    clean = gradients(backend, function, ARRAYS, COTANGENTS)
     query, key, value, bias = (array.copy() for array in ARRAYS)
     unseen = ~np.any(np.reshape(ALLOWED, (2, 2, 2, 5, 7)), axis=(2, 3))
     query[EMPTY], key[unseen], value[unseen] = rubbish, rubbish, rubbish
     nowhere = ~np.any(MASK, axis=(0, 1))  # (5, 7): masked in every sample
     assert nowhere.any()
     bias[:, nowhere] = rubbish
-    dirty = gradients(differentiable, function, (query, key, value, bias), COTANGENTS)
+    dirty = gradients(backend, function, (query, key, value, bias), COTANGENTS)
     for one, two in zip(dirty, clean, strict=True):
         np.testing.assert_array_equal(one, two)
 
 
-def test_rubbish_beyond_the_lengths_reaches_no_gradient(differentiable):
-    lengths = differentiable.from_numpy(np.asarray([3, 5]))
+@pytest.mark.needs("gradients")
+def test_rubbish_beyond_the_lengths_reaches_no_gradient(backend):
+    lengths = backend.from_numpy(np.asarray([3, 5]))
     function = attend(mask=KeyLengths(lengths))
     weights = cotangents(attend(), QKV)
-    clean = gradients(differentiable, function, QKV, weights)
+    clean = gradients(backend, function, QKV, weights)
     query, key, value = (array.copy() for array in QKV)
     for sample, length in enumerate((3, 5)):
         key[sample, :, length:], value[sample, :, length:] = math.nan, math.inf
-    dirty = gradients(differentiable, function, (query, key, value), weights)
+    dirty = gradients(backend, function, (query, key, value), weights)
     for one, two in zip(dirty, clean, strict=True):
         np.testing.assert_array_equal(one, two)
 
 
-def test_a_large_score_does_not_spoil_a_gradient(differentiable):
+@pytest.mark.needs("gradients")
+def test_a_large_score_does_not_spoil_a_gradient(backend):
     """Scores of ±10⁴: the weights are 0 and 1, and gradients are finite."""
     query, key, value = QKV
     arrays = (1e2 * query, 1e2 * key, value)
-    for gradient in gradients(differentiable, attend(is_causal=True), arrays, cotangents(attend(), arrays)):
+    for gradient in gradients(backend, attend(is_causal=True), arrays, cotangents(attend(), arrays)):
         assert np.all(np.isfinite(gradient))
 
 
+@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_gradients_have_the_dtype_of_their_argument(differentiable, dtype):
-    backend = differentiable
+def test_gradients_have_the_dtype_of_their_argument(backend, dtype):
     arrays = backend.from_numpy((*QKV, affine(16, 2)), dtype=dtype)
     xp = backend.namespace
 
@@ -367,13 +363,6 @@ def test_gradients_have_the_dtype_of_their_argument(differentiable, dtype):
 # --- the frameworks' own checks ---
 
 
-def own(name):
-    """A framework: required where it is asked for by name, else used where it is installed."""
-    if ASKED and name not in ASKED:
-        pytest.skip(f"{name} is not among the backends asked for")
-    return importlib.import_module(name) if ASKED else pytest.importorskip(name)
-
-
 SMALL = (normal(2, 3, 2), normal(1, 4, 2), normal(1, 4, 2), normal(2, 3, 4))
 SMALL_MASK = np.asarray([[True, False, True, True], [False, False, False, False], [True, True, True, False]])
 
@@ -383,16 +372,18 @@ def small_attention(backend):
     return lambda q, k, v, bias: attend(mask=given, bias=bias, softcap=2.0)(q, k, v)[:2]
 
 
+@pytest.mark.needs("torch")
 def test_torch_gradcheck_of_first_and_second_derivatives():
-    torch = own("torch")
+    torch = importlib.import_module("torch")
     backend = get_backend("torch")
     arrays = tuple(array.requires_grad_() for array in backend.from_numpy(SMALL))
     assert torch.autograd.gradcheck(small_attention(backend), arrays, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(small_attention(backend), arrays)
 
 
+@pytest.mark.needs("torch")
 def test_torch_backward_fills_the_gradients_of_parameters():
-    torch = own("torch")
+    torch = importlib.import_module("torch")
     backend = get_backend("torch")
     layer = map_arrays(lambda array: array.requires_grad_(), backend.from_numpy(LAYER))
     x = backend.from_numpy(X)
@@ -406,8 +397,9 @@ def _twice(layer, x):
     return 2 * encoder_layer(layer, x, num_heads=2).detach().numpy()
 
 
+@pytest.mark.needs("jax")
 def test_jax_check_grads_of_first_and_second_derivatives():
-    jax = own("jax")
+    jax = importlib.import_module("jax")
     test_util = importlib.import_module("jax.test_util")
     backend = get_backend("jax")
 
@@ -417,8 +409,9 @@ def test_jax_check_grads_of_first_and_second_derivatives():
     test_util.check_grads(function, backend.from_numpy(SMALL), order=2, eps=1e-4, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.needs("tensorflow")
 def test_tensorflow_gradients_of_gradients():
-    tf = own("tensorflow")
+    tf = importlib.import_module("tensorflow")
     backend = get_backend("tensorflow")
     query, *others = backend.from_numpy(SMALL)
 

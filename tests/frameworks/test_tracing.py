@@ -4,7 +4,6 @@ Sizes, masks, lengths, offsets, segments and seeds may all be unknown while a fu
 """
 
 import importlib
-import os
 import subprocess
 import sys
 
@@ -45,7 +44,6 @@ from attention_core.parameters import (
 )
 from attention_numpy.trees import map_arrays
 
-ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 # Compilers fuse and reorder: results differ by roundings, relative to the largest element.
 CLOSE = {"float64": 1e-13, "float32": 1e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
@@ -57,28 +55,21 @@ pytestmark = [
 ]
 
 
-def framework(name):
-    """A framework: required where it is asked for by name, else used where it is installed."""
-    if ASKED and name not in ASKED:
-        pytest.skip(f"{name} is not among the backends asked for")
-    return importlib.import_module(name) if ASKED else pytest.importorskip(name)
-
-
 @pytest.fixture(scope="module")
 def torch():
-    library = framework("torch")
+    library = importlib.import_module("torch")
     importlib.import_module("torch._dynamo")
     return library
 
 
 @pytest.fixture(scope="module")
 def jax():
-    return framework("jax")
+    return importlib.import_module("jax")
 
 
 @pytest.fixture(scope="module")
 def tf():
-    return framework("tensorflow")
+    return importlib.import_module("tensorflow")
 
 
 # --- what is traced: functions of trees of arrays, and the arrays ---
@@ -261,18 +252,21 @@ def compiled(torch, function, backend="eager", dynamic=False):
     return torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend)
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in UNSEEN])
 def test_torch_compile_makes_one_graph(torch, name):
     function, arrays = case(name, "torch")
     assert_same("torch", compiled(torch, function)(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", ["everything", "mask"])
 def test_torch_compile_down_to_machine_code(torch, name):
     function, arrays = case(name, "torch")
     assert_same("torch", get_backend("torch").compile(function)(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
 def test_torch_compile_of_16_bits(torch, name, dtype):
     function, arrays = case(name, "torch", dtype)
@@ -291,6 +285,7 @@ print(torch.compile(function, fullgraph=True, backend="eager")(*arrays).shape)
 ATTENTION = "scaled_dot_product_attention(query, query, query, {options})"
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize(
     ("names", "options"),
     [
@@ -320,12 +315,14 @@ print(torch.compile(function, fullgraph=True, backend="eager")(tensor, torch.nn.
 """
 
 
+@pytest.mark.needs("torch")
 def test_torch_compile_finds_the_kin_of_classes_that_are_known(torch):
     """What is remembered of tensors when a program is traced does not keep it from what parameters are."""
     run = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=False)
     assert run.stdout == "torch.Size([2, 3, 4])\n", run.stderr
 
 
+@pytest.mark.needs("torch")
 def test_a_class_that_is_made_later_makes_no_program_anew(torch):
     testing = importlib.import_module("torch._dynamo.testing")
     counter = testing.CompileCounter()
@@ -344,6 +341,7 @@ def test_a_class_that_is_made_later_makes_no_program_anew(torch):
     assert counter.frame_count == 1
 
 
+@pytest.mark.needs("torch")
 def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
     kind = type("Own", (torch.Tensor,), {"__module__": "numpy.elsewhere"})
     monkeypatch.setattr(_find, "_backends", {})
@@ -354,6 +352,7 @@ def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
     assert _find._backends[kind] is get_backend("numpy")
 
 
+@pytest.mark.needs("torch")
 def test_torch_compile_with_open_lengths_compiles_once(torch):
     testing = importlib.import_module("torch._dynamo.testing")
     counter = testing.CompileCounter()
@@ -365,6 +364,7 @@ def test_torch_compile_with_open_lengths_compiles_once(torch):
     assert counter.frame_count == 1
 
 
+@pytest.mark.needs("torch")
 def test_torch_compile_with_open_length_down_to_machine_code(torch):
     function = compiled(torch, attend_some, "inductor", dynamic=True)
     for length in (5, 8):
@@ -372,6 +372,7 @@ def test_torch_compile_with_open_length_down_to_machine_code(torch):
         assert_same("torch", function(*arrays), attend_some(*arrays))
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", FEW[:3])
 def test_torch_compile_of_gradients(torch, name):
     function, arrays = case(name, "torch")
@@ -387,6 +388,7 @@ def module_of(torch, function):
     return Module()
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", FEW)
 def test_torch_export(torch, name):
     function, arrays = case(name, "torch")
@@ -400,6 +402,7 @@ def exported_dims(torch):
     return ({0: batch, 2: length}, {0: batch, 2: keys}, {0: batch, 2: keys}, {0: batch})
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("strict", [False, True])
 def test_torch_export_with_open_batch_and_length(torch, strict):
     module = module_of(torch, attend_some)
@@ -410,6 +413,7 @@ def test_torch_export_with_open_batch_and_length(torch, strict):
         assert_same("torch", program.module()(*arrays), attend_some(*arrays))
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
 def test_torch_compile_takes_numbers_that_change(torch):
     """PyTorch makes them symbols from the second call on."""
@@ -424,6 +428,7 @@ def test_torch_compile_takes_numbers_that_change(torch):
         torch.testing.assert_close(compiled(x, number), attend(x, number), rtol=0, atol=1e-14)
 
 
+@pytest.mark.needs("torch")
 def test_torch_export_takes_any_length(torch):
     """Also lengths from which on an eager call would look at its arrays."""
     module = module_of(torch, lambda query, key, value: scaled_dot_product_attention(query, key, value))
@@ -435,6 +440,7 @@ def test_torch_export_takes_any_length(torch):
         assert program.module()(x, x, x).shape == x.shape
 
 
+@pytest.mark.needs("torch")
 def test_torch_export_of_an_encoder_with_open_batch_and_length(torch):
     function, (parameters, x, kept) = case("encoder_layer", "torch")
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
@@ -445,12 +451,14 @@ def test_torch_export_of_an_encoder_with_open_batch_and_length(torch):
     assert_same("torch", program.module()(x, kept), function(parameters, x, kept))
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", ["lengths", "offsets", "mask", "causal"])
 def test_torch_vmap(torch, name):
     function, arrays = case(name, "torch")
     assert_same("torch", torch.func.vmap(function)(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("torch")
 def test_torch_vmap_of_gradients(torch):
     """The gradient of every sample alone is that sample's part of the gradient of the sum."""
     function, (*qkv, mask) = case("mask", "torch")
@@ -461,30 +469,35 @@ def test_torch_vmap_of_gradients(torch):
 # --- JAX ---
 
 
+@pytest.mark.needs("jax")
 @pytest.mark.parametrize("name", CASES)
 def test_jax_jit(jax, name):
     function, arrays = case(name, "jax")
     assert_same("jax", jax.jit(function)(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("jax")
 @pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
 def test_jax_jit_of_16_bits(jax, name, dtype):
     function, arrays = case(name, "jax", dtype)
     assert_same("jax", jax.jit(function)(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("jax")
 @pytest.mark.parametrize("name", ["lengths", "offsets", "mask", "causal"])
 def test_jax_vmap(jax, name):
     function, arrays = case(name, "jax")
     assert_same("jax", jax.vmap(function)(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("jax")
 def test_jax_vmap_under_jit_over_a_tree(jax):
     function, (parameters, x, kept) = case("encoder_layer", "jax")
     mapped = jax.jit(jax.vmap(function, in_axes=(None, 0, 0)))
     assert_same("jax", mapped(parameters, x, kept), function(parameters, x, kept))
 
 
+@pytest.mark.needs("jax")
 @pytest.mark.parametrize("name", FEW[:3])
 def test_jax_jit_of_gradients(jax, name):
     function, arrays = case(name, "jax")
@@ -492,6 +505,7 @@ def test_jax_jit_of_gradients(jax, name):
     assert_same("jax", jax.jit(measure)(*arrays), measure(*arrays))
 
 
+@pytest.mark.needs("jax")
 def test_jax_checkpoint_changes_no_gradient(jax):
     function, (parameters, x, kept) = case("encoder_layer", "jax")
     grad = jax.grad(lambda p, x: jax.numpy.sum(function(p, x, kept) ** 2))
@@ -509,6 +523,7 @@ def symbolic(jax, arrays, dims):
     ]
 
 
+@pytest.mark.needs("jax")
 def test_jax_export_with_open_batch_and_length(jax):
     export = importlib.import_module("jax.export")
     shapes = symbolic(jax, sized(2, 5, "jax"), ["b, 6, m, 4", "b, 3, m + 2, 4", "b, 3, m + 2, 3", "b"])
@@ -518,6 +533,7 @@ def test_jax_export_with_open_batch_and_length(jax):
         assert_same("jax", program.call(*arrays), attend_some(*arrays))
 
 
+@pytest.mark.needs("jax")
 def test_jax_export_of_an_encoder_with_open_batch_and_length(jax):
     export = importlib.import_module("jax.export")
     function, (parameters, x, kept) = case("encoder_layer", "jax")
@@ -528,6 +544,7 @@ def test_jax_export_of_an_encoder_with_open_batch_and_length(jax):
         assert_same("jax", program.call(part, some), function(parameters, part, some))
 
 
+@pytest.mark.needs("jax")
 def test_jax_shapes_without_computing(jax):
     function, arrays = case("everything", "jax")
     shapes = [(each.shape, each.dtype) for each in jax.eval_shape(function, *arrays)]
@@ -537,18 +554,21 @@ def test_jax_shapes_without_computing(jax):
 # --- TensorFlow ---
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("name", CASES)
 def test_tensorflow_graph(tf, name):
     function, arrays = case(name, "tensorflow")
     assert_same("tensorflow", tf.function(function)(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("name", CASES)
 def test_tensorflow_compiled_by_xla(tf, name):
     function, arrays = case(name, "tensorflow")
     assert_same("tensorflow", tf.function(function, jit_compile=True)(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_tensorflow_of_16_bits(tf, name, dtype, jit_compile):
@@ -565,6 +585,7 @@ def opened(tf, tree):
     return map_arrays(specification, tree)
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("name", CASES)
 def test_tensorflow_with_every_dimension_open(tf, name):
     function, arrays = case(name, "tensorflow")
@@ -576,6 +597,7 @@ def test_tensorflow_with_every_dimension_open(tf, name):
     assert_same("tensorflow", graph(*arrays), function(*arrays))
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_tensorflow_with_open_batch_and_length_traces_once(tf, jit_compile):
     signature = [
@@ -589,6 +611,7 @@ def test_tensorflow_with_open_batch_and_length_traces_once(tf, jit_compile):
     assert graph.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("name", ["multi_head_attention", "encoder_layer", "encoder_layer_dropout", "embed_tokens"])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_tensorflow_layers_with_open_batch_and_length(tf, name, jit_compile):
@@ -604,6 +627,7 @@ def test_tensorflow_layers_with_open_batch_and_length(tf, name, jit_compile):
     assert_same("tensorflow", graph(*arrays), function(parameters, *arrays))
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("name", FEW[:3])
 def test_tensorflow_graph_of_gradients(tf, name, jit_compile):
@@ -612,6 +636,7 @@ def test_tensorflow_graph_of_gradients(tf, name, jit_compile):
     assert_same("tensorflow", tf.function(measure, jit_compile=jit_compile)(*arrays), measure(*arrays))
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_tensorflow_with_open_dimensions_that_turn_out_empty_or_one(tf, jit_compile):
     """No keys give zeros, not nan; and a mask of unknown shape may broadcast."""
@@ -635,6 +660,7 @@ def test_tensorflow_with_open_dimensions_that_turn_out_empty_or_one(tf, jit_comp
         np.testing.assert_allclose(attend(query, query, query, tf.constant(mask))[2], expected, rtol=1e-6)
 
 
+@pytest.mark.needs("tensorflow")
 def test_tensorflow_gradients_with_every_dimension_open(tf):
     function, arrays = case("everything", "tensorflow")
     measure = get_backend("tensorflow").value_and_grad(lambda *trees: tf.reduce_mean(function(*trees)[0] ** 2))
@@ -642,6 +668,7 @@ def test_tensorflow_gradients_with_every_dimension_open(tf):
     assert_same("tensorflow", graph(*arrays), measure(*arrays))
 
 
+@pytest.mark.needs("tensorflow")
 def test_tensorflow_saved_model_round_trip(tf, tmp_path):
     function, (parameters, x, kept) = case("encoder_layer", "tensorflow")
     signature = [tf.TensorSpec([None, None, C], x.dtype), tf.TensorSpec([None, None], kept.dtype)]

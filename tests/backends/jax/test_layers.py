@@ -6,7 +6,6 @@ import doctest
 import functools
 import importlib
 import inspect
-import os
 import pickle
 
 import numpy as np
@@ -16,10 +15,7 @@ from attention_core import Causal, KeyLengths, Mask, MaskFunction, Segments, Sli
 from attention_core.masks import And, Appended, Given, Not, Or
 from attention_core.parameters import Linear
 
-ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
-if ASKED and "jax" not in ASKED:
-    pytest.skip("jax is not among the backends asked for", allow_module_level=True)
-jax = importlib.import_module("jax") if ASKED else pytest.importorskip("jax")
+jax = importlib.import_module("jax")
 
 jnp = jax.numpy
 export = importlib.import_module("jax.export")

@@ -9,13 +9,9 @@ import os
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
-
-if "tensorflow" not in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(","):
-    pytest.importorskip("tensorflow")  # asked for by name, it must be there
-
-import keras
 import tensorflow as tf
 
 import attention_tensorflow

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 import subprocess
 import sys
 from typing import NamedTuple
@@ -11,14 +10,10 @@ import array_api_strict as strict
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-if "tensorflow" not in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(","):
-    pytest.importorskip("tensorflow")  # asked for by name, it must be there
-
-import tensorflow as tf
 
 from attention_tensorflow import backend
 from attention_tensorflow import namespace as xp

@@ -5,7 +5,6 @@ import doctest
 import importlib
 import inspect
 import io
-import os
 import pickle
 
 import numpy as np
@@ -15,11 +14,7 @@ from attention_core import layers as definitions
 from attention_core.layers import named_arrays
 from attention_numpy.trees import map_arrays
 
-ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
-
-if ASKED and "torch" not in ASKED:
-    pytest.skip("torch is not among the backends asked for", allow_module_level=True)
-torch = importlib.import_module("torch") if ASKED else pytest.importorskip("torch")
+torch = importlib.import_module("torch")
 attention_torch = importlib.import_module("attention_torch")
 
 SETTINGS = {
