@@ -5,6 +5,7 @@ never a skip. Without it, the tests run on whatever is installed.
 
 ``@pytest.mark.needs(...)`` names what a test needs. Where that is not so, the test is deselected. A need is one of
 
+* a library to compare with, such as ``"transformers"``: required where ``ATTENTION_CORE_PEERS`` is 1, else installed;
 * a backend, such as ``"torch"``: the one that the test runs on, or one at hand if the test takes no ``backend``;
 * a fact of ``FACTS``, or a type such as ``"bfloat16"``, of the backend that the test runs on;
 * the name of a parameter, which stands for its value;
@@ -15,6 +16,7 @@ Tests in a folder named like a backend need that backend.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 
@@ -31,6 +33,7 @@ ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",
 BACKENDS = ASKED or available_backends()
 KNOWN = {"array_api_strict", "numpy", "torch", "jax", "tensorflow"}
 DTYPES = {"float16", "bfloat16", "float32", "float64"}
+PEERS = {"dask", "equinox", "flax", "ndonnx", "onnx", "transformers"}
 FACTS = {
     "gradients": lambda backend: backend.differentiates,
     "compilation": lambda backend: len(backend.modes) > 1,
@@ -77,6 +80,8 @@ def is_met_for(item):
         if callable(need):
             return need(**{name: values[name] for name in inspect.signature(need).parameters})
         need = values.get(need, need)
+        if need in PEERS:
+            return os.environ.get("ATTENTION_CORE_PEERS") == "1" or importlib.util.find_spec(need) is not None
         if need in KNOWN:
             return need == on if on is not None else need in BACKENDS
         return FACTS[need](values["backend"])

@@ -1,7 +1,6 @@
-"""Rotary position embedding: against the formula in exact arithmetic, the operator of onnx, and models of transformers."""
+"""Rotary position embedding, against the formula in exact arithmetic."""
 
 import importlib
-import os
 
 import mpmath
 import numpy as np
@@ -14,11 +13,6 @@ FAR = np.asarray(
     [0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**24 + 1, 2**31 - 1, -(2**31)], dtype=np.int32
 )
 WIDTH = 16
-
-
-def peer(name):
-    """A library to compare with: required where ATTENTION_CORE_PEERS asks for it."""
-    return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)
 
 
 def tables(positions, base, width=WIDTH):
@@ -156,32 +150,6 @@ def test_open_dimensions_are_computed(rng):
 
         result = tf.function(function, input_signature=signature, autograph=False)(x, positions)
         np.testing.assert_allclose(result.numpy(), function(x, positions).numpy(), rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_the_operator_of_onnx(interleaved, backend, rng):
-    onnx = peer("onnx")
-    evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator
-    x, positions = rng.standard_normal((2, 3, 5, 10)).astype(np.float32), rng.integers(0, 50, (2, 5))
-    cos, sin = (table.astype(np.float32) for table in tables(range(50), 10000.0, 8))
-    names = ["x", "cos", "sin", "positions"]
-    node = onnx.helper.make_node("RotaryEmbedding", names, ["y"], interleaved=int(interleaved), rotary_embedding_dim=8)
-    (expected,) = evaluator(node).run(None, dict(zip(names, (x, cos, sin, positions), strict=True)))
-    result = rotary_embedding(*backend.from_numpy((x, positions)), width=8, interleaved=interleaved)
-    np.testing.assert_allclose(backend.to_numpy(result), expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_llama_and_gpt_j_of_transformers(rng):
-    torch, _ = peer("torch"), peer("transformers")
-    llama = importlib.import_module("transformers.models.llama.modeling_llama").apply_rotary_pos_emb
-    gptj = importlib.import_module("transformers.models.gptj.modeling_gptj").apply_rotary_pos_emb
-    x, positions = torch.from_numpy(rng.standard_normal((2, 3, 5, 8))), torch.arange(5) + 7
-    cos, sin = (torch.from_numpy(table)[None] for table in tables(positions.tolist(), 10000.0, 8))
-    rotated, _ = llama(x, x, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))
-    torch.testing.assert_close(rotary_embedding(x, positions), rotated, rtol=0, atol=1e-14)
-    rotated = gptj(x.transpose(1, 2), sin, cos).transpose(1, 2)
-    torch.testing.assert_close(rotary_embedding(x, positions, interleaved=True), rotated, rtol=0, atol=1e-14)
 
 
 X, P = np.zeros((2, 3, 5, 8)), np.arange(5)

@@ -1,8 +1,5 @@
 """Changes of scores by positions: published slopes and buckets, any shape of positions, and gradients."""
 
-import importlib
-import os
-
 import numpy as np
 import pytest
 
@@ -12,11 +9,6 @@ from attention_core.scores import ScoreMod, alibi, relative_bias
 
 H, M, N = 6, 5, 7
 LENGTHS = np.asarray([2, 9], dtype=np.int32)
-
-
-def peer(name):
-    """A library to compare with: required where ATTENTION_CORE_PEERS asks for it."""
-    return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)
 
 
 def where(batch=2, heads=H, rows=M, columns=N):
@@ -95,25 +87,6 @@ BUCKETS = {
     True: np.asarray([3, 3, 3, 3, 3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7, 7, 7, 7, 7]),
     False: np.asarray([7, 7, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
 }
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(
-    ("buckets", "max_distance"),
-    [(32, 128), (32, 64), (32, 20), (64, 256), (16, 128), (32, 1000), (12, 50), (8, 7), (4, 8)],
-)
-def test_buckets_are_those_of_transformers(buckets, max_distance, bidirectional):
-    torch, _ = peer("torch"), peer("transformers")
-    t5 = importlib.import_module("transformers.models.t5.modeling_t5").T5Attention
-    distance = torch.arange(-max_distance - 3, max_distance + 4)
-    expected = t5._relative_position_bucket(distance, bidirectional, buckets, max_distance)
-    table = torch.arange(buckets, dtype=torch.float32)[:, None]
-    mod = relative_bias(table, bidirectional=bidirectional, max_distance=max_distance, offset=max_distance + 3)
-    at = (torch.zeros((), dtype=torch.int32),) * 2 + (torch.zeros((1, 1), dtype=torch.int32),)
-    scores = torch.zeros((1, len(distance)))
-    result = mod(scores, *at, torch.arange(len(distance), dtype=torch.int32))
-    assert result[0].int().tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("name", ["alibi", "relative_bias"])

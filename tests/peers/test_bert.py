@@ -5,7 +5,6 @@ these tests.
 """
 
 import importlib
-import os
 
 import numpy as np
 import pytest
@@ -26,11 +25,6 @@ EPSILON = 1e-12
 
 # transformers and PyTorch announce what they deprecate in one another; none of it is about these numbers.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-def peer(name):
-    """A library to compare with: required where ATTENTION_CORE_PEERS asks for it."""
-    return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)
 
 
 def perturbed(model, torch):
@@ -69,7 +63,7 @@ def layer_of(weights, prefix):
 @pytest.fixture(scope="module")
 def bert():
     """Parameters, inputs and hidden states of the model, by dtype, in NumPy."""
-    transformers, torch = peer("transformers"), peer("torch")
+    transformers, torch = importlib.import_module("transformers"), importlib.import_module("torch")
     config = transformers.BertConfig(
         vocab_size=97,
         hidden_size=32,
@@ -114,6 +108,7 @@ def masks(backend, attended):
     }
 
 
+@pytest.mark.needs("torch", "transformers")
 @pytest.mark.parametrize("padding", ["lengths", "integers"])
 def test_bert_in_float64_to_1e_14(backend, bert, padding):
     parameters, inputs, states, _ = bert
@@ -123,12 +118,14 @@ def test_bert_in_float64_to_1e_14(backend, bert, padding):
     assert largest_error(actual, states) < 1e-14  # padded positions included: they attend the same keys
 
 
+@pytest.mark.needs("torch", "transformers")
 def test_bert_without_mask_and_segments(backend, bert):
     parameters, inputs, _, defaults = bert
     actual = encode(backend, parameters, inputs["input_ids"], None, None, "float64")
     assert largest_error(actual, defaults) < 1e-14
 
 
+@pytest.mark.needs("torch", "transformers")
 def test_bert_in_float32(backend, bert):
     parameters, inputs, states, _ = bert
     mask = masks(backend, inputs["attention_mask"])["lengths"]
@@ -137,6 +134,7 @@ def test_bert_in_float32(backend, bert):
     assert largest_error(actual, states) < 5e-6
 
 
+@pytest.mark.needs("torch", "transformers")
 def test_bert_of_one_sample_alone_is_that_of_the_batch(backend, bert):
     """Padding changes nothing: a sample cut to its length has the states that it has in the padded batch."""
     parameters, inputs, states, _ = bert
@@ -146,6 +144,7 @@ def test_bert_of_one_sample_alone_is_that_of_the_batch(backend, bert):
         assert largest_error(actual, states[sample, :length]) < 1e-14
 
 
+@pytest.mark.needs("torch", "transformers")
 def test_bert_told_apart_from_its_neighbours(bert):
     """The tolerance sees an epsilon of 1e-6 in place of 1e-12, and heads cut wrongly."""
     parameters, inputs, _, defaults = bert

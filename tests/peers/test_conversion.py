@@ -5,16 +5,14 @@
 
 import importlib
 import itertools
-import os
 
 import numpy as np
 import pytest
 
-from attention_core import available_backends, layers
+from attention_core import layers
 from attention_core.layouts import LayoutError
 from attention_core.parameters import Linear, MultiHeadAttention
 
-ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 AGREEMENT = {
     "torch.nn.MultiheadAttention": 1e-14,
     "torch.nn.TransformerEncoderLayer": 1e-14,
@@ -29,16 +27,9 @@ AGREEMENT = {
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
-def library(backend, name):
-    """A library of a framework: its absence is an error where the framework is asked for, else a skip."""
-    if backend not in (ASKED or available_backends()):
-        pytest.skip(f"{backend} is not among the backends asked for")
-    return importlib.import_module(name) if ASKED and name == backend else pytest.importorskip(name)
-
-
 @pytest.fixture(scope="module")
 def torch():
-    return library("torch", "torch")
+    return importlib.import_module("torch")
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +39,11 @@ def of_torch(torch):
 
 @pytest.fixture(scope="module")
 def bert(torch):
-    library("torch", "transformers")
     return importlib.import_module("transformers.models.bert.modeling_bert")
 
 
 @pytest.fixture(scope="module")
 def keras():
-    library("tensorflow", "tensorflow")
     return importlib.import_module("keras")
 
 
@@ -65,19 +54,16 @@ def of_keras(keras):
 
 @pytest.fixture(scope="module")
 def nnx():
-    library("jax", "jax")
-    return library("jax", "flax.nnx")
+    return importlib.import_module("flax.nnx")
 
 
 @pytest.fixture(scope="module")
 def equinox():
-    library("jax", "jax")
-    return library("jax", "equinox")
+    return importlib.import_module("equinox")
 
 
 @pytest.fixture(scope="module")
 def of_jax():
-    library("jax", "jax")
     return importlib.import_module("attention_jax.conversion")
 
 
@@ -119,6 +105,7 @@ def state(module):
 OPTIONS = list(itertools.product((None, 10), (None, 14), *[(True, False)] * 4))
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize(("kdim", "vdim", "bias", "add_bias_kv", "add_zero_attn", "batch_first"), OPTIONS)
 def test_multi_head_attention_of_torch(torch, of_torch, rng, kdim, vdim, bias, add_bias_kv, add_zero_attn, batch_first):
     options = {"kdim": kdim, "vdim": vdim, "bias": bias, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
@@ -156,6 +143,7 @@ def every_mask(torch, rng):
     yield {"attn_mask": added}, {"bias": added}
 
 
+@pytest.mark.needs("torch")
 def test_weights_of_any_dtype_keep_their_bits_in_torch(torch, of_torch):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         theirs = torch.nn.MultiheadAttention(8, 2, dtype=dtype).train()
@@ -169,6 +157,7 @@ def test_weights_of_any_dtype_keep_their_bits_in_torch(torch, of_torch):
             assert back.get_parameter(name).requires_grad
 
 
+@pytest.mark.needs("torch")
 def test_what_is_converted_shares_no_memory(torch, of_torch):
     theirs = torch.nn.MultiheadAttention(8, 2)
     ours = of_torch.from_module(theirs)
@@ -180,6 +169,7 @@ def test_what_is_converted_shares_no_memory(torch, of_torch):
     assert all(map(torch.equal, theirs.parameters(), kept))
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_encoder_layer_of_torch(torch, of_torch, rng, norm_first):
     theirs = torch.nn.TransformerEncoderLayer(
@@ -212,6 +202,7 @@ def test_encoder_layer_of_torch(torch, of_torch, rng, norm_first):
             agree(ours(x, **own).detach(), module(x, **masks).detach(), "torch.nn.TransformerEncoderLayer")
 
 
+@pytest.mark.needs("torch")
 def test_what_modules_of_torch_have_and_layers_have_not_is_named(torch, of_torch):
     encoder = torch.nn.TransformerEncoderLayer
     for module, text in (
@@ -242,6 +233,7 @@ def config(bert, **more):
     return bert.BertConfig(**sizes, max_position_embeddings=9, attn_implementation="eager", **more)
 
 
+@pytest.mark.needs("torch", "transformers")
 def test_bert(torch, of_torch, bert, rng):
     theirs = perturbed(torch, bert.BertModel(config(bert), add_pooling_layer=False).double())
     embeddings, *encoder = ours = of_torch.from_module(theirs)
@@ -260,6 +252,7 @@ def test_bert(torch, of_torch, bert, rng):
         agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
 
 
+@pytest.mark.needs("torch", "transformers")
 @pytest.mark.parametrize("width", [3, 8, 32, 64])
 def test_berts_of_any_head_size(width, torch, of_torch, bert, rng):
     """Their scale is rounded in another way than ours for most of them."""
@@ -270,12 +263,14 @@ def test_berts_of_any_head_size(width, torch, of_torch, bert, rng):
     agree(ours(x).detach(), found.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("trained", [False, True])
 def test_what_is_frozen_stays_so(trained, torch, of_torch):
     theirs = torch.nn.MultiheadAttention(8, 2).requires_grad_(trained)
     assert all(each.requires_grad is trained for each in of_torch.from_module(theirs).parameters())
 
 
+@pytest.mark.needs("torch", "transformers")
 def test_parts_of_bert(torch, of_torch, bert, rng):
     x = torch.from_numpy(rng.standard_normal((2, 5, 12)))
     theirs = perturbed(torch, bert.BertLayer(config(bert, layer_norm_eps=1e-7)).double())
@@ -293,6 +288,7 @@ def test_parts_of_bert(torch, of_torch, bert, rng):
     same(state(back), state(theirs))
 
 
+@pytest.mark.needs("torch", "transformers")
 def test_what_berts_have_and_layers_have_not_is_named(torch, of_torch, bert):
     for made, text in (
         (lambda: bert.BertModel(config(bert)), "expected a BertModel without pooler"),
@@ -327,6 +323,7 @@ def weights(module):
     return {name: array for name, array in found.items() if name.endswith(("kernel", "bias"))}
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("options", KERAS, ids=lambda options: "-".join(map(str, options.values())))
 def test_multi_head_attention_of_keras(keras, of_keras, rng, options):
     grouped = "head_dim" in options
@@ -354,6 +351,7 @@ def test_multi_head_attention_of_keras(keras, of_keras, rng, options):
             agree(found, module(query, value, key, **masks), what)
 
 
+@pytest.mark.needs("tensorflow")
 def test_dtype_policies_and_bits_of_keras(keras, of_keras):
     for dtype in ("float16", "bfloat16", "float32", "mixed_bfloat16"):
         theirs = keras.layers.MultiHeadAttention(2, 4, dtype=dtype)
@@ -364,6 +362,7 @@ def test_dtype_policies_and_bits_of_keras(keras, of_keras):
         same(weights(back), weights(theirs))
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -385,6 +384,7 @@ def test_what_layers_of_keras_have_and_ours_have_not_is_named(keras, of_keras, o
         of_keras.from_module(theirs)
 
 
+@pytest.mark.needs("tensorflow")
 def test_what_keras_added_to_a_projection_is_not_lost(keras, of_keras):
     theirs = keras.layers.MultiHeadAttention(2, 4)
     theirs.build((None, None, 8), (None, None, 8))
@@ -393,6 +393,7 @@ def test_what_keras_added_to_a_projection_is_not_lost(keras, of_keras):
         of_keras.from_module(theirs)
 
 
+@pytest.mark.needs("tensorflow")
 def test_a_layer_of_keras_without_weights_and_other_layers_are_told(keras, of_keras):
     with pytest.raises(LayoutError, match="has not been built"):
         of_keras.from_module(keras.layers.MultiHeadAttention(2, 4))
@@ -415,6 +416,7 @@ def variables(nnx, module):
     return {f"{name}.{part}": np.asarray(flat[name][part]) for name in sorted(flat) for part in sorted(flat[name])}
 
 
+@pytest.mark.needs("jax", "flax")
 @pytest.mark.parametrize("options", FLAX, ids=lambda options: "-".join(map(str, options.values())))
 def test_multi_head_attention_of_flax(nnx, of_jax, rng, options):
     import jax
@@ -440,6 +442,7 @@ def test_multi_head_attention_of_flax(nnx, of_jax, rng, options):
             agree(found, module(query, key, value, mask=own), "flax.nnx.MultiHeadAttention")
 
 
+@pytest.mark.needs("jax", "flax")
 def test_dropout_and_bits_of_flax(nnx, of_jax):
     for dtype in ("float16", "bfloat16", "float32"):
         theirs = nnx.MultiHeadAttention(
@@ -451,6 +454,7 @@ def test_dropout_and_bits_of_flax(nnx, of_jax):
         same(variables(nnx, back), variables(nnx, theirs))
 
 
+@pytest.mark.needs("jax", "flax")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -483,6 +487,7 @@ def leaves(module):
     return {name: np.asarray(array) for name, array in found.items() if array is not None}
 
 
+@pytest.mark.needs("jax", "equinox")
 @pytest.mark.parametrize("options", EQUINOX, ids=lambda options: "-".join(options))
 def test_multi_head_attention_of_equinox(equinox, of_jax, rng, options):
     import jax
@@ -507,6 +512,7 @@ def test_multi_head_attention_of_equinox(equinox, of_jax, rng, options):
             )
 
 
+@pytest.mark.needs("jax", "equinox")
 def test_bits_of_equinox(equinox, of_jax):
     import jax
 
@@ -515,6 +521,7 @@ def test_bits_of_equinox(equinox, of_jax):
         same(leaves(of_jax.to_module(of_jax.from_module(theirs), type(theirs))), leaves(theirs))
 
 
+@pytest.mark.needs("jax", "flax", "equinox")
 def test_modules_of_other_classes_are_told_in_jax(nnx, equinox, of_jax):
     import jax
 
@@ -529,6 +536,7 @@ def test_modules_of_other_classes_are_told_in_jax(nnx, equinox, of_jax):
 # --- from one framework to another ---
 
 
+@pytest.mark.needs("torch", "tensorflow", "jax", "flax", "equinox")
 def test_a_module_of_one_framework_is_one_of_every_other(torch, of_torch, keras, of_keras, nnx, equinox, of_jax, rng):
     """Over NumPy and back again: the bits of `torch.nn.MultiheadAttention` stay."""
     import attention_jax
@@ -554,6 +562,7 @@ def test_a_module_of_one_framework_is_one_of_every_other(torch, of_torch, keras,
     same(state(of_torch.to_module(home, torch.nn.MultiheadAttention)), state(theirs))
 
 
+@pytest.mark.needs("torch", "tensorflow", "jax", "flax")
 def test_settings_without_a_place_are_named_by_every_framework(torch, of_torch, keras, of_keras, nnx, of_jax):
     import attention_jax
     import attention_tensorflow
@@ -569,6 +578,7 @@ def test_settings_without_a_place_are_named_by_every_framework(torch, of_torch, 
             convert(layer, kind)
 
 
+@pytest.mark.needs("torch")
 def test_one_projection_per_head_is_a_module_of_torch(torch, of_torch, rng):
     """Heads kept apart, each a triple of linear maps, joined and handed over."""
     from attention_core.layouts import join_heads, separate_heads

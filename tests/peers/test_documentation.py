@@ -6,18 +6,14 @@ second level to the next, run one after the other; a section that imports a fram
 
 import contextlib
 import io
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from attention_core import available_backends
-
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ("torch", "jax", "tensorflow")
-ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<printed>.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
 # Frameworks announce what they deprecate in one another when they are first imported.
@@ -48,13 +44,20 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 SECTIONS = [section for page in PAGES for section in sections(page) if BLOCK.search(section.text)]
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=str)
+def imported(section):
+    """The frameworks that a section imports."""
+    libraries = {name: (name, f"attention_{name}") for name in FRAMEWORKS} | {"keras": ("keras",)}
+    return {
+        "tensorflow" if framework == "keras" else framework
+        for framework, names in libraries.items()
+        if re.search(rf"^(import|from) ({'|'.join(names)})\b", section.text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize(
+    "section", [pytest.param(each, id=str(each), marks=pytest.mark.needs(*imported(each))) for each in SECTIONS]
+)
 def test_page_prints_what_it_says(section, tmp_path, monkeypatch):
-    for framework in FRAMEWORKS:
-        names = (framework, f"attention_{framework}", *(["keras"] if framework == "tensorflow" else []))
-        needed = any(re.search(rf"^(import|from) {name}\b", section.text, re.MULTILINE) for name in names)
-        if needed and framework not in (ASKED or available_backends()):
-            pytest.skip(f"{framework} is not among the backends asked for")
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for block in BLOCK.finditer(section.text):

@@ -6,7 +6,6 @@
 import ast
 import importlib
 import inspect
-import os
 import pathlib
 import subprocess
 import sys
@@ -54,11 +53,6 @@ CORE = pathlib.Path(attention_core.__file__).parent
 PUBLIC = ("masks", "parameters", "random", "initializers", "backend", "layers", "layouts")
 # float64 results of other orders of summation, relative to the largest element.
 CLOSE = 1e-14
-
-
-def peer(name):
-    """A library to compute with: required where ATTENTION_CORE_PEERS asks for it."""
-    return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)
 
 
 RNG = np.random.default_rng(41)
@@ -166,7 +160,7 @@ def assert_same(actual, expected):
 
 def chunked(arrays, chunks):
     """Arrays in chunks: whole, of two along every axis, or of two along every axis of the last argument alone."""
-    array = peer("dask.array")
+    array = importlib.import_module("dask.array")
     *parameters, last = arrays
     outer, inner = {"whole": (-1, -1), "inputs": (-1, 2), "all": (2, 2)}[chunks]
     return (
@@ -179,10 +173,11 @@ def refuse_to_compute(*arguments, **options):
     raise AssertionError("a lazy array was computed")
 
 
+@pytest.mark.needs("dask")
 @pytest.mark.parametrize("chunks", ["whole", "inputs", "all"])
 @pytest.mark.parametrize("name", CASES)
 def test_dask_arrays_stay_lazy(name, chunks):
-    dask = peer("dask")
+    dask = importlib.import_module("dask")
     function, arrays = CASES[name]
     with dask.config.set(scheduler=refuse_to_compute):
         lazy = function(*chunked(arrays, chunks))
@@ -190,8 +185,9 @@ def test_dask_arrays_stay_lazy(name, chunks):
     assert_same(computed, function(*arrays))
 
 
+@pytest.mark.needs("dask")
 def test_dask_batches_in_chunks_of_several_sizes():
-    dask, array = peer("dask"), peer("dask.array")
+    dask, array = importlib.import_module("dask"), importlib.import_module("dask.array")
     query, key, value = (normal(5, 4, 6, 3) for _ in range(3))
     chunks = ((1, 3, 1), (4,), (2, 4), (3,))
     with dask.config.set(scheduler=refuse_to_compute):
@@ -203,7 +199,7 @@ def test_dask_batches_in_chunks_of_several_sizes():
 
 def selected(dims, axis):
     """A dask array whose length along one axis nobody knows."""
-    array = peer("dask.array")
+    array = importlib.import_module("dask.array")
     keep = array.from_array(np.arange(dims[axis]) != 1)
     return array.compress(keep, array.from_array(normal(*dims)), axis=axis)
 
@@ -217,6 +213,7 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.needs("dask")
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_dask_dimensions_that_cannot_be_known_are_an_error(name):
     function, axis = UNKNOWN[name]
@@ -233,7 +230,7 @@ def exported(function, arrays, dims=None):
 
     ``dims`` gives shapes for the leaves in order, with names for the dimensions that are left open.
     """
-    ndonnx, runtime = peer("ndonnx"), peer("onnxruntime")
+    ndonnx, runtime = importlib.import_module("ndonnx"), importlib.import_module("onnxruntime")
     values = leaves(arrays)
     shapes = [array.shape for array in values] if dims is None else dims
     traced = {
@@ -255,12 +252,14 @@ def exported(function, arrays, dims=None):
 NOT_EXPORTED = {"segments", "embed_tokens", "encoder_layer_dropout"}
 
 
+@pytest.mark.needs("ndonnx")
 @pytest.mark.parametrize("name", sorted(set(CASES) - NOT_EXPORTED))
 def test_ndonnx_export_runs_in_onnxruntime(name):
     function, arrays = CASES[name]
     assert_same(tuple(exported(function, arrays)), function(*arrays))
 
 
+@pytest.mark.needs("ndonnx")
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -282,6 +281,7 @@ def test_ndonnx_export_with_open_batch_and_lengths(name, more):
     assert_same(tuple(exported(function, arrays, dims)), function(*arrays))
 
 
+@pytest.mark.needs("ndonnx")
 def test_ndonnx_export_of_float32():
     arrays = tuple(array.astype(np.float32) for array in QKV)
     (actual,) = exported(scaled_dot_product_attention, arrays)
@@ -323,6 +323,7 @@ def test_initial_parameters_are_made_on_the_device_asked_for(name, strict):
 # --- what is imported ---
 
 
+@pytest.mark.needs("dask", "ndonnx")
 def test_importing_the_core_imports_no_library():
     libraries = {
         "numpy",
