@@ -15,7 +15,7 @@ from attention_benchmark.order import Order
 from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, default_problems
 from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
-from attention_conformance import commands
+from attention_cli.app import app
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 SHAPE = (2, 3, 520, 8)  # two documents
@@ -231,7 +231,7 @@ def test_plots_are_written_of_series_of_lengths(tmp_path):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(commands.app, ["bench", *map(str, arguments)], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def test_the_command_measures_and_reads_what_it_wrote(tmp_path):

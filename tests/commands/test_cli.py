@@ -10,14 +10,16 @@ from junitparser import JUnitXml
 from typer.testing import CliRunner
 
 import attention_core as ac
-from attention_conformance import CASES, cli, commands, report
+from attention_cli import main as program
+from attention_cli.app import app
+from attention_conformance import CASES, report
 from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order, execute
 from attention_conformance.result import Result
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(commands.app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
 
 
 def conformance(*arguments):
@@ -111,7 +113,7 @@ def test_the_list_says_what_every_case_shows():
     ids=lambda each: each[-2] if isinstance(each, list) else "",
 )
 def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, monkeypatch):
-    monkeypatch.setattr(commands, "execute", None)
+    monkeypatch.setattr("attention_cli.conformance.execute", None)
     result = invoke("conformance", *arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -120,7 +122,7 @@ def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, 
 
 
 def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
-    monkeypatch.setattr(commands, "available_backends", lambda: ["numpy"])
+    monkeypatch.setattr("attention_cli.backends.available_backends", lambda: ["numpy"])
     result = invoke("backends")
     assert result.exit_code == 0
     assert "bfloat16" in result.stdout
@@ -136,13 +138,13 @@ def test_the_version_is_printed():
 
 
 def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "attention_conformance.commands", None)
+    monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
-        cli.main()  # that is not one of them
-    monkeypatch.delitem(sys.modules, "attention_conformance.commands")
+        program.main()  # that is not one of them
+    monkeypatch.delitem(sys.modules, "attention_cli.app")
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        program.main()
     assert str(caught.value) == "attention-core: the command needs typer: pip install 'attention-core[cli]'"
 
 
@@ -257,7 +259,7 @@ def test_an_implementation_that_is_asked_for_is_run_in_full():
 
 
 def test_the_command_starts_as_a_program():
-    script = "from attention_conformance.cli import main; main()"
+    script = "from attention_cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("attention-core ")
     assert done.stderr == ""

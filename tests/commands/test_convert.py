@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from attention_conformance import commands
+from attention_cli.app import app
 from attention_core import layers
 from attention_core.layouts import LAYOUTS
 from attention_numpy.files import load_layer, load_layers, save_layer, save_layers
@@ -22,7 +22,7 @@ BERT = (
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(commands.app, ["convert", *map(str, arguments)], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, ["convert", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def drawn(layer):

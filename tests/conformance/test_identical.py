@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attention_conformance import commands
+from attention_cli.app import app
 from attention_conformance.identical import compare, computed, digest, verdicts, work
 from attention_conformance.identical_cases import IDENTICAL, Source
 from attention_conformance.libraries import holds
@@ -44,7 +44,7 @@ GRADIENTS = (  # those that are run where traced loops make every gradient take 
 def identical(*arguments):
     """A short run in this process."""
     command = ["conformance", "--identical", "--backend", "numpy", "--jobs", "0", *map(str, arguments)]
-    return CliRunner().invoke(commands.app, command, env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def corrupted(monkeypatch):
     """The published hash of one case is wrong, and that of another is missing."""
     hashes = published() | {"bias": "0" * 64}
     del hashes["softcap"]
-    monkeypatch.setattr(commands, "published", lambda: hashes)
+    monkeypatch.setattr("attention_cli.conformance.published", lambda: hashes)
 
 
 def is_computed_by(backend, name):

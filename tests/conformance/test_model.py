@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from typer.testing import CliRunner
 
 import attention_core as ac
-from attention_conformance import commands, vectors
+from attention_cli.app import app
+from attention_conformance import vectors
 from attention_conformance.bert import ModelError, load_bert
 from attention_conformance.identical import computed, digest
 from attention_conformance.model import (
@@ -320,7 +321,7 @@ def identical(directory, *arguments):
     """A run of the case alone, on NumPy, in a process of its own."""
     options = ["--case", "model", "--backend", "numpy", "--jobs", "1", *map(str, arguments)]
     command = ["conformance", "--identical", "--model", str(directory), *options]
-    return CliRunner().invoke(commands.app, command, env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
 
 
 def test_in_reproducible_arithmetic_a_model_gives_the_same_bits_in_every_way(backend, published):
@@ -353,7 +354,7 @@ def test_a_model_that_nobody_published_has_its_hash_shown(published, tmp_path):
 
 
 def test_a_hash_other_than_that_of_known_weights_is_told(published, monkeypatch):
-    monkeypatch.setattr(commands, "published_model", lambda directory: {"model": "0" * 64})
+    monkeypatch.setattr("attention_cli.conformance.published_model", lambda directory: {"model": "0" * 64})
     result = identical(published)
     assert result.exit_code == 1
     assert f"model on numpy (cpu, eager): expected SHA-256 {'0' * 64}, as published; got " in result.stdout

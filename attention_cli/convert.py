@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from attention_cli.terminal import refusal
 from attention_core.layouts import LAYOUTS
 from attention_numpy.files import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
 
@@ -54,7 +55,7 @@ def convert(
     """
     for name, layout in (("--from", from_), ("--to", to)):
         if layout not in (OWN, *LAYOUTS):
-            raise _refusal(f"expected {name} out of {NAMES}; got {layout!r}")
+            raise refusal(f"expected {name} out of {NAMES}; got {layout!r}")
     given = {
         "num_heads": num_heads,
         "zero_attention": zero_attention or None,
@@ -66,13 +67,13 @@ def convert(
     ordered = [name for name in (from_, to) if name != OWN and _takes(LAYOUTS[name].read, "head_order")]
     if head_order is not None and (not ordered or head_order not in ("repeat", "tile")):
         wanted = "repeat or tile" if ordered else f"no --head-order from {from_} to {to}"
-        raise _refusal(f"expected {wanted}; got {head_order!r}")
+        raise refusal(f"expected {wanted}; got {head_order!r}")
     if not source.is_file():
-        raise _refusal(f"expected a file of safetensors; got {source}, which is none")
+        raise refusal(f"expected a file of safetensors; got {source}, which is none")
     if target.is_dir() or not target.parent.is_dir():
-        raise _refusal(f"expected a file that can be written; got {target}")
+        raise refusal(f"expected a file that can be written; got {target}")
     if target.exists() and not force:
-        raise _refusal(f"expected a target that is not there, or --force; got {target}")
+        raise refusal(f"expected a target that is not there, or --force; got {target}")
     try:
         order = {"head_order": head_order}
         definitions, parameters, states = _read(
@@ -93,13 +94,13 @@ def _options(layout: str, given: dict[str, Any], prefix: str, drop: list[str] | 
     names = inspect.signature(LAYOUTS[layout].read).parameters if layout != OWN else {}
     for name in given:
         if name not in names:
-            raise _refusal(f"expected no {FLAGS[name]} from {layout}; got {given[name]}")
+            raise refusal(f"expected no {FLAGS[name]} from {layout}; got {given[name]}")
     needed = [name for name, each in names.items() if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
     for name in needed:
         if name not in given:
-            raise _refusal(f"expected {FLAGS[name]} from {layout}, whose arrays do not tell it; got none")
+            raise refusal(f"expected {FLAGS[name]} from {layout}, whose arrays do not tell it; got none")
     if layout == OWN and (prefix or drop):
-        raise _refusal(f"expected no --prefix and --drop from {OWN}, whose files are whole; got {prefix or drop}")
+        raise refusal(f"expected no --prefix and --drop from {OWN}, whose files are whole; got {prefix or drop}")
     return given
 
 
@@ -164,9 +165,3 @@ def _leaves(tree: Any) -> list[Any]:
     if isinstance(tree, tuple):
         return [leaf for branch in tree for leaf in _leaves(branch)]
     return [] if tree is None else [tree]
-
-
-def _refusal(message: str) -> typer.Exit:
-    """Say in one line why the command cannot be run as given."""
-    typer.echo(f"attention-core: {message}", err=True)
-    return typer.Exit(2)

@@ -1,4 +1,4 @@
-"""The commands ``conformance`` and ``backends``, beside ``bench`` and ``convert``."""
+"""The command ``conformance``: what to run, and where to write what came of it."""
 
 from __future__ import annotations
 
@@ -7,85 +7,35 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from attention_benchmark.command import bench
+from attention_cli.backends import chosen_backends, load
+from attention_cli.terminal import Many, check_known, console, refusal
 from attention_conformance import identical as bits
 from attention_conformance import report
 from attention_conformance.bert import ModelError
 from attention_conformance.case import Case
 from attention_conformance.catalogue import CASES
-from attention_conformance.convert import convert
 from attention_conformance.identical_cases import Identical
 from attention_conformance.implementations import IMPLEMENTATIONS
-from attention_conformance.libraries import devices_of, dtypes_of, quiet_start
+from attention_conformance.libraries import devices_of
 from attention_conformance.model import load_model
 from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order, Plan, Worker, execute, work
 from attention_conformance.result import Result
 from attention_conformance.vectors import published, published_model
-from attention_core import Backend, available_backends, get_backend
-from attention_core._backend._find import entries
 
-__all__ = ["app"]
+__all__ = ["conformance"]
 
-app = typer.Typer(
-    name="attention-core",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-Many = list[str] | None
 AnyCase = TypeVar("AnyCase", Case, Identical)
 CPUS = os.cpu_count() or 1
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"attention-core {version('attention-core')}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-) -> None:
-    """Attention with the same numbers on every framework, and the proof of it."""
-
-
-@app.command()
-def backends() -> None:
-    """List backends: versions, devices, floating-point types and modes."""
-    table = Table(header_style="bold")
-    for heading in ("backend", "versions", "devices", "dtypes", "modes"):
-        table.add_column(heading)
-    for name in entries():
-        if name not in available_backends():
-            table.add_row(
-                name, f"not installed: pip install 'attention-core[{name.replace('_', '-')}]'", "", "", "", style="dim"
-            )
-            continue
-        backend = _load([name])[0]
-        versions = "\n".join(f"{library} {number}" for library, number in backend.versions().items())
-        columns = ("\n".join(each) for each in (backend.devices(), dtypes_of(backend), backend.modes))
-        table.add_row(name, versions, *columns)
-    _console().print(table)
-
-
-app.command()(bench)
-app.command()(convert)
-
-
-@app.command()
 def conformance(
     backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
     device: Annotated[Many, typer.Option(help="A device; repeatable. By default all that hold values.")] = None,
@@ -128,9 +78,9 @@ def conformance(
         return
     for path in (json, junit):
         _check_writable(path)
-    names = _chosen_backends(backend)
-    _check_known("dtype", dtype, DTYPES)
-    _check_known("implementation", implementation, IMPLEMENTATIONS)
+    names = chosen_backends(backend)
+    check_known("dtype", dtype, DTYPES)
+    check_known("implementation", implementation, IMPLEMENTATIONS)
     _check_places(names, device, mode)
     _check_model(model)
     options = (device, dtype, mode, implementation)
@@ -162,25 +112,25 @@ def _identical(
     """Run the cases of which all ways must give the same bits."""
     for option, given in refused.items():
         if given:
-            raise _refusal(f"expected no --{option} with --identical; got one")
+            raise refusal(f"expected no --{option} with --identical; got one")
     _check_model(model)
     cases = _chosen_cases(case, bits.catalogue(model))
     if list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
         return
     _check_writable(json)
-    names = _chosen_backends(backend)
+    names = chosen_backends(backend)
     _check_places(names, device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
     orders = [Order(name, chosen, devices, modes=modes, model=model) for name in names]
     results, versions = _run_all(orders, jobs, bits.work)
     judged = bits.verdicts(chosen, results, published() | published_model(model))
-    console = _console()
-    console.print(bits.table(judged))
+    screen = console()
+    screen.print(bits.table(judged))
     complaints = [line for each in judged for line in each.complaints]
     for line in complaints:
-        console.print(line, style="red", highlight=False, soft_wrap=True)
+        screen.print(line, style="red", highlight=False, soft_wrap=True)
     if json:
         bits.write_json(json, judged, report.environment(versions))
     differing = sum(bool(each.complaints) for each in judged)
@@ -196,7 +146,7 @@ def _run_all(
     versions: dict[str, dict[str, str]] = {}
     columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     longest_first = list(reversed(orders))  # the compiler that takes longest belongs to the last of them
-    with Progress(*columns, console=_console(stderr=True)) as progress, warnings.catch_warnings():
+    with Progress(*columns, console=console(stderr=True)) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, about themselves
         bars = {order.backend: progress.add_task(order.backend, total=None, start=False) for order in longest_first}
         for message in execute(longest_first, jobs, worker):
@@ -214,16 +164,16 @@ def _run_all(
 
 
 def _show(results: Sequence[Result]) -> None:
-    console = _console()
-    for table in report.result_tables(results, console.width):
-        console.print(table)
-    console.print(report.LEGEND, style="dim")
+    screen = console()
+    for table in report.result_tables(results, screen.width):
+        screen.print(table)
+    screen.print(report.LEGEND, style="dim")
     if any(result.case == "model" for result in results):
-        console.print(report.model_table(results))
+        screen.print(report.model_table(results))
     for line in report.reasons(results):
-        console.print(line, style="dim", highlight=False, soft_wrap=True)
+        screen.print(line, style="dim", highlight=False, soft_wrap=True)
     for line in report.failures(results):
-        console.print(line, style="red", highlight=False, soft_wrap=True)
+        screen.print(line, style="red", highlight=False, soft_wrap=True)
 
 
 def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
@@ -232,43 +182,21 @@ def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
         table.add_column(heading)
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    console().print(table)
 
 
 def _chosen_cases(patterns: Many, cases: Sequence[AnyCase]) -> list[AnyCase]:
     for pattern in patterns or ():
         if not fnmatch.filter([case.name for case in cases], pattern):
-            raise _refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")
+            raise refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")
     return [case for case in cases if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
-
-
-def _chosen_backends(names: Many) -> list[str]:
-    _check_known("backend", names, entries())
-    missing = [name for name in names or () if name not in available_backends()]
-    if missing:
-        raise _refusal(
-            f"backend {missing[0]} is not installed: pip install 'attention-core[{missing[0].replace('_', '-')}]'"
-        )
-    return [name for name in available_backends() if not names or name in names]
-
-
-def _load(names: Iterable[str]) -> list[Backend]:
-    with quiet_start():
-        return [get_backend(name) for name in names]
-
-
-def _check_known(option: str, given: Many, known: Iterable[str]) -> None:
-    for name in given or ():
-        if name not in known:
-            article = "an" if option[0] in "aeiou" else "a"
-            raise _refusal(f"expected {article} {option} out of {', '.join(known)}; got {name!r}")
 
 
 def _check_places(names: Iterable[str], devices: Many, modes: Many) -> None:
     if devices or modes:  # only the libraries know which there are
-        loaded = _load(names)
-        _check_known("device", devices, dict.fromkeys(each for backend in loaded for each in devices_of(backend)))
-        _check_known("mode", modes, dict.fromkeys(each for backend in loaded for each in backend.modes))
+        loaded = load(names)
+        check_known("device", devices, dict.fromkeys(each for backend in loaded for each in devices_of(backend)))
+        check_known("mode", modes, dict.fromkeys(each for backend in loaded for each in backend.modes))
 
 
 def _check_model(directory: Path | None) -> None:
@@ -276,7 +204,7 @@ def _check_model(directory: Path | None) -> None:
         if directory is not None:
             load_model(directory)
     except ModelError as error:
-        raise _refusal(str(error)) from error
+        raise refusal(str(error)) from error
 
 
 def _check_writable(path: Path | None) -> None:
@@ -286,18 +214,4 @@ def _check_writable(path: Path | None) -> None:
         with path.open("a"):
             pass
     except OSError as error:
-        raise _refusal(f"expected a file that can be written; got {path}: {error.strerror}") from error
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """Text as it is, square brackets included; as wide as the table where no terminal limits it."""
-    console = Console(stderr=stderr, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 200
-    return console
-
-
-def _refusal(message: str) -> typer.Exit:
-    """Say in one line why the command cannot be run as given."""
-    typer.echo(f"attention-core: {message}", err=True)
-    return typer.Exit(2)
+        raise refusal(f"expected a file that can be written; got {path}: {error.strerror}") from error

@@ -23,9 +23,9 @@ def main() -> None:
     for name, setting in SETTINGS.items():
         os.environ.setdefault(name, setting)
     try:
-        commands = importlib.import_module("attention_conformance.commands")
+        module = importlib.import_module("attention_cli.app")
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
         sys.exit(f"attention-core: the command needs {error.name}: pip install 'attention-core[cli]'")
-    commands.app()
+    module.app()
