@@ -81,7 +81,7 @@ def conformance(session):
 
 @nox.session(default=False)
 def benchmark(session):
-    """Time all implementations beside the attentions of the frameworks; what came of it is in benchmark.json."""
+    """Time all implementations and the attentions of the frameworks; what came of it is in benchmark.json."""
     install(session, "-e", f".[cli,{','.join(FRAMEWORKS)}]", groups=("benchmark",))
     session.run("attention-core", "bench", *(session.posargs or ("--json", "benchmark.json")), env=QUIET)
 

@@ -1,4 +1,4 @@
-"""What attention costs: every implementation of the core beside the attentions of the frameworks.
+"""What attention costs: every implementation of the core, and the attentions of the frameworks.
 
 A `Problem` says what is computed, a `Candidate` who computes it and how, and a `Measurement` what came of it.
 """

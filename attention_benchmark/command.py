@@ -54,7 +54,7 @@ def bench(
     details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False,
     read: Annotated[Path | None, typer.Option(help="Measure nothing: take what --json wrote.")] = None,
 ) -> None:
-    """Time all implementations beside the attentions of the frameworks, after comparing their results.
+    """Time all implementations and the attentions of the frameworks, after comparing their results.
 
     The exit status is 1 if a candidate computes something wrong, or a process failed, and 2 if the command cannot be
     run as given.
@@ -175,7 +175,7 @@ def _orders(
 def _measured(
     orders: Iterator[Order], memory: bool, failures: list[str]
 ) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
-    """Carry out orders one after the other, since what runs beside would be measured too."""
+    """Carry out orders one after the other, since what runs at the same time would be measured too."""
     with Console(stderr=True).status("") as status:
         for order in orders:
             versions: dict[str, str] = {}

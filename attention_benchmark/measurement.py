@@ -37,7 +37,7 @@ class Measurement:
     products : tuple of float
         Operations per second of a product of large matrices, for every round.
     memory : int, optional
-        Bytes that a call needs at most beside its arguments.
+        Bytes that a call needs at most besides its arguments.
     """
 
     problem: Problem

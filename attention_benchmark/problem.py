@@ -129,7 +129,7 @@ class Problem:
         return MASKS[self.mask].arrays(batch, length)
 
     def allowed(self, rows: NumpyArray | None = None) -> NumpyArray | None:
-        """Which query may attend which key, of four axes; ``None`` where all may attend all."""
+        """Which query may attend to which key, of four axes; ``None`` where all may attend to all."""
         rule, keys = MASKS[self.mask].rule, np.arange(self.shape[2])
         if rule is None:
             return None

@@ -24,7 +24,7 @@ DIRECTION = {"forward": "forward", "both": "forward and backward"}
 LEGEND = (
     "× peer: how many times as long as the fastest peer of the same framework, round by round. × PyTorch: as long as "
     f"`{COMMON}` in its own process. Of product: operations per second, as a share of those of a product of "
-    "large matrices in the same rounds. Memory: at most, beside the arguments. First: the first call, which compiles."
+    "large matrices in the same rounds. Memory: at most, besides the arguments. First: the first call, which compiles."
 )
 
 

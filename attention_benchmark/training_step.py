@@ -1,4 +1,4 @@
-"""Time a training step of the layers beside those that come with the frameworks: a table on standard output.
+"""Time a training step of the layers and of those that come with the frameworks: a table on standard output.
 
 ``python -m attention_benchmark.training_step`` runs each framework in a process of its own. A step is the output, the
 sum of its squares and the gradients of all parameters and of the input; candidates take turns, and what is printed is

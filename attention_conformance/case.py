@@ -18,7 +18,7 @@ Bound = Callable[[str, float], float]
 
 
 def ordinary(dtype: str, kappa: float) -> float:
-    r"""Bound the error where scores are moderate.
+    r"""Bound the error where scores are small.
 
     Types of 16 bits are computed in float32 and rounded once, which costs half a unit; float32 keeps 6 units; float64
     keeps :math:`10^{-15} (1 + \kappa) S`, since a unit in the last place of S is at most :math:`2^{-52} S`.

@@ -23,18 +23,18 @@ class Change(NamedTuple):
     Attributes
     ----------
     score : Decimal
-    slope : Decimal
+    derivative : Decimal
         In the score as it was.
     size : Decimal
         The magnitude of what was added.
-    slopes : mapping
+    derivatives : mapping
         In elements of arrays, by name of the array and place in it.
     """
 
     score: Decimal
-    slope: Decimal
+    derivative: Decimal
     size: Decimal
-    slopes: Mapping[tuple[str, tuple[int, ...]], Decimal]
+    derivatives: Mapping[tuple[str, tuple[int, ...]], Decimal]
 
 
 def changed(problem: Problem, entry: tuple[int, ...], head: int, query: int, key: int, score: Decimal) -> Change:
@@ -77,11 +77,12 @@ def _bucket(distance: int, buckets: int, farthest: int) -> int:
 
 
 def _steepened(rule: Rule, problem: Problem, head: int, query: int, key: int, score: Decimal) -> Change:
-    names = rule.arguments["slope"], rule.arguments["rise"]
-    slope, rise = (Decimal(float(problem.arrays[name])) for name in names)
+    names = rule.arguments["factor"], rule.arguments["distance_factor"]
+    factor, distance_factor = (Decimal(float(problem.arrays[name])) for name in names)
     distance = Decimal((key - query) * (head + 1))
-    slopes: dict[tuple[str, tuple[int, ...]], Decimal] = {(names[0], ()): score, (names[1], ()): distance}
-    return Change(score * slope + rise * distance, slope, abs(rise * distance), slopes)
+    derivatives: dict[tuple[str, tuple[int, ...]], Decimal] = {(names[0], ()): score, (names[1], ()): distance}
+    shift = distance_factor * distance
+    return Change(score * factor + shift, factor, abs(shift), derivatives)
 
 
 _KINDS: dict[str, Callable[[Rule, Problem, int, int, int, Decimal], Change]] = {

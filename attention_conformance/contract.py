@@ -20,7 +20,7 @@ LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})
 WINDOW = Rule("SlidingWindow", {"left": 2, "right": 1})
 SEGMENTS = Rule("Segments", {"query_ids": "query_ids", "key_ids": "key_ids"})
 PERIODIC = Rule("periodic", {"period": "period"})
-STEEPENED = Rule("steepened", {"slope": "slope", "rise": "rise"})
+STEEPENED = Rule("steepened", {"factor": "factor", "distance_factor": "distance_factor"})
 DOCUMENTS = {
     "query_ids": np.repeat(np.array([[0, 1, 2], [0, 5, 7]], dtype=np.int32), (4, 1, 6), axis=1),
     "key_ids": np.repeat(np.array([[0, 1, 2], [5, 0, 7]], dtype=np.int32), (4, 5, 4), axis=1),
@@ -48,7 +48,7 @@ def period(number: int) -> dict[str, NumpyArray]:
 
 def steepness(draw: Draw) -> dict[str, NumpyArray]:
     """What a change of the scores needs."""
-    return {"slope": draw.normal(mean=1.0), "rise": draw.normal(deviation=0.25)}
+    return {"factor": draw.normal(mean=1.0), "distance_factor": draw.normal(deviation=0.25)}
 
 
 def with_element(problem: Problem, name: str, place: tuple[int, ...], number: float) -> Problem:
@@ -74,23 +74,23 @@ def hiding(draw: Draw, *columns: int) -> dict[str, NumpyArray]:
 
 
 def masked_value(draw: Draw, number: float) -> Problem:
-    """A number in a value that no query may attend."""
+    """A number in a value that no query may attend to."""
     return with_element(draw.problem(MASK, hiding(draw, 4)), "value", (4, 1), number)
 
 
 def masked_key(draw: Draw, number: float) -> Problem:
-    """A number in a key that no query may attend."""
+    """A number in a key that no query may attend to."""
     return with_element(draw.problem(MASK, hiding(draw, 4)), "key", (4, 3), number)
 
 
-def future_rubbish(draw: Draw) -> Problem:
-    """Rubbish after the first two keys, which causal attention shows to the later queries only."""
+def future_nonfinite(draw: Draw) -> Problem:
+    """NaN and infinities after the first two keys, which causal attention shows to the later queries only."""
     problem = with_element(draw.problem(is_causal=True), "value", (2, 0), math.nan)
     return with_element(problem, "key", (4, 3), math.inf)
 
 
 def excluded_by_bias(draw: Draw) -> Problem:
-    """A bias of -inf for a key that holds rubbish, and for all keys of one query."""
+    """A bias of -inf for a key that holds NaN, and for all keys of one query."""
     bias = draw.normal(3, 5, 7)
     bias[..., 4] = bias[..., 2, :] = -math.inf
     return with_element(draw.problem(arrays={"bias": bias}, **BOTH), "value", (4, 1), math.nan)
@@ -104,7 +104,7 @@ def lowest_bias(draw: Draw) -> Problem:
 
 
 def unknown_query_sees_nothing(draw: Draw) -> Problem:
-    """A query of nan that may attend nothing."""
+    """A query of NaN that may attend to nothing."""
     return with_element(draw.problem(MASK, masked(draw, 2), **BOTH), "query", (2, 0), math.nan)
 
 
@@ -114,7 +114,7 @@ def without_flags(problem: Problem) -> Problem:
 
 
 CONTRACT = (
-    Case("mask", 1, "A boolean mask says True where a query may attend a key.",
+    Case("mask", 1, "A boolean mask says True where a query may attend to a key.",
          lambda d: d.problem(MASK, {"mask": d.mask(2, 3, 5, 7)})),
     Case("mask-over-keys", 1, "A mask of the last axis alone is broadcast from the right.",
          lambda d: d.problem(MASK, {"mask": d.mask(7)})),
@@ -154,7 +154,7 @@ CONTRACT = (
     Case("pieces", 3, "The keys may come in pieces, in any order: positions are those in the whole.",
          lambda d: d.problem(CAUSAL | PERIODIC, {**period(2), "bias": d.normal(3, 5, 7)},
                              pieces=((4, 7), (0, 1), (1, 4)), return_logsumexp=True), merged),
-    Case("pieces-empty", 3, "A piece of which a query may attend nothing changes nothing.",
+    Case("pieces-empty", 3, "A piece of which a query may attend to nothing changes nothing.",
          lambda d: d.problem(LENGTHS, lengths(0, 4), pieces=((5, 7), (2, 5), (0, 2)), return_logsumexp=True),
          merged),
     Case("empty-row-mask", 4, "A query whose mask is False everywhere gives exactly 0, and logsumexp -inf.",
@@ -164,7 +164,7 @@ CONTRACT = (
          lambda d: d.problem(LENGTHS, lengths(0, 4), **BOTH)),
     Case("empty-everywhere", 4, "A mask that is False everywhere gives exactly 0 everywhere.",
          lambda d: d.problem(MASK, {"mask": np.zeros((2, 1, 5, 7), dtype=bool)}, **BOTH)),
-    Case("empty-row-unknown-query", 4, "A query of nan that may attend nothing gives exactly 0.",
+    Case("empty-row-unknown-query", 4, "A query of NaN that may attend to nothing gives exactly 0.",
          unknown_query_sees_nothing),
     Case("lowest-finite-bias", 4, "Very low scores do not make a row empty: the average is over all its keys.",
          lowest_bias, exact_scores),
@@ -172,9 +172,9 @@ CONTRACT = (
     Case("masked-inf-value", 5, "A masked value of infinity never leaks.", lambda d: masked_value(d, math.inf)),
     Case("masked-nan-key", 5, "A masked key of nan never leaks.", lambda d: masked_key(d, math.nan)),
     Case("masked-inf-key", 5, "A masked key of infinity never leaks.", lambda d: masked_key(d, -math.inf)),
-    Case("masked-future", 5, "Causal attention does not see rubbish in the future, and sees it once it is past.",
-         future_rubbish),
-    Case("masked-padding", 5, "Rubbish in the padding never leaks.",
+    Case("masked-future", 5, "Causal attention does not see NaN in the future, and sees it once it is past.",
+         future_nonfinite),
+    Case("masked-padding", 5, "NaN and infinities in the padding never leak.",
          lambda d: with_element(d.problem(LENGTHS, lengths(3, 5)), "value", (6, 0), math.nan)),
     Case("attended-nan-value", 5, "An attended value of nan gives nan, in its channel only.",
          lambda d: with_element(d.problem(MASK, masked(d)), "value", (3, 2), math.nan)),
@@ -204,7 +204,7 @@ CONTRACT = (
     Case("relative-bias", 7, "Every bucket of distances has a number that is added to the scores.",
          lambda d: d.problem(None, {"table": d.normal(8, 3)},
                              score_mod=Rule("relative_bias", {"table": "table", "max_distance": 5}))),
-    Case("sinks", 7, "A sink takes a share of the weights, and all of them where a query may attend nothing else.",
+    Case("sinks", 7, "A sink takes a share of the weights, and all of them where a query may attend to nothing else.",
          lambda d: d.problem(MASK, {**masked(d, 1, 4), "sinks": d.normal(3)}, **BOTH)),
     Case("dtype-is-kept", 8, "The output has the dtype of the query, rounded once.",
          lambda d: d.problem(**BOTH), compiled=("float16", "bfloat16", "float32", "float64")),

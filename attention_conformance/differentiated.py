@@ -23,8 +23,8 @@ from attention_conformance.problem import Problem, Rule, Seed
 __all__ = ["DIFFERENTIATED"]
 
 
-def masked_rubbish(draw: Draw) -> Problem:
-    """Rubbish in a key and a value that no query may attend."""
+def masked_nonfinite(draw: Draw) -> Problem:
+    """NaN and infinities in a key and a value that no query may attend to."""
     problem = draw.problem(MASK, hiding(draw, 4), gradient=True)
     return with_element(with_element(problem, "value", (4, 1), math.nan), "key", (4, 2), math.inf)
 
@@ -55,7 +55,7 @@ DIFFERENTIATED = (
     _case("gradient-empty-row-bias", 4, "The same where a bias of -inf excludes.", excluded_row),
     _case("gradient-empty-lengths", 4, "The same for a key length of 0.",
          lambda d: d.problem(LENGTHS, lengths(0, 5), gradient=True)),
-    _case("gradient-masked-rubbish", 5, "Masked nan and infinity do not leak into the gradients.", masked_rubbish),
+    _case("gradient-masked-rubbish", 5, "Masked nan and infinity do not leak into the gradients.", masked_nonfinite),
     _case("gradient-softcap", 7, "The gradients through the softcap.", lambda d: d.problem(softcap=1.5, gradient=True)),
     _case("gradient-score-mod", 7, "The gradients through a change of the scores, and in its arrays.",
          lambda d: d.problem(MASK, {**masked(d, 3), **steepness(d)}, score_mod=STEEPENED, softcap=1.5, gradient=True),
@@ -63,7 +63,7 @@ DIFFERENTIATED = (
     _case("gradient-relative-bias", 7, "The gradient in the number of a bucket is a sum over its distances.",
          lambda d: d.problem(CAUSAL, {"table": d.normal(8, 3)}, gradient=True,
                              score_mod=Rule("relative_bias", {"table": "table", "max_distance": 5}))),
-    _case("gradient-sinks", 7, "The gradients beside a sink, and in it.",
+    _case("gradient-sinks", 7, "The gradients with a sink, and in it.",
          lambda d: d.problem(MASK, {**masked(d, 1), "sinks": d.normal(3)}, gradient=True)),
     _case("gradient-grouped", 9, "Shared key heads add up the gradients of their query heads.",
          lambda d: d.problem(heads=6, groups=3, gradient=True)),

@@ -14,8 +14,10 @@ def periodic(batch: Any, head: Any, query: Any, key: Any, period: Any) -> Any:
     return (batch + head + query + key) % period != 0
 
 
-def steepened(scores: Any, batch: Any, head: Any, query: Any, key: Any, slope: Any, rise: Any) -> Any:
-    """Scores times a slope, and a rise with the distance and the head."""
+def steepened(scores: Any, batch: Any, head: Any, query: Any, key: Any, factor: Any, distance_factor: Any) -> Any:
+    """Scores times a factor, plus another times the distance and the head."""
     xp = array_namespace(scores)
-    slope, rise, distance = (xp.astype(each, scores.dtype) for each in (slope, rise, (key - query) * (head + 1)))
-    return scores * slope + rise * distance
+    factor, distance_factor, distance = (
+        xp.astype(each, scores.dtype) for each in (factor, distance_factor, (key - query) * (head + 1))
+    )
+    return scores * factor + distance_factor * distance

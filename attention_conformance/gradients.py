@@ -1,6 +1,6 @@
 r"""The gradients of attention in decimal arithmetic, from the formulas.
 
-For a loss with the gradient :math:`g` in the output, and weights kept with the gain :math:`r_{ij}` of dropout:
+For a loss with the gradient :math:`g` in the output, and weights kept with the factor :math:`r_{ij}` of dropout:
 
 .. math:: \bar v_j = \sum_i r_{ij} p_{ij} g_i, \quad
           \bar p_{ij} = r_{ij} g_i \cdot v_j, \quad
@@ -8,10 +8,10 @@ For a loss with the gradient :math:`g` in the output, and weights kept with the 
           \bar q_i = \sigma \sum_j c_{ij} \bar s_{ij} k_j, \quad
           \bar k_j = \sigma \sum_i c_{ij} \bar s_{ij} q_i
 
-where :math:`c_{ij}` is the slope of the softcap and of what changes scores; a parameter of the latter gets the sum over
-:math:`\bar s_{ij}` times its own slope, and the sink, of weight :math:`p_i`, gets
+where :math:`c_{ij}` is the derivative of the softcap and of what changes scores; a parameter of the latter gets the
+sum over :math:`\bar s_{ij}` times its own derivative, and the sink, of weight :math:`p_i`, gets
 :math:`-\sum_i p_i \sum_j p_{ij} \bar p_{ij}`. The scale of each gradient is the same sum over magnitudes, with the
-slope of the softcap taken as 1: a rounding of the hyperbolic tangent spoils its slope by as much.
+derivative of the softcap taken as 1: a rounding of the hyperbolic tangent spoils its derivative by as much.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ def _add_row(parts: Parts, head: Head, position: int, row: Row, cotangent: Numpy
     parts["sinks|"][()] += row.sink * (weights @ size)
     of_scores, size = weights * (of_weights - weights @ of_weights), weights * (size + weights @ size)
     for change, number, magnitude in zip(row.changes, of_scores, size, strict=True):
-        for (name, place), own in change.slopes.items():
+        for (name, place), own in change.derivatives.items():
             parts[name][place] += own * number
             parts[name + "|"][place] += abs(own) * magnitude
-    steepness = np.array([abs(change.slope) for change in row.changes], dtype=object)
-    slope, scale = head.scale * row.slopes * of_scores, abs(head.scale) * steepness * size
+    steepness = np.array([abs(change.derivative) for change in row.changes], dtype=object)
+    d_scores, scale = head.scale * row.derivatives * of_scores, abs(head.scale) * steepness * size
     parts["value"][live] += np.outer(gains * weights, cotangent)
     parts["value|"][live] += np.outer(gains * weights, abs(cotangent))
     parts["bias"][position, live] += of_scores
     parts["bias|"][position, live] += size
-    parts["query"][position] += slope @ keys
+    parts["query"][position] += d_scores @ keys
     parts["query|"][position] += scale @ abs(keys)
-    parts["key"][live] += np.outer(slope, query)
+    parts["key"][live] += np.outer(d_scores, query)
     parts["key|"][live] += np.outer(scale, abs(query))
 
 

@@ -73,7 +73,7 @@ def one_key_dominates(draw: Draw) -> Problem:
 
 
 def underflow_times_huge(draw: Draw) -> Problem:
-    """Weights just below the least normal number times huge values, beside a weight of 1 times 0."""
+    """Weights just below the least normal number times huge values, next to a weight of 1 times 0."""
     least = FORMATS["float64" if draw.dtype == "float64" else "float32"].least_exponent
     depth, huge = 0.5 - math.floor(least * math.log(2.0)), math.ldexp(1.0, -least - 8)
     if draw.dtype == "float16":
@@ -95,7 +95,7 @@ def long_row_spread(draw: Draw) -> Problem:
 
 
 def cancelling_values(draw: Draw) -> Problem:
-    """Values of both signs whose average all but vanishes beside the average of their magnitudes."""
+    """Values of both signs whose average all but vanishes against the average of their magnitudes."""
     value, key = (np.repeat(wide(draw.normal(19, width)), 2, axis=0)[:37] for width in (5, 8))
     value[1::2] *= -1
     value[36] = 2.0**-20

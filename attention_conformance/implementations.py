@@ -16,7 +16,7 @@ __all__ = ["IMPLEMENTATIONS", "asked", "bound_of", "in_small_blocks", "left_out"
 IMPLEMENTATIONS = ("dense", "blockwise", "fused")
 
 RETURNED = {"dense": ("weights", "logsumexp"), "blockwise": ("logsumexp",), "fused": ()}
-"""What an implementation returns beside the output; it is asked for nothing else."""
+"""What an implementation returns besides the output; it is asked for nothing else."""
 
 SMALL, LARGE = (2, 4), (64, 1024)
 """Queries and keys in a block: small, so that small problems have several of unequal size; and for many keys."""
@@ -65,7 +65,7 @@ def asked(problem: Problem, implementation: str | None) -> Problem:
 
 @contextlib.contextmanager
 def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
-    """Let a backend cut into blocks that are small beside the problem."""
+    """Let a backend cut into blocks that are small compared with the problem."""
     tuning, columns = backend.tuning, problem.arrays["key"].shape[-2]
     queries, keys = SMALL if columns <= LARGE[1] else LARGE
     backend.tuning = tuning._replace(queries=queries, keys=keys, least=queries, strip=queries if tuning.strip else 0)
@@ -80,7 +80,7 @@ def left_out(case: Case, implementation: str | None, backend: Backend, dtype: st
     if implementation in (None, "dense"):
         return ""
     if implementation == "fused" and case.measure == "exact":
-        return "fused kernels return nothing beside the output"
+        return "fused kernels return nothing but the output"
     compiled = mode != "eager" or (implementation == "blockwise" and backend.name in COMPILES_BLOCKS)
     kinds = SLOWEST.get((backend.name, mode), COMPILED)
     if compiled and case.measure != "message" and (case.name not in kinds or dtype not in case.compiled):

@@ -119,5 +119,5 @@ def _arguments(rule: Rule, arrays: Arrays) -> dict[str, Any]:
     return {name: arrays[each] if isinstance(each, str) else each for name, each in rule.arguments.items()}
 
 
-# By their methods: torch.compile does not trace the operators & | ~ on objects beside tensors.
+# By their methods: torch.compile does not trace the operators & | ~ on objects with tensors.
 _COMBINATIONS = {"and": "__and__", "or": "__or__", "not": "__invert__"}

@@ -87,7 +87,7 @@ class Row:
     weights: NumpyArray  # over all keys, before dropout
     logsumexp: Decimal
     kappa: Decimal
-    slopes: NumpyArray  # of the changed score in the scaled score, over live keys
+    derivatives: NumpyArray  # of the changed score in the scaled score, over live keys
     changes: list[Change]  # of live keys
     sink: Decimal  # its weight
 
@@ -151,7 +151,7 @@ def scan(head: Head) -> Iterator[Row]:
 
 def _row(head: Head, position: int, live: NumpyArray) -> Row:
     keys, query, bias = head.key[live], head.query[position], head.bias[position, live]
-    capped, slopes = _cap(head.scale * (keys @ query), head.softcap)
+    capped, derivatives = _cap(head.scale * (keys @ query), head.softcap)
     changes = [head.change(position, int(column), score) for column, score in zip(live, capped, strict=True)]
     scores, steepness, sizes = (np.array(each, dtype=object) for each in list(zip(*changes, strict=True))[:3])
     scores = scores + bias
@@ -163,11 +163,11 @@ def _row(head: Head, position: int, live: NumpyArray) -> Row:
     weights[live] = powers / total
     kappa = (abs(steepness * head.scale) * (abs(keys) @ abs(query)) + sizes + abs(bias)).max()
     kappa = kappa if head.sink is None else max(kappa, abs(sink))
-    return Row(live, weights, top + total.ln(), kappa, slopes * steepness, changes, power / total)
+    return Row(live, weights, top + total.ln(), kappa, derivatives * steepness, changes, power / total)
 
 
 def _cap(scores: NumpyArray, softcap: Decimal | None) -> tuple[NumpyArray, NumpyArray]:
-    """Cap scores smoothly, ``c tanh(s / c)``, and return the slopes as well."""
+    """Cap scores smoothly, ``c tanh(s / c)``, and return the derivatives as well."""
     if softcap is None:
         return scores, _fill(scores, ONE)
     grown = np.exp(scores * 2 / softcap)

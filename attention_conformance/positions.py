@@ -1,4 +1,4 @@
-"""Which query may attend which key, told position by position from the words of the contract."""
+"""Which query may attend to which key, told position by position from the words of the contract."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The published hashes of the cases of `identical`; ``python -m attention_conformance.vectors`` prints them anew.
 
-They stand in ``vectors.json`` beside this file, and that of an encoder in ``models.json``, by the SHA-256 of its
+They stand in ``vectors.json`` next to this file, and that of an encoder in ``models.json``, by the SHA-256 of its
 weights. Results are computed by NumPy, and gradients by the backend that is named as an argument, by default the first
 installed that differentiates. With the directory of an encoder in place of a backend, its entry alone is printed.
 """

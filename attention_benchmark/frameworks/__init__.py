@@ -36,7 +36,7 @@ class Engine(Protocol):
         """Return once the result is there."""
 
     def peak(self, step: Step, arguments: tuple[Any, ...], /) -> int | None:
-        """Bytes on an accelerator that a step needs beside its arguments; ``None`` where only the system can tell."""
+        """Bytes on an accelerator that a step needs besides its arguments; ``None`` where only the system can tell."""
 
 
 def device_of(backend: Backend, kind: str) -> str:

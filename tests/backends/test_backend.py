@@ -1,4 +1,4 @@
-"""Backends: how they are found, and the laws that every one of them keeps."""
+"""Backends: how they are found, and the properties that every one of them has."""
 
 import importlib.util
 import os

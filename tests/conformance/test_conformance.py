@@ -397,7 +397,7 @@ def test_what_an_implementation_refuses_is_no_failure():
     assert results["mask"].detail == "no masks"
     unasked = results["weights-change-nothing-unmasked"]
     assert (unasked.passed, unasked.refused) == (None, False)
-    assert unasked.detail == "fused kernels return nothing beside the output"
+    assert unasked.detail == "fused kernels return nothing but the output"
     assert not check(core, backend="numpy", cases=cases, implementations=["fused"])  # there is no kernel
 
 

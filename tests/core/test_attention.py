@@ -196,13 +196,13 @@ def test_contract_04_is_decided_by_the_mask_never_by_the_scores(put, get):
         assert np.isnan(result).all()
 
 
-@pytest.mark.parametrize("rubbish", [np.nan, np.inf, -np.inf])
-def test_contract_05_masking_a_key_is_deleting_it(qkv, put, get, rubbish):
+@pytest.mark.parametrize("nonfinite", [np.nan, np.inf, -np.inf])
+def test_contract_05_masking_a_key_is_deleting_it(qkv, put, get, nonfinite):
     q, k, v = qkv
     gone = [1, 3]
     kept = [j for j in range(N) if j not in gone]
     expected = get(attention(*put([q, k[:, :, kept], v[:, :, kept]]), return_logsumexp=True))
-    k[:, :, gone], v[:, :, gone] = rubbish, rubbish
+    k[:, :, gone], v[:, :, gone] = nonfinite, nonfinite
     allowed = np.ones(N, dtype=bool)
     allowed[gone] = False
     for options in ({"mask": put(allowed)}, {"bias": put(np.where(allowed, 0.0, -np.inf))}):
@@ -211,24 +211,24 @@ def test_contract_05_masking_a_key_is_deleting_it(qkv, put, get, rubbish):
         close(result.logsumexp, expected.logsumexp)
 
 
-@pytest.mark.parametrize("rubbish", [np.nan, np.inf, -np.inf])
-def test_contract_05_a_later_key_does_not_leak_into_earlier_queries(qkv, put, get, rubbish):
+@pytest.mark.parametrize("nonfinite", [np.nan, np.inf, -np.inf])
+def test_contract_05_a_later_key_does_not_leak_into_earlier_queries(qkv, put, get, nonfinite):
     q, k, v = qkv
     expected = get(attention(*put(qkv), is_causal=True))
-    k[:, :, 2, 1], v[:, :, 2, 3] = rubbish, rubbish
+    k[:, :, 2, 1], v[:, :, 2, 3] = nonfinite, nonfinite
     with np.errstate(invalid="ignore"):
         result = get(attention(*put([q, k, v]), is_causal=True))
     np.testing.assert_array_equal(result[:, :, :2], expected[:, :, :2])
     assert np.isnan(result[:, :, 2:]).all()
 
 
-@pytest.mark.parametrize("rubbish", [np.nan, np.inf, -np.inf])
-def test_contract_05_what_is_attended_is_not_hidden(qkv, put, get, rubbish):
+@pytest.mark.parametrize("nonfinite", [np.nan, np.inf, -np.inf])
+def test_contract_05_what_is_attended_is_not_hidden(qkv, put, get, nonfinite):
     q, k, v = qkv
-    v[:, :, 2, 3] = rubbish
+    v[:, :, 2, 3] = nonfinite
     with np.errstate(invalid="ignore"):
         plain, masked = (get(attention(*put([q, k, v]), **o)) for o in ({}, {"mask": put(np.ones(N, dtype=bool))}))
-    np.testing.assert_array_equal(masked[..., 3], np.full((B, H, M), rubbish))
+    np.testing.assert_array_equal(masked[..., 3], np.full((B, H, M), nonfinite))
     np.testing.assert_array_equal(plain[..., 3], masked[..., 3])
     assert np.isfinite(np.delete(masked, 3, axis=-1)).all()
 

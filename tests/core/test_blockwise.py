@@ -106,7 +106,7 @@ def assert_same(actual, desired, close=1e-13):
         np.testing.assert_allclose(found, expected, rtol=0, atol=close * scale)
 
 
-RUBBISH = [math.nan, math.inf, -math.inf]
+NONFINITE = [math.nan, math.inf, -math.inf]
 OFFSETS, LENGTHS = np.array([0, 3, -4]), np.array([13, 0, 6])
 QUERY_IDS, KEY_IDS = np.sort(np.random.default_rng(7).integers(0, 4, (2, B, N)))
 MASKS = {
@@ -274,11 +274,11 @@ def test_large_keys_of_small_queries_need_a_maximum(implementation, backend, rng
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("rubbish", RUBBISH)
-def test_queries_of_zero_do_not_let_keys_leak(rubbish, backend, rng):
+@pytest.mark.parametrize("nonfinite", NONFINITE)
+def test_queries_of_zero_do_not_let_keys_leak(nonfinite, backend, rng):
     query, key, value = qkv(rng)
     query[1] = 0.0
-    key[1, :, 4:] = rubbish
+    key[1, :, 4:] = nonfinite
     mask = ac.KeyLengths(backend.from_numpy(np.array([N, 4, N])))
     found = backend.to_numpy(attention(*backend.from_numpy([query, key, value]), mask=mask, implementation="blockwise"))
     mean = np.repeat(value[1, :, :4].mean(axis=1), H // G, axis=0)
@@ -417,10 +417,12 @@ def weighted(scores, batch, head, query, key, weight):
     return xp.multiply(scores, xp.astype(weight, scores.dtype))
 
 
-@pytest.mark.needs(lambda kind, rubbish, backend: not backend.loops.traced or (kind, rubbish) in (("array", math.nan),))
-@pytest.mark.parametrize("rubbish", RUBBISH)
+@pytest.mark.needs(
+    lambda kind, nonfinite, backend: not backend.loops.traced or (kind, nonfinite) in (("array", math.nan),)
+)
+@pytest.mark.parametrize("nonfinite", NONFINITE)
 @pytest.mark.parametrize("kind", ["array", "lengths", "bias"])
-def test_what_is_masked_leaks_neither_forward_nor_backward(kind, rubbish, backend, rng):
+def test_what_is_masked_leaks_neither_forward_nor_backward(kind, nonfinite, backend, rng):
     arrays = qkv(rng)
     empty, unseen = 2, N - 1  # a query that attends nothing, a key that nothing attends
     allowed = np.broadcast_to(np.arange(N) < unseen, (M, N)) & (np.arange(M) != empty)[:, None]
@@ -433,9 +435,9 @@ def test_what_is_masked_leaks_neither_forward_nor_backward(kind, rubbish, backen
         "bias": lambda bias, mask: {"bias": bias},
     }[kind]
     spoilt = [x.copy() for x in (*arrays, bias)]
-    spoilt[0][:, 1, empty] = spoilt[1][:, :, unseen] = spoilt[2][:, :, unseen] = rubbish
+    spoilt[0][:, 1, empty] = spoilt[1][:, :, unseen] = spoilt[2][:, :, unseen] = nonfinite
     if kind == "array":
-        spoilt[3][~allowed] = rubbish
+        spoilt[3][~allowed] = nonfinite
     with np.errstate(invalid="ignore"):
         (clean,) = derivatives(backend, options, [*arrays, bias, allowed], ("blockwise",))
         (found,) = derivatives(backend, options, [*spoilt, allowed], ("blockwise",))
@@ -465,11 +467,11 @@ def test_a_scale_that_makes_what_is_masked_overflow(backend):
 
 
 @pytest.mark.needs("untraced loops")
-@pytest.mark.parametrize("rubbish", [*RUBBISH, 3e38])
-def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(rubbish, backend, rng):
+@pytest.mark.parametrize("nonfinite", [*NONFINITE, 3e38])
+def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(nonfinite, backend, rng):
     """While queries, keys and values are finite."""
     arrays, bias, allowed = qkv(rng), rng.standard_normal((M, N)), rng.random((M, N)) < 0.6
-    spoilt = np.where(allowed, bias, rubbish)
+    spoilt = np.where(allowed, bias, nonfinite)
     clean, found = (
         derivatives(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*arrays, each, allowed], ("blockwise",))
         for each in (bias, spoilt)
@@ -478,18 +480,18 @@ def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(rubbish, backe
 
 
 @pytest.mark.needs(
-    lambda masked, place, rubbish, backend: (
-        not backend.loops.traced or (masked, place, rubbish) in ((True, "value", math.inf),)
+    lambda masked, place, nonfinite, backend: (
+        not backend.loops.traced or (masked, place, nonfinite) in ((True, "value", math.inf),)
     ),
-    lambda place, rubbish: not (place == "bias" and rubbish == -math.inf),
+    lambda place, nonfinite: not (place == "bias" and nonfinite == -math.inf),
 )
-@pytest.mark.parametrize("rubbish", RUBBISH)
+@pytest.mark.parametrize("nonfinite", NONFINITE)
 @pytest.mark.parametrize("place", ["query", "key", "value", "bias"])
 @pytest.mark.parametrize("masked", [True, False])
-def test_what_is_attended_shows_as_in_the_dense_form(masked, place, rubbish, backend, rng):
+def test_what_is_attended_shows_as_in_the_dense_form(masked, place, nonfinite, backend, rng):
     arrays = [*qkv(rng), rng.standard_normal((M, N))]
     target = arrays[("query", "key", "value", "bias").index(place)]
-    target[..., 6, 2] = rubbish
+    target[..., 6, 2] = nonfinite
 
     def options(bias):
         return ({"mask": ac.SlidingWindow(left=3, right=2)} if masked else {}) | (
@@ -627,8 +629,8 @@ def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng,
     found = []
     visits = _forward.make_visits
 
-    def recorded(tiles, **options):
-        result = visits(tiles, **options)
+    def recorded(grid, **options):
+        result = visits(grid, **options)
         found.append([np.sum(np.asarray(each)) for each in (result.seen, result.whole)])
         return result
 
@@ -648,9 +650,9 @@ def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng,
 def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
     """The scores of as many blocks are computed, forward and backward, as a window lets something through."""
     monkeypatch.setattr(backend, "tuning", TUNING)
-    count, tile = [], _forward.score_block
+    count, score_block = [], _forward.score_block
     for module in (_forward, _backward):
-        monkeypatch.setattr(module, "score_block", lambda *given: count.append(given[-1]) or tile(*given))
+        monkeypatch.setattr(module, "score_block", lambda *given: count.append(given[-1]) or score_block(*given))
     rule = ac.SlidingWindow(left=2, right=0)
     arrays = backend.from_numpy(tuple(qkv(rng)))
     xp = backend.namespace
@@ -671,10 +673,10 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
 @pytest.mark.needs("untraced loops")
 def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkeypatch):
     """Of four blocks of keys, a causal mask leaves one, two or three to the blocks of queries."""
-    found, tile = [], _forward.score_block
+    found, score_block = [], _forward.score_block
 
     def recorded(*arguments):
-        result = tile(*arguments)
+        result = score_block(*arguments)
         found.append((result.scores.shape[-1], arguments[-1]))
         return result
 
@@ -739,12 +741,12 @@ def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(backend, rn
 def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
     """Neither where blocks of queries and keys differ, nor for a rule that all blocks need."""
     monkeypatch.setattr(backend, "tuning", RUNS._replace(least=64, keys=200))
-    kept, tiles_of = [], _forward.make_grid
-    monkeypatch.setattr(_forward, "make_grid", lambda *given: kept.append(tiles_of(*given)) or kept[-1])
+    kept, make_grid = [], _forward.make_grid
+    monkeypatch.setattr(_forward, "make_grid", lambda *given: kept.append(make_grid(*given)) or kept[-1])
     for mask, keys in ((ac.Causal(), 400), (ac.Causal(), 470), (~ac.Causal() | ac.SlidingWindow(3, 3), 400)):
         x, y = (backend.namespace.zeros((1, 1, length, 2)) for length in (400, keys))
         attention(x, y, y, mask=mask, implementation="blockwise")
-    sizes = [0 if tiles.kept is None else len(tiles.kept) for tiles in kept]
+    sizes = [0 if grid.kept is None else len(grid.kept) for grid in kept]
     assert 0 < sizes[0] <= 12
     assert sizes[1] == 0
     assert 0 < sizes[2] <= 64
@@ -1076,8 +1078,8 @@ def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
     assert form != flatten(And(ac.Causal(1), ac.Causal(2)), [])
     assert flatten(ac.Causal(1), []) != flatten(ac.Causal(2), [])
     assert flatten(ac.Causal(1), []) != flatten(ac.KeyLengths(1), [])
-    assert [slot.axes for slot in leaves(form)] == [0, 1, 1, -1, -1]
-    assert [slot.place for slot in leaves(form)] == list(range(5))
+    assert [leaf.axes for leaf in leaves(form)] == [0, 1, 1, -1, -1]
+    assert [leaf.place for leaf in leaves(form)] == list(range(5))
     made = unflatten(form, held)
     assert type(made) is And
     assert [id(each) for each in made.second.arrays] == [id(arrays[3]), id(arrays[0])]
@@ -1123,11 +1125,11 @@ def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, mon
     np.testing.assert_allclose(sum(np.sum(f * d) for f, d in zip(found, direction, strict=True)), slope, rtol=1e-7)
 
 
-@pytest.mark.parametrize("rubbish", [0.0, math.nan, math.inf, 1e300])
-def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(rubbish, backend, rng, monkeypatch):
+@pytest.mark.parametrize("nonfinite", [0.0, math.nan, math.inf, 1e300])
+def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(nonfinite, backend, rng, monkeypatch):
     """Nothing is cleaned that turns out to be finite, and its products too."""
     query, key, value = qkv(rng)
-    query[0, 0, 0, 0], key[0, 0, -1, 0] = 1e300, rubbish
+    query[0, 0, 0, 0], key[0, 0, -1, 0] = 1e300, nonfinite
     taken = []
     monkeypatch.setattr(
         type(backend),
@@ -1138,7 +1140,7 @@ def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(ru
     ((plan, arrays),) = taken
     unseen = plan._replace(all_finite=False, exp_without_max=None)
     operands = _plan.unpack_operands(plan, arrays)
-    assert _plan.with_value_facts(unseen, operands, backend).all_finite == (rubbish == 0.0)
+    assert _plan.with_value_facts(unseen, operands, backend).all_finite == (nonfinite == 0.0)
     assert not _plan.with_value_facts(unseen, operands._replace(bias=operands.query), backend).all_finite
 
 

@@ -68,7 +68,7 @@ def test_decoding_is_prefill(ends, ragged, dtype, put, get, rng, xp):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_samples_of_different_lengths(dtype, put, get, rng, xp):
-    """Prompts are padded at the end, with rubbish; each sample goes on behind its own."""
+    """Prompts are padded at the end, with other numbers; each sample goes on behind its own."""
     lengths, more = np.asarray([4, 2], dtype=np.int32), 3
     query, key, value = drawn(rng, dtype, L + more)
     padded = [array[:, :, :L].copy() for array in (query, key, value)]

@@ -173,11 +173,11 @@ def test_norms_overflow_without_a_word(run, backend, rng):
 
 @pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("length", [1, 5, 40, 600])
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_a_softmax_of_one_pass_is_the_softmax_and_hides_no_rubbish(mode, backend, length, rubbish, rng):
+def test_a_softmax_of_one_pass_is_the_softmax_and_hides_no_nonfinite_value(mode, backend, length, nonfinite, rng):
     x = rng.standard_normal((40, length)) * 5
-    x[3, length // 2] = rubbish
+    x[3, length // 2] = nonfinite
     with np.errstate(invalid="ignore"):
         expected = np.exp(x - x.max(axis=-1, keepdims=True))
         expected /= expected.sum(axis=-1, keepdims=True)

@@ -290,7 +290,7 @@ def test_normalized_and_rotated_numbers_and_their_gradients_have_the_same_bits_a
     if not backend.differentiates:
         return
     wanted = operation.backward(plan, arrays, wanted, (out.reshape(wanted[0].shape),), plain)
-    found = backend.to_numpy(_mapped(backend, name, pull=True)(*backend.from_numpy((out, *given_arrays))))
+    found = backend.to_numpy(_mapped(backend, name, backward=True)(*backend.from_numpy((out, *given_arrays))))
     for one, other in zip(found, wanted, strict=True):
         if other is not None:  # positions have none
             same(one, other.reshape(one.shape))
@@ -299,7 +299,7 @@ def test_normalized_and_rotated_numbers_and_their_gradients_have_the_same_bits_a
 _compiled = {}
 
 
-def _mapped(backend, name, pull=False):
+def _mapped(backend, name, backward=False):
     """Normalization or rotation, or its gradients for a cotangent, compiled once as in `_attended`."""
     function = {
         "rms_norm": lambda x, scale: ac.rms_norm(scale, x, **EXACTLY),
@@ -310,10 +310,10 @@ def _mapped(backend, name, pull=False):
     def gradients(out, *arrays):
         return backend.value_and_grad(lambda *given: backend.namespace.sum(function(*given) * out))(*arrays)[1]
 
-    if (backend.name, name, pull) not in _compiled:
+    if (backend.name, name, backward) not in _compiled:
         mode = {"jax": "jit", "tensorflow": "graph"}.get(backend.name, "eager")
-        _compiled[backend.name, name, pull] = backend.compile(gradients if pull else function, mode=mode)
-    return _compiled[backend.name, name, pull]
+        _compiled[backend.name, name, backward] = backend.compile(gradients if backward else function, mode=mode)
+    return _compiled[backend.name, name, backward]
 
 
 def _attended(backend, place, dtype):
@@ -655,13 +655,13 @@ def test_layers_take_the_setting(kind, backend, rng):
 
 
 def test_the_plan_names_the_bits_it_proves():
-    """Weights of up to 4 / 3, slopes of up to 1, and what stands beside them, in sums of 4096 terms."""
+    """Weights of up to 4 / 3, gradients of scores of up to 1, and their factors, in sums of 4096 terms."""
     for count, bits in _slices.WEIGHT_BITS.items():
         assert exact.LONGEST * 2**bits * Fraction(3, 4) * 2 ** _slices.VALUE_BITS[count] <= 2**53
     weight = Fraction(4, 3) * 2 ** _slices.WEIGHT_BITS[2]
     assert exact.LONGEST * weight * Fraction(3, 4) * 2**_slices.D_OUTPUT_BITS <= 2**53
-    slope = 2**_slices.D_SCORE_BITS
-    assert exact.LONGEST * slope * Fraction(3, 4) * 2**_slices.D_SCORE_FACTOR_BITS <= 2**53
+    d_score = 2**_slices.D_SCORE_BITS
+    assert exact.LONGEST * d_score * Fraction(3, 4) * 2**_slices.D_SCORE_FACTOR_BITS <= 2**53
 
 
 @pytest.mark.needs("gradients")
@@ -717,7 +717,7 @@ def test_one_array_for_all_three_has_its_gradients_added_in_one_order(backend, p
 
 def test_sums_are_carried_where_4096_terms_are_exceeded():
     query = np.zeros((1, 1, 3, 5, 2))
-    tiles = SimpleNamespace(operands=SimpleNamespace(query=query), xp=NUMPY)
+    grid = SimpleNamespace(operands=SimpleNamespace(query=query), xp=NUMPY)
     for side, length, carried in (
         (1, 4096, False),
         (1, 4097, True),
@@ -725,8 +725,8 @@ def test_sums_are_carried_where_4096_terms_are_exceeded():
         (0, 1366, True),
         (1, None, True),
     ):
-        tiles.lengths = (length, length)
-        assert _slices.needs_carry(tiles, side) is carried
+        grid.lengths = (length, length)
+        assert _slices.needs_carry(grid, side) is carried
 
 
 @pytest.mark.parametrize("name", ["scale", "softcap"])

@@ -24,7 +24,7 @@ def test_formula(dtype, close, epsilon, put, get, rng):
 
 @pytest.mark.parametrize(("dtype", "exponents"), [("float32", (-10, 59, 61, 126)), ("float64", (-10, 499, 501, 1022))])
 def test_squares_may_overflow(dtype, exponents, put, get, rng):
-    """Where epsilon is nothing beside them, a power of two as a factor changes no bit of the result."""
+    """Where epsilon is negligible, a power of two as a factor changes no bit of the result."""
     scale, x = rng.standard_normal(6).astype(dtype), rng.uniform(-1.9, 1.9, (3, 6)).astype(dtype)
     expected = get(rms_norm(put(scale), put(x), epsilon=1e-35))
     for exponent in exponents:

@@ -307,24 +307,24 @@ def test_attention_to_nothing_at_all_has_gradients_exactly_zero(backend, mask):
 
 
 @pytest.mark.needs("gradients")
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
-def test_masked_rubbish_reaches_no_gradient(backend, rubbish):
+@pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf])
+def test_masked_nonfinite_values_reach_no_gradient(backend, nonfinite):
     """A masked key or value, a query that attends nothing, and a bias at a masked place may hold anything."""
     function = masked_attention(backend, MASK)
     clean = gradients(backend, function, ARRAYS, COTANGENTS)
     query, key, value, bias = (array.copy() for array in ARRAYS)
     unseen = ~np.any(np.reshape(ALLOWED, (2, 2, 2, 5, 7)), axis=(2, 3))
-    query[EMPTY], key[unseen], value[unseen] = rubbish, rubbish, rubbish
+    query[EMPTY], key[unseen], value[unseen] = nonfinite, nonfinite, nonfinite
     nowhere = ~np.any(MASK, axis=(0, 1))  # (5, 7): masked in every sample
     assert nowhere.any()
-    bias[:, nowhere] = rubbish
+    bias[:, nowhere] = nonfinite
     dirty = gradients(backend, function, (query, key, value, bias), COTANGENTS)
     for one, two in zip(dirty, clean, strict=True):
         np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.needs("gradients")
-def test_rubbish_beyond_the_lengths_reaches_no_gradient(backend):
+def test_nonfinite_values_beyond_the_lengths_reach_no_gradient(backend):
     lengths = backend.from_numpy(np.asarray([3, 5]))
     function = attend(mask=KeyLengths(lengths))
     weights = cotangents(attend(), QKV)

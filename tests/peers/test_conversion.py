@@ -580,7 +580,7 @@ def test_settings_without_a_place_are_named_by_every_framework(torch, of_torch, 
 
 @pytest.mark.needs("torch")
 def test_one_projection_per_head_is_a_module_of_torch(torch, of_torch, rng):
-    """Heads kept apart, each a triple of linear maps, joined and handed over."""
+    """Heads kept apart, each a triple of linear maps, joined and passed on."""
     from attention_core.layouts import join_heads, separate_heads
     from attention_torch import Layer
 

@@ -1,4 +1,4 @@
-"""Eleven systems, each rebuilt from its description in NumPy and float64, beside the layer that it becomes here.
+"""Eleven systems, each built from its description in NumPy and float64, compared with the layer that it becomes here.
 
 ``python tests/peers/test_systems.py`` prints how far the layers of every framework are from the descriptions, as a table.
 """

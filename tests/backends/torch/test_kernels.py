@@ -197,12 +197,12 @@ def test_not_preferred_as_a_query_that_is_nan_is_lost_among_few_keys(columns, mo
         assert not kernel(torch, (query, key, key))[:, :, 5].any()
 
 
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf])
-def test_refused_as_what_is_masked_leaks(rubbish, torch, arrays, put):
+@pytest.mark.parametrize("nonfinite", [math.nan, math.inf])
+def test_refused_as_what_is_masked_leaks(nonfinite, torch, arrays, put):
     allowed = put(np.arange(N) < N - 1)
     for place in (1, 2):
         spoilt = [x.clone() for x in arrays]
-        spoilt[place][:, :, -1] = rubbish
+        spoilt[place][:, :, -1] = nonfinite
         assert "not seen to be finite" in refusal(spoilt, mask=allowed)
         assert torch.isnan(kernel(torch, spoilt, attn_mask=allowed[None, :])).any()
         found = attention(*spoilt, mask=allowed)
@@ -396,7 +396,7 @@ def gradients_of(torch, implementation, options, backend="aot_eager"):
         *((name, "inductor") for name in ("causal", "lengths")),
     ],
 )
-def test_compiled_what_is_rubbish_is_left_to_blocks(name, backend_of_torch, torch, arrays, put, rng):
+def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, torch, arrays, put, rng):
     """One program answers for all values, masked or attended, as blocks do, in output and gradients.
 
     With lengths, the kernel is given what is attended alone, compiled or not.
@@ -405,13 +405,13 @@ def test_compiled_what_is_rubbish_is_left_to_blocks(name, backend_of_torch, torc
     if "mask" not in options:
         options["is_causal"] = True
     attend = gradients_of(torch, "fused", options, backend_of_torch)
-    for rubbish in (math.nan, math.inf, None):
+    for nonfinite in (math.nan, math.inf, None):
         for place in range(3):
             given = [x.clone() for x in arrays]
-            if rubbish is not None:
-                given[place][:, :, 2] = rubbish
+            if nonfinite is not None:
+                given[place][:, :, 2] = nonfinite
             otherwise = "fused" if name == "lengths" else "blockwise"
-            close(attend(*given), results(torch, given, "dense" if rubbish is None else otherwise, options))
+            close(attend(*given), results(torch, given, "dense" if nonfinite is None else otherwise, options))
 
 
 def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_leak(torch, arrays):
