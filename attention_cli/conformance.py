@@ -16,18 +16,18 @@ from rich.table import Table
 
 from attention_cli.backends import chosen_backends, load
 from attention_cli.terminal import Many, check_known, console, refusal
-from attention_conformance import identical as bits
 from attention_conformance import report
-from attention_conformance.bert import ModelError
-from attention_conformance.case import Case
-from attention_conformance.catalogue import CASES
-from attention_conformance.identical_cases import Identical
-from attention_conformance.implementations import IMPLEMENTATIONS
-from attention_conformance.libraries import devices_of
-from attention_conformance.model import load_model
+from attention_conformance.cases import CASES
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.identical import Identical
 from attention_conformance.problem import DTYPES
-from attention_conformance.processes import Order, Plan, Worker, execute, work
-from attention_conformance.result import Result
+from attention_conformance.run import identical as bits
+from attention_conformance.run.bert import ModelError
+from attention_conformance.run.implementations import IMPLEMENTATIONS
+from attention_conformance.run.libraries import devices_of
+from attention_conformance.run.model import load_model
+from attention_conformance.run.processes import Order, Plan, Worker, execute, work
+from attention_conformance.run.result import Result
 from attention_conformance.vectors import published, published_model
 
 __all__ = ["conformance"]

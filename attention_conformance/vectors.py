@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-from attention_conformance.identical import computed, digest
-from attention_conformance.identical_cases import IDENTICAL, Identical
-from attention_conformance.model import identical_case, load_model
+from attention_conformance.cases.identical import IDENTICAL, Identical
+from attention_conformance.run.identical import computed, digest
+from attention_conformance.run.model import identical_case, load_model
 from attention_core import available_backends, get_backend
 
 __all__ = ["published", "published_model"]

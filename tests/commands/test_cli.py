@@ -14,8 +14,8 @@ from attention_cli import main as program
 from attention_cli.app import app
 from attention_conformance import CASES, report
 from attention_conformance.problem import DTYPES
-from attention_conformance.processes import Order, execute
-from attention_conformance.result import Result
+from attention_conformance.run.processes import Order, execute
+from attention_conformance.run.result import Result
 
 
 def invoke(*arguments):
@@ -41,7 +41,7 @@ def test_a_run_that_holds_ends_with_its_counts_and_status_0():
 
 
 def test_a_run_that_does_not_hold_names_what_failed_and_has_status_1(monkeypatch):
-    monkeypatch.setattr("attention_conformance.runner.run.__defaults__", (wrong_by_a_percent,))
+    monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
     result = conformance("--case", "weights")
     assert result.exit_code == 1
     assert "mask on numpy (cpu, float32, eager, dense): error" in result.stdout
@@ -72,7 +72,7 @@ def test_results_are_written_as_json(tmp_path):
 
 def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
     path = tmp_path / "results.xml"
-    monkeypatch.setattr("attention_conformance.runner.run.__defaults__", (wrong_by_a_percent,))
+    monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
     assert conformance("--junit", path, "--case", "gradient").exit_code == 1
     (suite,) = JUnitXml.fromfile(str(path))
     assert suite.name == "numpy"
@@ -161,7 +161,7 @@ def test_backends_run_in_processes_of_their_own():
 
 MORTAL = """
 import os
-from attention_conformance.processes import work, Plan, Result, Started
+from attention_conformance.run.processes import work, Plan, Result, Started
 
 def worker(order):
     for message in work(order):

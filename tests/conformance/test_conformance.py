@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_conformance import CASES, check, exemptions
-from attention_conformance.case import exact_scores, hard, ordinary, probability
-from attention_conformance.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
+from attention_conformance import CASES, check
+from attention_conformance.cases.case import exact_scores, hard, ordinary, probability
 from attention_conformance.problem import DTYPES
-from attention_conformance.runner import plan, run
+from attention_conformance.run import exemptions
+from attention_conformance.run.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
+from attention_conformance.run.runner import plan, run
 
 BY_NAME = {case.name: case for case in CASES}
 core = ac.scaled_dot_product_attention

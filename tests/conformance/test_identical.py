@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from attention_cli.app import app
-from attention_conformance.identical import compare, computed, digest, verdicts, work
-from attention_conformance.identical_cases import IDENTICAL, Source
-from attention_conformance.libraries import holds
-from attention_conformance.processes import Order
+from attention_conformance.cases.identical import IDENTICAL, Source
+from attention_conformance.run.identical import compare, computed, digest, verdicts, work
+from attention_conformance.run.libraries import holds
+from attention_conformance.run.processes import Order
 from attention_conformance.vectors import published
 
 BY_NAME = {case.name: case for case in IDENTICAL}

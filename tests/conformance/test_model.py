@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import attention_core as ac
 from attention_cli.app import app
 from attention_conformance import vectors
-from attention_conformance.bert import ModelError, load_bert
-from attention_conformance.identical import computed, digest
-from attention_conformance.model import (
+from attention_conformance.run.bert import ModelError, load_bert
+from attention_conformance.run.identical import computed, digest
+from attention_conformance.run.model import (
     PAIRS,
     PUBLISHED,
     Published,
@@ -143,7 +143,7 @@ def test_every_backend_agrees_with_numpy_in_float64(backend, published):
 
 
 def test_a_model_that_computes_something_else_fails(published, monkeypatch):
-    wrong = "attention_conformance.model.encoder_layer"
+    wrong = "attention_conformance.run.model.encoder_layer"
     correct = ac.encoder_layer
     model = load_model(published)
     assert all(result.passed for result in run_model(plan_model(model, [get_backend("numpy")])))

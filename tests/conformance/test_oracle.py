@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_conformance.catalogue import CASES
-from attention_conformance.changes import _bucket
-from attention_conformance.gradients import gradients
-from attention_conformance.hashing import keep_pattern, mixed
-from attention_conformance.oracle import Exact, attention
-from attention_conformance.positions import allowed
+from attention_conformance.cases import CASES
+from attention_conformance.oracle.attention import Exact, attention
+from attention_conformance.oracle.changes import _bucket
+from attention_conformance.oracle.gradients import gradients
+from attention_conformance.oracle.hashing import keep_pattern, mixed
+from attention_conformance.oracle.positions import allowed
+from attention_conformance.oracle.ulps import spacing, worst_error
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
-from attention_conformance.ulps import spacing, worst_error
 
 EVERYTHING = {"return_weights": True, "return_logsumexp": True}
 

@@ -19,12 +19,13 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from attention_conformance.identical_cases import IDENTICAL, Identical, Trees
-from attention_conformance.libraries import devices_of, holds, quiet_start
-from attention_conformance.model import identical_case, load_model
+from attention_conformance.cases.identical import IDENTICAL, Identical
+from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
-from attention_conformance.processes import Message, Order, Plan, Started
-from attention_conformance.result import Result, one_line
+from attention_conformance.run.libraries import devices_of, holds, quiet_start
+from attention_conformance.run.model import identical_case, load_model
+from attention_conformance.run.processes import Message, Order, Plan, Started
+from attention_conformance.run.result import Result, one_line
 from attention_core import Backend, get_backend
 
 __all__ = ["Found", "Verdict", "catalogue", "compare", "digest", "table", "verdicts", "work", "write_json"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attention_conformance.oracle import Exact
+from attention_conformance.oracle.attention import Exact
 from attention_conformance.problem import NumpyArray
 
 __all__ = ["FORMATS", "Format", "spacing", "worst_error"]

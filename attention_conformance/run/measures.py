@@ -11,14 +11,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attention_conformance.case import Case, probability
-from attention_conformance.gradients import gradients
-from attention_conformance.implementations import bound_of
-from attention_conformance.invocation import AttentionFunction, gradient_function, output_function
-from attention_conformance.oracle import Exact, Truth, attention
+from attention_conformance.call import AttentionFunction, gradient_function, output_function
+from attention_conformance.cases.case import Case, probability
+from attention_conformance.oracle.attention import Exact, Truth, attention
+from attention_conformance.oracle.gradients import gradients
+from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.result import one_line
-from attention_conformance.ulps import worst_error
+from attention_conformance.run.implementations import bound_of
+from attention_conformance.run.result import one_line
 from attention_core import Backend, get_backend, scaled_dot_product_attention
 
 __all__ = ["MEASURES", "Outcome", "Trial"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.case import Case, Draw
-from attention_conformance.contract import MASK, lengths
+from attention_conformance.cases.case import Case, Draw
+from attention_conformance.cases.contract import MASK, lengths
 from attention_conformance.problem import NumpyArray, Problem, Rule, Seed
 
 __all__ = ["WRONG"]

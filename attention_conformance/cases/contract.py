@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.case import Case, Draw, exact_scores, hard, merged
+from attention_conformance.cases.case import Case, Draw, exact_scores, hard, merged
 from attention_conformance.problem import NumpyArray, Problem, Rule, Seed, array
 
 __all__ = ["CONTRACT"]

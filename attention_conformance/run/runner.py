@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from attention_conformance.case import Case
-from attention_conformance.catalogue import CASES
-from attention_conformance.exemptions import exemption
-from attention_conformance.implementations import asked, in_small_blocks, left_out, refusal
-from attention_conformance.invocation import AttentionFunction, unsupported
-from attention_conformance.libraries import devices_of, holds, in_precision
-from attention_conformance.measures import MEASURES, Outcome, Trial
-from attention_conformance.result import Result, one_line
+from attention_conformance.call import AttentionFunction, unsupported
+from attention_conformance.cases import CASES
+from attention_conformance.cases.case import Case
+from attention_conformance.run.exemptions import exemption
+from attention_conformance.run.implementations import asked, in_small_blocks, left_out, refusal
+from attention_conformance.run.libraries import devices_of, holds, in_precision
+from attention_conformance.run.measures import MEASURES, Outcome, Trial
+from attention_conformance.run.result import Result, one_line
 from attention_core import Backend, get_backend, scaled_dot_product_attention
 
 __all__ = ["check", "plan", "run"]

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_conformance.changes import Change, changed
-from attention_conformance.hashing import keep_pattern
-from attention_conformance.positions import allowed
+from attention_conformance.oracle.changes import Change, changed
+from attention_conformance.oracle.hashing import keep_pattern
+from attention_conformance.oracle.positions import allowed
 from attention_conformance.problem import NumpyArray, Problem
 
 __all__ = ["CONTEXT", "Exact", "Head", "Row", "Truth", "attention", "exact", "heads", "scan"]

@@ -20,7 +20,7 @@ import decimal
 
 import numpy as np
 
-from attention_conformance.oracle import CONTEXT, ZERO, Exact, Head, Row, exact, heads, scan
+from attention_conformance.oracle.attention import CONTEXT, ZERO, Exact, Head, Row, exact, heads, scan
 from attention_conformance.problem import NumpyArray, Problem
 
 __all__ = ["gradients"]

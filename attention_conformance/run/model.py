@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_conformance.bert import Bert, Config, load_bert
-from attention_conformance.identical_cases import Identical, Trees
-from attention_conformance.libraries import devices_of, holds, in_precision
+from attention_conformance.cases.identical import Identical
+from attention_conformance.cases.source import Trees
+from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.result import Result, one_line
-from attention_conformance.ulps import spacing
+from attention_conformance.run.bert import Bert, Config, load_bert
+from attention_conformance.run.libraries import devices_of, holds, in_precision
+from attention_conformance.run.result import Result, one_line
 from attention_core import (
     Backend,
     embed_tokens,

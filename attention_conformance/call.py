@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import attention_core
-from attention_conformance import functions
+from attention_conformance import user_functions
 from attention_conformance.problem import Problem, Rule, Seed
 from attention_core import scaled_dot_product_attention
 from attention_core.backend import array_namespace
@@ -102,7 +102,7 @@ def _mask(rule: Rule, arrays: Arrays) -> Any:
         return getattr(first, _COMBINATIONS[rule.kind])(*rest)
     arguments = _arguments(rule, arrays)
     if rule.kind == "periodic":
-        return attention_core.MaskFunction(functions.periodic, tuple(arguments.values()))
+        return attention_core.MaskFunction(user_functions.periodic, tuple(arguments.values()))
     return getattr(attention_core, rule.kind)(**arguments)
 
 
@@ -110,7 +110,7 @@ def _score_mod(rule: Rule, arrays: Arrays) -> Any:
     """A rule as a change of the scores."""
     arguments = _arguments(rule, arrays)
     if rule.kind == "steepened":
-        return attention_core.ScoreMod(functions.steepened, tuple(arguments.values()))
+        return attention_core.ScoreMod(user_functions.steepened, tuple(arguments.values()))
     first, *_ = arguments
     return getattr(attention_core, rule.kind)(arguments.pop(first), **arguments)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_conformance.case import Bound, Case, Draw, hard, ordinary
-from attention_conformance.contract import (
+from attention_conformance.cases.case import Bound, Case, Draw, hard, ordinary
+from attention_conformance.cases.contract import (
     CAUSAL,
     LENGTHS,
     MASK,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.case import Case, Draw, exact_scores, hard, long
+from attention_conformance.cases.case import Case, Draw, exact_scores, hard, long
+from attention_conformance.oracle.ulps import FORMATS
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.ulps import FORMATS
 
 __all__ = ["HARD"]
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attention_conformance.case import Bound, Case, exact_scores
+from attention_conformance.cases.case import Bound, Case, exact_scores
 from attention_conformance.problem import Problem
 from attention_core import Backend
 

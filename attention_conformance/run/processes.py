@@ -15,13 +15,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeAlias
 
-from attention_conformance.catalogue import CASES
-from attention_conformance.implementations import IMPLEMENTATIONS
-from attention_conformance.libraries import quiet_start
-from attention_conformance.measures import Trial
-from attention_conformance.model import ModelTrial, load_model, plan_model, run_model
-from attention_conformance.result import Result
-from attention_conformance.runner import plan, run
+from attention_conformance.cases import CASES
+from attention_conformance.run.implementations import IMPLEMENTATIONS
+from attention_conformance.run.libraries import quiet_start
+from attention_conformance.run.measures import Trial
+from attention_conformance.run.model import ModelTrial, load_model, plan_model, run_model
+from attention_conformance.run.result import Result
+from attention_conformance.run.runner import plan, run
 from attention_core import get_backend
 
 __all__ = ["Message", "Order", "Plan", "Started", "execute", "work"]
