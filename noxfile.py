@@ -32,6 +32,7 @@ COMPILED_ONCE = {
 }
 PYTEST = ("pytest", "-n", "auto")
 TESTS = tuple(f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands"))
+PEERS = ("tests/peers", "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients")
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(
     "attention_*", "backends", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
@@ -61,7 +62,7 @@ def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
     install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
-    session.run(*PYTEST, *chosen(session.posargs, ["tests/peers"]), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    session.run(*PYTEST, *chosen(session.posargs, PEERS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
 @nox.session
