@@ -254,7 +254,7 @@ def test_rates_and_buckets_are_those_that_are_published():
 
 
 @pytest.mark.parametrize("name", ["gradient-score-mod", "gradient-relative-bias", "gradient-sinks"])
-def test_gradients_are_slopes(name):
+def test_gradients_are_finite_differences(name):
     (case,) = (case for case in CASES if case.name == name)
     given, step = case.problem("float64"), 1e-6
     found = gradients(given)

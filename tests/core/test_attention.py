@@ -163,7 +163,7 @@ def test_contract_03_is_causal_means_offset_zero_and_intersects(qkv, mask, put, 
     close(both, reference(*qkv, mask & np.tri(M, N, dtype=bool))[0])
 
 
-def test_contract_04_a_query_that_may_attend_nothing_gives_exactly_zero(qkv, put, get):
+def test_contract_04_a_fully_masked_row_gives_exactly_zero(qkv, put, get):
     q, k, v = qkv
     q[1, 2, 3] = np.nan  # whatever it holds
     allowed = np.ones((B, H, M, N), dtype=bool)

@@ -228,7 +228,7 @@ def plan_of(backend, monkeypatch, query, key, value, **options):
 
 
 @pytest.mark.parametrize(
-    ("place", "number", "moderate"),
+    ("place", "number", "small_scores"),
     [
         ("query", 31.9, True),
         ("query", 32.1, False),
@@ -248,7 +248,7 @@ def plan_of(backend, monkeypatch, query, key, value, **options):
         ("value", math.nan, False),
     ],
 )
-def test_scores_are_moderate_by_the_norms_of_a_head_and_all_values(place, number, moderate, backend, monkeypatch):
+def test_scores_are_small_by_the_norms_of_a_head_and_all_values(place, number, small_scores, backend, monkeypatch):
     query, key, value = np.zeros((1, 2, M, D)), np.zeros((1, 2, N, D)), np.ones((1, 2, N, E))
     query[0, 0, 3, 1], query[0, 1, 3, 1] = 1.0, 1e-3
     key[0, 0, 5, 2], key[0, 1, 5, 2] = 1.0, 1e3  # products with queries of another head do not count
@@ -260,7 +260,7 @@ def test_scores_are_moderate_by_the_norms_of_a_head_and_all_values(place, number
     else:
         {"query": query, "key": key}[place][0, 0, 3 if place == "query" else 5, 1 if place == "query" else 2] = number
     plan = plan_of(backend, monkeypatch, query, key, value, scale=1.0)
-    assert plan.exp_without_max == (moderate and not backend.loops.traced)
+    assert plan.exp_without_max == (small_scores and not backend.loops.traced)
 
 
 @pytest.mark.parametrize("implementation", ["blockwise", "auto"])
@@ -285,7 +285,7 @@ def test_queries_of_zero_do_not_let_keys_leak(nonfinite, backend, rng):
     np.testing.assert_allclose(found[1], np.broadcast_to(mean[:, None], found[1].shape), rtol=0, atol=1e-14)
 
 
-def test_a_row_of_small_values_beside_large_ones_loses_nothing(backend):
+def test_a_row_of_small_values_with_large_ones_loses_nothing(backend):
     value = np.ones((1, 1, N, E))
     value[0, 0, 0] = 1.234567e-28
     arrays = backend.from_numpy([np.full((1, 1, M, 1), 5.5), np.full((1, 1, N, 1), -5.5), value], dtype="float32")
@@ -311,7 +311,7 @@ def test_a_masked_value_that_times_a_gradient_overflows_leaks_nowhere(backend, r
 
 
 @pytest.mark.parametrize("options", [{"softcap": 5.0}, {"score_mod": plain}, {"bias": None}])
-def test_changed_scores_are_not_moderate(options, backend, rng, monkeypatch):
+def test_changed_scores_are_not_small(options, backend, rng, monkeypatch):
     arrays = qkv(rng)
     if "bias" in options:
         options = {"bias": backend.from_numpy(np.ones((M, N)))}
@@ -320,7 +320,7 @@ def test_changed_scores_are_not_moderate(options, backend, rng, monkeypatch):
 
 @pytest.mark.parametrize("size", [1e-14, 1e14])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_moderate_scores_at_their_limit_lose_nothing(sign, size, backend, rng):
+def test_small_scores_at_their_limit_lose_nothing(sign, size, backend, rng):
     """All scores of a query are near -32, or 32, and all values are small, or large."""
     query = sign * (31.0 + 0.9 * rng.random((1, 2, M, 1))) * np.ones(D) / D**0.5
     key = np.ones((1, 2, N, D)) / D**0.5 * (1 - 1e-3 * rng.random((1, 2, N, 1)))
@@ -424,7 +424,7 @@ def weighted(scores, batch, head, query, key, weight):
 @pytest.mark.parametrize("kind", ["array", "lengths", "bias"])
 def test_what_is_masked_leaks_neither_forward_nor_backward(kind, nonfinite, backend, rng):
     arrays = qkv(rng)
-    empty, unseen = 2, N - 1  # a query that attends nothing, a key that nothing attends
+    empty, unseen = 2, N - 1  # a fully masked row, a key that no query attends to
     allowed = np.broadcast_to(np.arange(N) < unseen, (M, N)) & (np.arange(M) != empty)[:, None]
     bias = np.where(allowed, rng.standard_normal((M, N)), 0.0 if kind == "array" else -math.inf)
     if kind == "lengths":
@@ -518,7 +518,7 @@ def test_an_infinite_value_pulls_only_who_attends_it(backend, rng):
     assert np.isfinite(output[1:]).all()
 
 
-def test_a_query_that_attends_nothing_gives_exactly_zero(backend, rng):
+def test_a_fully_masked_row_gives_exactly_zero(backend, rng):
     (found,) = derivatives(
         backend,
         lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(-2))},
@@ -687,7 +687,7 @@ def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkey
 
 @pytest.mark.needs("untraced loops")
 def test_a_rule_about_distance_is_asked_once_for_each(backend, rng, monkeypatch):
-    """Blocks at the same distance from the diagonal, in all entries and heads, share what was found for one."""
+    """Blocks at the same distance from the diagonal, in all batches and heads, share what was found for one."""
     asked, allowed = [], ac.Causal.allowed
     monkeypatch.setattr(ac.Causal, "allowed", lambda mask, at, *, xp: asked.append(at) or allowed(mask, at, xp=xp))
     attention(*backend.from_numpy(qkv(rng)), mask=ac.Causal(), implementation="blockwise")
@@ -1092,7 +1092,7 @@ def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
 @pytest.mark.parametrize("shape", [(H, M, 1), (B, H, M, N)])
 @pytest.mark.parametrize("name", ["array_api_strict", "numpy"])
 def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, monkeypatch):
-    """Without differentiation by the library: the gradients are the slopes of the dense form."""
+    """Without differentiation by the library: the gradients are those of the dense form."""
     taken = []
     monkeypatch.setattr(
         type(backend),

@@ -134,7 +134,7 @@ def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
     assert not np.any(output)
     assert (logsumexp == -math.inf).all()
     masked = piece(arrays, 0, 5, mask=ac.KeyLengths(0))
-    some = piece(arrays, 0, 5, mask=ac.KeyLengths(put(LENGTHS)))  # one entry of which attends nothing
+    some = piece(arrays, 0, 5, mask=ac.KeyLengths(put(LENGTHS)))  # of which one batch is fully masked
     for empty in (none, masked):
         for merged in (merge_partials(some, empty), merge_partials(empty, some), merge_partials(empty, some, empty)):
             for found, expected in zip(get(tuple(merged)), get(tuple(some)), strict=True):

@@ -496,7 +496,7 @@ def test_what_is_not_finite_shows_where_it_is_attended_alone(put, get, rng):
     same(found, of_numpy(query, key, value, mask=mask)[0, 0])
 
 
-def test_a_query_that_may_attend_nothing_gives_zero(put, get, rng):
+def test_a_fully_masked_row_gives_zero(put, get, rng):
     arrays = qkv(rng)
     lengths = put(np.array([0, 9]))
     found = get(

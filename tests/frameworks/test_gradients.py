@@ -274,7 +274,7 @@ def test_gradients_of_masked_attention_are_those_of_the_formulas(backend):
 
 
 @pytest.mark.needs("gradients")
-def test_what_attends_nothing_has_gradients_exactly_zero(backend):
+def test_fully_masked_rows_have_gradients_exactly_zero(backend):
     d_query, d_key, d_value, d_bias = gradients(backend, masked_attention(backend, MASK), ARRAYS, COTANGENTS)
     assert EMPTY.any()
     np.testing.assert_array_equal(d_query[EMPTY], 0.0)
@@ -309,7 +309,7 @@ def test_attention_to_nothing_at_all_has_gradients_exactly_zero(backend, mask):
 @pytest.mark.needs("gradients")
 @pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf])
 def test_masked_nonfinite_values_reach_no_gradient(backend, nonfinite):
-    """A masked key or value, a query that attends nothing, and a bias at a masked place may hold anything."""
+    """A masked key or value, a fully masked row, and a bias at a masked place may hold anything."""
     function = masked_attention(backend, MASK)
     clean = gradients(backend, function, ARRAYS, COTANGENTS)
     query, key, value, bias = (array.copy() for array in ARRAYS)

@@ -567,7 +567,7 @@ def attention_case():
     rng = np.random.default_rng(2)
     arrays = [rng.normal(size=(2, 3, *size)) for size in ((5, 4), (7, 4), (7, 6))]
     mask = rng.random((2, 1, 5, 7)) > 0.4
-    mask[:, :, 2] = False  # a query that may attend nothing
+    mask[:, :, 2] = False  # a fully masked row
     return (*arrays, mask)
 
 
