@@ -31,6 +31,8 @@ COMPILED_ONCE = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 PYTEST = ("pytest", "-n", "auto")
+TESTS = tuple(f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands"))
+PEERS = ("tests/peers", "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients")
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(
     "attention_*", "backends", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
@@ -49,10 +51,10 @@ def lint(session):
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def tests(session, backend):
-    """Run every law on one backend, with no other framework installed; what is asked for is required, never skipped."""
+    """Run every test on one backend, with no other framework installed; a backend asked for is required."""
     install(session, "-e", f".[cli,array-api-strict,{backend}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": f"array_api_strict,{backend}"}
-    session.run(*PYTEST, *DOCTESTS, *(session.posargs or ["tests"]), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    session.run(*PYTEST, *DOCTESTS, *chosen(session.posargs, TESTS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
 @nox.session
@@ -60,11 +62,7 @@ def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
     install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
-    files = [
-        f"tests/test_{name}.py"
-        for name in ("purity", "onnx_cases", "bert", "documentation", "conversion", "training", "systems", "nnx_layers")
-    ]
-    session.run(*PYTEST, *(session.posargs or files), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    session.run(*PYTEST, *chosen(session.posargs, PEERS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
 @nox.session
@@ -84,7 +82,7 @@ def conformance(session):
 
 @nox.session(default=False)
 def benchmark(session):
-    """Time all implementations beside the attentions of the frameworks; what came of it is in benchmark.json."""
+    """Time all implementations and the attentions of the frameworks; what came of it is in benchmark.json."""
     install(session, "-e", f".[cli,{','.join(FRAMEWORKS)}]", groups=("benchmark",))
     session.run("attention-core", "bench", *(session.posargs or ("--json", "benchmark.json")), env=QUIET)
 
@@ -111,7 +109,7 @@ def wheel(session):
 def mutants(session):
     """Plant faults in the core, one at a time, and see that the tests catch every one of them."""
     install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("test",))
-    session.run("python", "tests/mutants.py", *session.posargs, env=ONE_THREAD)
+    session.run("python", "tests/mutants/plant.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session
@@ -125,6 +123,11 @@ def docs(session):
 def install(session, *what, groups=()):
     """Install in the tested versions, together with groups of dependencies."""
     session.install("-c", CONSTRAINTS, *what, *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+def chosen(words, folders):
+    """The words after ``--``, for pytest, in all folders of the session unless they name files."""
+    return words if any((ROOT / word.partition("::")[0]).exists() for word in words) else [*words, *folders]
 
 
 def model_directory(session):

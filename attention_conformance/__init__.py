@@ -11,14 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attention_conformance.case import Case
-    from attention_conformance.catalogue import CASES
-    from attention_conformance.result import Result
-    from attention_conformance.runner import check
+    from attention_conformance.cases import CASES
+    from attention_conformance.cases.case import Case
+    from attention_conformance.run.result import Result
+    from attention_conformance.run.runner import check
 
 __all__ = ["CASES", "Case", "Result", "check"]
 
-_HOMES = {"CASES": "catalogue", "Case": "case", "Result": "result", "check": "runner"}
+_HOMES = {"CASES": "cases", "Case": "cases.case", "Result": "run.result", "check": "run.runner"}
 
 
 def __getattr__(name: str) -> Any:

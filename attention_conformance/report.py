@@ -18,8 +18,8 @@ from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 from rich.table import Table
 from rich.text import Text
 
-from attention_conformance.model import PAIRS
-from attention_conformance.result import Result
+from attention_conformance.run.model import PAIRS
+from attention_conformance.run.result import Result
 
 __all__ = [
     "LEGEND",

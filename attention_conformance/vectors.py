@@ -1,6 +1,6 @@
 """The published hashes of the cases of `identical`; ``python -m attention_conformance.vectors`` prints them anew.
 
-They stand in ``vectors.json`` beside this file, and that of an encoder in ``models.json``, by the SHA-256 of its
+They stand in ``vectors.json`` next to this file, and that of an encoder in ``models.json``, by the SHA-256 of its
 weights. Results are computed by NumPy, and gradients by the backend that is named as an argument, by default the first
 installed that differentiates. With the directory of an encoder in place of a backend, its entry alone is printed.
 """
@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-from attention_conformance.identical import computed, digest
-from attention_conformance.identical_cases import IDENTICAL, Identical
-from attention_conformance.model import identical_case, load_model
+from attention_conformance.cases.identical import IDENTICAL, Identical
+from attention_conformance.run.identical import computed, digest
+from attention_conformance.run.model import identical_case, load_model
 from attention_core import available_backends, get_backend
 
 __all__ = ["published", "published_model"]

@@ -1,14 +1,26 @@
-"""One fixture runs every law on every backend.
+"""One fixture runs every test on every backend, and a marker says which backends a test is about.
 
 ``ATTENTION_CORE_BACKENDS`` names backends, separated by commas: those are required, and an absent one is an error,
-never a skip. Without it, the laws run on whatever is installed.
+never a skip. Without it, the tests run on whatever is installed.
+
+``@pytest.mark.needs(...)`` names what a test needs. Where that is not so, the test is deselected. A need is one of
+
+* a library to compare with, such as ``"transformers"``: required where ``ATTENTION_CORE_PEERS`` is 1, else installed;
+* a backend, such as ``"torch"``: the one that the test runs on, or one at hand if the test takes no ``backend``;
+* a fact of ``FACTS``, or a type such as ``"bfloat16"``, of the backend that the test runs on;
+* the name of a parameter, which stands for its value;
+* a function of parameters, by their names.
+
+Tests in a folder named like a backend need that backend.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import os
 
-os.environ.setdefault("JAX_ENABLE_X64", "1")  # the laws are stated in float64 too
+os.environ.setdefault("JAX_ENABLE_X64", "1")  # tests are stated in float64 too
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
@@ -18,18 +30,66 @@ from hypothesis import HealthCheck, settings
 from attention_core import available_backends, get_backend
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
+BACKENDS = ASKED or available_backends()
+KNOWN = {"array_api_strict", "numpy", "torch", "jax", "tensorflow"}
+DTYPES = {"float16", "bfloat16", "float32", "float64"}
+PEERS = {"dask", "equinox", "flax", "ndonnx", "onnx", "transformers"}
+FACTS = {
+    "gradients": lambda backend: backend.differentiates,
+    "compilation": lambda backend: len(backend.modes) > 1,
+    "xla": lambda backend: "xla" in backend.modes,
+    "untraced loops": lambda backend: not backend.loops.traced,
+    "fused softmax": lambda backend: backend.loops.softmax is not None,
+    **{name: lambda backend, name=name: name in backend.dtypes for name in DTYPES},
+}
+
+collect_ignore = [f"backends/{name}" for name in KNOWN.difference(BACKENDS)]
 
 settings.register_profile(
-    "laws",
+    "tests",
     deadline=None,
     derandomize=True,
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-settings.load_profile("laws")
+settings.load_profile("tests")
 
 
-@pytest.fixture(params=ASKED or available_backends(), scope="session")
+def pytest_collection_modifyitems(config, items):
+    """Deselect the tests whose needs are not met."""
+    left_out = [item for item in items if not all(map(is_met_for(item), needs_of(item)))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def needs_of(item):
+    """The needs that markers name, and the backend after which a folder is named."""
+    named = [need for marker in item.iter_markers("needs") for need in marker.args]
+    return [*named, *KNOWN.intersection([item.path.parent.name])]
+
+
+def is_met_for(item):
+    """Whether a need of a test is met, as a function."""
+    values = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    on = values.get("backend")
+    if on is not None:
+        values["backend"] = get_backend(on)
+
+    def is_met(need):
+        if callable(need):
+            return need(**{name: values[name] for name in inspect.signature(need).parameters})
+        need = values.get(need, need)
+        if need in PEERS:
+            return os.environ.get("ATTENTION_CORE_PEERS") == "1" or importlib.util.find_spec(need) is not None
+        if need in KNOWN:
+            return need == on if on is not None else need in BACKENDS
+        return FACTS[need](values["backend"])
+
+    return is_met
+
+
+@pytest.fixture(params=BACKENDS, scope="session")
 def backend(request):
     return get_backend(request.param)
 
@@ -57,4 +117,4 @@ def get(backend):
 
 
 def pytest_report_header():
-    return f"backends: {', '.join(ASKED or available_backends())}"
+    return f"backends: {', '.join(BACKENDS)}"

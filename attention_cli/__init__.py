@@ -1,0 +1,1 @@
+"""The command ``attention-core``: ``backends``, ``bench``, ``conformance`` and ``convert``."""

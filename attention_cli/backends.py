@@ -1,0 +1,49 @@
+"""The command ``backends``, and the backends that an option chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from attention_cli.terminal import Many, check_known, console, refusal
+from attention_conformance.run.libraries import dtypes_of, quiet_start
+from attention_core import Backend, available_backends, get_backend
+from attention_core.backend import announced_backends
+
+__all__ = ["backends", "chosen_backends", "load"]
+
+
+def backends() -> None:
+    """List backends: versions, devices, floating-point types and modes."""
+    table = Table(header_style="bold")
+    for heading in ("backend", "versions", "devices", "dtypes", "modes"):
+        table.add_column(heading)
+    for name in announced_backends():
+        if name not in available_backends():
+            table.add_row(name, f"not installed: {_install(name)}", "", "", "", style="dim")
+            continue
+        (backend,) = load([name])
+        versions = "\n".join(f"{library} {number}" for library, number in backend.versions().items())
+        columns = ("\n".join(lines) for lines in (backend.devices(), dtypes_of(backend), backend.modes))
+        table.add_row(name, versions, *columns)
+    console().print(table)
+
+
+def chosen_backends(names: Many) -> list[str]:
+    """The names of those that are asked for, or of all that are installed."""
+    check_known("backend", names, announced_backends())
+    missing = [name for name in names or () if name not in available_backends()]
+    if missing:
+        raise refusal(f"backend {missing[0]} is not installed: {_install(missing[0])}")
+    return [name for name in available_backends() if not names or name in names]
+
+
+def load(names: Iterable[str]) -> list[Backend]:
+    """Backends, without what their libraries print when they start."""
+    with quiet_start():
+        return [get_backend(name) for name in names]
+
+
+def _install(name: str) -> str:
+    return f"pip install 'attention-core[{name.replace('_', '-')}]'"

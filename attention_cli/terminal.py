@@ -1,0 +1,35 @@
+"""What the commands share: options, a console, and refusals in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import typer
+from rich.console import Console
+
+__all__ = ["Many", "check_known", "console", "refusal"]
+
+Many = list[str] | None
+
+
+def check_known(option: str, given: Many, known: Iterable[str]) -> None:
+    """Refuse a name that is not known."""
+    for name in given or ():
+        if name not in known:
+            article = "an" if option[0] in "aeiou" else "a"
+            raise refusal(f"expected {article} {option} out of {', '.join(known)}; got {name!r}")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Text as it is, square brackets included; as wide as the table where no terminal limits it."""
+    screen = Console(stderr=stderr, markup=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen.width = 200
+    return screen
+
+
+def refusal(message: str) -> typer.Exit:
+    """Say in one line why the command cannot be run as given."""
+    typer.echo(f"attention-core: {message}", err=True)
+    return typer.Exit(2)

@@ -1,0 +1,123 @@
+"""From a problem to a call: of the core, or of any function with the signature of its attention."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import attention_core
+from attention_conformance import user_functions
+from attention_conformance.problem import Problem, Rule, Seed
+from attention_core import scaled_dot_product_attention
+from attention_core.backend import array_namespace
+
+__all__ = ["AttentionFunction", "gradient_function", "output_function", "unsupported"]
+
+AttentionFunction: TypeAlias = Callable[..., Any]
+Arrays: TypeAlias = Mapping[str, Any]
+
+
+def output_function(function: AttentionFunction, problem: Problem) -> Callable[[Arrays], dict[str, Any]]:
+    """A function of the problem's arrays alone to what the call returns: the output, and what else was asked for."""
+
+    def called(arrays: Arrays) -> dict[str, Any]:
+        result = _call(function, problem, arrays)
+        if not isinstance(result, tuple):
+            return {"output": result}
+        named = zip(("output", "weights", "logsumexp"), result, strict=True)
+        return {name: array for name, array in named if array is not None}
+
+    return called
+
+
+def gradient_function(
+    function: AttentionFunction, problem: Problem, backend: attention_core.Backend
+) -> Callable[..., Any]:
+    """A function of the arrays to differentiate, and of the others, to the gradients of ``sum(output * cotangent)``."""
+    xp = backend.namespace
+
+    def loss(variables: Arrays, others: Arrays) -> Any:
+        output = _call(function, problem, {**variables, **others})
+        return xp.sum(xp.multiply(output, others["cotangent"]))
+
+    def gradients(variables: Arrays, others: Arrays) -> Any:
+        _, (found, _) = backend.value_and_grad(loss)(variables, others)
+        return found
+
+    return gradients
+
+
+def unsupported(function: AttentionFunction, problem: Problem) -> list[str]:
+    """The options of a problem that a function has no parameter for."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a built-in that does not tell
+        return []
+    given = [*problem.options, *(name for name in ("mask", "score_mod") if getattr(problem, name) is not None)]
+    given += [name for name in ("bias", "sinks") if name in problem.arrays]
+    pieces = ["attention in pieces"] if problem.pieces and function is not scaled_dot_product_attention else []
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return pieces
+    return [name for name in given if name not in parameters] + pieces
+
+
+def _call(function: AttentionFunction, problem: Problem, arrays: Arrays) -> Any:
+    if problem.pieces:
+        return _merged(problem, arrays)
+    return function(arrays["query"], arrays["key"], arrays["value"], **_options(problem, arrays))
+
+
+def _merged(problem: Problem, arrays: Arrays) -> Any:
+    """Attention to the pieces of the keys, merged, and in the dtype of the query."""
+    query, options = arrays["query"], _options(problem, arrays)
+    options = {name: option for name, option in options.items() if not name.startswith("return_")}
+    bias, partials = options.pop("bias", None), []
+    for start, stop in problem.pieces:
+        if bias is not None:
+            options["bias"] = bias[..., start:stop]
+        key, value = (arrays[name][..., start:stop, :] for name in ("key", "value"))
+        partials.append(attention_core.partial_attention(query, key, value, key_start=start, **options))
+    output, logsumexp = attention_core.merge_partials(*partials)
+    return attention_core.Attention(array_namespace(query).astype(output, query.dtype), None, logsumexp)
+
+
+def _options(problem: Problem, arrays: Arrays) -> dict[str, Any]:
+    options = dict(problem.options)
+    if isinstance(options.get("dropout"), Seed):
+        options["dropout"] = attention_core.Dropout(options["dropout"].rate, options["dropout"].seed)
+    if problem.mask is not None:
+        options["mask"] = _mask(problem.mask, arrays)
+    if problem.score_mod is not None:
+        options["score_mod"] = _score_mod(problem.score_mod, arrays)
+    return options | {name: arrays[name] for name in ("bias", "sinks") if name in arrays}
+
+
+def _mask(rule: Rule, arrays: Arrays) -> Any:
+    """A rule as a mask of the core."""
+    if rule.kind == "array":
+        return arrays[rule.arguments["name"]]
+    if rule.kind in _COMBINATIONS:
+        first, *rest = (_mask(part, arrays) for part in rule.arguments.values())
+        return getattr(first, _COMBINATIONS[rule.kind])(*rest)
+    arguments = _arguments(rule, arrays)
+    if rule.kind == "periodic":
+        return attention_core.MaskFunction(user_functions.periodic, tuple(arguments.values()))
+    return getattr(attention_core, rule.kind)(**arguments)
+
+
+def _score_mod(rule: Rule, arrays: Arrays) -> Any:
+    """A rule as a change of the scores."""
+    arguments = _arguments(rule, arrays)
+    if rule.kind == "steepened":
+        return attention_core.ScoreMod(user_functions.steepened, tuple(arguments.values()))
+    first, *_ = arguments
+    return getattr(attention_core, rule.kind)(arguments.pop(first), **arguments)
+
+
+def _arguments(rule: Rule, arrays: Arrays) -> dict[str, Any]:
+    return {name: arrays[each] if isinstance(each, str) else each for name, each in rule.arguments.items()}
+
+
+# By their methods: torch.compile does not trace the operators & | ~ on objects with tensors.
+_COMBINATIONS = {"and": "__and__", "or": "__or__", "not": "__invert__"}

@@ -1,0 +1,13 @@
+"""All cases, in the order of the table."""
+
+from __future__ import annotations
+
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.contract import CONTRACT
+from attention_conformance.cases.differentiated import DIFFERENTIATED
+from attention_conformance.cases.hard import HARD
+from attention_conformance.cases.wrong import WRONG
+
+__all__ = ["CASES"]
+
+CASES: tuple[Case, ...] = (*CONTRACT, *WRONG, *HARD, *DIFFERENTIATED)

@@ -1,0 +1,145 @@
+"""What a case is: a name, the sentence it shows, inputs from a seed, and the bound that an error must keep."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.problem import DTYPES, NumpyArray, Problem, Rule, rounded
+
+__all__ = ["Bound", "Case", "Draw", "exact_scores", "hard", "long", "merged", "ordinary", "probability"]
+
+Bound = Callable[[str, float], float]
+"""From the name of a dtype and kappa to units in the last place."""
+
+
+def ordinary(dtype: str, kappa: float) -> float:
+    r"""Bound the error where scores are small.
+
+    Types of 16 bits are computed in float32 and rounded once, which costs half a unit; float32 keeps 6 units; float64
+    keeps :math:`10^{-15} (1 + \kappa) S`, since a unit in the last place of S is at most :math:`2^{-52} S`.
+    """
+    return {"float32": 6.0, "float64": 1e-15 * 2**52 * (1 + kappa)}.get(dtype, 0.51)
+
+
+def merged(dtype: str, kappa: float) -> float:
+    r"""Bound the error where parts are merged, each scaled again: 8 units in float32, of which 6.7 were seen."""
+    return 8.0 if dtype == "float32" else ordinary(dtype, kappa)
+
+
+def hard(dtype: str, kappa: float) -> float:
+    r"""Bound the error where scores are large, and one rounding of a score costs :math:`u \kappa S`."""
+    return max(6.0, 1 + kappa) if dtype == "float32" else ordinary(dtype, kappa)
+
+
+def long(dtype: str, kappa: float) -> float:
+    """Bound the error of 65536 keys, whose sum some libraries form one term after the other."""
+    return 128.0 if dtype == "float32" else ordinary(dtype, kappa)
+
+
+def probability(dtype: str, kappa: float) -> float:
+    r"""Bound the error of a single weight: it is as uncertain as its score and the highest one together."""
+    return max(6.0, 4 * (1 + kappa)) if dtype == "float32" else ordinary(dtype, kappa)
+
+
+def exact_scores(dtype: str, kappa: float) -> float:
+    """Bound the error where large scores cost nothing: they are exact, equal, or without any weight."""
+    return ordinary(dtype, 0.0)
+
+
+class Draw:
+    """Inputs of one case: drawn from a seed in float64, then rounded to the dtype before anybody computes with them."""
+
+    def __init__(self, dtype: str, seed: int, name: str) -> None:
+        self.dtype = dtype
+        self._random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+    def array(self, numbers: Any) -> NumpyArray:
+        """Round given numbers to the dtype."""
+        return rounded(numbers, self.dtype)
+
+    def normal(self, *shape: int, deviation: float = 1.0, mean: float = 0.0) -> NumpyArray:
+        """Draw from a normal distribution."""
+        return self.array(mean + deviation * self._random.standard_normal(shape))
+
+    def signs(self, *shape: int) -> NumpyArray:
+        """Draw from {-1, 1}, in float64."""
+        return np.where(self._random.random(shape) < 0.5, -1.0, 1.0)
+
+    def mask(self, *shape: int, share: float = 0.6) -> NumpyArray:
+        """Draw a boolean mask in which every query sees the first key."""
+        through = self._random.random(shape) < share
+        through[..., 0] = True
+        return through
+
+    def problem(
+        self,
+        mask: Rule | None = None,
+        arrays: Mapping[str, NumpyArray] | None = None,
+        *,
+        leading: tuple[int, ...] = (2,),
+        heads: int = 3,
+        groups: int | None = None,
+        rows: int = 5,
+        columns: int = 7,
+        gradient: bool = False,
+        score_mod: Rule | None = None,
+        pieces: tuple[tuple[int, int], ...] = (),
+        **options: Any,
+    ) -> Problem:
+        """Make a problem of normally distributed arrays, all sizes different, some of them replaced."""
+        groups = heads if groups is None else groups
+        drawn = {
+            "query": self.normal(*leading, heads, rows, 8),
+            "key": self.normal(*leading, groups, columns, 8),
+            "value": self.normal(*leading, groups, columns, 4),
+        }
+        cotangent = self.normal(*leading, heads, rows, 4) if gradient else None
+        return Problem({**drawn, **(arrays or {})}, mask, options, cotangent, score_mod, pieces)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes
+    ----------
+    name : str
+    line : int
+        The line of the contract that it shows; 0 for a numerical hazard.
+    shows : str
+        One sentence.
+    inputs : callable
+        From a `Draw` to a `Problem`.
+    bound : callable
+    dtypes : tuple of str
+    measure : str
+        ``ulp``: the error of what is returned against the oracle; ``gradient``: that of the gradients; ``exact``:
+        whether the output is that of the problem's ``twin``, bit by bit; ``message``: whether wrong arguments raise
+        what the core raises on NumPy.
+    compiled : tuple of str
+        The dtypes in which compiled modes run the case unless others are asked for: compilers take seconds for each.
+    twin : callable, optional
+        From a problem to another that must give the same output, bit by bit.
+    raises : type, optional
+        The type of the error that wrong arguments must raise.
+    """
+
+    name: str
+    line: int
+    shows: str
+    inputs: Callable[[Draw], Problem]
+    bound: Bound = ordinary
+    dtypes: tuple[str, ...] = DTYPES
+    measure: str = "ulp"
+    compiled: tuple[str, ...] = ("float32",)
+    twin: Callable[[Problem], Problem] | None = None
+    raises: type[Exception] | None = None
+
+    def problem(self, dtype: str, seed: int = 0) -> Problem:
+        """Make the inputs in one dtype."""
+        return self.inputs(Draw(dtype, seed, self.name))

@@ -1,0 +1,156 @@
+"""Cases in which ordinary formulas of attention lose their digits, overflow or underflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.cases.case import Case, Draw, exact_scores, hard, long
+from attention_conformance.oracle.ulps import FORMATS
+from attention_conformance.problem import NumpyArray, Problem
+
+__all__ = ["HARD"]
+
+
+def least_normal(draw: Draw) -> float:
+    """The least normal number of the dtype."""
+    return math.ldexp(1.0, FORMATS[draw.dtype].least_exponent)
+
+
+def one_head(draw: Draw, query: Any, key: Any, value: Any = None, **options: Any) -> Problem:
+    """A problem of one head from rows of numbers; the values are drawn where none are given."""
+    value = draw.normal(1, len(key), 5) if value is None else draw.array([value])
+    arrays = {"query": draw.array([query]), "key": draw.array([key]), "value": value}
+    bias = options.pop("bias", None)
+    return Problem(arrays if bias is None else {**arrays, "bias": bias}, options=options)
+
+
+def wide(array: NumpyArray) -> NumpyArray:
+    """Drawn numbers in float64, to be worked on further."""
+    return array.astype(np.float64)
+
+
+# Most cases have 3 queries, 37 keys, D = 8 and E = 5, so that what is compiled for one serves the others.
+
+
+def large_scores(draw: Draw) -> Problem:
+    """Scores of 1e4 and -1e4, within the rounding of the scale, by the sign of the key."""
+    return one_head(draw, np.full((3, 8), 100.0), draw.signs(37, 1) * np.full(8, 35.0))
+
+
+def ties(draw: Draw) -> Problem:
+    """Equal scores of 1e4."""
+    return one_head(draw, np.full((3, 8), 100.0), np.full((37, 8), 35.0))
+
+
+def near_ties(draw: Draw) -> Problem:
+    """Scores about 1e4 that differ by little, so that a rounding of the score shows in the weights."""
+    return one_head(draw, 100.0 + wide(draw.normal(3, 8)), 35.0 + 1e-3 * wide(draw.normal(37, 8)))
+
+
+def low_scores(draw: Draw) -> Problem:
+    """Scores about -1e4."""
+    problem = near_ties(draw)
+    return Problem({**problem.arrays, "query": -problem.arrays["query"]})
+
+
+def subnormal_values(draw: Draw) -> Problem:
+    """Values below the least normal number."""
+    magnitude = 2.0 ** -wide(draw.normal(37, 5, mean=3.0))
+    return one_head(
+        draw, draw.normal(3, 8), draw.normal(37, 8), wide(draw.normal(37, 5)) * magnitude * least_normal(draw)
+    )
+
+
+def one_key_dominates(draw: Draw) -> Problem:
+    """A score of about 60 among scores of 0: all weights but one are tiny."""
+    key = np.zeros((37, 8))
+    key[11] = 10.5
+    return one_head(draw, np.full((3, 8), 2.0), key)
+
+
+def underflow_times_huge(draw: Draw) -> Problem:
+    """Weights just below the least normal number times huge values, next to a weight of 1 times 0."""
+    least = FORMATS["float64" if draw.dtype == "float64" else "float32"].least_exponent
+    depth, huge = 0.5 - math.floor(least * math.log(2.0)), math.ldexp(1.0, -least - 8)
+    if draw.dtype == "float16":
+        depth, huge = 11.0, 6e4
+    key, value = np.zeros((37, 8)), np.zeros((37, 5))
+    key[1:, 0] = -depth
+    value[1:] = huge * wide(draw.normal(36, 5)).clip(-1.0, 1.0)
+    return one_head(draw, np.tile(np.eye(1, 8), (3, 1)), key, value, scale=1.0)
+
+
+def long_row(draw: Draw) -> Problem:
+    """65536 equal weights, from scores of 10."""
+    return one_head(draw, np.full((1, 1), 5.0), np.full((65536, 1), 2.0), draw.normal(65536, 2, mean=0.5))
+
+
+def long_row_spread(draw: Draw) -> Problem:
+    """4999 weights of all sizes."""
+    return one_head(draw, draw.normal(1, 4), draw.normal(4999, 4), draw.normal(4999, 2))
+
+
+def cancelling_values(draw: Draw) -> Problem:
+    """Values of both signs whose average all but vanishes against the average of their magnitudes."""
+    value, key = (np.repeat(wide(draw.normal(19, width)), 2, axis=0)[:37] for width in (5, 8))
+    value[1::2] *= -1
+    value[36] = 2.0**-20
+    return one_head(draw, draw.normal(3, 8), key, value)
+
+
+def largest_values(draw: Draw) -> Problem:
+    """Values of which as many as there are keys, added up, are just below the largest number."""
+    largest = {"float16": 6e4, "float64": 1.7e308 / 37}.get(draw.dtype, 3.3e38 / 37)
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), largest * draw.signs(37, 5))
+
+
+def product_overflows(draw: Draw) -> Problem:
+    """Q k overflows, the scaled score does not: the scale must come before the product."""
+    large = 2.0 ** (510.5 if draw.dtype == "float64" else 62.5)  # its inverse square is still a normal number
+    factors = np.tile([1.0, 1.5, -2.0, 0.25, 1.75, -0.5], 7)[:37]
+    query = np.outer([1.0, -1.0, 0.5], np.full(8, large))
+    return one_head(draw, query, np.outer(factors, np.full(8, large)), scale=large**-2)
+
+
+def half_overflow(draw: Draw) -> Problem:
+    """Q = k = 300: q k is 720000, far beyond float16, and so is the scaled score."""
+    key = np.full((37, 8), 300.0)
+    key[3:, 0] = 256.0
+    return one_head(draw, np.full((3, 8), 300.0), key)
+
+
+def large_bias(draw: Draw) -> Problem:
+    """Biases of -1e4, the home-made mask, and of -inf."""
+    bias = draw.normal(1, 3, 37)
+    bias[..., ::3] = draw.array(-1e4)
+    bias[..., ::5] = -math.inf
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), bias=bias)
+
+
+def _case(name: str, shows: str, inputs: Callable[[Draw], Problem], bound: Any = hard, **more: Any) -> Case:
+    return Case(name, 0, shows, inputs, bound, **more)
+
+
+HARD = (
+    _case("01-ordinary", "Normally distributed numbers, 128 keys, head dimension 64.",
+          lambda d: one_head(d, d.normal(8, 64), d.normal(128, 64), d.normal(128, 64))),
+    _case("02-scores-1e4", "Scores of 1e4 and -1e4.", large_scores, exact_scores),
+    _case("03-ties-1e4", "Equal scores of 1e4.", ties, exact_scores),
+    _case("04-near-ties-1e4", "Scores about 1e4 that differ by little.", near_ties),
+    _case("05-all-minus-1e4", "All scores are about -1e4.", low_scores),
+    _case("06-subnormal-values", "Values below the least normal number.", subnormal_values),
+    _case("07-one-key-dominates", "All weights but one are tiny.", one_key_dominates, exact_scores),
+    _case("08-underflow-times-huge", "A subnormal weight times a huge value.", underflow_times_huge, exact_scores),
+    _case("09-long-row", "65536 equal weights.", long_row, long),
+    _case("10-long-row-spread", "4999 weights of all sizes.", long_row_spread),
+    _case("11-cancelling-values", "Values that cancel.", cancelling_values),
+    _case("12-product-overflows", "q k overflows, the scaled score does not.", product_overflows, exact_scores,
+          dtypes=("bfloat16", "float32", "float64")),
+    _case("13-bias-minus-1e4", "Biases of -1e4 and -inf.", large_bias, exact_scores),
+    _case("14-largest-values", "Values so large that their sum just fits.", largest_values),
+    _case("15-half-overflow", "q k beyond float16.", half_overflow, exact_scores),
+)  # fmt: skip

@@ -1,0 +1,462 @@
+"""Cases whose results must have the same bits everywhere, in reproducible arithmetic.
+
+Their inputs come from the core's own generator, which hashes a seed and a position: nothing has to be shipped.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import attention_core as ac
+from attention_conformance.call import output_function
+from attention_conformance.cases.source import Source, Trees
+from attention_conformance.problem import Problem, Rule, Seed, array, rounded
+from attention_core import Dropout
+from attention_core.parameters import (
+    Embeddings,
+    EncoderLayer,
+    Linear,
+    SaganAttention,
+)
+
+__all__ = ["IDENTICAL", "Identical"]
+
+
+CAUSAL = Rule("Causal")
+WINDOW = Rule("SlidingWindow", {"left": 2, "right": 1})
+LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})
+SEGMENTS = Rule("Segments", {"query_ids": "query_ids", "key_ids": "key_ids"})
+EVERYTHING: dict[str, Any] = {"return_weights": True, "return_logsumexp": True}
+EXTREMES = (0.0, -0.0, np.inf, -np.inf, np.nan)
+
+
+@dataclass(frozen=True)
+class Identical:
+    """A computation of which every way of running must give the same bits.
+
+    Attributes
+    ----------
+    name : str
+    shows : str
+        A few words.
+    inputs : callable
+        From a `Source` to `Trees` of NumPy arrays.
+    function : callable
+        From `Trees` of a library's arrays to results: an array, or a tuple with ``None`` for what is not returned.
+    dtype : str
+    variables : tuple of str
+        What is differentiated by; empty where the results themselves are meant. The results are then multiplied by
+        cotangents, drawn as well, and added up.
+    """
+
+    name: str
+    shows: str
+    inputs: Callable[[Source], Trees]
+    function: Callable[[Trees], Any]
+    dtype: str = "float32"
+    variables: tuple[str, ...] = ()
+
+    def trees(self) -> Trees:
+        """Make the inputs, with cotangents for the results where there are variables."""
+        source = Source(self.name, self.dtype)
+        trees = self.inputs(source)
+        if self.variables:
+            with np.errstate(all="ignore"):
+                results = self.function(trees)
+            results = results if isinstance(results, tuple) else (results,)
+            drawn = (None if y is None else rounded(source.normal(*y.shape), y.dtype.name) for y in results)
+            trees["cotangents"] = tuple(drawn)
+        return trees
+
+
+def _attend(mask: Rule | None, options: Mapping[str, Any], trees: Trees) -> Any:
+    problem = Problem(trees, mask, {**options, "arithmetic": "reproducible"})
+    return ac.Attention(**output_function(ac.scaled_dot_product_attention, problem)(trees))
+
+
+def _attention(
+    name: str,
+    shows: str,
+    inputs: Callable[[Source], Trees],
+    mask: Rule | None = None,
+    *,
+    dtype: str = "float32",
+    **options: Any,
+) -> Identical:
+    options = {"return_logsumexp": True, **options}
+    return Identical(name, shows, inputs, functools.partial(_attend, mask, options), dtype)
+
+
+def _ordinary(source: Source) -> Trees:
+    return source.attention()
+
+
+def _shaped(**sizes: Any) -> Callable[[Source], Trees]:
+    return lambda source: source.attention(**sizes)
+
+
+def _masked(source: Source) -> Trees:
+    return {**source.attention(), "mask": source.integers(3, 2, 1, 6, 9) > 0}
+
+
+def _with_lengths(source: Source) -> Trees:
+    return {**source.attention(), "lengths": np.asarray([0, 5], np.int32)}
+
+
+def _with_segments(source: Source) -> Trees:
+    ids = {"query_ids": np.sort(source.integers(3, 2, 6), -1), "key_ids": np.sort(source.integers(3, 2, 9), -1)}
+    return {**source.attention(), **ids}
+
+
+def _biased(source: Source) -> Trees:
+    return {**source.attention(), "bias": source.normal(4, 6, 9, deviation=3.0)}
+
+
+def _shut(source: Source) -> Trees:
+    """A bias of -inf in a third of the places, and in all those of one query."""
+    trees = _biased(source)
+    shut = source.integers(3, 4, 6, 9) == 0
+    shut[:, 2] = True
+    return {**trees, "bias": np.where(shut, np.float32(-np.inf), trees["bias"])}
+
+
+def _near_ties(source: Source) -> Trees:
+    trees = source.attention()
+    key = 60 * trees["key"][..., :1, :] * (1 + 2.0**-12 * trees["key"])
+    return {**trees, "query": source.array(60 * np.sign(trees["query"])), "key": source.array(key)}
+
+
+def _spread(least: int, most: int) -> Callable[[Source], Trees]:
+    """Of queries, keys and values alike, with keys and queries of opposite exponents."""
+
+    def inputs(source: Source) -> Trees:
+        trees = source.attention()
+        value = source.spread(*trees["value"].shape, least=least, most=most)
+        key = source.spread(*trees["key"].shape, least=least // 2, most=most // 2)
+        query = source.spread(*trees["query"].shape, least=least // 2, most=most // 2)
+        return {"query": query, "key": key, "value": value}
+
+    return inputs
+
+
+def _subnormal(source: Source) -> Trees:
+    trees = source.attention()
+    return {**trees, "value": source.spread(*trees["value"].shape, least=-149, most=-127)}
+
+
+def _constant(number: float) -> Callable[[Source], Trees]:
+    def inputs(source: Source) -> Trees:
+        return {name: np.full_like(tree, number) for name, tree in source.attention().items()}
+
+    return inputs
+
+
+def _unlike_numbers(*names: str) -> Callable[[Source], Trees]:
+    """Infinities, nan and zeros among what the keys 5 and above hold, which `CAUSAL` masks for early queries."""
+
+    def inputs(source: Source) -> Trees:
+        trees = source.attention()
+        for name in names:
+            trees[name][..., 5:, :] = np.resize(np.asarray(EXTREMES, np.float32), trees[name][..., 5:, :].shape)
+        return trees
+
+    return inputs
+
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("queries that attend every key", {}),
+    "one-key": ("a single key", {"columns": 1}),
+    "one-query": ("a single query", {"rows": 1, "columns": 40}),
+    "one-channel": ("heads of width 1", {"width": 1}),
+    "wide": ("heads of width 128", {"width": 128, "heads": 1, "leading": ()}),
+    "many": ("several blocks of queries and keys", {"rows": 150, "columns": 200, "heads": 2, "leading": ()}),
+    "long": ("more than 4096 keys", {"rows": 3, "columns": 4500, "heads": 1, "leading": ()}),
+    "two-batches": ("several leading axes", {"leading": (2, 3)}),
+    "grouped-heads": ("two query heads for each key head", {"groups": 2}),
+    "one-key-head": ("one key head for all query heads", {"groups": 1}),
+    "value-width": ("values of a width of their own", {"value_width": 5}),
+    "no-keys": ("no keys", {"columns": 0}),
+    "no-queries": ("no queries", {"rows": 0}),
+    "no-batch": ("no entry in the batch", {"leading": (0,)}),
+}
+
+ATTENTION = [
+    *(_attention(name, shows, _shaped(**sizes)) for name, (shows, sizes) in SHAPES.items()),
+    _attention("causal", "no later keys", _ordinary, CAUSAL),
+    _attention("causal-offset", "queries that come later", _ordinary, Rule("Causal", {"offset": 3})),
+    _attention("causal-empty-rows", "queries before all keys", _ordinary, Rule("Causal", {"offset": -3})),
+    _attention("causal-many", "blocks that are masked whole", _shaped(**SHAPES["many"][1]), CAUSAL),
+    _attention("window", "keys near the query", _ordinary, WINDOW),
+    _attention("lengths", "a length of 0 among them", _with_lengths, LENGTHS),
+    _attention("segments", "keys of the same segment", _with_segments, SEGMENTS),
+    _attention("mask", "a boolean array", _masked, array("mask")),
+    _attention("mask-and-window", "both masks", _masked, WINDOW & array("mask")),
+    _attention("mask-or-causal", "one mask or the other", _masked, CAUSAL | array("mask")),
+    _attention("not-window", "keys far from the query", _ordinary, ~WINDOW),
+    _attention("bias", "a bias", _biased),
+    _attention("bias-of-minus-infinity", "a bias that masks", _shut),
+    _attention("scale", "a scale", _ordinary, scale=0.3),
+    _attention("softcap", "capped scores", _ordinary, softcap=2.5),
+    _attention("softcap-window", "capped scores, with a mask", _ordinary, WINDOW, softcap=1.5),
+    _attention("dropout", "dropped weights", _ordinary, dropout=Seed(0.3, 7)),
+    _attention("dropout-causal", "dropped weights, with a mask", _ordinary, CAUSAL, dropout=Seed(0.5, 2**40 + 7)),
+    _attention("weights", "weights as well", _ordinary, return_weights=True),
+    _attention("weights-masked", "weights as well, masked and dropped", _masked, array("mask"), **EVERYTHING),
+    _attention("output-alone", "the output alone", _ordinary, CAUSAL, return_logsumexp=False),
+    _attention("near-ties", "scores near 10⁴ that differ little", _near_ties),
+    _attention("wide-range", "exponents from -100 to 100", _spread(-100, 100)),
+    _attention("subnormals", "values below the normal numbers", _subnormal),
+    _attention("zeros", "zeros alone", _constant(0.0)),
+    _attention("negative-zeros", "negative zeros alone", _constant(-0.0)),
+    _attention("extreme-values-masked", "infinities and nan, masked for some", _unlike_numbers("value"), CAUSAL),
+    _attention("extreme-keys-masked", "infinities and nan, masked for some", _unlike_numbers("key"), CAUSAL),
+    _attention("extreme-values", "infinities and nan among values", _unlike_numbers("value")),
+    _attention("extreme-keys", "infinities and nan among keys", _unlike_numbers("key")),
+    _attention("extreme-queries", "infinities and nan among queries", _unlike_numbers("query"), CAUSAL),
+    *(
+        _attention(f"{dtype}-{name}", f"{dtype}: {shows}", inputs, mask, dtype=dtype, **options)
+        for dtype in ("float16", "bfloat16")
+        for name, shows, inputs, mask, options in (
+            ("plain", "queries that attend every key", _ordinary, None, {}),
+            ("causal-dropout", "no later keys, dropped weights", _ordinary, CAUSAL, {"dropout": Seed(0.2, 3)}),
+            ("bias", "a bias that masks, and weights", _biased, WINDOW, {"return_weights": True}),
+            ("extreme", "infinities and nan, masked for some", _unlike_numbers("key", "value"), CAUSAL, {}),
+        )
+    ),
+]
+
+
+def _pair(source: Source) -> Trees:
+    return {name: tree for name, tree in source.attention().items() if name != "value"}
+
+
+def _affine(source: Source) -> Trees:
+    return {"parameters": source.linear(24, 10), "x": source.normal(2, 5, 24)}
+
+
+def _affine_spread(source: Source) -> Trees:
+    """Ranges that products of float32 just hold, subnormal results among them."""
+    weight, x = source.spread(24, 10, least=-60, most=60), source.spread(5, 24, least=-60, most=60)
+    return {"parameters": Linear(weight, None), "x": x}
+
+
+def _normalized(source: Source) -> Trees:
+    return {"parameters": source.norm(24), "x": source.array(3 + 2 * source.normal(2, 5, 24))}
+
+
+def _scaled(source: Source) -> Trees:
+    return {"scale": source.array(1 + source.normal(24, deviation=0.1)), "x": source.normal(2, 5, 24)}
+
+
+def _scaled_spread(source: Source) -> Trees:
+    """Rows whose squares float32 does not hold, and some with what is not finite."""
+    x = source.spread(6, 24, least=-140, most=120)
+    x[5, 3:8] = np.resize(np.asarray(EXTREMES, np.float32), 5)
+    return {"scale": source.normal(24), "x": source.array(x)}
+
+
+def _placed(source: Source) -> Trees:
+    """Positions near and far, of both signs, for every entry of a batch."""
+    near, far = source.integers(100, 1, 6), source.integers(2**31 - 1, 1, 6)
+    return {"x": source.normal(2, 3, 6, 16), "positions": np.concatenate([near, np.where(far % 2, far, -far)])}
+
+
+def _placed_spread(source: Source) -> Trees:
+    trees = _placed(source)
+    x = source.spread(2, 3, 6, 16, least=-140, most=120)
+    x[1, 2, 5, :5] = EXTREMES
+    return {**trees, "x": source.array(x)}
+
+
+def _line(source: Source) -> Trees:
+    return {"x": source.array(np.linspace(-40, 40, 2001))}
+
+
+def _line_of_extremes(source: Source) -> Trees:
+    tiny = np.ldexp(np.asarray([1.0, -1.0, 3.0]), -149)
+    return {"x": source.array(np.concatenate([EXTREMES, tiny, np.ldexp([1.0, -1.0], 120)]))}
+
+
+def _feed_forward(source: Source) -> Trees:
+    return {"parameters": source.feed_forward(16, 48), "x": source.normal(2, 5, 16)}
+
+
+def _multi_head(groups: int, *, extra: bool) -> Callable[[Source], Trees]:
+    return lambda source: {
+        "parameters": source.projections(16, groups, extra=extra),
+        "x": source.normal(2, 6, 16),
+    }
+
+
+def _encoder(source: Source) -> Trees:
+    maps, norms = source.projections(16, 4), (source.norm(16), source.norm(16))
+    parameters = EncoderLayer(maps, norms[0], source.feed_forward(16, 48), norms[1])
+    return {"parameters": parameters, "x": source.normal(2, 6, 16)}
+
+
+def _tokens(source: Source) -> Trees:
+    tables = Embeddings(source.normal(30, 16), source.normal(12, 16), source.normal(2, 16), source.norm(16))
+    return {"parameters": tables, "ids": source.integers(30, 3, 9), "segments": source.integers(2, 3, 9)}
+
+
+def _image(source: Source) -> Trees:
+    theta, phi, g, output = (source.linear(*sizes) for sizes in ((8, 2), (8, 2), (8, 4), (4, 8)))
+    parameters = SaganAttention(theta, phi, g, output, source.array(np.asarray(0.7)))
+    return {"parameters": parameters, "x": source.normal(2, 6, 4, 8)}
+
+
+def _matrix(source: Source) -> Trees:
+    return {"weight": source.normal(3, 3, 4, 10), "u": source.normal(10)}
+
+
+def _called(function: Callable[..., Any], names: tuple[str, ...], options: Mapping[str, Any], trees: Trees) -> Any:
+    return function(*(trees[name] for name in names), arithmetic="reproducible", **options)
+
+
+def _layer(
+    name: str,
+    shows: str,
+    function: Callable[..., Any],
+    inputs: Callable[[Source], Trees],
+    names: tuple[str, ...] = ("parameters", "x"),
+    *,
+    dtype: str = "float32",
+    **options: Any,
+) -> Identical:
+    return Identical(name, shows, inputs, functools.partial(_called, function, names, options), dtype)
+
+
+def _embed(trees: Trees) -> Any:
+    dropout = Dropout(0.1, 5)
+    ids, segments = trees["ids"], trees["segments"]
+    return ac.embed_tokens(trees["parameters"], ids, segment_ids=segments, dropout=dropout, arithmetic="reproducible")
+
+
+def _in_pieces(trees: Trees) -> Any:
+    """Attention to pieces of the keys, from last to first, in two passes."""
+    pieces = [(trees["key"][..., a:b, :], trees["value"][..., a:b, :], a) for a, b in ((4, 9), (1, 4), (0, 1))]
+
+    def passed(function: Callable[..., Any], **options: Any) -> list[Any]:
+        mask = ac.Causal(2)
+        return [
+            function(trees["query"], key, value, key_start=start, mask=mask, **options) for key, value, start in pieces
+        ]
+
+    extent = ac.merge_extents(*passed(ac.attention_extent))
+    partials = passed(ac.partial_attention, extent=extent, arithmetic="reproducible")
+    merged = ac.complete_partial(ac.merge_partials(*partials))
+    return merged.output, merged.logsumexp
+
+
+DROPOUT = Dropout(0.1, 11)
+HEADS: dict[str, Any] = {"num_heads": 4}
+GROUPS: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": 2}
+
+BENT: dict[str, Any] = {"mask": ac.Causal(1), "softcap": 2.0}
+SCALED, PLACED = ("scale", "x"), ("x", "positions")
+
+LAYERS = [
+    _layer("scores", "the scores alone, capped and masked", ac.attention_scores, _pair, ("query", "key"), **BENT),
+    Identical("pieces", "pieces of the keys, merged", _unlike_numbers("value"), _in_pieces),
+    _layer("linear", "an affine map", ac.linear, _affine),
+    _layer("linear-wide-range", "exponents from -60 to 60", ac.linear, _affine_spread),
+    _layer("layer-norm", "normalized channels", ac.layer_norm, _normalized),
+    _layer("rms-norm", "channels over their root mean square", ac.rms_norm, _scaled, SCALED),
+    _layer("rms-norm-wide-range", "exponents from -140 to 120", ac.rms_norm, _scaled_spread, SCALED),
+    _layer("rotary", "near and far positions", ac.rotary_embedding, _placed, PLACED),
+    _layer(
+        "rotary-interleaved", "some channels kept", ac.rotary_embedding, _placed, PLACED, interleaved=True, width=10
+    ),
+    _layer("rotary-wide-range", "exponents from -140 to 120", ac.rotary_embedding, _placed_spread, PLACED, base=5e5),
+    _layer("gelu", "x from -40 to 40", ac.gelu, _line, ("x",)),
+    _layer("gelu-extremes", "subnormals, infinities and nan", ac.gelu, _line_of_extremes, ("x",)),
+    _layer("feed-forward", "two maps", ac.feed_forward, _feed_forward),
+    _layer("feed-forward-dropout", "two maps, and dropout", ac.feed_forward, _feed_forward, dropout=DROPOUT),
+    _layer(
+        "multi-head",
+        "projected heads, and weights",
+        ac.multi_head_attention,
+        _multi_head(4, extra=False),
+        **HEADS,
+        **EVERYTHING,
+    ),
+    _layer(
+        "multi-head-extra",
+        "an extra key, grouped heads",
+        ac.multi_head_attention,
+        _multi_head(2, extra=True),
+        is_causal=True,
+        **GROUPS,
+    ),
+    _layer("encoder", "norms first, dropout", ac.encoder_layer, _encoder, dropout=DROPOUT, mask=ac.Causal(), **HEADS),
+    _layer(
+        "encoder-norm-last",
+        "norms last, dropout",
+        ac.encoder_layer,
+        _encoder,
+        norm_first=False,
+        dropout=DROPOUT,
+        **HEADS,
+    ),
+    Identical("embed-tokens", "three tables, a norm, dropout", _tokens, _embed),
+    _layer("sagan", "all places of an image", ac.sagan_attention, _image, pool=False, return_weights=True),
+    _layer("sagan-pooled", "maxima of 2 × 2 places", ac.sagan_attention, _image),
+    _layer("spectral-norm", "three steps of power iteration", ac.spectral_norm, _matrix, ("weight", "u"), iterations=3),
+    *(
+        _layer(f"{dtype}-{name}", f"{dtype}: {shows}", function, inputs, dtype=dtype, **options)
+        for dtype in ("float16", "bfloat16")
+        for name, shows, function, inputs, options in (
+            ("linear", "an affine map", ac.linear, _affine, {}),
+            ("layer-norm", "normalized channels", ac.layer_norm, _normalized, {}),
+            ("encoder", "norms first, dropout", ac.encoder_layer, _encoder, {"dropout": DROPOUT, **HEADS}),
+        )
+    ),
+    _layer("bfloat16-rms-norm", "bfloat16: channels over their root", ac.rms_norm, _scaled, SCALED, dtype="bfloat16"),
+    _layer(
+        "bfloat16-rotary", "bfloat16: near and far positions", ac.rotary_embedding, _placed, PLACED, dtype="bfloat16"
+    ),
+]
+
+VARIABLES = ("query", "key", "value", "bias", "parameters", "x", "scale", "weight", "u")
+UNDIFFERENTIATED = {  # what others show as well: compilers take seconds for every gradient
+    "one-query",
+    "wide",
+    "two-batches",
+    "one-key-head",
+    "no-queries",
+    "no-batch",
+    "causal",
+    "mask-and-window",
+    "mask-or-causal",
+    "not-window",
+    "scale",
+    "softcap",
+    "dropout",
+    "weights",
+    "output-alone",
+    "negative-zeros",
+    "extreme-values",
+    "extreme-keys",
+    "feed-forward",
+    "pieces",
+    *(f"{dtype}-{name}" for dtype in ("float16", "bfloat16") for name in ("plain", "layer-norm")),
+}
+
+
+def _differentiated(case: Identical) -> Identical:
+    trees = case.inputs(Source(case.name, case.dtype))
+    variables = tuple(name for name in VARIABLES if name in trees)
+    return replace(case, name=f"{case.name}-gradient", shows=f"gradients: {case.shows}", variables=variables)
+
+
+IDENTICAL: tuple[Identical, ...] = (
+    *ATTENTION,
+    *LAYERS,
+    *(_differentiated(case) for case in (*ATTENTION, *LAYERS) if case.name not in UNDIFFERENTIATED),
+)
+"""The catalogue."""

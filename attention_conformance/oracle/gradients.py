@@ -1,0 +1,99 @@
+r"""The gradients of attention in decimal arithmetic, from the formulas.
+
+For a loss with the gradient :math:`g` in the output, and weights kept with the factor :math:`r_{ij}` of dropout:
+
+.. math:: \bar v_j = \sum_i r_{ij} p_{ij} g_i, \quad
+          \bar p_{ij} = r_{ij} g_i \cdot v_j, \quad
+          \bar s_{ij} = p_{ij} \Bigl(\bar p_{ij} - \sum_{j'} p_{ij'} \bar p_{ij'}\Bigr), \quad
+          \bar q_i = \sigma \sum_j c_{ij} \bar s_{ij} k_j, \quad
+          \bar k_j = \sigma \sum_i c_{ij} \bar s_{ij} q_i
+
+where :math:`c_{ij}` is the derivative of the softcap and of what changes scores; a parameter of the latter gets the
+sum over :math:`\bar s_{ij}` times its own derivative, and the sink, of weight :math:`p_i`, gets
+:math:`-\sum_i p_i \sum_j p_{ij} \bar p_{ij}`. The scale of each gradient is the same sum over magnitudes, with the
+derivative of the softcap taken as 1: a rounding of the hyperbolic tangent spoils its derivative by as much.
+"""
+
+from __future__ import annotations
+
+import decimal
+
+import numpy as np
+
+from attention_conformance.oracle.attention import CONTEXT, ZERO, Exact, Head, Row, exact, heads, scan
+from attention_conformance.problem import NumpyArray, Problem
+
+__all__ = ["gradients"]
+
+Parts = dict[str, NumpyArray]
+
+
+def gradients(problem: Problem) -> dict[str, Exact]:
+    """The gradient of ``sum(output * cotangent)`` for every variable of the problem."""
+    if problem.cotangent is None:
+        raise ValueError("expected a problem with a cotangent; got none")
+    leading, count, *_ = problem.sizes
+    with decimal.localcontext(CONTEXT):
+        to_decimal = np.frompyfunc(decimal.Decimal, 1, 1)
+        cotangents = to_decimal(problem.cotangent.astype(np.float64).astype(object))
+        cotangents = cotangents.reshape(-1, *problem.cotangent.shape[-2:])
+        found = [_head(problem, head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
+        stacked = {
+            name: np.stack([parts[name] for parts in found]).reshape(*leading, count, *found[0][name].shape)
+            for name in found[0]
+        }
+        return {name: _summed(stacked, name, problem.arrays[name].shape) for name in problem.variables}
+
+
+def _head(problem: Problem, head: Head, cotangent: NumpyArray) -> Parts:
+    arrays = {"query": head.query, "key": head.key, "value": head.value, "bias": head.bias, "sinks": np.zeros(())}
+    arrays |= {name: problem.arrays[name] for name in problem.variables if name not in arrays}
+    parts = {
+        name + kind: np.full(array.shape, ZERO, dtype=object) for name, array in arrays.items() for kind in ("", "|")
+    }
+    for position, row in enumerate(scan(head)):
+        if row.live.size:
+            _add_row(parts, head, position, row, cotangent[position])
+    return parts
+
+
+def _add_row(parts: Parts, head: Head, position: int, row: Row, cotangent: NumpyArray) -> None:
+    live, query = row.live, head.query[position]
+    keys, values, gains, weights = head.key[live], head.value[live], head.gains[position, live], row.weights[live]
+    of_weights, size = gains * (values @ cotangent), gains * (abs(values) @ abs(cotangent))
+    parts["sinks"][()] -= row.sink * (weights @ of_weights)
+    parts["sinks|"][()] += row.sink * (weights @ size)
+    of_scores, size = weights * (of_weights - weights @ of_weights), weights * (size + weights @ size)
+    for change, number, magnitude in zip(row.changes, of_scores, size, strict=True):
+        for (name, place), own in change.derivatives.items():
+            parts[name][place] += own * number
+            parts[name + "|"][place] += abs(own) * magnitude
+    steepness = np.array([abs(change.derivative) for change in row.changes], dtype=object)
+    d_scores, scale = head.scale * row.derivatives * of_scores, abs(head.scale) * steepness * size
+    parts["value"][live] += np.outer(gains * weights, cotangent)
+    parts["value|"][live] += np.outer(gains * weights, abs(cotangent))
+    parts["bias"][position, live] += of_scores
+    parts["bias|"][position, live] += size
+    parts["query"][position] += d_scores @ keys
+    parts["query|"][position] += scale @ abs(keys)
+    parts["key"][live] += np.outer(d_scores, query)
+    parts["key|"][live] += np.outer(scale, abs(query))
+
+
+def _summed(parts: Parts, name: str, shape: tuple[int, ...]) -> Exact:
+    """Add up what was broadcast, or repeated to several query heads, so that the shape is that of the argument."""
+    add_up = _sum_groups if name in ("query", "key", "value") else _sum_broadcast
+    numbers, sizes = (add_up(parts[name + kind], shape) for kind in ("", "|"))
+    return exact(list(numbers.ravel()), list(sizes.ravel()), shape)
+
+
+def _sum_groups(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
+    *leading, heads, rows, columns = array.shape
+    groups = array.reshape(*leading, shape[-3], heads // shape[-3], rows, columns)
+    return np.asarray(groups.sum(axis=-3), dtype=object)
+
+
+def _sum_broadcast(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
+    padded = (1,) * (array.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, (have, want) in enumerate(zip(array.shape, padded, strict=True)) if have != want)
+    return np.asarray(array.sum(axis=axes, keepdims=True), dtype=object).reshape(shape)

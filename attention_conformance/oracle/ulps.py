@@ -1,0 +1,57 @@
+"""Errors in units in the last place of the scale at which a number was computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attention_conformance.oracle.attention import Exact
+from attention_conformance.problem import NumpyArray
+
+__all__ = ["FORMATS", "Format", "spacing", "worst_error"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point type: bits after the leading one, and the least exponent of a normal number."""
+
+    fraction_bits: int
+    least_exponent: int
+
+
+FORMATS = {
+    "float16": Format(10, -14),
+    "bfloat16": Format(7, -126),
+    "float32": Format(23, -126),
+    "float64": Format(52, -1022),
+}
+
+
+def spacing(scale: NumpyArray, dtype: str) -> NumpyArray:
+    """The distance between neighbouring numbers of a type at this magnitude; among subnormal numbers it is constant."""
+    kind = FORMATS[dtype]
+    normal = np.maximum(scale, np.ldexp(1.0, kind.least_exponent))
+    _, exponent = np.frexp(normal)  # normal = fraction * 2**exponent with fraction in [1/2, 1)
+    last_place = exponent - 1 - kind.fraction_bits
+    return np.asarray(np.ldexp(1.0, last_place))
+
+
+def worst_error(got: NumpyArray, expected: Exact, dtype: str) -> tuple[float, str]:
+    """The largest error of an array in units in the last place of its scale, and where it is.
+
+    What is not finite must be so at the same places and in the same way; otherwise the error is infinite.
+    """
+    if got.shape != expected.high.shape:
+        return np.inf, f"expected shape {expected.high.shape}; got {got.shape}"
+    if got.dtype.name != dtype:
+        return np.inf, f"expected dtype {dtype}; got {got.dtype.name}"
+    if not got.size:
+        return 0.0, ""
+    numbers = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        errors = np.abs((numbers - expected.high) - expected.low) / spacing(expected.scale, dtype)
+    same = (numbers == expected.high) | (np.isnan(numbers) & np.isnan(expected.high))
+    errors = np.where(np.isfinite(numbers) & np.isfinite(expected.high), errors, np.where(same, 0.0, np.inf))
+    place = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape))
+    return float(errors[place]), f"at {place}: expected {expected.high[place]:.9g}; got {numbers[place]:.9g}"

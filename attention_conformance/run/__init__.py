@@ -1,0 +1,1 @@
+"""Cases run on backends, in processes, and compared with the oracle or with published bits."""

@@ -1,0 +1,266 @@
+"""Whether the bits are the same: every case of `identical_cases` in every way of running, against published hashes.
+
+What is hashed, by SHA-256, is for each result (or gradient) in order its dtype and shape as the line
+``float32 (2, 3)``, ended by a newline, and then its elements in C order, little-endian. Every nan of 16 bits counts as
+0x7fff: libraries turn the one nan of float32 into different ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from attention_conformance.cases.identical import IDENTICAL, Identical
+from attention_conformance.cases.source import Trees
+from attention_conformance.problem import NumpyArray
+from attention_conformance.run.libraries import devices_of, holds, quiet_start
+from attention_conformance.run.model import identical_case, load_model
+from attention_conformance.run.processes import Message, Order, Plan, Started
+from attention_conformance.run.result import Result, one_line
+from attention_core import Backend, get_backend
+
+__all__ = ["Found", "Verdict", "catalogue", "compare", "digest", "table", "verdicts", "work", "write_json"]
+
+Named = tuple[tuple[str, NumpyArray], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Found(Result):
+    """A `Result` that holds what was computed: ``arrays`` by name, in order."""
+
+    arrays: Named = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all ways of running made of a case.
+
+    Attributes
+    ----------
+    case : str
+    sha256 : str
+        The published hash, if some way gave it; else that of the first; empty if none gave any.
+    results : tuple of Result
+        One for every way.
+    complaints : tuple of str
+        A line for everything that is not as it should be.
+    """
+
+    case: str
+    sha256: str
+    results: tuple[Result, ...]
+    complaints: tuple[str, ...]
+
+
+def digest(arrays: Named) -> str:
+    """Hash dtypes, shapes and elements with SHA-256.
+
+    Parameters
+    ----------
+    arrays : tuple of (str, numpy.ndarray)
+        The names do not count.
+
+    Returns
+    -------
+    str
+        64 hex digits.
+
+    Examples
+    --------
+    >>> digest((("output", np.ones(2, np.float32)),))[:16]
+    '8da7e96bc9969fa0'
+    """
+    found = hashlib.sha256()
+    for _, array in arrays:
+        found.update(f"{array.dtype.name} {array.shape}\n".encode())
+        found.update(_words(array).tobytes())
+    return found.hexdigest()
+
+
+def catalogue(model: Path | None) -> tuple[Identical, ...]:
+    """All cases, with that of an encoder in a directory where one is given.
+
+    Raises
+    ------
+    ModelError
+        When a file of the directory is missing, broken, or does not fit the others.
+    """
+    return IDENTICAL if model is None else (*IDENTICAL, identical_case(load_model(model)))
+
+
+def work(order: Order) -> Iterator[Message]:
+    """Carry out an order in this process: every case on every device in every mode."""
+    with quiet_start():
+        backend = get_backend(order.backend)
+    trials = [
+        (case, device, mode)
+        for device in devices_of(backend)
+        if order.devices is None or device in order.devices
+        for mode in backend.modes
+        if order.modes is None or mode in order.modes
+        for case in catalogue(order.model)
+        if case.name in order.cases and all(holds(backend, device, each) for each in (case.dtype, "float64"))
+        if backend.differentiates or not case.variables
+    ]
+    yield Plan(backend.name, len(trials), backend.versions())
+    for case, device, mode in trials[order.skip :]:
+        yield Started(case.name, backend.name, device, case.dtype, mode, "", "identical")
+        yield run(case, backend, device, mode)
+
+
+def run(case: Identical, backend: Backend, device: str, mode: str) -> Found:
+    """Compute a case in one way; an exception is a failed result."""
+    started = time.perf_counter()
+    detail, arrays = "", None
+    try:
+        with np.errstate(all="ignore"):
+            arrays = computed(case, backend, device, mode)
+    except Exception as unexpected:
+        detail = one_line(unexpected)
+    names = (case.name, backend.name, device, case.dtype, mode, "", "identical")
+    passed, seconds = arrays is not None, time.perf_counter() - started
+    return Found(*names, 0.0, 0.0, passed, detail, seconds, arrays=arrays or ())
+
+
+def computed(case: Identical, backend: Backend, device: str, mode: str) -> Named:
+    """The results of a case, or its gradients, as NumPy arrays."""
+    trees = backend.from_numpy(case.trees(), device=device)
+    if not case.variables:
+        return tuple(_leaves("", backend.to_numpy(backend.compile(case.function, mode=mode)(trees))))
+    variables = {name: trees.pop(name) for name in case.variables}
+    called = backend.compile(_gradients(case, backend), mode=mode)
+    found = backend.to_numpy(called(tuple(variables.values()), trees))
+    return tuple(
+        leaf for name, tree in zip(case.variables, found, strict=True) for leaf in _leaves(f"gradient.{name}", tree)
+    )
+
+
+def _gradients(case: Identical, backend: Backend) -> Callable[[tuple[Any, ...], Trees], Any]:
+    xp = backend.namespace
+
+    def gradients(variables: tuple[Any, ...], others: Trees) -> Any:
+        def loss(*given: Any) -> Any:
+            results = case.function({**others, **dict(zip(case.variables, given, strict=True))})
+            results = results if isinstance(results, tuple) else (results,)
+            total = None
+            for result, cotangent in zip(results, others["cotangents"], strict=True):
+                if result is not None:
+                    part = xp.astype(xp.sum(xp.multiply(result, cotangent)), xp.float32)
+                    total = part if total is None else xp.add(total, part)
+            return total
+
+        _, found = backend.value_and_grad(loss)(*variables)
+        return tuple(found)
+
+    return gradients
+
+
+def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
+    if tree is None:
+        return
+    if not isinstance(tree, (tuple, list)):
+        yield name or "result", np.asarray(tree)
+        return
+    for field, branch in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
+        yield from _leaves(f"{name}.{field}".lstrip("."), branch)
+
+
+def verdicts(cases: Sequence[str], results: Iterable[Result], published: Mapping[str, str | None]) -> list[Verdict]:
+    """Compare what all ways computed with each other and with published hashes, case by case; `None`: with no hash."""
+    found: dict[str, list[Result]] = {case: [] for case in cases}
+    for result in results:
+        found.setdefault(result.case, []).append(result)
+    return [_verdict(case, tuple(ways), published.get(case, "")) for case, ways in found.items() if ways]
+
+
+def _verdict(case: str, results: tuple[Result, ...], published: str | None) -> Verdict:
+    complaints = [f"{case} on {_way(result)}: {result.detail}" for result in results if not result.passed]
+    hashes = [(result, digest(result.arrays)) for result in results if isinstance(result, Found) and result.passed]
+    if not hashes:
+        return Verdict(case, "", results, tuple(complaints))
+    reference, sha256 = next((each for each in hashes if each[1] == published), hashes[0])
+    if published is not None and sha256 != published:
+        expected = f"SHA-256 {published}, as published" if published else "a published SHA-256"
+        complaints.append(f"{case} on {_way(reference)}: expected {expected}; got {sha256}")
+    complaints += [
+        f"{case} on {_way(result)}: {compare(result.arrays, reference.arrays)} on {_way(reference)}"
+        for result, other in hashes
+        if other != sha256
+    ]
+    return Verdict(case, sha256, results, tuple(complaints))
+
+
+def compare(ours: Named, theirs: Named) -> str:
+    """Tell the first difference: where it is, and both numbers as hex floats.
+
+    Examples
+    --------
+    >>> one, two = (np.asarray([[0.5, number]], np.float32) for number in (1.0, 1.5))
+    >>> compare((("output", one),), (("output", two),))
+    'output[0, 1] is 0x1.0000000000000p+0, but 0x1.8000000000000p+0'
+    """
+    for (name, our), (_, their) in zip(ours, theirs, strict=False):
+        if (our.dtype.name, our.shape) != (their.dtype.name, their.shape):
+            return f"{name} is {our.dtype.name} {our.shape}, but {their.dtype.name} {their.shape}"
+        differing = np.argwhere(_words(our) != _words(their))
+        if len(differing):
+            place = tuple(int(index) for index in differing[0])
+            return f"{name}{list(place) if place else ''} is {_told(our, place)}, but {_told(their, place)}"
+    return f"there are {len(ours)} arrays, but {len(theirs)}"
+
+
+def _told(array: NumpyArray, place: tuple[int, ...]) -> str:
+    """A number as a hex float; of a nan its bits, which alone tell it from another."""
+    number = float(array[place])
+    return f"nan ({int(_words(array)[place]):#x})" if np.isnan(number) else number.hex()
+
+
+def _words(array: NumpyArray) -> NumpyArray:
+    """The bits of the elements as little-endian integers; one nan of 16 bits for all, which libraries convert apart."""
+    words = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.itemsize}").astype(f"<u{array.itemsize}")
+    if array.itemsize != 2:
+        return words
+    return np.where(np.isnan(array.astype(np.float32)), np.asarray(0x7FFF, dtype=words.dtype), words)
+
+
+def _way(result: Result) -> str:
+    return f"{result.backend} ({result.device}, {result.mode})"
+
+
+def table(judged: Iterable[Verdict]) -> Table:
+    """A row for every case: its name, the beginning of its hash, in how many ways it was run, and a tick or a cross."""
+    rows = Table(title="Identical bits", title_justify="left", header_style="bold")
+    rows.add_column("case", no_wrap=True)
+    rows.add_column("SHA-256", no_wrap=True)
+    rows.add_column("ways", justify="right")
+    rows.add_column("same")
+    for each in judged:
+        same = Text("✗", style="bold red") if each.complaints else Text("✓", style="green")
+        rows.add_row(each.case, each.sha256[:16], str(len(each.results)), same)
+    return rows
+
+
+def write_json(path: Path, judged: Sequence[Verdict], about: Mapping[str, Any]) -> None:
+    """Write the environment, and for every case its hash, the hash of every way, and the complaints."""
+    cases = {
+        each.case: {"sha256": each.sha256, "ways": _hashes(each.results), "complaints": each.complaints}
+        for each in judged
+    }
+    path.write_text(json.dumps({"environment": about, "cases": cases}, indent=1) + "\n", encoding="utf-8")
+
+
+def _hashes(results: Iterable[Result]) -> dict[str, str | None]:
+    """The hash that every way gave; none where it gave an exception."""
+    return {
+        _way(result): digest(result.arrays) if isinstance(result, Found) and result.passed else None
+        for result in results
+    }

@@ -1,0 +1,120 @@
+"""The implementations of attention: what each is asked, where it is run, when it refuses, and how near it must come."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attention_conformance.cases.case import Bound, Case, exact_scores
+from attention_conformance.problem import Problem
+from attention_core import Backend
+
+__all__ = ["IMPLEMENTATIONS", "asked", "bound_of", "in_small_blocks", "left_out", "refusal"]
+
+IMPLEMENTATIONS = ("dense", "blockwise", "fused")
+
+RETURNED = {"dense": ("weights", "logsumexp"), "blockwise": ("logsumexp",), "fused": ()}
+"""What an implementation returns besides the output; it is asked for nothing else."""
+
+SMALL, LARGE = (2, 4), (64, 1024)
+"""Queries and keys in a block: small, so that small problems have several of unequal size; and for many keys."""
+
+REFUSALS = (
+    r"expected a call that a fused kernel answers as defined; got one that none does: (?P<reason>.*)",
+    r"(?P<reason>expected no return_\w+ .*)",
+)
+
+COMPILES_BLOCKS = ("jax",)
+"""Backends that compile blocks in eager mode as well: about a second for a case, and four for one about gradients."""
+
+# Compilers see programs, not numbers, so that a case of each kind of program will do where each has to be compiled: of
+# each kind of mask and of change to the scores, alone and together; of what cannot be read yet (nan behind masks,
+# infinite values, rows that may be empty); of several blocks and of many.
+COMPILED = (
+    "masks-combined",
+    "mask-function",
+    "causal-offset-per-entry",
+    "empty-row-bias",
+    "attended-inf-value",
+    "score-mod",
+    "alibi",
+    "dtype-is-kept",
+    "grouped-heads",
+    "dropout",
+    "09-long-row",
+    "gradient-mask-and-bias",
+    "gradient-structured",
+    "gradient-score-mod",
+    "gradient-dropout",
+)
+
+SLOWEST = {("tensorflow", "xla"): ("masks-combined", "attended-inf-value", "score-mod", "gradient-structured")}
+"""Where a compiler takes five seconds for a case. It is XLA, which compiles all the others for JAX."""
+
+
+def asked(problem: Problem, implementation: str | None) -> Problem:
+    """The problem as an implementation can be asked; as it is where none is named."""
+    if implementation is None:
+        return problem
+    refused = {"return_weights", "return_logsumexp"} - {f"return_{name}" for name in RETURNED[implementation]}
+    kept = {name: option for name, option in problem.options.items() if name not in refused}
+    return replace(problem, options={**kept, "implementation": implementation})
+
+
+@contextlib.contextmanager
+def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
+    """Let a backend cut into blocks that are small compared with the problem."""
+    tuning, columns = backend.tuning, problem.arrays["key"].shape[-2]
+    queries, keys = SMALL if columns <= LARGE[1] else LARGE
+    backend.tuning = tuning._replace(
+        queries=queries, keys=keys, least=queries, query_chunk=queries if tuning.query_chunk else 0
+    )
+    try:
+        yield
+    finally:
+        backend.tuning = tuning
+
+
+def left_out(case: Case, implementation: str | None, backend: Backend, dtype: str, mode: str) -> str:
+    """Why a run of everything leaves out a case of this implementation; empty where it does not."""
+    if implementation in (None, "dense"):
+        return ""
+    if implementation == "fused" and case.measure == "exact":
+        return "fused kernels return nothing but the output"
+    compiled = mode != "eager" or (implementation == "blockwise" and backend.name in COMPILES_BLOCKS)
+    kinds = SLOWEST.get((backend.name, mode), COMPILED)
+    if compiled and case.measure != "message" and (case.name not in kinds or dtype not in case.compiled):
+        return f"one {implementation} case of each kind of program is run where it has to be compiled"
+    return ""
+
+
+def refusal(error: Exception) -> str:
+    """Why an implementation does not take a call; empty where the error is another. Compilers wrap what they trace."""
+    for pattern in REFUSALS:
+        found = re.search(pattern, str(error))
+        if found:
+            return found["reason"].removesuffix(")").rstrip("'\"")
+    return ""
+
+
+def bound_of(implementation: str | None, bound: Bound, dtype: str, kappa: float) -> float:
+    r"""Bound the error of a case, where an implementation needs more than that of the definition as it stands.
+
+    Fused kernels round weights to 16 bits before the average, and the scaled query too: 2 units, of which 1.9 were
+    seen; in float32, those of a GPU take exponentials and sums in their own way: 12 units, of which 9.1 were seen (on a
+    CPU 4.5). Blocks add up in another order, and scale what they have at each new maximum: 8 units in float32, of which
+    6.7 were seen. They may take powers of 2, whose exponents, as far as a weight is left (:math:`e^{-745}` in float64),
+    are rounded even where scores are exact: :math:`\kappa / 4` units in float64, of which 0.8 were seen.
+    """
+    stated = bound(dtype, kappa)
+    if implementation == "fused" and dtype in ("float16", "bfloat16"):
+        return max(2.0, stated)
+    if implementation == "fused" and dtype == "float32":
+        return max(12.0, stated)
+    if implementation == "blockwise" and dtype == "float32":
+        return max(8.0, stated)
+    if implementation == "blockwise" and dtype == "float64" and bound is exact_scores:
+        return stated + min(kappa, 745.0) / 4
+    return stated

@@ -1,0 +1,245 @@
+"""Real sentences through a pretrained encoder, on every backend: against NumPy in float64, or in the same bits."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_conformance.cases.identical import Identical
+from attention_conformance.cases.source import Trees
+from attention_conformance.oracle.ulps import spacing
+from attention_conformance.problem import NumpyArray
+from attention_conformance.run.bert import Bert, Config, load_bert
+from attention_conformance.run.libraries import devices_of, holds, in_precision
+from attention_conformance.run.result import Result, one_line
+from attention_core import (
+    Backend,
+    embed_tokens,
+    encoder_layer,
+    get_backend,
+    mask_from_padding,
+    scaled_dot_product_attention,
+)
+from attention_core.backend import array_namespace
+from attention_core.parameters import Embeddings, EncoderLayer
+
+__all__ = ["MODEL_DTYPES", "PAIRS", "Model", "ModelTrial", "identical_case", "load_model", "plan_model", "run_model"]
+
+PAIRS = (
+    ("A man is eating food.", "A man is eating a piece of bread."),
+    ("The girl is carrying a baby.", "A woman is playing violin."),
+    ("How can I reset my password?", "What is the procedure to recover account credentials?"),
+)
+MODEL_DTYPES = ("float32", "float64")
+COMPILED = ("float32",)
+BOUNDS = {"float32": 4.0, "float64": 4.0}
+"""In units in the last place of 1, the length of the vector of a sentence."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is known of a published model, which is told by the SHA-256 of its weights."""
+
+    hello_world: tuple[int, ...]
+    cosines: tuple[float, ...]
+
+
+PUBLISHED = {
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db": Published(  # all-MiniLM-L6-v2
+        (101, 7592, 2088, 102), (0.755337, 0.021744, 0.640819)
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """An encoder with its sentences as tokens, padded to one length."""
+
+    name: str
+    bert: Bert
+    token_ids: NumpyArray  # (sentences, L)
+    is_token: NumpyArray  # (sentences, L): False where padded
+    published: Published | None
+    sha256: str  # of the weights
+
+    @property
+    def parameters(self) -> tuple[Embeddings, list[EncoderLayer]]:
+        """All parameters, as one tree."""
+        return self.bert.embeddings, self.bert.layers
+
+
+@dataclass(frozen=True)
+class ModelTrial:
+    """A model to be run in one way; ``reason`` says why it is not to be run, where that is so."""
+
+    model: Model
+    backend: Backend
+    device: str
+    dtype: str
+    mode: str
+    reason: str = ""
+
+
+def load_model(directory: Path) -> Model:
+    """Load an encoder and turn the sentences into tokens.
+
+    Raises
+    ------
+    ModelError
+        When a file is missing, broken, or does not fit the others.
+    """
+    bert = load_bert(directory)
+    rows = [bert.token_ids(sentence) for pair in PAIRS for sentence in pair]
+    length = max(map(len, rows))
+    token_ids = np.array([row + [0] * (length - len(row)) for row in rows], dtype=np.int32)
+    is_token = np.arange(length) < np.array([[len(row)] for row in rows])
+    with (directory / "model.safetensors").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Model(directory.resolve().name, bert, token_ids, is_token, PUBLISHED.get(digest), digest)
+
+
+def plan_model(
+    model: Model,
+    backends: Iterable[Backend],
+    *,
+    devices: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    modes: Sequence[str] | None = None,
+) -> list[ModelTrial]:
+    """List every trial; ``None`` stands for all there are."""
+
+    def reason(backend: Backend, device: str, dtype: str, mode: str) -> str:
+        if not holds(backend, device, dtype):
+            return f"{backend.name} on {device} has no {dtype}"
+        if mode != "eager" and dtype not in COMPILED and dtypes is None:
+            return f"compiled modes run the model in {', '.join(COMPILED)}, unless dtypes are asked for"
+        return ""
+
+    return [
+        ModelTrial(model, backend, device, dtype, mode, reason(backend, device, dtype, mode))
+        for backend in backends
+        for device in devices_of(backend)
+        if devices is None or device in devices
+        for mode in backend.modes
+        if modes is None or mode in modes
+        for dtype in MODEL_DTYPES
+        if dtypes is None or dtype in dtypes
+    ]
+
+
+def run_model(trials: Iterable[ModelTrial]) -> Iterator[Result]:
+    """Run trials one after the other; an exception is a failed result, never the end of the run."""
+    for trial in trials:
+        started = time.perf_counter()
+        passed: bool | None = None
+        values: tuple[float, ...] = ()
+        error, bound, detail = math.nan, math.nan, trial.reason
+        if not trial.reason:
+            try:
+                error, bound, detail, values = _outcome(trial)
+                passed = error <= bound
+            except Exception as unexpected:
+                error, passed, detail = math.inf, False, one_line(unexpected)
+        names = ("model", trial.backend.name, trial.device, trial.dtype, trial.mode, "", "ulp")
+        yield Result(*names, error, bound, passed, detail, time.perf_counter() - started, values)
+
+
+def _outcome(trial: ModelTrial) -> tuple[float, float, str, tuple[float, ...]]:
+    """Error, bound and detail of a trial, and the cosines of the pairs."""
+    with in_precision(trial.backend, trial.dtype):
+        vectors = _vectors(trial).astype(np.float64)
+    errors = np.abs(vectors - _reference(trial.model)) / spacing(np.ones(1), trial.dtype)
+    error, bound = float(np.max(np.where(np.isnan(errors), np.inf, errors))), BOUNDS[trial.dtype]
+    cosines = tuple(np.sum(vectors[0::2] * vectors[1::2], axis=-1).tolist())
+    wrong = _disagreement(trial.model, cosines)
+    detail = f"cosines {', '.join(f'{cosine:.6f}' for cosine in cosines)}"
+    return (math.inf, bound, wrong, cosines) if wrong else (error, bound, detail, cosines)
+
+
+def _disagreement(model: Model, cosines: tuple[float, ...]) -> str:
+    """What differs from what is known of a published model; empty where nothing does, or nothing is known."""
+    if model.published is None:
+        return ""
+    ids = tuple(model.bert.token_ids("hello world"))
+    if ids != model.published.hello_world:
+        return f"expected 'hello world' to be {model.published.hello_world}; got {ids}"
+    pairs = zip(cosines, model.published.cosines, strict=True)
+    deviation = max(abs(found - known) for found, known in pairs)
+    return "" if deviation <= 1e-6 else f"expected the published cosines to 1e-6; got {deviation:.2g} off"
+
+
+def _vectors(trial: ModelTrial) -> NumpyArray:
+    """One vector for every sentence, computed by the core."""
+    config, xp = trial.model.bert.config, trial.backend.namespace
+
+    def encode(parameters: tuple[Embeddings, list[EncoderLayer]], token_ids: Any, is_token: Any) -> Any:
+        return sentence_vectors(token_vectors(config, parameters, token_ids, is_token), is_token, xp=xp)
+
+    encode = trial.backend.compile(encode, mode=trial.mode)
+    place = functools.partial(trial.backend.from_numpy, device=trial.device)
+    arrays = place(trial.model.parameters, dtype=trial.dtype), place(trial.model.token_ids), place(trial.model.is_token)
+    return np.asarray(trial.backend.to_numpy(encode(*arrays)))
+
+
+def token_vectors(
+    config: Config,
+    parameters: tuple[Embeddings, list[EncoderLayer]],
+    token_ids: Any,
+    is_token: Any,
+    *,
+    arithmetic: str = "fast",
+) -> Any:
+    """One vector for every token: (..., L), (..., L) -> (..., L, C)."""
+    embeddings, layers = parameters
+    common: dict[str, Any] = {"epsilon": config.layer_norm_eps, "arithmetic": arithmetic}
+    x = embed_tokens(embeddings, token_ids, **common)
+    mask, heads = mask_from_padding(is_token), config.num_attention_heads
+    for layer in layers:
+        x = encoder_layer(layer, x, num_heads=heads, norm_first=False, mask=mask, **common)
+    return x
+
+
+def sentence_vectors(x: Any, is_token: Any, *, xp: Any) -> Any:
+    """The mean over the tokens of each sentence, of length 1:  (..., L, C), (..., L) -> (..., C)."""
+    weights = xp.expand_dims(xp.astype(is_token, x.dtype), axis=-1)
+    mean = xp.divide(xp.sum(xp.multiply(x, weights), axis=-2), xp.sum(weights, axis=-2))
+    return xp.divide(mean, xp.sqrt(xp.sum(xp.square(mean), axis=-1, keepdims=True)))
+
+
+class Encoded(NamedTuple):
+    """The vectors of tokens, 0 where padded, (sentences, L, C), and their means, (sentences, 1, C)."""
+
+    tokens: Any
+    sentences: Any
+
+
+def identical_case(model: Model) -> Identical:
+    """The encoder and its sentences as a case of which every way of running must give the same bits."""
+    trees = {"parameters": model.parameters, "token_ids": model.token_ids, "is_token": model.is_token}
+    encode = functools.partial(_encode, model.bert.config)
+    return Identical("model", f"tokens and sentences by {model.name}", lambda _: dict(trees), encode)
+
+
+def _encode(config: Config, trees: Trees) -> Encoded:
+    """The mean of a sentence is what a query of 0 attends: sums are then those of reproducible arithmetic."""
+    is_token = trees["is_token"]
+    xp = array_namespace(is_token)
+    exact: dict[str, Any] = {"arithmetic": "reproducible"}
+    x = token_vectors(config, trees["parameters"], trees["token_ids"], is_token, **exact)
+    nothing = xp.zeros_like(x[:, :, :1])
+    mask = xp.expand_dims(is_token, axis=-2)
+    means = scaled_dot_product_attention(nothing[:, :1, :], nothing, x, mask=mask, **exact)
+    return Encoded(xp.where(xp.expand_dims(is_token, axis=-1), x, 0.0), means)
+
+
+@functools.cache
+def _reference(model: Model) -> NumpyArray:
+    return _vectors(ModelTrial(model, get_backend("numpy"), "cpu", "float64", "eager"))

@@ -1,0 +1,167 @@
+"""Every backend in a process of its own: one that dies fails its case, and takes nothing else along."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import signal
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TypeAlias
+
+from attention_conformance.cases import CASES
+from attention_conformance.run.implementations import IMPLEMENTATIONS
+from attention_conformance.run.libraries import quiet_start
+from attention_conformance.run.measures import Trial
+from attention_conformance.run.model import ModelTrial, load_model, plan_model, run_model
+from attention_conformance.run.result import Result
+from attention_conformance.run.runner import plan, run
+from attention_core import get_backend
+
+__all__ = ["Message", "Order", "Plan", "Started", "execute", "work"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be run on one backend; ``None`` stands for all there are.
+
+    Attributes
+    ----------
+    backend : str
+    cases : tuple of str
+    devices, dtypes, modes, implementations : tuple of str, optional
+    model : Path, optional
+        A directory with an encoder, to be run as well.
+    skip : int
+        How many trials have been run already.
+    """
+
+    backend: str
+    cases: tuple[str, ...]
+    devices: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    modes: tuple[str, ...] | None = None
+    implementations: tuple[str, ...] | None = None
+    model: Path | None = None
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The first message: how many trials there are, and with which versions."""
+
+    backend: str
+    trials: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Started:
+    """The message before each result: what is being run."""
+
+    case: str
+    backend: str
+    device: str
+    dtype: str
+    mode: str
+    implementation: str
+    measure: str
+
+
+Message: TypeAlias = Plan | Started | Result
+Worker: TypeAlias = Callable[[Order], Iterator[Message]]
+
+
+def work(order: Order) -> Iterator[Message]:
+    """Carry out an order in this process."""
+    with quiet_start():
+        backend = get_backend(order.backend)
+    chosen = {"devices": order.devices, "dtypes": order.dtypes, "modes": order.modes}
+    trials: list[Trial | ModelTrial] = [
+        *plan(
+            [case for case in CASES if case.name in order.cases],
+            [backend],
+            **chosen,
+            implementations=order.implementations or IMPLEMENTATIONS,
+            everything=order.implementations is not None,
+        )
+    ]
+    if order.model is not None:
+        trials += plan_model(load_model(order.model), [backend], **chosen)
+    yield Plan(backend.name, len(trials), backend.versions())
+    for trial in trials[order.skip :]:
+        case, implementation, measure = "model", "", "ulp"
+        if isinstance(trial, Trial):
+            case, implementation, measure = trial.case.name, trial.implementation or "", trial.case.measure
+        yield Started(case, backend.name, trial.device, trial.dtype, trial.mode, implementation, measure)
+        yield next(run([trial]) if isinstance(trial, Trial) else run_model([trial]))
+
+
+def execute(orders: Sequence[Order], jobs: int, worker: Worker = work) -> Iterator[Message]:
+    """Carry out orders, as many at a time as there are jobs; without jobs, one after the other in this process."""
+    if not jobs:
+        for order in orders:
+            yield from worker(order)
+        return
+    waiting, running = deque(orders), dict[Connection, _Running]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            _start(waiting.popleft(), worker, running)
+        ready = wait(running)
+        for connection in [each for each in running if each in ready]:
+            try:
+                yield running[connection].note(connection.recv())
+            except EOFError:
+                yield from _ended(running.pop(connection), waiting)
+
+
+@dataclass
+class _Running:
+    order: Order
+    process: BaseProcess
+    started: Started | None = None
+    finished: int = field(default=0)
+
+    def note(self, message: Message) -> Message:
+        """Keep track of where the process is."""
+        if isinstance(message, Started):
+            self.started = message
+        elif isinstance(message, Result):
+            self.started, self.finished = None, self.finished + 1
+        return message
+
+
+def _start(order: Order, worker: Worker, running: dict[Connection, _Running]) -> None:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(worker, order, sender), daemon=True)
+    process.start()
+    sender.close()  # so that the end of the process is the end of the messages
+    running[receiver] = _Running(order, process)
+
+
+def _child(worker: Worker, order: Order, connection: Connection) -> None:
+    warnings.simplefilter("ignore")  # of libraries, about themselves: what goes wrong in a case is in its result
+    logging.disable(logging.CRITICAL)
+    for message in worker(order):
+        connection.send(message)
+
+
+def _ended(entry: _Running, waiting: deque[Order]) -> Iterator[Message]:
+    """Fail the case that a process died of, and order what was to come after it."""
+    entry.process.join()
+    code = entry.process.exitcode
+    if code == 0:
+        return
+    died = f"its process died: {signal.Signals(-code).name if code is not None and code < 0 else f'exit status {code}'}"
+    lost = entry.started or Started("start", entry.order.backend, "-", "-", "-", "-", "exact")
+    names = (lost.case, lost.backend, lost.device, lost.dtype, lost.mode, lost.implementation, lost.measure)
+    yield Result(*names, math.inf, math.nan, False, died, 0.0)
+    if entry.started is not None:
+        waiting.append(replace(entry.order, skip=entry.order.skip + entry.finished + 1))

@@ -1,0 +1,155 @@
+"""Runs cases: case × backend × device × dtype × mode × implementation."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from attention_conformance.call import AttentionFunction, unsupported
+from attention_conformance.cases import CASES
+from attention_conformance.cases.case import Case
+from attention_conformance.run.exemptions import exemption
+from attention_conformance.run.implementations import asked, in_small_blocks, left_out, refusal
+from attention_conformance.run.libraries import devices_of, holds, in_precision
+from attention_conformance.run.measures import MEASURES, Outcome, Trial
+from attention_conformance.run.result import Result, one_line
+from attention_core import Backend, get_backend, scaled_dot_product_attention
+
+__all__ = ["check", "plan", "run"]
+
+
+def check(
+    function: AttentionFunction,
+    *,
+    backend: str | Backend,
+    cases: Iterable[Case] | None = None,
+    dtypes: Sequence[str] | None = None,
+    devices: Sequence[str] | None = None,
+    modes: Sequence[str] | None = ("eager",),
+    implementations: Sequence[str] | None = None,
+) -> list[Result]:
+    """Run the catalogue against any callable with the signature of `attention_core.scaled_dot_product_attention`.
+
+    Options that the callable has no parameter for, or answers with ``NotImplementedError``, are reported as not
+    supported.
+
+    Parameters
+    ----------
+    function : callable
+    backend : str or Backend
+        The library whose arrays the callable takes.
+    cases : iterable of Case, optional
+        By default the whole catalogue.
+    dtypes, devices, modes : sequence of str, optional
+        ``None`` stands for all that the backend has.
+    implementations : sequence of str, optional
+        What the callable is given as ``implementation``: ``"dense"``, ``"blockwise"``, ``"fused"``; by default it is
+        not given any.
+
+    Returns
+    -------
+    list of Result
+
+    Examples
+    --------
+    >>> from attention_conformance import CASES, check
+    >>> results = check(scaled_dot_product_attention, backend="numpy", cases=CASES[:3], dtypes=["float32"])
+    >>> [result.passed for result in results]
+    [True, True, True]
+    """
+    chosen = get_backend(backend) if isinstance(backend, str) else backend
+    chosen_cases = CASES if cases is None else cases
+    trials = plan(
+        chosen_cases, [chosen], devices=devices, dtypes=dtypes, modes=modes, implementations=implementations or (None,)
+    )
+    return list(run(trials, function))
+
+
+def plan(
+    cases: Iterable[Case],
+    backends: Iterable[Backend],
+    *,
+    devices: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    modes: Sequence[str] | None = None,
+    implementations: Sequence[str | None] = (None,),
+    everything: bool = False,
+) -> list[Trial]:
+    """List every trial, backend by backend; ``None`` stands for all there are, and among implementations for no name.
+
+    Unless it is to be everything, some implementations leave cases out where they would take long.
+    """
+    cases = list(cases)
+
+    def trial(case: Case, backend: Backend, device: str, dtype: str, mode: str, implementation: str | None) -> Trial:
+        reason = _reason(case, backend, device, dtype, mode, asked=dtypes is not None)
+        if not (reason or everything):
+            reason = left_out(case, implementation, backend, dtype, mode)
+        return Trial(case, backend, device, dtype, mode, implementation, reason)
+
+    return [
+        trial(case, backend, device, dtype, mode, implementation)
+        for backend in backends
+        for device in devices_of(backend)
+        if devices is None or device in devices
+        for mode in backend.modes
+        if modes is None or mode in modes
+        for implementation in implementations
+        if implementation != "fused" or backend.kernels
+        for case in cases
+        for dtype in case.dtypes
+        if dtypes is None or dtype in dtypes
+    ]
+
+
+def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *, asked: bool) -> str:
+    """Why a case is not to be run in this way; empty where it is."""
+    if not holds(backend, device, dtype):
+        return f"{backend.name} on {device} has no {dtype}"
+    if case.measure == "message" and mode != "eager":
+        return "compilers wrap the errors of what they trace"
+    if case.measure == "gradient" and not backend.differentiates:
+        return f"{backend.name} does not differentiate"
+    if mode != "eager" and dtype not in case.compiled and not asked:
+        return f"compiled modes run this case in {', '.join(case.compiled) or 'no dtype'}, unless dtypes are asked for"
+    return ""
+
+
+def run(trials: Iterable[Trial], function: AttentionFunction = scaled_dot_product_attention) -> Iterator[Result]:
+    """Run trials one after the other; an exception is a failed result, never the end of the run."""
+    for trial in trials:
+        started = time.perf_counter()
+        passed, (error, bound, detail), refused = _judged(trial, function)
+        way = (trial.backend.name, trial.device, trial.dtype, trial.mode, trial.implementation or "")
+        names = (trial.case.name, *way, trial.case.measure)
+        yield Result(*names, error, bound, passed, detail, time.perf_counter() - started, refused=refused)
+
+
+def _judged(trial: Trial, function: AttentionFunction) -> tuple[bool | None, Outcome, bool]:
+    """Whether a trial passed (``None`` where it was not run, or is exempt), its outcome, and whether it was refused."""
+    try:
+        problem = asked(trial.case.problem(trial.dtype), trial.implementation)
+        lacking = unsupported(function, problem)
+        reason = trial.reason or (f"not supported: {', '.join(lacking)}" if lacking else "")
+        if reason:
+            return None, (math.nan, math.nan, reason), False
+        blocks = (
+            in_small_blocks(trial.backend, problem) if trial.implementation == "blockwise" else contextlib.nullcontext()
+        )
+        with in_precision(trial.backend, trial.dtype), np.errstate(all="ignore"), blocks:
+            error, bound, detail = MEASURES[trial.case.measure](trial, problem, function)
+    except NotImplementedError as unimplemented:
+        return None, (math.nan, math.nan, f"not supported: {unimplemented}"), False
+    except Exception as unexpected:
+        refused = refusal(unexpected) if trial.implementation else ""
+        if refused:
+            return None, (math.nan, math.nan, refused), True
+        return False, (math.inf, math.nan, one_line(unexpected)), False
+    excuse = exemption(trial.case.name, trial.backend.name, trial.dtype)
+    if bound < error < math.inf and excuse:
+        return None, (error, bound, f"exempt: {excuse}; {detail}"), False
+    return error <= bound, (error, bound, detail), False

@@ -1,0 +1,776 @@
+"""The array API of TensorFlow tensors against that of NumPy, and of array_api_strict, which is the standard's own."""
+
+import functools
+import math
+import subprocess
+import sys
+from typing import NamedTuple
+
+import array_api_strict as strict
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from attention_tensorflow import backend
+from attention_tensorflow import namespace as xp
+
+SIGNED = ("int8", "int16", "int32", "int64")
+INTEGRAL = (*SIGNED, "uint8", "uint16", "uint32", "uint64")
+FLOATING = ("float32", "float64")  # those of the standard
+DTYPES = ("bool", *INTEGRAL, *FLOATING)
+MODES = ["eager", "graph", "xla"]
+
+
+def tensor(array, dtype=None):
+    return tf.constant(np.asarray(array, dtype))
+
+
+def assert_same(got, expected, *, rtol=0.0):
+    """Fail unless a tensor has the values, the dtype and the shape of an array."""
+    assert isinstance(got, tf.Tensor)
+    expected = np.asarray(expected)
+    assert got.dtype.as_numpy_dtype == expected.dtype
+    assert tuple(got.shape) == expected.shape
+    np.testing.assert_allclose(got.numpy().astype("complex128"), expected.astype("complex128"), rtol=rtol)
+
+
+def by_standard(name, *arguments):
+    """Call array_api_strict with NumPy arrays in place of its own."""
+    own = [strict.asarray(each) if isinstance(each, np.ndarray) else each for each in arguments]
+    with np.errstate(all="ignore"):
+        return np.asarray(getattr(strict, name)(*own))
+
+
+def elements(dtype, name=""):
+    if dtype == "bool":
+        return st.booleans()
+    if dtype in FLOATING:
+        return st.integers(-64, 64).map(lambda n: n / 8)
+    if "shift" in name:
+        return st.integers(0, 7)
+    limits = np.iinfo(dtype)
+    whole = st.integers(int(limits.min), int(limits.max))
+    return st.integers(1, 9) if name in {"floor_divide", "remainder"} else whole
+
+
+@st.composite
+def pairs(draw, name, dtypes):
+    shapes = draw(hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=3, max_side=3)).input_shapes
+    first, second = draw(st.tuples(st.sampled_from(dtypes), st.sampled_from(dtypes)))
+    return (
+        draw(hnp.arrays(first, shapes[0], elements=elements(first))),
+        draw(hnp.arrays(second, shapes[1], elements=elements(second, name))),
+    )
+
+
+ANY_NUMBER = ("add", "subtract", "multiply", "maximum", "minimum", "less", "less_equal", "greater", "greater_equal")
+BINARY = (
+    dict.fromkeys(ANY_NUMBER, INTEGRAL + FLOATING)
+    | dict.fromkeys(("equal", "not_equal"), DTYPES)
+    | dict.fromkeys(("logical_and", "logical_or"), ("bool",))
+    | dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), ("bool", *INTEGRAL))
+    | dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift", "floor_divide", "remainder"), INTEGRAL)
+    | {"divide": FLOATING}
+)
+
+
+@pytest.mark.parametrize("name", BINARY)
+@given(data=st.data())
+def test_functions_of_two_arrays_agree_with_the_standard(name, data):
+    first, second = data.draw(pairs(name, BINARY[name]))
+    function = getattr(xp, name)
+    try:
+        expected = by_standard(name, first, second)
+    except TypeError:
+        with pytest.raises(TypeError, match="expected dtypes that promote; got"):
+            function(tensor(first), tensor(second))
+    else:
+        assert_same(function(tensor(first), tensor(second)), expected)
+
+
+@pytest.mark.parametrize("dtype", INTEGRAL + FLOATING)
+def test_powers_agree_with_the_standard(dtype):
+    base, exponent = np.asarray([0, 1, 2, 3], dtype), np.asarray([[0], [2], [4]], dtype)
+    assert_same(xp.pow(tensor(base), tensor(exponent)), by_standard("pow", base, exponent), rtol=1e-6)
+    assert_same(xp.pow(tensor(base), 2), by_standard("pow", base, 2), rtol=1e-6)
+
+
+def test_powers_of_unsigned_integers_wrap_around():
+    base = np.asarray([3, 16, 255], "uint8")
+    assert_same(xp.pow(tensor(base), 6), by_standard("pow", base, 6))
+
+
+@pytest.mark.parametrize("first", DTYPES)
+def test_promotion_follows_the_table_of_the_standard(first):
+    for second in DTYPES:
+        try:
+            expected = strict.result_type(getattr(strict, first), getattr(strict, second))
+        except TypeError:
+            with pytest.raises(TypeError, match=f"^expected dtypes that promote; got {first} and {second}$"):
+                xp.result_type(getattr(xp, first), getattr(xp, second))
+        else:
+            got = xp.result_type(getattr(xp, first), getattr(xp, second))
+            assert strict.asarray(np.zeros((), got.name)).dtype == expected
+
+
+def test_types_of_16_bits_promote_to_float32_and_wider():
+    assert xp.result_type(xp.float16, xp.bfloat16) is xp.float32
+    assert xp.result_type(xp.bfloat16, xp.float32) is xp.float32
+    assert xp.result_type(xp.float16, xp.float64) is xp.float64
+    with pytest.raises(TypeError, match="got bfloat16 and int8"):
+        xp.result_type(xp.bfloat16, xp.int8)
+
+
+def test_several_arrays_promote_together():
+    assert xp.result_type(xp.uint8, tensor([1], "int8"), xp.int32, 3) is xp.int32
+    with pytest.raises(ValueError, match="expected at least one array or dtype; got none"):
+        xp.result_type(1, 2.0)
+
+
+@pytest.mark.parametrize("number", [True, 3, 0.1])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_python_numbers_take_the_dtype_of_the_array(dtype, number):
+    array = np.ones(2, dtype)
+    for ordered in ((array, number), (number, array)):
+        tensors = [tensor(each) if each is array else each for each in ordered]
+        try:
+            expected = by_standard("equal", *ordered)
+        except TypeError:
+            with pytest.raises(TypeError, match=f"expected a Python number that fits {dtype}; got {number}"):
+                xp.equal(*tensors)
+        else:
+            assert_same(xp.equal(*tensors), expected)
+    if dtype in FLOATING and number is not True:
+        assert_same(xp.multiply(tensor(array), number), np.multiply(array, number))
+        assert_same(xp.subtract(number, tensor(array)), np.subtract(number, array))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_python_numbers_do_not_widen_16_bits(dtype):
+    array = np.asarray([1.0, -2.0], dtype)
+    assert_same(xp.multiply(tensor(array), 0.5), array * dtype(0.5))
+    assert_same(xp.where(tensor([True, False]), tensor(array), -math.inf), np.asarray([1.0, -math.inf], dtype))
+    assert_same(xp.maximum(0.0, tensor(array)), np.asarray([1.0, 0.0], dtype))
+
+
+def test_arrays_of_others_are_refused():
+    for foreign in (np.ones(2, "float32"), [1.0, 2.0], 1j, None):
+        with pytest.raises(TypeError, match=r"expected a tf\.Tensor, a tf\.Variable or a Python number; got"):
+            xp.add(tf.ones(2), foreign)
+
+
+REAL = ("abs", "floor", "isfinite", "isinf", "isnan", "negative", "round", "sign", "square")
+UNARY = (
+    dict.fromkeys(REAL, INTEGRAL + FLOATING)
+    | dict.fromkeys(("exp", "tanh", "sqrt", "log", "cos", "sin"), FLOATING)
+    | {"logical_not": ("bool",), "bitwise_invert": ("bool", *INTEGRAL)}
+)
+SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -2.5, -0.5, 0.5, 1.5, 2.5, 3.0]
+
+
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.filterwarnings("ignore:invalid value|divide by zero:RuntimeWarning")
+def test_functions_of_one_array_agree_with_the_standard(name):
+    for dtype in UNARY[name]:
+        values = SPECIAL if dtype in FLOATING else [False, True] if dtype == "bool" else [0, 1, 5, 100]
+        array = np.asarray([values, values[::-1]], dtype)
+        array = -array if dtype in SIGNED else array
+        if name == "negative" and dtype not in SIGNED + FLOATING:
+            expected = np.negative(array)  # undefined in the standard; wraps around as elsewhere
+        else:
+            expected = by_standard(name, array)
+        accurate = dtype in FLOATING and name in {"exp", "tanh", "log", "cos", "sin"}
+        assert_same(getattr(xp, name)(tensor(array)), expected, rtol=1e-6 if accurate else 0.0)
+
+
+def test_erfc_is_that_of_the_c_library():
+    points = [-2.0, -0.1, 0.0, 0.5, 5.0]
+    assert_same(xp.erfc(tensor(points)), [math.erfc(x) for x in points], rtol=1e-13)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_int32_wraps_around(mode):
+    first = np.asarray([2**31 - 1, -(2**31), 0x1BD11BDA, -7], "int32")
+    second = np.asarray([1, -1, 0x9E3779B, 3], "int32")
+    for name in ("add", "subtract", "multiply"):
+        assert_same(
+            backend.compile(getattr(xp, name), mode=mode)(tensor(first), tensor(second)),
+            by_standard(name, first, second),
+        )
+    assert_same(backend.compile(xp.negative, mode=mode)(tensor(first)), by_standard("negative", first))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_right_shift_of_int32_keeps_the_sign(mode):
+    amounts = np.arange(32, dtype="int32")
+    values = np.asarray([[2**31 - 1], [-(2**31)], [-1], [-7]], "int32")
+    shift = backend.compile(xp.bitwise_right_shift, mode=mode)
+    assert_same(shift(tensor(values), tensor(amounts)), values >> amounts)
+    shift = backend.compile(xp.bitwise_left_shift, mode=mode)
+    assert_same(shift(tensor(values), tensor(amounts)), values << amounts)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((3,), (3,)),
+        ((2, 3), (3,)),
+        ((3,), (3, 4)),
+        ((5, 1, 2, 3), (7, 3, 4)),
+        ((2, 0), (0, 3)),
+        ((5, 1, 2, 3), (3, 4)),
+        ((5, 0, 2, 3), (3, 4)),
+        ((5, 2, 0), (0, 4)),
+    ],
+)
+def test_matrix_products_follow_the_standard_for_every_rank(shapes):
+    rng = np.random.default_rng(0)
+    first, second = (rng.integers(-9, 9, shape).astype("float32") for shape in shapes)
+    assert_same(xp.matmul(tensor(first), tensor(second)), np.matmul(first, second))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_products_of_batches_and_a_matrix_can_be_added_to(known):
+    """Which crashed within oneDNN once the graph was optimized, at the second call."""
+    rng = np.random.default_rng(0)
+    first, second, third = (
+        rng.integers(-9, 9, shape).astype("float32") for shape in ((4, 1, 6, 3), (3, 5), (4, 1, 6, 5))
+    )
+    spec = tf.TensorSpec(first.shape if known else (None, 1, None, None))
+    add = tf.function(lambda x: xp.add(tensor(third), xp.matmul(x, tensor(second))), input_signature=[spec])
+    for _ in range(3):
+        assert_same(add(tensor(first)), third + first @ second)
+
+
+@pytest.mark.parametrize("dtype", INTEGRAL)
+def test_matrix_products_of_integers_wrap_around(dtype):
+    matrix = np.asarray([[100, 90], [80, 70]], dtype)
+    assert_same(xp.matmul(tensor(matrix), tensor(matrix)), by_standard("matmul", matrix, matrix))
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_products_of_vectors_follow_the_standard(axis, dtype):
+    rng = np.random.default_rng(0)
+    first, second = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((2, 1, 3, 4), (5, 3, 4)))
+    assert_same(xp.vecdot(tensor(first), tensor(second), axis=axis), np.vecdot(first, second, axis=axis))
+
+
+def test_matrix_products_promote():
+    assert xp.matmul(tf.ones((2, 2), tf.bfloat16), tf.ones((2, 2))).dtype is xp.float32
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [None, 0, -1, (0, 2), ()])
+def test_reductions_agree_with_numpy(axis, keepdims):
+    array = np.random.default_rng(1).integers(-9, 9, (2, 3, 5)).astype("float64")
+    for name in ("max", "min", "sum", "mean", "any", "all"):
+        got = getattr(xp, name)(tensor(array), axis=axis, keepdims=keepdims)
+        assert_same(got, getattr(np, name)(array, axis=axis, keepdims=keepdims), rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"), [("int8", "int32"), ("int16", "int32"), ("uint8", "uint32"), ("int64", "int64")]
+)
+def test_sums_of_small_integers_have_32_bits(dtype, wide):
+    assert_same(xp.sum(tensor([100, 100, 100], dtype)), np.asarray(300, wide))
+
+
+def test_the_dtype_of_a_sum_can_be_asked_for():
+    assert_same(xp.sum(tensor([1.0, 2.0], "float32"), dtype=xp.float64), np.asarray(3.0))
+
+
+def test_the_maximum_of_nothing_is_minus_infinity():
+    assert_same(xp.max(tf.zeros((2, 0)), axis=1), np.full(2, -math.inf, "float32"))
+    assert_same(xp.min(tf.zeros((2, 0)), axis=1), np.full(2, math.inf, "float32"))
+    assert_same(xp.sum(tf.zeros((2, 0)), axis=1), np.zeros(2, "float32"))
+
+
+def test_where_broadcasts_promotes_and_takes_python_numbers():
+    condition = np.asarray([[True], [False]])
+    first, second = np.asarray([1, 2, 3], "int8"), np.asarray([7], "int32")
+    assert_same(xp.where(tensor(condition), tensor(first), tensor(second)), np.where(condition, first, second))
+    assert_same(xp.where(tensor(condition), tensor(first), 5), np.where(condition, first, np.int8(5)))
+    assert_same(xp.where(tensor(condition), 5, tensor(first)), np.where(condition, np.int8(5), first))
+    with pytest.raises(TypeError, match=r"fits int8; got 0\.5"):
+        xp.where(tensor(condition), tensor(first), 0.5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clipping_keeps_nan(mode):
+    array = np.asarray([math.nan, -3.0, 0.5, 9.0] * 2, "float32")
+    low, high = np.asarray([-1.0], "float32"), np.asarray([1.5], "float32")
+
+    def clipped(x, low, high):
+        return xp.clip(x, low, high), xp.clip(x, low), xp.clip(x, max=high), xp.clip(x, -1, 1.5), xp.clip(x)
+
+    got = backend.compile(clipped, mode=mode)(tensor(array), tensor(low), tensor(high))
+    both = np.clip(array, low, high)
+    for result, expected in zip(got, (both, np.maximum(array, low), np.minimum(array, high), both, array), strict=True):
+        assert_same(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("float32", "bfloat16"), ("int32", "bool"), ("bool", "float64"), ("int64", "float16")]
+)
+def test_astype_converts(source, target):
+    array = np.asarray([0, 1, 0, 1], source)
+    assert_same(xp.astype(tensor(array), getattr(xp, target)), array.astype(getattr(ml_dtypes, target, target)))
+
+
+def test_shapes_change_as_in_numpy():
+    array = np.arange(24).reshape(2, 3, 4)
+    x = tensor(array)
+    assert_same(xp.reshape(x, (4, -1)), array.reshape(4, -1))
+    assert_same(xp.reshape(x, 24), array.reshape(24))
+    assert_same(xp.reshape(x[:1, :1, :1], ()), array[0, 0, 0])
+    assert_same(xp.permute_dims(x, axes=(2, 0, 1)), array.transpose(2, 0, 1))
+    assert_same(xp.matrix_transpose(x), array.transpose(0, 2, 1))
+    assert_same(xp.broadcast_to(x[:1], (5, 2, 3, 4)), np.broadcast_to(array[:1], (5, 2, 3, 4)))
+    assert_same(xp.squeeze(x[:1, :, :1], axis=(0, -1)), array[0, :, 0])
+    assert_same(xp.squeeze(x[:1], axis=()), array[:1])  # no axes are no axes, not all of them
+    for axis in (0, 3, -4, -1):
+        assert_same(xp.expand_dims(x, axis=axis), np.expand_dims(array, axis))
+
+
+def test_impossible_axes_are_named():
+    with pytest.raises(ValueError, match=r"expected size 1 along axes \[0\]; got shape \(2, 3\)"):
+        xp.squeeze(tf.ones((2, 3)), 0)
+    for axis in (3, -4):
+        with pytest.raises(IndexError, match=f"expected an axis of 3; got {axis}"):
+            xp.expand_dims(tf.ones((2, 3)), axis=axis)
+
+
+def test_joining_promotes():
+    first, second = np.asarray([[1, 2]], "int8"), np.asarray([[3, 4], [5, 6]], "int32")
+    assert_same(xp.concat([tensor(first), tensor(second)]), np.concatenate([first, second]))
+    assert_same(xp.concat([tensor(first), tensor(second)], axis=None), np.concatenate([first, second], axis=None))
+    assert_same(xp.stack([tensor(first), tensor(second[:1])], axis=-1), np.stack([first, second[:1]], axis=-1))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_repeating_and_taking_agree_with_numpy(axis):
+    array = np.arange(24.0).reshape(2, 3, 4)
+    indices = np.asarray([1, 0, -1, 1], "int32")
+    assert_same(xp.repeat(tensor(array), 3, axis=axis), np.repeat(array, 3, axis=axis))
+    assert_same(xp.take(tensor(array), tensor(indices), axis=axis), np.take(array, indices, axis=axis))
+    assert_same(xp.repeat(tensor(array), 2), np.repeat(array, 2))
+
+
+def test_python_numbers_become_float32_int32_and_bool():
+    assert_same(xp.asarray([[1, 2], [3, 4]]), np.asarray([[1, 2], [3, 4]], "int32"))
+    assert_same(xp.asarray(0.1), np.asarray(0.1, "float32"))
+    assert_same(xp.asarray([True, 2]), np.asarray([1, 2], "int32"))
+    assert_same(xp.asarray([]), np.zeros(0, "float32"))
+    assert_same(xp.full(2, True), np.ones(2, "bool"))
+    assert_same(xp.full((2,), 7), np.full(2, 7, "int32"))
+    assert_same(xp.zeros((2, 0)), np.zeros((2, 0), "float32"))
+    assert_same(xp.ones(()), np.ones((), "float32"))
+
+
+def test_asarray_keeps_or_converts_the_dtype_without_loss():
+    assert_same(xp.asarray(0.1, dtype=xp.float64), np.asarray(0.1))
+    assert_same(xp.asarray(np.asarray([1.0, 2.0])), np.asarray([1.0, 2.0]))
+    assert_same(xp.asarray(tf.ones(2), dtype=xp.int8), np.ones(2, "int8"))
+    assert_same(xp.asarray([0.1], dtype=xp.bfloat16), np.asarray([0.1], ml_dtypes.bfloat16))
+    with pytest.raises(ValueError, match="expected a tensor, as nothing may be copied; got list"):
+        xp.asarray([1], copy=False)
+
+
+def test_asarray_shares_no_memory_with_numpy():
+    array = np.ones(1000, "float32")
+    made = xp.asarray(array)
+    array[:] = 2
+    assert_same(made, np.ones(1000, "float32"))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
+def test_filled_arrays_have_the_dtype_asked_for(dtype):
+    numpy_dtype = getattr(ml_dtypes, dtype, dtype)
+    asked = getattr(xp, dtype)
+    like = tf.zeros((2, 3), asked)
+    for made in (xp.zeros((2, 3), dtype=asked), xp.zeros_like(like), xp.zeros_like(tf.ones((2, 3)), dtype=asked)):
+        assert_same(made, np.zeros((2, 3), numpy_dtype))
+    for made in (
+        xp.ones((2, 3), dtype=asked),
+        xp.ones_like(like),
+        xp.full((2, 3), 1, dtype=asked),
+        xp.full_like(like, 1),
+    ):
+        assert_same(made, np.ones((2, 3), numpy_dtype))
+
+
+@given(st.integers(-5, 5), st.integers(-5, 5), st.sampled_from([-3, -1, 1, 2]))
+def test_counting_agrees_with_numpy(start, stop, step):
+    expected = np.arange(start, stop, step)
+    assert_same(xp.arange(start, stop, step), expected.astype("int32"))
+    assert_same(xp.arange(start, stop, step, dtype=xp.int8), expected.astype("int8"))
+    assert_same(xp.arange(tf.constant(start), tf.constant(stop, tf.int64), step), expected.astype("int32"))
+    assert_same(xp.arange(start, tf.constant(stop), step, dtype=xp.float64), expected.astype("float64"))
+
+
+def test_counting_in_fractions_gives_float32():
+    assert_same(xp.arange(0.0, 1.0, 0.25), np.arange(0.0, 1.0, 0.25, dtype="float32"))
+    assert_same(xp.arange(3), np.arange(3, dtype="int32"))
+
+
+def test_variables_stand_for_their_values():
+    variable, positive = tf.Variable([[-1.0, 2.0]]), tf.Variable([[1.0, 2.0]])
+    value = variable.numpy()
+    assert_same(xp.add(variable, tf.ones((1, 2), tf.float64)), value + np.ones((1, 2)))
+    assert_same(xp.add(variable, variable), value + value)
+    assert_same(xp.multiply(0.5, variable), value * np.float32(0.5))
+    assert_same(xp.log(positive), np.log(positive.numpy()), rtol=1e-6)
+    assert_same(xp.sum(variable, axis=1), value.sum(axis=1))
+    assert_same(xp.matmul(variable, xp.matrix_transpose(variable)), value @ value.T)
+    assert_same(xp.where(xp.less(variable, 0.0), 0.0, variable), np.maximum(value, 0))
+    assert_same(xp.concat([variable, variable]), np.concatenate([value, value]))
+    assert_same(xp.take(variable, tensor([1, 1]), axis=1), value[:, [1, 1]])
+    assert_same(xp.zeros_like(variable), np.zeros_like(value))
+    assert xp.shape(variable) == (1, 2)
+
+
+def test_results_do_not_follow_a_variable_that_changes():
+    variable = tf.Variable([[1.0, 2.0]])
+    value = variable.numpy()
+    same = [
+        xp.astype(variable, xp.float32),
+        xp.asarray(variable),
+        xp.squeeze(variable, ()),
+        xp.clip(variable),
+        xp.sum(variable, axis=()),
+        xp.abs(variable),
+        xp.reshape(variable, (1, 2)),
+    ]
+    variable.assign([[7.0, 8.0]])
+    for each in same:
+        assert_same(each, value)
+
+
+def traced(function, mode, *tensors):
+    """Run a function whose arguments have no known dimension while it is traced."""
+    signature = [tf.TensorSpec([None] * x.shape.rank, x.dtype) for x in tensors]
+    return tf.function(function, input_signature=signature, autograph=False, jit_compile=mode == "xla")(*tensors)
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_unknown_dimensions_become_tensors(mode):
+    def sizes(x):
+        assert all(isinstance(size, tf.Tensor) and size.dtype is xp.int32 for size in xp.shape(x))
+        assert xp.shape(xp.expand_dims(x, axis=1))[1] == 1
+        return xp.stack(xp.shape(x))
+
+    assert xp.shape(tf.ones((2, 3))) == (2, 3)
+    assert_same(traced(sizes, mode, tf.ones((2, 3))), np.asarray([2, 3], "int32"))
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_whatever_takes_a_shape_takes_unknown_dimensions(mode):
+    def results(x):
+        rows, columns = xp.shape(x)
+        wide = xp.astype(rows, xp.int64)
+        return [
+            xp.reshape(x, (rows, 1, columns)),
+            xp.reshape(x, (columns, -1)),
+            xp.reshape(x, xp.multiply(rows, columns)),
+            xp.broadcast_to(x, (4, wide, columns)),
+            xp.zeros((rows, 2)),
+            xp.ones((2, columns), dtype=xp.bfloat16),
+            xp.full((wide,), 7),
+            xp.full_like(x, 7),
+            xp.zeros_like(x, dtype=xp.int8),
+            xp.isfinite(xp.astype(x, xp.int32)),
+            xp.arange(columns),
+            xp.arange(rows, columns, 2),
+            xp.arange(columns, rows),
+            xp.arange(columns, 0, -1),
+            xp.repeat(x, 2, axis=0),
+            xp.take(x, xp.arange(-1, rows), axis=1),
+            xp.matmul(x, xp.matrix_transpose(x)),
+            xp.max(x, axis=-1, keepdims=True),
+            xp.squeeze(x[:1], 0),
+        ]
+
+    array = np.arange(6, dtype="float32").reshape(2, 3)
+    expected = [
+        array.reshape(2, 1, 3),
+        array.reshape(3, 2),
+        array.reshape(6),
+        np.broadcast_to(array, (4, 2, 3)),
+        np.zeros((2, 2), "float32"),
+        np.ones((2, 3), ml_dtypes.bfloat16),
+        np.full(2, 7, "int32"),
+        np.full_like(array, 7),
+        np.zeros((2, 3), "int8"),
+        np.ones((2, 3), "bool"),
+        np.arange(3, dtype="int32"),
+        np.arange(2, 3, 2, dtype="int32"),
+        np.arange(0, dtype="int32"),
+        np.arange(3, 0, -1, dtype="int32"),
+        np.repeat(array, 2, axis=0),
+        array[:, [-1, 0, 1]],
+        array @ array.T,
+        array.max(axis=-1, keepdims=True),
+        array[0],
+    ]
+    for got, wanted in zip(traced(results, mode, tensor(array)), expected, strict=True):
+        assert_same(got, wanted)
+
+
+def test_known_dimensions_stay_known():
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 8])], autograph=False)
+    def split(x):
+        batch, length, _ = xp.shape(x)
+        heads = xp.reshape(x, (batch, length, 2, 4))
+        assert heads.shape.as_list() == [None, None, 2, 4]
+        assert xp.repeat(heads, 3, axis=2).shape.as_list()[3] == 4
+        assert xp.broadcast_to(heads, (batch, length, 2, 4)).shape.as_list() == [None, None, 2, 4]
+        return heads
+
+    assert split(tf.ones((3, 5, 8))).shape == (3, 5, 2, 4)
+
+
+def attend(query, key, value, mask):
+    """Masked softmax attention, in the functions of the standard, and in float32 at least."""
+    dtype = query.dtype
+    wide = xp.result_type(dtype, xp.float32)
+    query, key, value = (xp.astype(x, wide) for x in (query, key, value))
+    *_, rows, width = xp.shape(query)
+    columns = xp.shape(key)[-2]
+    scale = xp.sqrt(xp.astype(xp.asarray(width), wide))
+    scores = xp.matmul(xp.divide(query, scale), xp.matrix_transpose(key))
+    earlier = xp.less_equal(xp.arange(columns), xp.reshape(xp.arange(rows), (rows, 1)))
+    mask = xp.logical_and(mask, earlier)
+    top = xp.max(xp.where(mask, scores, -math.inf), axis=-1, keepdims=True)
+    shifted = xp.subtract(scores, xp.where(xp.isfinite(top), top, 0.0))
+    weights = xp.where(mask, xp.exp(xp.where(mask, shifted, 0.0)), 0.0)
+    total = xp.sum(weights, axis=-1, keepdims=True)
+    weights = xp.divide(weights, xp.where(xp.equal(total, 0.0), 1.0, total))
+    return xp.astype(xp.matmul(weights, value), dtype)
+
+
+def attend_in_numpy(query, key, value, mask):
+    query, key, value = (x.astype("float64") for x in (query, key, value))
+    rows, columns = query.shape[-2], key.shape[-2]
+    mask = mask & np.tri(rows, columns, dtype="bool")
+    weights = np.where(mask, np.exp(query @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])), 0.0)
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total == 0, 1.0, total) @ value
+
+
+@functools.cache
+def attention_case():
+    rng = np.random.default_rng(2)
+    arrays = [rng.normal(size=(2, 3, *size)) for size in ((5, 4), (7, 4), (7, 6))]
+    mask = rng.random((2, 1, 5, 7)) > 0.4
+    mask[:, :, 2] = False  # a fully masked row
+    return (*arrays, mask)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 2e-2), ("float32", 1e-6), ("float64", 1e-14)]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_attention_is_the_same_in_every_mode(mode, dtype, tolerance):
+    arrays = backend.from_numpy(attention_case(), dtype=dtype)
+    expected = attend_in_numpy(*backend.to_numpy(arrays))
+    runs = (
+        [backend.compile(attend, mode=mode)]
+        if mode == "eager"
+        else [
+            backend.compile(attend, mode=mode),
+            functools.partial(traced, attend, mode),
+        ]
+    )
+    for run in runs:
+        got = run(*arrays)
+        assert got.dtype is getattr(xp, dtype)
+        np.testing.assert_allclose(backend.to_numpy(got).astype("float64"), expected, atol=tolerance)
+        assert not got.numpy()[:, :, 2].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_attention_are_those_of_central_differences(mode):
+    arrays = backend.from_numpy(attention_case())
+    rng = np.random.default_rng(3)
+    cotangent = tensor(rng.normal(size=(2, 3, 5, 6)))
+
+    def loss(*arguments):
+        return xp.sum(xp.multiply(attend(*arguments), cotangent))
+
+    differentiate = backend.value_and_grad(loss)
+    run = differentiate if mode == "eager" else functools.partial(traced, differentiate, mode)
+    _, gradients = run(*arrays)
+    assert gradients[3] is None
+    for place in range(3):
+        direction = rng.normal(size=arrays[place].shape)
+        moved = [
+            [xp.add(x, tensor(sign * 1e-6 * direction)) if at == place else x for at, x in enumerate(arrays)]
+            for sign in (1, -1)
+        ]
+        derivative = (loss(*moved[0]) - loss(*moved[1])).numpy() / 2e-6
+        np.testing.assert_allclose(np.sum(gradients[place].numpy() * direction), derivative, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
+def test_dtypes_are_of_their_kinds(dtype):
+    own = getattr(xp, dtype)
+    for kind in (
+        "bool",
+        "signed integer",
+        "unsigned integer",
+        "integral",
+        "real floating",
+        "complex floating",
+        "numeric",
+    ):
+        standard = getattr(strict, dtype if hasattr(strict, dtype) else "float32")
+        assert xp.isdtype(own, kind) == strict.isdtype(standard, kind)
+    assert xp.isdtype(own, own)
+    assert xp.isdtype(own, ("bool", "numeric"))
+    assert not xp.isdtype(own, (tf.complex64, "complex floating"))
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(ValueError, match=r"expected a kind out of bool, signed integer, .*; got 'floating'"):
+        xp.isdtype(xp.float32, "floating")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FLOATING])
+def test_limits_of_floating_point_are_those_of_ml_dtypes(dtype):
+    expected = ml_dtypes.finfo(getattr(ml_dtypes, dtype, dtype))
+    got = xp.finfo(tf.zeros(1, getattr(xp, dtype)))
+    assert got.dtype is getattr(xp, dtype)
+    for name in ("bits", "eps", "max", "min", "smallest_normal"):
+        assert getattr(got, name) == getattr(expected, name)
+        assert isinstance(getattr(got, name), int if name == "bits" else float)
+
+
+@pytest.mark.parametrize("dtype", INTEGRAL)
+def test_limits_of_integers_are_those_of_numpy(dtype):
+    got, expected = xp.iinfo(getattr(xp, dtype)), np.iinfo(dtype)
+    assert (got.bits, got.min, got.max) == (expected.bits, expected.min, expected.max)
+    assert got.dtype is getattr(xp, dtype)
+
+
+def test_the_namespace_can_be_inspected():
+    info = xp.__array_namespace_info__()
+    assert xp.__array_api_version__ == "2024.12"
+    assert sorted(info.dtypes()) == sorted(DTYPES)
+    assert sorted(info.dtypes(kind=("bool", "real floating"))) == ["bool", "float32", "float64"]
+    assert info.default_dtypes()["integral"] is xp.arange(2).dtype
+    assert info.default_dtypes()["real floating"] is xp.zeros(2).dtype
+    assert info.default_device() in info.devices()
+    assert info.capabilities()["data-dependent shapes"] is False
+
+
+def test_every_public_name_is_there_and_tensors_stay_bare():
+    assert len(set(xp.__all__)) == len(xp.__all__)
+    assert all(hasattr(xp, name) for name in xp.__all__)
+    assert not hasattr(tf.ones(2), "astype")
+    assert not hasattr(tf.ones(2), "__array_namespace__")
+    with pytest.raises((TypeError, tf.errors.InvalidArgumentError)):
+        tf.ones(2) + tf.ones(2, tf.float64)  # TensorFlow would promote, had anybody switched its NumPy behaviour on
+
+
+TWO_DEVICES = """
+import numpy as np, tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from attention_tensorflow import backend
+xp = backend.namespace
+assert backend.devices()[-2:] == ["CPU:0", "CPU:1"], backend.devices()
+here = tf.ones(2)
+made = [xp.zeros(2, device="CPU:1"), xp.ones(2, device="CPU:1"), xp.full(2, 1.0, device="CPU:1"),
+    xp.zeros_like(here, device="CPU:1"), xp.arange(3, device="CPU:1"), xp.asarray([1], device="CPU:1"),
+    xp.asarray(here, device="CPU:1"), backend.to_device(here, "CPU:1"), backend.from_numpy(np.ones(2), device="CPU:1")]
+print(all(x.device.endswith("CPU:1") for x in made), here.device.endswith(backend.devices()[0]))
+"""
+
+
+def test_arrays_are_made_on_the_device_asked_for():
+    # The devices of a process cannot be changed once TensorFlow has used them.
+    run = subprocess.run([sys.executable, "-c", TWO_DEVICES], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["True", "True"], run.stderr
+
+
+class Parameters(NamedTuple):
+    weight: object
+    bias: object
+    power: object
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_functions_take_and_return_trees(mode):
+    def function(parameters, options):
+        assert parameters.bias is None
+        assert isinstance(parameters.power, int)
+        return {"sum": Parameters(xp.pow(parameters.weight, parameters.power), None, [options["x"]])}
+
+    compiled = backend.compile(function, mode=mode)
+    for power in (2, 3):
+        result = compiled(Parameters(tensor([1.0, 2.0]), None, power), {"x": tensor([7])})["sum"]
+        assert isinstance(result, Parameters)
+        assert_same(result.weight, np.asarray([1.0, 2.0]) ** power)
+        assert result.bias is None
+        assert_same(result.power[0], [7])
+
+
+def test_xla_compiles_by_default_and_for_its_own_mode_only():
+    def intermediate_code(mode):
+        return backend.compile(lambda x: xp.exp(x), mode=mode).experimental_get_compiler_ir(tf.ones(2))()
+
+    for mode in (None, "xla"):
+        assert "exponential" in intermediate_code(mode)
+    with pytest.raises(ValueError, match="jit_compile=True"):
+        intermediate_code("graph")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_value_does_not_depend_on_has_gradient_zero(mode):
+    def loss(parameters, unused, indices):
+        return xp.sum(xp.take(parameters.weight, indices, axis=0))
+
+    compiled = backend.compile(backend.value_and_grad(loss), mode=mode)
+    parameters = Parameters(tf.ones((3, 2)), tf.Variable([1.0]), 2)
+    value, (gradient, unused, indices) = compiled(parameters, [tf.ones(2, tf.bfloat16)], tensor([2, 0, 2]))
+    assert_same(value, np.asarray(6, "float32"))
+    assert_same(gradient.weight, np.asarray([[1, 1], [0, 0], [2, 2]], "float32"))  # a dense tensor, not slices
+    assert_same(gradient.bias, np.zeros(1, "float32"))
+    assert_same(unused[0], np.zeros(2, ml_dtypes.bfloat16))
+    assert gradient.power is None
+    assert indices is None
+
+
+def test_an_array_given_twice_has_two_gradients():
+    x = tensor(3.0)
+    _, gradients = backend.value_and_grad(lambda a, b: xp.multiply(xp.square(a), b))(x, x)
+    assert [gradient.numpy() for gradient in gradients] == [18.0, 9.0]
+
+
+def test_dense_tensors_and_variables_are_owned():
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    sparse = tf.sparse.from_dense([[0.0, 1.0]])
+    assert backend.owns(tf.ones(1))
+    assert backend.owns(tf.Variable(1.0))
+    assert not any(backend.owns(x) for x in (ragged, sparse, np.ones(1), 1.0, None))
+
+
+def test_values_can_be_read_outside_of_graphs_only():
+    outside, variable = tf.ones(1), tf.Variable(1.0)
+    assert backend.is_concrete(outside)
+    assert backend.is_concrete(variable)
+    seen = []
+
+    def function(x):
+        seen.extend(
+            [backend.owns(x), backend.is_concrete(x), backend.is_concrete(outside), backend.is_concrete(variable)]
+        )
+        return x
+
+    backend.compile(function, mode="graph")(outside)
+    assert seen == [True, False, False, False]

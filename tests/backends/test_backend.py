@@ -1,0 +1,623 @@
+"""Backends: how they are found, and what every one of them guarantees."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attention_core import explain_attention, scaled_dot_product_attention
+from attention_core._attention.dense import dense
+from attention_core.backend import Backend, Verdict, available_backends, get_backend
+
+ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+
+# PyTorch compiles, and differentiates forward, by parts of its own that it calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any = None
+
+
+def run(script: str, **environment: str) -> str:
+    """What a script prints in a fresh interpreter; the test fails with its errors where it fails."""
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def floats(*numbers: float, dtype: str = "float32") -> np.ndarray:
+    return np.asarray(numbers, dtype=np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype))
+
+
+def extremes(dtype: str) -> np.ndarray:
+    """Numbers that are lost where bits are not kept: signed zeros, infinities, NaN, subnormals, the largest."""
+    limits = ml_dtypes.finfo(dtype)
+    smallest, largest = float(limits.smallest_subnormal), float(limits.max)
+    return floats(
+        1.5, 0.0, -0.0, float("inf"), -float("inf"), float("nan"), smallest, -smallest, largest, -largest, dtype=dtype
+    )
+
+
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert isinstance(actual, np.ndarray)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    assert actual.tobytes() == expected.tobytes()
+
+
+# How backends are found
+
+
+def test_backends_are_listed_in_the_order_of_their_names():
+    names = available_backends()
+    assert names == sorted(names)
+    assert "numpy" in names
+
+
+def test_backends_that_were_asked_for_are_there():
+    assert set(ASKED) <= set(available_backends())
+
+
+def test_backend_is_loaded_once():
+    assert get_backend("numpy") is get_backend("numpy")
+
+
+def test_unknown_backend_is_told_the_known_ones():
+    known = "array_api_strict, jax, numpy, tensorflow, torch"
+    with pytest.raises(ValueError, match=f"expected a backend out of {known}; got 'lantern'"):
+        get_backend("lantern")
+
+
+def test_missing_library_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert available_backends() == []
+    with pytest.raises(ImportError, match=r"'jax' needs its library: pip install 'attention-core\[jax\]'") as error:
+        get_backend.__wrapped__("jax")
+    assert error.value.name == "jax"
+
+
+def test_listing_backends_imports_none_of_them():
+    printed = run("""
+        import sys
+        from attention_core._backend import available_backends, entries
+        available_backends()
+        adapters = {entry.module for entry in entries().values()}
+        print([name for name in sys.modules if name in {*entries(), *adapters}])
+    """)
+    assert printed == "[]"
+
+
+@pytest.fixture
+def third_party(tmp_path, monkeypatch):
+    """A library that nobody has heard of, with a backend that is announced as an installed distribution would."""
+    (tmp_path / "abacus.py").write_text("class Array:\n    shape, dtype = (), 'float32'\n")
+    (tmp_path / "attention_abacus.py").write_text(
+        "import types, abacus\n"
+        "class AbacusBackend:\n"
+        "    name, namespace = 'abacus', types.ModuleType('abacus')\n"
+        "    def owns(self, array):\n"
+        "        return isinstance(array, abacus.Array)\n"
+        "    def is_concrete(self, array):\n"
+        "        return True\n"
+        "backend = AbacusBackend()\n"
+    )
+    announced = tmp_path / "attention_abacus-1.0.dist-info"
+    announced.mkdir()
+    (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: attention-abacus\nVersion: 1.0\n")
+    (announced / "entry_points.txt").write_text("[attention_core.backends]\nabacus = attention_abacus:backend\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+
+
+def test_third_party_backend_is_found(third_party):
+    printed = run(
+        """
+        from attention_core.backend import available_backends, get_backend
+        print(available_backends()[0], get_backend("abacus").name)
+        """,
+        PYTHONPATH=third_party,
+    )
+    assert printed == "abacus abacus"
+
+
+def test_arrays_of_a_third_party_find_their_namespace(third_party):
+    printed = run(
+        """
+        import sys, abacus
+        from attention_core.backend import array_namespace, is_concrete
+        from attention_core.backend import get_backend
+        assert "attention_abacus" not in sys.modules
+        array = abacus.Array()
+        print(array_namespace(array, None, 0.5) is get_backend("abacus").namespace, is_concrete(array))
+        print([name for name in ("jax", "tensorflow", "torch") if name in sys.modules])
+        """,
+        PYTHONPATH=third_party,
+    )
+    assert printed.splitlines() == ["True True", "[]"]
+
+
+def test_backend_imports_no_other_but_that_of_numpy(backend):
+    printed = run(f"""
+        import sys
+        from attention_core._backend import entries, get_backend
+        get_backend({backend.name!r})
+        print(*sorted({{entry.module.partition(".")[0] for entry in entries().values()}} & set(sys.modules)))
+    """)
+    own = "attention_numpy" if backend.name == "array_api_strict" else f"attention_{backend.name}"
+    assert printed.split() == sorted({"attention_numpy", own})
+
+
+# What they are
+
+
+def test_backend_keeps_the_contract(backend):
+    assert isinstance(backend, Backend)
+    assert get_backend(backend.name) is backend
+    assert backend.modes[0] == "eager"
+    assert "float32" in backend.dtypes
+    assert set(backend.dtypes) <= set(FLOATING)
+
+
+def test_devices_and_versions_have_names(backend):
+    assert backend.devices()
+    assert len(set(backend.devices())) == len(backend.devices())
+    assert all(isinstance(device, str) for device in backend.devices())
+    assert all(isinstance(text, str) for pair in backend.versions().items() for text in pair)
+    assert backend.name.replace("_", "-") in backend.versions()
+
+
+def test_backend_owns_its_arrays_and_nothing_else(backend):
+    assert backend.owns(backend.from_numpy(floats(1.0)))
+    assert backend.owns(floats(1.0)) == (backend.name == "numpy")
+    assert not any(map(backend.owns, (None, 1, 1.0, [1.0], "1.0", object())))
+
+
+@pytest.mark.needs("numpy")
+@pytest.mark.parametrize(("make", "got"), [(np.ma.asarray, "a masked array"), (np.asmatrix, "a matrix")])
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_arrays_that_only_look_like_plain_ones_are_refused(make, got):
+    with pytest.raises(TypeError, match=f"expected a plain array; got {got}: pass"):
+        get_backend("numpy").owns(make(floats(1.0)))
+
+
+# To NumPy and back
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_floating_point_comes_back_bit_for_bit_or_is_refused(backend, dtype):
+    array = extremes(dtype).reshape(2, 5)
+    if dtype in backend.dtypes:
+        assert_same_bits(backend.to_numpy(backend.from_numpy(array)), array)
+    else:
+        with pytest.raises(ValueError, match=f"expected a floating-point type out of .*; got {dtype}"):
+            backend.from_numpy(array)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "uint8"])
+def test_integers_come_back_bit_for_bit(backend, dtype):
+    array = np.asarray([[0, 1, 1], [100, 1, 0]]).astype(dtype)
+    assert_same_bits(backend.to_numpy(backend.from_numpy(array)), array)
+
+
+def test_wide_integers_keep_their_value(backend):
+    array = np.asarray([-7, 2**40 if "float64" in backend.dtypes else 2**30])
+    np.testing.assert_array_equal(backend.to_numpy(backend.from_numpy(array)), array)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (2, 3)])
+def test_every_shape_comes_back(backend, shape):
+    array = np.full(shape, 1.5, dtype="float32")
+    assert tuple(backend.from_numpy(array).shape) == shape
+    assert_same_bits(backend.to_numpy(backend.from_numpy(array)), array)
+
+
+def test_transposed_and_reversed_arrays_come_back(backend):
+    array = np.arange(6, dtype="float32").reshape(2, 3).T[::-1]
+    np.testing.assert_array_equal(backend.to_numpy(backend.from_numpy(array)), array)
+
+
+def test_arrays_share_no_memory_with_numpy(backend):
+    array = floats(1.0, 2.0)
+    placed = backend.from_numpy(array)
+    array[0] = 7.0
+    returned = backend.to_numpy(placed)
+    returned[1] = 7.0
+    np.testing.assert_array_equal(backend.to_numpy(placed), [1.0, 2.0])
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_only_floating_point_takes_the_dtype_asked_for(backend, dtype):
+    if dtype not in backend.dtypes:
+        with pytest.raises(ValueError, match="expected a floating-point type out of"):
+            backend.from_numpy(floats(1.0), dtype=dtype)
+        return
+    tree = [floats(0.1, -3.0, dtype="float64"), floats(2.5, dtype="bfloat16"), np.asarray([1], dtype="int32")]
+    first, second, count = backend.to_numpy(backend.from_numpy(tree, dtype=dtype))
+    assert_same_bits(first, floats(0.1, -3.0, dtype=dtype))
+    assert_same_bits(second, floats(2.5, dtype=dtype))
+    assert_same_bits(count, tree[2])
+
+
+def test_values_beyond_the_range_become_infinite(backend):
+    placed = backend.from_numpy(floats(1e300, -1e300, dtype="float64"), dtype="float32")
+    np.testing.assert_array_equal(backend.to_numpy(placed), [np.inf, -np.inf])
+
+
+def test_trees_keep_their_structure(backend):
+    tree = {"pair": Pair(floats(1.0), [floats(2.0), None]), "rest": (Pair(3), 0.5, True, "x", {}), "empty": []}
+    placed = backend.from_numpy(tree)
+    assert backend.owns(placed["pair"].first)
+    assert backend.owns(placed["pair"].second[0])
+    assert placed["rest"] == (Pair(3), 0.5, True, "x", {})
+    returned = backend.to_numpy(backend.to_device(placed, backend.devices()[0]))
+    assert str(returned) == str(tree)
+    assert isinstance(returned["pair"], Pair)
+
+
+def test_what_is_no_numpy_array_is_refused(backend):
+    with pytest.raises(TypeError, match="expected a tree of NumPy arrays; got object"):
+        backend.from_numpy([object()])
+
+
+# Devices
+
+
+def test_arrays_are_placed_where_asked(backend):
+    array = floats(1.0, -2.0)
+    for device in backend.devices():
+        placed = backend.from_numpy({"x": array}, device=device)["x"]
+        moved = backend.to_device([backend.from_numpy(array), None], device)[0]
+        assert placed.device == moved.device
+        if backend.is_concrete(placed):
+            assert_same_bits(backend.to_numpy(placed), array)
+            assert_same_bits(backend.to_numpy(moved), array)
+
+
+def test_unknown_device_is_told_the_known_ones(backend):
+    words = f"expected a device out of {', '.join(backend.devices())}; got 'moon:1'"
+    for place in (lambda: backend.to_device(None, "moon:1"), lambda: backend.from_numpy(floats(1.0), device="moon:1")):
+        with pytest.raises(ValueError, match="expected a device out of") as error:
+            place()
+        assert str(error.value) == words
+
+
+# Modes
+
+
+def test_every_mode_computes_the_same(backend):
+    xp = backend.namespace
+
+    def swap(tree, offset):
+        return Pair(tree["y"].second, [xp.add(tree["x"], offset), tree["y"].first])
+
+    arguments = backend.from_numpy(({"x": floats(1.0, 2.0), "y": Pair(None, floats(4.0))}, floats(0.5)))
+    for mode in (*backend.modes, None):
+        result = backend.to_numpy(backend.compile(swap, mode=mode)(*arguments))
+        assert str(result) == str(Pair(floats(4.0), [floats(1.5, 2.5), None])), mode
+
+
+def test_functions_of_one_definition_compile_independently(backend):
+    xp = backend.namespace
+
+    def multiplication(factor):
+        return backend.compile(lambda x: xp.multiply(x, factor))
+
+    for factor in range(1, 10):
+        product = multiplication(float(factor))(backend.from_numpy(floats(2.0)))
+        np.testing.assert_array_equal(backend.to_numpy(product), [2.0 * factor])
+
+
+def test_compiled_function_takes_any_number_of_shapes(backend):
+    double = backend.compile(lambda x: backend.namespace.add(x, x))
+    for length in range(1, 10):
+        total = double(backend.from_numpy(np.ones(length, dtype="float32")))
+        np.testing.assert_array_equal(backend.to_numpy(total), np.full(length, 2.0))
+
+
+def test_eager_is_the_function_itself(backend):
+    assert backend.compile(len, mode="eager") is len
+
+
+def test_unknown_mode_is_told_the_known_ones(backend):
+    with pytest.raises(ValueError, match="expected a mode out of") as error:
+        backend.compile(len, mode="faster")
+    assert str(error.value) == f"expected a mode out of {', '.join(backend.modes)}; got 'faster'"
+
+
+def test_values_are_concrete_only_where_they_can_be_read(backend):
+    closed_over = backend.from_numpy(floats(1.0))
+
+    def looking(seen):
+        def look(x):
+            seen.append((backend.owns(x), backend.is_concrete(x), backend.is_concrete(closed_over)))
+            return backend.namespace.add(x, closed_over)
+
+        return look
+
+    for mode in (*backend.modes, None):
+        seen: list[tuple[bool, bool, bool]] = []
+        backend.compile(looking(seen), mode=mode)(backend.from_numpy(floats(1.0)))
+        eager = (mode or backend.modes[-1]) == "eager"
+        assert set(seen) == {(True, eager, eager)}, mode
+
+
+# Derivatives
+
+
+def test_backend_without_derivatives_says_so(backend):
+    if backend.differentiates:
+        assert callable(backend.value_and_grad(len))
+        return
+    with pytest.raises(TypeError, match="expected a backend that differentiates, such as jax, tensorflow, torch; got"):
+        backend.value_and_grad(len)
+
+
+def assert_gradients_by_hand(backend, value, gradients):
+    """Of x * exp(y), summed, at x = (1, 2) and y = (0, 1): exp(y) and x * exp(y)."""
+    pair, rest = backend.to_numpy(gradients)
+    np.testing.assert_allclose(backend.to_numpy(value), 1 + 2 * np.e, rtol=1e-6)
+    np.testing.assert_allclose(pair.first, [1, np.e], rtol=1e-6)
+    np.testing.assert_allclose(rest["y"][0], [1, 2 * np.e], rtol=1e-6)
+    np.testing.assert_array_equal(pair.second, [0.0, 0.0])  # it takes no part
+    assert rest["y"][1:] == [None, None]  # integers and what is no array
+    assert isinstance(pair, Pair)
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_equal_the_derivative_by_hand(backend):
+    xp = backend.namespace
+
+    def function(pair, rest):
+        return xp.sum(xp.multiply(pair.first, xp.exp(rest["y"][0])))
+
+    rest = {"y": [floats(0.0, 1.0), np.asarray([1, 2], dtype="int32"), None]}
+    arguments = backend.from_numpy((Pair(floats(1.0, 2.0), floats(5.0, 5.0)), rest))
+    for mode in backend.modes:
+        inside = backend.value_and_grad(backend.compile(function, mode=mode))
+        outside = backend.compile(backend.value_and_grad(function), mode=mode)
+        assert_gradients_by_hand(backend, *inside(*arguments))
+        assert_gradients_by_hand(backend, *outside(*arguments))
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_have_gradients(backend):
+    xp = backend.namespace
+
+    def cube(x):
+        return xp.multiply(x, xp.multiply(x, x))
+
+    def derivative(x):
+        return backend.value_and_grad(cube)(x)[1][0]
+
+    value, (gradient,) = backend.value_and_grad(derivative)(backend.from_numpy(floats(2.0).reshape(())))
+    assert (float(backend.to_numpy(value)), float(backend.to_numpy(gradient))) == (12.0, 12.0)
+
+
+@pytest.mark.needs("gradients")
+def test_array_given_twice_has_two_gradients(backend):
+    xp = backend.namespace
+    x = backend.from_numpy(floats(3.0).reshape(()))
+    _, gradients = backend.value_and_grad(lambda x, y: xp.multiply(x, xp.multiply(x, y)))(x, x)
+    assert [float(gradient) for gradient in backend.to_numpy(gradients)] == [18.0, 9.0]
+
+
+@pytest.mark.needs("gradients")
+def test_function_without_variables_has_no_gradients(backend):
+    xp = backend.namespace
+    number = backend.from_numpy(np.asarray(3, dtype="int32"))
+    value, gradients = backend.value_and_grad(lambda count, rest: xp.astype(count, xp.float32))(number, None)
+    assert float(backend.to_numpy(value)) == 3.0
+    assert gradients == (None, None)
+
+
+@pytest.mark.needs("gradients")
+def test_constant_function_has_the_gradient_zero(backend):
+    xp = backend.namespace
+    value, (gradient,) = backend.value_and_grad(lambda x: xp.ones(()))(backend.from_numpy(floats(1.0, 2.0)))
+    assert float(backend.to_numpy(value)) == 1.0
+    assert_same_bits(backend.to_numpy(gradient), floats(0.0, 0.0))
+
+
+@pytest.mark.needs("gradients")
+def test_function_to_several_numbers_is_refused(backend):
+    with pytest.raises(ValueError, match=r"expected a function to a 0-d array; got shape \(2,\)"):
+        backend.value_and_grad(lambda x: x)(backend.from_numpy(floats(1.0, 2.0)))
+
+
+# What only one library has
+
+
+@pytest.mark.needs("torch")
+def test_gradients_of_torch_leave_the_inputs_alone():
+    backend = get_backend("torch")
+    x = backend.from_numpy(floats(1.0, 2.0)).requires_grad_()
+    _, (gradient,) = backend.value_and_grad(lambda x: x.square().sum())(x)
+    np.testing.assert_array_equal(backend.to_numpy(gradient), [2.0, 4.0])
+    assert x.grad is None
+    assert x.is_leaf
+    untracked = x.detach()
+    backend.value_and_grad(lambda x: x.sum())(untracked)
+    backend.value_and_grad(lambda x, y: (x * y).sum())(x, untracked)
+    assert not untracked.requires_grad
+
+
+@pytest.mark.needs("torch")
+def test_compiled_functions_of_older_torch_do_not_use_up_one_another(monkeypatch):
+    backend = get_backend("torch")
+    monkeypatch.setattr(sys.modules["attention_torch.backend"], "RECOMPILE_OPTIONS", {})
+    for number in range(1, 10):
+        doubled = backend.compile(lambda x: x + x)(backend.from_numpy(floats(number)))
+        assert doubled.item() == 2 * number
+
+
+@pytest.mark.needs("torch")
+def test_values_of_torch_cannot_be_read_under_its_transforms():
+    backend = get_backend("torch")
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen = {}
+
+    def look(where):
+        def function(x):
+            seen[where] = backend.is_concrete(x)
+            return x.sum()
+
+        return function
+
+    x = torch.ones(2, 3)
+    torch.vmap(look("vmap"))(x)
+    torch.func.grad(lambda x: torch.vmap(look("grad of vmap"))(x).sum())(x)
+    torch.vmap(torch.func.grad(look("vmap of grad")))(x)
+    torch.jit.trace(look("trace"), (x,), check_trace=False)
+    make_fx(look("make_fx"))(x)
+    look("meta")(x.to("meta"))
+    with torch._subclasses.fake_tensor.FakeTensorMode() as mode:
+        look("fake")(mode.from_tensor(x))
+    module = torch.nn.Module()
+    module.forward = look("export")
+    torch.export.export(module, (x,), strict=False)
+    assert [where for where, concrete in seen.items() if concrete] == []
+    torch.func.grad(look("grad"))(x)
+    torch.func.jvp(look("jvp"), (x,), (x,))
+    look("parameter")(torch.nn.Parameter(x))
+    assert [where for where, concrete in seen.items() if concrete] == ["grad", "jvp", "parameter"]
+
+
+@pytest.mark.needs("jax")
+def test_values_of_jax_cannot_be_read_under_its_transforms():
+    backend = get_backend("jax")
+    import jax
+
+    seen = {}
+
+    def look(where):
+        def function(x):
+            seen[where] = (backend.owns(x), backend.is_concrete(x))
+            return x.sum()
+
+        return function
+
+    x = jax.numpy.ones((2, 3))
+    jax.vmap(look("vmap"))(x)
+    jax.grad(look("grad"))(x)
+    jax.eval_shape(look("eval_shape"), x)
+    jax.lax.map(look("map"), x)
+    assert set(seen.values()) == {(True, False)}
+
+
+@pytest.mark.needs("jax")
+def test_jax_with_64_bits_keeps_every_bit():
+    printed = run(
+        """
+        import numpy as np
+        from attention_core.backend import get_backend
+        backend = get_backend("jax")
+        tree = [np.asarray([0.1, -0.0, 5e-324]), np.asarray([2**40])]
+        returned = backend.to_numpy(backend.from_numpy(tree))
+        assert [each.tobytes() for each in returned] == [each.tobytes() for each in tree]
+        print(*backend.dtypes)
+        """,
+        JAX_ENABLE_X64="1",
+    )
+    assert printed == "float16 bfloat16 float32 float64"
+
+
+@pytest.mark.needs("jax")
+def test_jax_without_64_bits_says_what_to_turn_on():
+    printed = run(
+        """
+        import numpy as np
+        from attention_core.backend import get_backend
+        backend = get_backend("jax")
+        print(*backend.dtypes, *backend.to_numpy(backend.from_numpy(np.asarray([-7, 2**30]))))
+        for array, dtype in ((np.ones(1), None), (np.ones(1, "float32"), "float64"), (np.asarray([2**40]), None)):
+            try:
+                backend.from_numpy(array, dtype=dtype)
+            except ValueError as error:
+                print(error)
+        """,
+        JAX_ENABLE_X64="0",
+    )
+    floating = "expected a floating-point type out of float16, bfloat16, float32; got float64"
+    turn_on = "turn on jax_enable_x64 for types of 64 bits"
+    assert printed.splitlines() == [
+        "float16 bfloat16 float32 -7 1073741824",
+        f"{floating}: {turn_on}",
+        f"{floating}: {turn_on}",
+        f"expected values that int32 can hold; got wider int64: {turn_on}",
+    ]
+
+
+@pytest.mark.needs("jax")
+def test_namespace_of_jax_corrects_and_completes_it():
+    xp = get_backend("jax").namespace
+    import jax
+
+    assert float(xp.erfc(xp.asarray(0.5))) == pytest.approx(0.479500122186953)
+    x = jax.numpy.ones((2, 2))
+    for product in (xp.matmul, xp.vecdot):
+        assert "precision=(HIGHEST, HIGHEST)" in str(jax.make_jaxpr(product)(x, x)).replace("Precision.", "")
+
+
+@pytest.mark.needs("gradients")
+def test_what_is_constant_is_not_differentiated_by(backend):
+    x = backend.from_numpy(np.asarray(3.0, "float32"))
+    value, (gradient,) = backend.value_and_grad(lambda x: x * backend.stop_gradient(x))(x)
+    assert float(backend.to_numpy(value)) == 9.0
+    assert float(backend.to_numpy(gradient)) == 3.0
+
+
+# Kernels
+
+
+class CountingKernel:
+    """A kernel written to the protocol and given no more."""
+
+    name = "a kernel that counts"
+
+    def __init__(self, verdict=None):
+        self.verdict, self.judged, self.attended = verdict or Verdict(None), 0, 0
+
+    def judge(self, call):
+        self.judged += 1
+        return self.verdict
+
+    def attend(self, call):
+        self.attended += 1
+        return dense(call).output
+
+
+@pytest.mark.parametrize("implementation", ["auto", "fused"])
+def test_a_kernel_with_the_members_of_the_protocol_alone_is_taken(implementation, backend, put, rng, monkeypatch):
+    kernel = CountingKernel()
+    monkeypatch.setattr(backend, "kernels", (kernel,))
+    arrays = put([rng.standard_normal((1, 2, size, 4)) for size in (3, 5, 5)])
+    assert explain_attention(*arrays).chosen == "fused"
+    assert (kernel.judged, kernel.attended) == (1, 0)  # which computes no attention
+    scaled_dot_product_attention(*arrays, implementation=implementation)
+    assert (kernel.judged, kernel.attended) == (2, 1)
+
+
+@pytest.mark.parametrize("verdict", [Verdict("has no time"), Verdict(None, is_faster=False)])
+def test_auto_takes_no_kernel_that_refuses_or_is_slower(verdict, backend, put, rng, monkeypatch):
+    kernel = CountingKernel(verdict)
+    monkeypatch.setattr(backend, "kernels", (kernel,))
+    arrays = put([rng.standard_normal((1, 2, size, 4)) for size in (3, 5, 5)])
+    scaled_dot_product_attention(*arrays)
+    assert (kernel.judged, kernel.attended) == (1, 0)
+    if verdict.refusal is None:
+        scaled_dot_product_attention(*arrays, implementation="fused")
+        assert kernel.attended == 1
+    else:
+        with pytest.raises(ValueError, match="a kernel that counts has no time"):
+            scaled_dot_product_attention(*arrays, implementation="fused")

@@ -1,0 +1,212 @@
+"""Results stay where the arrays are, shown without an accelerator: on devices that are made up, or cut from the CPU."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from attention_core import (
+    Causal,
+    Dropout,
+    KeyLengths,
+    Segments,
+    SlidingWindow,
+    attention_scores,
+    get_backend,
+    mask_from_lengths,
+    scaled_dot_product_attention,
+)
+
+# Leading axis, query heads, key heads, query length, key length, head dimension, its counterpart of the values.
+B, H, G, M, N, D, E = 2, 4, 2, 3, 5, 7, 6
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+QUERY, KEY, VALUE = random(B, H, M, D), random(B, G, N, D), random(B, G, N, E)
+LENGTHS = np.asarray([4, 0], dtype="int32")
+QUERY_IDS = np.asarray([[0, 0, 1], [0, 1, 1]], dtype="int32")
+KEY_IDS = np.asarray([[0, 0, 1, 1, 2], [1, 1, 1, 0, 0]], dtype="int32")
+BIAS = random(M, N)
+BIAS[0, 0] = -np.inf
+CASES = {
+    "plain": lambda place: {},
+    "causal": lambda place: {"is_causal": True},
+    "mask": lambda place: {"mask": place(BIAS > 0)},
+    "lengths": lambda place: {"mask": KeyLengths(place(LENGTHS))},
+    "lengths and causal": lambda place: {"mask": KeyLengths(place(LENGTHS)), "is_causal": True},
+    "one length": lambda place: {"mask": KeyLengths(3)},
+    "segments": lambda place: {"mask": Segments(place(QUERY_IDS), place(KEY_IDS))},
+    "window": lambda place: {"mask": SlidingWindow(1, 0, offset=place(LENGTHS - 1))},
+    "combined": lambda place: {"mask": (Causal(1) | ~KeyLengths(place(LENGTHS))) & place(BIAS > -1)},
+    "bias": lambda place: {"bias": place(BIAS), "mask": place(np.ones((B, 1, 1, N), dtype=bool))},
+    "numbers": lambda place: {"scale": place(np.float32(0.5)), "softcap": place(np.float32(2.0))},
+    "dropout": lambda place: {"dropout": Dropout(0.5, 7)},
+}
+
+
+def attend(place, case):
+    arrays = (place(array) for array in (QUERY, KEY, VALUE))
+    return scaled_dot_product_attention(*arrays, return_weights=True, return_logsumexp=True, **CASES[case](place))
+
+
+def expected(case):
+    return attend(get_backend("numpy").from_numpy, case)
+
+
+def assert_close(actual, desired):
+    for array, goal in zip(actual, desired, strict=True):
+        np.testing.assert_allclose(array, goal, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_stay_on_the_device(backend, case):
+    for device in backend.devices():
+        place = lambda array, device=device: backend.from_numpy(array, device=device)  # noqa: E731
+        results = attend(place, case)
+        assert {str(result.device) for result in results} == {str(place(QUERY).device)}
+        if backend.is_concrete(results.output):
+            assert_close(backend.to_numpy(results), expected(case))
+
+
+def test_scores_and_masks_stay_on_the_device(backend):
+    for device in backend.devices():
+        query, key, lengths = backend.from_numpy((QUERY, KEY, LENGTHS), device=device)
+        mask = mask_from_lengths(lengths, N)
+        scores = attention_scores(query, key, mask=mask_from_lengths(lengths, N))
+        assert str(mask.device) == str(scores.device) == str(query.device)
+
+
+def test_arrays_on_two_devices_are_refused(backend):
+    if len(backend.devices()) == 1:
+        pytest.skip("a single device")
+    first, second = backend.devices()[:2]
+    query = backend.from_numpy(QUERY, device=first)
+    key, value = backend.from_numpy((KEY, VALUE), device=second)
+    with pytest.raises(ValueError, match="expected key on the device of query"):
+        scaled_dot_product_attention(query, key, value)
+
+
+# The case of the tests above, for scripts that need an interpreter of their own.
+PREAMBLE = """
+import numpy as np
+from attention_core import KeyLengths, get_backend, scaled_dot_product_attention
+
+def random(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+def attend(query, key, value, lengths):
+    mask = KeyLengths(lengths)
+    return scaled_dot_product_attention(query, key, value, mask=mask, is_causal=True, return_logsumexp=True)
+
+def check(result, leading=2, length=3):
+    desired = attend(*arrays(leading, length))
+    for name in ("output", "logsumexp"):
+        actual = backend.to_numpy(getattr(result, name))
+        np.testing.assert_allclose(actual, getattr(desired, name), rtol=2e-5, atol=2e-6)
+
+def arrays(leading=2, length=3):
+    lengths = np.arange(leading, dtype="int32")
+    return random(leading, 4, length, 7), random(leading, 2, 5, 7), random(leading, 2, 5, 6), lengths
+"""
+
+
+def run(script: str, **environment: str) -> None:
+    """Run a script in a fresh interpreter; the test fails with its errors where it fails."""
+    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+EIGHT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+
+
+@pytest.mark.needs("jax")
+def test_jax_results_stay_on_one_of_many_devices():
+    run(
+        """
+        import jax
+        backend = get_backend("jax")
+        assert backend.devices() == [f"cpu:{index}" for index in range(8)]
+        placed = backend.from_numpy(arrays(), device="cpu:3")
+        for mode in backend.modes:
+            result = backend.compile(attend, mode=mode)(*placed)
+            assert result.output.devices() == result.logsumexp.devices() == {jax.devices()[3]}, mode
+            check(result)
+        moved = backend.to_device(placed, "cpu:5")
+        assert attend(*moved).output.devices() == {jax.devices()[5]}
+        """,
+        **EIGHT,
+    )
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize("axis", [0, 2], ids=["leading axis", "query length"])
+def test_jax_results_stay_sharded(axis):
+    run(
+        f"""
+        import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        backend, axis = get_backend("jax"), {axis}
+        mesh = Mesh(np.asarray(jax.devices()), ("parts",))
+        parts = NamedSharding(mesh, PartitionSpec(*[None] * axis, "parts"))
+        whole = NamedSharding(mesh, PartitionSpec())
+        query, *rest = backend.from_numpy(arrays(8, 16))
+        query = jax.device_put(query, parts)
+        rest = [jax.device_put(array, whole if axis else parts) for array in rest]
+        for mode in backend.modes:
+            result = backend.compile(attend, mode=mode)(query, *rest)
+            assert result.output.sharding.is_equivalent_to(parts, 4), (mode, result.output.sharding)
+            check(result, 8, 16)
+        """,
+        **EIGHT,
+    )
+
+
+@pytest.mark.needs("tensorflow")
+def test_tensorflow_results_stay_where_its_scope_says():
+    run(
+        """
+        import tensorflow as tf
+        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(3)]
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+        backend = get_backend("tensorflow")
+        last = backend.devices()[2]
+        placed = backend.from_numpy(arrays(), device=last)
+        assert all(array.device.endswith("CPU:2") for array in (*placed, *backend.to_device(placed, last)))
+        for mode in backend.modes:
+            function = backend.compile(attend, mode=mode)
+            check(function(*placed))  # TensorFlow alone decides where to compute, whatever the arrays
+            with tf.device(last):
+                result = function(*placed)
+            assert {result.output.device, result.logsumexp.device} == {placed[0].device}, mode
+            check(result)
+        """,
+        TF_CPP_MIN_LOG_LEVEL="2",
+    )
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("case", CASES)
+def test_torch_computes_shapes_without_values(case):
+    backend = get_backend("torch")
+    results = attend(lambda array: backend.from_numpy(array, device="meta"), case)
+    assert all(result.is_meta for result in results)
+    assert [tuple(result.shape) for result in results] == [(B, H, M, E), (B, H, M, N), (B, H, M)]
+    assert {backend.from_numpy(QUERY).dtype} == {result.dtype for result in results}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_torch_computes_dtypes_without_values(dtype):
+    backend = get_backend("torch")
+    import torch
+
+    output, weights, logsumexp = attend(lambda array: backend.from_numpy(array, device="meta", dtype=dtype), "causal")
+    assert output.dtype == weights.dtype == getattr(torch, dtype)
+    assert logsumexp.dtype == (torch.float64 if dtype == "float64" else torch.float32)

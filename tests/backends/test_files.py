@@ -1,0 +1,451 @@
+"""Files of parameters: what is written comes back bit for bit, and what is not whole is an error by name."""
+
+import doctest
+import json
+import pickle
+import stat
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from attention_core import get_backend, layers, parameters
+from attention_numpy import files
+from attention_numpy.files import (
+    FileError,
+    load_arrays,
+    load_layer,
+    load_layers,
+    load_tree,
+    save_arrays,
+    save_layer,
+    save_layers,
+    save_tree,
+)
+
+DTYPES = [
+    "float16",
+    ml_dtypes.bfloat16,
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+]
+LAYERS = [
+    layers.DotProductAttention(softcap=3.0),
+    layers.MultiHeadAttention(
+        12, 3, key_channels=5, value_channels=7, extra_key_value=True, query_bias=False, dropout=0.1
+    ),
+    layers.MultiHeadAttention(12, 6, 2, bias=False, output=False),
+    layers.FeedForward(4, 9, output_channels=3),
+    layers.EncoderLayer(8, 2, 16, epsilon=1e-12),
+    layers.Embeddings(11, 7, 4, norm=False),
+    layers.Embeddings(11, 7, 4, num_segments=2),
+    layers.SaganAttention(16),
+    layers.SaganAttention(16, output=False, spectral_norm=False, pool=False, bias=True, value_channels=16),
+]
+
+
+def drawn(rng, dtype, *dims):
+    """Any bits at all: NaN with payloads, signed zeros and subnormals among them."""
+    size = np.dtype(dtype).itemsize
+    if np.dtype(dtype) == bool:
+        return rng.integers(0, 2, dims).astype(bool)
+    return np.frombuffer(rng.bytes(size * int(np.prod(dims))), dtype=dtype).reshape(dims)
+
+
+def assert_same(found, expected):
+    """Equal in structure, type, dtype, shape and bits."""
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        found, expected = list(found.values()), list(expected.values())
+    if isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for branch, wanted in zip(found, expected, strict=True):
+            assert_same(branch, wanted)
+    elif expected is not None:
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "weights.safetensors"
+
+
+def made(layer, dtype="float32"):
+    values = layer.init(3, xp=np), layer.init_state(3, xp=np)
+    return get_backend("numpy").from_numpy(values, dtype=dtype)
+
+
+# --- any tree ---
+
+
+@pytest.mark.parametrize("dims", [(), (0,), (3, 0, 2), (1,), (3, 5), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_an_array_comes_back_bit_for_bit(path, rng, dtype, dims):
+    array = drawn(rng, dtype, *dims)
+    save_tree(path, array)
+    found, settings = load_tree(path)
+    assert_same(found, array)
+    assert settings is None
+    assert found.flags.writeable
+
+
+def test_a_tree_of_everything_comes_back(path, rng):
+    linear = parameters.Linear(drawn(rng, "float32", 2, 3))
+    tree = {
+        "list": [linear, None, (), [], {}],
+        "tuple": (np.asarray(7), {"b.c": linear, "a": [np.zeros(0, bool)]}),
+        "state": layers.SpectralVectors(*(drawn(rng, ml_dtypes.bfloat16, 3) for _ in range(3))),
+    }
+    settings = {"text": "é", "numbers": [1, 0.1, -1e300, 2**70], "none": None, "deep": {"on": True}}
+    save_tree(path, tree, settings)
+    found, again = load_tree(path)
+    assert_same(found, tree)
+    assert again == settings
+
+
+@pytest.mark.parametrize("tree", [None, (), [], {}, [None]], ids=str)
+def test_a_tree_without_arrays_comes_back(path, tree):
+    save_tree(path, tree)
+    assert load_tree(path) == (tree, None)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.T, lambda x: x[::-1, ::2], lambda x: np.broadcast_to(x[0], (5, 6)), lambda x: x.astype(">f4")],
+    ids=["transposed", "strided", "broadcast", "big-endian"],
+)
+def test_views_are_kept_by_value(path, rng, view):
+    array = view(rng.standard_normal((4, 6)).astype(np.float32))
+    save_tree(path, [array])
+    (found,), _ = load_tree(path)
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == np.float32
+
+
+def test_arrays_have_the_names_of_named_arrays(path):
+    layer = layers.EncoderLayer(8, 2, 16)
+    tree, _ = made(layer)
+    expected = layers.named_arrays(tree)
+    save_tree(path, tree)
+    assert_same(dict(sorted(load_file(path).items())), dict(sorted(expected.items())))
+    save_layer(path, layer, tree)
+    assert set(load_file(path)) == set(expected)
+
+
+def test_a_state_stands_beside_the_parameters(path):
+    layer = layers.SaganAttention(16)
+    save_layer(path, layer, *made(layer))
+    names = set(load_file(path))
+    assert {"theta.weight", "sigma", "state.theta", "state.output"} <= names
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (1.5, "expected array for .* as a NumPy array; got float"),
+        ({"a": ["text"]}, "expected a.0 for .* as a NumPy array; got str"),
+        (np.zeros(2, complex), "expected array for .* of a dtype out of bool, .*; got complex128"),
+        (np.zeros(2, object), "of a dtype out of bool, .*; got object"),
+        (np.zeros(2, "U3"), "of a dtype out of bool, .*; got <U3"),
+        ({1: np.zeros(2)}, "expected keys of the tree for .* as texts; got 1"),
+        ({"": np.zeros(2)}, "expected keys of the tree for .* as texts; got ''"),
+        ({"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}, "under a name of its own; got two called a.b"),
+        ({"__metadata__": np.zeros(2)}, "under a name of its own"),
+        ((np.zeros(1), {"x": {3}}), "as a NumPy array; got set"),
+        (len, "as a NumPy array; got builtin_function_or_method"),
+    ],
+    ids=lambda each: None if isinstance(each, str) else "",
+)
+def test_what_is_no_tree_of_arrays_is_not_written(path, tree, text):
+    with pytest.raises(FileError, match=text):
+        save_tree(path, tree)
+    assert not path.exists()
+
+
+def test_a_foreign_named_tuple_is_not_written(path):
+    from collections import namedtuple
+
+    for name in ("Foreign", "Linear"):
+        foreign = namedtuple(name, ["weight", "bias"])
+        with pytest.raises(FileError, match=f"expected the tree for .* out of Embeddings, .*; got {name}"):
+            save_tree(path, foreign(np.zeros(1), None))
+
+
+@pytest.mark.parametrize("settings", [{"x": float("nan")}, {"x": np.float32(1)}, {"x": (1, 2)}, {1: 2}], ids=str)
+def test_settings_that_json_does_not_give_back_are_not_written(path, settings):
+    with pytest.raises(FileError, match="expected settings that JSON"):
+        save_tree(path, (), settings)
+
+
+# --- layers ---
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
+def test_a_layer_comes_back(path, layer, dtype):
+    expected = (layer, *made(layer, dtype))
+    save_layer(path, *expected)
+    found = load_layer(path)
+    assert found[0] == layer
+    assert_same(found[1:], expected[1:])
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_layer_of_any_backend_is_one_of_every_other(path, backend, get, dtype):
+    layer = layers.SaganAttention(16)
+    tree, state = made(layer, dtype)
+    save_layer(path, layer, *get(backend.from_numpy((tree, state))))
+    _, *found = load_layer(path)
+    assert_same(get(backend.from_numpy(tuple(found))), (tree, state))
+
+
+def test_several_layers_come_back(path):
+    trees, states = zip(*map(made, LAYERS), strict=True)
+    save_layers(path, LAYERS, trees, states)
+    found = load_layers(path)
+    assert found[0] == tuple(LAYERS)
+    assert_same(found[1:], (trees, states))
+    with pytest.raises(FileError, match=r"expected one layer in .*; got several, which load_layers reads"):
+        load_layer(path)
+    save_layer(path, LAYERS[3], trees[3])
+    assert load_layers(path)[0] == (LAYERS[3],)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda p: p._replace(contract=p.contract._replace(bias=None)),
+            "parameters.contract.bias as an array of shape",
+        ),
+        (lambda p: p._replace(expand=p.expand._replace(weight=p.expand.weight.T)), r"weight \(4, 9\); got \(9, 4\)"),
+        (lambda p: p._replace(expand=p.expand._replace(bias=np.zeros(9, int))), "bias of dtype float16, .*; got int64"),
+        (lambda p: p._replace(expand=p.contract), r"weight \(4, 9\); got"),
+        (lambda p: p.expand, "expected parameters as FeedForward; got Linear"),
+        (lambda p: (), "expected parameters as FeedForward; got tuple"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_neither_written_nor_read(path, change, text):
+    layer = layers.FeedForward(4, 9)
+    wrong = change(made(layer)[0])
+    with pytest.raises(FileError, match=text):
+        save_layer(path, layer, wrong)
+    save_tree(path, (wrong, ()), layer.settings())
+    with pytest.raises(FileError, match=text):
+        load_layer(path)
+
+
+def test_a_bias_too_many_and_a_state_too_many_are_told(path):
+    layer = layers.FeedForward(4, 9, bias=False)
+    tree, _ = made(layers.FeedForward(4, 9))
+    with pytest.raises(FileError, match=r"expected no parameters.expand.bias; got an array of shape \(9,\)"):
+        save_layer(path, layer, tree)
+    with pytest.raises(FileError, match="expected state as tuple; got SpectralVectors"):
+        save_layer(path, layer, made(layer)[0], made(layers.SaganAttention(16))[1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        {},
+        {"layer": "Unknown"},
+        {"layer": "FeedForward"},
+        {"layer": "FeedForward", "channels": 4, "inner": 9, "more": 1},
+        {"layers": []},
+    ],
+    ids=str,
+)
+def test_settings_of_no_layer_are_told(path, settings):
+    save_tree(path, (made(layers.FeedForward(4, 9))[0], ()), settings)
+    with pytest.raises(FileError, match=f"in {path}; got|expected one layer in {path}"):
+        load_layer(path)
+    with pytest.raises(FileError, match=f"in {path}; got"):
+        load_layers(path)
+
+
+def test_other_sizes_in_the_settings_are_told(path):
+    save_tree(path, (made(layers.FeedForward(4, 9))[0], ()), layers.FeedForward(4, 8).settings())
+    with pytest.raises(FileError, match=r"FeedForward\(channels=4, inner=8.*weight \(4, 8\); got \(4, 9\)"):
+        load_layer(path)
+
+
+# --- files that are broken, or of another kind ---
+
+
+@pytest.fixture
+def whole(path):
+    layer = layers.MultiHeadAttention(8, 2)
+    save_layer(path, layer, *made(layer))
+    return path.read_bytes()
+
+
+def test_every_truncation_is_told(path, whole):
+    header = int.from_bytes(whole[:8], "little")
+    for length in [*range(9), 100, header + 7, header + 8, header + 9, len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(FileError, match=f"expected a whole file of safetensors; got {path}"):
+            load_layer(path)
+
+
+def test_bytes_too_many_are_told(path, whole):
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(FileError, match=str(path)):
+        load_layer(path)
+
+
+class Trap:
+    def __reduce__(self):
+        return pytest.fail, ("it was unpickled",)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        *[(pickle.dumps(Trap(), protocol), "a pickle, which can run any code|safetensors") for protocol in range(6)],
+        (b"PK\3\4" + b"\0" * 99, "a zip archive, as torch.save writes it"),
+        (b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "HDF5"),
+        (b"", "expected a whole file of safetensors"),
+        (b"\xff" * 99, "safetensors"),
+        (b"{}", "safetensors"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_and_never_unpickled(path, data, text):
+    path.write_bytes(data)
+    with pytest.raises(FileError, match=text) as error:
+        load_tree(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_not_there_and_a_directory_are_told(tmp_path, path):
+    with pytest.raises(FileError, match="No such file"):
+        load_tree(path)
+    with pytest.raises(FileError, match="Is a directory"):
+        load_tree(tmp_path)
+    with pytest.raises(FileError, match=r"expected a file to write; got .*, a directory"):
+        save_tree(tmp_path, ())
+    with pytest.raises(FileError, match="expected a file that can be written"):
+        save_tree(tmp_path / "no" / "folder", ())
+
+
+def test_safetensors_of_others_are_told_from_ours(path):
+    save_file({"weight": np.zeros(3)}, path, metadata={"format": "pt"})
+    with pytest.raises(FileError, match=f"expected a file written by attention-core; got {path}"):
+        load_tree(path)
+    arrays, metadata = load_arrays(path)
+    assert list(arrays) == ["weight"]
+    assert metadata == {"format": "pt"}
+
+
+def test_a_dtype_that_numpy_lacks_is_told(path):
+    header = json.dumps({"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(FileError, match=r"expected w of .* of a dtype out of BOOL, .*; got F8_E4M3"):
+        load_arrays(path)
+
+
+ARRAY = {"Linear": {"weight": "weight", "bias": None}}
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ("no JSON", "expected JSON as 'attention-core'"),
+        ("[" * 100000, "expected JSON as 'attention-core'"),
+        ("3", "expected version 1 of the format in .*; got None"),
+        ({"tree": ARRAY}, "expected version 1 of the format in .*; got None"),
+        ({"version": 2, "tree": ARRAY}, "expected version 1 of the format in .*; got 2"),
+        ({"version": 1}, "expected a tree and settings"),
+        ({"version": 1, "tree": ARRAY, "settings": 3}, "expected a tree and settings"),
+        ({"version": 1, "tree": "other"}, "expected array other in .*; got weight"),
+        ({"version": 1, "tree": ["weight", "weight"]}, "expected array weight in .*; got none"),
+        ({"version": 1, "tree": None}, "expected the arrays of its structure in .*; got also weight"),
+        ({"version": 1, "tree": {"Unknown": {"weight": "weight"}}}, "expected a tree out of list, .*; got Unknown"),
+        ({"version": 1, "tree": {"__import__": {"os": "weight"}}}, "got __import__"),
+        (
+            {"version": 1, "tree": {"Linear": {"weight": "weight"}}},
+            r"expected Linear\(weight, bias\) in .*; got weight",
+        ),
+        ({"version": 1, "tree": {"Linear": ["weight", None]}}, "got Linear"),
+        ({"version": 1, "tree": {"tuple": "weight"}}, "got tuple"),
+        ({"version": 1, "tree": {"list": [], "tuple": []}}, "expected a tree in the metadata"),
+        ({"version": 1, "tree": 7}, "expected a tree in the metadata of .*; got 7"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_structures_that_are_not_ours_are_told(path, header, text):
+    text_of = header if isinstance(header, str) else json.dumps(header)
+    save_arrays(path, {"weight": np.zeros(3)}, {"attention-core": text_of})
+    with pytest.raises(FileError, match=text) as error:
+        load_tree(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_tree_too_deep_is_told(path, times):
+    depth = times * sys.getrecursionlimit()
+    header = '{"version": 1, "tree": ' + "[" * depth + "]" * depth + "}"
+    save_arrays(path, {}, {"attention-core": header})
+    with pytest.raises(FileError, match=str(path)):
+        load_tree(path)
+
+
+def test_arrays_taken_out_or_put_in_are_told(path, whole):
+    arrays, metadata = load_arrays(path)
+    less = {name: array for name, array in arrays.items() if name != "key.bias"}
+    save_arrays(path, less, metadata)
+    with pytest.raises(FileError, match=f"expected array key.bias in {path}; got"):
+        load_layer(path)
+    save_arrays(path, {**arrays, "gate": np.zeros(1)}, metadata)
+    with pytest.raises(FileError, match=f"expected the arrays of its structure in {path}; got also gate"):
+        load_layer(path)
+
+
+# --- a save that fails ---
+
+
+@pytest.mark.parametrize("method", ["replace", "open"])
+def test_a_save_that_fails_leaves_the_old_file(path, whole, monkeypatch, method):
+    def fail(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.Path, method, fail)
+    with pytest.raises(FileError, match="No space left on device"):
+        save_tree(path, [np.zeros(3)])
+    monkeypatch.undo()
+    assert path.read_bytes() == whole
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_is_written_with_the_rights_of_any_other(path, tmp_path):
+    save_tree(path, ())
+    (tmp_path / "other").touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
+
+
+def test_a_link_stays_a_link(path, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    save_tree(link, [np.ones(2)])
+    assert link.is_symlink()
+    assert load_tree(path)[0][0].tolist() == [1, 1]
+
+
+def test_examples_of_the_docstrings_run():
+    found = doctest.testmod(files)
+    assert found.attempted > 0
+    assert found.failed == 0

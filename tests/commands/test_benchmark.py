@@ -1,0 +1,277 @@
+"""The benchmark: results are checked, and statistics are right. No test depends on time."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from attention_benchmark import CANDIDATES, Measurement, Problem, command, processes, report
+from attention_benchmark.measurement import fastest_peers, quartiles, ratio, read_json, write_json
+from attention_benchmark.order import Order
+from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, default_problems
+from attention_benchmark.processes import measurements_of, memory_of
+from attention_benchmark.reference import TOLERANCE, expected, worst_error
+from attention_cli.app import app
+
+ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
+SHAPE = (2, 3, 520, 8)  # two documents
+PROBLEMS = (
+    Problem(SHAPE, "padded", "both"),
+    Problem(SHAPE, "packed"),
+    Problem(SHAPE, "window"),
+    Problem(SHAPE, "causal", "both"),
+    Problem((2, 3, 7, 8), "causal", "both", operation="multi_head"),
+    Problem((2, 3, 7, 8), "full", "both", operation="linear"),
+)
+NEEDS = {"keras": "keras", "nnx": "flax", "Attention": "onnx"}
+DIFFERENTIATING = ("torch", "jax", "tensorflow")
+
+NAIVE = next(each for each in CANDIDATES if each.name == "naive")
+DENSE = next(each for each in CANDIDATES if each.key == "numpy:eager:attention:dense")
+
+
+def quick(framework, problems, candidates, **options):
+    keys = tuple(each.key for each in candidates)
+    order = Order(framework, tuple(problems), keys, seconds=0.0, rounds=(2, 2), **options)
+    return [each for each in measurements_of(order) if isinstance(each, Measurement)]
+
+
+def present(candidate):
+    return all(importlib.util.find_spec(module) for name, module in NEEDS.items() if candidate.name.startswith(name))
+
+
+@pytest.mark.needs(lambda framework: framework in (ASKED or processes.installed()))
+@pytest.mark.parametrize("framework", ["numpy", *DIFFERENTIATING, "onnxruntime"])
+def test_every_candidate_computes_the_same(framework):
+    takes_long = {"compiled", "xla"}
+    chosen = [each for each in CANDIDATES if each.framework == framework and each.mode not in takes_long]
+    problems = (
+        PROBLEMS
+        if framework in DIFFERENTIATING
+        else [dataclasses.replace(each, direction="forward") for each in PROBLEMS]
+    )
+    found = quick(framework, problems, [each for each in chosen if present(each)])
+    assert {each.outcome for each in found} <= {"measured", "refused"}
+    for each in found:
+        if each.outcome == "measured":
+            assert each.error <= 1e-5
+            assert len(each.seconds) == 2
+        else:
+            assert each.candidate.name in ("fused", "jax.nn.dot_product_attention (cudnn)"), each
+    assert {each.candidate.name for each in found if each.seconds} >= {
+        each.name for each in chosen if present(each) and "fused" not in each.name and "cudnn" not in each.name
+    } - {"fused"}
+
+
+def test_an_impossible_call_is_refused_with_its_reason():
+    found = quick("numpy", [Problem(SHAPE)], [each for each in CANDIDATES if each.key == "numpy:eager:attention:fused"])
+    (refused,) = found
+    assert refused.outcome == "refused"
+    assert "expected" in refused.reason
+    (grid,) = report.overviews(found)
+    assert grid.rows == [("numpy", "eager", "attention_core fused", "refused")]
+    assert any(refused.reason in note for note in grid.notes)
+
+
+def test_a_call_that_would_take_too_long_is_skipped():
+    problems = [Problem((1, 1, length, 8)) for length in (64, 1024, 2048)]
+    found = quick("numpy", problems, [NAIVE], limit=0.0)
+    assert [each.outcome for each in found] == ["measured", "measured", "skipped"]  # the first tells nothing of others
+    assert "more than 0 s" in found[2].reason
+
+
+def test_memory_of_a_naive_computation_has_the_scores_in_it():
+    problem = Problem((1, 2, 1024, 8))
+    order = Order("numpy", (problem,), (NAIVE.key,))
+    (measured,) = memory_of(order, [Measurement(problem, NAIVE, "measured", seconds=(1.0,))])
+    if measured.memory is None:
+        pytest.skip("the system does not tell")
+    scores = 2 * 1024 * 1024 * 4
+    assert 2 * scores < measured.memory < 5 * scores
+
+
+def test_a_process_that_dies_costs_its_candidate_and_nothing_else(monkeypatch):
+    problems = (Problem((1, 1, 8, 4)), Problem((1, 1, 16, 4)), Problem((1, 1, 16, 4), direction="both"))
+    orders = []
+
+    def dying(order):
+        orders.append(order)
+        for index, problem in enumerate(order.problems):
+            for key in order.candidates:
+                if (key, index) in order.without:
+                    continue
+                yield {"started": [key, index]}
+                if key == DENSE.key and problem == problems[1]:
+                    raise processes.DiedError("its process died: SIGKILL")
+            for key in order.candidates:
+                if (key, index) not in order.without:
+                    candidate = next(each for each in CANDIDATES if each.key == key)
+                    yield {
+                        "measurement": json.loads(
+                            json.dumps(dataclasses.asdict(Measurement(problem, candidate, "measured")))
+                        )
+                    }
+
+    monkeypatch.setattr(processes, "execute", dying)
+    order = Order("numpy", problems, (DENSE.key, NAIVE.key))
+    found = [each for each in measurements_of(order) if isinstance(each, Measurement)]
+    outcomes = {(each.candidate.name, each.problem): each.outcome for each in found}
+    assert len(found) == len(outcomes) == 6
+    assert [outcomes["dense", each] for each in problems] == ["measured", "died", "measured"]
+    assert {outcomes["naive", each] for each in problems} == {"measured"}
+    assert len(orders) == 2
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_reference_agrees_with_the_naive_formula(mask):
+    problem = Problem(SHAPE, mask)
+    call = NAIVE.prepare(problem)
+    output = call.function(*call.variables, *call.constants)
+    wanted = expected(problem)
+    assert worst_error([output], wanted) < 1e-6
+    output[..., -1, :] += 0.01  # the last query is always checked
+    assert worst_error([output], wanted) > TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_reference_gradients_agree_with_differences(operation):
+    problem = Problem((1, 2, 4, 3), "causal", "both", "float64", operation=operation)
+    wanted, direction = expected(problem), np.random.default_rng(1).standard_normal(problem.arrays[0].shape)
+
+    def loss(step):
+        moved = Moved(problem, step * direction)
+        return np.sum(expected(moved).output * wanted.cotangent[..., wanted.rows, :])
+
+    difference = (loss(1e-5) - loss(-1e-5)) / 2e-5
+    assert difference == pytest.approx(np.sum(wanted.gradients[0] * direction), rel=1e-7)
+
+
+class Moved:
+    """A problem whose first array is another."""
+
+    def __init__(self, problem, step):
+        self.problem, self.arrays = problem, (problem.arrays[0] + step, *problem.arrays[1:])
+
+    def __getattr__(self, name):
+        return getattr(self.problem, name)
+
+
+@pytest.mark.parametrize("mask", [name for name in MASKS if name != "full"])
+def test_operations_are_counted_by_the_pairs_that_a_mask_allows(mask):
+    problem = Problem((4, 2, 1040, 8), mask)
+    allowed = np.broadcast_to(problem.allowed(), (4, 2, 1040, 1040))
+    assert problem.flops == pytest.approx(4 * allowed.sum() * 8, rel=1e-3)
+    assert dataclasses.replace(problem, direction="both").flops == 3.5 * problem.flops
+
+
+def made_up():
+    problem = Problem((1, 1, 8, 16))
+    torch = [each for each in CANDIDATES if each.framework == "torch" and each.operation == "attention"]
+    ours, peer, other = torch[0], *[each for each in torch if each.is_peer][:2]
+    return [
+        Measurement(problem, ours, "measured", "", 1e-7, 2.0, (3.0, 30.0, 6.0), (1e3, 1e4, 1e3), 2**20),
+        Measurement(problem, peer, "measured", "", 1e-7, 2.0, (1.0, 10.0, 3.0), (1e3, 1e4, 1e3)),
+        Measurement(problem, other, "measured", "", 1e-7, 2.0, (8.0, 8.0, 8.0), (1e3, 1e4, 1e3)),
+        Measurement(problem, NAIVE, "refused", "expected something else; got this"),
+    ]
+
+
+def test_ratios_are_made_in_each_round():
+    ours, peer, *_ = found = made_up()
+    assert fastest_peers(found) == {(ours.problem, "torch"): peer}
+    assert ratio(ours, peer) == 3.0  # of 3, 3 and 2; the ratio of the medians would be 2
+    assert quartiles(ours.seconds) == (4.5, 18.0)
+    assert ours.share == pytest.approx(ours.problem.flops / 6e3)  # of the rounds 1/3, 1/30 and 1/6 of 1e-3, 1e-4, 1e-3
+
+
+def test_tables_say_what_was_measured():
+    found = made_up()
+    (overview,), (detail,) = report.overviews(found), report.details(found)
+    assert overview.rows[0] == ("torch", "eager", "attention_core dense", "6 s (3.00)")
+    assert overview.rows[3] == ("numpy", "eager", "naive", "refused")
+    assert detail.rows[0][3:7] == ("6 s", "4.5 s – 18 s", "3.00", "2.00")
+    assert detail.rows[0][8:] == ("1 MiB", "2 s")
+    text = report.markdown(found, report.environment({"torch": "1"}, 2))
+    assert "| torch | eager | attention_core dense | 6 s (3.00) |" in text
+    assert "* numpy eager naive: refused: expected something else; got this" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(123.4, "123 s"), (0.0123, "12.3 ms"), (1.5e-5, "15 µs"), (4e-8, "0.04 µs")]
+)
+def test_durations_have_three_digits_and_a_unit(seconds, text):
+    assert report.duration(seconds) == text
+
+
+def test_measurements_survive_json(tmp_path):
+    found, about = made_up(), report.environment({"torch": "1"}, 2)
+    write_json(tmp_path / "found.json", found, about)
+    assert read_json(tmp_path / "found.json") == (found, about)
+
+
+def test_plots_are_written_of_series_of_lengths(tmp_path):
+    plots = pytest.importorskip("attention_benchmark.plots")
+    found = [
+        dataclasses.replace(each, problem=Problem((1, 1, length, 16), mask, direction), memory=length)
+        for each in made_up()
+        for length in (8, 16, 32)
+        for mask in ("full", "causal")
+        for direction in DIRECTIONS
+    ]
+    written = plots.write_plots(tmp_path, found)
+    assert len(written) == 4
+    for path in written:
+        text = path.read_text()
+        assert all(f">{each}</text>" in text for each in ("8", "16", "32", "torch", "attention_core dense, eager"))
+    assert not plots.write_plots(tmp_path, found[:1])  # one length is no series
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
+    path, text = tmp_path / "found.json", tmp_path / "found.md"
+    chosen = ("--backend", "numpy", "--candidate", "naive", "--shape", "1,2,8,4", "--direction", "forward")
+    result = invoke(*chosen, "--rounds", 2, "--no-memory", "--json", path)
+    assert result.exit_code == 0, result.output
+    assert "1×2×8×4 causal" in result.stdout
+    found, about = read_json(path)
+    assert [(each.problem.mask, each.outcome, len(each.seconds)) for each in found] == [
+        ("full", "measured", 2),
+        ("causal", "measured", 2),
+    ]
+    assert about["versions"]["numpy"] == np.__version__
+    assert invoke("--read", path, "--markdown", text).exit_code == 0
+    assert report.duration(found[0].median) in text.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backend", "no"), "expected a backend out of numpy, torch, jax, tensorflow, onnxruntime; got 'no'"),
+        (("--mask", "no"), "expected a mask out of full, causal, window, packed, padded; got 'no'"),
+        (("--shape", "1,2,3"), "expected shape as batch,heads,length,width; got '1,2,3'"),
+        (("--lengths", "8,x"), "expected lengths as positive integers separated by commas; got '8,x'"),
+        (("--candidate", "no*"), "expected a candidate; got 'no*', which none matches"),
+    ],
+)
+def test_wrong_arguments_of_the_command_are_named_in_a_line(arguments, message):
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")
+
+
+def test_a_wrong_result_is_an_error(monkeypatch):
+    wrong = [dataclasses.replace(made_up()[0], outcome="wrong", seconds=(), products=())]
+    monkeypatch.setattr(command, "_measured", lambda orders, memory, failures: [(wrong, {})])
+    assert invoke("--backend", "numpy").exit_code == 1
+
+
+def test_keys_name_one_candidate_each():
+    assert len({each.key for each in CANDIDATES}) == len(CANDIDATES)
+    problems = *default_problems(), Problem(SHAPE, operation="linear")
+    assert all(any(each.takes(problem) for problem in problems) for each in CANDIDATES)

@@ -1,0 +1,265 @@
+"""The command: what it prints, what it writes, and its exit status."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+from junitparser import JUnitXml
+from typer.testing import CliRunner
+
+import attention_core as ac
+from attention_cli import main as program
+from attention_cli.app import app
+from attention_conformance import CASES, report
+from attention_conformance.problem import DTYPES
+from attention_conformance.run.processes import Order, execute
+from attention_conformance.run.result import Result
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def conformance(*arguments):
+    """A short run in this process."""
+    return invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask*", "--jobs", 0, *arguments)
+
+
+def wrong_by_a_percent(query, key, value, /, **options):
+    return ac.scaled_dot_product_attention(query, key, value, **options) * 1.01
+
+
+def test_a_run_that_holds_ends_with_its_counts_and_status_0():
+    result = conformance()
+    assert result.exit_code == 0
+    count = 2 * sum(case.name.startswith("mask") for case in CASES)  # dense and blockwise
+    assert result.stdout.splitlines()[-1] == f"{count} passed, 0 failed"
+    assert "masked-nan-value" in result.stdout
+    assert "units in the last place of S" in result.stdout
+
+
+def test_a_run_that_does_not_hold_names_what_failed_and_has_status_1(monkeypatch):
+    monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
+    result = conformance("--case", "weights")
+    assert result.exit_code == 1
+    assert "mask on numpy (cpu, float32, eager, dense): error" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("0 passed, ")
+    assert "!" in next(line for line in result.stdout.splitlines() if "mask-over-keys" in line)
+
+
+def test_a_run_of_nothing_does_not_hold():
+    result = invoke("conformance", "--backend", "array_api_strict", "--dtype", "float16", "--case", "mask", "--jobs", 0)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].startswith("0 passed, 0 failed, ")
+
+
+def test_results_are_written_as_json(tmp_path):
+    path = tmp_path / "results.json"
+    assert conformance("--json", path, "--case", "gradient").exit_code == 0
+    written = json.loads(path.read_text())
+    assert set(written) == {"environment", "summary", "results"}
+    assert written["environment"]["backends"]["numpy"]["numpy"]
+    assert written["summary"]["passed"] == len(written["results"]) - 2
+    assert {row["implementation"] for row in written["results"]} == {"dense", "blockwise"}
+    rows = {row["case"]: row for row in written["results"] if row["implementation"] == "dense"}
+    assert rows["mask"]["passed"] is True
+    assert 0 < rows["mask"]["error"] <= rows["mask"]["bound"] == 6
+    assert (rows["gradient"]["passed"], rows["gradient"]["error"]) == (None, None)
+    assert rows["gradient"]["detail"] == "numpy does not differentiate"
+
+
+def test_results_are_written_as_junit_xml(tmp_path, monkeypatch):
+    path = tmp_path / "results.xml"
+    monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
+    assert conformance("--junit", path, "--case", "gradient").exit_code == 1
+    (suite,) = JUnitXml.fromfile(str(path))
+    assert suite.name == "numpy"
+    assert suite.failures == suite.tests - 2 > 5
+    assert suite.skipped == 2
+    case = next(case for case in suite if case.name == "mask [cpu, float32, eager, blockwise]")
+    assert case.classname == "numpy.eager.blockwise"
+    assert "error" in case.result[0].message
+
+
+def test_the_list_says_what_every_case_shows():
+    result = invoke("conformance", "--list")
+    assert result.exit_code == 0
+    for case in CASES:
+        assert case.name in result.stdout
+    assert "numpy" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--backend", "numpi"], "expected a backend out of array_api_strict, "),
+        (["--implementation", "flash"], "expected an implementation out of dense, blockwise, fused; got 'flash'"),
+        (["--dtype", "float8"], f"expected a dtype out of {', '.join(DTYPES)}; got 'float8'"),
+        (["--mode", "fast", "--backend", "numpy"], "expected a mode out of eager; got 'fast'"),
+        (["--device", "cuda:9", "--backend", "numpy"], "expected a device out of cpu; got 'cuda:9'"),
+        (
+            ["--case", "mask", "--case", "softpac"],
+            "expected a case out of those of --list; got 'softpac', which none matches",
+        ),
+        (
+            ["--json", "/no/such/folder/results.json"],
+            "expected a file that can be written; got /no/such/folder/results.json",
+        ),
+        (["--junit", "."], "expected a file that can be written; got .: Is a directory"),
+        (["--backend", "numpy", "--model", "/no/such/model"], "expected a model directory; got /no/such/model"),
+    ],
+    ids=lambda each: each[-2] if isinstance(each, list) else "",
+)
+def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, monkeypatch):
+    monkeypatch.setattr("attention_cli.conformance.execute", None)
+    result = invoke("conformance", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"attention-core: {text}")
+
+
+def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
+    monkeypatch.setattr("attention_cli.backends.available_backends", lambda: ["numpy"])
+    result = invoke("backends")
+    assert result.exit_code == 0
+    assert "bfloat16" in result.stdout
+    assert "not installed: pip install 'attention-core[torch]'" in result.stdout
+    refused = invoke("conformance", "--backend", "torch")
+    assert refused.exit_code == 2
+    assert "backend torch is not installed: pip install 'attention-core[torch]'" in refused.stderr
+
+
+def test_the_version_is_printed():
+    result = invoke("--version")
+    assert (result.exit_code, result.stdout) == (0, "attention-core 0.1.0\n")
+
+
+def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "attention_cli.app", None)
+    with pytest.raises(ModuleNotFoundError):
+        program.main()  # that is not one of them
+    monkeypatch.delitem(sys.modules, "attention_cli.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as caught:
+        program.main()
+    assert str(caught.value) == "attention-core: the command needs typer: pip install 'attention-core[cli]'"
+
+
+def test_backends_run_in_processes_of_their_own():
+    result = invoke(
+        "conformance", "--case", "mask", "--dtype", "float64", "--backend", "numpy", "--backend", "array_api_strict"
+    )
+    assert result.exit_code == 0, result.output
+    row = next(line for line in result.stdout.splitlines() if "mask" in line)
+    assert len(row.split("│")) == 8
+    assert "4 not run: array_api_strict on no_" not in result.stdout
+    assert "2 not run: array_api_strict on no_float64 has no float64" in result.stdout
+
+
+MORTAL = """
+import os
+from attention_conformance.run.processes import work, Plan, Result, Started
+
+def worker(order):
+    for message in work(order):
+        yield message
+        if isinstance(message, Started) and message.case == "softcap":
+            os.abort()
+
+def stillborn(order):
+    raise SystemExit(3)
+    yield
+"""
+
+
+def test_a_case_that_kills_its_process_fails_and_the_others_run(tmp_path, monkeypatch):
+    (tmp_path / "mortal.py").write_text(MORTAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    mortal = importlib.import_module("mortal")
+    names = ("mask", "scale", "softcap", "dropout", "grouped-heads")
+    messages = list(execute([Order("numpy", names, dtypes=("float32", "float64"))], 1, mortal.worker))
+    results = [message for message in messages if isinstance(message, Result)]
+    assert {result.case for result in results} == set(names)
+    assert len(results) == 4 * len(names)
+    failed = [result for result in results if result.passed is False]
+    assert {(result.case, result.detail) for result in failed} == {("softcap", "its process died: SIGABRT")}
+    assert [(result.implementation, result.dtype) for result in failed] == [
+        (implementation, dtype) for implementation in ("dense", "blockwise") for dtype in ("float32", "float64")
+    ]
+    (start,) = execute([Order("numpy", names)], 1, mortal.stillborn)
+    assert (start.case, start.passed, start.detail) == ("start", False, "its process died: exit status 3")
+
+
+def test_a_narrow_terminal_gets_several_tables():
+    results = [
+        Result("mask", name, "cpu", "float32", "eager", "dense", "ulp", 1.0, 6.0, True, "", 0.0)
+        for name in ("numpy", "torch", "jax")
+    ]
+    assert len(report.result_tables(results, 200)) == 1
+    tables = report.result_tables(results, 60)
+    assert [column.header for table in tables for column in table.columns[2:]] == [
+        "numpy\neager\ndense",
+        "torch\neager\ndense",
+        "jax\neager\ndense",
+    ]
+    assert len(tables) > 1
+
+
+def test_a_cell_shows_the_worst_that_counts():
+    def cell(*outcomes):
+        found = [
+            Result("mask", "numpy", "cpu", "float32", "eager", "dense", "ulp", error, 6.0, passed, "", 0.0)
+            for error, passed in outcomes
+        ]
+        (table,) = report.result_tables(found, 200)
+        return str(next(iter(table.columns[2].cells)))
+
+    nan = float("nan")
+    assert cell((1.0, True), (2.5, True)) == "2.5"
+    assert cell((1.0, True), (7.0, False), (9.0, None)) == "7!"
+    assert cell((1.0, True), (9.0, None), (nan, None)) == "9*"
+    assert cell((1.0, True), (nan, None)) == "1"
+    assert cell((nan, None)) == "-"
+
+
+def test_what_is_refused_is_counted_apart(tmp_path):
+    way = ("mask", "torch", "cpu", "float32", "eager", "fused", "ulp")
+    nan = float("nan")
+    refused = Result(*way, nan, nan, None, "kernel has no masks; none at all", 0.0, refused=True)
+    skipped = Result(*way, nan, nan, None, "torch on cpu has none", 0.0)
+    passed = Result(*way, 1.0, 6.0, True, "", 0.0)
+    assert report.summary([refused, skipped, passed]) == "1 passed, 0 failed, 1 refused, 1 skipped"
+    assert report.summary([passed]) == "1 passed, 0 failed"
+    assert report.reasons([refused, skipped, refused]) == [
+        "2 refused: kernel has no masks; none at all",
+        "1 not run: torch on cpu has none",
+    ]
+    assert report.failures([refused]) == []
+    for found, shown in (([refused], "refused"), ([refused, passed], "1"), ([skipped], "-")):
+        (table,) = report.result_tables(found, 200)
+        assert str(next(iter(table.columns[2].cells))) == shown
+    report.write_json(tmp_path / "results.json", [refused, skipped, passed], {})
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["summary"] == {"passed": 1, "failed": 0, "refused": 1, "skipped": 1}
+    assert [row["refused"] for row in written["results"]] == [True, False, False]
+    report.write_junit(tmp_path / "results.xml", [refused])
+    ((case,),) = JUnitXml.fromfile(str(tmp_path / "results.xml"))
+    assert case.result[0].message == "refused: kernel has no masks; none at all"
+
+
+def test_an_implementation_that_is_asked_for_is_run_in_full():
+    result = conformance("--implementation", "blockwise")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == f"{sum(case.name.startswith('mask') for case in CASES)} passed, 0 failed"
+    nothing = conformance("--implementation", "fused")
+    assert (nothing.exit_code, nothing.stdout.splitlines()[-1]) == (1, "0 passed, 0 failed")
+
+
+def test_the_command_starts_as_a_program():
+    script = "from attention_cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("attention-core ")
+    assert done.stderr == ""

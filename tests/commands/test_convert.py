@@ -1,0 +1,209 @@
+"""The command ``convert``: what it writes, what it refuses, and its exit status."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_core import layers
+from attention_core.layouts import LAYOUTS
+from attention_numpy.files import load_layer, load_layers, save_layer, save_layers
+
+ATTENTION = layers.MultiHeadAttention(12, 3, dropout=0.5)
+GROUPED = layers.MultiHeadAttention(12, 6, 2)
+BERT = (
+    layers.Embeddings(11, 7, 12, num_segments=2),
+    *[layers.EncoderLayer(12, 3, 20, norm_first=False, epsilon=1e-12)] * 2,
+)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["convert", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def drawn(layer):
+    return layer.init(1, xp=np, dtype="float64")
+
+
+def converted(*arguments):
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+@pytest.fixture
+def place(tmp_path):
+    return lambda name: tmp_path / f"{name}.safetensors"
+
+
+def same(found, expected):
+    assert set(found) == set(expected)
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert found[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(("torch", "keras", "flax", "equinox"), 2)))
+def test_from_one_library_to_another_and_back_is_where_it_was(place, first, second):
+    options = {"torch": ["--num-heads", 3], "equinox": ["--num-heads", 3]}
+    arrays = LAYOUTS[first].write(ATTENTION, drawn(ATTENTION))
+    save_file({name: np.array(array, order="C") for name, array in arrays.items()}, place("a"))
+    converted(place("a"), place("b"), "--from", first, "--to", second, *options.get(first, []))
+    converted(place("b"), place("c"), "--from", second, "--to", first, *options.get(second, []))
+    same(load_file(place("c")), arrays)
+    same(load_file(place("b")), LAYOUTS[second].write(ATTENTION, drawn(ATTENTION)))
+
+
+def test_our_own_files_need_no_options_and_keep_the_settings(place):
+    save_layer(place("a"), ATTENTION, drawn(ATTENTION))
+    out = converted(place("a"), place("b"), "--from", "attention-core", "--to", "torch")
+    assert out.splitlines() == [
+        f"{place('b')}: 624 values",
+        "torch.nn.MultiheadAttention(embed_dim=12, num_heads=3, dropout=0.5, bias=True, add_bias_kv=False, "
+        "add_zero_attn=False, kdim=12, vdim=12)",
+    ]
+    converted(place("b"), place("c"), "--from", "torch", "--to", "attention-core", "--num-heads", 3, "--dropout", 0.5)
+    definition, parameters, state = load_layer(place("c"))
+    assert (definition, state) == (ATTENTION, ())
+    same(layers.named_arrays(parameters), layers.named_arrays(drawn(ATTENTION)))
+
+
+def test_settings_that_arrays_do_not_tell_are_those_given(place):
+    torch = LAYOUTS["torch"].write(ATTENTION, drawn(ATTENTION))
+    save_file({name: np.array(array, order="C") for name, array in torch.items()}, place("a"))
+    converted(place("a"), place("b"), "--from", "torch", "--to", "attention-core", "--num-heads", 2, "--zero-attention")
+    assert load_layer(place("b"))[0] == layers.MultiHeadAttention(12, 2, zero_attention=True)
+    layer = layers.EncoderLayer(12, 3, 20, epsilon=1e-3)
+    save_layer(place("a"), layer, drawn(layer))
+    converted(place("a"), place("c"), "--from", "attention-core", "--to", "torch-encoder-layer")
+    options = ["--num-heads", 3, "--norm-first", "--epsilon", 1e-3]
+    converted(place("c"), place("d"), "--from", "torch-encoder-layer", "--to", "attention-core", *options)
+    assert load_layer(place("d"))[0] == layer
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_a_whole_bert_there_and_back(place, prefix):
+    trees = [drawn(layer) for layer in BERT]
+    arrays = {
+        f"{prefix}{name}": np.array(array, order="C") for name, array in LAYOUTS["bert"].write(BERT, trees).items()
+    }
+    save_file({**arrays, f"{prefix}pooler.dense.bias": np.zeros(12)}, place("a"))
+    result = invoke(place("a"), place("b"), "--from", "bert", "--to", "attention-core", "--num-heads", 3)
+    assert result.exit_code == 1
+    assert "got pooler.dense.bias: pooling has no place" in result.stderr
+    assert not place("b").exists()
+    drop = ["--drop", f"{prefix}pooler."]
+    out = converted(place("a"), place("b"), "--from", "bert", "--to", "attention-core", "--num-heads", 3, *drop)
+    assert out.splitlines()[1:] == list(map(str, BERT))
+    assert load_layers(place("b"))[0] == BERT
+    converted(place("b"), place("c"), "--from", "attention-core", "--to", "bert")
+    same(load_file(place("c")), {name.removeprefix(prefix): array for name, array in arrays.items()})
+
+
+def test_one_layer_out_of_a_file_by_its_prefix(place):
+    layer = BERT[1]
+    arrays = LAYOUTS["bert-layer"].write(layer, drawn(layer))
+    whole = {f"encoder.layer.7.{name}": np.array(array, order="C") for name, array in arrays.items()}
+    save_file({**whole, "embeddings.LayerNorm.bias": np.zeros(3)}, place("a"))  # and more, which is not asked for
+    options = ["--num-heads", 3, "--prefix", "encoder.layer.7."]
+    converted(place("a"), place("b"), "--from", "bert-layer", "--to", "attention-core", *options)
+    assert load_layer(place("b"))[0] == layer
+    result = invoke(
+        place("a"), place("c"), "--from", "bert-layer", "--to", "attention-core", *options[:2], "--prefix", "x."
+    )
+    assert result.exit_code == 1
+    assert "that begin with x.; got embeddings.LayerNorm.bias, encoder.layer.7." in result.stderr
+
+
+@pytest.mark.parametrize("order", ["repeat", "tile"])
+def test_the_order_of_heads_is_asked_for(place, order):
+    arrays = LAYOUTS["flax"].write(GROUPED, drawn(GROUPED), head_order=order)
+    save_file({name: np.array(array, order="C") for name, array in arrays.items()}, place("a"))
+    arguments = (place("a"), place("b"), "--from", "flax", "--to", "attention-core")
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert "expected head_order for flax.nnx.MultiHeadAttention, as 6 heads share 2" in result.stderr
+    converted(*arguments, "--head-order", order)
+    definition, parameters, _ = load_layer(place("b"))
+    assert definition == GROUPED
+    same(layers.named_arrays(parameters), layers.named_arrays(drawn(GROUPED)))
+
+
+def test_nothing_is_replaced_without_force(place):
+    save_layer(place("a"), ATTENTION, drawn(ATTENTION))
+    place("b").write_text("precious")
+    arguments = (place("a"), place("b"), "--from", "attention-core", "--to", "torch")
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"attention-core: expected a target that is not there, or --force; got {place('b')}\n"
+    assert place("b").read_text() == "precious"
+    converted(*arguments, "--force")
+    assert "in_proj_weight" in load_file(place("b"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--from", "tensorrt", "--to", "torch"], "expected --from out of attention-core, torch, .*; got 'tensorrt'"),
+        (["--from", "torch", "--to", "tensorrt"], "expected --to out of attention-core, torch, .*; got 'tensorrt'"),
+        (["--from", "torch", "--to", "keras"], "expected --num-heads from torch, whose arrays do not tell it; got none"),
+        (["--from", "attention-core", "--to", "keras", "--num-heads", "3"], "expected no --num-heads from attention-core; got 3"),
+        (["--from", "keras", "--to", "torch", "--epsilon", "1"], "expected no --epsilon from keras; got 1.0"),
+        (["--from", "keras", "--to", "torch", "--zero-attention"], "expected no --zero-attention from keras; got True"),
+        (["--from", "keras", "--to", "torch", "--head-order", "tile"], "expected no --head-order from keras to torch; got 'tile'"),
+        (["--from", "keras", "--to", "flax", "--head-order", "odd"], "expected repeat or tile; got 'odd'"),
+        (["--from", "attention-core", "--to", "torch", "--prefix", "x"], "expected no --prefix and --drop from attention-core"),
+    ],
+    ids=lambda each: " ".join(each[:5]) if isinstance(each, list) else "",
+)  # fmt: skip
+def test_what_cannot_be_run_as_given_is_told_in_one_line(place, arguments, text):
+    save_layer(place("a"), ATTENTION, drawn(ATTENTION))
+    result = invoke(place("a"), place("b"), *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert re.match(f"attention-core: {text}", line)
+    assert not place("b").exists()
+
+
+def test_a_source_that_is_not_there_and_a_target_that_cannot_be_are_told(place, tmp_path):
+    save_layer(place("a"), ATTENTION, drawn(ATTENTION))
+    own = ("--from", "attention-core", "--to", "torch", "--force")
+    for source, target in (
+        (place("x"), place("b")),
+        (tmp_path, place("b")),
+        (place("a"), tmp_path),
+        (place("a"), tmp_path / "no" / "b"),
+    ):
+        result = invoke(source, target, *own)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("attention-core: expected a file")
+
+
+def test_what_cannot_be_converted_is_told_in_one_line_and_leaves_the_target(place):
+    capped = layers.MultiHeadAttention(12, 3, softcap=2.0)
+    save_layer(place("capped"), capped, drawn(capped))
+    save_layers(place("several"), BERT, [drawn(layer) for layer in BERT])
+    save_layer(place("whole"), ATTENTION, drawn(ATTENTION))
+    place("cut").write_bytes(place("whole").read_bytes()[:-1])
+    save_file({"a": np.zeros(1)}, place("strange"))
+    place("b").write_text("precious")
+    for source, arguments, text in (
+        ("capped", ["attention-core", "--to", "torch"], "expected softcap None for torch.nn.MultiheadAttention"),
+        ("several", ["attention-core", "--to", "bert-layer"], "expected one layer for transformers.BertLayer; got 3"),
+        ("whole", ["attention-core", "--to", "bert"], "expected embeddings and at least one layer"),
+        ("whole", ["attention-core", "--to", "bert-layer"], "expected EncoderLayer for transformers.BertLayer"),
+        ("cut", ["attention-core", "--to", "torch"], f"expected a whole file of safetensors; got {place('cut')}"),
+        ("strange", ["attention-core", "--to", "torch"], "expected a file written by attention-core"),
+        ("strange", ["torch", "--to", "keras", "--num-heads", 3], "expected out_proj.weight of torch.nn.MultiheadAttention"),
+        ("strange", ["keras", "--to", "torch", "--drop", "b"], "expected arrays in"),
+        ("strange", ["keras", "--to", "torch", "--drop", "a"], "expected the arrays of keras.layers.MultiHeadAttention"),
+    ):  # fmt: skip
+        result = invoke(place(source), place("b"), "--force", "--from", *arguments)
+        assert (result.exit_code, result.stdout) == (1, "")
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"attention-core: {text}")
+        assert place("b").read_text() == "precious"

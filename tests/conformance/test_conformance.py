@@ -1,0 +1,461 @@
+"""The conformance kit: the core passes, and every planted fault is found on the case that was made for it."""
+
+import math
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_conformance import CASES, check
+from attention_conformance.cases.case import exact_scores, hard, ordinary, probability
+from attention_conformance.problem import DTYPES
+from attention_conformance.run import exemptions
+from attention_conformance.run.implementations import COMPILED, IMPLEMENTATIONS, SLOWEST, bound_of, in_small_blocks
+from attention_conformance.run.runner import plan, run
+
+BY_NAME = {case.name: case for case in CASES}
+core = ac.scaled_dot_product_attention
+
+
+def outcomes(function, *names, dtypes=("float32",), backend="numpy", **options):
+    """Whether a function passes these cases: by case and dtype."""
+    results = check(function, backend=backend, cases=[BY_NAME[name] for name in names], dtypes=dtypes, **options)
+    return {result.case: result.passed for result in results}
+
+
+def names_of(line):
+    return [case.name for case in CASES if case.line == line]
+
+
+def plain(query, key, value, /, *, mask=None, is_causal=False, scale=None):
+    """Attention as it is commonly written: a very negative number is added where masked."""
+    query, key, value = (x.astype(np.float64) for x in (query, key, value))
+    scores = query @ np.swapaxes(key, -1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        mask = np.tri(*scores.shape[-2:], dtype=bool)
+    if mask is not None:
+        scores = scores + np.where(mask, 0.0, -1e30)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+
+def plain_float32(*arrays, **options):
+    return plain(*arrays, **options).astype(np.float32)
+
+
+def altered(change):
+    """The core, with its output changed."""
+
+    def function(query, key, value, /, **options):
+        result = core(query, key, value, **options)
+        return result._replace(output=change(result.output)) if isinstance(result, tuple) else change(result)
+
+    return function
+
+
+def with_arguments(change):
+    """The core, with its arguments changed."""
+
+    def function(query, key, value, /, **options):
+        query, key, value, options = change(query, key, value, options)
+        return core(query, key, value, **options)
+
+    return function
+
+
+def test_every_line_of_the_contract_has_a_case():
+    assert {case.line for case in CASES} == set(range(13))
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert all(case.shows.endswith(".") for case in CASES)
+
+
+def test_the_core_passes_on_every_backend(backend):
+    chosen = [
+        "mask-and-bias",
+        "masks-combined",
+        "empty-row-mask",
+        "masked-nan-key",
+        "softcap",
+        "grouped-heads",
+        "dropout",
+    ]
+    chosen += ["weights-change-nothing", "04-near-ties-1e4", "12-product-overflows", "wrong-heads-do-not-divide"]
+    chosen += ["gradient-empty-row-bias", "gradient-masked-rubbish"] if backend.differentiates else []
+    results = check(core, backend=backend, cases=[BY_NAME[name] for name in chosen], dtypes=["float32"])
+    assert [result for result in results if result.passed is False] == []
+    assert {result.case for result in results if result.passed} == set(chosen)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_the_core_passes_every_case_on_numpy(implementation):
+    results = check(core, backend="numpy", implementations=[implementation])
+    assert {result.implementation for result in results} == {implementation}
+    assert [result for result in results if result.passed is False] == []
+    assert {result.detail for result in results if result.passed is None} == {"numpy does not differentiate"}
+    assert {result.dtype for result in results if result.passed} == set(DTYPES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_percent_too_much_is_found(dtype):
+    assert outcomes(altered(lambda x: (x * np.float32(1.01)).astype(x.dtype)), "mask", dtypes=[dtype]) == {
+        "mask": False
+    }
+
+
+@pytest.mark.parametrize(("dtype", "step"), [("float32", 2.0**-20), ("float64", 2.0**-46)])
+def test_a_few_units_in_the_last_place_are_found(dtype, step):
+    assert outcomes(altered(lambda x: x * x.dtype.type(1 + step)), "bias", dtypes=[dtype]) == {"bias": False}
+
+
+def test_rounding_twice_in_16_bits_is_found():
+    def twice(query, key, value, options):
+        return *(x.astype(np.float32).astype(x.dtype) * x.dtype.type(1.001) for x in (query, key)), value, options
+
+    assert outcomes(with_arguments(twice), "dtype-is-kept", dtypes=["float16"])["dtype-is-kept"] is False
+
+
+def test_the_average_of_an_empty_row_is_found():
+    assert outcomes(plain_float32, "mask", "causal-more-keys") == {"mask": True, "causal-more-keys": True}
+    found = outcomes(lambda q, k, v, /, *, mask: plain_float32(q, k, v, mask=mask), "empty-everywhere")
+    assert found == {"empty-everywhere": None}  # weights are asked for, which this function cannot give
+
+    def answering(query, key, value, /, *, mask, return_weights, return_logsumexp):
+        found = core(query, key, value, mask=mask, return_weights=True, return_logsumexp=True)
+        return found._replace(output=plain_float32(query, key, value, mask=mask))
+
+    assert outcomes(answering, "empty-row-mask", "weights") == {"empty-row-mask": False, "weights": True}
+
+
+@pytest.mark.parametrize("name", ["masked-nan-value", "masked-inf-value", "masked-nan-key", "masked-inf-key"])
+def test_a_leak_of_what_is_masked_is_found(name):
+    assert outcomes(plain_float32, name) == {name: False}
+
+
+def test_swallowing_what_is_attended_is_found():
+    cleaned = with_arguments(lambda q, k, v, options: (q, np.nan_to_num(k), np.nan_to_num(v), options))
+    found = outcomes(cleaned, "attended-nan-value", "attended-inf-value", "attended-nan-key", "masked-nan-value")
+    assert found.pop("masked-nan-value") is True
+    assert set(found.values()) == {False}
+
+
+def test_causal_from_the_bottom_right_is_found():
+    def bottom_right(query, key, value, options):
+        if options.pop("is_causal", False):
+            options["mask"] = ac.Causal(key.shape[-2] - query.shape[-2])
+        return query, key, value, options
+
+    assert outcomes(with_arguments(bottom_right), "causal-more-keys", "causal-after-cache") == {
+        "causal-more-keys": False,
+        "causal-after-cache": True,
+    }
+
+
+def test_heads_repeated_in_the_wrong_order_are_found():
+    def tiled(query, key, value, options):
+        times = query.shape[-3] // key.shape[-3]
+        return query, *(np.concatenate([x] * times, axis=-3) for x in (key, value)), options
+
+    assert outcomes(with_arguments(tiled), "grouped-heads", "one-key-head") == {
+        "grouped-heads": False,
+        "one-key-head": True,
+    }
+
+
+def test_softcap_after_the_bias_is_found():
+    def capped(query, key, value, /, *, softcap, mask=None, bias=None, **flags):
+        scores = ac.attention_scores(query, key, bias=bias)
+        weights = np.exp(softcap * np.tanh(scores / softcap))
+        weights = weights if mask is None else np.where(mask, weights, 0)
+        output = weights / weights.sum(axis=-1, keepdims=True) @ value
+        return core(query, key, value, **flags)._replace(output=output) if flags else output
+
+    assert outcomes(capped, "softcap", "softcap-before-bias-and-mask") == {
+        "softcap": True,
+        "softcap-before-bias-and-mask": False,
+    }
+
+
+def test_a_scale_after_the_product_is_found():
+    def late(query, key, value, /, *, scale=None):
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = (query @ np.swapaxes(key, -1, -2)) * np.float32(scale)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    assert outcomes(late, "scale", "12-product-overflows") == {"scale": True, "12-product-overflows": False}
+
+
+def test_forgetting_to_subtract_the_maximum_is_found():
+    def direct(query, key, value, /):
+        with np.errstate(over="ignore", invalid="ignore"):
+            weights = np.exp(query / np.float32(np.sqrt(query.shape[-1])) @ np.swapaxes(key, -1, -2))
+            return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    assert outcomes(direct, "01-ordinary", "02-scores-1e4") == {"01-ordinary": True, "02-scores-1e4": False}
+
+
+def test_computing_in_float16_is_found():
+    def narrow(query, key, value, /):
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = (query * query.dtype.type(query.shape[-1] ** -0.5)) @ np.swapaxes(key, -1, -2)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    found = outcomes(narrow, "01-ordinary", "15-half-overflow", dtypes=["float16"])
+    assert found == {"01-ordinary": False, "15-half-overflow": False}
+
+
+def test_weights_after_dropout_are_found():
+    def dropped(query, key, value, /, *, dropout, **flags):
+        result = core(query, key, value, dropout=dropout, **flags)
+        kept = ac.random.dropout_mask(dropout, result.weights, xp=ac.get_backend("numpy").namespace)
+        return result._replace(weights=np.where(kept, result.weights / (1 - dropout.rate), 0).astype(np.float32))
+
+    assert outcomes(dropped, "dropout-weights") == {"dropout-weights": False}
+    assert outcomes(with_arguments(lambda q, k, v, o: (q, k, v, o | {"dropout": None})), "dropout") == {
+        "dropout": False
+    }
+
+
+def test_a_dropout_of_its_own_is_found():
+    other = with_arguments(lambda q, k, v, o: (q, k, v, {"dropout": o["dropout"]._replace(seed=o["dropout"].seed + 1)}))
+    assert outcomes(other, "dropout") == {"dropout": False}
+
+
+def test_an_output_that_changes_when_weights_are_asked_for_is_found():
+    def inclined(query, key, value, /, **options):
+        result = core(query, key, value, **options)
+        return (
+            result._replace(output=np.nextafter(result.output, np.float32(9)))
+            if options.get("return_weights")
+            else result
+        )
+
+    assert outcomes(inclined, *names_of(6)) == {
+        "weights": True,
+        "weights-change-nothing": False,
+        "weights-change-nothing-unmasked": False,
+    }
+
+
+def test_forgetting_the_weights_is_found():
+    def forgetful(query, key, value, /, **options):
+        return core(query, key, value, **{**options, "return_weights": False})
+
+    assert outcomes(forgetful, "weights") == {"weights": False}
+
+
+def test_accepting_wrong_arguments_is_found():
+    def careless(query, key, value, /, **options):
+        try:
+            return core(query, key, value, **options)
+        except (TypeError, ValueError):
+            return query
+
+    def terse(query, key, value, /, **options):
+        try:
+            return core(query, key, value, **options)
+        except (TypeError, ValueError) as error:
+            raise type(error)("wrong") from None
+
+    made_before = {"wrong-lengths-negative", "wrong-lengths-floating", "wrong-window-negative", "wrong-lengths-array"}
+    for function in (careless, terse):
+        found = outcomes(function, *names_of(12), dtypes=["float32", "float64"])
+        assert {name for name, passed in found.items() if passed} <= made_before  # by the masks themselves
+
+
+def test_wrong_gradients_are_found(backend):
+    def steeper(query, key, value, /, **options):
+        return core(query, backend.namespace.multiply(key, 1.001), value, **options)
+
+    found = check(steeper, backend=backend, cases=[BY_NAME["gradient"]], dtypes=["float32"])
+    told = [(result.passed, result.detail.partition(" ")[2]) for result in found]
+    if backend.differentiates:
+        assert {passed for passed, _ in told} == {False}
+    else:
+        assert set(told) == {(None, "does not differentiate")}
+
+
+def test_an_exception_is_a_failed_result():
+    def broken(query, key, value, /, **options):
+        raise RuntimeError("out of\nmemory")
+
+    (result,) = check(broken, backend="numpy", cases=[BY_NAME["mask"]], dtypes=["float32"])
+    assert result.passed is False
+    assert result.error == math.inf
+    assert result.detail == "RuntimeError: out of memory"
+
+
+def test_what_a_function_does_not_take_is_not_supported():
+    results = {result.case: result for result in check(plain_float32, backend="numpy", dtypes=["float32"])}
+    assert results[
+        "causal-more-keys"
+    ].passed  # **options passes everything on, and plain() refuses what it does not know
+
+    def bare(query, key, value, /, *, is_causal=False):
+        return plain_float32(query, key, value, is_causal=is_causal)
+
+    def undecided(query, key, value, /, **options):
+        raise NotImplementedError("dropout")
+
+    (softcap,) = check(bare, backend="numpy", cases=[BY_NAME["softcap"]], dtypes=["float32"])
+    (dropout,) = check(undecided, backend="numpy", cases=[BY_NAME["dropout"]], dtypes=["float32"])
+    assert (softcap.passed, softcap.detail) == (None, "not supported: softcap")
+    assert (dropout.passed, dropout.detail) == (None, "not supported: dropout")
+
+
+def test_what_is_not_run_says_why():
+    strict = check(core, backend="array_api_strict", cases=[BY_NAME["mask"]], devices=["no_float64"])
+    assert {result.dtype: (result.passed, result.detail) for result in strict if result.passed is None} == {
+        dtype: (None, f"array_api_strict on no_float64 has no {dtype}") for dtype in ("float16", "bfloat16", "float64")
+    }
+
+
+def test_a_known_deviation_neither_passes_nor_fails(monkeypatch):
+    flushed = altered(lambda x: np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), x))
+    name = "06-subnormal-values"
+    assert outcomes(flushed, name) == {name: False}
+    entry = exemptions.Exemption(name, ("numpy",), ("float32",), "it flushes")
+    monkeypatch.setattr(exemptions, "EXEMPTIONS", (entry,))
+    (result,) = check(flushed, backend="numpy", cases=[BY_NAME[name]], dtypes=["float32"])
+    assert result.passed is None
+    assert result.detail.startswith("exempt: it flushes; output at")
+    assert outcomes(altered(lambda x: x * np.float32("nan")), name) == {name: False}  # it excuses no more than it says
+
+
+def test_exemptions_name_cases_that_exist():
+    for entry in exemptions.EXEMPTIONS:
+        assert entry.case in BY_NAME
+        assert entry.reason
+        assert set(entry.dtypes) <= set(DTYPES)
+
+
+def test_inputs_depend_on_seed_and_case_alone():
+    first, again = (BY_NAME["mask"].problem("float32", seed=3) for _ in range(2))
+    other = BY_NAME["mask"].problem("float32", seed=4)
+    np.testing.assert_array_equal(first.arrays["query"], again.arrays["query"])
+    assert not np.array_equal(first.arrays["query"], other.arrays["query"])
+    assert not np.array_equal(first.arrays["query"], BY_NAME["bias"].problem("float32", seed=3).arrays["query"])
+
+
+def test_bounds_are_those_that_are_stated():
+    for kappa in (0.0, 5.0, 1e4):
+        assert [ordinary(dtype, kappa) for dtype in DTYPES] == [0.51, 0.51, 6.0, 1e-15 * 2**52 * (1 + kappa)]
+        assert [hard(dtype, kappa) for dtype in DTYPES[:2]] == [0.51, 0.51]
+        assert hard("float32", kappa) == max(6.0, 1 + kappa)
+        assert probability("float32", kappa) == max(6.0, 4 * (1 + kappa))
+
+
+def test_an_implementation_may_need_a_bound_of_its_own():
+    def stated(name, bound, kappa=1e4):
+        return [bound_of(name, bound, dtype, kappa) for dtype in DTYPES]
+
+    assert stated(None, ordinary) == stated("dense", ordinary) == [ordinary(dtype, 1e4) for dtype in DTYPES]
+    assert stated("fused", ordinary) == [2.0, 2.0, 12.0, ordinary("float64", 1e4)]
+    assert stated("blockwise", ordinary) == [0.51, 0.51, 8.0, ordinary("float64", 1e4)]
+    assert stated("blockwise", exact_scores)[-1] == exact_scores("float64", 1e4) + 745 / 4
+    assert stated("blockwise", hard)[2] == 1e4 + 1  # a bound that is wider already stays
+
+
+def test_small_problems_have_several_blocks():
+    backend, problem, seen = ac.get_backend("numpy"), BY_NAME["mask"].problem("float32"), []
+
+    def observed(query, key, value, /, **options):
+        def watched(scores, batch, head, row, column):
+            seen.append(scores.shape[-2:])
+            return scores
+
+        return core(query, key, value, score_mod=watched, **options)
+
+    before = backend.tuning
+    (result,) = check(
+        observed, backend=backend, cases=[BY_NAME["mask"]], dtypes=["float32"], implementations=["blockwise"]
+    )
+    assert result.passed
+    assert {(2, 4), (2, 3), (1, 3)} <= set(seen)  # a run of two blocks of keys, and less of queries and of keys
+    assert backend.tuning is before
+    with pytest.raises(ZeroDivisionError), in_small_blocks(backend, problem):
+        _ = 1 / (backend.tuning.queries - 2)
+    assert backend.tuning is before
+
+
+def test_what_an_implementation_refuses_is_no_failure():
+    def picky(query, key, value, /, *, mask=None, implementation):
+        if mask is not None:
+            raise ValueError("expected a call that a fused kernel answers as defined; got one that none does: no masks")
+        return core(query, key, value)
+
+    class Fused(type(ac.get_backend("numpy"))):
+        kernels = (object(),)
+
+    cases = [BY_NAME[name] for name in ("mask", "five-leading-axes", "wide-values", "weights-change-nothing-unmasked")]
+    results = {each.case: each for each in check(picky, backend=Fused(), cases=cases, dtypes=["float32"],
+                                                 implementations=["fused"])}  # fmt: skip
+    assert [(results[name].passed, results[name].refused) for name in ("mask", "wide-values")] == [
+        (None, True),
+        (True, False),
+    ]
+    assert results["mask"].detail == "no masks"
+    unasked = results["weights-change-nothing-unmasked"]
+    assert (unasked.passed, unasked.refused) == (None, False)
+    assert unasked.detail == "fused kernels return nothing but the output"
+    assert not check(core, backend="numpy", cases=cases, implementations=["fused"])  # there is no kernel
+
+
+def test_other_errors_are_failures_of_an_implementation():
+    def broken(query, key, value, /, *, implementation):
+        raise ValueError("expected keys; got none")
+
+    (result,) = check(
+        broken, backend="numpy", cases=[BY_NAME["wide-values"]], dtypes=["float32"], implementations=["dense"]
+    )
+    assert (result.passed, result.refused, result.detail) == (False, False, "ValueError: expected keys; got none")
+
+
+def test_blocks_are_asked_for_no_weights_but_for_the_logsumexp():
+    asked = []
+
+    def recorded(query, key, value, /, **options):
+        asked.append({name for name, wanted in options.items() if name.startswith("return_") and wanted})
+        return core(query, key, value, **options)
+
+    check(recorded, backend="numpy", cases=[BY_NAME["weights"]], dtypes=["float32"], implementations=IMPLEMENTATIONS)
+    assert asked == [{"return_weights", "return_logsumexp"}, {"return_logsumexp"}]
+
+
+def test_what_is_run_where_it_is_compiled_exists():
+    assert set(COMPILED) <= set(BY_NAME)
+    assert all(set(names) <= set(COMPILED) for names in SLOWEST.values())
+
+    class Compiling(type(ac.get_backend("numpy"))):
+        modes = ("eager", "compiled")
+
+    cases = [BY_NAME["mask"], BY_NAME["alibi"]]
+    chosen = {"dtypes": ["float32"], "implementations": ["blockwise"]}
+    reasons = {(trial.case.name, trial.mode): trial.reason for trial in plan(cases, [Compiling()], **chosen)}
+    told = "one blockwise case of each kind of program is run where it has to be compiled"
+    assert reasons.pop(("mask", "compiled")) == told
+    assert set(reasons.values()) == {""}
+    assert not any(trial.reason for trial in plan(cases, [Compiling()], **chosen, everything=True))
+
+
+def test_pieces_are_for_the_core_alone():
+    pieces = [BY_NAME["pieces"], BY_NAME["pieces-empty"]]
+    told = {result.detail for result in check(altered(abs), backend="numpy", cases=pieces, dtypes=["float32"])}
+    assert told == {"not supported: attention in pieces"}
+    kept = check(core, backend="numpy", cases=pieces)
+    assert {result.passed for result in kept} == {True}
+
+
+def test_compiled_modes_run_a_case_in_its_dtypes_unless_others_are_asked_for():
+    class Compiling(type(ac.get_backend("numpy"))):
+        modes = ("eager", "compiled")
+
+        def compile(self, function, /, *, mode=None):
+            return function
+
+    trials = plan([BY_NAME["mask"], BY_NAME["dtype-is-kept"]], [Compiling()], modes=["compiled"])
+    ran = {(result.case, result.dtype) for result in run(trials) if result.passed}
+    assert ran == {("mask", "float32"), *(("dtype-is-kept", dtype) for dtype in DTYPES)}
+    asked = plan([BY_NAME["mask"]], [Compiling()], modes=["compiled"], dtypes=["float16"])
+    assert [result.passed for result in run(asked)] == [True]

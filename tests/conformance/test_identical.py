@@ -1,0 +1,213 @@
+"""The same bits in every way of running, those that are published, and the command that shows it."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_conformance.cases.identical import IDENTICAL, Source
+from attention_conformance.run.identical import compare, computed, digest, verdicts, work
+from attention_conformance.run.libraries import holds
+from attention_conformance.run.processes import Order
+from attention_conformance.vectors import published
+
+BY_NAME = {case.name: case for case in IDENTICAL}
+COMPILED = (  # compilers take seconds for each
+    "plain",
+    "causal-offset",
+    "lengths",
+    "bias-of-minus-infinity",
+    "dropout-causal",
+    "near-ties",
+    "wide-range",
+    "bfloat16-bias",
+    "gelu",
+    "linear-gradient",
+    "grouped-heads-gradient",
+    "encoder",
+)
+GRADIENTS = (  # those that are run where traced loops make every gradient take seconds
+    "grouped-heads-gradient",
+    "bias-gradient",
+    "dropout-causal-gradient",
+    "extreme-keys-masked-gradient",
+    "bfloat16-extreme-gradient",
+    "linear-gradient",
+    "encoder-gradient",
+    "spectral-norm-gradient",
+)
+
+
+def identical(*arguments):
+    """A short run in this process."""
+    command = ["conformance", "--identical", "--backend", "numpy", "--jobs", "0", *map(str, arguments)]
+    return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def corrupted(monkeypatch):
+    """The published hash of one case is wrong, and that of another is missing."""
+    hashes = published() | {"bias": "0" * 64}
+    del hashes["softcap"]
+    monkeypatch.setattr("attention_cli.conformance.published", lambda: hashes)
+
+
+def is_computed_by(backend, name):
+    """Whether a backend has the type of a case, and gradients where it asks for them."""
+    case = BY_NAME[name]
+    return holds(backend, backend.devices()[0], case.dtype) and (backend.differentiates or not case.variables)
+
+
+def is_quick(backend, name):
+    """Whether a case takes less than seconds: traced loops make gradients slow, and the command runs them all."""
+    return not backend.loops.traced or not BY_NAME[name].variables or name in GRADIENTS
+
+
+def gives_the_published_hash(case, backend, mode):
+    device = backend.devices()[0]
+    with np.errstate(all="ignore"):
+        return digest(computed(case, backend, device, mode)) == published()[case.name]
+
+
+@pytest.mark.needs(is_computed_by, is_quick)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_case_gives_the_published_bits(backend, name):
+    assert gives_the_published_hash(BY_NAME[name], backend, "eager")
+
+
+@pytest.mark.needs("compilation", is_computed_by)
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_cases_give_the_published_bits(backend, name):
+    for mode in backend.modes[1:]:
+        assert gives_the_published_hash(BY_NAME[name], backend, mode), mode
+
+
+def test_every_case_and_no_other_is_published():
+    assert list(published()) == list(BY_NAME)
+    assert len(BY_NAME) == len(IDENTICAL)
+
+
+def test_no_two_cases_have_the_same_bits_unless_they_are_empty_or_zero():
+    hashes = {sha256 for name, sha256 in published().items() if not name.startswith(("zeros", "negative-zeros", "no-"))}
+    assert len(hashes) > 0.9 * len(IDENTICAL)
+
+
+def test_the_hash_is_that_of_dtype_shape_and_little_endian_bytes():
+    number = np.asarray([[1.0, -2.0]], np.float32)
+    told = b"float32 (1, 2)\n\x00\x00\x80?\x00\x00\x00\xc0"
+    assert digest((("output", number),)) == hashlib.sha256(told).hexdigest()
+    assert digest((("output", number.T.copy().T),)) == digest((("output", number),))
+    assert digest((("output", -0.0 * abs(number)),)) != digest((("output", 0.0 * abs(number)),))
+
+
+def test_inputs_depend_on_the_name_alone():
+    first, again, other = (Source(name, "float32").normal(50) for name in ("one", "one", "two"))
+    assert np.array_equal(first, again)
+    assert not np.any(first == other)
+
+
+def test_the_first_difference_is_told_with_both_numbers_as_hex_floats():
+    ours, theirs = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    ours[1, 1:] = -0.0, 3.0
+    told = compare((("a", theirs), ("b", ours)), (("a", theirs), ("b", theirs)))
+    assert told == "b[1, 1] is -0x0.0p+0, but 0x0.0p+0"
+    assert compare((("a", ours),), (("a", ours.T),)) == "a is float32 (2, 3), but float32 (3, 2)"
+
+
+def test_a_nan_is_told_by_its_bits():
+    ours, theirs = (np.asarray(bits, np.uint32).view(np.float32) for bits in (0x7FC00000, 0xFFC00000))
+    assert compare((("a", ours),), (("a", theirs),)) == "a is nan (0x7fc00000), but nan (0xffc00000)"
+
+
+def test_a_way_that_differs_is_named():
+    results = [result for result in work(Order("numpy", ("plain",))) if hasattr(result, "arrays")]
+    changed = results[0].arrays[0][1].copy()
+    changed[0, 0, 0, 3] = np.nextafter(changed[0, 0, 0, 3], np.float32(9))
+    other = type(results[0])(
+        **{**vars(results[0]), "mode": "compiled", "arrays": (("output", changed), *results[0].arrays[1:])}
+    )
+    (verdict,) = verdicts(["plain"], [other, *results], published())
+    assert verdict.sha256 == published()["plain"]
+    (complaint,) = verdict.complaints
+    first, second = (float(array[0, 0, 0, 3]).hex() for array in (changed, results[0].arrays[0][1]))
+    assert complaint == (
+        f"plain on numpy (cpu, compiled): output[0, 0, 0, 3] is {first}, but {second} on numpy (cpu, eager)"
+    )
+
+
+def test_a_run_of_identical_bits_ends_with_hashes_ticks_and_status_0():
+    result = identical("--case", "plain", "--case", "gelu")
+    assert result.exit_code == 0
+    for name in ("plain", "gelu"):
+        (line,) = (line for line in result.stdout.splitlines() if f" {name} " in line)
+        assert published()[name][:16] in line
+        assert "✓" in line
+    assert result.stdout.splitlines()[-1] == "2 identical, 0 not, 0 not run"
+
+
+def test_a_hash_other_than_the_published_one_is_told_with_status_1(corrupted):
+    result = identical("--case", "bias", "--case", "plain")
+    assert result.exit_code == 1
+    told = f"bias on numpy (cpu, eager): expected SHA-256 {'0' * 64}, as published; got {published()['bias']}"
+    assert told in result.stdout.splitlines()
+    assert "✗" in next(line for line in result.stdout.splitlines() if " bias " in line)
+    assert result.stdout.splitlines()[-1] == "1 identical, 1 not, 0 not run"
+
+
+def test_a_case_that_is_not_published_is_told_with_status_1(corrupted):
+    result = identical("--case", "softcap")
+    assert result.exit_code == 1
+    assert f"softcap on numpy (cpu, eager): expected a published SHA-256; got {published()['softcap']}" in result.stdout
+
+
+def test_devices_without_float64_are_left_out(backend):
+    results = [each for each in work(Order(backend.name, ("plain",), modes=("eager",))) if hasattr(each, "passed")]
+    assert [result.detail for result in results if not result.passed] == []
+    assert {result.device for result in results} <= set(backend.devices())
+    assert results
+
+
+def test_a_run_of_nothing_has_status_1():
+    assert identical("--case", "plain-gradient").exit_code == 1
+
+
+def test_hashes_are_written_as_json(tmp_path):
+    path = tmp_path / "hashes.json"
+    assert identical("--case", "plain", "--json", path).exit_code == 0
+    written = json.loads(path.read_text())
+    assert written["environment"]["backends"]["numpy"]["numpy"]
+    assert written["cases"] == {
+        "plain": {
+            "sha256": published()["plain"],
+            "ways": {"numpy (cpu, eager)": published()["plain"]},
+            "complaints": [],
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--backend", "fortran"], "expected a backend out of "),
+        (["--case", "nothing-*"], "expected a case out of those of --list; got 'nothing-*', which none matches"),
+        (["--mode", "slow"], "expected a mode out of eager; got 'slow'"),
+        (["--dtype", "float32"], "expected no --dtype with --identical; got one"),
+        (["--model", "/no/such/model"], "expected a model directory; got /no/such/model, which is none"),
+        (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
+        (["--junit", "results.xml"], "expected no --junit with --identical; got one"),
+    ],
+)
+def test_what_cannot_be_run_as_given_has_status_2(arguments, told):
+    result = identical(*arguments)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_the_cases_are_listed():
+    result = identical("--list")
+    assert result.exit_code == 0
+    assert "maxima of 2 × 2 places" in result.stdout
+    assert sum(name in result.stdout for name in BY_NAME) == len(BY_NAME)

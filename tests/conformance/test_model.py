@@ -1,0 +1,373 @@
+"""Encoders of BERT's type from a directory: a tiny one, made here, and every way in which its files can be wrong."""
+
+import json
+import math
+import pickle
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from typer.testing import CliRunner
+
+import attention_core as ac
+from attention_cli.app import app
+from attention_conformance import vectors
+from attention_conformance.run.bert import ModelError, load_bert
+from attention_conformance.run.identical import computed, digest
+from attention_conformance.run.model import (
+    PAIRS,
+    PUBLISHED,
+    Published,
+    identical_case,
+    load_model,
+    plan_model,
+    run_model,
+)
+from attention_core import get_backend
+
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 40,
+    "type_vocab_size": 2,
+    "max_position_embeddings": 12,
+    "hidden_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 10,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+}
+WORDS = sorted({word.strip(".?").lower() for pair in PAIRS for sentence in pair for word in sentence.split()})
+
+
+def shapes():
+    """The tensors of an encoder as published: by name, with weights as (out, in)."""
+    width, inner = CONFIG["hidden_size"], CONFIG["intermediate_size"]
+    tables = {"word": CONFIG["vocab_size"], "position": CONFIG["max_position_embeddings"], "token_type": 2}
+    found = {f"embeddings.{name}_embeddings.weight": (rows, width) for name, rows in tables.items()}
+    found |= {f"embeddings.LayerNorm.{name}": (width,) for name in ("weight", "bias")}
+    maps = {f"attention.{name}": (width, width) for name in ("self.query", "self.key", "self.value", "output.dense")}
+    maps |= {"intermediate.dense": (inner, width), "output.dense": (width, inner)}
+    for layer in range(CONFIG["num_hidden_layers"]):
+        for name, shape in maps.items():
+            found[f"encoder.layer.{layer}.{name}.weight"] = shape
+            found[f"encoder.layer.{layer}.{name}.bias"] = shape[:1]
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            found |= {f"encoder.layer.{layer}.{name}.{part}": (width,) for part in ("weight", "bias")}
+    return found
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A directory as published, with random weights and a tokenizer of whole words."""
+    directory, random = tmp_path_factory.mktemp("models") / "tiny", np.random.default_rng(7)
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes().items()}
+    tensors["embeddings.position_ids"] = np.arange(CONFIG["max_position_embeddings"])[None]
+    tensors["pooler.dense.weight"] = np.zeros((6, 6), dtype=np.float32)
+    save_file(tensors, directory / "model.safetensors")
+    vocabulary = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.enable_padding(length=64)  # as published ones do; the kit turns it off
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture
+def directory(published, tmp_path):
+    """A copy of its own, to be spoiled."""
+    return shutil.copytree(published, tmp_path / "tiny")
+
+
+def truth(tensors, rows):
+    """Vectors of sentences, written straight from the paper for one sentence at a time in float64."""
+    weights = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+
+    def norm(name, x):
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12)
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def affine(name, x):
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def gelu(x):
+        return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+    for ids in rows:
+        words = weights["embeddings.word_embeddings.weight"][ids]
+        places = weights["embeddings.position_embeddings.weight"][: len(ids)]
+        x = norm("embeddings.LayerNorm", words + places + weights["embeddings.token_type_embeddings.weight"][0])
+        for layer in ("encoder.layer.0", "encoder.layer.1"):
+            heads = []
+            for part in (slice(0, 2), slice(2, 4), slice(4, 6)):
+                q, k, v = (affine(f"{layer}.attention.self.{name}", x)[:, part] for name in ("query", "key", "value"))
+                scores = np.exp(q @ k.T / math.sqrt(2))
+                heads.append(scores / scores.sum(-1, keepdims=True) @ v)
+            attended = affine(f"{layer}.attention.output.dense", np.concatenate(heads, axis=-1))
+            x = norm(f"{layer}.attention.output.LayerNorm", x + attended)
+            inner = affine(f"{layer}.output.dense", gelu(affine(f"{layer}.intermediate.dense", x)))
+            x = norm(f"{layer}.output.LayerNorm", x + inner)
+        mean = x.mean(0)
+        yield mean / np.linalg.norm(mean)
+
+
+def test_sentences_give_the_vectors_of_the_paper(published):
+    model = load_model(published)
+    rows = [row[seen] for row, seen in zip(model.token_ids, model.is_token, strict=True)]
+    expected = np.array(list(truth(load_file(published / "model.safetensors"), rows)))
+    cosines = (expected[0::2] * expected[1::2]).sum(-1)
+    results = list(run_model(plan_model(model, [get_backend("numpy")])))
+    assert [result.passed for result in results] == [True, True]
+    np.testing.assert_allclose(results[0].values, cosines, atol=1e-6)
+    np.testing.assert_allclose(results[1].values, cosines, rtol=0, atol=1e-13)
+    assert results[1].error == 0  # it is the reference itself
+
+
+def test_every_backend_agrees_with_numpy_in_float64(backend, published):
+    results = list(run_model(plan_model(load_model(published), [backend], modes=["eager"])))
+    assert [result for result in results if result.passed is False] == []
+    assert {result.dtype for result in results if result.passed} == {"float32", "float64"}
+
+
+def test_a_model_that_computes_something_else_fails(published, monkeypatch):
+    wrong = "attention_conformance.run.model.encoder_layer"
+    correct = ac.encoder_layer
+    model = load_model(published)
+    assert all(result.passed for result in run_model(plan_model(model, [get_backend("numpy")])))
+    monkeypatch.setattr(wrong, lambda *a, **k: correct(*a, **{**k, "epsilon": 1e-5}))
+    results = list(run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"])))
+    assert [result.passed for result in results] == [False]
+    monkeypatch.setattr(wrong, lambda *a, **k: 1 / 0)
+    (failed,) = run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
+    assert (failed.passed, failed.detail) == (False, "ZeroDivisionError: division by zero")
+
+
+def test_sentences_are_padded_to_one_length_and_cut_to_the_positions_there_are(published):
+    model = load_model(published)
+    lengths = [len(sentence.replace(".", " .").replace("?", " ?").split()) + 2 for pair in PAIRS for sentence in pair]
+    assert model.is_token.sum(axis=1).tolist() == [min(length, 12) for length in lengths]
+    assert model.token_ids.shape == (6, min(max(lengths), 12))
+    assert not model.token_ids[~model.is_token].any()
+    assert len(model.bert.token_ids("food " * 50)) == 12
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding"), [("float16", 1e-3), (ml_dtypes.bfloat16, 8e-3)], ids=["float16", "bfloat16"]
+)
+def test_names_may_begin_with_bert_and_half_precision_is_widened(published, directory, dtype, rounding):
+    tensors = load_file(directory / "model.safetensors")
+    halved = {f"bert.{name}": x.astype(dtype) if x.dtype == np.float32 else x for name, x in tensors.items()}
+    halved["cls.predictions.bias"] = np.zeros(40, dtype=np.float32)
+    save_file(halved, directory / "model.safetensors")
+    loaded, original = load_bert(directory), load_bert(published)
+    weight = loaded.layers[1].feed_forward.expand.weight
+    assert weight.dtype == np.float32
+    assert weight.shape == (6, 10)
+    np.testing.assert_allclose(weight, original.layers[1].feed_forward.expand.weight, atol=1e-3, rtol=rounding)
+
+
+def rewritten(**changes):
+    """Change the configuration."""
+
+    def spoil(directory):
+        (directory / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+
+    return spoil
+
+
+def retensored(change):
+    """Change the tensors."""
+
+    def spoil(directory):
+        tensors = load_file(directory / "model.safetensors")
+        change(tensors)
+        save_file(tensors, directory / "model.safetensors")
+
+    return spoil
+
+
+def removed(name):
+    return lambda directory: (directory / name).unlink()
+
+
+def pickled(directory):
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def truncated(name):
+    def spoil(directory):
+        content = (directory / name).read_bytes()
+        (directory / name).write_bytes(content[: len(content) // 2])
+
+    return spoil
+
+
+def widen(tensors):
+    """The last layer is wider inside than the first."""
+    for name, shape in (
+        ("intermediate.dense.weight", (11, 6)),
+        ("intermediate.dense.bias", 11),
+        ("output.dense.weight", (6, 11)),
+    ):
+        tensors[f"encoder.layer.1.{name}"] = np.zeros(shape, dtype=np.float32)
+
+
+QUERY = "encoder.layer.1.attention.self.query.weight"
+BIAS = "encoder.layer.1.attention.self.query.bias"
+OTHERS = ("expected the tensors of an encoder in", "model.safetensors; got others: ")
+SPOILT = {
+    "no configuration": (removed("config.json"), "expected config.json in"),
+    "no weights": (removed("model.safetensors"), "expected model.safetensors in"),
+    "no tokenizer": (removed("tokenizer.json"), "expected tokenizer.json in"),
+    "weights in a pickle": (pickled, "got pytorch_model.bin, a pickle, which can run any code: convert it"),
+    "configuration cut short": (truncated("config.json"), "expected JSON in"),
+    "weights cut short": (truncated("model.safetensors"), "expected a whole file of safetensors; got ", "model.safetensors: "),
+    "weights in a pickle by another name": (lambda d: (d / "model.safetensors").write_bytes(pickle.dumps({})), "expected a whole file of safetensors; got ", "model.safetensors: a pickle, which can run any code"),
+    "tokenizer cut short": (truncated("tokenizer.json"), "expected a tokenizer in"),
+    "configuration of another kind": (lambda d: (d / "config.json").write_text("[1]"), "expected a JSON object in"),
+    "another model": (rewritten(model_type="gpt2"), "expected model_type 'bert' in"),
+    "another activation": (rewritten(hidden_act="relu"), "expected hidden_act 'gelu' in"),
+    "relative positions": (rewritten(position_embedding_type="relative_key"), "expected position_embedding_type 'absolute'"),
+    "a decoder": (rewritten(is_decoder=True), "expected is_decoder False in"),
+    "no layers": (rewritten(num_hidden_layers=0), "expected num_hidden_layers as a positive integer in"),
+    "size in words": (rewritten(hidden_size="six"), "expected hidden_size as a positive integer in"),
+    "heads that do not divide": (rewritten(num_attention_heads=4), "expected hidden_size that 4 heads share out evenly in"),
+    "epsilon of 1": (rewritten(layer_norm_eps=1), "expected layer_norm_eps as a small positive number in"),
+    "fewer words than weights": (rewritten(vocab_size=39), "expected tensors of vocab_size 39, as in config.json, in", "got 40"),
+    "more positions than weights": (rewritten(max_position_embeddings=13), "expected tensors of max_position_embeddings 13, as in config.json, in", "got 12"),
+    "more segments than weights": (rewritten(type_vocab_size=3), "expected tensors of type_vocab_size 3, as in config.json, in", "got 2"),
+    "narrower than weights": (rewritten(hidden_size=3), "expected tensors of hidden_size 3, as in config.json, in", "got 6"),
+    "narrower inside than weights": (rewritten(intermediate_size=9), "expected tensors of intermediate_size 9, as in config.json, in", "got 10"),
+    "heads that divide no weights": (rewritten(hidden_size=8, num_attention_heads=4), *OTHERS, "expected channels that 4 heads share out evenly; got 6"),
+    "more layers than weights": (rewritten(num_hidden_layers=3), "expected tensors of num_hidden_layers 3, as in config.json, in", "got 2"),
+    "fewer layers than weights": (rewritten(num_hidden_layers=1), "expected tensors of num_hidden_layers 1, as in config.json, in", "got 2"),
+    "no tensors but those ignored": (retensored(lambda t: [t.pop(name) for name in shapes()]), *OTHERS, "expected the arrays of transformers.BertModel; got none"),
+    "embeddings alone": (retensored(lambda t: [t.pop(name) for name in shapes() if "layer" in name]), *OTHERS, "expected embeddings and at least one layer for transformers.BertModel; got "),
+    "a tensor too few": (retensored(lambda t: t.pop(QUERY)), *OTHERS, f"expected {QUERY} of transformers.BertModel; got no such array"),
+    "a bias too few": (retensored(lambda t: t.pop(BIAS)), *OTHERS, f"expected {BIAS} of transformers.BertModel; got no such array"),
+    "a tensor too many": (retensored(lambda t: t.update(adapter=np.zeros(2))), *OTHERS, "expected nothing else of transformers.BertModel; got adapter"),
+    "a tensor of another shape": (retensored(lambda t: t.update({QUERY: np.zeros((6, 5))})), *OTHERS, f"expected {QUERY} (6, 6) of transformers.BertModel; got (6, 5)"),
+    "a bias of another shape": (retensored(lambda t: t.update({BIAS: np.zeros(5)})), *OTHERS, f"expected {BIAS} (6) of transformers.BertModel; got (5,)"),
+    "a layer of another width inside": (retensored(widen), *OTHERS, "expected one intermediate_size for transformers.BertModel; got 10 and 11"),
+    "a tensor of integers": (retensored(lambda t: t.update({QUERY: np.zeros((6, 6), dtype=np.int32)})), f"expected tensor {QUERY} of floating point in", "model.safetensors; got int32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_spoilt_files_are_told(directory, name):
+    spoil, *parts = SPOILT[name]
+    spoil(directory)
+    with pytest.raises(ModelError) as caught:
+        load_bert(directory)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_directory_that_is_none_is_told(tmp_path):
+    with pytest.raises(ModelError, match=r"expected a model directory; got .*nowhere, which is none"):
+        load_bert(tmp_path / "nowhere")
+
+
+def test_tokens_that_the_encoder_does_not_know_are_told(directory):
+    def shorten(tensors):
+        tensors["embeddings.word_embeddings.weight"] = tensors["embeddings.word_embeddings.weight"][:5].copy()
+
+    rewritten(vocab_size=5)(directory)
+    retensored(shorten)(directory)
+    with pytest.raises(ModelError, match="expected token ids below vocab_size 5; got "):
+        load_model(directory)
+
+
+def test_what_is_known_of_a_published_model_must_hold(published):
+    model = load_model(published)
+    (result,) = run_model(plan_model(model, [get_backend("numpy")], dtypes=["float64"]))
+    ids = tuple(model.bert.token_ids("hello world"))
+    for known, text in (
+        (Published(ids, result.values), None),
+        (
+            Published((101, 7592, 2088, 102), result.values),
+            f"expected 'hello world' to be (101, 7592, 2088, 102); got {ids}",
+        ),
+        (
+            Published(ids, (*result.values[:2], result.values[2] + 2e-6)),
+            "expected the published cosines to 1e-6; got 2e-06 off",
+        ),
+    ):
+        trials = plan_model(replace(model, published=known), [get_backend("numpy")], dtypes=["float64"])
+        (judged,) = run_model(trials)
+        assert judged.passed is (text is None)
+        assert text is None or judged.detail == text
+
+
+def test_the_published_model_is_told_by_its_weights():
+    (weights,) = PUBLISHED
+    assert len(weights) == 64
+    assert PUBLISHED[weights].hello_world == (101, 7592, 2088, 102)
+
+
+def identical(directory, *arguments):
+    """A run of the case alone, on NumPy, in a process of its own."""
+    options = ["--case", "model", "--backend", "numpy", "--jobs", "1", *map(str, arguments)]
+    command = ["conformance", "--identical", "--model", str(directory), *options]
+    return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+
+
+def test_in_reproducible_arithmetic_a_model_gives_the_same_bits_in_every_way(backend, published):
+    case = identical_case(load_model(published))
+    expected = digest(computed(case, get_backend("numpy"), "cpu", "eager"))
+    for mode in backend.modes:
+        assert digest(computed(case, backend, backend.devices()[0], mode)) == expected, mode
+
+
+def test_what_is_hashed_is_the_tokens_without_padding_and_their_means(published):
+    model = load_model(published)
+    (_, tokens), (_, means) = computed(identical_case(model), get_backend("numpy"), "cpu", "eager")
+    assert not tokens[~model.is_token].any()
+    counts = model.is_token.sum(-1)[:, None]
+    np.testing.assert_allclose(means[:, 0], tokens.astype(np.float64).sum(-2) / counts, rtol=1e-6)
+    rows = [row[seen] for row, seen in zip(model.token_ids, model.is_token, strict=True)]
+    expected = np.array(list(truth(load_file(published / "model.safetensors"), rows)))
+    found = means[:, 0] / np.linalg.norm(means[:, 0], axis=-1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_model_that_nobody_published_has_its_hash_shown(published, tmp_path):
+    path = tmp_path / "hashes.json"
+    result = identical(published, "--json", path)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "1 identical, 0 not, 0 not run"
+    found = json.loads(path.read_text())["cases"]["model"]
+    assert found == {"sha256": found["sha256"], "ways": {"numpy (cpu, eager)": found["sha256"]}, "complaints": []}
+    assert found["sha256"][:16] in result.stdout
+
+
+def test_a_hash_other_than_that_of_known_weights_is_told(published, monkeypatch):
+    monkeypatch.setattr("attention_cli.conformance.published_model", lambda directory: {"model": "0" * 64})
+    result = identical(published)
+    assert result.exit_code == 1
+    assert f"model on numpy (cpu, eager): expected SHA-256 {'0' * 64}, as published; got " in result.stdout
+
+
+def test_every_known_model_has_a_hash_and_no_other():
+    assert set(vectors._read("models.json")) == set(PUBLISHED)
+
+
+def test_the_hash_of_a_model_is_printed_anew(published):
+    command = [sys.executable, "-m", "attention_conformance.vectors", str(published)]
+    printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    model = load_model(published)
+    assert printed == {model.sha256: digest(computed(identical_case(model), get_backend("numpy"), "cpu", "eager"))}
+    assert vectors.published_model(published) == {"model": None}
+    assert vectors.published_model(None) == {}

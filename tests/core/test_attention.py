@@ -1,0 +1,427 @@
+"""The definition of attention, and its contract line by line."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attention_core as ac
+from attention_core import scaled_dot_product_attention as attention
+
+B, H, G, M, N, D, E = 2, 6, 3, 4, 5, 7, 8  # all different, so that a swapped axis cannot pass
+
+
+def definition(q, k, v, allowed=None, bias=None, scale=None, softcap=None):
+    """Attention of one head by the formula: Python floats, one query and one key at a time."""
+    scale = 1 / math.sqrt(len(q[0])) if scale is None else scale
+    outputs, weights, normalizers = [], [], []
+    for i, query in enumerate(q):
+        scores = {}
+        for j, key in enumerate(k):
+            if allowed is None or allowed[i][j]:
+                score = math.fsum(scale * a * b for a, b in zip(query, key, strict=True))
+                score = score if softcap is None else softcap * math.tanh(score / softcap)
+                scores[j] = score + (0 if bias is None else bias[i][j])
+        total = math.fsum(math.exp(s) for s in scores.values())
+        row = [math.exp(scores[j]) / total if j in scores else 0.0 for j in range(len(k))]
+        outputs.append([math.fsum(p * value[e] for p, value in zip(row, v, strict=True)) for e in range(len(v[0]))])
+        weights.append(row)
+        normalizers.append(math.log(total) if scores else -math.inf)
+    return np.array(outputs), np.array(weights), np.array(normalizers)
+
+
+def reference(q, k, v, allowed=None, bias=None, **options):
+    """The definition for every sample and head; key heads repeat in order."""
+    leading, times = q.shape[:-2], q.shape[-3] // k.shape[-3]
+    rows = (*leading, q.shape[-2], k.shape[-2])
+    allowed = None if allowed is None else np.broadcast_to(allowed, rows)
+    bias = None if bias is None else np.broadcast_to(bias, rows)
+    results = [np.empty((*leading, *ends)) for ends in ((q.shape[-2], v.shape[-1]), rows[-2:], (q.shape[-2],))]
+    for index in np.ndindex(leading):
+        shared = (*index[:-1], index[-1] // times)
+        mask, added = (None if x is None else x[index] for x in (allowed, bias))
+        for result, part in zip(
+            results, definition(q[index], k[shared], v[shared], mask, added, **options), strict=True
+        ):
+            result[index] = part
+    return results
+
+
+@pytest.fixture
+def qkv(rng):
+    shapes = ((B, H, M, D), (B, G, N, D), (B, G, N, E))
+    return [rng.standard_normal(shape) for shape in shapes]
+
+
+@pytest.fixture
+def mask(rng):
+    allowed = rng.random((B, H, M, N)) < 0.6
+    allowed[0, 1, 2] = False
+    return allowed
+
+
+def close(got, expected, ulps=32):
+    scale = max(1.0, float(np.max(np.abs(expected[np.isfinite(expected)]), initial=0)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
+
+
+def test_equals_the_definition(qkv, put, get):
+    result = attention(*put(qkv), return_weights=True, return_logsumexp=True)
+    for got, expected in zip(get(result), reference(*qkv), strict=True):
+        close(got, expected)
+
+
+def test_everything_at_once_equals_the_definition(qkv, mask, rng, put, get):
+    bias = rng.standard_normal((H, M, N))
+    options = {"scale": 0.3, "softcap": 1.5}
+    result = attention(
+        *put(qkv), mask=put(mask), bias=put(bias), is_causal=True, **options, return_weights=True, return_logsumexp=True
+    )
+    allowed = mask & np.tri(M, N, dtype=bool)
+    for got, expected in zip(get(result), reference(*qkv, allowed, bias, **options), strict=True):
+        close(got, expected)
+
+
+def test_weights_are_probabilities(qkv, put, get):
+    weights = get(attention(*put(qkv), return_weights=True)).weights
+    assert (weights >= 0).all()
+    close(weights.sum(-1), np.ones((B, H, M)))
+
+
+def test_order_of_keys_does_not_matter(qkv, rng, put, get):
+    q, k, v = qkv
+    order = rng.permutation(N)
+    close(get(attention(*put([q, k[:, :, order], v[:, :, order]]))), get(attention(*put(qkv))))
+
+
+def test_equal_keys_give_the_mean_of_the_values(qkv, put, get):
+    q, k, v = qkv
+    mean = np.repeat(v.mean(-2, keepdims=True), H // G, axis=-3)
+    close(get(attention(*put([q, np.ones_like(k), v]))), np.broadcast_to(mean, (B, H, M, E)))
+
+
+def test_known_numbers(put, get):
+    """Equal keys, and values 0 to 39 in rows of four: the mean of the rows."""
+    values = np.arange(40.0).reshape(1, 1, 10, 4)
+    result = get(attention(*put([np.ones((1, 1, 2, 3)), np.ones((1, 1, 10, 3)), values])))
+    np.testing.assert_array_max_ulp(result, np.broadcast_to([18.0, 19.0, 20.0, 21.0], (1, 1, 2, 4)), 1)
+
+
+def test_contract_01_masks_are_boolean_and_true_attends(qkv, mask, put, get):
+    close(get(attention(*put(qkv), mask=put(mask))), reference(*qkv, mask)[0])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "float32", "float64"])
+def test_contract_01_other_masks_are_an_error_that_names_the_converters(qkv, put, dtype):
+    with pytest.raises(TypeError, match=rf"expected mask of dtype bool, True = may attend; got {dtype}: .*mask_from"):
+        attention(*put(qkv), mask=put(np.ones((M, N), dtype=dtype)))
+
+
+def test_contract_01_mask_and_bias_go_together(qkv, mask, rng, put, get):
+    bias = rng.standard_normal((B, 1, M, N))
+    close(get(attention(*put(qkv), mask=put(mask), bias=put(bias))), reference(*qkv, mask, bias)[0])
+
+
+@pytest.mark.parametrize("shape", [(N,), (1, N), (M, 1), (M, N), (H, 1, 1), (1, M, N), (B, 1, 1, N), (B, H, M, N), ()])
+def test_contract_01_masks_and_biases_broadcast(qkv, rng, put, get, shape):
+    allowed, bias = rng.random(shape) < 0.7, rng.standard_normal(shape)
+    close(get(attention(*put(qkv), mask=put(np.asarray(allowed)))), reference(*qkv, allowed)[0])
+    close(get(attention(*put(qkv), bias=put(np.asarray(bias)))), reference(*qkv, None, bias)[0])
+
+
+def test_contract_01_a_bias_of_minus_infinity_masks(qkv, mask, put, get):
+    bias = np.where(mask, 0.25, -np.inf)
+    for got, expected in zip(
+        get(attention(*put(qkv), bias=put(bias), return_weights=True, return_logsumexp=True)),
+        reference(*qkv, mask, np.full(mask.shape, 0.25)),
+        strict=True,
+    ):
+        close(got, expected)
+
+
+def test_contract_02_a_structured_mask_is_its_boolean_array(qkv, put, get):
+    i, j = np.arange(M)[:, None], np.arange(N)[None, :]
+    lengths = np.array([2, 5])
+    rule = (ac.Causal(1) & ac.KeyLengths(put(lengths))) | ~ac.SlidingWindow(left=2)
+    allowed = ((j <= i + 1) & (j < lengths[:, None, None, None])) | ~(j >= i - 2)
+    np.testing.assert_array_equal(get(attention(*put(qkv), mask=rule)), get(attention(*put(qkv), mask=put(allowed))))
+
+
+@pytest.mark.parametrize("offset", [0, 2, -1, -M, np.array([1, -2])], ids=str)
+def test_contract_03_causal_counts_positions_from_the_offset(qkv, put, get, offset):
+    i, j = np.arange(M)[:, None], np.arange(N)[None, :]
+    allowed = j <= i + np.reshape(offset, (-1, 1, 1, 1))
+    mask = ac.Causal(offset if isinstance(offset, int) else put(offset))
+    close(get(attention(*put(qkv), mask=mask)), reference(*qkv, allowed)[0])
+
+
+def test_contract_03_is_causal_means_offset_zero_and_intersects(qkv, mask, put, get):
+    close(get(attention(*put(qkv), is_causal=True)), reference(*qkv, np.tri(M, N, dtype=bool))[0])
+    both = get(attention(*put(qkv), is_causal=True, mask=put(mask)))
+    close(both, reference(*qkv, mask & np.tri(M, N, dtype=bool))[0])
+
+
+def test_contract_04_a_fully_masked_row_gives_exactly_zero(qkv, put, get):
+    q, k, v = qkv
+    q[1, 2, 3] = np.nan  # whatever it holds
+    allowed = np.ones((B, H, M, N), dtype=bool)
+    allowed[1, 2, 3] = False
+    result = get(attention(*put([q, k, v]), mask=put(allowed), return_weights=True, return_logsumexp=True))
+    assert (result.output[1, 2, 3] == 0).all()
+    assert (result.weights[1, 2, 3] == 0).all()
+    assert result.logsumexp[1, 2, 3] == -np.inf
+    others = np.isfinite(result.logsumexp)
+    assert others.sum() == B * H * M - 1
+    assert np.isfinite(result.output).all()
+
+
+@pytest.mark.parametrize(
+    "rule", [ac.KeyLengths(0), ac.Causal(-M), ~ac.SlidingWindow()], ids=["lengths", "causal", "not"]
+)
+def test_contract_04_holds_for_every_kind_of_mask(qkv, put, get, rule):
+    result = get(attention(*put(qkv), mask=rule, return_weights=True, return_logsumexp=True))
+    assert (result.output == 0).all()
+    assert (result.weights == 0).all()
+    assert (result.logsumexp == -np.inf).all()
+
+
+def test_contract_04_is_decided_by_the_mask_never_by_the_scores(put, get):
+    """Scores that overflow to -inf are not a mask: the formula gives nan there, and must not give a quiet 0."""
+    big = np.full((1, 1, 1, 4), 1e300)
+    for options in ({}, {"mask": put(np.ones((1, 1), dtype=bool))}):
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = get(attention(*put([big, -big, np.ones((1, 1, 1, 2))]), **options))
+        assert np.isnan(result).all()
+
+
+@pytest.mark.parametrize("nonfinite", [np.nan, np.inf, -np.inf])
+def test_contract_05_masking_a_key_is_deleting_it(qkv, put, get, nonfinite):
+    q, k, v = qkv
+    gone = [1, 3]
+    kept = [j for j in range(N) if j not in gone]
+    expected = get(attention(*put([q, k[:, :, kept], v[:, :, kept]]), return_logsumexp=True))
+    k[:, :, gone], v[:, :, gone] = nonfinite, nonfinite
+    allowed = np.ones(N, dtype=bool)
+    allowed[gone] = False
+    for options in ({"mask": put(allowed)}, {"bias": put(np.where(allowed, 0.0, -np.inf))}):
+        result = get(attention(*put([q, k, v]), return_logsumexp=True, **options))
+        close(result.output, expected.output)
+        close(result.logsumexp, expected.logsumexp)
+
+
+@pytest.mark.parametrize("nonfinite", [np.nan, np.inf, -np.inf])
+def test_contract_05_a_later_key_does_not_leak_into_earlier_queries(qkv, put, get, nonfinite):
+    q, k, v = qkv
+    expected = get(attention(*put(qkv), is_causal=True))
+    k[:, :, 2, 1], v[:, :, 2, 3] = nonfinite, nonfinite
+    with np.errstate(invalid="ignore"):
+        result = get(attention(*put([q, k, v]), is_causal=True))
+    np.testing.assert_array_equal(result[:, :, :2], expected[:, :, :2])
+    assert np.isnan(result[:, :, 2:]).all()
+
+
+@pytest.mark.parametrize("nonfinite", [np.nan, np.inf, -np.inf])
+def test_contract_05_what_is_attended_is_not_hidden(qkv, put, get, nonfinite):
+    q, k, v = qkv
+    v[:, :, 2, 3] = nonfinite
+    with np.errstate(invalid="ignore"):
+        plain, masked = (get(attention(*put([q, k, v]), **o)) for o in ({}, {"mask": put(np.ones(N, dtype=bool))}))
+    np.testing.assert_array_equal(masked[..., 3], np.full((B, H, M), nonfinite))
+    np.testing.assert_array_equal(plain[..., 3], masked[..., 3])
+    assert np.isfinite(np.delete(masked, 3, axis=-1)).all()
+
+
+@pytest.mark.needs("gradients")
+def test_contract_05_what_overflows_behind_a_mask_leaves_gradients_finite(backend, put, get):
+    """A finite value or key so large that the gradient of its weight overflows, masked: its gradient is 0 all the same."""
+    q, k, v = np.ones((1, 2, 4)), np.ones((1, 3, 4)), np.ones((1, 3, 4))
+    v[0, 2], k[0, 2] = 3e38, [3e38, -3e38, 3e38, -3e38]
+    mask, sum_ = put(np.array([True, True, False])), backend.namespace.sum
+    for options in ({}, {"softcap": 5.0, "scale": 100.0}):
+
+        def loss(q, k, v, options=options):
+            return sum_(attention(q * 10, k, v, mask=mask, **options)) * 10
+
+        _, gradients = backend.value_and_grad(loss)(*put([q, k, v], dtype="float32"))
+        for gradient in get(gradients):
+            assert np.isfinite(gradient).all()
+        assert (get(gradients[2])[0, 2] == 0).all()
+
+
+def test_contract_05_infinities_of_both_signs_give_nan(qkv, put, get):
+    q, k, v = qkv
+    v[:, :, 1, 3], v[:, :, 2, 3] = np.inf, -np.inf
+    result = get(attention(*put([q, k, v]), mask=put(np.ones(N, dtype=bool))))
+    assert np.isnan(result[..., 3]).all()
+
+
+def test_contract_06_asking_for_more_changes_no_bit(qkv, mask, put, get):
+    options = {"mask": put(mask), "dropout": ac.Dropout(0.25, 3)}
+    alone = get(attention(*put(qkv), **options))
+    for flags in ({"return_weights": True}, {"return_logsumexp": True}):
+        result = get(attention(*put(qkv), **options, **flags))
+        np.testing.assert_array_equal(result.output, alone)
+        assert (result.weights is None) != (result.logsumexp is None)
+
+
+def test_contract_07_the_cap_comes_after_the_scale_and_before_the_bias(qkv, rng, put, get):
+    bias = rng.standard_normal((M, N))
+    options = {"scale": 2.0, "softcap": 0.5}
+    close(get(attention(*put(qkv), bias=put(bias), **options)), reference(*qkv, None, bias, **options)[0])
+
+
+def test_contract_07_a_product_whose_scaled_value_fits_does_not_overflow(put, get):
+    """q . k = 4e38 is beyond float32; scaled by 1e-4 it is not."""
+    q, k = np.full((1, 1, 1, 4), 1e20), np.full((1, 1, 2, 4), 1e18)
+    k[:, :, 1] *= -1
+    arrays = put([q, k, np.array([[[[1.0], [5.0]]]])], dtype="float32")
+    assert get(attention(*arrays, scale=1e-4)).tolist() == [[[[1.0]]]]
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_contract_08_sixteen_bits_are_computed_wide_and_rounded_once(qkv, mask, backend, put, get, dtype):
+    narrow = put(qkv, dtype=dtype)
+    result = attention(*narrow, mask=put(mask), return_weights=True, return_logsumexp=True)
+    wide = put([np.asarray(x, dtype=np.float32) for x in get(narrow)])
+    expected = attention(*wide, mask=put(mask), return_weights=True, return_logsumexp=True)
+    for got, exact in zip(result[:2], expected[:2], strict=True):
+        assert str(get(got).dtype) == dtype
+        np.testing.assert_array_equal(get(got), get(exact).astype(get(got).dtype))
+    np.testing.assert_array_equal(get(result.logsumexp), get(expected.logsumexp))
+    assert get(result.logsumexp).dtype == np.float32
+
+
+def test_contract_08_the_dtype_is_kept(qkv, backend, put, get):
+    for dtype in backend.dtypes:
+        assert str(get(attention(*put(qkv, dtype=dtype))).dtype) == dtype
+
+
+def test_contract_08_float64_stays_float64_all_the_way(qkv, put, get):
+    q, k, v = qkv
+    close(get(attention(*put([q, k, v]))), reference(q, k, v)[0], ulps=16)
+
+
+def test_contract_08_dtypes_are_not_promoted(qkv, put):
+    q, k, v = put(qkv)
+    narrow = put(qkv, dtype="float32")
+    for arrays, name in (((q, narrow[1], v), "key"), ((q, k, narrow[2]), "value")):
+        with pytest.raises(TypeError, match=f"expected {name} of dtype float64 to match (query|key); got float32"):
+            attention(*arrays)
+
+
+def test_contract_09_grouped_heads_repeat_in_order(qkv, put, get):
+    q, k, v = qkv
+    repeated = [np.repeat(x, H // G, axis=-3) for x in (k, v)]
+    np.testing.assert_array_equal(get(attention(*put(qkv))), get(attention(*put([q, *repeated]))))
+    one_head = get(attention(*put([q[:, 3:4], k[:, 1:2], v[:, 1:2]])))  # 3 // (6 / 3) = 1
+    close(get(attention(*put(qkv)))[:, 3:4], one_head)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 1, 3)])
+def test_contract_10_any_number_of_leading_axes(rng, put, get, leading):
+    q, k, v = (rng.standard_normal((*leading, *ends)) for ends in ((2, M, D), (1, N, D), (1, N, E)))
+    close(get(attention(*put([q, k, v]), is_causal=True)), reference(q, k, v, np.tri(M, N, dtype=bool))[0])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"mask": ac.KeyLengths(1)}], ids=["plain", "causal", "mask"]
+)
+@pytest.mark.parametrize("empty", ["batch", "query", "key", "width"])
+def test_contract_10_empty_axes(put, get, empty, options):
+    b, m, n, e = (
+        0 if empty == name else size
+        for name, size in zip(("batch", "query", "key", "width"), (2, 3, 4, 5), strict=True)
+    )
+    shapes = ((b, 2, m, D), (b, 2, n, D), (b, 2, n, e))
+    arrays = put([np.ones(shape) for shape in shapes])
+    result = get(attention(*arrays, **options, return_weights=True, return_logsumexp=True))
+    assert result.output.shape == (b, 2, m, e)
+    assert result.weights.shape == (b, 2, m, n)
+    assert result.logsumexp.shape == (b, 2, m)
+    if n == 0:
+        assert (result.output == 0).all()
+        assert (result.logsumexp == -np.inf).all()
+
+
+def test_contract_11_dropout_depends_on_seed_and_position_alone(qkv, put, get):
+    q, k, v = qkv
+    options = {"dropout": ac.Dropout(0.5, 11)}
+    whole = get(attention(*put(qkv), **options))
+    np.testing.assert_array_equal(get(attention(*put(qkv), **options)), whole)
+    close(get(attention(*put([q[:, :, :2], k, v]), **options)), whole[:, :, :2])
+    assert np.abs(get(attention(*put(qkv), dropout=ac.Dropout(0.5, 12))) - whole).max() > 0.1
+
+
+def test_contract_11_dropout_scales_up_what_is_kept(put, get):
+    """With values 1, the output is the sum of the kept weights, scaled up; weights are given back before dropout."""
+    q, k, v = np.zeros((1, 1, 3, 2)), np.zeros((1, 1, 400, 2)), np.ones((1, 1, 400, 1))
+    result = get(attention(*put([q, k, v]), dropout=ac.Dropout(0.25, 5), return_weights=True))
+    kept = result.output * 0.75 * 400
+    close(kept, np.round(kept), ulps=4096)
+    assert (np.abs(kept - 300) < 60).all()
+    np.testing.assert_array_equal(result.weights, np.full((1, 1, 3, 400), 1 / 400))
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "auto"])
+def test_contract_11_dropout_does_not_hide_a_nan_that_is_attended(implementation, put, get):
+    q, k, v = np.ones((1, 1, 2)), np.ones((1, 4, 2)), np.ones((1, 4, 1))
+    k[0, 1] = np.nan
+    for seed in range(8):
+        options = {"dropout": ac.Dropout(0.5, seed), "implementation": implementation}
+        assert np.isnan(get(attention(*put([q, k, v]), **options))).all()
+
+
+def test_contract_11_no_dropout_is_no_dropout(qkv, put, get):
+    np.testing.assert_array_equal(get(attention(*put(qkv), dropout=ac.Dropout(0.0, 1))), get(attention(*put(qkv))))
+
+
+def test_scores_go_as_far_as_the_arguments(qkv, mask, rng, put, get):
+    q, k, _ = qkv
+    bias = rng.standard_normal((M, N))
+    raw = np.einsum("bhmd,bhnd->bhmn", q * 0.5, np.repeat(k, H // G, axis=1))
+    capped = 2 * np.tanh(raw / 2)
+    close(get(ac.attention_scores(*put([q, k]), scale=0.5)), raw)
+    close(get(ac.attention_scores(*put([q, k]), scale=0.5, softcap=2.0)), capped)
+    close(get(ac.attention_scores(*put([q, k]), scale=0.5, softcap=2.0, bias=put(bias))), capped + bias)
+    masked = get(ac.attention_scores(*put([q, k]), scale=0.5, mask=put(mask)))
+    close(masked[mask], raw[mask])
+    assert (masked[~mask] == -np.inf).all()
+
+
+def test_scale_and_softcap_may_be_arrays(qkv, put, get):
+    arrays = {"scale": put(np.asarray(0.4)), "softcap": put(np.asarray(3.0))}
+    close(get(attention(*put(qkv), **arrays)), get(attention(*put(qkv), scale=0.4, softcap=3.0)))
+
+
+def test_a_bias_of_any_finite_size_is_no_mask(put, get, qkv):
+    bias = np.full((M, N), -2e4)
+    result = get(attention(*put(qkv), bias=put(bias), return_logsumexp=True))
+    np.testing.assert_allclose(result.output, reference(*qkv)[0], atol=1e-10)  # adding and taking away 2e4 costs digits
+    assert np.isfinite(result.logsumexp).all()
+
+
+def test_numbers_of_numpy_are_numbers(qkv, put, get):
+    expected = get(attention(*put(qkv), scale=0.5, softcap=3.0))
+    result = attention(*put(qkv), scale=np.float32(0.5), softcap=np.float64(3.0))
+    np.testing.assert_array_equal(get(result), expected)
+
+
+@given(data=st.data())
+def test_property_equals_the_definition(data, put, get):
+    """Any mask, any causal offset, in a few shapes: eager JAX compiles every operation anew for each."""
+    shapes = [((), 1, 1, 1, 1, 1, 1), ((2,), 1, 2, 3, 4, 5, 2), ((1, 2), 2, 1, 4, 2, 3, 1), ((3,), 2, 2, 1, 5, 2, 4)]
+    leading, groups, times, m, n, d, e = data.draw(st.sampled_from(shapes))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    q = rng.standard_normal((*leading, groups * times, m, d)) * 3
+    k, v = (rng.standard_normal((*leading, groups, n, width)) for width in (d, e))
+    allowed = rng.random((*leading, groups * times, m, n)) < data.draw(st.sampled_from([0.2, 0.7, 1.0]))
+    offset = data.draw(st.integers(-3, 3))
+    causal = np.arange(n)[None, :] <= np.arange(m)[:, None] + offset
+    result = attention(
+        *put([q, k, v]), mask=ac.Causal(offset) & put(allowed), return_weights=True, return_logsumexp=True
+    )
+    for got, expected in zip(get(result), reference(q, k, v, allowed & causal), strict=True):
+        close(got, expected)

@@ -1,0 +1,338 @@
+"""The cache of keys and values: decoding one position after the other is attending to all of them at once."""
+
+import functools
+import importlib
+
+import numpy as np
+import pytest
+
+from attention_core import scaled_dot_product_attention
+from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
+from attention_core._functions.rotary import rotary_embedding
+
+B, H, G, L, C, D, E = 2, 6, 3, 5, 8, 4, 7
+attend = functools.partial(scaled_dot_product_attention, implementation="dense")
+CLOSE = {"float32": 1e-6, "float64": 1e-14}
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers"
+)
+
+
+def drawn(rng, dtype="float64", length=L):
+    """Query, key and value of a text."""
+    shapes = (B, H, length, D), (B, G, length, D), (B, G, length, E)
+    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+def new_cache(xp, dtype="float64", **options):
+    return empty_cache((B,), G, C, D, value_dim=E, dtype=getattr(xp, dtype), xp=xp, **options)
+
+
+def turned(x, length, xp):
+    """Rotary embedding of positions behind a length, which may be one for every sample."""
+    places = xp.add(xp.expand_dims(length, axis=-1), xp.arange(x.shape[-2], dtype=xp.int32))
+    return rotary_embedding(x, places, xp=xp)
+
+
+def step(cache, query, key, value, *, xp):
+    """Attention of new positions: their output, and the cache that they are in."""
+    query, key = turned(query, cache.length, xp), turned(key, cache.length, xp)
+    cache = append(cache, key, value, xp=xp)
+    mask = cache_mask(cache, query.shape[-2])
+    return cache, attend(query, cache.key, cache.value, mask=mask, xp=xp)
+
+
+def at_once(query, key, value, xp):
+    zero = xp.zeros((), dtype=xp.int32)
+    return attend(turned(query, zero, xp), turned(key, zero, xp), value, is_causal=True, xp=xp)
+
+
+def pieces(arrays, ends):
+    return [tuple(array[..., start:end, :] for array in arrays) for start, end in zip((0, *ends), ends, strict=False)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("ends", [(1, 2, 3, 4, 5), (3, 5)])
+def test_decoding_is_prefill(ends, ragged, dtype, put, get, rng, xp):
+    arrays = drawn(rng, dtype)
+    cache, outputs = new_cache(xp, dtype, ragged=ragged), []
+    for piece in pieces(arrays, ends):
+        cache, output = step(cache, *map(put, piece), xp=xp)
+        outputs.append(get(output))
+    np.testing.assert_array_equal(get(cache.length), np.full((B,) if ragged else (), L))
+    expected = get(at_once(*map(put, arrays), xp))
+    np.testing.assert_allclose(np.concatenate(outputs, axis=-2), expected, rtol=0, atol=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_samples_of_different_lengths(dtype, put, get, rng, xp):
+    """Prompts are padded at the end, with other numbers; each sample goes on behind its own."""
+    lengths, more = np.asarray([4, 2], dtype=np.int32), 3
+    query, key, value = drawn(rng, dtype, L + more)
+    padded = [array[:, :, :L].copy() for array in (query, key, value)]
+    later = [np.zeros_like(array[:, :, :more]) for array in (query, key, value)]
+    for sample, length in enumerate(lengths):
+        for prompt, rest, array in zip(padded, later, (query, key, value), strict=True):
+            prompt[sample, :, length:] = 1e9
+            rest[sample] = array[sample, :, length : length + more]
+    query_0, key_0, value_0 = map(put, padded)
+    cache = new_cache(xp, dtype, ragged=True)
+    key_0, query_0 = turned(key_0, cache.length, xp), turned(query_0, cache.length, xp)
+    cache = append(cache, key_0, value_0, num_new=put(lengths))
+    np.testing.assert_array_equal(get(cache.length), lengths)
+    mask = cache_mask(cache, put(lengths))
+    outputs = [get(attend(query_0, cache.key, cache.value, mask=mask))]
+    for piece in pieces(later, (1, 2, 3)):
+        cache, output = step(cache, *map(put, map(np.ascontiguousarray, piece)), xp=xp)
+        outputs.append(get(output))
+    for sample, length in enumerate(lengths):
+        whole = [put(array[sample, :, : length + more].copy()) for array in (query, key, value)]
+        expected = get(at_once(*whole, xp))
+        np.testing.assert_allclose(
+            outputs[0][sample, :, :length], expected[:, :length], rtol=0, atol=CLOSE[dtype], err_msg="prompt"
+        )
+        decoded = np.concatenate([output[sample] for output in outputs[1:]], axis=-2)
+        np.testing.assert_allclose(decoded, expected[:, length:], rtol=0, atol=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_rows_are_written_behind_the_lengths(count, ragged, put, get, rng):
+    _, key, value = drawn(rng, length=C)
+    lengths = np.asarray([2, 5], dtype=np.int32) if ragged else np.asarray(4, dtype=np.int32)
+    _, new_key, new_value = drawn(rng, length=count)
+    cache = append(KeyValueCache(*map(put, (key, value, lengths))), put(new_key), put(new_value))
+    for array, old, new in ((cache.key, key, new_key), (cache.value, value, new_value)):
+        expected = old.copy()
+        for sample, start in enumerate(np.broadcast_to(lengths, (B,))):
+            expected[sample, :, start : start + count] = new[sample]
+        np.testing.assert_array_equal(get(array), expected)
+    np.testing.assert_array_equal(get(cache.length), lengths + count)
+    assert get(cache.length).dtype == np.int32
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_what_does_not_fit_is_refused_before_anything_is_written(ragged, put, rng, xp):
+    lengths = np.asarray([2, 7] if ragged else 7, dtype=np.int32)
+    _, key, value = drawn(rng, length=C)
+    cache = KeyValueCache(*map(put, (key, value, lengths)))
+    _, key, value = map(put, drawn(rng, length=2))
+    with pytest.raises(ValueError, match="expected room for 2 more positions in a cache of 8; got 7 filled"):
+        append(cache, key, value)
+
+
+@pytest.mark.needs("compilation")
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_does_not_fit_is_dropped_where_lengths_cannot_be_read(count, backend, rng):
+    _, key, value = drawn(rng, length=C)
+    _, new_key, new_value = drawn(rng, length=count)
+    lengths = np.asarray([C - 1, C], dtype=np.int32)
+    arrays = backend.from_numpy((KeyValueCache(key, value, lengths), new_key, new_value))
+    for mode in backend.modes[1:]:
+        cache = backend.to_numpy(backend.compile(append, mode=mode)(*arrays))
+        expected = key.copy()
+        expected[0, :, C - 1] = new_key[0, :, 0]
+        np.testing.assert_array_equal(cache.key, expected)
+        np.testing.assert_array_equal(cache.length, lengths + count)
+
+
+@pytest.mark.needs("compilation")
+@pytest.mark.parametrize(("count", "ragged"), [(1, False), (2, True)])
+def test_a_compiled_step(count, ragged, backend, rng):
+    xp, arrays = backend.namespace, drawn(rng, length=6)
+    expected = backend.to_numpy(at_once(*backend.from_numpy(arrays), xp))
+    for mode in backend.modes[1:]:
+        compiled = backend.compile(functools.partial(step, xp=xp), mode=mode)
+        cache, outputs = new_cache(xp, ragged=ragged), []
+        for piece in pieces(arrays, range(count, 7, count)):
+            cache, output = compiled(cache, *backend.from_numpy(tuple(map(np.ascontiguousarray, piece))))
+            outputs.append(backend.to_numpy(output))
+        np.testing.assert_allclose(np.concatenate(outputs, axis=-2), expected, rtol=0, atol=1e-13)
+
+
+def by_position(arrays):
+    """Arrays with one position of each in front: (B, H, L, D) -> (L, B, H, 1, D)."""
+    return tuple(np.ascontiguousarray(np.moveaxis(array, -2, 0)[..., None, :]) for array in arrays)
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_scan_of_jax(ragged, rng):
+    jax = importlib.import_module("jax")
+    from attention_jax import backend
+
+    xp, arrays = backend.namespace, drawn(rng)
+
+    def body(cache, new):
+        return step(cache, *new, xp=xp)
+
+    cache, outputs = jax.lax.scan(body, new_cache(xp, ragged=ragged), backend.from_numpy(by_position(arrays)))
+    expected = backend.to_numpy(at_once(*backend.from_numpy(arrays), xp))
+    np.testing.assert_allclose(np.moveaxis(np.asarray(outputs)[..., 0, :], 0, -2), expected, rtol=0, atol=1e-14)
+    assert np.all(np.asarray(cache.length) == L)
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize(("jit_compile", "ragged"), [(False, True), (True, False)])
+def test_a_while_loop_of_tensorflow(jit_compile, ragged, rng):
+    tf = importlib.import_module("tensorflow")
+    from attention_tensorflow import backend
+
+    xp, arrays = backend.namespace, drawn(rng)
+
+    @tf.function(autograph=False, jit_compile=jit_compile)
+    def decode(query, key, value):
+        def body(at, cache, outputs):
+            cache, output = step(cache, query[at], key[at], value[at], xp=xp)
+            return at + 1, cache, outputs.write(at, output)
+
+        outputs = tf.TensorArray(query.dtype, size=L, element_shape=(B, H, 1, E))
+        start = tf.constant(0), new_cache(xp, ragged=ragged), outputs
+        _, cache, outputs = tf.while_loop(lambda at, *_: at < L, body, start)
+        return cache.length, outputs.stack()
+
+    length, outputs = decode(*backend.from_numpy(by_position(arrays)))
+    expected = backend.to_numpy(at_once(*backend.from_numpy(arrays), xp))
+    np.testing.assert_allclose(np.moveaxis(outputs.numpy()[..., 0, :], 0, -2), expected, rtol=0, atol=1e-14)
+    assert np.all(length.numpy() == L)
+
+
+@pytest.mark.needs("tensorflow")
+def test_open_dimensions_are_computed(rng):
+    tf = importlib.import_module("tensorflow")
+    from attention_tensorflow import backend
+
+    _, key, value = drawn(rng)
+    new = backend.from_numpy((key, value))
+    open_spec = [tf.TensorSpec([None, None, None, width], tf.float64) for width in (D, E)]
+    spec = [KeyValueCache(*open_spec, tf.TensorSpec([None], tf.int32)), *open_spec]
+    cache = new_cache(backend.namespace, ragged=True)
+    compiled = tf.function(append, input_signature=spec, autograph=False)
+    for one, two in zip(compiled(cache, *new), append(cache, *new), strict=True):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_flow_to_what_was_written(backend, rng):
+    xp = backend.namespace
+    _, key, value = backend.from_numpy(drawn(rng, length=2))
+    lengths = np.asarray([1, 4], dtype=np.int32)
+    cache = new_cache(xp)._replace(length=backend.from_numpy(lengths))
+    weights = rng.standard_normal((B, G, C, D))
+    factors = backend.from_numpy(weights)
+    _, (gradient,) = backend.value_and_grad(lambda key: xp.sum(xp.multiply(append(cache, key, value).key, factors)))(
+        key
+    )
+    expected = np.stack([weights[sample, :, start : start + 2] for sample, start in enumerate(lengths)])
+    np.testing.assert_array_equal(backend.to_numpy(gradient), expected)
+
+
+def test_an_empty_cache(get, xp):
+    cache = empty_cache((2, 5), 3, 8, 4, dtype=xp.float64, xp=xp)
+    assert [get(array).shape for array in cache] == [(2, 5, 3, 8, 4), (2, 5, 3, 8, 4), ()]
+    assert [get(array).dtype for array in cache] == [np.float64, np.float64, np.int32]
+    assert get(empty_cache((), 3, 8, 4, value_dim=7, ragged=True, xp=xp).value).shape == (3, 8, 7)
+    assert get(new_cache(xp, ragged=True).length).tolist() == [0, 0]
+
+
+def test_the_mask_shows_what_is_filled(put, get, xp):
+    length = put(np.asarray([3, 1], dtype=np.int64))
+    shown = [get(cache_mask(length, 1).to_array(1, 4, xp=xp))[:, 0, 0].sum(axis=-1)]
+    count = put(np.asarray([2, 1], dtype=np.int64))
+    shown.append(get(cache_mask(length, count).to_array(3, 4, xp=xp))[:, 0].sum(axis=-1))
+    np.testing.assert_array_equal(shown[0], [3, 1])
+    np.testing.assert_array_equal(shown[1], [[2, 3, 3], [1, 1, 1]])
+
+
+K, V = np.zeros((B, G, C, D)), np.zeros((B, G, C, E))
+NONE = np.zeros((), dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("cache", "key", "value", "options", "error", "message"),
+    [
+        (
+            (K, V, NONE),
+            K[:, :, :1],
+            V[:, :, :1],
+            {},
+            TypeError,
+            r"expected cache as KeyValueCache\(key, value, length\)",
+        ),
+        (KeyValueCache(K[0, 0], V, NONE), K, V, {}, ValueError, r"expected cache.key \(..., G, C, D\); got \(8, 4\)"),
+        (KeyValueCache(K, V[:, :, :3], NONE), K, V, {}, ValueError, r"expected value \(2, 3, 8, E\) to match key"),
+        (KeyValueCache(K, V, np.zeros(())), K, V, {}, TypeError, "expected cache.length of an integer dtype"),
+        (
+            KeyValueCache(K, V, np.zeros(3, int)),
+            K,
+            V,
+            {},
+            ValueError,
+            r"expected cache.length \(\) or \(2\); got \(3,\)",
+        ),
+        (
+            KeyValueCache(K, V, NONE),
+            K.astype("float32"),
+            V,
+            {},
+            TypeError,
+            "expected key of dtype float64 to match cache",
+        ),
+        (KeyValueCache(K, V, NONE), K[:, :2], V, {}, ValueError, r"expected key to match cache.key \(2, 3, 8, 4\)"),
+        (
+            KeyValueCache(K, V, NONE),
+            K,
+            V[..., :2],
+            {},
+            ValueError,
+            r"expected value to match cache.value \(2, 3, 8, 7\)",
+        ),
+        (
+            KeyValueCache(K, V, NONE),
+            K[:, :, :3],
+            V[:, :, :2],
+            {},
+            ValueError,
+            r"expected value \(..., 3, \*\) to match key",
+        ),
+        (
+            KeyValueCache(K, V, NONE),
+            np.concatenate([K, K], -2),
+            np.concatenate([V, V], -2),
+            {},
+            ValueError,
+            "expected room for 16 more positions in a cache of 8; got 0 filled",
+        ),
+        (
+            KeyValueCache(K, V, NONE),
+            K,
+            V,
+            {"num_new": np.ones(2, int)},
+            ValueError,
+            r"expected num_new to broadcast to \(\); got \(2,\)",
+        ),
+        (
+            KeyValueCache(K, V, np.zeros(2, int)),
+            K[:, :, :3],
+            V[:, :, :3],
+            {"num_new": np.asarray([1, 4])},
+            ValueError,
+            r"expected num_new in 0..3; got 4",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(cache, key, value, options, error, message, backend):
+    cache, key, value, options = backend.from_numpy((cache, key, value, options))
+    with pytest.raises(error, match=message):
+        append(cache, key, value, **options)
+
+
+def test_wrong_sizes_are_named(put, xp):
+    with pytest.raises(ValueError, match="expected capacity as a positive integer; got 0"):
+        empty_cache((), 3, 0, 4, xp=xp)
+    with pytest.raises(TypeError, match="expected length of an integer dtype; got float64"):
+        cache_mask(put(np.zeros(())), 1)
+    with pytest.raises(ValueError, match="expected num_new as a positive integer; got 0"):
+        cache_mask(put(np.zeros((), int)), 0)

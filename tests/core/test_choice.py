@@ -1,0 +1,258 @@
+"""Which implementation a call takes: what it says, what it does, and what it refuses."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core import explain_attention
+from attention_core._attention import choice
+from attention_core.backend import Tuning
+from attention_core.masks import And
+from attention_core.scores import alibi
+
+attention = ac.scaled_dot_product_attention
+B, H, G, M, N, D = 2, 4, 2, 9, 14, 5
+
+
+@pytest.fixture
+def arrays(rng, put):
+    return put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, D))])
+
+
+@pytest.fixture
+def ran(backend, monkeypatch):
+    """The names of the implementations that run, in order."""
+    found = []
+
+    def spied(owner, attribute, name):
+        function = getattr(owner, attribute)
+
+        def spy(*given, **options):
+            found.append(name)
+            return function(*given, **options)
+
+        monkeypatch.setattr(owner, attribute, spy)
+
+    spied(choice, "dense", "dense")
+    spied(choice, "_blockwise", "blockwise")
+    for kernel in backend.kernels:
+        spied(type(kernel), "attend", "fused")
+    return found
+
+
+@pytest.fixture
+def streaming(backend, monkeypatch):
+    """No call is small."""
+    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=5, least=4, dense_below=0, structured_below=0))
+
+
+OPTIONS = {
+    "plain": lambda put: {},
+    "causal": lambda put: {"is_causal": True},
+    "array": lambda put: {"mask": put(np.arange(N) % 3 > 0)},
+    "rule": lambda put: {"mask": And(ac.KeyLengths(put(np.array([0, 8]))), ac.Causal(2))},
+    "bias": lambda put: {"bias": put(np.linspace(-1, 1, M * N).reshape(M, N))},
+    "changed": lambda put: {"softcap": 3.0, "score_mod": alibi(H), "dropout": ac.Dropout(0.3, 7)},
+}
+
+
+@pytest.mark.needs(lambda name, large, backend: not (large and backend.loops.traced and (name != "rule")))
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, get, monkeypatch):
+    monkeypatch.setattr(
+        backend,
+        "tuning",
+        Tuning(
+            queries=1,
+            keys=5,
+            least=4,
+            dense_below=0 if large else M * N,
+            structured_below=0 if large else M * N,
+        ),
+    )
+    options = OPTIONS[name](put)
+    explanation = explain_attention(*arrays, **options)
+    assert ran == []
+    result = get(attention(*arrays, **options))
+    assert ran == [explanation.chosen]
+    refusals = {each.name: each.refusal for each in explanation.candidates}
+    assert refusals[explanation.chosen] is None
+    assert refusals["dense"] is None
+    assert explanation.reason == choice.REASONS[explanation.chosen]
+    if refusals["fused"] is not None:
+        assert explanation.chosen == ("blockwise" if large else "dense")
+    named = get(attention(*arrays, **options, implementation=explanation.chosen))
+    np.testing.assert_array_equal(named, result)
+    dense = get(attention(*arrays, **options, implementation="dense"))
+    np.testing.assert_allclose(result, dense, rtol=0, atol=1e-13)
+    assert str(explanation).startswith(f"{explanation.chosen}: {explanation.reason}\n")
+
+
+@pytest.mark.needs(lambda name, backend: not (backend.loops.traced and name != "rule"))
+@pytest.mark.parametrize("name", OPTIONS)
+def test_asking_for_more_changes_no_bit(name, streaming, arrays, backend, put, get):
+    """And what is asked for is that of the definition."""
+    options = OPTIONS[name](put)
+    alone = get(attention(*arrays, **options))
+    dense = attention(*arrays, **options, implementation="dense", return_weights=True, return_logsumexp=True)
+    for weights, logsumexp in ((True, False), (False, True), (True, True)):
+        result = attention(*arrays, **options, return_weights=weights, return_logsumexp=logsumexp)
+        np.testing.assert_array_equal(get(result.output), alone)
+        assert (result.weights is not None, result.logsumexp is not None) == (weights, logsumexp)
+        for asked, found, expected in zip((weights, logsumexp), result[1:], dense[1:], strict=True):
+            if asked:
+                np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_flow_to_what_is_asked_for(streaming, arrays, backend, put, get, rng):
+    """The kernel's output, the logsumexp of blocks and the weights of the dense form are one function."""
+    xp = backend.namespace
+    factors = put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, H, M, N), (B, H, M))])
+
+    def gradients(implementation):
+        def measure(*arrays):
+            options = {"is_causal": True, "return_weights": True, "return_logsumexp": True}
+            results = attention(*arrays, **options, implementation=implementation)
+            parts = [xp.sum(xp.multiply(*each)) for each in zip(results, factors, strict=True)]
+            return xp.add(xp.add(parts[0], parts[1]), parts[2])
+
+        differentiated = backend.value_and_grad(measure)
+        return get((backend.compile(differentiated) if backend.name == "jax" else differentiated)(*arrays)[1])
+
+    for found, expected in zip(gradients("auto"), gradients("dense"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_what_is_small_is_dense(arrays, backend, ran, monkeypatch):
+    mask = ac.SlidingWindow(left=2)  # which no kernel takes
+    for below, expected in ((M * N, "dense"), (M * N - 1, "blockwise")):
+        monkeypatch.setattr(
+            backend,
+            "tuning",
+            Tuning(queries=1, keys=5, least=4, dense_below=below, structured_below=below),
+        )
+        assert explain_attention(*arrays, mask=mask).chosen == expected
+
+
+def test_what_is_held_at_once_is_bounded(arrays, backend, monkeypatch):
+    monkeypatch.setattr(backend, "kernels", ())
+    for most, expected in ((B * H * M * N, "dense"), (B * H * M * N - 1, "blockwise")):
+        tuning = Tuning(queries=1, keys=5, least=4, dense_below=M * N, structured_below=M * N, dense_most=most)
+        monkeypatch.setattr(backend, "tuning", tuning)
+        assert explain_attention(*arrays).chosen == expected
+
+
+def test_a_mask_with_structure_takes_blocks_earlier(arrays, backend, put, monkeypatch):
+    monkeypatch.setattr(backend, "kernels", ())
+    tuning = Tuning(queries=1, keys=5, least=4, dense_below=M * N, structured_below=0)
+    monkeypatch.setattr(backend, "tuning", tuning)
+    causal, other = ac.Causal(), ac.MaskFunction(lambda batch, head, query, key: key >= 0)
+    masks = [
+        (None, "dense"),
+        (put(np.ones((M, N), dtype=bool)), "dense"),
+        (other, "dense"),
+        (causal, "blockwise"),
+        (~causal, "blockwise"),
+        (causal & other, "blockwise"),
+        (other & causal, "blockwise"),
+        (causal | other, "dense"),
+        (causal | ac.KeyLengths(3), "blockwise"),
+    ]
+    for mask, expected in masks:
+        assert explain_attention(*arrays, mask=mask).chosen == expected
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2, 3])
+def test_what_is_empty_is_dense(empty, backend, put, get, ran):
+    entries, rows, columns, width = (0 if place == empty else size for place, size in enumerate((B, M, N, D)))
+    query, key, value = put(
+        [np.ones((entries, H, rows, D)), np.ones((entries, G, columns, D)), np.ones((entries, G, columns, width))]
+    )
+    for implementation in ("auto", "blockwise"):
+        result = get(attention(query, key, value, implementation=implementation))
+        assert result.shape == (entries, H, rows, width)
+        assert not np.any(result)
+    assert set(ran) == {"blockwise", "dense"}
+    assert explain_attention(query, key, value).chosen == "dense"
+
+
+@pytest.mark.parametrize("wrong", ["fast", "Dense", "", None, 3, ["dense"]])
+def test_wrong_names_are_refused(wrong, arrays):
+    with pytest.raises(ValueError, match="expected an implementation out of auto, dense, blockwise, fused; got"):
+        attention(*arrays, implementation=wrong)
+
+
+def test_a_name_is_not_quietly_another(streaming, arrays, backend):
+    """Who asks for blocks or a kernel by name does not get what they avoid."""
+    with pytest.raises(ValueError, match="expected no return_weights with implementation='blockwise'"):
+        attention(*arrays, implementation="blockwise", return_weights=True)
+    with pytest.raises(ValueError, match="expected no return_weights with implementation='fused'"):
+        attention(*arrays, implementation="fused", return_weights=True)
+    with pytest.raises(ValueError, match="expected a call that a fused kernel answers as defined"):
+        attention(*arrays, implementation="fused", softcap=2.0)
+    if backend.kernels:
+        for options in ({"return_logsumexp": True}, {"sinks": arrays[0][0, :, 0, 0]}):
+            with pytest.raises(ValueError, match="expected no return_logsumexp and no sinks"):
+                attention(*arrays, implementation="fused", **options)
+    else:
+        with pytest.raises(ValueError, match="has none that is known here"):
+            attention(*arrays, implementation="fused")
+
+
+def test_memory_of_blocks_does_not_grow_with_both_lengths(backend, put):
+    def memory(length):
+        x = put(np.zeros((1, 1, length, 8)), dtype="float32")
+        return {each.name: each.memory for each in explain_attention(x, x, x, softcap=1.0).candidates}
+
+    short, long = memory(3000), memory(6000)
+    assert long["dense"] > 3.9 * short["dense"]
+    assert long["blockwise"] < 2 * short["blockwise"]
+    assert short["dense"] >= 4 * 3000 * 3000
+
+
+def test_explaining_computes_nothing_and_refuses_what_is_wrong(arrays, put):
+    query, key, value = arrays
+    with pytest.raises(ValueError, match="expected key"):
+        explain_attention(query, key[..., 1:], value)
+    with pytest.raises(TypeError, match="expected is_causal as True or False"):
+        explain_attention(query, key, value, is_causal=1)
+
+
+@pytest.mark.needs("tensorflow")
+def test_open_lengths_in_a_graph_take_blocks_only_by_name(backend, ran):
+    tf = importlib.import_module("tensorflow")
+    spec = tf.TensorSpec([2, None, 4])
+    tf.function(
+        lambda x: attention(x, x, x, is_causal=True), input_signature=[spec], autograph=False
+    ).get_concrete_function()
+    assert ran == ["dense"]
+
+
+@pytest.mark.needs("torch")
+def test_an_exported_program_needs_no_operator_of_ours(backend, streaming, put, rng):
+    """`torch.export` records the dense form, which any reader of the program can run."""
+    torch = importlib.import_module("torch")
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return attention(x, x, x, softcap=2.0)
+
+    x = put(rng.standard_normal((2, 6, 4)))
+    program = torch.export.export(Module(), (x,))
+    assert not any("attention_core" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(x), Module()(x))
+
+
+def test_reproducible_arithmetic_is_explained(put, rng):
+    query = put(rng.standard_normal((1, 2, 5, 8)).astype(np.float32))
+    told = ac.explain_attention(query, query, query, arithmetic="reproducible")
+    assert told.chosen == "blockwise"
+    assert [each.name for each in told.candidates][-2:] == ["blockwise", "dense"]
+    assert all("order of its own" in each.refusal for each in told.candidates if each.name == "fused")
+    assert told.candidates[-1].memory == 8 * (3 * 50 + 80)
+    with pytest.raises(ValueError, match="float64"):
+        ac.explain_attention(*[put(rng.standard_normal((1, 2, 5, 8)))] * 3, arithmetic="reproducible")

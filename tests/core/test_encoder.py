@@ -1,0 +1,231 @@
+"""Multi-head attention and the encoder layer, each against its formula head by head."""
+
+import math
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core.parameters import EncoderLayer, FeedForward, LayerNorm, Linear, MultiHeadAttention
+
+C, H, G, D, E, M, N = 10, 4, 2, 3, 5, 6, 7
+
+
+def close(got, expected, ulps=64):
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
+
+
+def softmax(s):
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def affine(rng, *shape, bias=True):
+    return Linear(rng.standard_normal(shape) / math.sqrt(shape[0]), rng.standard_normal(shape[1]) if bias else None)
+
+
+def apply(p, x):
+    return x @ p.weight + (0 if p.bias is None else p.bias)
+
+
+def by_heads(p, query, key, value, heads, groups, allowed=None):
+    """Each head apart, by slices of the projections."""
+    q, k, v = apply(p.query, query), apply(p.key, key), apply(p.value, value)
+    outputs, weights = [], []
+    for h in range(heads):
+        own, shared = [
+            slice(n * width, (n + 1) * width)
+            for n, width in ((h, q.shape[-1] // heads), (h // (heads // groups), k.shape[-1] // groups))
+        ]
+        values = slice(
+            h // (heads // groups) * (v.shape[-1] // groups), (h // (heads // groups) + 1) * (v.shape[-1] // groups)
+        )
+        s = q[..., own] @ np.swapaxes(k[..., shared], -1, -2) / math.sqrt(q.shape[-1] // heads)
+        weights.append(softmax(s if allowed is None else np.where(allowed, s, -np.inf)))
+        outputs.append(weights[-1] @ v[..., values])
+    merged = np.concatenate(outputs, -1)
+    return (merged if p.output is None else apply(p.output, merged)), np.stack(weights, -3)
+
+
+@pytest.fixture
+def parameters(rng):
+    return MultiHeadAttention(
+        affine(rng, C, H * D), affine(rng, 8, G * D), affine(rng, 9, G * E), affine(rng, H * E, C)
+    )
+
+
+@pytest.fixture
+def inputs(rng):
+    return rng.standard_normal((2, M, C)), rng.standard_normal((2, N, 8)), rng.standard_normal((2, N, 9))
+
+
+def test_multi_head_attention_is_attention_of_each_head(parameters, inputs, put, get):
+    expected, weights = by_heads(parameters, *inputs, H, G)
+    result = ac.multi_head_attention(
+        put(parameters), *put(inputs), num_heads=H, num_key_value_heads=G, return_weights=True
+    )
+    close(get(result.output), expected)
+    close(get(result.weights), weights)
+    assert result.logsumexp is None
+
+
+def test_options_of_attention_are_passed_on(parameters, inputs, rng, put, get):
+    allowed = rng.random((2, 1, M, N)) < 0.7
+    allowed[..., 0] = True
+    expected, _ = by_heads(parameters, *inputs, H, G, allowed[:, 0] & np.tri(M, N, dtype=bool))
+    heads = {"num_heads": H, "num_key_value_heads": G}
+    result = ac.multi_head_attention(put(parameters), *put(inputs), **heads, mask=put(allowed), is_causal=True)
+    close(get(result), expected)
+    bias = rng.standard_normal((H, M, N))
+    q, k, v = (
+        ac.split_heads(ac.linear(p, x), n) for p, x, n in zip(put(parameters)[:3], put(inputs), (H, G, G), strict=True)
+    )
+    options = {"bias": put(bias), "scale": 0.3, "softcap": 2.0, "dropout": ac.Dropout(0.2, 9)}
+    expected = ac.linear(put(parameters.output), ac.merge_heads(ac.scaled_dot_product_attention(q, k, v, **options)))
+    got = ac.multi_head_attention(put(parameters), *put(inputs), **heads, **options, return_logsumexp=True)
+    np.testing.assert_array_equal(get(got.output), get(expected))
+    assert got.weights is None
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("columns", [N, 0])
+def test_an_extra_key_is_seen_by_all_queries(columns, implementation, rng, put, get):
+    """As if it stood behind the others, with no mask and no bias there."""
+    p = MultiHeadAttention(*(affine(rng, C, heads * D) for heads in (H, G, G)))
+    p = p._replace(extra_key=rng.standard_normal(G * D), extra_value=rng.standard_normal(G * D))
+    query, key = rng.standard_normal((2, M, C)), rng.standard_normal((2, columns, C))
+    lengths, bias = np.array([columns // 2, 0]), rng.standard_normal((H, M, 1))
+    allowed = np.arange(columns + 1) < lengths[:, None, None, None]
+    allowed = (allowed & (np.arange(columns + 1) <= np.arange(M)[:, None])) | (np.arange(columns + 1) == columns)
+
+    def head(h):
+        own, shared = slice(h * D, (h + 1) * D), slice(h // (H // G) * D, (h // (H // G) + 1) * D)
+        keys, values = (
+            np.concatenate([apply(projection, key), np.broadcast_to(extra, (2, 1, G * D))], -2)[..., shared]
+            for projection, extra in ((p.key, p.extra_key), (p.value, p.extra_value))
+        )
+        added = np.where(np.arange(columns + 1) < columns, bias[h], 0.0)
+        s = apply(p.query, query)[..., own] @ np.swapaxes(keys, -1, -2) / math.sqrt(D) + added
+        return softmax(np.where(allowed[:, 0], s, -np.inf)) @ values
+
+    found = ac.multi_head_attention(
+        put(p),
+        put(query),
+        put(key),
+        num_heads=H,
+        num_key_value_heads=G,
+        mask=ac.KeyLengths(put(lengths)),
+        is_causal=True,
+        bias=put(bias),
+        implementation=implementation,
+    )
+    close(get(found), np.concatenate([head(h) for h in range(H)], -1))
+
+
+def test_an_extra_key_has_a_value_and_fits(parameters, rng, put):
+    x = put(rng.standard_normal((M, C)))
+    p = MultiHeadAttention(*(affine(rng, C, H * D) for _ in range(3)))
+    for extra, message in (
+        ({"extra_key": np.ones(H * D)}, "expected attention.extra_value beside attention.extra_key; got None"),
+        ({"extra_key": np.ones(H * D), "extra_value": np.ones(D)}, r"expected extra_value \(12,\) to match"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ac.multi_head_attention(put(p._replace(**extra)), x, num_heads=H)
+
+
+def test_key_and_value_default_to_the_query(rng, put, get):
+    same = MultiHeadAttention(affine(rng, C, 8), affine(rng, C, 8, bias=False), affine(rng, C, 12))
+    x, y = rng.standard_normal((3, M, C)), rng.standard_normal((3, N, C))
+    close(get(ac.multi_head_attention(put(same), put(x), num_heads=4)), by_heads(same, x, x, x, 4, 4)[0])
+    close(get(ac.multi_head_attention(put(same), put(x), put(y), num_heads=4)), by_heads(same, x, y, y, 4, 4)[0])
+
+
+def encoder(rng):
+    attention = MultiHeadAttention(*(affine(rng, C, C) for _ in range(4)))
+    norms = [LayerNorm(rng.standard_normal(C), rng.standard_normal(C)) for _ in range(2)]
+    return EncoderLayer(attention, norms[0], FeedForward(affine(rng, C, 13), affine(rng, 13, C)), norms[1])
+
+
+def normalized(p, x, epsilon):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + epsilon) * p.scale + p.offset
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_encoder_layer_is_its_formula(rng, put, get, norm_first):
+    p, x = encoder(rng), rng.standard_normal((2, M, C))
+    lengths, epsilon = np.array([M, 4]), 1e-3
+    allowed = np.arange(M)[None, None, :] < lengths[:, None, None]
+    gauss = np.vectorize(lambda t: 0.5 * t * math.erfc(-t / math.sqrt(2)))
+
+    def attend(h):
+        return by_heads(p.attention, h, h, h, 5, 5, allowed)[0]
+
+    def feed(h):
+        return apply(p.feed_forward.contract, gauss(apply(p.feed_forward.expand, h)))
+
+    if norm_first:
+        h = x + attend(normalized(p.attention_norm, x, epsilon))
+        expected = h + feed(normalized(p.feed_forward_norm, h, epsilon))
+    else:
+        h = normalized(p.attention_norm, x + attend(x), epsilon)
+        expected = normalized(p.feed_forward_norm, h + feed(h), epsilon)
+    options = {"num_heads": 5, "norm_first": norm_first, "epsilon": epsilon, "mask": ac.KeyLengths(put(lengths))}
+    close(get(ac.encoder_layer(put(p), put(x), **options)), expected, ulps=512)
+
+
+def test_encoder_dropout_has_a_seed_of_its_own_for_every_place(rng, put, get):
+    """With attention and feed-forward giving constants, what is kept on one branch is not what is kept on the other."""
+    zero = Linear(np.zeros((C, C)))
+    ones = Linear(np.zeros((C, C)), np.ones(C))
+    quiet = LayerNorm(np.zeros(C), np.zeros(C))
+    p = EncoderLayer(MultiHeadAttention(zero, zero, zero, ones), quiet, FeedForward(zero, ones), quiet)
+    x = put(np.zeros((3, M, C)))
+    both = get(ac.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 4)))
+    assert {0.0, 2.0, 4.0} == set(np.unique(both))
+    again = get(ac.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 4)))
+    np.testing.assert_array_equal(both, again)
+    assert (get(ac.encoder_layer(put(p), x, num_heads=5, dropout=ac.Dropout(0.5, 5))) != both).any()
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_layer_of_sixteen_bits_is_rounded_once(rng, backend, put, get, dtype):
+    narrow = put((encoder(rng), rng.standard_normal((2, M, C))), dtype=dtype)
+    wide = put(backend.to_numpy(narrow), dtype="float32")
+    got, expected = (get(ac.encoder_layer(*arrays, num_heads=2)) for arrays in (narrow, wide))
+    assert str(got.dtype) == dtype
+    np.testing.assert_array_equal(got, expected.astype(got.dtype))
+
+
+def test_wrong_inputs_and_heads_are_named(parameters, inputs, rng, put):
+    heads = {"num_heads": H, "num_key_value_heads": G}
+    p, (q, k, v) = put(parameters), put(inputs)
+    e, x = encoder(rng), put(rng.standard_normal((2, M, C)))
+    short = put(np.zeros((2, 4, 9)))
+    for call, error, message in (
+        (lambda: ac.multi_head_attention(p, q, k, v, num_heads=5), ValueError, "expected query projection to channels that 5 heads share out evenly; got 12"),
+        (lambda: ac.multi_head_attention(p, q, k, v, num_heads=H, num_key_value_heads=3), ValueError, "expected num_key_value_heads that divide num_heads 4; got 3"),
+        (lambda: ac.multi_head_attention(p, q, k, v, num_heads=2.0), TypeError, "expected num_heads as a positive integer; got float"),
+        (lambda: ac.multi_head_attention(p, q, k, v, num_heads=2, num_key_value_heads=2), ValueError, "expected key heads of width 6 to match query heads; got 3"),
+        (lambda: ac.multi_head_attention(p, k, k, v, **heads), ValueError, r"expected query projection.weight \(8, out\) to match query \(2, 7, 8\); got \(10, 12\)"),
+        (lambda: ac.multi_head_attention(p, q, k, short, **heads), ValueError, r"expected value with the leading axes and length of key \(2, 7, 8\); got \(2, 4, 9\)"),
+        (lambda: ac.multi_head_attention(p, put(inputs[0][:1]), k, v, **heads), ValueError, r"expected key with the leading axes of query \(1, 6, 10\); got \(2, 7, 8\)"),
+        (lambda: ac.multi_head_attention(put(parameters._replace(output=Linear(np.ones((19, C))))), q, k, v, **heads), ValueError, r"expected output projection.weight \(20, out\)"),
+        (lambda: ac.multi_head_attention(put(parameters._replace(output=Linear(np.ones((20, C)), np.ones(3)))), q, k, v, **heads), ValueError, r"expected output projection.bias \(10,\)"),
+        (lambda: ac.multi_head_attention(p, q, k, v, **heads, mask=put(np.ones((M, M), dtype=bool))), ValueError, r"expected mask to broadcast to \(2, 4, 6, 7\); got \(6, 6\)"),
+        (lambda: ac.multi_head_attention(p, q, k, v, **heads, dropout=0.1), TypeError, r"expected dropout as Dropout\(rate, seed\); got float"),
+        (lambda: ac.multi_head_attention(p, q, k, v, **heads, softcap=0.0), ValueError, "expected softcap as a positive finite number; got 0.0"),
+        (lambda: ac.multi_head_attention(None, q, k, v, **heads), TypeError, r"expected attention as MultiHeadAttention\(query, key, value, output, extra_key, extra_value\); got NoneType"),
+        (lambda: ac.multi_head_attention(MultiHeadAttention(q, q, q), q, **heads), TypeError, r"expected attention.query as Linear\(weight, bias\); got"),
+        (lambda: ac.encoder_layer(None, x, num_heads=2), TypeError, r"expected layer as EncoderLayer\(attention, "),
+        (lambda: ac.encoder_layer(put(e)._replace(attention_norm=None), x, num_heads=2), TypeError, r"expected attention_norm as LayerNorm\(scale, offset\); got NoneType"),
+        (lambda: ac.encoder_layer(put(e), x, num_heads=3), ValueError, "share out evenly; got 10"),
+        (lambda: ac.encoder_layer(put(e), x, num_heads=2, mask=put(np.ones((N, N), dtype=bool))), ValueError, "expected mask to broadcast"),
+        (lambda: ac.encoder_layer(put(e._replace(attention_norm=LayerNorm(np.ones(3), np.ones(C)))), x, num_heads=2), ValueError, r"expected attention_norm.scale \(10,\)"),
+        (lambda: ac.encoder_layer(put(e._replace(feed_forward=FeedForward(Linear(np.ones((C, 3))), Linear(np.ones((3, 4)))))), x, num_heads=2), ValueError, "expected feed_forward.contract back to 10 channels; got 4"),
+        (lambda: ac.encoder_layer(put(e), x, num_heads=2, epsilon=-1.0), ValueError, "expected epsilon as a positive finite number; got -1.0"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()

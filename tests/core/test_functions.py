@@ -1,0 +1,155 @@
+"""Affine maps, normalization, feed-forward and embeddings, each against its formula in NumPy's float64."""
+
+import math
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core.parameters import Embeddings, FeedForward, LayerNorm, Linear
+
+
+def close(got, expected, ulps=16):
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ulps * scale * np.finfo(got.dtype).eps)
+
+
+def normalized(x, scale, offset, epsilon):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + epsilon) * scale + offset
+
+
+gauss = np.vectorize(lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2)))
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (0, 3)])
+def test_linear_is_x_times_weight_plus_bias(rng, put, get, leading):
+    x, weight, bias = rng.standard_normal((*leading, 5)), rng.standard_normal((5, 7)), rng.standard_normal(7)
+    close(get(ac.linear(put(Linear(weight, bias)), put(x))), x @ weight + bias)
+    close(get(ac.linear(put(Linear(weight)), put(x))), x @ weight)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-12, 0.5])
+def test_layer_norm_puts_epsilon_under_the_root(rng, put, get, epsilon):
+    x, scale, offset = rng.standard_normal((2, 3, 5)) * 1e-2, rng.standard_normal(5), rng.standard_normal(5)
+    expected = normalized(x, scale, offset, epsilon)
+    close(get(ac.layer_norm(put(LayerNorm(scale, offset)), put(x), epsilon=epsilon)), expected, ulps=64)
+
+
+def test_layer_norm_does_not_change_with_a_shift(rng, put, get):
+    x, norm = rng.standard_normal((3, 5)), LayerNorm(np.ones(5), np.zeros(5))
+    close(get(ac.layer_norm(put(norm), put(x + 1e6))), get(ac.layer_norm(put(norm), put(x))), ulps=1e7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_layer_norm_of_a_constant_row_is_zero(put, get, dtype):
+    """Whatever the library's mean of equal numbers rounds to."""
+    x, norm = put(np.full((1, 768), 1000.1), dtype=dtype), put(LayerNorm(np.ones(768), np.zeros(768)), dtype=dtype)
+    assert np.abs(get(ac.layer_norm(norm, x, epsilon=1e-12))).max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_ids_may_be_of_any_integer_type(rng, put, get, dtype):
+    e, ids = tables(rng), np.array([[3, 0, 10]])
+    expected = get(ac.embed_tokens(put(e), put(ids)))
+    np.testing.assert_array_equal(get(ac.embed_tokens(put(e), put(ids.astype(dtype)))), expected)
+
+
+def test_feed_forward_is_linear_gelu_linear(rng, put, get):
+    w1, b1, w2, b2 = (rng.standard_normal(shape) for shape in ((5, 11), (11,), (11, 3), (3,)))
+    x = rng.standard_normal((2, 4, 5))
+    parameters = put(FeedForward(Linear(w1, b1), Linear(w2, b2)))
+    close(get(ac.feed_forward(parameters, put(x))), gauss(x @ w1 + b1) @ w2 + b2, ulps=64)
+
+
+def tables(rng):
+    norm = LayerNorm(rng.standard_normal(4), rng.standard_normal(4))
+    return Embeddings(*(rng.standard_normal((rows, 4)) for rows in (11, 7, 3)), norm)
+
+
+def test_embeddings_add_rows_and_normalize(rng, put, get):
+    e, ids, places, segments = (
+        tables(rng),
+        np.array([[3, 0, 10], [1, 1, 2]]),
+        np.array([6, 0, 2]),
+        np.array([[2, 0, 1]]),
+    )
+    expected = normalized(e.token[ids] + e.position[places] + e.segment[segments], *e.norm, 1e-12)
+    result = ac.embed_tokens(put(e), put(ids), position_ids=put(places), segment_ids=put(segments))
+    close(get(result), expected, ulps=64)
+
+
+def test_positions_and_segments_have_defaults(rng, put, get):
+    e, ids = tables(rng), np.array([[3, 0, 10], [1, 1, 2]])
+    expected = normalized(e.token[ids] + e.position[:3] + e.segment[0], *e.norm, 1e-12)
+    close(get(ac.embed_tokens(put(e), put(ids))), expected, ulps=64)
+    plain = Embeddings(e.token, e.position)
+    close(get(ac.embed_tokens(put(plain), put(ids))), e.token[ids] + e.position[:3])
+
+
+def test_dropout_of_embeddings_keeps_or_doubles(rng, put, get):
+    e, ids = tables(rng), np.array([[3, 0, 10, 4, 5], [1, 1, 2, 7, 8]])
+    whole, dropped = (get(ac.embed_tokens(put(e), put(ids), dropout=d)) for d in (None, ac.Dropout(0.5, 3)))
+    kept = dropped != 0
+    close(dropped[kept], 2 * whole[kept])
+    assert 5 < kept.sum() < 35
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_are_rounded_once(rng, backend, put, get, dtype):
+    x = rng.standard_normal((2, 3, 5))
+    parameters = {
+        ac.linear: Linear(rng.standard_normal((5, 4)), rng.standard_normal(4)),
+        ac.layer_norm: LayerNorm(rng.standard_normal(5), rng.standard_normal(5)),
+        ac.feed_forward: FeedForward(Linear(rng.standard_normal((5, 8))), Linear(rng.standard_normal((8, 2)))),
+    }
+    for function, tree in parameters.items():
+        narrow = put((tree, x), dtype=dtype)
+        got, wide = get(function(*narrow)), get(function(*put(_widened(get(narrow)))))
+        assert str(got.dtype) == dtype
+        np.testing.assert_array_equal(got, wide.astype(got.dtype))
+
+
+def _widened(tree):
+    if isinstance(tree, tuple):
+        branches = [_widened(branch) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
+    return None if tree is None else np.asarray(tree, dtype=np.float32)
+
+
+def test_wrong_parameters_are_named(rng, put):
+    x, e = put(rng.standard_normal((2, 3, 5))), tables(rng)
+    ids = put(np.array([[1, 2]]))
+    ones = np.ones
+    for call, error, message in (
+        (lambda: ac.linear(put(Linear(ones((4, 7)))), x), ValueError, r"linear.weight \(5, out\) to match x \(2, 3, 5\); got \(4, 7\)"),
+        (lambda: ac.linear(put(Linear(ones((5, 7)), ones(6))), x), ValueError, r"expected linear.bias \(7,\) to match linear.weight; got \(6,\)"),
+        (lambda: ac.linear(put(Linear(ones((5, 7), dtype=np.float32))), x), TypeError, "expected linear.weight of dtype float64 to match x; got float32"),
+        (lambda: ac.linear(put(Linear(ones(5))), x), ValueError, r"expected linear.weight \(in, out\); got \(5,\)"),
+        (lambda: ac.linear(put(Linear(ones((5, 7)))), put(np.ones((2, 5), dtype=int))), TypeError, "expected x of dtype float16, .*; got int64"),
+        (lambda: ac.layer_norm(put(LayerNorm(ones(4), ones(5))), x), ValueError, r"expected layer_norm.scale \(5,\) to match x; got \(4,\)"),
+        (lambda: ac.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=0.0), ValueError, "expected epsilon as a positive finite number; got 0.0"),
+        (lambda: ac.layer_norm(put(LayerNorm(ones(0), ones(0))), put(ones((2, 0)))), ValueError, r"expected x with at least one channel; got \(2, 0\)"),
+        (lambda: ac.feed_forward(put(FeedForward(Linear(ones((5, 8))), Linear(ones((7, 5))))), x), ValueError, r"feed_forward.contract.weight \(8, out\)"),
+        (lambda: ac.linear(None, x), TypeError, r"expected linear as Linear\(weight, bias\); got NoneType"),
+        (lambda: ac.linear(put(ones((5, 5))), x), TypeError, r"expected linear as Linear\(weight, bias\); got "),
+        (lambda: ac.layer_norm(None, x), TypeError, r"expected layer_norm as LayerNorm\(scale, offset\); got NoneType"),
+        (lambda: ac.feed_forward(FeedForward(None, None), x), TypeError, r"expected feed_forward.expand as Linear\(weight, bias\); got NoneType"),
+        (lambda: ac.embed_tokens(None, ids), TypeError, r"expected embeddings as Embeddings\(token, position, segment, norm\); got NoneType"),
+        (lambda: ac.embed_tokens(put(e._replace(token=None)), ids), TypeError, r"expected token \(entries, C\); got NoneType"),
+        (lambda: ac.embed_tokens(put(e), ids, segment_ids=1), TypeError, r"expected segment_ids \(..., L\); got int"),
+        (lambda: ac.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=10**400), ValueError, "expected epsilon as a positive finite number"),
+        (lambda: ac.embed_tokens(put(e), put(np.array([[11]]))), ValueError, r"expected token_ids in 0..10; got 11"),
+        (lambda: ac.embed_tokens(put(e), put(np.array([[-1]]))), ValueError, r"expected token_ids in 0..10; got -1"),
+        (lambda: ac.embed_tokens(put(e), put(ones((1, 2)))), TypeError, "expected token_ids of an integer dtype; got float64"),
+        (lambda: ac.embed_tokens(put(e), ids, position_ids=put(np.array([0, 7]))), ValueError, "expected position_ids in 0..6; got 7"),
+        (lambda: ac.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 3]))), ValueError, "expected segment_ids in 0..2; got 3"),
+        (lambda: ac.embed_tokens(put(e), ids, segment_ids=put(np.array([0, 1, 2]))), ValueError, r"expected segment_ids to broadcast to token_ids \(1, 2\); got \(3,\)"),
+        (lambda: ac.embed_tokens(put(e), put(np.zeros((1, 8), dtype=int))), ValueError, "expected at most 7 tokens, the positions there are; got 8"),
+        (lambda: ac.embed_tokens(put(Embeddings(e.token, e.position)), ids, segment_ids=ids), ValueError, "expected no segment_ids without a table"),
+        (lambda: ac.embed_tokens(put(Embeddings(e.token, ones((7, 3)))), ids), ValueError, r"expected position \(entries, 4\) to match token; got \(7, 3\)"),
+        (lambda: ac.embed_tokens(put(e._replace(norm=LayerNorm(ones(3), ones(4)))), ids), ValueError, r"expected norm.scale \(4,\)"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()

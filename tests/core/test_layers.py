@@ -1,0 +1,201 @@
+"""Layers without a framework: settings, initial values, and the call."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core import layers, parameters
+from attention_core.random import Dropout, dropout_mask, plain_seed
+
+LAYERS = {
+    "dot product": layers.DotProductAttention(scale=0.5, dropout=0.1),
+    "multi-head": layers.MultiHeadAttention(12, 3, key_bias=False, extra_key_value=True),
+    "grouped": layers.MultiHeadAttention(12, 6, num_key_value_heads=2, value_head_dim=3, output_channels=5),
+    "feed-forward": layers.FeedForward(4, 8, bias=False),
+    "encoder": layers.EncoderLayer(12, 3, 8, norm_first=False),
+    "embeddings": layers.Embeddings(5, 7, 4, num_segments=2),
+    "bare embeddings": layers.Embeddings(5, 7, 4, norm=False),
+    "feature maps": layers.SaganAttention(16),
+    "feature maps without output": layers.SaganAttention(16, output=False, spectral_norm=False, bias=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_settings_make_the_layer_again(name):
+    settings = LAYERS[name].settings()
+    assert layers.layer_from_settings(settings) == LAYERS[name]
+    assert all(value is None or type(value) in (str, int, float, bool) for value in settings.values())
+
+
+def test_settings_are_plain_numbers():
+    assert type(layers.DotProductAttention(scale=np.float64(0.5)).settings()["scale"]) is float
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_first_values_are_the_same_bits_everywhere(name, backend):
+    layer = LAYERS[name]
+    for start in (layer.init, layer.init_state):
+        found = layers.named_arrays(backend.to_numpy(start(3, xp=backend.namespace)))
+        expected = layers.named_arrays(start(3, xp=ac.get_backend("numpy").namespace))
+        assert list(found) == list(expected)
+        for path, array in found.items():
+            assert array.dtype == np.float32
+            np.testing.assert_array_equal(array, expected[path], strict=True)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_names_of_arrays_make_the_tree_again(name):
+    tree = LAYERS[name].init(3, xp=ac.get_backend("numpy").namespace)
+    names = layers.named_arrays(tree)
+    again = layers.tree_from_names(LAYERS[name].parameters, names)
+    assert type(again) is type(tree)
+    assert all(layers.named_arrays(again)[path] is array for path, array in names.items())
+
+
+def test_another_seed_gives_other_values_and_no_two_parameters_are_alike(xp, get):
+    layer = layers.FeedForward(8, 8)
+    first, other = (get(layer.init(seed, xp=xp)) for seed in (1, 2))
+    assert not np.array_equal(first.expand.weight, other.expand.weight)
+    assert not np.array_equal(first.expand.weight, first.contract.weight)
+    assert not first.expand.bias.any()
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_dropout_of_a_feed_forward_is_rounded_once(dtype, backend, rng):
+    """And without a seed nothing is dropped."""
+    layer, xp = layers.FeedForward(6, 8, dropout=0.3), backend.namespace
+    tree = backend.from_numpy(backend.to_numpy(layer.init(1, xp=xp)), dtype=dtype)
+    x = backend.from_numpy(rng.normal(size=(5, 6)), dtype=dtype)
+    wide = backend.from_numpy(backend.to_numpy(tree), dtype="float32")
+    exact = layer(wide, backend.from_numpy(backend.to_numpy(x), dtype="float32"), seed=7)
+    found = layer(tree, x, seed=7)
+    np.testing.assert_array_equal(backend.to_numpy(found), backend.to_numpy(xp.astype(exact, found.dtype)))
+    plain = backend.to_numpy(ac.feed_forward(tree, x))
+    np.testing.assert_array_equal(backend.to_numpy(layer(tree, x)), plain)
+    assert np.sum(backend.to_numpy(found) == 0) > 0
+    assert np.all(plain != 0)
+
+
+def test_a_single_vector_may_be_dropped_from(xp, put, get):
+    layer = layers.FeedForward(6, 40, output_channels=40, dropout=0.5)
+    tree, x = layer.init(1, xp=xp), put(np.ones(6, dtype=np.float32))
+    found, plain = get(layer(tree, x, seed=7)), get(layer(tree, x))
+    kept = get(dropout_mask(Dropout(0.5, 7), put(np.ones((1, 40), dtype=np.float32)), xp=xp))[0]
+    np.testing.assert_allclose(found, np.where(kept, 2 * plain, 0), rtol=1e-6)
+    assert 0 < kept.sum() < 40
+
+
+def test_masks_of_queries_and_keys_come_together(xp, put, get, rng):
+    layer = layers.MultiHeadAttention(12, 3, output=False)
+    tree = layer.init(1, xp=xp)
+    x = put(rng.normal(size=(2, 5, 12)).astype(np.float32))
+    queries, keys, pairs = rng.random((2, 5)) < 0.7, rng.random((2, 5)) < 0.7, rng.random((5, 5)) < 0.7
+    both = put(queries[:, None, :, None] & keys[:, None, None, :] & pairs)
+    found = layer(tree, x, mask=put(pairs), query_mask=put(queries), key_mask=put(keys))
+    np.testing.assert_allclose(get(found), get(layer(tree, x, mask=both)), rtol=1e-5, atol=1e-6)
+    assert not get(found)[~queries].any()
+
+
+def test_a_zero_key_takes_its_share(xp, put, get, rng):
+    plain, layer = (layers.MultiHeadAttention(8, 2, zero_attention=zero, output=False) for zero in (False, True))
+    tree = plain.init(1, xp=xp)
+    p = get(tree)
+    x = rng.normal(size=(5, 8)).astype(np.float32)
+    q, k, v = ((x @ each.weight).reshape(5, 2, 4).swapaxes(0, 1) for each in p[:3])
+    powers = np.exp(q @ k.swapaxes(-1, -2) / 2)
+    expected = (powers @ v / (powers.sum(-1, keepdims=True) + 1)).swapaxes(0, 1).reshape(5, 8)
+    np.testing.assert_allclose(get(layer(tree, put(x))), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_input_may_be_a_mapping(xp, put, get, rng):
+    layer = layers.MultiHeadAttention(8, 2, key_channels=6)
+    tree = layer.init(1, xp=xp)
+    query, key = (put(rng.normal(size=(3, size)).astype(np.float32)) for size in (8, 6))
+    np.testing.assert_array_equal(get(layer(tree, {"query": query, "key": key})), get(layer(tree, query, key)))
+    for wrong, error in (({"key": key}, ValueError), ({"query": query, "keys": key}, ValueError)):
+        with pytest.raises(error, match="expected a mapping"):
+            layer(tree, wrong)
+    with pytest.raises(TypeError, match="got both"):
+        layer(tree, {"query": query}, key)
+
+
+def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, get):
+    layer = layers.SaganAttention(16)
+    tree, state = layer.init(1, xp=xp), layer.init_state(1, xp=xp)
+    again = layer.updated_state(tree, state)
+    assert layers.named_arrays(get(layer.refreshed(tree, state))).keys() == layers.named_arrays(again).keys()
+    for name in state._fields:
+        expected = ac.spectral_norm(getattr(tree, name).weight, getattr(state, name))[1]
+        np.testing.assert_array_equal(get(getattr(again, name)), get(expected))
+    with pytest.raises(TypeError, match="expected state as SpectralVectors"):
+        layer(tree, xp.ones((4, 4, 16), dtype=xp.float32))
+    assert LAYERS["feed-forward"].updated_state(tree, ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: layers.MultiHeadAttention(12, 5),
+            ValueError,
+            "expected channels that 5 heads share out evenly; got 12",
+        ),
+        (lambda: layers.MultiHeadAttention(12, 6, num_key_value_heads=4), ValueError, "that divide num_heads 6; got 4"),
+        (
+            lambda: layers.MultiHeadAttention(12, 3, output=False, output_channels=4),
+            ValueError,
+            "without an output; got 4",
+        ),
+        (lambda: layers.MultiHeadAttention(12, 3, key_bias=1), TypeError, "expected key_bias as True or False"),
+        (lambda: layers.MultiHeadAttention(12.0, 3), TypeError, "expected channels as a positive integer"),
+        (lambda: layers.MultiHeadAttention(12, 3, dropout=1.0), ValueError, r"expected a dropout rate in \[0, 1\)"),
+        (lambda: layers.DotProductAttention(implementation="fast"), ValueError, "expected an implementation out of"),
+        (lambda: layers.DotProductAttention(softcap=0.0), ValueError, "expected softcap as a positive"),
+        (lambda: layers.EncoderLayer(12, 3, 0), ValueError, "expected inner as a positive integer; got 0"),
+        (lambda: layers.EncoderLayer(12, 3, 8, epsilon=-1.0), ValueError, "expected epsilon"),
+        (lambda: layers.Embeddings(5, 0, 4), ValueError, "expected num_positions as a positive integer; got 0"),
+        (lambda: layers.SaganAttention(4), ValueError, "expected at least 8 channels without head_channels; got 4"),
+        (lambda: layers.SaganAttention(16, data_format="NCHW"), ValueError, "expected data_format"),
+        (lambda: layers.layer_from_settings({"layer": "Dense"}), ValueError, "expected a layer out of"),
+        (lambda: layers.layer_from_settings({"layer": "FeedForward", "width": 3}), ValueError, "got width"),
+        (lambda: layers.layer_from_settings({"layer": "FeedForward", "channels": 3}), TypeError, "inner"),
+    ],
+)
+def test_wrong_settings_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_integers_of_any_type_are_seeds():
+    assert type(plain_seed(np.int64(3), lambda seed: False)) is int
+    with pytest.raises(TypeError, match="expected a seed as an integer or an integer array; got float"):
+        plain_seed(1.5, lambda seed: False)
+    array = np.asarray([1, 2])
+    assert plain_seed(array, lambda seed: seed is array) is array
+
+
+def test_parameters_have_the_shapes_of_the_settings():
+    tree = LAYERS["grouped"].parameters
+    assert isinstance(tree, parameters.MultiHeadAttention)
+    dims = {name: leaf.dims for name, leaf in layers.named_arrays(tree).items() if name.endswith("weight")}
+    assert dims == {
+        "query.weight": (12, 12),
+        "key.weight": (12, 4),
+        "value.weight": (12, 6),
+        "output.weight": (18, 5),
+    }
+
+
+def test_kinds_are_the_layers_by_name():
+    assert {type(layer).__name__ for layer in LAYERS.values()} == set(layers.KINDS)
+    assert all(kind.__name__ == name and issubclass(kind, layers.Layer) for name, kind in layers.KINDS.items())
+
+
+def test_a_pickled_spec_of_a_former_version_is_read():
+    spec = object.__new__(layers.Initial)
+    spec.__setstate__({"dims": (2, 3), "law": "normal"})
+    assert spec == layers.Initial((2, 3), "normal") == pickle.loads(pickle.dumps(spec))
+    assert spec.law == "normal"

@@ -1,0 +1,208 @@
+"""Loops over blocks, as attention in blocks needs them, mean the same on every backend."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+
+from attention_core.backend import DefaultBackend, PythonLoops
+
+COMPILED = pytest.mark.needs("compilation", lambda backend: backend.name != "torch")  # which looks into no operator
+
+
+@pytest.fixture(params=["eager", pytest.param("compiled", marks=COMPILED)])
+def run(request, backend):
+    """Run a function of arrays, eagerly or compiled."""
+    if request.param == "eager":
+        return lambda function, *arrays: backend.to_numpy(function(*backend.from_numpy(arrays)))
+    return lambda function, *arrays: backend.to_numpy(backend.compile(function)(*backend.from_numpy(arrays)))
+
+
+def test_a_body_sees_every_index_and_the_state_before(run, backend, xp):
+    def function(x, stop):
+        stop = stop if backend.loops.traced else int(stop)
+        state = backend.loops.loop(1, stop, lambda i, s: (xp.add(xp.multiply(s[0], 10), i), s[1], s[2]), (x, x, None))
+        assert state[2] is None
+        return state[0], state[1], backend.loops.loop(2, 2, lambda i, s: xp.add(s, 1), x)
+
+    many, same, none = run(function, np.array(0, dtype=np.int32), np.array(5, dtype=np.int32))
+    assert (many, same, none) == (1234, 0, 0)
+
+
+def test_loops_nest_and_count_with_the_outer_index(run, backend, xp):
+    loops = backend.loops
+
+    def function(x):
+        def outer(i, total):
+            return loops.loop(0, i, lambda j, inner: xp.add(inner, i * 10 + j), total)
+
+        return loops.loop(0, 4, outer, x)
+
+    assert run(function, np.array(0, dtype=np.int32)) == 10 + 20 + 21 + 30 + 31 + 32
+
+
+def test_one_of_two_functions_is_taken(run, backend, xp):
+    def function(x):
+        return [
+            backend.loops.cond(xp.greater(x, limit), lambda: xp.add(x, 1.0), lambda: xp.subtract(x, 1.0))
+            for limit in (1.0, 3.0)
+        ]
+
+    assert run(function, np.array(2.0)) == [3.0, 1.0]
+
+
+@pytest.mark.parametrize("axis", [-2, -1])
+def test_a_block_is_a_slice_of_one_of_the_last_axes(axis, run, backend, xp, rng):
+    x = rng.standard_normal((2, 6, 6))
+    expected = x[:, 2:4, :] if axis == -2 else x[..., 2:4]
+
+    def function(x):
+        block = backend.loops.block
+        found = backend.loops.loop(1, 2, lambda i, _: block(x, i, 2, axis), block(x, 0, 2, axis))
+        return found, block(x, 1, 2, axis)
+
+    for found in run(function, x):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.needs("untraced loops")
+def test_a_block_of_python_loops_ends_with_the_array(backend, put, get, rng):
+    x = rng.standard_normal((2, 5, 3))
+    np.testing.assert_array_equal(get(backend.loops.block(put(x), 1, 4, -2)), x[:, 4:, :])
+
+
+def test_an_item_is_an_entry_of_the_first_axis(run, backend, rng):
+    x = rng.standard_normal((4, 2, 3))
+    item = backend.loops.block_at
+    found = run(lambda x: backend.loops.loop(2, 3, lambda i, _: item(x, i), item(x, 0)), x)
+    np.testing.assert_array_equal(found, x[2])
+
+
+def test_blocks_are_added_to_and_joined_in_order(run, backend, xp, rng):
+    """Runs of three along the rows, of which one is left as it started: zero."""
+    x = rng.standard_normal((6, 2, 2, 5))
+    loops = backend.loops
+
+    def function(x):
+        stack = loops.zero_blocks(6, lambda index: xp.zeros_like(x[0, ...]))
+
+        def body(i, stack):
+            return loops.add_block(loops.add_block(stack, i, loops.block_at(x, i)), i, loops.block_at(x, 0))
+
+        stack = loops.loop(0, 5, body, stack)
+        joined = loops.concat_blocks(stack, 3, -2)
+        wide = loops.concat_blocks(loops.concat_blocks(stack, 2, -1), 3, -2)
+        return loops.stack_blocks(joined), loops.stack_blocks(wide), loops.stack_blocks(stack)
+
+    sums = x + x[0]
+    sums[5] = 0
+    joined, wide, plain = run(function, x)
+    np.testing.assert_array_equal(plain, sums)
+    np.testing.assert_array_equal(joined, [np.concatenate(sums[:3], axis=-2), np.concatenate(sums[3:], axis=-2)])
+    rows = [np.concatenate(sums[i : i + 2], axis=-1) for i in (0, 2, 4)]
+    np.testing.assert_array_equal(wide, [np.concatenate(rows, axis=-2)])
+
+
+def test_values_are_read_as_lists_where_nothing_is_traced(backend, put):
+    if backend.loops.traced:
+        with pytest.raises(TypeError, match="expected nothing to be read while a function is traced"):
+            backend.loops.to_list(put(np.ones(2)))
+        return
+    table = np.array([[True, False], [False, False]])
+    assert backend.loops.to_list(put(table)) == [[True, False], [False, False]]
+
+
+@pytest.mark.parametrize("name", ["numpy", "array_api_strict"])
+def test_a_library_without_a_backend_has_loops(name, rng):
+    """Blocks then need no more than the array API."""
+    library = importlib.import_module(name)
+    loops = DefaultBackend(library).loops
+    assert isinstance(loops, PythonLoops)
+    x = library.asarray(rng.standard_normal((3, 4)))
+    assert loops.to_list(x > 10) == [[False] * 4] * 3
+    stack = loops.add_block(loops.zero_blocks(2, lambda index: library.zeros((1, 4))), 1, x[:1, :])
+    found = loops.stack_blocks(stack)
+    assert bool(library.all(found[0, ...] == 0))
+    assert bool(library.all(found[1, ...] == x[:1, :]))
+
+
+def test_powers_are_exponentials_in_a_unit(run, backend, xp, rng):
+    x = rng.standard_normal((3, 7))
+    found = run(lambda x: backend.loops.exp_scaled(xp.multiply(x, backend.loops.log_base)), x)
+    np.testing.assert_allclose(found, np.exp(x), rtol=1e-14)
+
+
+def test_a_function_over_an_array_is_the_function(run, backend, xp, rng):
+    x, y, number = rng.standard_normal((3, 7)), rng.standard_normal((3, 1)), 0.25
+
+    def function(x, y):
+        loops = backend.loops
+        return loops.inplace(
+            xp.multiply, loops.inplace(xp.minimum, loops.inplace(xp.subtract, x, y), xp.zeros_like(x)), number
+        )
+
+    np.testing.assert_array_equal(run(function, x.copy(), y), np.minimum(x - y, 0.0) * number)
+
+
+def test_products_of_one_name_need_not_outlive_the_next(run, backend, xp, rng):
+    """Whatever their sizes, each is right when it comes, and one of another name stays."""
+    arrays = [rng.standard_normal(shape) for shape in ((2, 3, 4), (2, 4, 5), (2, 5, 1), (2, 5, 9))]
+
+    def function(x, *others):
+        memory, found = {}, []
+        first = backend.loops.matmul(x, others[0], memory, "first")
+        for y in others[1:]:
+            found.append(xp.add(backend.loops.matmul(first, y, memory, "other"), 0.0))
+        return *found, first
+
+    first = arrays[0] @ arrays[1]
+    for found, expected in zip(run(function, *arrays), (first @ arrays[2], first @ arrays[3], first), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_norms_overflow_without_a_word(run, backend, rng):
+    x = rng.standard_normal((2, 3, 5))
+    x[0, 1, 2], x[1, 0, 0] = 1e300, math.nan
+    found = run(backend.loops.norm, x)
+    expected = np.sqrt(np.sum(np.square(np.where(x > 1e3, 0.0, x)), axis=-1))
+    expected[0, 1] = found[0, 1]
+    assert found[0, 1] in (1e300, math.inf)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize("length", [1, 5, 40, 600])
+@pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_softmax_of_one_pass_is_the_softmax_and_hides_no_nonfinite_value(mode, backend, length, nonfinite, rng):
+    x = rng.standard_normal((40, length)) * 5
+    x[3, length // 2] = nonfinite
+    with np.errstate(invalid="ignore"):
+        expected = np.exp(x - x.max(axis=-1, keepdims=True))
+        expected /= expected.sum(axis=-1, keepdims=True)
+    for dtype, close in ((np.float32, 1e-5), (np.float64, 1e-13)):
+        function = backend.compile(lambda x: backend.loops.softmax(x), mode=mode)
+        found = backend.to_numpy(function(backend.from_numpy(x.astype(dtype))))
+        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), np.isnan(expected).any(axis=-1))
+        seen = ~np.isnan(expected).any(axis=-1)
+        np.testing.assert_allclose(found[seen], expected[seen], rtol=close)
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize("shape", [(2, 1, 2, 1, 2, 3, 40), (2, 1, 2, 0, 2, 3, 40), (1, 1, 1, 1, 2, 3, 0)])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_softmax_of_one_pass_takes_many_axes(mode, shape, backend, rng):
+    x = rng.standard_normal(shape).astype(np.float32)
+    function = backend.compile(lambda x: backend.loops.softmax(x), mode=mode)
+    exponentials = np.exp(x)
+    expected = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(backend.to_numpy(function(backend.from_numpy(x))), expected, rtol=1e-5)
+
+
+@pytest.mark.needs("xla")
+def test_programs_for_xla_have_no_softmax_of_one_pass(backend):
+    seen = []
+    for mode in ("graph", "xla"):
+        backend.compile(lambda x: seen.append(backend.loops.softmax) or x, mode=mode)(backend.from_numpy(np.ones(3)))
+    assert [each is None for each in seen] == [False, True]

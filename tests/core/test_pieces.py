@@ -1,0 +1,238 @@
+"""Attention to pieces of the keys, merged in any order, is attention to all of them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attention_core as ac
+from attention_core import Partial, merge_partials, partial_attention
+from attention_core._attention.softmax import logaddexp
+from attention_core.backend import Tuning
+from attention_core.masks import And, Given
+from attention_core.scores import alibi
+
+attention = ac.scaled_dot_product_attention
+B, H, G, M, N, D, E = 3, 4, 2, 7, 12, 5, 6
+LENGTHS = np.array([12, 0, 5])
+
+
+@pytest.fixture(autouse=True)
+def small(backend, monkeypatch):
+    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=4, least=3, dense_below=0, structured_below=0))
+
+
+@pytest.fixture
+def arrays(rng, put):
+    return put([rng.standard_normal(shape) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, E))])
+
+
+def whole(arrays, **options):
+    result = attention(*arrays, **options, implementation="dense", return_logsumexp=True)
+    return result.output, result.logsumexp
+
+
+def piece(arrays, start, stop, rows=slice(None), **options):
+    query, key, value = arrays
+    first = 0 if rows.start is None else rows.start
+    return partial_attention(
+        query[:, :, rows, :],
+        key[:, :, start:stop, :],
+        value[:, :, start:stop, :],
+        query_start=first,
+        key_start=start,
+        **options,
+    )
+
+
+def same(actual, desired, get, close=1e-13):
+    for found, expected in zip(get(tuple(actual)), get(tuple(desired)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=close)
+
+
+OPTIONS = {
+    "full": lambda put, rng: {},
+    "causal": lambda put, rng: {"is_causal": True},
+    "window": lambda put, rng: {"mask": ac.SlidingWindow(left=2, right=3, offset=2)},
+    "lengths": lambda put, rng: {"mask": ac.KeyLengths(put(LENGTHS))},
+    "segments": lambda put, rng: {"mask": ac.Segments(put(np.arange(M) // 2), put(np.arange(N) // 3))},
+    "array": lambda put, rng: {"mask": put(rng.random((B, 1, M, N)) < 0.6)},
+    "array of keys": lambda put, rng: {"mask": put(rng.random((N,)) < 0.6)},
+    "array and rule": lambda put, rng: {"mask": And(Given(put(rng.random((M, N)) < 0.8)), ac.Causal(4))},
+    "function": lambda put, rng: {"mask": ac.MaskFunction(lambda b, h, q, k: (q + k + h + b) % 4 > 0)},
+    "dropout": lambda put, rng: {"dropout": ac.Dropout(0.4, 11)},
+    "score_mod": lambda put, rng: {"score_mod": alibi(H, offset=put(np.array([0, 4, 9]))), "softcap": 2.0},
+}
+
+
+@pytest.mark.needs(  # programs take long to compile
+    lambda name, implementation, backend: (
+        not backend.loops.traced or (name, implementation) in (("score_mod", "dense"), ("array and rule", "blockwise"))
+    )
+)
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_pieces_of_queries_and_keys_are_the_whole(name, implementation, arrays, backend, put, get, rng, xp):
+    """Masks and arrays are those of the whole; what is dropped depends on the position in it."""
+    options = OPTIONS[name](put, rng)
+    expected = whole(arrays, **options)
+    options["implementation"] = implementation
+    rows = slice(2, M)
+    pieces = [piece(arrays, start, start + 4, rows, **options) for start in (8, 0, 4)]
+    same(merge_partials(*pieces), [x[:, :, rows, ...] for x in expected], get)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_starts_may_be_arrays(implementation, arrays, backend, put, get):
+    options = {"mask": ac.SlidingWindow(left=4, right=1), "dropout": ac.Dropout(0.2, 5)}
+    expected = whole(arrays, **options)
+
+    def found(first, second, *arrays):
+        query, key, value = arrays
+        return merge_partials(
+            *(
+                partial_attention(
+                    query[:, :, 4:, :],
+                    key[:, :, at, :],
+                    value[:, :, at, :],
+                    query_start=first,
+                    key_start=start,
+                    implementation=implementation,
+                    **options,
+                )
+                for at, start in ((slice(0, 5), 0), (slice(5, N), second))
+            )
+        )
+
+    starts = put(np.array(4)), put(np.array(5, dtype=np.int32))
+    compiled = found if backend.name == "torch" else backend.compile(found)
+    same(compiled(*starts, *arrays), [x[:, :, 4:, ...] for x in expected], get)
+
+
+@pytest.mark.needs(lambda backend: backend.name != "jax")
+@given(data=st.data())
+def test_property_any_pieces_in_any_order_and_nesting(data, backend, put, get):
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    arrays = put([rng.standard_normal(shape) * 4 for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, E))])
+    cuts = sorted(3 * cut for cut in data.draw(st.lists(st.integers(0, N // 3), max_size=4)))
+    bounds = data.draw(st.permutations(list(zip([0, *cuts], [*cuts, N], strict=True))))  # some are empty
+    options = {"mask": ac.SlidingWindow(left=5, right=data.draw(st.integers(0, 9))), "implementation": "dense"}
+    parts = [piece(arrays, *each, **options) for each in bounds]
+    while len(parts) > 1:
+        at = data.draw(st.integers(0, len(parts) - 2))
+        count = data.draw(st.integers(2, len(parts) - at))
+        parts[at : at + count] = [merge_partials(*parts[at : at + count])]
+    same(parts[0], whole(arrays, mask=options["mask"]), get, 1e-12)
+
+
+def test_attention_to_no_keys_is_neutral_to_the_last_bit(arrays, put, get):
+    query, key, value = arrays
+    none = partial_attention(query, key[:, :, :0, :], value[:, :, :0, :], key_start=3)
+    output, logsumexp = get(tuple(none))
+    assert not np.any(output)
+    assert (logsumexp == -math.inf).all()
+    masked = piece(arrays, 0, 5, mask=ac.KeyLengths(0))
+    some = piece(arrays, 0, 5, mask=ac.KeyLengths(put(LENGTHS)))  # of which one batch is fully masked
+    for empty in (none, masked):
+        for merged in (merge_partials(some, empty), merge_partials(empty, some), merge_partials(empty, some, empty)):
+            for found, expected in zip(get(tuple(merged)), get(tuple(some)), strict=True):
+                np.testing.assert_array_equal(found, expected)
+    for found, expected in zip(get(tuple(merge_partials(none, masked))), (output, logsumexp), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_one_partial_is_itself(arrays, get):
+    part = piece(arrays, 0, N)
+    same(merge_partials(part), part, get, 0)
+    same(part, whole(arrays), get)
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_pieces_of_16_bits_stay_float32(dtype, arrays, backend, get, rng):
+    rounded = [backend.from_numpy(get(x), dtype=dtype) for x in arrays]
+    exact = backend.from_numpy([get(x).astype(np.float64) for x in rounded])
+    pieces = [piece(rounded, start, start + 1, implementation="dense") for start in range(N)]
+    for part in (*pieces, merge_partials(*pieces)):
+        assert [x.dtype.name for x in get(tuple(part))] == ["float32", "float32"]
+    same(merge_partials(*pieces), whole(exact), get, 2e-6)
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_gradients_flow_through_merging(implementation, arrays, backend, put, rng, get):
+    xp = backend.namespace
+    factors = put([rng.standard_normal((B, H, M, E)), rng.standard_normal((B, H, M))])
+    mask = ac.SlidingWindow(left=3, right=2)  # of which a piece sees some queries with no keys
+
+    def total(output, logsumexp):
+        return xp.add(*(xp.sum(xp.multiply(*each)) for each in zip((output, logsumexp), factors, strict=True)))
+
+    def of_pieces(*arrays):
+        options = {"mask": mask, "implementation": implementation}
+        return total(*merge_partials(*(piece(arrays, start, start + 4, **options) for start in (4, 8, 0))))
+
+    def gradients(function):
+        differentiated = backend.value_and_grad(function)
+        return (backend.compile(differentiated) if backend.name == "jax" else differentiated)(*arrays)[1]
+
+    expected = gradients(lambda *arrays: total(*whole(arrays, mask=mask)))
+    same(gradients(of_pieces), expected, get, 1e-12)
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_of_merging_nothing_are_exactly_zero(backend, put, get):
+    xp = backend.namespace
+    ends = put([np.full((2, 3), -math.inf), np.array([[-math.inf, 1.0, 0.0]] * 2)])
+    outputs = put([np.zeros((2, 3, 4)), np.ones((2, 3, 4))])
+
+    def total(first, second, *outputs):
+        merged = merge_partials(Partial(outputs[0], first), Partial(outputs[1], second))
+        logsumexp = xp.where(xp.equal(merged.logsumexp, -math.inf), 0.0, merged.logsumexp)
+        return xp.add(xp.sum(merged.output), xp.sum(logsumexp))
+
+    _, found = backend.value_and_grad(total)(*ends, *outputs)
+    first, second, *_ = get(found)
+    np.testing.assert_array_equal(first, np.zeros((2, 3)))
+    np.testing.assert_allclose(second, [[0.0, 1.0, 1.0]] * 2, atol=1e-15)
+
+
+def test_the_sum_of_exponentials_neither_overflows_nor_loses_an_infinity(put, get, xp):
+    first = np.array([700.0, -900.0, -math.inf, -math.inf, 0.0, math.nan])
+    second = np.array([710.0, -901.0, -math.inf, 3.0, 0.0, 1.0])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(
+            get(logaddexp(*put([first, second]), xp=xp)), np.logaddexp(first, second), rtol=1e-15
+        )
+
+
+def test_partials_are_shared_with_a_sink_and_a_value(put, get):
+    """Two keys by hand: weights 1/4 and 3/4 of values 8 and 4."""
+    parts = [Partial(put(np.full((1, 1, 1), value)), put(np.full((1, 1), math.log(share)))) for value, share in
+             ((8.0, 1.0), (4.0, 3.0))]  # fmt: skip
+    output, logsumexp = get(tuple(merge_partials(*parts)))
+    np.testing.assert_allclose([output[0, 0, 0], logsumexp[0, 0]], [5.0, math.log(4)], rtol=1e-15)
+
+
+def test_wrong_arguments_are_named(arrays, put, xp):
+    part = piece(arrays, 0, 3)
+    other = piece(arrays, 0, 3, slice(0, 2))
+    with pytest.raises(TypeError, match=r"expected Partial\(output, logsumexp\); got int"):
+        merge_partials(part, 3)
+    with pytest.raises(ValueError, match=r"expected the output of all partials \(3, 4, 7, 6\); got \(3, 4, 2, 6\)"):
+        merge_partials(part, other)
+    narrow = Partial(*(xp.astype(x, xp.float32) for x in part))
+    with pytest.raises(TypeError, match="expected the output of all partials of one dtype"):
+        merge_partials(part, narrow)
+    with pytest.raises(ValueError, match=r"expected key_start in \[0, 2\*\*29\); got -1"):
+        partial_attention(*arrays, key_start=-1)
+    with pytest.raises(TypeError, match="expected query_start as an integer; got float"):
+        partial_attention(*arrays, query_start=0.5)
+    with pytest.raises(ValueError, match="expected key_start as an integer; got an array of shape"):
+        partial_attention(*arrays, key_start=put(np.array([1, 2])))
+    with pytest.raises(ValueError, match="implementation='fused'"):
+        partial_attention(*arrays, implementation="fused")
+    with pytest.raises(ValueError, match="expected an implementation out of"):
+        partial_attention(*arrays, implementation="fast")

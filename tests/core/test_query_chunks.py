@@ -1,0 +1,278 @@
+"""Where a library has a softmax of one pass, a mask that reaches only so far leaves chunks to it, with the same answer."""
+
+import dataclasses
+import importlib
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core._attention.blocks import forward as _forward
+from attention_core._attention.blocks import query_chunks as _chunks
+from attention_core._attention.blocks.plan import make_plan
+from attention_core._attention.call import Call
+from attention_core.masks import And, Not, Or
+
+attention = ac.scaled_dot_product_attention
+CHUNK = 4  # which divides no length below
+MASKS = {
+    "causal": ac.Causal(),
+    "causal later": ac.Causal(3),
+    "causal of nothing for some": ac.Causal(-6),
+    "causal of nothing at all": ac.Causal(-40),
+    "causal of everything": ac.Causal(40),
+    "window": ac.SlidingWindow(2, 1),
+    "window far ahead": ac.SlidingWindow(1, 1, offset=9),
+    "window of one side": ac.SlidingWindow(left=3),
+    "and": And(ac.Causal(1), Not(ac.SlidingWindow(1, 1))),
+    "or": Or(ac.Causal(-7), ac.SlidingWindow(0, 2)),
+}
+
+
+@pytest.fixture
+def chunks(backend, monkeypatch):
+    """The chunks of each call while a graph is made."""
+    found = []
+    monkeypatch.setattr(
+        backend,
+        "tuning",
+        backend.tuning._replace(dense_below=0, structured_below=0, least=3, keys=5, query_chunk=CHUNK),
+    )
+
+    def recorded(*arguments):
+        found.append(_chunks.query_chunks(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(_forward, "query_chunks", recorded)
+    return found
+
+
+def qkv(rng, leading=(2,), rows=11, columns=13):
+    return [
+        rng.standard_normal((*leading, heads, length, width))
+        for heads, length, width in ((4, rows, 5), (2, columns, 5), (2, columns, 6))
+    ]
+
+
+def results(backend, arrays, implementation, mode="graph", dtype="float64", **options):
+    """Output, logsumexp and gradients of both."""
+    xp = backend.namespace
+    rng = np.random.default_rng(5)
+    factors = backend.from_numpy([rng.standard_normal((*arrays[0].shape[:-1], 6))], dtype=dtype)[0]
+
+    def measure(*arrays):
+        found = attention(*arrays, **options, implementation=implementation, return_logsumexp=True)
+        finite = xp.where(xp.isfinite(found.logsumexp), found.logsumexp, 0.0)
+        return xp.add(xp.sum(xp.multiply(found.output, factors)), xp.sum(finite))
+
+    def everything(*arrays):
+        found = attention(*arrays, **options, implementation=implementation, return_logsumexp=True)
+        return found.output, found.logsumexp, *backend.value_and_grad(measure)(*arrays)[1]
+
+    return backend.to_numpy(backend.compile(everything, mode=mode)(*backend.from_numpy(arrays, dtype=dtype)))
+
+
+def lent(backend):
+    """A library with a softmax, which is put together here."""
+    xp = backend.namespace
+
+    def softmax(scores):
+        powers = xp.exp(xp.subtract(scores, xp.maximum(xp.max(scores, axis=-1, keepdims=True), -1e300)))
+        return xp.divide(powers, xp.sum(powers, axis=-1, keepdims=True))
+
+    return SimpleNamespace(
+        namespace=xp,
+        loops=SimpleNamespace(softmax=softmax, traced=True),
+        tuning=backend.tuning._replace(query_chunk=CHUNK),
+        is_concrete=backend.is_concrete,
+    )
+
+
+def cut(backend, arrays, mask, starts=(0, 0)):
+    """The chunks of a call, and what `attend_chunks` takes."""
+    plan, operands = make_plan(Call(*arrays, backend.namespace, backend, mask=mask, starts=starts))
+    chunks = _chunks.query_chunks(plan, operands, backend)
+    return plan, operands, backend, chunks
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (20, 17)])
+@pytest.mark.parametrize("name", MASKS)
+def test_chunks_on_any_library(name, starts, backend, rng):
+    options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": MASKS[name]}
+    arrays = backend.from_numpy(qkv(rng))
+    *given, chunks = cut(lent(backend), arrays, MASKS[name], starts)
+    assert len(chunks) == 3
+    with np.errstate(invalid="ignore"):  # of scores that are all masked
+        output, logsumexp = backend.to_numpy(_chunks.attend_query_chunks(*given, chunks))
+    expected, normalizer = backend.to_numpy(tuple(ac.partial_attention(*arrays, **options, implementation="dense")))
+    np.testing.assert_allclose(output.reshape(expected.shape), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(logsumexp.reshape(normalizer.shape), normalizer, rtol=0, atol=1e-13)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EvenQueries(ac.Causal):
+    """A rule that looks at more than the distance."""
+
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(super().allowed(at, xp=xp), xp.equal(xp.remainder(at.query, 2), 0))
+
+
+@pytest.mark.parametrize("mask", [And(ac.Causal(), ac.KeyLengths(7)), EvenQueries(), Not(ac.Causal())])
+def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_chunks(mask, backend, rng):
+    assert cut(lent(backend), backend.from_numpy(qkv(rng)), mask)[-1] == []
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize(("rows", "columns"), [(11, 13), (13, 6), (3, 13), (1, 1)])
+@pytest.mark.parametrize("name", MASKS)
+def test_chunks_are_attention(name, rows, columns, backend, chunks, rng):
+    arrays = qkv(rng, rows=rows, columns=columns)
+    found, expected = (results(backend, arrays, each, mask=MASKS[name]) for each in ("blockwise", "dense"))
+    assert all(len(each) == -(-rows // CHUNK) for each in chunks)
+    assert chunks
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize("starts", [(3, 0), (0, 4), (20, 18), (0, 40)])
+def test_positions_may_start_anywhere(starts, backend, chunks, rng):
+    options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": ac.SlidingWindow(3, 2)}
+    arrays = backend.from_numpy(qkv(rng))
+
+    def partial(implementation):
+        def attend(*arrays):
+            return tuple(ac.partial_attention(*arrays, **options, implementation=implementation))
+
+        return backend.to_numpy(backend.compile(attend, mode="graph")(*arrays))
+
+    for one, other in zip(partial("blockwise"), partial("dense"), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+    assert all(chunks)
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize("leading", [(), (2, 3)])
+def test_entries_may_have_any_axes(leading, backend, chunks, rng):
+    arrays = qkv(rng, leading)
+    found, expected = (results(backend, arrays, each, is_causal=True) for each in ("blockwise", "dense"))
+    assert all(chunks)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_chunks_are_computed_in_float32(dtype, backend, chunks, rng):
+    arrays = qkv(rng)
+    found, expected = (results(backend, arrays, each, dtype=dtype, is_causal=True) for each in ("blockwise", "dense"))
+    assert all(chunks)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        close = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 2e-6}[dtype]
+        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=0, atol=close)
+
+
+@pytest.mark.needs("fused softmax")
+def test_a_strip_has_the_keys_within_reach_alone(backend, chunks, rng):
+    results(backend, qkv(rng), "blockwise", mask=ac.SlidingWindow(2, 1))
+    assert chunks[0] == [(range(4), range(5)), (range(4, 8), range(2, 9)), (range(8, 11), range(6, 12))]
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e200, 1e308])
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(place, number, backend, chunks, rng):
+    arrays = dict(zip(("query", "key", "value"), qkv(rng), strict=True))
+    arrays[place][1, 1, 7, 2] = number
+    arrays = tuple(arrays.values())
+    with np.errstate(all="ignore"):
+        found, expected = (results(backend, arrays, each, is_causal=True)[:2] for each in ("blockwise", "dense"))
+    assert all(chunks)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize("size", [60.0, 1e6, 1e14])
+def test_large_scores_take_chunks_too(size, backend, chunks, rng):
+    query, key, value = qkv(rng)
+    found, expected = (
+        results(backend, (query * size, key, value), each, is_causal=True)[:2] for each in ("blockwise", "dense")
+    )
+    assert all(chunks)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": None},
+        {"mask": Not(ac.Causal())},
+        {"mask": ac.KeyLengths(7)},
+        {"mask": And(ac.Causal(), ac.KeyLengths(7))},
+        {"mask": EvenQueries()},
+        {"is_causal": True, "softcap": 3.0},
+        {"is_causal": True, "dropout": ac.Dropout(0.5, 3)},
+        {"is_causal": True, "score_mod": lambda scores, *at: scores},
+    ],
+)
+def test_other_calls_take_blocks(options, backend, chunks, rng):
+    assert_blocks(backend, chunks, lambda *arrays: attention(*arrays, **options, implementation="blockwise"), rng)
+
+
+@pytest.mark.needs("fused softmax")
+def test_starts_that_cannot_be_read_take_blocks(backend, chunks, rng):
+    def attend(start, *arrays):
+        options = {"mask": ac.SlidingWindow(3, 2), "query_start": start, "key_start": 2}
+        return ac.partial_attention(*arrays, **options, implementation="blockwise").output
+
+    start = backend.from_numpy(np.asarray(3, dtype=np.int32))
+    assert_blocks(backend, chunks, lambda *arrays: attend(start, *arrays), rng)
+
+
+def assert_blocks(backend, chunks, attend, rng):
+    backend.compile(attend, mode="graph")(*backend.from_numpy(qkv(rng)))
+    assert not any(chunks)
+
+
+@pytest.mark.needs("fused softmax")
+@pytest.mark.parametrize("open_axis", [(0, 0), (0, 2), (1, 2), (2, 3)])
+def test_what_has_open_lengths_takes_blocks_or_is_right(open_axis, backend, chunks, rng):
+    tf = importlib.import_module("tensorflow")
+    arrays = backend.from_numpy(qkv(rng))
+    shapes = [list(array.shape) for array in arrays]
+    shapes[open_axis[0]][open_axis[1]] = None
+    signature = [tf.TensorSpec(shape, array.dtype) for shape, array in zip(shapes, arrays, strict=True)]
+
+    def attend(*arrays):
+        return attention(*arrays, is_causal=True, implementation="blockwise")
+
+    found = tf.function(attend, input_signature=signature, autograph=False)(*arrays)
+    expected = attention(*arrays, is_causal=True, implementation="dense")
+    np.testing.assert_allclose(backend.to_numpy(found), backend.to_numpy(expected), rtol=0, atol=1e-13)
+
+
+@pytest.mark.needs("fused softmax")
+def test_chunks_are_no_more_and_hold_no_more_than_is_good(backend, chunks, rng, monkeypatch):
+    def attend(rows):
+        chunks.clear()
+        results(backend, qkv(rng, rows=rows, columns=rows), "blockwise", is_causal=True)
+        return len(chunks[0])
+
+    assert attend(40) == 10
+    monkeypatch.setattr(_chunks, "MAX_CHUNKS", 3)
+    assert attend(40) == 3
+    monkeypatch.setattr(_chunks, "MAX_SCORE_BYTES", 8 * 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
+    assert attend(40) == 3
+    assert attend(41) == 0
+
+
+@pytest.mark.needs("fused softmax")
+def test_programs_for_xla_take_blocks(backend, chunks, rng):
+    results(backend, qkv(rng), "blockwise", mode="xla", is_causal=True)
+    assert not any(chunks)

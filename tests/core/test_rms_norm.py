@@ -1,0 +1,87 @@
+"""Normalization by the root of the mean square: the formula, its range, and its gradient."""
+
+import math
+
+import numpy as np
+import pytest
+
+from attention_core._functions.normalization import rms_norm
+
+
+def by_formula(scale, x, epsilon):
+    x = x.astype(np.longdouble)
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("float64", 1e-15), ("float32", 5e-7)])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+def test_formula(dtype, close, epsilon, put, get, rng):
+    scale, x = rng.standard_normal(7).astype(dtype), rng.standard_normal((2, 3, 5, 7)).astype(dtype)
+    result = get(rms_norm(put(scale), put(x), epsilon=epsilon))
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result, by_formula(scale, x, epsilon), rtol=close, atol=0)
+
+
+@pytest.mark.parametrize(("dtype", "exponents"), [("float32", (-10, 59, 61, 126)), ("float64", (-10, 499, 501, 1022))])
+def test_squares_may_overflow(dtype, exponents, put, get, rng):
+    """Where epsilon is negligible, a power of two as a factor changes no bit of the result."""
+    scale, x = rng.standard_normal(6).astype(dtype), rng.uniform(-1.9, 1.9, (3, 6)).astype(dtype)
+    expected = get(rms_norm(put(scale), put(x), epsilon=1e-35))
+    for exponent in exponents:
+        grown = np.ldexp(x, exponent)
+        np.testing.assert_array_equal(get(rms_norm(put(scale), put(grown), epsilon=1e-35)), expected)
+
+
+def test_nothing_gives_nothing(put, get):
+    np.testing.assert_array_equal(get(rms_norm(put(np.ones(4)), put(np.zeros((2, 4))))), 0.0)
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_types_of_16_bits_are_rounded_once(dtype, backend, rng):
+    xp = backend.namespace
+    scale, x = backend.from_numpy((rng.standard_normal(6), 300 * rng.standard_normal((3, 6))), dtype=dtype)
+    wide = rms_norm(xp.astype(scale, xp.float32), xp.astype(x, xp.float32))
+    np.testing.assert_array_equal(*backend.to_numpy((rms_norm(scale, x), xp.astype(wide, x.dtype))))
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("size", [1.0, 2.0**300, 2.0**600])
+def test_gradients_are_those_of_the_formula(size, backend, rng):
+    """With r the root and w the weights times scale: dx = (w - y mean(w y)) / r, where y = x / r."""
+    xp = backend.namespace
+    scale, x, weights = rng.standard_normal(6), size * rng.standard_normal((3, 6)), rng.standard_normal((3, 6))
+    given, factors = backend.from_numpy((scale, x)), backend.from_numpy(weights)
+    _, (of_scale, of_x) = backend.value_and_grad(lambda s, x: xp.sum(xp.multiply(rms_norm(s, x), factors)))(*given)
+    root = np.sqrt(np.mean((x.astype(np.longdouble)) ** 2, axis=-1, keepdims=True) + 1e-6)
+    unit = (x / root).astype(np.float64)
+    slope = weights * scale
+    expected = (slope - unit * np.mean(slope * unit, axis=-1, keepdims=True)) / root.astype(np.float64)
+    np.testing.assert_allclose(backend.to_numpy(of_x), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
+    np.testing.assert_allclose(backend.to_numpy(of_scale), np.sum(weights * unit, axis=0), rtol=0, atol=1e-14)
+
+
+@pytest.mark.needs("compilation")
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
+def test_compiled_gives_the_same(backend, rng):
+    arrays = backend.from_numpy((rng.standard_normal(6), rng.standard_normal((3, 6))))
+    expected = backend.to_numpy(rms_norm(*arrays))
+    for mode in backend.modes[1:]:
+        result = backend.to_numpy(backend.compile(rms_norm, mode=mode)(*arrays))
+        np.testing.assert_allclose(result, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "x", "epsilon", "error", "message"),
+    [
+        (np.ones(3), np.ones((2, 4)), 1e-6, ValueError, r"expected scale \(4,\) to match x; got \(3,\)"),
+        (np.ones(4, "float32"), np.ones((2, 4)), 1e-6, TypeError, "expected scale of dtype float64 to match x"),
+        (np.ones(4), np.ones((2, 4), int), 1e-6, TypeError, "expected x of dtype float16"),
+        (np.ones(4), np.ones((2, 4)), 0.0, ValueError, "expected epsilon as a positive finite number; got 0.0"),
+        (np.ones(4), np.ones((2, 4)), math.nan, ValueError, "expected epsilon as a positive finite number; got nan"),
+        (np.ones(0), np.ones((2, 0)), 1e-6, ValueError, r"expected x with at least one channel; got \(2, 0\)"),
+    ],
+)
+def test_wrong_arguments_are_named(scale, x, epsilon, error, message, put):
+    with pytest.raises(error, match=message):
+        rms_norm(put(scale), put(x), epsilon=epsilon)

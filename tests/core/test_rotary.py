@@ -1,0 +1,183 @@
+"""Rotary position embedding, against the formula in exact arithmetic."""
+
+import importlib
+
+import mpmath
+import numpy as np
+import pytest
+
+from attention_core import get_backend
+from attention_core._functions.rotary import rotary_embedding
+
+FAR = np.asarray(
+    [0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**24 + 1, 2**31 - 1, -(2**31)], dtype=np.int32
+)
+WIDTH = 16
+
+
+def tables(positions, base, width=WIDTH):
+    """Cosine and sine of all angles, from 60 digits; frequencies are those of float64."""
+    with mpmath.workdps(60):
+        angles = [[int(p) * mpmath.mpf(base ** (-2 * i / width)) for i in range(width // 2)] for p in positions]
+        return tuple(np.asarray([[float(f(a)) for a in row] for row in angles]) for f in (mpmath.cos, mpmath.sin))
+
+
+def by_formula(x, cos, sin):
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def in_units(error, x):
+    """An error in units of the last place of the length of its pair of channels, halves apart."""
+    half = x.shape[-1] // 2
+    length = np.hypot(*(part.astype(np.float64) for part in (x[..., :half], x[..., half:])))
+    unit = float(np.finfo(x.dtype).eps) * 2.0 ** np.floor(np.log2(length))
+    return error / np.concatenate([unit, unit], axis=-1)
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_positions_cost_no_accuracy(dtype, base, backend, rng):
+    x = rng.standard_normal((3, len(FAR), WIDTH)).astype(dtype)
+    result = backend.to_numpy(rotary_embedding(*backend.from_numpy((x, FAR)), base=base))
+    assert result.dtype == x.dtype
+    expected = by_formula(x.astype(np.longdouble), *tables(FAR, base))
+    assert np.max(np.abs(in_units((result - expected).astype(np.float64), x))) < 2.5
+
+
+@pytest.mark.needs("jax")
+def test_integers_of_32_bits_count_modulo_a_turn(rng):
+    """JAX has none of 64 bits unless told."""
+    jax = importlib.import_module("jax")
+    x = rng.standard_normal((3, len(FAR), WIDTH)).astype(np.float32)
+    with jax.enable_x64(False):
+        given = jax.numpy.asarray(x), jax.numpy.asarray(FAR)
+        results = [np.asarray(rotary_embedding(*given)), np.asarray(jax.jit(rotary_embedding)(*given))]
+    expected = by_formula(x.astype(np.float64), *tables(FAR, 10000.0))
+    for result in results:
+        assert np.max(np.abs(in_units(result - expected, x))) < 2.5
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_types_of_16_bits_are_rounded_once(dtype, backend, rng):
+    x, positions = backend.from_numpy(rng.standard_normal((2, 5, 8)), dtype=dtype), backend.from_numpy(FAR[:5])
+    xp = backend.namespace
+    expected = xp.astype(rotary_embedding(xp.astype(x, xp.float32), positions), x.dtype)
+    np.testing.assert_array_equal(*backend.to_numpy((rotary_embedding(x, positions), expected)))
+
+
+def test_position_zero_changes_nothing(put, get, rng):
+    x = rng.standard_normal((3, 5, 6))
+    for interleaved in (False, True):
+        result = rotary_embedding(put(x), put(np.asarray(0)), interleaved=interleaved)
+        np.testing.assert_array_equal(get(result), x)
+
+
+def test_scores_depend_on_the_distance_alone(put, get, rng, xp):
+    query, key = rng.standard_normal((2, 3, 1, 8))
+
+    def score(i, j):
+        rows = (rotary_embedding(put(x), put(np.asarray([at]))) for x, at in ((query, i), (key, j)))
+        return get(xp.sum(xp.multiply(*rows), axis=-1))
+
+    np.testing.assert_allclose(score(11, 4), score(10**9 + 11, 10**9 + 4), rtol=0, atol=1e-13)
+    assert np.abs(score(11, 4) - score(11, 5)).max() > 1e-3
+
+
+def test_interleaved_is_another_order_of_channels(put, get, rng):
+    x, positions = rng.standard_normal((2, 3, 5, 8)), put(FAR[1:6])
+    apart = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
+    expected = get(rotary_embedding(put(apart), positions))
+    result = get(rotary_embedding(put(x), positions, interleaved=True))
+    np.testing.assert_array_equal(np.concatenate([result[..., 0::2], result[..., 1::2]], axis=-1), expected)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_channels_beyond_the_width_are_kept(interleaved, put, get, rng):
+    x, positions = rng.standard_normal((3, 5, 9)), put(FAR[1:6])
+    result = get(rotary_embedding(put(x), positions, width=6, interleaved=interleaved))
+    np.testing.assert_array_equal(result[..., 6:], x[..., 6:])
+    expected = rotary_embedding(put(x[..., :6].copy()), positions, interleaved=interleaved)
+    np.testing.assert_array_equal(result[..., :6], get(expected))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int64", "uint8"])
+def test_positions_may_differ_between_samples_and_be_of_any_integer_type(dtype, put, get, rng):
+    x, positions = rng.standard_normal((2, 3, 5, 8)), rng.integers(0, 100, (2, 5)).astype(dtype)
+    result = get(rotary_embedding(put(x), put(positions)))
+    for sample in range(2):
+        expected = get(rotary_embedding(put(x[sample]), put(positions[sample].astype(np.int32))))
+        np.testing.assert_array_equal(result[sample], expected)
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_are_turned_back(backend, rng):
+    xp = backend.namespace
+    x, weights = rng.standard_normal((2, 2, 3, 5, 9))
+    given, factors, positions = backend.from_numpy((x, weights, FAR[1:6]))
+    for interleaved in (False, True):
+
+        def measure(x, options=(("width", 8), ("interleaved", interleaved))):
+            return xp.sum(xp.multiply(rotary_embedding(x, positions, **dict(options)), factors))
+
+        _, (gradient,) = backend.value_and_grad(measure)(given)
+        back = rotary_embedding(factors, xp.negative(positions), width=8, interleaved=interleaved)
+        np.testing.assert_allclose(*backend.to_numpy((gradient, back)), rtol=0, atol=1e-14)
+
+
+@pytest.mark.needs("compilation")
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_compiled_is_as_accurate(dtype, backend, rng):
+    x = rng.standard_normal((3, len(FAR), WIDTH)).astype(dtype)
+    expected = by_formula(x.astype(np.longdouble), *tables(FAR, 10000.0))
+    for mode in backend.modes[1:]:
+        result = backend.to_numpy(backend.compile(rotary_embedding, mode=mode)(*backend.from_numpy((x, FAR))))
+        assert np.max(np.abs(in_units((result - expected).astype(np.float64), x))) < 3
+
+
+@pytest.mark.needs("tensorflow")
+def test_open_dimensions_are_computed(rng):
+    tf = importlib.import_module("tensorflow")
+    x, positions = tf.constant(rng.standard_normal((2, 3, 5, 8))), tf.constant(rng.integers(0, 99, (2, 5)))
+    signature = [tf.TensorSpec([None, None, None, 8], tf.float64), tf.TensorSpec([None, None], tf.int64)]
+    for interleaved in (False, True):
+
+        def function(x, positions, interleaved=interleaved):
+            return rotary_embedding(x, positions, width=6, interleaved=interleaved)
+
+        result = tf.function(function, input_signature=signature, autograph=False)(x, positions)
+        np.testing.assert_allclose(result.numpy(), function(x, positions).numpy(), rtol=0, atol=1e-15)
+
+
+X, P = np.zeros((2, 3, 5, 8)), np.arange(5)
+
+
+@pytest.mark.parametrize(
+    ("x", "positions", "options", "error", "message"),
+    [
+        (X[0, 0], P, {}, ValueError, r"expected x \(..., H, L, D\); got \(5, 8\)"),
+        (X.astype(int), P, {}, TypeError, "expected x of dtype float16"),
+        (X, P / 2, {}, TypeError, "expected positions of an integer dtype; got float64"),
+        (X, P[:4], {}, ValueError, r"expected positions to broadcast to \(2, 5\); got \(4,\)"),
+        (X, np.zeros((3, 5), dtype=int), {}, ValueError, r"expected positions to broadcast to \(2, 5\); got \(3, 5\)"),
+        (X, P, {"width": 5}, ValueError, "expected an even width of at most 8 channels; got 5"),
+        (X, P, {"width": 10}, ValueError, "expected an even width of at most 8 channels; got 10"),
+        (X, P, {"width": 0}, ValueError, "expected width as a positive integer; got 0"),
+        (X[..., :7], P, {}, ValueError, "expected an even width of at most 7 channels; got 7"),
+        (X, P, {"base": 0.5}, ValueError, "expected base >= 1; got 0.5"),
+        (X, P, {"base": "a"}, TypeError, "expected base as a number; got str"),
+        (X, P, {"interleaved": 1}, TypeError, "expected interleaved as True or False; got int"),
+    ],
+)
+def test_wrong_arguments_are_named(x, positions, options, error, message, put):
+    with pytest.raises(error, match=message):
+        rotary_embedding(put(x), put(positions), **options)
+
+
+def test_libraries_are_not_mixed(rng):
+    strict = get_backend("array_api_strict")
+    with pytest.raises(TypeError, match="expected arrays of one library"):
+        rotary_embedding(X, strict.from_numpy(P))

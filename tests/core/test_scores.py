@@ -1,0 +1,272 @@
+"""Changes of scores by positions: published rates and buckets, any shape of positions, and gradients."""
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core import Causal, scaled_dot_product_attention
+from attention_core.scores import ScoreMod, alibi, relative_bias
+
+H, M, N = 6, 5, 7
+LENGTHS = np.asarray([2, 9], dtype=np.int32)
+
+
+def where(batch=2, heads=H, rows=M, columns=N):
+    """Positions of scores (batch, heads, rows, columns)."""
+    counted = (np.arange(size, dtype=np.int32) for size in (batch, heads, rows, columns))
+    return tuple(array.reshape(-1, *[1] * axes) for array, axes in zip(counted, (3, 2, 1, 0), strict=True))
+
+
+def normal(rng, dtype="float64"):
+    return rng.standard_normal((2, H, M, N)).astype(dtype)
+
+
+def added(mod, scores, at, put, get):
+    """What is added to scores of 0, after a check that the same is added to others, to the last rounding but one."""
+    result = get(mod(put(scores), *map(put, at)))
+    assert result.dtype == scores.dtype
+    assert result.shape == scores.shape
+    bias = get(mod(put(np.zeros_like(scores)), *map(put, at)))
+    np.testing.assert_allclose(result, scores + bias, rtol=0, atol=4 * np.finfo(scores.dtype).eps * np.abs(bias).max())
+    return bias
+
+
+# What the authors' code gives.
+RATES = {
+    1: [2**-8],
+    2: [2**-4, 2**-8],
+    8: [2.0**-n for n in range(1, 9)],
+    6: [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3],
+    12: [*(2.0**-n for n in range(1, 9)), *(2.0 ** -(n / 2) for n in (1, 3, 5, 7))],
+}
+
+
+@pytest.mark.parametrize("heads", RATES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_alibi_has_the_published_slopes(heads, dtype, put, get):
+    at = where(1, heads, 1, 2)
+    result = get(alibi(heads)(put(np.zeros((1, heads, 1, 2), dtype)), *map(put, at)))
+    np.testing.assert_array_equal(result[0, :, 0, 1], -np.asarray(RATES[heads], dtype))
+    np.testing.assert_array_equal(result[0, :, 0, 0], 0)
+
+
+def offsets(kind):
+    """An offset, as a number, an array of one, or of one for every entry; and its value for scores."""
+    return {"number": (3, 3), "array": (np.asarray(3), 3), "ragged": (LENGTHS, LENGTHS[:, None, None, None])}[kind]
+
+
+@pytest.mark.parametrize("kind", ["number", "array", "ragged"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_alibi_falls_with_the_distance(kind, dtype, put, get, rng):
+    argument, offset = offsets(kind)
+    mod = alibi(H, offset=argument if kind == "number" else put(argument))
+    _, _, query, key = at = where()
+    rates = np.asarray(RATES[H])[:, None, None]
+    bias = added(mod, normal(rng, dtype), at, put, get)
+    np.testing.assert_array_equal(bias, np.broadcast_to(-rates * np.abs(query + offset - key), bias.shape))
+
+
+@pytest.mark.parametrize("kind", ["number", "array", "ragged"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_relative_bias_is_the_number_of_the_bucket(bidirectional, kind, dtype, put, get, rng):
+    argument, offset = offsets(kind)
+    table = rng.standard_normal((8, H)).astype(dtype)
+    mod = relative_bias(
+        put(table),
+        bidirectional=bidirectional,
+        max_distance=7,
+        offset=argument if kind == "number" else put(argument),
+    )
+    _, head, query, key = at = where()
+    bias = added(mod, normal(rng, dtype), at, put, get)
+    bucket = BUCKETS[bidirectional][np.clip(key - query - offset, -9, 9) + 9]
+    np.testing.assert_array_equal(bias, np.broadcast_to(table[bucket, head], bias.shape))
+
+
+# Of distances -9 to 9, for 8 buckets and max_distance 7: in two directions 2 are exact, 2 + 2 log(r / 2) / log(3.5) after;
+# in one 4 are exact, 4 + 4 log(r / 4) / log(7 / 4) after.
+BUCKETS = {
+    True: np.asarray([3, 3, 3, 3, 3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7, 7, 7, 7, 7]),
+    False: np.asarray([7, 7, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", ["alibi", "relative_bias"])
+def test_blocks_agree_with_the_whole(name, put, get, rng):
+    """Positions of a block have other shapes: an entry alone, heads in groups, some queries and some keys."""
+    offset = put(LENGTHS)
+    table = put(rng.standard_normal((8, H)))
+    mod = alibi(H, offset=offset) if name == "alibi" else relative_bias(table, max_distance=7, offset=offset)
+    scores, (_, head, query, key) = normal(rng), where()
+    whole = get(mod(put(scores), *map(put, where())))
+    for entry in range(2):
+        block = np.ascontiguousarray(scores[entry, :, 1:3, 2:6]).reshape(3, 2, 2, 4)
+        at = np.asarray(entry, np.int32), head.reshape(3, 2, 1, 1), query[1:3], key[2:6]
+        result = get(mod(put(block), *map(put, at)))
+        np.testing.assert_array_equal(result.reshape(H, 2, 4), whole[entry, :, 1:3, 2:6])
+
+
+@pytest.mark.needs("bfloat16")
+def test_a_table_of_16_bits_is_widened(backend, rng):
+    table = backend.from_numpy(rng.standard_normal((8, H)), dtype="bfloat16")
+    at, scores = backend.from_numpy(where()), backend.from_numpy(normal(rng, "float32"))
+    wide = backend.namespace.astype(table, backend.namespace.float32)
+    results = [backend.to_numpy(relative_bias(each)(scores, *at)) for each in (table, wide)]
+    assert results[0].dtype == np.float32
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_flow_to_scores_and_table(backend, rng):
+    """The result is linear in both: the gradient of a number is the sum of the weights wherever it is added."""
+    xp, at, weights = backend.namespace, where(), normal(rng)
+    scores, factors, table = backend.from_numpy((normal(rng), weights, rng.standard_normal((8, H))))
+    positions = backend.from_numpy(at)
+
+    def measure(scores, table):
+        mod = relative_bias(table, max_distance=7)
+        return xp.sum(xp.multiply(alibi(H)(mod(scores, *positions), *positions), factors))
+
+    _, (of_scores, of_table) = backend.value_and_grad(measure)(scores, table)
+    np.testing.assert_array_equal(backend.to_numpy(of_scores), weights)
+    expected = np.zeros((8, H))
+    _, head, query, key = at
+    np.add.at(expected, (BUCKETS[True][key - query + 9], head), weights.sum(axis=0))
+    np.testing.assert_allclose(backend.to_numpy(of_table), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.needs("compilation")
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
+def test_compiled_gives_the_same(backend, rng):
+
+    def function(scores, table, offset, at):
+        scores = relative_bias(table, max_distance=7, offset=offset)(scores, *at)
+        return alibi(H, offset=offset)(scores, *at)
+
+    for offset in (LENGTHS, np.asarray(3)):
+        arrays = backend.from_numpy((normal(rng), rng.standard_normal((8, H)), offset, where()))
+        expected = backend.to_numpy(function(*arrays))
+        for mode in backend.modes[1:]:
+            result = backend.to_numpy(backend.compile(function, mode=mode)(*arrays))
+            np.testing.assert_allclose(result, expected, rtol=0, atol=1e-14)
+
+
+def test_a_score_mod_passes_its_arrays_on(put, get, xp, rng):
+    def function(scores, batch, head, query, key, first, second):
+        return xp.add(xp.multiply(scores, first), xp.multiply(xp.astype(key, scores.dtype), second))
+
+    scores, (*others, key) = normal(rng), where()
+    mod = ScoreMod(function, (put(np.asarray(2.0)), put(np.asarray(0.5))))
+    result = get(mod(put(scores), *map(put, (*others, key))))
+    np.testing.assert_allclose(result, 2 * scores + 0.5 * key, rtol=0, atol=1e-15)
+
+
+def test_equal_rules_are_known_as_equal():
+    """A compiler that keeps what it compiled by function finds it again."""
+    assert alibi(4).function == alibi(4).function
+    assert hash(alibi(4, offset=2).function) == hash(alibi(4, offset=2).function)
+    assert alibi(4).function != alibi(4, offset=2).function
+    table = np.zeros((8, 2))
+    assert relative_bias(table).function == relative_bias(table + 1).function
+    assert relative_bias(table).function != relative_bias(table, max_distance=9).function
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_attention_with_a_score_mod_is_attention_with_what_it_adds(implementation, put, get, rng):
+    query, key, value, table = map(
+        put, (normal(rng)[..., :4], *rng.standard_normal((2, 2, H, N, 4)), rng.standard_normal((8, H)))
+    )
+    for offset in (3, put(LENGTHS)):
+        for mod in (alibi(H, offset=offset), relative_bias(table, max_distance=7, offset=offset)):
+            bias = mod(put(np.zeros((2, H, M, N))), *map(put, where()))
+            results = [
+                scaled_dot_product_attention(
+                    query, key, value, mask=Causal(2), implementation=implementation, **options
+                )
+                for options in ({"score_mod": mod}, {"bias": bias})
+            ]
+            np.testing.assert_allclose(*map(get, results), rtol=0, atol=1e-14)
+
+
+@pytest.mark.needs("gradients")
+def test_the_table_has_the_same_gradient_in_blocks(backend, rng):
+    xp = backend.namespace
+    arrays = normal(rng)[..., :4], *rng.standard_normal((2, 2, H, N, 4)), rng.standard_normal((8, H)), LENGTHS
+    *inputs, table, offset = backend.from_numpy(arrays)
+
+    def gradient(implementation):
+        def measure(table):
+            mod = relative_bias(table, max_distance=7, offset=offset)
+            output = scaled_dot_product_attention(*inputs, score_mod=mod, implementation=implementation)
+            return xp.sum(xp.multiply(output, output))
+
+        _, (result,) = backend.value_and_grad(measure)(table)
+        return backend.to_numpy(result)
+
+    dense = gradient("dense")
+    assert np.abs(dense).max() > 1e-3
+    np.testing.assert_allclose(gradient("blockwise"), dense, rtol=0, atol=1e-14)
+
+
+TABLE = np.zeros((8, H))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda put: ScoreMod(3), TypeError, "expected function as a function; got int"),
+        (
+            lambda put: ScoreMod(len, [put(TABLE)]),
+            TypeError,
+            "expected the arrays of function as a tuple of arrays; got list",
+        ),
+        (lambda put: ScoreMod(len, (1.0,)), TypeError, r"expected the arrays of function .*; got \['float'\]"),
+        (lambda put: alibi(0), ValueError, "expected num_heads as a positive integer; got 0"),
+        (lambda put: alibi(2, offset=1.5), TypeError, "expected offset as an integer or an integer array; got float"),
+        (lambda put: alibi(2, offset=put(np.ones(2))), TypeError, "expected offset of an integer dtype; got float64"),
+        (lambda put: relative_bias(3), TypeError, r"expected table \(buckets, H\); got int"),
+        (lambda put: relative_bias(put(TABLE.astype(int))), TypeError, "expected table of dtype float16"),
+        (
+            lambda put: relative_bias(put(TABLE[0])),
+            ValueError,
+            r"expected table \(buckets, H\), both known; got \(6,\)",
+        ),
+        (lambda put: relative_bias(put(TABLE[:7])), ValueError, "expected a table with an even number of buckets"),
+        (lambda put: relative_bias(put(TABLE[:2])), ValueError, "expected a table with at least 4 buckets; got 2"),
+        (lambda put: relative_bias(put(TABLE), max_distance=2), ValueError, "expected max_distance > 2, .*; got 2"),
+        (lambda put: relative_bias(put(TABLE), bidirectional=1), TypeError, "expected bidirectional as True or False"),
+        (lambda put: relative_bias(put(TABLE), offset=True), TypeError, "expected offset as an integer"),
+    ],
+)
+def test_wrong_arguments_are_named(make, error, message, put):
+    with pytest.raises(error, match=message):
+        make(put)
+
+
+def test_other_heads_and_samples_are_named(put, rng):
+    at, scores = [put(array) for array in where()], put(normal(rng))
+    x = put(np.zeros((1, H, 2, 4)))
+    for mod in (alibi(H + 2), relative_bias(put(np.zeros((8, H + 2))))):
+        with pytest.raises(ValueError, match="expected a score_mod for 6 heads, those of query; got one for 8"):
+            ac.scaled_dot_product_attention(x, x, x, score_mod=mod)
+    with pytest.raises(ValueError, match="expected scores of 3 entries; got 2"):
+        alibi(H, offset=put(np.zeros(3, np.int32)))(scores, *at)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("mask", [None, Causal()])
+def test_arrays_that_take_the_place_of_scores_are_left_alone(implementation, mask, put, get, rng):
+    """Exponentials may be written over scores, but not over what belongs to the user."""
+    query, key, value = put([rng.standard_normal((1, H, length, 4)) for length in (M, N, N)])
+    table = rng.standard_normal((1, H, M, N))
+    held = put(table)
+    whole = ScoreMod(lambda scores, batch, head, row, column, held: held, (held,))
+    if implementation == "blockwise":  # of which one has all scores, with an axis for heads that share a key
+        whole = ScoreMod(lambda scores, batch, head, row, column, held: held[0, :, None, :, :], (held,))
+    found = [
+        get(scaled_dot_product_attention(query, key, value, mask=mask, score_mod=whole, implementation=implementation))
+        for _ in range(2)
+    ]
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(get(held), table)

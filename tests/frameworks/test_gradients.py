@@ -1,0 +1,426 @@
+"""Gradients of every public function: against finite differences, against formulas, and between the frameworks."""
+
+import importlib
+import math
+import os
+
+import numpy as np
+import pytest
+
+from attention_core import (
+    Causal,
+    Dropout,
+    KeyLengths,
+    SlidingWindow,
+    attention_scores,
+    available_backends,
+    embed_tokens,
+    encoder_layer,
+    feed_forward,
+    gelu,
+    get_backend,
+    layer_norm,
+    linear,
+    merge_heads,
+    multi_head_attention,
+    sagan_attention,
+    scaled_dot_product_attention,
+    spectral_norm,
+    split_heads,
+)
+from attention_core.parameters import (
+    Embeddings,
+    EncoderLayer,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    SaganAttention,
+)
+from attention_numpy.trees import map_arrays
+
+ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
+NUMPY = get_backend("numpy")
+RNG = np.random.default_rng(47)
+
+
+def normal(*dims):
+    return RNG.standard_normal(dims)
+
+
+def affine(inputs, outputs):
+    return Linear(normal(inputs, outputs), normal(outputs))
+
+
+C = 6
+QKV = normal(2, 4, 5, 3), normal(2, 2, 7, 3), normal(2, 2, 7, 4)
+MASK = RNG.random((2, 1, 5, 7)) > 0.4
+MASK[0, 0, 2], MASK[1, 0, 0] = False, False
+BIAS = normal(4, 5, 7)
+BIAS[1, 3], BIAS[:, :, 5] = -math.inf, -math.inf
+HEADS = MultiHeadAttention(affine(C, 12), affine(C, 6), affine(C, 10), affine(20, C))
+SELF = MultiHeadAttention(affine(C, C), affine(C, C), affine(C, C), affine(C, C))
+NORM = LayerNorm(normal(C), normal(C))
+MLP = FeedForward(affine(C, 10), affine(10, C))
+LAYER = EncoderLayer(SELF, NORM, MLP, LayerNorm(normal(C), normal(C)))
+TABLES = Embeddings(normal(13, C), normal(9, C), normal(2, C), NORM)
+# Scores of this layer are not scaled: with small kernels its finite differences are as good as those of the others.
+SAGAN = SaganAttention(
+    *(Linear(0.3 * normal(C, 3), normal(3)) for _ in range(2)), affine(C, 5), affine(5, C), np.asarray(0.7)
+)
+X, IDS, SEGMENTS = normal(2, 5, C), RNG.integers(0, 13, (2, 5)), RNG.integers(0, 2, (2, 5))
+
+
+def attend(**options):
+    """Output, weights and logsumexp under options that hold no arrays of floating point."""
+
+    def function(query, key, value):
+        return tuple(
+            scaled_dot_product_attention(query, key, value, **options, return_weights=True, return_logsumexp=True)
+        )
+
+    return function
+
+
+def finite_bias(query, key, value, bias):
+    return attend(bias=bias, softcap=2.0)(query, key, value)
+
+
+# Functions of floating-point trees; the arrays of integers in between are passed on as they are.
+CASES = {
+    "plain": (attend(), QKV),
+    "causal": (attend(is_causal=True), QKV),
+    "window": (attend(mask=SlidingWindow(1, 2)), QKV),
+    "softcap": (attend(softcap=1.5, scale=0.8), QKV),
+    "lengths": (attend(mask=KeyLengths(4)), QKV),
+    "dropout": (attend(dropout=Dropout(0.3, 5)), QKV),
+    "bias": (finite_bias, (*QKV, normal(4, 5, 7))),
+    "scale_and_softcap": (
+        lambda q, k, v, scale, cap: scaled_dot_product_attention(q, k, v, scale=scale, softcap=cap, is_causal=True),
+        (*QKV, np.asarray(0.7), np.asarray(1.5)),
+    ),
+    "scores": (lambda q, k, bias: attention_scores(q, k, bias=bias, softcap=2.0), (*QKV[:2], normal(4, 5, 7))),
+    "heads": (lambda x: merge_heads(split_heads(x, 2)), (X,)),
+    "linear": (linear, (SELF.query, X)),
+    "layer_norm": (layer_norm, (NORM, X)),
+    "gelu": (gelu, (3 * normal(4, 5),)),
+    "feed_forward": (feed_forward, (MLP, X)),
+    "multi_head_attention": (
+        lambda p, x: multi_head_attention(p, x, num_heads=4, num_key_value_heads=2, is_causal=True),
+        (HEADS, X),
+    ),
+    "cross_attention": (
+        lambda p, q, k, v: multi_head_attention(p, q, k, v, num_heads=4, num_key_value_heads=2),
+        (HEADS, X, normal(2, 3, C), normal(2, 3, C)),
+    ),
+    "encoder_layer": (lambda p, x: encoder_layer(p, x, num_heads=2, mask=KeyLengths(3)), (LAYER, X)),
+    "encoder_layer_norm_last": (lambda p, x: encoder_layer(p, x, num_heads=2, norm_first=False), (LAYER, X)),
+    "embed_tokens": (lambda p, ids, segments: embed_tokens(p, ids, segment_ids=segments), (TABLES, IDS, SEGMENTS)),
+    "sagan_attention": (
+        lambda p, x: tuple(sagan_attention(p, x, return_weights=True)[:2]),
+        (SAGAN, normal(2, 4, 6, C)),
+    ),
+    "sagan_attention_channels_first": (
+        lambda p, x: sagan_attention(p, x, pool=False, data_format="channels_first"),
+        (SAGAN, normal(C, 4, 3)),
+    ),
+    "spectral_norm": (lambda w, u: spectral_norm(w, u, iterations=2), (normal(3, 2, 4), normal(4))),
+}
+
+
+def leaves(tree):
+    found = []
+    map_arrays(found.append, tree)
+    return found
+
+
+def is_floating(array):
+    return array.dtype.kind == "f"
+
+
+def measured(backend, function, weights):
+    """A function to a number: all results, each element under a weight of its own.  -inf, which is constant, is left out."""
+    xp = backend.namespace
+
+    def measure(*arrays):
+        total = xp.asarray(0.0, dtype=xp.float64)
+        for result, weight in zip(leaves(function(*arrays)), weights, strict=True):
+            finite = xp.where(xp.isfinite(result), result, xp.zeros_like(result))
+            total = xp.add(total, xp.sum(xp.multiply(finite, backend.from_numpy(weight))))
+        return total
+
+    return measure
+
+
+def cotangents(function, arrays):
+    """Random weights for all elements of all results."""
+    rng = np.random.default_rng(53)
+    return [rng.standard_normal(result.shape) for result in leaves(function(*arrays))]
+
+
+def gradients(backend, function, arrays, weights):
+    """The gradients for the arrays of floating point, in order, in NumPy."""
+    measure = measured(backend, function, weights)
+    _, result = backend.value_and_grad(measure)(*backend.from_numpy(arrays))
+    given = leaves(arrays)
+    results = [leaf for leaf in leaves(backend.to_numpy(result)) if leaf.dtype == np.float64]
+    wanted = [array for array in given if is_floating(array)]
+    assert [leaf.shape for leaf in results] == [array.shape for array in wanted]
+    return results
+
+
+def shifted(arrays, direction, distance):
+    steps = iter(direction)
+    return map_arrays(lambda leaf: leaf + distance * next(steps) if is_floating(leaf) else leaf, tuple(arrays))
+
+
+def slope(function, arrays, weights, direction):
+    """The derivative along a direction, by central differences of two widths, whose leading errors cancel."""
+    measure = measured(NUMPY, function, weights)
+
+    def difference(width):
+        return (measure(*shifted(arrays, direction, width)) - measure(*shifted(arrays, direction, -width))) / (
+            2 * width
+        )
+
+    width = 2.0**-10
+    return (4 * difference(width / 2) - difference(width)) / 3
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_the_slopes_of_the_function(backend, name):
+    function, arrays = CASES[name]
+    weights = cotangents(function, arrays)
+    actual = gradients(backend, function, arrays, weights)
+    rng = np.random.default_rng(59)
+    for _ in range(3):
+        direction = [rng.standard_normal(array.shape) for array in actual]
+        along = sum(float(np.sum(gradient * step)) for gradient, step in zip(actual, direction, strict=True))
+        size = math.sqrt(sum(float(np.sum(gradient**2)) for gradient in actual))
+        assert along == pytest.approx(slope(function, arrays, weights, direction), abs=1e-8 * size)
+
+
+def differentiating():
+    """The backends at hand that differentiate."""
+    return [get_backend(name) for name in ASKED or available_backends() if get_backend(name).differentiates]
+
+
+@pytest.mark.needs(lambda: len(differentiating()) > 1)
+@pytest.mark.parametrize("name", CASES)
+def test_frameworks_agree_on_gradients(name):
+    function, arrays = CASES[name]
+    weights = cotangents(function, arrays)
+    first, *others = (gradients(backend, function, arrays, weights) for backend in differentiating())
+    largest = max(np.abs(gradient).max() for gradient in first)
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            np.testing.assert_allclose(one, two, rtol=0, atol=1e-12 * largest)
+
+
+# --- the gradients of attention in formulas ---
+
+
+def formulas(query, key, value, allowed, bias, softcap, weights):
+    """Gradients of attention for query, key, value and bias, for the weights of output, weights and logsumexp.
+
+    With p = exp(s - l): dv = pT do, dp = do vT + dw, ds = p (dp - sum(p dp)) + p dl; and s = c tanh(q kT / (sqrt(d) c)) + b.
+    """
+    d_output, d_weights, d_logsumexp = weights
+    times = query.shape[-3] // key.shape[-3]
+    wide_key, wide_value = (np.repeat(array, times, axis=-3) for array in (key, value))
+    raw = query @ wide_key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
+    slopes = 1 - np.tanh(raw / softcap) ** 2
+    scores = np.where(allowed, softcap * np.tanh(raw / softcap) + bias, -np.inf)
+    empty = ~np.any(np.isfinite(scores), axis=-1, keepdims=True)
+    top = np.where(empty, 0.0, scores.max(axis=-1, keepdims=True))
+    exponentials = np.exp(scores - top)
+    p = exponentials / np.where(empty, 1.0, exponentials.sum(axis=-1, keepdims=True))
+    dp = d_output @ wide_value.swapaxes(-1, -2) + d_weights
+    ds = p * (dp - np.sum(p * dp, axis=-1, keepdims=True)) + p * d_logsumexp[..., None]
+    d_raw = ds * slopes / math.sqrt(query.shape[-1])
+
+    def gathered(array):
+        """The sum over the query heads that share a key head."""
+        return np.sum(np.reshape(array, (*key.shape[:-2], times, *array.shape[-2:])), axis=-3)
+
+    d_key, d_value = gathered(d_raw.swapaxes(-1, -2) @ query), gathered(p.swapaxes(-1, -2) @ d_output)
+    return d_raw @ wide_key, d_key, d_value, np.sum(ds, axis=0)
+
+
+def masked_attention(backend, mask):
+    """Attention with a mask, a bias and a cap; all three results."""
+    given = backend.from_numpy(mask)
+
+    def function(query, key, value, bias):
+        return attend(mask=given, bias=bias, softcap=1.5)(query, key, value)
+
+    return function
+
+
+ARRAYS = (*QKV, BIAS)
+ALLOWED = MASK & np.isfinite(BIAS)  # (2, 4, 5, 7)
+EMPTY = ~np.any(ALLOWED, axis=-1)  # (2, 4, 5)
+COTANGENTS = cotangents(masked_attention(NUMPY, MASK), ARRAYS)
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_of_masked_attention_are_those_of_the_formulas(backend):
+    actual = gradients(backend, masked_attention(backend, MASK), ARRAYS, COTANGENTS)
+    finite_bias = np.where(np.isfinite(BIAS), BIAS, 0.0)
+    expected = formulas(*QKV, ALLOWED, finite_bias, 1.5, COTANGENTS)
+    for one, two in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-12 * np.abs(two).max())
+
+
+@pytest.mark.needs("gradients")
+def test_fully_masked_rows_have_gradients_exactly_zero(backend):
+    d_query, d_key, d_value, d_bias = gradients(backend, masked_attention(backend, MASK), ARRAYS, COTANGENTS)
+    assert EMPTY.any()
+    np.testing.assert_array_equal(d_query[EMPTY], 0.0)
+    np.testing.assert_array_equal(d_bias[~np.isfinite(BIAS)], 0.0)
+    unseen = ~np.any(np.reshape(ALLOWED, (2, 2, 2, 5, 7)), axis=(2, 3))  # (2, 2, 7): keys that no query attends
+    assert unseen.any()
+    np.testing.assert_array_equal(d_key[unseen], 0.0)
+    np.testing.assert_array_equal(d_value[unseen], 0.0)
+    assert np.any(d_query[~EMPTY])
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize(
+    "mask",
+    [np.zeros((5, 7), dtype=bool), KeyLengths(0), Causal(-5), SlidingWindow(0, 0, -9)],
+    ids=["array", "no_length", "causal", "window"],
+)
+def test_attention_to_nothing_at_all_has_gradients_exactly_zero(backend, mask):
+    """Also those of logsumexp, which is -inf there: the value of the sum is not finite, and its gradient is."""
+    given = backend.from_numpy(mask) if isinstance(mask, np.ndarray) else mask
+
+    def total(query, key, value, bias):
+        output, weights, logsumexp = attend(mask=given, bias=bias)(query, key, value)
+        return backend.namespace.sum(output) + backend.namespace.sum(weights) + backend.namespace.sum(logsumexp)
+
+    value, result = backend.value_and_grad(total)(*backend.from_numpy((*QKV, normal(4, 5, 7))))
+    assert backend.to_numpy(value) == -math.inf
+    for gradient in backend.to_numpy(result):
+        np.testing.assert_array_equal(gradient, 0.0)
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf])
+def test_masked_nonfinite_values_reach_no_gradient(backend, nonfinite):
+    """A masked key or value, a fully masked row, and a bias at a masked place may hold anything."""
+    function = masked_attention(backend, MASK)
+    clean = gradients(backend, function, ARRAYS, COTANGENTS)
+    query, key, value, bias = (array.copy() for array in ARRAYS)
+    unseen = ~np.any(np.reshape(ALLOWED, (2, 2, 2, 5, 7)), axis=(2, 3))
+    query[EMPTY], key[unseen], value[unseen] = nonfinite, nonfinite, nonfinite
+    nowhere = ~np.any(MASK, axis=(0, 1))  # (5, 7): masked in every sample
+    assert nowhere.any()
+    bias[:, nowhere] = nonfinite
+    dirty = gradients(backend, function, (query, key, value, bias), COTANGENTS)
+    for one, two in zip(dirty, clean, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.needs("gradients")
+def test_nonfinite_values_beyond_the_lengths_reach_no_gradient(backend):
+    lengths = backend.from_numpy(np.asarray([3, 5]))
+    function = attend(mask=KeyLengths(lengths))
+    weights = cotangents(attend(), QKV)
+    clean = gradients(backend, function, QKV, weights)
+    query, key, value = (array.copy() for array in QKV)
+    for sample, length in enumerate((3, 5)):
+        key[sample, :, length:], value[sample, :, length:] = math.nan, math.inf
+    dirty = gradients(backend, function, (query, key, value), weights)
+    for one, two in zip(dirty, clean, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.needs("gradients")
+def test_a_large_score_does_not_spoil_a_gradient(backend):
+    """Scores of ±10⁴: the weights are 0 and 1, and gradients are finite."""
+    query, key, value = QKV
+    arrays = (1e2 * query, 1e2 * key, value)
+    for gradient in gradients(backend, attend(is_causal=True), arrays, cotangents(attend(), arrays)):
+        assert np.all(np.isfinite(gradient))
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_gradients_have_the_dtype_of_their_argument(backend, dtype):
+    arrays = backend.from_numpy((*QKV, affine(16, 2)), dtype=dtype)
+    xp = backend.namespace
+
+    def measure(query, key, value, projection):
+        output = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return xp.sum(xp.astype(linear(projection, merge_heads(output)), xp.float32))
+
+    _, result = backend.value_and_grad(measure)(*arrays)
+    assert {leaf.dtype.name for leaf in leaves(backend.to_numpy(result))} == {dtype}
+
+
+# --- the frameworks' own checks ---
+
+
+SMALL = (normal(2, 3, 2), normal(1, 4, 2), normal(1, 4, 2), normal(2, 3, 4))
+SMALL_MASK = np.asarray([[True, False, True, True], [False, False, False, False], [True, True, True, False]])
+
+
+def small_attention(backend):
+    given = backend.from_numpy(SMALL_MASK)
+    return lambda q, k, v, bias: attend(mask=given, bias=bias, softcap=2.0)(q, k, v)[:2]
+
+
+@pytest.mark.needs("torch")
+def test_torch_gradcheck_of_first_and_second_derivatives():
+    torch = importlib.import_module("torch")
+    backend = get_backend("torch")
+    arrays = tuple(array.requires_grad_() for array in backend.from_numpy(SMALL))
+    assert torch.autograd.gradcheck(small_attention(backend), arrays, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(small_attention(backend), arrays)
+
+
+@pytest.mark.needs("torch")
+def test_torch_backward_fills_the_gradients_of_parameters():
+    torch = importlib.import_module("torch")
+    backend = get_backend("torch")
+    layer = map_arrays(lambda array: array.requires_grad_(), backend.from_numpy(LAYER))
+    x = backend.from_numpy(X)
+    torch.sum(encoder_layer(layer, x, num_heads=2) ** 2).backward()
+    expected = gradients(backend, lambda p: encoder_layer(p, x, num_heads=2), (LAYER,), [_twice(layer, x)])
+    for leaf, wanted in zip(leaves(layer), expected, strict=True):
+        np.testing.assert_allclose(leaf.grad.numpy(), wanted, rtol=0, atol=1e-12 * np.abs(expected[0]).max())
+
+
+def _twice(layer, x):
+    return 2 * encoder_layer(layer, x, num_heads=2).detach().numpy()
+
+
+@pytest.mark.needs("jax")
+def test_jax_check_grads_of_first_and_second_derivatives():
+    jax = importlib.import_module("jax")
+    test_util = importlib.import_module("jax.test_util")
+    backend = get_backend("jax")
+
+    def function(*arrays):  # the check hands over NumPy arrays, too
+        return small_attention(backend)(*map(jax.numpy.asarray, arrays))
+
+    test_util.check_grads(function, backend.from_numpy(SMALL), order=2, eps=1e-4, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.needs("tensorflow")
+def test_tensorflow_gradients_of_gradients():
+    tf = importlib.import_module("tensorflow")
+    backend = get_backend("tensorflow")
+    query, *others = backend.from_numpy(SMALL)
+
+    def first(query):
+        with tf.GradientTape() as tape:
+            tape.watch(query)
+            output, weights = small_attention(backend)(query, *others)
+            total = tf.reduce_sum(output**2) + tf.reduce_sum(weights**3)
+        return tape.gradient(total, query)
+
+    analytic, numeric = tf.test.compute_gradient(first, [query], delta=1e-4)
+    np.testing.assert_allclose(analytic[0], numeric[0], rtol=0, atol=1e-6)

@@ -1,0 +1,125 @@
+"""Plants faults in the core, one at a time, and fails unless the tests catch every one of them.
+
+A suite that cannot fail proves nothing. ``faults.toml`` lists faults: lines that somebody could get wrong. Each is
+planted in a copy of the core, and the tests that ran clean on the unchanged copy must then fail. Run by
+``nox -s mutants``; words after ``--`` choose the faults whose description contains one of them.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "attention_core"
+TESTS = ROOT / "tests/core"
+# The tests that ought to catch a fault in a file or a room, where they have another name than it.
+MIRRORS = {
+    "_arithmetic": "reproducible",
+    "_arithmetic/angles": "rotary",
+    "_arithmetic/fast": "functions",
+    "_attention/blocks": "blockwise",
+    "_attention/blocks/scores": "blockwise",
+    "_attention/reproducible/pieces": "reproducible_pieces",
+    "_functions/multi_head": "encoder",
+}
+WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+LIMIT_S = 300
+
+
+class Fault(NamedTuple):
+    """One line changed: ``old`` stands exactly once in the file."""
+
+    breaks: str
+    file: str
+    old: str
+    new: str
+
+
+FAULTS = [Fault(**fault) for fault in tomllib.loads(Path(__file__).with_name("faults.toml").read_text())["fault"]]
+
+
+def main(words: list[str]) -> int:
+    """Plant the faults whose description contains one of the words, or all; return 0 if all are caught."""
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.breaks for word in words)]
+    misplaced = [fault for fault in chosen if (CORE / fault.file).read_text().count(fault.old) != 1]
+    for fault in misplaced:
+        print(f"misplaced  {fault.breaks}: the old text must stand exactly once in {fault.file}: {fault.old!r}")
+    if misplaced or not chosen:
+        return 1
+    clean = verdict(None)
+    print(clean.text, flush=True)
+    if clean.failed:
+        return 1
+    with ThreadPoolExecutor(WORKERS) as pool:
+        verdicts = list(pool.map(reported, chosen))
+    survived = [fault.breaks for fault, found in zip(chosen, verdicts, strict=True) if not found.failed]
+    print(f"{len(chosen) - len(survived)} faults caught, {len(survived)} survived")
+    return 1 if survived else 0
+
+
+class Verdict(NamedTuple):
+    """Whether the tests failed, and the line that says so."""
+
+    failed: bool
+    text: str
+
+
+def reported(fault: Fault) -> Verdict:
+    """Test one fault, and print what came of it."""
+    found = verdict(fault)
+    print(f"{'caught    ' if found.failed else 'SURVIVED  '} {fault.file:16} {fault.breaks}: {found.text}", flush=True)
+    return found
+
+
+def verdict(fault: Fault | None) -> Verdict:
+    """Test a copy of the core with one fault, or none."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(CORE, Path(folder) / "attention_core", ignore=shutil.ignore_patterns("__pycache__"))
+        if fault is not None:
+            path = Path(folder) / "attention_core" / fault.file
+            path.write_text(path.read_text().replace(fault.old, fault.new))
+        mirror, others = tests_of(fault)
+        done = run_tests(folder, mirror or others, *(("-n", str(WORKERS)) if fault is None else ()))
+        if mirror and done.returncode == 0:  # to collect the tests of all files takes longer than to run those of one
+            done = run_tests(folder, others)
+    failures = re.findall(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
+    if done.returncode != 0 and not failures:  # the tests could not be run, which shows nothing
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    summary = failures[0] if failures else done.stdout.strip().splitlines()[-1].strip("= ")
+    return Verdict(bool(failures), f"{summary} ({time.perf_counter() - start:.1f} s)")
+
+
+def tests_of(fault: Fault | None) -> tuple[list[Path], list[Path]]:
+    """The file of the tests that ought to catch a fault, if there is one, and all others."""
+    files = sorted(TESTS.glob("test_*.py"))
+    path = PurePath("" if fault is None else fault.file.removesuffix(".py"))
+    rooms = [MIRRORS.get(str(room), room.name.removeprefix("_")) for room in path.parents]
+    named = (TESTS / f"test_{name}.py" for name in (MIRRORS.get(str(path), path.name), *rooms))
+    mirror = next((test for test in named if test in files), None)
+    return [test for test in files if test == mirror], [test for test in files if test != mirror]
+
+
+def run_tests(folder: str, files: list[Path], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run tests against the copy of the core in a folder."""
+    # -P keeps the checkout off the path, where PYTHONPATH puts the copy first.
+    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, *map(str, files)]
+    path = os.pathsep.join([folder, str(ROOT / "backends")])
+    environment = {**os.environ, "PYTHONPATH": path, "ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"}
+    script = "import attention_core, sys; sys.exit(not attention_core.__file__.startswith(sys.argv[1]))"
+    subprocess.run([sys.executable, "-P", "-c", script, folder], env=environment, check=True)
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""Every block of Python in the README and the documentation runs, and prints what the page says it prints.
+
+A block of ``text`` right after a block of ``python`` is what that prints. The blocks of one section, from one heading of the
+second level to the next, run one after the other; a section that imports a framework runs where that is asked for.
+"""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = ("torch", "jax", "tensorflow")
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<printed>.*?)^```$)?", re.DOTALL | re.MULTILINE)
+
+# Frameworks announce what they deprecate in one another when they are first imported.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+class Section(NamedTuple):
+    """A section of a page, with the line on which it starts."""
+
+    page: Path
+    line: int
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}: {self.title}"
+
+
+def sections(page: Path) -> list[Section]:
+    found, line = [], 1
+    for text in re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        found.append(Section(page, line, text.strip().partition("\n")[0].strip("# "), text))
+        line += text.count("\n")
+    return found
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SECTIONS = [section for page in PAGES for section in sections(page) if BLOCK.search(section.text)]
+
+
+def imported(section):
+    """The frameworks that a section imports."""
+    libraries = {name: (name, f"attention_{name}") for name in FRAMEWORKS} | {"keras": ("keras",)}
+    return {
+        "tensorflow" if framework == "keras" else framework
+        for framework, names in libraries.items()
+        if re.search(rf"^(import|from) ({'|'.join(names)})\b", section.text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize(
+    "section", [pytest.param(each, id=str(each), marks=pytest.mark.needs(*imported(each))) for each in SECTIONS]
+)
+def test_page_prints_what_it_says(section, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for block in BLOCK.finditer(section.text):
+        printed = io.StringIO()
+        line = section.line + section.text[: block.start()].count("\n")
+        # As many empty lines before the code as the page has, so that a traceback names the line on the page.
+        code = compile("\n" * line + block["code"], str(section.page), "exec")
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        if block["printed"] is not None:
+            assert printed.getvalue().strip() == block["printed"].strip()
+
+
+def test_there_are_examples_for_every_framework():
+    for framework in ("numpy", *FRAMEWORKS):
+        assert any(f"import {framework}" in section.text for section in SECTIONS), framework
+
+
+def test_continuous_integration_runs_the_test_command_of_the_readme():
+    last = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()[-1]
+    assert f"\n{last}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_has_more_than_thirty_words(page):
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`", "X", re.sub(r"<[^>]*>|\]\([^)]*\)", "", text), flags=re.DOTALL)
+    # An item of a list is a sentence, as is a paragraph; rows of tables and headings are none.
+    prose = re.sub(r"^\s*([|#].*)?$|^\s*([*-]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
+    for sentence in re.split(r"\n\s*\n|(?<=[.!?])\W*\s(?=\W*[A-Z0-9])", prose):
+        assert len(re.findall(r"\S*\w\S*", sentence)) <= 30, sentence
+
+
+def test_readme_shows_code_before_line_15_and_no_wide_table():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert "```python" in lines[:15]
+    assert max(line.count("|") - 1 for line in lines if line.startswith("|")) <= 5
+
+
+def test_reference_has_every_public_name():
+    import attention_core
+    from attention_core import initializers, layers, layouts, parameters
+    from attention_numpy import files
+
+    reference = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
+    for module in (attention_core, initializers, layers, layouts, parameters, files):
+        for name in module.__all__:
+            assert f"{module.__name__}.{name}\n" in reference, f"{module.__name__}.{name} is missing"

@@ -1,0 +1,405 @@
+"""The core knows no library: it runs on ones that it never heard of, lazily, strictly, and exported.
+
+``ATTENTION_CORE_PEERS=1`` makes dask, ndonnx and onnxruntime required; without it, their absence skips their tests.
+"""
+
+import ast
+import importlib
+import inspect
+import pathlib
+import subprocess
+import sys
+
+import array_api_strict
+import numpy as np
+import pytest
+
+import attention_core
+from attention_core import (
+    Causal,
+    Dropout,
+    KeyLengths,
+    Segments,
+    SlidingWindow,
+    attention_scores,
+    embed_tokens,
+    encoder_layer,
+    feed_forward,
+    gelu,
+    get_backend,
+    initializers,
+    layer_norm,
+    linear,
+    mask_from_lengths,
+    merge_heads,
+    multi_head_attention,
+    sagan_attention,
+    scaled_dot_product_attention,
+    spectral_norm,
+    split_heads,
+)
+from attention_core.parameters import (
+    Embeddings,
+    EncoderLayer,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    SaganAttention,
+)
+from attention_numpy.trees import map_arrays
+
+CORE = pathlib.Path(attention_core.__file__).parent
+PUBLIC = ("masks", "parameters", "random", "initializers", "backend", "layers", "layouts")
+# float64 results of other orders of summation, relative to the largest element.
+CLOSE = 1e-14
+
+
+RNG = np.random.default_rng(41)
+
+
+def normal(*dims):
+    return RNG.standard_normal(dims)
+
+
+def affine(inputs, outputs):
+    return Linear(normal(inputs, outputs), normal(outputs))
+
+
+C = 8
+QKV = normal(2, 6, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 3)
+MASK, BIAS = RNG.random((2, 1, 5, 7)) > 0.4, normal(6, 5, 7)
+HEADS = MultiHeadAttention(affine(C, 12), affine(C, 6), affine(C, 10), affine(20, C))
+SELF = MultiHeadAttention(affine(C, C), affine(C, C), affine(C, C), affine(C, C))
+NORM = LayerNorm(normal(C), normal(C))
+MLP = FeedForward(affine(C, 10), affine(10, C))
+LAYER = EncoderLayer(SELF, NORM, MLP, LayerNorm(normal(C), normal(C)))
+TABLES = Embeddings(normal(13, C), normal(9, C), normal(2, C), NORM)
+SAGAN = SaganAttention(affine(C, 3), affine(C, 3), affine(C, 5), affine(5, C), np.asarray(0.7))
+X, IDS = normal(2, 5, C), RNG.integers(0, 13, (2, 5))
+LENGTHS, SEGMENTS = np.asarray([3, 0]), (RNG.integers(0, 2, (2, 5)), RNG.integers(0, 2, (2, 7)))
+
+# Of attention: options, as a function of the arrays that come after query, key and value.
+OPTIONS = {
+    "plain": (dict, ()),
+    "mask": (lambda mask: {"mask": mask}, (MASK,)),
+    "bias": (lambda bias: {"bias": bias}, (BIAS,)),
+    "causal": (lambda: {"is_causal": True}, ()),
+    "causal_and_mask": (lambda mask: {"mask": mask, "is_causal": True}, (MASK,)),
+    "causal_offsets": (lambda offset: {"mask": Causal(offset)}, (np.asarray([2, -3]),)),
+    "length": (lambda: {"mask": KeyLengths(4)}, ()),
+    "lengths": (lambda lengths: {"mask": KeyLengths(lengths)}, (LENGTHS,)),
+    "window": (lambda: {"mask": SlidingWindow(1, 2) & ~Causal(-1)}, ()),
+    "segments": (lambda query, key: {"mask": Segments(query, key)}, SEGMENTS),
+    "softcap": (lambda: {"softcap": 2.0}, ()),
+    "dropout": (lambda: {"dropout": Dropout(0.3, 5)}, ()),
+}
+
+
+def attention_case(name):
+    options, arrays = OPTIONS[name]
+
+    def attend(query, key, value, *more):
+        return tuple(
+            scaled_dot_product_attention(
+                query, key, value, **options(*more), return_weights=True, return_logsumexp=True
+            )
+        )
+
+    return attend, (*QKV, *arrays)
+
+
+CASES = {name: attention_case(name) for name in OPTIONS} | {
+    "scores": (lambda q, k: attention_scores(q, k, softcap=3.0, mask=Causal(1)), QKV[:2]),
+    "heads": (lambda x: merge_heads(split_heads(x, 2)), (X,)),
+    "linear": (linear, (SELF.query, X)),
+    "layer_norm": (layer_norm, (NORM, X)),
+    "gelu": (gelu, (normal(3, 5),)),
+    "feed_forward": (feed_forward, (MLP, X)),
+    "multi_head_attention": (
+        lambda p, x: multi_head_attention(p, x, num_heads=4, num_key_value_heads=2, is_causal=True),
+        (HEADS, X),
+    ),
+    "encoder_layer": (lambda p, x: encoder_layer(p, x, num_heads=2, mask=KeyLengths(3)), (LAYER, X)),
+    "encoder_layer_norm_last": (
+        lambda p, x: encoder_layer(p, x, num_heads=2, norm_first=False),
+        (LAYER, X),
+    ),
+    "encoder_layer_dropout": (lambda p, x: encoder_layer(p, x, num_heads=2, dropout=Dropout(0.2, 4)), (LAYER, X)),
+    "embed_tokens": (embed_tokens, (TABLES, IDS)),
+    "sagan_attention": (sagan_attention, (SAGAN, normal(2, 4, 6, C))),
+    "sagan_attention_channels_first": (
+        lambda p, x: sagan_attention(p, x, data_format="channels_first"),
+        (SAGAN, normal(2, C, 4, 6)),
+    ),
+    "spectral_norm": (spectral_norm, (normal(3, 2, 4), normal(4))),
+    "mask_from_lengths": (lambda lengths: mask_from_lengths(lengths, 7), (LENGTHS,)),
+}
+
+
+def leaves(tree):
+    """The arrays of a tree in order."""
+    found = []
+    map_arrays(found.append, tree)
+    return found
+
+
+def assert_same(actual, expected):
+    """Equal in dtype and, but for the order of summation, in values."""
+    actual, expected = leaves(actual), leaves(expected)
+    assert len(actual) == len(expected) > 0
+    for result, wanted in zip(actual, expected, strict=True):
+        assert result.dtype == wanted.dtype
+        finite = np.abs(wanted[np.isfinite(wanted)])
+        largest = finite.max() if finite.size else 0.0
+        np.testing.assert_allclose(result, wanted, rtol=0, atol=CLOSE * largest)
+
+
+# --- lazy: dask ---
+
+
+def chunked(arrays, chunks):
+    """Arrays in chunks: whole, of two along every axis, or of two along every axis of the last argument alone."""
+    array = importlib.import_module("dask.array")
+    *parameters, last = arrays
+    outer, inner = {"whole": (-1, -1), "inputs": (-1, 2), "all": (2, 2)}[chunks]
+    return (
+        *map_arrays(lambda leaf: array.from_array(leaf, chunks=outer), tuple(parameters)),
+        map_arrays(lambda leaf: array.from_array(leaf, chunks=inner), last),
+    )
+
+
+def refuse_to_compute(*arguments, **options):
+    raise AssertionError("a lazy array was computed")
+
+
+@pytest.mark.needs("dask")
+@pytest.mark.parametrize("chunks", ["whole", "inputs", "all"])
+@pytest.mark.parametrize("name", CASES)
+def test_dask_arrays_stay_lazy(name, chunks):
+    dask = importlib.import_module("dask")
+    function, arrays = CASES[name]
+    with dask.config.set(scheduler=refuse_to_compute):
+        lazy = function(*chunked(arrays, chunks))
+    computed = map_arrays(lambda array: array.compute(scheduler="synchronous"), lazy)
+    assert_same(computed, function(*arrays))
+
+
+@pytest.mark.needs("dask")
+def test_dask_batches_in_chunks_of_several_sizes():
+    dask, array = importlib.import_module("dask"), importlib.import_module("dask.array")
+    query, key, value = (normal(5, 4, 6, 3) for _ in range(3))
+    chunks = ((1, 3, 1), (4,), (2, 4), (3,))
+    with dask.config.set(scheduler=refuse_to_compute):
+        lazy = scaled_dot_product_attention(
+            *(array.from_array(each, chunks=chunks) for each in (query, key, value)), is_causal=True
+        )
+    assert_same(lazy.compute(scheduler="synchronous"), scaled_dot_product_attention(query, key, value, is_causal=True))
+
+
+def selected(dims, axis):
+    """A dask array whose length along one axis nobody knows."""
+    array = importlib.import_module("dask.array")
+    keep = array.from_array(np.arange(dims[axis]) != 1)
+    return array.compress(keep, array.from_array(normal(*dims)), axis=axis)
+
+
+UNKNOWN = {
+    "batch": (scaled_dot_product_attention, 0),
+    "length": (scaled_dot_product_attention, 2),
+    "causal": (lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), 2),
+    "split_heads": (lambda q, k, v: split_heads(q, 2), 2),
+    "merge_heads": (lambda q, k, v: merge_heads(q), 0),
+}
+
+
+@pytest.mark.needs("dask")
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_dask_dimensions_that_cannot_be_known_are_an_error(name):
+    function, axis = UNKNOWN[name]
+    arrays = [selected((3, 2, 5, 4), axis)] * 3
+    with pytest.raises(ValueError, match=r"expected known dimensions; got .*nan.*: call compute_chunk_sizes\(\) first"):
+        function(*arrays)
+
+
+# --- exported: ndonnx ---
+
+
+def exported(function, arrays, dims=None):
+    """Trace a function of trees, and run the exported graph in onnxruntime.
+
+    ``dims`` gives shapes for the leaves in order, with names for the dimensions that are left open.
+    """
+    ndonnx, runtime = importlib.import_module("ndonnx"), importlib.import_module("onnxruntime")
+    values = leaves(arrays)
+    shapes = [array.shape for array in values] if dims is None else dims
+    traced = {
+        f"x{place}": ndonnx.argument(shape=shape, dtype=getattr(ndonnx, str(array.dtype)))
+        for place, (array, shape) in enumerate(zip(values, shapes, strict=True))
+    }
+    arguments = iter(traced.values())
+    result = function(*map_arrays(lambda leaf: next(arguments), tuple(arrays)))
+    results = {f"y{place}": leaf for place, leaf in enumerate(leaves(result))}
+    model = ndonnx.build(traced, results).SerializeToString()
+    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    used = {each.name for each in session.get_inputs()}
+    inputs = {name: array for name, array in zip(traced, values, strict=True) if name in used}
+    return dict(zip(results, session.run(None, inputs), strict=True)).values()
+
+
+# ndonnx takes only by int64, where the standard allows every integer type. With dropout a layer has thousands of nodes, for
+# which dropout of the weights alone stands here.
+NOT_EXPORTED = {"segments", "embed_tokens", "encoder_layer_dropout"}
+
+
+@pytest.mark.needs("ndonnx")
+@pytest.mark.parametrize("name", sorted(set(CASES) - NOT_EXPORTED))
+def test_ndonnx_export_runs_in_onnxruntime(name):
+    function, arrays = CASES[name]
+    assert_same(tuple(exported(function, arrays)), function(*arrays))
+
+
+@pytest.mark.needs("ndonnx")
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("plain", []),
+        ("causal", []),
+        ("length", []),
+        ("window", []),
+        ("softcap", []),
+        ("bias", [(6, "M", "N")]),
+        ("mask", [("B", 1, "M", "N")]),
+        ("causal_and_mask", [("B", 1, "M", "N")]),
+        ("lengths", [("B",)]),
+        ("causal_offsets", [("B",)]),
+    ],
+)
+def test_ndonnx_export_with_open_batch_and_lengths(name, more):
+    function, arrays = CASES[name]
+    dims = [("B", 6, "M", 4), ("B", 3, "N", 4), ("B", 3, "N", 3), *more]
+    assert_same(tuple(exported(function, arrays, dims)), function(*arrays))
+
+
+@pytest.mark.needs("ndonnx")
+def test_ndonnx_export_of_float32():
+    arrays = tuple(array.astype(np.float32) for array in QKV)
+    (actual,) = exported(scaled_dot_product_attention, arrays)
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, scaled_dot_product_attention(*arrays), rtol=0, atol=1e-6)
+
+
+# --- strict: the standard and nothing more ---
+
+
+@pytest.fixture
+def strict():
+    """The standard without what it leaves optional: no boolean indexing, no shapes out of data, no extensions."""
+    with array_api_strict.ArrayAPIStrictFlags(
+        boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=()
+    ):
+        yield get_backend("array_api_strict")
+
+
+@pytest.mark.parametrize("device", ["CPU_DEVICE", "device1"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_bare_standard_is_enough_on_every_device(name, device, strict):
+    function, arrays = CASES[name]
+    result = function(*strict.from_numpy(arrays, device=device))
+    assert all(device in str(leaf.device) for leaf in leaves(result))
+    assert_same(strict.to_numpy(result), function(*arrays))
+
+
+@pytest.mark.parametrize("name", ["uniform", "normal", "truncated_normal", "glorot_uniform", "lecun_normal"])
+def test_initial_parameters_are_made_on_the_device_asked_for(name, strict):
+    (device,) = (each for each in array_api_strict.__array_namespace_info__().devices() if "device1" in str(each))
+    made = getattr(initializers, name)(3, (4, 5), xp=strict.namespace, device=device)
+    assert made.device == device
+    np.testing.assert_array_equal(
+        strict.to_numpy(made), getattr(initializers, name)(3, (4, 5), xp=get_backend("numpy").namespace)
+    )
+
+
+# --- what is imported ---
+
+
+@pytest.mark.needs("dask", "ndonnx")
+def test_importing_the_core_imports_no_library():
+    libraries = {
+        "numpy",
+        "torch",
+        "jax",
+        "jaxlib",
+        "tensorflow",
+        "keras",
+        "dask",
+        "ndonnx",
+        "cupy",
+        "ml_dtypes",
+        "scipy",
+    }
+    program = (
+        "import sys; before = set(sys.modules); import attention_core; "
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = set(run.stdout.split())
+    assert {"attention_core", "array_api_compat"} <= imported
+    assert not imported & libraries
+    assert not {name for name in imported if name.startswith("attention_")} - {"attention_core"}
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} imports relatively"
+            yield node.module
+
+
+@pytest.mark.parametrize("path", sorted(CORE.glob("**/*.py")), ids=lambda path: path.name)
+def test_a_core_file_imports_the_standard_library_and_array_api_compat_alone(path):
+    roots = {name.partition(".")[0] for name in imports_of(path)}
+    assert roots <= set(sys.stdlib_module_names) | {"array_api_compat", "attention_core"}
+    # Of array-api-compat the root alone, which imports no library; what wraps one would import it.
+    assert not any(name.startswith("array_api_compat.") for name in imports_of(path))
+
+
+# --- what is public ---
+
+
+def modules():
+    return [attention_core, *(importlib.import_module(f"attention_core.{name}") for name in PUBLIC)]
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+def test_public_names_are_sorted_documented_and_there(module):
+    # constants, then classes, then functions, as the linter sorts them
+    assert list(module.__all__) == sorted(
+        set(module.__all__), key=lambda name: (not name.isupper(), not name[0].isupper(), name)
+    )
+    for name in module.__all__:
+        assert inspect.getdoc(getattr(module, name)), name
+
+
+def test_the_top_level_names_are_those_announced():
+    visible = {
+        name for name, value in vars(attention_core).items() if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert visible == set(attention_core.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "backend"])  # which gathers from all rooms
+def test_a_public_module_announces_what_it_defines(name):
+    module = importlib.import_module(f"attention_core.{name}")
+    defined = {
+        each
+        for each, value in vars(module).items()
+        if f"{getattr(value, '__module__', None)}.".startswith(f"{module.__name__}.")
+    }
+    assert {
+        each for each in module.__all__ if not each.isupper()
+    } <= defined  # a constant does not say where it is from
+    if name == "parameters":
+        assert set(module.__all__) == defined

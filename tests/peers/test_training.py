@@ -1,0 +1,144 @@
+"""One training on three frameworks: the examples that ship with the project, held to what they claim."""
+
+import importlib.util
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attention_core.layers import named_arrays
+
+REQUIRED = os.environ.get("ATTENTION_CORE_PEERS") == "1"
+
+
+def need(*names):
+    """Libraries of the example: required where ATTENTION_CORE_PEERS asks for them."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            if REQUIRED:
+                raise ImportError(f"the comparison of trainings needs {name}")
+            pytest.skip(f"{name} is not installed")
+
+
+def example(name):
+    """An example as a module."""
+    need("sklearn", "torch", "jax", "keras")
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return example("digits")
+
+
+@pytest.fixture
+def identical():
+    """The example with modules of its own, that a test may change."""
+    return example("identical_training")
+
+
+@pytest.fixture
+def one_thread():
+    """Nets this small are trained sooner by one thread than by several that wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("float64", 1e-10)])
+@pytest.mark.parametrize("model", ["encoder", "sagan"])
+def test_a_training_is_the_same_on_three_frameworks(model, dtype, tolerance, digits, one_thread):
+    """Its losses agree at every one of 200 steps, and what was learned is right for 95 % of unseen images."""
+    runs = {name: digits.TRAIN[name](model, dtype) for name in digits.FRAMEWORKS}
+    first = runs["torch"].losses
+    assert first.shape == (200,)
+    assert first[0] > 2
+    assert first[-1] < 0.2
+    for name, run in runs.items():
+        np.testing.assert_allclose(run.losses, first, rtol=tolerance, err_msg=name)
+        assert run.accuracy > 0.95
+        assert sum(array.size for array in run.parameters.values()) > 10_000
+
+
+@pytest.mark.parametrize("model", ["encoder", "sagan"])
+def test_losses_are_drawn(model, digits, tmp_path):
+    need("matplotlib")
+    losses = np.geomspace(2.0, 0.1, 200)
+    runs = {name: digits.Run(losses * (1 + 1e-7 * index), 0.97, {}) for index, name in enumerate(digits.FRAMEWORKS)}
+    digits.plot({model: runs}, str(tmp_path / "losses.svg"))
+    assert (tmp_path / "losses.svg").stat().st_size > 10_000
+
+
+def hashes(identical, model, ways, steps):
+    return {way: identical.digest(identical.TRAIN[way[0]](model, way[1], steps).parameters) for way in ways}
+
+
+@pytest.mark.parametrize("model", ["encoder", "sagan"])
+def test_a_training_in_reproducible_arithmetic_ends_in_the_same_bits_on_three_frameworks(model, identical, one_thread):
+    ways = [(name, modes[0]) for name, modes in identical.MODES.items()]
+    assert len(ways) == 3
+    assert len(set(hashes(identical, model, ways, 3).values())) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [("sagan", ("torch", "compiled")), ("sagan", ("jax", "eager")), ("encoder", ("tensorflow", "xla"))],
+    ids=["torch-compiled", "jax-eager", "tensorflow-xla"],
+)
+def test_a_training_ends_in_the_same_bits_eager_or_compiled(model, way, identical, one_thread):
+    """TensorFlow takes minutes to compile SAGAN attention with XLA."""
+    assert len(set(hashes(identical, model, [("jax", "jit"), way], 2).values())) == 1
+
+
+def test_a_training_in_fast_arithmetic_does_not(identical, monkeypatch):
+    """So the inputs are such that the order of a sum shows."""
+    fast = {name: tuple(replace(each, arithmetic="fast") for each in net) for name, net in identical.MODELS.items()}
+    monkeypatch.setattr(identical, "MODELS", fast)
+    monkeypatch.setattr(identical, "EXACT", {"arithmetic": "fast"})
+    assert len(set(hashes(identical, "encoder", [("torch", "eager"), ("jax", "jit")], 3).values())) == 2
+
+
+@pytest.mark.parametrize(("model", "framework"), [("encoder", "jax"), ("sagan", "torch")])
+def test_a_reproducible_training_moves_every_parameter_learns_and_ends_as_documented(
+    model, framework, identical, one_thread
+):
+    before = [named_arrays(parameters) for _, parameters, _ in identical.first_layers(model)]
+    run = identical.TRAIN[framework](model, identical.MODES[framework][0])
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "identical-bits.md").read_text(encoding="utf-8")
+    assert f"| {model} | {100 * run.accuracy:.1f} % | `{identical.digest(run.parameters)[:16]}` |" in page
+    assert run.accuracy > 0.75
+    after = dict(run.parameters)
+    for index, arrays in enumerate(before):
+        for name, array in arrays.items():
+            assert not np.array_equal(array, after[f"{index}.parameters.{name}"]), name
+
+
+@pytest.mark.parametrize("flipped", [0, 1])
+def test_one_bit_of_one_parameter_is_told_with_status_1(flipped, identical, monkeypatch, capsys):
+    def trained(bit):
+        def train(model, mode, steps):
+            words = np.arange(6, dtype=np.uint32) + 0x3F800000
+            words[4] ^= bit
+            bias = np.zeros(2, np.float32)
+            return identical.Run(0.5, (("weight", words.view(np.float32).reshape(2, 3)), ("bias", bias)))
+
+        return train
+
+    monkeypatch.setattr(identical, "TRAIN", {"torch": trained(0), "jax": trained(flipped), "tensorflow": trained(0)})
+    monkeypatch.setattr(sys, "argv", ["identical_training.py", "--model", "encoder"])
+    with pytest.raises(SystemExit) as ended:
+        identical.main()
+    assert ended.value.code == flipped
+    told = "weight[1, 1] is 0x1.00000a0000000p+0, but 0x1.0000080000000p+0 before"
+    assert (told in capsys.readouterr().out) == flipped
