@@ -289,7 +289,7 @@ def _memory(call: Call, scores: float) -> int | None:
     if None in (*query, columns, width):
         return None
     *leading, rows, _ = query
-    entries = math.prod(leading)  # type: ignore[arg-type]
-    at_once = min(entries * rows * columns, scores)  # type: ignore[operator]
+    batch = math.prod(leading)  # type: ignore[arg-type]
+    at_once = min(batch * rows * columns, scores)  # type: ignore[operator]
     size = 8 if dtype_name(call.query.dtype) == "float64" or call.arithmetic == "reproducible" else 4
-    return size * int(3 * at_once + entries * rows * width)  # type: ignore[operator]
+    return size * int(3 * at_once + batch * rows * width)  # type: ignore[operator]

@@ -122,6 +122,16 @@ def test_an_input_may_be_a_mapping(xp, put, get, rng):
         layer(tree, {"query": query}, key)
 
 
+def test_kernels_of_feature_maps_count_without_their_size(xp, put, get, rng):
+    layer = layers.SaganAttention(16)
+    tree, state = layer.init(1, xp=xp), layer.init_state(1, xp=xp)
+    larger = tree._replace(theta=tree.theta._replace(weight=xp.multiply(tree.theta.weight, 8.0)))
+    x = put(rng.normal(size=(4, 4, 16)).astype(np.float32))
+    weights, expected = (layer(kernels, x, state=state, return_weights=True).weights for kernels in (larger, tree))
+    assert np.ptp(get(expected)) > 0.01
+    np.testing.assert_allclose(get(weights), get(expected), rtol=1e-5)
+
+
 def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, get):
     layer = layers.SaganAttention(16)
     tree, state = layer.init(1, xp=xp), layer.init_state(1, xp=xp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attention_core._arrays import Array, Namespace, shape, zeros_with
-from attention_core._attention.blocks.grid import BatchEntry, Grid, is_broadcast, num_rounds
+from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, num_rounds
 from attention_core._attention.blocks.scores import fold_group
 
 
@@ -52,14 +52,14 @@ def _block_length(grid: Grid, side: int, index: Any) -> Any:
     return min(grid.sizes[side], grid.lengths[side] - index % grid.counts[side] * grid.sizes[side])
 
 
-def add_bias_gradient(grid: Grid, entry: BatchEntry, stack: Any, d_scores: Array, i: Any, j: Any) -> Any:
+def add_bias_gradient(grid: Grid, sample: Sample, stack: Any, d_scores: Array, i: Any, j: Any) -> Any:
     """Add the gradient of a block of scores to that of the bias, summed over what the bias is broadcast to."""
     bias: Any = grid.operands.bias
     loops = grid.loops
     rows, columns = (1 if is_broadcast(bias, axis) else grid.counts[axis] for axis in (-2, -1))
-    place = 0 if is_broadcast(bias, 0) else entry.index
-    if entry.head is not None:
-        place = place if is_broadcast(bias, 1) else place * bias.shape[1] + entry.head
+    place = 0 if is_broadcast(bias, 0) else sample.index
+    if sample.head is not None:
+        place = place if is_broadcast(bias, 1) else place * bias.shape[1] + sample.head
     place = place * rows + (0 if is_broadcast(bias, -2) else i)
     place = place * columns + (0 if is_broadcast(bias, -1) else j)
     shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis + 1))

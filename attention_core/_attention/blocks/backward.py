@@ -29,15 +29,15 @@ from attention_core._attention.blocks.accumulators import (
     matmul_transposed,
 )
 from attention_core._attention.blocks.grid import (
-    BatchEntry,
     Grid,
-    batch_entry,
+    Sample,
     dropout_of,
-    entry_slice,
     make_grid,
     num_heads_of,
     num_rounds,
     pad,
+    sample_at,
+    sample_slice,
 )
 from attention_core._attention.blocks.nonfinite import finite_or_zero, nan_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands, with_value_facts
@@ -130,7 +130,7 @@ class BackwardPass(NamedTuple):
 class Blocks(NamedTuple):
     """The blocks of one sample: with finite elements, and as scores are made of them."""
 
-    sample: BatchEntry
+    sample: Sample
     queries: Any
     keys: Any
     values: Any
@@ -169,7 +169,7 @@ def _backward_sample(backward_pass: BackwardPass, index: Any, sums: Gradients) -
     """The gradients with those of one sample of the batch."""
     grid = backward_pass.grid
     loops, (query_size, key_size) = grid.loops, grid.sizes
-    sample = batch_entry(grid, index)
+    sample = sample_at(grid, index)
     finite = functools.partial(finite_or_zero, grid)
     queries, keys = loops.split(sample.query, query_size, finite), loops.split(sample.key, key_size, finite)
     scored_queries, scored_keys = queries, keys
@@ -177,7 +177,7 @@ def _backward_sample(backward_pass: BackwardPass, index: Any, sums: Gradients) -
         for_scores = functools.partial(nan_unless_finite, grid)
         scored_queries = loops.split(sample.query, query_size, for_scores)
         scored_keys = loops.split(sample.key, key_size, for_scores)
-    of_sample = (entry_slice(grid, x, sample.index, sample.head) for x in backward_pass.rows)
+    of_sample = (sample_slice(grid, x, sample.index, sample.head) for x in backward_pass.rows)
     blocks = Blocks(
         sample=sample,
         queries=queries,

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks
 from attention_core._attention.blocks.grid import (
-    BatchEntry,
     Grid,
-    batch_entry,
+    Sample,
     cached_by_distance,
     dropout_of,
     is_one_block,
@@ -34,6 +33,7 @@ from attention_core._attention.blocks.grid import (
     may_mask,
     num_heads_of,
     num_rounds,
+    sample_at,
 )
 from attention_core._attention.blocks.nonfinite import nan_unless_finite, with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, is_unmodified_product, unpack_operands, with_value_facts
@@ -94,7 +94,7 @@ class ForwardPass(NamedTuple):
 class Blocks(NamedTuple):
     """The blocks of one sample of the batch."""
 
-    sample: BatchEntry
+    sample: Sample
     queries: Any
     keys: Any
     values: Any
@@ -134,7 +134,7 @@ def _zeros(like: Array, dims: tuple[Any, ...], xp: Any, _: Any) -> Array:
 def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
     """Attention of all queries of one sample of the batch."""
     grid, loops = forward_pass.grid, forward_pass.grid.loops
-    sample = batch_entry(grid, index)
+    sample = sample_at(grid, index)
     for_scores = functools.partial(nan_unless_finite, grid)
     blocks = Blocks(
         sample,

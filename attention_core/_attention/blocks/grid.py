@@ -130,7 +130,7 @@ def block_spans(grid: Grid, side: int) -> Spans:
     return Spans(first, last, size)
 
 
-class BatchEntry(NamedTuple):
+class Sample(NamedTuple):
     """One sample of the batch, or one key/value head of it."""
 
     index: Any  # in the batch
@@ -142,7 +142,7 @@ class BatchEntry(NamedTuple):
     rule: Any
 
 
-def batch_entry(grid: Grid, index: Any) -> BatchEntry:
+def sample_at(grid: Grid, index: Any) -> Sample:
     """The arrays of one sample, or of one of its key/value heads."""
     plan, operands = grid.plan, grid.operands
     num_kv_heads = operands.key.shape[1]
@@ -151,17 +151,17 @@ def batch_entry(grid: Grid, index: Any) -> BatchEntry:
     if plan.mask is not None:
         axes = {leaf.place: leaf.axes for leaf in leaves(plan.mask)}
         arrays = [
-            array if axes[place] < 0 else entry_slice(grid, array, b, g if axes[place] == 3 else None)
+            array if axes[place] < 0 else sample_slice(grid, array, b, g if axes[place] == 3 else None)
             for place, array in enumerate(operands.mask)
         ]
         rule = unflatten(plan.mask, arrays)
-    query, key, value = (entry_slice(grid, x, b, g) for x in operands[:3])
-    return BatchEntry(
-        b, g, query, key, value, None if operands.bias is None else entry_slice(grid, operands.bias, b, g), rule
+    query, key, value = (sample_slice(grid, x, b, g) for x in operands[:3])
+    return Sample(
+        b, g, query, key, value, None if operands.bias is None else sample_slice(grid, operands.bias, b, g), rule
     )
 
 
-def entry_slice(grid: Grid, x: Array, b: Any, g: Any) -> Array:
+def sample_slice(grid: Grid, x: Array, b: Any, g: Any) -> Array:
     """The part of an array (B or 1, G or 1, ...) for one sample, and one key/value head if that is not ``None``."""
     x = grid.loops.block_at(x, 0 if is_broadcast(x, 0) else b)
     return x if g is None or is_broadcast(x, 0) else grid.xp.expand_dims(grid.loops.block_at(x, g), axis=0)
@@ -186,13 +186,13 @@ def first_block(index: Any) -> Any:
     return index.start if isinstance(index, range) else index
 
 
-def block_positions(grid: Grid, entry: BatchEntry, i: Any, j: Any, scores: Array) -> Positions:
+def block_positions(grid: Grid, sample: Sample, i: Any, j: Any, scores: Array) -> Positions:
     """Where the scores (G, R, m, n) of a block stand."""
-    xp, like = grid.xp, entry.query
+    xp, like = grid.xp, sample.query
     num_kv_heads, group, rows, columns = shape(scores, xp=xp)
     heads = arange_like(num_kv_heads * group, like, xp)
-    if entry.head is not None:
-        heads = xp.add(heads, entry.head * group)
+    if sample.head is not None:
+        heads = xp.add(heads, sample.head * group)
     query, key = (
         _clamp_to_last(
             grid,
@@ -201,7 +201,7 @@ def block_positions(grid: Grid, entry: BatchEntry, i: Any, j: Any, scores: Array
         )
         for side, (count, index) in enumerate(((rows, i), (columns, j)))
     )
-    batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), entry.index)
+    batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
     return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, is_floating, shape
 from attention_core._attention.blocks.grid import (
-    BatchEntry,
     Grid,
+    Sample,
     arange_like,
     block_positions,
     cached_by_distance,
@@ -28,11 +28,11 @@ class ScoreBlock(NamedTuple):
     at: Positions | None
 
 
-def score_block(grid: Grid, entry: BatchEntry, query: Array, key: Array, i: Any, j: Any, masked: bool) -> ScoreBlock:
+def score_block(grid: Grid, sample: Sample, query: Array, key: Array, i: Any, j: Any, masked: bool) -> ScoreBlock:
     """The scores of a block of queries against a block of keys (G, D, n), with -inf where masked."""
     plan, xp = grid.plan, grid.xp
     raw = matmul_into_workspace(grid, "scores", query, key)
-    at, bias, allowed = block_context(grid, entry, raw, i, j, masked)
+    at, bias, allowed = block_context(grid, sample, raw, i, j, masked)
     modify: Any = None
     if modifies_scores(grid):
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
@@ -50,29 +50,29 @@ def _minimum(grid: Grid, limit: Array, scores: Array) -> Array:
 
 
 def block_context(
-    grid: Grid, entry: BatchEntry, raw: Array, i: Any, j: Any, masked: bool
+    grid: Grid, sample: Sample, raw: Array, i: Any, j: Any, masked: bool
 ) -> tuple[Positions | None, Array | None, Array | None]:
     """Of a block of scores: their positions if anything asks for them, their bias, and where they are allowed."""
     plan = grid.plan
-    at = block_positions(grid, entry, i, j, raw) if plan.score_mod is not None or plan.dropout_rate else None
-    bias = entry.bias
+    at = block_positions(grid, sample, i, j, raw) if plan.score_mod is not None or plan.dropout_rate else None
+    bias = sample.bias
     if bias is not None:
         for axis, index in ((-2, i), (-1, j)):
             bias = bias if is_broadcast(bias, axis) else grid.loops.block(bias, index, grid.sizes[axis], axis)
     if not masked:
         return at, bias, None
-    compute = functools.partial(_allowed_in_block, grid, entry, bias, i, j, at, raw)
+    compute = functools.partial(_allowed_in_block, grid, sample, bias, i, j, at, raw)
     return at, bias, cached_by_distance(grid, "allowed", i, j, raw, compute)
 
 
 def _allowed_in_block(
-    grid: Grid, entry: BatchEntry, bias: Array | None, i: Any, j: Any, at: Positions | None, raw: Array
+    grid: Grid, sample: Sample, bias: Array | None, i: Any, j: Any, at: Positions | None, raw: Array
 ) -> Array:
     """Where a block is allowed: by the mask, by a bias that is not -inf, and inside of the keys that there are."""
     xp = grid.xp
     admitted: list[Array] = []
-    if entry.rule is not None:
-        admitted.append(entry.rule.allowed(block_positions(grid, entry, i, j, raw) if at is None else at, xp=xp))
+    if sample.rule is not None:
+        admitted.append(sample.rule.allowed(block_positions(grid, sample, i, j, raw) if at is None else at, xp=xp))
     if bias is not None:
         admitted.append(xp.not_equal(bias, -math.inf))
     if grid.padded:

@@ -38,16 +38,16 @@ from attention_core._attention.blocks.accumulators import (
     matmul_transposed,
 )
 from attention_core._attention.blocks.grid import (
-    BatchEntry,
     Grid,
-    batch_entry,
+    Sample,
     dropout_of,
-    entry_slice,
     is_broadcast,
     make_grid,
     num_heads_of,
     num_rounds,
     pad,
+    sample_at,
+    sample_slice,
 )
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
@@ -251,7 +251,7 @@ class _KeyBlock(NamedTuple):
     """A block of keys, and the arrays whose blocks of queries it is visited with."""
 
     grid: Grid
-    batch: BatchEntry
+    sample: Sample
     operands: BackwardOperands  # their slices for one element of the batch
     keys: Array
     values: Array
@@ -275,19 +275,19 @@ def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
     widths = map(sum, _gradient_widths(grid, operands))
     accumulators = (*gradient_accumulators(grid, *widths, after=operands.rows), biases)
 
-    def add_batch(index: Any, accumulators: Any) -> Any:
-        batch = batch_entry(grid, index)
-        of_batch = BackwardOperands(*(entry_slice(grid, x, batch.index, batch.head) for x in operands))
+    def add_sample(index: Any, accumulators: Any) -> Any:
+        sample = sample_at(grid, index)
+        of_sample = BackwardOperands(*(sample_slice(grid, x, sample.index, sample.head) for x in operands))
 
         def add_keys(j: Any, accumulators: Any) -> Any:
             keys, values, key_columns = (
-                loops.block(x, j, grid.sizes[1], -2) for x in (batch.key, batch.value, of_batch.key_columns)
+                loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value, of_sample.key_columns)
             )
-            next_block, whole, seen = visits.of(loops, batch.index, j)
+            next_block, whole, seen = visits.of(loops, sample.index, j)
             block = _KeyBlock(
                 grid=grid,
-                batch=batch,
-                operands=of_batch,
+                sample=sample,
+                operands=of_sample,
                 keys=keys,
                 values=values,
                 key_columns=key_columns,
@@ -307,7 +307,7 @@ def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
 
         return loops.loop(0, grid.counts[1], add_keys, accumulators)
 
-    return loops.loop(0, num_rounds(grid), add_batch, accumulators)
+    return loops.loop(0, num_rounds(grid), add_sample, accumulators)
 
 
 def _gradient_widths(grid: Grid, operands: BackwardOperands) -> tuple[list[Any], ...]:
@@ -330,9 +330,9 @@ def _add_queries(block: _KeyBlock, index: Any, masked: bool, step: Any, state: A
     over_keys, over_queries = needs_carry(grid, 1), needs_carry(grid, 0)
     d_query, d_key, d_value, d_bias = state
     i = block.next_block(step)
-    arrays = block.batch.query, *block.operands[:4]
+    arrays = block.sample.query, *block.operands[:4]
     queries = _QueryBlock(*(grid.loops.block(x, i, grid.sizes[0], -2) for x in arrays))
-    scores = exact_score_block(grid, block.batch, queries.query, block.keys, i=i, j=block.j, masked=masked)
+    scores = exact_score_block(grid, block.sample, queries.query, block.keys, i=i, j=block.j, masked=masked)
     weights, d_scores = _d_scores(block, queries, scores)
     if d_bias is not None:
         d_bias = _add_d_bias(block, queries, d_bias, d_scores, i=i)
@@ -378,7 +378,7 @@ def _add_d_bias(
     grid, xp = block.grid, block.grid.xp
     parts = split_carry(xp.round(xp.multiply(d_scores, queries.rows[..., 3:])), xp)
     return tuple(
-        add_bias_gradient(grid, block.batch, accumulator, part, i=i, j=block.j)
+        add_bias_gradient(grid, block.sample, accumulator, part, i=i, j=block.j)
         for accumulator, part in zip(accumulators, parts, strict=True)
     )
 

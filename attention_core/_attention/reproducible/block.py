@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic.elementary import tanh
 from attention_core._arithmetic.exact import to_float64, uncontracted
 from attention_core._arrays import Array, Namespace
-from attention_core._attention.blocks.grid import BatchEntry, Grid
+from attention_core._attention.blocks.grid import Grid, Sample
 from attention_core._attention.blocks.scores import block_context
 from attention_core._attention.reproducible.slices import SCORE_UNIT, packed_matmul
 from attention_core._attention.scores import masked_scores
@@ -23,7 +23,7 @@ class ExactScoreBlock(NamedTuple):
 
 
 def exact_score_block(
-    grid: Grid, batch: BatchEntry, query: Array, key: Array, *, i: Any, j: Any, masked: bool
+    grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any, j: Any, masked: bool
 ) -> ExactScoreBlock:
     """The scores of packed queries and keys: product, softcap, bias and mask.
 
@@ -32,7 +32,7 @@ def exact_score_block(
     """
     plan, xp = grid.plan, grid.xp
     scores = packed_matmul(query, key, plan.num_slices, xp)
-    at, bias, allowed = block_context(grid, batch, scores, i, j=j, masked=masked)
+    at, bias, allowed = block_context(grid, sample, scores, i, j=j, masked=masked)
     derivative = None
     if plan.softcap is not None:
         scores, derivative = _soften(scores, plan.softcap, xp)

@@ -12,14 +12,14 @@ from attention_core._arithmetic.exact import divide_rows, power_above_max, round
 from attention_core._arrays import Array, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks
 from attention_core._attention.blocks.grid import (
-    BatchEntry,
     Grid,
-    batch_entry,
+    Sample,
     dropout_of,
-    entry_slice,
     may_mask,
     num_heads_of,
     num_rounds,
+    sample_at,
+    sample_slice,
 )
 from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
@@ -46,11 +46,11 @@ from attention_core._attention.reproducible.slices import (
 # Blocks of queries, and the scores of their keys
 
 
-class SlicedBatch(NamedTuple):
+class SlicedSample(NamedTuple):
     """One element of the batch, or one of its key/value heads, with its keys in slices."""
 
     grid: Grid
-    batch: BatchEntry
+    sample: Sample
     keys: Array
     visits: Visits
 
@@ -59,41 +59,43 @@ class QueryRows(NamedTuple):
     """A block of queries in slices, and which blocks of keys it visits."""
 
     grid: Grid
-    batch: BatchEntry
+    sample: Sample
     query: Array
     keys: Array
     i: Any  # index of the block of queries
     visits: tuple[Any, Any, Any]
 
 
-def query_rows(sliced: SlicedBatch, i: Any) -> QueryRows:
-    grid, batch, keys, visits = sliced
-    query = slice_query(grid, grid.loops.block(batch.query, i, grid.sizes[0], -2))
-    return QueryRows(grid=grid, batch=batch, query=query, keys=keys, i=i, visits=visits.of(grid.loops, batch.index, i))
+def query_rows(sliced: SlicedSample, i: Any) -> QueryRows:
+    grid, sample, keys, visits = sliced
+    query = slice_query(grid, grid.loops.block(sample.query, i, grid.sizes[0], -2))
+    return QueryRows(
+        grid=grid, sample=sample, query=query, keys=keys, i=i, visits=visits.of(grid.loops, sample.index, i)
+    )
 
 
 def scores_at(rows: QueryRows, masked: bool, j: Any) -> ExactScoreBlock:
     """The scores of a block of queries and the block of keys at ``j``."""
     grid = rows.grid
     keys = grid.loops.block(rows.keys, j, grid.sizes[1], -2)
-    return exact_score_block(grid, rows.batch, rows.query, keys, i=rows.i, j=j, masked=masked)
+    return exact_score_block(grid, rows.sample, rows.query, keys, i=rows.i, j=j, masked=masked)
 
 
 def for_each_rows(
     grid: Grid,
     compute: Callable[[QueryRows, Any], tuple[Array, ...]],
     accumulators: tuple[Any, ...],
-    prepare: Callable[[BatchEntry], Any] = lambda batch: None,
+    prepare: Callable[[Sample], Any] = lambda batch: None,
 ) -> tuple[Array, ...]:
     """Arrays (B, G, R, M, ...) of what ``compute(rows, prepared)`` returns for each block of queries.
 
-    ``prepared`` is what ``prepare(batch)`` returns, which is called once for all blocks of queries of a batch element.
+    ``prepared`` is what ``prepare(sample)`` returns, which is called once for all blocks of queries of a batch element.
     """
     visits, loops = make_visits(grid, by_key=False), grid.loops
 
-    def add_batch(index: Any, accumulators: Any) -> Any:
-        batch = batch_entry(grid, index)
-        sliced, prepared = SlicedBatch(grid, batch, slice_key(grid, batch.key), visits), prepare(batch)
+    def add_sample(index: Any, accumulators: Any) -> Any:
+        sample = sample_at(grid, index)
+        sliced, prepared = SlicedSample(grid, sample, slice_key(grid, sample.key), visits), prepare(sample)
 
         def add_rows(i: Any, accumulators: Any) -> Any:
             pairs = zip(accumulators, compute(query_rows(sliced, i), prepared), strict=True)
@@ -102,7 +104,7 @@ def for_each_rows(
 
         return loops.loop(0, grid.counts[0], add_rows, accumulators)
 
-    accumulators = loops.loop(0, num_rounds(grid), add_batch, accumulators)
+    accumulators = loops.loop(0, num_rounds(grid), add_sample, accumulators)
     return tuple(concat_blocks(grid, accumulator, 0) for accumulator in accumulators)
 
 
@@ -185,13 +187,13 @@ def reduce_keys(grid: Grid, reduction: Reduction) -> tuple[Array, ...]:
     return for_each_rows(grid, finish_rows, accumulators, functools.partial(_slice_values, grid, reduction))
 
 
-def _slice_values(grid: Grid, reduction: Reduction, batch: BatchEntry) -> _SlicedValues:
+def _slice_values(grid: Grid, reduction: Reduction, sample: Sample) -> _SlicedValues:
     xp, count = grid.xp, grid.plan.num_slices
-    values = reduction.value_part(to_float64(batch.value, xp))
+    values = reduction.value_part(to_float64(sample.value, xp))
     if reduction.extent is None:
         row_max, power = None, power_above_max(values, -2, xp)
     else:
-        row_max, power = (entry_slice(grid, x, batch.index, batch.head) for x in reduction.extent)
+        row_max, power = (sample_slice(grid, x, sample.index, sample.head) for x in reduction.extent)
     return _SlicedValues(concat_slices(values, power, VALUE_BITS[count], count, xp=xp), power, row_max)
 
 

@@ -7,7 +7,7 @@ import math
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.products import exact_sum, matmul
 from attention_core._arrays import Array, Namespace, shape, zeros_with
-from attention_core._attention.blocks.grid import Grid, entry_slice, is_broadcast, make_grid, may_mask, pad
+from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid, may_mask, pad, sample_slice
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call
@@ -77,8 +77,8 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     padded = pad(d_scores, -2, spare, xp)
 
     def multiply_derivative(rows: QueryRows, _: None) -> tuple[Array, ...]:
-        of_batch = entry_slice(grid, padded, rows.batch.index, rows.batch.head)
-        block = grid.loops.block(of_batch, rows.i, grid.sizes[0], -2)
+        of_sample = sample_slice(grid, padded, rows.sample.index, rows.sample.head)
+        block = grid.loops.block(of_sample, rows.i, grid.sizes[0], -2)
         return (xp.multiply(scores_at(rows, False, 0).softcap_derivative, block),)
 
     (product,) = for_each_rows(grid, multiply_derivative, (row_accumulator(grid, grid.lengths[1], "float64"),))
@@ -101,8 +101,8 @@ def _d_query_and_key(grid: Grid, operands: Operands, d_scores: Array) -> tuple[A
 
 def _fold_group(x: Array, xp: Namespace) -> Array:
     """The rows of all query heads that share a key/value head as one axis: (B, G, R * M, ...)."""
-    batch, num_kv_heads, group_size, rows, width = shape(x, xp=xp)
-    return xp.reshape(x, (batch, num_kv_heads, group_size * rows, width))
+    sample, num_kv_heads, group_size, rows, width = shape(x, xp=xp)
+    return xp.reshape(x, (sample, num_kv_heads, group_size * rows, width))
 
 
 def _abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
