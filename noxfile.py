@@ -41,11 +41,12 @@ LEFT_BEHIND = shutil.ignore_patterns(
 
 @nox.session
 def lint(session):
-    """Check the format, the rules and the types of all code."""
+    """Check the format, the rules and the types of all code, and which room imports which."""
     install(session, "-e", ".[cli]", groups=("lint",))
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("mypy")
+    session.run("lint-imports")
 
 
 @nox.session
