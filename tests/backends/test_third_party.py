@@ -224,7 +224,7 @@ def private_imports(source):
         yield from (name for name in names if name.startswith("attention_core.") and "._" in name)
 
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 WRITTEN_OUTSIDE = [*sorted(ROOT.glob("backends/**/*.py")), *sorted(ROOT.glob("attention_conformance/**/*.py"))]
 GUIDES = sorted(ROOT.glob("docs/guides/*.md"))
 
