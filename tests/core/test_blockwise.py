@@ -26,7 +26,7 @@ B, H, G, M, N, D, E = 3, 4, 2, 11, 13, 5, 6
 BLOCKS = 4, 5  # which fit into neither length
 
 
-TUNING = Tuning(queries=1, keys=BLOCKS[1], least=BLOCKS[0], dense_below=0, structured_below=0, backward_keys=5)
+TUNING = Tuning(queries=1, keys=BLOCKS[1], min_queries=BLOCKS[0], dense_below=0, structured_below=0, backward_keys=5)
 RUNS = TUNING._replace(keys=2 * BLOCKS[0] + 1)  # where loops are not traced, two blocks that a mask leaves are joined
 
 
@@ -740,7 +740,7 @@ def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(backend, rn
 @pytest.mark.needs("untraced loops")
 def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
     """Neither where blocks of queries and keys differ, nor for a rule that all blocks need."""
-    monkeypatch.setattr(backend, "tuning", RUNS._replace(least=64, keys=200))
+    monkeypatch.setattr(backend, "tuning", RUNS._replace(min_queries=64, keys=200))
     kept, make_grid = [], _forward.make_grid
     monkeypatch.setattr(_forward, "make_grid", lambda *given: kept.append(make_grid(*given)) or kept[-1])
     for mask, keys in ((ac.Causal(), 400), (ac.Causal(), 470), (~ac.Causal() | ac.SlidingWindow(3, 3), 400)):
@@ -755,7 +755,9 @@ def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
 @pytest.mark.needs("gradients", lambda name, backend: backend.name != "tensorflow" or name == "everything")
 @pytest.mark.parametrize("name", ["causal", "everything"])
 def test_the_program_does_not_grow_with_the_length(name, backend, monkeypatch):
-    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=128, least=64, dense_below=0, structured_below=0))
+    monkeypatch.setattr(
+        backend, "tuning", Tuning(queries=1, keys=128, min_queries=64, dense_below=0, structured_below=0)
+    )
 
     def options(weight):
         mask = ac.Causal() if name == "causal" else And(ac.SlidingWindow(left=100), ac.KeyLengths(77))
@@ -780,7 +782,7 @@ def test_the_program_does_not_grow_with_the_length(name, backend, monkeypatch):
 @pytest.mark.needs("jax")
 def test_memory_for_gradients_is_taken_when_the_output_is_there(backend, monkeypatch):
     """Going forward, there are the scaled query, the blocks of the output and the output; backward, three gradients."""
-    monkeypatch.setattr(backend, "tuning", RUNS._replace(least=64, keys=64, backward_keys=64))
+    monkeypatch.setattr(backend, "tuning", RUNS._replace(min_queries=64, keys=64, backward_keys=64))
     jax = importlib.import_module("jax")
     x = jax.ShapeDtypeStruct((1, 2, 4096, 64), np.float32)
     options = {"mask": ac.Causal(), "implementation": "blockwise"}

@@ -38,7 +38,7 @@ def chunks(backend, monkeypatch):
     monkeypatch.setattr(
         backend,
         "tuning",
-        backend.tuning._replace(dense_below=0, structured_below=0, least=3, keys=5, query_chunk=CHUNK),
+        backend.tuning._replace(dense_below=0, structured_below=0, min_queries=3, keys=5, query_chunk=CHUNK),
     )
 
     def recorded(*arguments):

@@ -206,10 +206,10 @@ def is_unmodified_product(plan: Plan, operands: Operands) -> bool:
 def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tuple[int, int]:
     """How many queries of each head, and how many keys, a block has: of a narrow window, blocks cut half."""
     low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
-    most = math.ceil(min(tuning.keys, max(tuning.least, (high - low) / 2)))
+    most = math.ceil(min(tuning.keys, max(tuning.min_queries, (high - low) / 2)))
     if not isinstance(num_kv_heads, int) or not isinstance(group, int):
-        return tuning.least, most
-    return max(tuning.least, min(most, tuning.queries // (num_kv_heads * group))), most
+        return tuning.min_queries, most
+    return max(tuning.min_queries, min(most, tuning.queries // (num_kv_heads * group))), most
 
 
 def _reproducible_block_sizes(tuning: Tuning, group: Any, columns: Any, mask: Any) -> tuple[int, int]:
