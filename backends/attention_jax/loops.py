@@ -77,10 +77,10 @@ class JaxLoops(TracedLoops):
 
 def _sliced(x: Array, start: Any, size: int, axis: int) -> Array:
     """A slice along one axis, from a place that is not negative."""
-    sizes = [size if place == axis else whole for place, whole in enumerate(x.shape)]
+    sizes = [size if dim == axis else whole for dim, whole in enumerate(x.shape)]
     return jax.lax.dynamic_slice(x, _place(x, start, axis), sizes, allow_negative_indices=False)
 
 
 def _place(x: Array, start: Any, axis: int) -> list[Any]:
     """Where a slice starts: integers of one type, whatever JAX is told that Python's are."""
-    return [jnp.asarray(start, jnp.int32) if place == axis else np.int32(0) for place in range(x.ndim)]
+    return [jnp.asarray(start, jnp.int32) if dim == axis else np.int32(0) for dim in range(x.ndim)]

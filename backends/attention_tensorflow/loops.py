@@ -95,7 +95,7 @@ class TensorFlowLoops(TracedLoops):
         rank, sizes = blocks.shape.rank, tf.unstack(tf.shape(blocks))
         number = sizes[0] // tf.maximum(count, 1)  # of runs; of nothing there are none
         runs = tf.reshape(blocks, [number, count, *sizes[1:]])
-        order = [place for place in range(rank + 1) if place != 1]
+        order = [dim for dim in range(rank + 1) if dim != 1]
         order.insert(rank + axis, 1)
         static = [None, *blocks.shape.as_list()[1:]]
         static[axis] = None

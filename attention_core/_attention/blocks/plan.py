@@ -225,18 +225,18 @@ def _flatten_batch(array: Array, axes: int, leading: list[Any], target: tuple[An
     batch, num_kv_heads, group, rows, columns = target
     dims = shape(array, xp=xp)
     dims = (*(1,) * (axes - len(dims)), *dims)
-    lead, own = dims[: len(dims) - axes], dims[len(dims) - axes :]
+    lead, trailing = dims[: len(dims) - axes], dims[len(dims) - axes :]
     if axes == 3:  # (..., H, M, N): an axis that may turn out to be 1 is spread
         whole = (num_kv_heads * group, rows, columns)
-        own = tuple(dim if isinstance(dim, int) else full for dim, full in zip(own, whole, strict=True))
+        trailing = tuple(dim if isinstance(dim, int) else full for dim, full in zip(trailing, whole, strict=True))
     if not all(isinstance(dim, int) and dim == 1 for dim in lead):
-        array = xp.broadcast_to(array, (*leading, *own))
+        array = xp.broadcast_to(array, (*leading, *trailing))
         lead = (batch,)
     else:
         if axes == 3 and not all(isinstance(dim, int) for dim in dims):
-            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *own))
+            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *trailing))
         lead = (1,)
     if axes == 3:
-        heads, *ends = own
-        own = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (num_kv_heads, group, *ends)
-    return xp.reshape(array, (*lead, *own))
+        heads, *ends = trailing
+        trailing = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (num_kv_heads, group, *ends)
+    return xp.reshape(array, (*lead, *trailing))
