@@ -152,8 +152,8 @@ def test_backend_imports_no_other_but_that_of_numpy(backend):
         get_backend({backend.name!r})
         print(*sorted({{entry.module.partition(".")[0] for entry in entries().values()}} & set(sys.modules)))
     """)
-    own = "attention_numpy" if backend.name == "array_api_strict" else f"attention_{backend.name}"
-    assert printed.split() == sorted({"attention_numpy", own})
+    package = "attention_numpy" if backend.name == "array_api_strict" else f"attention_{backend.name}"
+    assert printed.split() == sorted({"attention_numpy", package})
 
 
 # What they are
@@ -284,9 +284,9 @@ def test_arrays_are_placed_where_asked(backend):
 
 def test_unknown_device_is_told_the_known_ones(backend):
     words = f"expected a device out of {', '.join(backend.devices())}; got 'moon:1'"
-    for place in (lambda: backend.to_device(None, "moon:1"), lambda: backend.from_numpy(floats(1.0), device="moon:1")):
+    for move in (lambda: backend.to_device(None, "moon:1"), lambda: backend.from_numpy(floats(1.0), device="moon:1")):
         with pytest.raises(ValueError, match="expected a device out of") as error:
-            place()
+            move()
         assert str(error.value) == words
 
 

@@ -151,11 +151,11 @@ def test_causal_from_the_bottom_right_is_found():
 
 
 def test_heads_repeated_in_the_wrong_order_are_found():
-    def tiled(query, key, value, options):
+    def with_heads_apart(query, key, value, options):
         times = query.shape[-3] // key.shape[-3]
         return query, *(np.concatenate([x] * times, axis=-3) for x in (key, value)), options
 
-    assert outcomes(with_arguments(tiled), "grouped-heads", "one-key-head") == {
+    assert outcomes(with_arguments(with_heads_apart), "grouped-heads", "one-key-head") == {
         "grouped-heads": False,
         "one-key-head": True,
     }

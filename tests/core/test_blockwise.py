@@ -59,8 +59,8 @@ def derivatives(backend, options, arrays, implementations, dtype=None, compiled=
     factors = rng.standard_normal((*query.shape[:-1], value.shape[-1])), rng.standard_normal(query.shape[:-1])
 
     def results(implementation, *arrays):
-        given, rest = arrays[:3], arrays[3:]
-        return attention(*given, **options(*rest), return_logsumexp=True, implementation=implementation)[::2]
+        qkv_arrays, rest = arrays[:3], arrays[3:]
+        return attention(*qkv_arrays, **options(*rest), return_logsumexp=True, implementation=implementation)[::2]
 
     def measure(implementation, of_output, of_logsumexp, *arrays):
         output, logsumexp = results(implementation, *arrays)
@@ -161,10 +161,10 @@ def of_shape(rng, shape, other):
     return [np.where(rng.random(shape) < 0.1, -math.inf, bias) if len(shape) > 1 else bias, np.asarray(mask)]
 
 
-@pytest.mark.needs(lambda place, backend: not backend.loops.traced or place in (7,))
-@pytest.mark.parametrize("place", range(len(SHAPES)))
-def test_biases_and_masks_of_every_shape(place, backend, rng):
-    arrays = of_shape(rng, SHAPES[place], SHAPES[-1 - place])
+@pytest.mark.needs(lambda number, backend: not backend.loops.traced or number in (7,))
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_biases_and_masks_of_every_shape(number, backend, rng):
+    arrays = of_shape(rng, SHAPES[number], SHAPES[-1 - number])
     assert_equal(backend, lambda bias, mask: {"bias": bias, "mask": mask}, [*qkv(rng), *arrays])
 
 
@@ -172,8 +172,8 @@ def curved(scores, batch, head, query, key, weight, table, places):
     """A score modification of all positions, with arrays of floating point and of integers."""
     xp = array_namespace(scores)
     distance = xp.subtract(xp.add(key, head), xp.add(query, batch))
-    slope = xp.add(xp.astype(distance, scores.dtype), xp.astype(places[0], scores.dtype))
-    change = xp.multiply(xp.multiply(slope, 0.1), xp.astype(weight, scores.dtype))
+    steepness = xp.add(xp.astype(distance, scores.dtype), xp.astype(places[0], scores.dtype))
+    change = xp.multiply(xp.multiply(steepness, 0.1), xp.astype(weight, scores.dtype))
     return xp.add(xp.multiply(scores, xp.astype(table[1], scores.dtype)), change)
 
 
@@ -221,14 +221,14 @@ CHANGES = {
 def plan_of(backend, monkeypatch, query, key, value, **options):
     """What is known of a call once its arrays are looked at."""
     seen, looked_at = [], _plan.with_value_facts
-    monkeypatch.setattr(_plan, "with_value_facts", lambda *given: seen.append(looked_at(*given)) or seen[-1])
+    monkeypatch.setattr(_plan, "with_value_facts", lambda *arguments: seen.append(looked_at(*arguments)) or seen[-1])
     with np.errstate(invalid="ignore"):
         attention(*backend.from_numpy([query, key, value]), implementation="blockwise", **options)
     return seen[0]
 
 
 @pytest.mark.parametrize(
-    ("place", "number", "small_scores"),
+    ("argument", "number", "small_scores"),
     [
         ("query", 31.9, True),
         ("query", 32.1, False),
@@ -248,17 +248,19 @@ def plan_of(backend, monkeypatch, query, key, value, **options):
         ("value", math.nan, False),
     ],
 )
-def test_scores_are_small_by_the_norms_of_a_head_and_all_values(place, number, small_scores, backend, monkeypatch):
+def test_scores_are_small_by_the_norms_of_a_head_and_all_values(argument, number, small_scores, backend, monkeypatch):
     query, key, value = np.zeros((1, 2, M, D)), np.zeros((1, 2, N, D)), np.ones((1, 2, N, E))
     query[0, 0, 3, 1], query[0, 1, 3, 1] = 1.0, 1e-3
     key[0, 0, 5, 2], key[0, 1, 5, 2] = 1.0, 1e3  # products with queries of another head do not count
-    if place == "key":
+    if argument == "key":
         query[0, 0] = 0.0  # not even times 0 may a key be infinite, nor so large
         query[0, 0, 3, 1] = 1e-13 if number == 1e14 else 0.0
-    if place == "value":
+    if argument == "value":
         value[0, 1, 2, 4] = number
     else:
-        {"query": query, "key": key}[place][0, 0, 3 if place == "query" else 5, 1 if place == "query" else 2] = number
+        {"query": query, "key": key}[argument][
+            0, 0, 3 if argument == "query" else 5, 1 if argument == "query" else 2
+        ] = number
     plan = plan_of(backend, monkeypatch, query, key, value, scale=1.0)
     assert plan.exp_without_max == (small_scores and not backend.loops.traced)
 
@@ -480,22 +482,22 @@ def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(nonfinite, bac
 
 
 @pytest.mark.needs(
-    lambda masked, place, nonfinite, backend: (
-        not backend.loops.traced or (masked, place, nonfinite) in ((True, "value", math.inf),)
+    lambda masked, argument, nonfinite, backend: (
+        not backend.loops.traced or (masked, argument, nonfinite) in ((True, "value", math.inf),)
     ),
-    lambda place, nonfinite: not (place == "bias" and nonfinite == -math.inf),
+    lambda argument, nonfinite: not (argument == "bias" and nonfinite == -math.inf),
 )
 @pytest.mark.parametrize("nonfinite", NONFINITE)
-@pytest.mark.parametrize("place", ["query", "key", "value", "bias"])
+@pytest.mark.parametrize("argument", ["query", "key", "value", "bias"])
 @pytest.mark.parametrize("masked", [True, False])
-def test_what_is_attended_shows_as_in_the_dense_form(masked, place, nonfinite, backend, rng):
+def test_what_is_attended_shows_as_in_the_dense_form(masked, argument, nonfinite, backend, rng):
     arrays = [*qkv(rng), rng.standard_normal((M, N))]
-    target = arrays[("query", "key", "value", "bias").index(place)]
+    target = arrays[("query", "key", "value", "bias").index(argument)]
     target[..., 6, 2] = nonfinite
 
     def options(bias):
         return ({"mask": ac.SlidingWindow(left=3, right=2)} if masked else {}) | (
-            {"bias": bias} if masked or place == "bias" else {}
+            {"bias": bias} if masked or argument == "bias" else {}
         )
 
     with np.errstate(invalid="ignore"):
@@ -562,11 +564,11 @@ def test_a_whole_block_of_scores_may_be_minus_infinity(backend, rng):
 def test_biases_of_any_finite_size_are_no_masks(size, backend, rng):
     bias = np.where(np.arange(N) < 8, np.float32(size), 0.0)
     query, key, value, bias = backend.from_numpy([*qkv(rng), bias], dtype="float32")
-    for given in (bias, backend.from_numpy(np.full((N,), size), dtype="float32")):
+    for some_bias in (bias, backend.from_numpy(np.full((N,), size), dtype="float32")):
         with np.errstate(over="ignore"):
             dense, blocks = (
                 backend.to_numpy(
-                    tuple(attention(query, key, value, bias=given, return_logsumexp=True, implementation=name))
+                    tuple(attention(query, key, value, bias=some_bias, return_logsumexp=True, implementation=name))
                 )
                 for name in ("dense", "blockwise")
             )
@@ -652,7 +654,9 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
     monkeypatch.setattr(backend, "tuning", TUNING)
     count, score_block = [], _forward.score_block
     for module in (_forward, _backward):
-        monkeypatch.setattr(module, "score_block", lambda *given: count.append(given[-1]) or score_block(*given))
+        monkeypatch.setattr(
+            module, "score_block", lambda *arguments: count.append(arguments[-1]) or score_block(*arguments)
+        )
     rule = ac.SlidingWindow(left=2, right=0)
     arrays = backend.from_numpy(tuple(qkv(rng)))
     xp = backend.namespace
@@ -742,7 +746,7 @@ def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
     """Neither where blocks of queries and keys differ, nor for a rule that all blocks need."""
     monkeypatch.setattr(backend, "tuning", RUNS._replace(min_queries=64, keys=200))
     kept, make_grid = [], _forward.make_grid
-    monkeypatch.setattr(_forward, "make_grid", lambda *given: kept.append(make_grid(*given)) or kept[-1])
+    monkeypatch.setattr(_forward, "make_grid", lambda *arguments: kept.append(make_grid(*arguments)) or kept[-1])
     for mask, keys in ((ac.Causal(), 400), (ac.Causal(), 470), (~ac.Causal() | ac.SlidingWindow(3, 3), 400)):
         x, y = (backend.namespace.zeros((1, 1, length, 2)) for length in (400, keys))
         attention(x, y, y, mask=mask, implementation="blockwise")
@@ -884,15 +888,15 @@ def test_a_rule_of_ones_own(backend, rng):
     assert_equal(backend, own_options, [*qkv(rng), *OWN])
 
 
-@pytest.mark.needs(lambda place, backend: len(backend.modes) > place)
-@pytest.mark.parametrize("place", [1, 2])
-def test_compiled_blocks(place, backend, rng):
+@pytest.mark.needs(lambda mode_number, backend: len(backend.modes) > mode_number)
+@pytest.mark.parametrize("mode_number", [1, 2])
+def test_compiled_blocks(mode_number, backend, rng):
     """All of it in every mode that compiles: a rule of one's own, a score modification with an array, bias, dropout."""
     arrays = [*qkv(rng), *OWN]
     (expected,) = derivatives(backend, own_options, arrays, ("dense",))
 
     def compiled(backend, function):
-        return backend.compile(function, mode=backend.modes[place])
+        return backend.compile(function, mode=backend.modes[mode_number])
 
     if backend.name == "torch":  # whose compiler differentiates what it has compiled
         (found,) = derivatives(backend, own_options, arrays, ("blockwise",), inner=graph_of_torch)
@@ -1066,7 +1070,7 @@ def test_second_derivatives_are_right_or_refused(backend, rng):
 # Plans
 
 
-def test_a_rule_is_known_by_its_outline_and_made_of_it_again(put):
+def test_a_mask_is_flattened_and_unflattened_to_the_same_rules(put):
     arrays = [put(each) for each in (OFFSETS, QUERY_IDS[:, :M], KEY_IDS, PHASES)]
 
     def rule(offset, query_ids, key_ids, table):
@@ -1104,9 +1108,9 @@ def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, mon
     arrays = [*qkv(rng), rng.standard_normal(shape), LENGTHS]
 
     def attend(implementation, *arrays):
-        *given, bias, lengths = arrays
+        *inputs, bias, lengths = arrays
         mask = And(ac.KeyLengths(lengths), ac.Causal(1))
-        return attention(*given, mask=mask, bias=bias, scale=1.0, implementation=implementation, return_logsumexp=True)
+        return attention(*inputs, mask=mask, bias=bias, scale=1.0, implementation=implementation, return_logsumexp=True)
 
     output, _, logsumexp = backend.to_numpy(tuple(attend("blockwise", *backend.from_numpy(arrays))))
     ((plan, held),) = taken
@@ -1123,8 +1127,8 @@ def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, mon
         finite = np.where(np.isfinite(result.logsumexp), result.logsumexp, 0.0)
         return np.sum(result.output * factors[0]) + np.sum(finite * factors[1])
 
-    slope = (value(1e-5) - value(-1e-5)) / 2e-5
-    np.testing.assert_allclose(sum(np.sum(f * d) for f, d in zip(found, direction, strict=True)), slope, rtol=1e-7)
+    difference = (value(1e-5) - value(-1e-5)) / 2e-5
+    np.testing.assert_allclose(sum(np.sum(f * d) for f, d in zip(found, direction, strict=True)), difference, rtol=1e-7)
 
 
 @pytest.mark.parametrize("nonfinite", [0.0, math.nan, math.inf, 1e300])
@@ -1154,7 +1158,7 @@ def age_logarithm(scores, batch, head, query, key):
 
 
 def root(scores, batch, head, query, key):
-    """What has no slope at 0, of which a masked score has the place."""
+    """A function without a derivative at 0, which stands for a masked score."""
     xp = array_namespace(scores)
     return xp.multiply(xp.sign(scores), xp.sqrt(xp.abs(scores)))
 

@@ -29,9 +29,9 @@ def ran(backend, monkeypatch):
     def spied(owner, attribute, name):
         function = getattr(owner, attribute)
 
-        def spy(*given, **options):
+        def spy(*arguments, **options):
             found.append(name)
-            return function(*given, **options)
+            return function(*arguments, **options)
 
         monkeypatch.setattr(owner, attribute, spy)
 
@@ -168,7 +168,7 @@ def test_a_mask_with_structure_takes_blocks_earlier(arrays, backend, put, monkey
 
 @pytest.mark.parametrize("empty", [0, 1, 2, 3])
 def test_what_is_empty_is_dense(empty, backend, put, get, ran):
-    entries, rows, columns, width = (0 if place == empty else size for place, size in enumerate((B, M, N, D)))
+    entries, rows, columns, width = (0 if axis == empty else size for axis, size in enumerate((B, M, N, D)))
     query, key, value = put(
         [np.ones((entries, H, rows, D)), np.ones((entries, G, columns, D)), np.ones((entries, G, columns, width))]
     )

@@ -159,8 +159,8 @@ def test_a_head_has_the_same_bits_alone(put, get, rng):
     arrays = qkv(rng)
     whole = get(attention(*put(arrays), softcap=3.0, **EXACTLY))
     for head in range(H):
-        own = [arrays[0][:, head : head + 1], *(x[:, head // 2 : head // 2 + 1] for x in arrays[1:])]
-        same(get(attention(*put(own), softcap=3.0, **EXACTLY))[:, 0], whole[:, head])
+        one_head = [arrays[0][:, head : head + 1], *(x[:, head // 2 : head // 2 + 1] for x in arrays[1:])]
+        same(get(attention(*put(one_head), softcap=3.0, **EXACTLY))[:, 0], whole[:, head])
 
 
 @pytest.mark.parametrize("sizes", [(1, 64), (64, 2**12), (128, 2**9), (70, 2**14)])
@@ -204,8 +204,8 @@ def test_scores_alone_are_correctly_rounded_and_have_the_gradients_of_float64(na
         }
         return ac.attention_scores(query, key, **options[name], arithmetic=arithmetic)
 
-    given = backend.from_numpy([query, key, bias])
-    found = backend.to_numpy(scores(*given, "reproducible"))
+    arrays = backend.from_numpy([query, key, bias])
+    found = backend.to_numpy(scores(*arrays, "reproducible"))
     wanted = scores(*(x.astype(np.float64) for x in (query, key, bias)), "fast")
     assert np.mean(found == wanted.astype(np.float32)) > 0.999
     same(found, scores(query, key, bias, "reproducible"))
@@ -250,10 +250,10 @@ CONFIGURATIONS = [
     st.sampled_from([1.0, 0.7, 0.1, 0.0]),
     st.sampled_from(["float32", "float16"]),
 )
-def test_any_numbers_have_the_same_bits_as_in_numpy(backend, place, seed, spread, density, dtype):
+def test_any_numbers_have_the_same_bits_as_in_numpy(backend, number, seed, spread, density, dtype):
     if dtype not in backend.dtypes:
         dtype = "float32"
-    query, key, width = CONFIGURATIONS[place]
+    query, key, width = CONFIGURATIONS[number]
     rng = np.random.default_rng(seed)
 
     def drawn(*dims):
@@ -262,7 +262,7 @@ def test_any_numbers_have_the_same_bits_as_in_numpy(backend, place, seed, spread
     with np.errstate(over="ignore"):
         arrays = [x.astype(dtype) for x in (drawn(*query), drawn(*key), drawn(*key[:-1], width))]
     mask = rng.random((*query[:-1], key[-2])) < density
-    found = _attended(backend, place, dtype)(*backend.from_numpy([*arrays, mask]))
+    found = _attended(backend, number, dtype)(*backend.from_numpy([*arrays, mask]))
     wanted = attention(*arrays, mask=mask, return_logsumexp=True, **EXACTLY)
     for one, other in zip(backend.to_numpy(found), (wanted.output, wanted.logsumexp), strict=True):
         np.testing.assert_array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{other.itemsize}"))
@@ -308,7 +308,7 @@ def _mapped(backend, name, backward=False):
     }[name]
 
     def gradients(out, *arrays):
-        return backend.value_and_grad(lambda *given: backend.namespace.sum(function(*given) * out))(*arrays)[1]
+        return backend.value_and_grad(lambda *leaves: backend.namespace.sum(function(*leaves) * out))(*arrays)[1]
 
     if (backend.name, name, backward) not in _compiled:
         mode = {"jax": "jit", "tensorflow": "graph"}.get(backend.name, "eager")
@@ -316,7 +316,7 @@ def _mapped(backend, name, backward=False):
     return _compiled[backend.name, name, backward]
 
 
-def _attended(backend, place, dtype):
+def _attended(backend, number, dtype):
     """A function of arrays, compiled once by libraries that take their time to run a single call."""
     mode = {"jax": "jit", "tensorflow": "graph"}.get(backend.name, "eager")
 
@@ -324,7 +324,7 @@ def _attended(backend, place, dtype):
         found = attention(query, key, value, mask=mask, return_logsumexp=True, **EXACTLY)
         return found.output, found.logsumexp
 
-    name = backend.name, place, dtype
+    name = backend.name, number, dtype
     if name not in _compiled:
         _compiled[name] = backend.compile(function, mode=mode)
     return _compiled[name]
@@ -376,7 +376,7 @@ def test_gradients_agree_with_those_in_float64(backend, rng):
 
     def gradients(dtype, arithmetic):
         xp = backend.namespace
-        given = backend.from_numpy([x.astype(dtype) for x in (*arrays, *factors)])
+        inputs = backend.from_numpy([x.astype(dtype) for x in (*arrays, *factors)])
 
         def loss(query, key, value, bias):
             found = attention(
@@ -390,9 +390,9 @@ def test_gradients_agree_with_those_in_float64(backend, rng):
                 return_logsumexp=True,
                 arithmetic=arithmetic,
             )
-            return xp.sum(found.output * given[4]) + xp.sum(found.logsumexp * given[5])
+            return xp.sum(found.output * inputs[4]) + xp.sum(found.logsumexp * inputs[5])
 
-        return backend.to_numpy(backend.value_and_grad(loss)(*given[:4])[1])
+        return backend.to_numpy(backend.value_and_grad(loss)(*inputs[:4])[1])
 
     for found, wanted in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-7 * np.abs(wanted).max())
@@ -409,9 +409,9 @@ def test_rotated_channels_are_correctly_rounded_at_any_position(base, interleave
     found, far = ac.rotary_embedding(x, FAR, **options), []
     same(ac.rotary_embedding(x, FAR.astype(np.int32), **options), found)
     with mpmath.workdps(80):
-        for place, row, turned in zip(FAR, x[0].tolist(), found[0], strict=True):
+        for position, row, turned in zip(FAR, x[0].tolist(), found[0], strict=True):
             for pair in range(8):
-                angle = int(place) * mpmath.mpf(base) ** (mpmath.mpf(-2 * pair) / 16)
+                angle = int(position) * mpmath.mpf(base) ** (mpmath.mpf(-2 * pair) / 16)
                 a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + 8)
                 wanted = row[a] * mpmath.cos(angle) - row[b] * mpmath.sin(angle)
                 across = row[b] * mpmath.cos(angle) + row[a] * mpmath.sin(angle)
@@ -465,12 +465,12 @@ def test_layer_functions_and_their_gradients_agree_with_float64_to_half_an_ulp(n
     xp = backend.namespace
 
     def gradients(dtype, arithmetic):
-        given = backend.from_numpy([each.astype(dtype) for each in (x, weight, factor)])
+        inputs = backend.from_numpy([each.astype(dtype) for each in (x, weight, factor)])
 
         def loss(x, weight):
-            return xp.sum(function(x, weight, arithmetic=arithmetic) * given[2])
+            return xp.sum(function(x, weight, arithmetic=arithmetic) * inputs[2])
 
-        return backend.to_numpy(backend.value_and_grad(loss)(*given[:2])[1])
+        return backend.to_numpy(backend.value_and_grad(loss)(*inputs[:2])[1])
 
     for one, other in zip(gradients("float32", "reproducible"), gradients("float64", "fast"), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=3e-7 * np.abs(other).max() + 1e-30)
@@ -597,11 +597,13 @@ def test_parameters_that_no_row_uses_have_a_gradient_of_zero(name, backend, rng)
     ],
 )
 def test_unsupported_options_are_refused(options, message, put, rng):
-    given = {name: put(np.ones(H, dtype=np.float32)) if value == "array" else value for name, value in options.items()}
-    if "scale" in given:
-        given["scale"] = given["scale"][0, ...]
+    options_with_arrays = {
+        name: put(np.ones(H, dtype=np.float32)) if value == "array" else value for name, value in options.items()
+    }
+    if "scale" in options_with_arrays:
+        options_with_arrays["scale"] = options_with_arrays["scale"][0, ...]
     with pytest.raises(ValueError, match=message):
-        attention(*put(qkv(rng)), **{**EXACTLY, **given})
+        attention(*put(qkv(rng)), **{**EXACTLY, **options_with_arrays})
 
 
 @pytest.mark.needs("float64")
@@ -638,20 +640,20 @@ def test_layers_take_the_setting(kind, backend, rng):
         "SaganAttention": layers.SaganAttention(16, data_format="channels_first"),
     }[kind]
     exact = dataclasses.replace(definition, **EXACTLY)
-    given = exact.init(3, xp=NUMPY)
+    parameters = exact.init(3, xp=NUMPY)
     inputs = float32(rng, 2, 7, 16)
     options = {"seed": 5}
     if kind == "Embeddings":
         inputs = rng.integers(0, 11, (2, 7))
     if kind == "SaganAttention":
         inputs, options = float32(rng, 2, 16, 4, 6), {}
-        given = given._replace(sigma=np.asarray(0.5, dtype=np.float32))
+        parameters = parameters._replace(sigma=np.asarray(0.5, dtype=np.float32))
         options = {"state": exact.init_state(3, xp=NUMPY)}
-    placed = backend.from_numpy((given, inputs, options.get("state")))
-    own = {**options, "state": placed[2]} if "state" in options else options
-    found = backend.to_numpy(exact(*placed[:2], **own))
-    same(found, exact(given, inputs, **options))
-    np.testing.assert_allclose(found, definition(given, inputs, **options), rtol=1e-4, atol=1e-5)
+    placed = backend.from_numpy((parameters, inputs, options.get("state")))
+    placed_options = {**options, "state": placed[2]} if "state" in options else options
+    found = backend.to_numpy(exact(*placed[:2], **placed_options))
+    same(found, exact(parameters, inputs, **options))
+    np.testing.assert_allclose(found, definition(parameters, inputs, **options), rtol=1e-4, atol=1e-5)
 
 
 def test_slices_have_as_many_bits_as_exact_sums_allow():
@@ -672,18 +674,18 @@ def test_the_gradient_of_a_bias_depends_only_on_rows_that_share_it(dims, backend
     xp = backend.namespace
 
     def gradient(factor, *arrays):
-        *given, bias, factor = backend.from_numpy((*arrays, factor))
+        *qkv_arrays, bias, factor = backend.from_numpy((*arrays, factor))
 
         def loss(bias):
-            return xp.sum(attention(*given, bias=bias, **EXACTLY) * factor)
+            return xp.sum(attention(*qkv_arrays, bias=bias, **EXACTLY) * factor)
 
         return backend.to_numpy(backend.value_and_grad(loss)(bias)[1][0])
 
     whole = gradient(factor, *arrays, bias)
     if dims[0] == B:
         for index in range(B):
-            own = [x[index : index + 1] for x in (factor, *arrays, bias)]
-            same(gradient(*own)[0], whole[index])
+            sample = [x[index : index + 1] for x in (factor, *arrays, bias)]
+            same(gradient(*sample)[0], whole[index])
     else:
         assert np.isfinite(whole).all()
         assert np.abs(whole).max() > 1e3

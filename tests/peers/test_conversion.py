@@ -119,8 +119,8 @@ def test_multi_head_attention_of_torch(torch, of_torch, rng, kdim, vdim, bias, a
     assert back.batch_first
     shapes = ((2, 5, 12), (2, 7, kdim or 12), (2, 7, vdim or 12))
     inputs = [torch.from_numpy(rng.standard_normal(shape)) for shape in shapes]
-    for masks, own in every_mask(torch, rng):
-        found = ours(*inputs, **own).detach()
+    for masks, our_masks in every_mask(torch, rng):
+        found = ours(*inputs, **our_masks).detach()
         ordered = inputs if batch_first else [x.transpose(0, 1) for x in inputs]
         for weights in (True, False):
             expected = theirs(*ordered, **masks, need_weights=weights)[0].detach()
@@ -193,13 +193,13 @@ def test_encoder_layer_of_torch(torch, of_torch, rng, norm_first):
         torch.tensor([[False] * 5, [False] * 3 + [True] * 2]),
     )
     pairs = torch.eye(5, dtype=torch.bool).roll(1, 0)
-    for masks, own in (
+    for masks, our_masks in (
         ({}, {}),
         ({"src_mask": pairs}, {"mask": ~pairs}),
         ({"src_key_padding_mask": ignored}, {"key_mask": ~ignored}),
     ):
         for module in (theirs, back):  # with a gradient, as without one PyTorch fuses, and rounds otherwise
-            agree(ours(x, **own).detach(), module(x, **masks).detach(), "torch.nn.TransformerEncoderLayer")
+            agree(ours(x, **our_masks).detach(), module(x, **masks).detach(), "torch.nn.TransformerEncoderLayer")
 
 
 @pytest.mark.needs("torch")
@@ -319,7 +319,7 @@ KERAS = [
 
 
 def weights(module):
-    found = {own.path.split("/", 1)[1]: np.asarray(own) for own in module.weights}
+    found = {variable.path.split("/", 1)[1]: np.asarray(variable) for variable in module.weights}
     return {name: array for name, array in found.items() if name.endswith(("kernel", "bias"))}
 
 
@@ -341,12 +341,12 @@ def test_multi_head_attention_of_keras(keras, of_keras, rng, options):
     causal = {"attention_mask": mask, "use_causal_mask": True}
     width = options.get("head_dim", options.get("key_dim"))
     what = "keras.layers.*, 1/√key_dim exact in float32" if width in (4, 16) else "keras.layers.*"
-    for masks, own in (
+    for masks, our_masks in (
         ({}, {}),
         ({"attention_mask": mask}, {"mask": mask[:, None]}),
         (causal, {"mask": mask[:, None] & np.tri(5, 7, dtype=bool)}),
     ):
-        found = np.asarray(ours(query, key, value, **own))
+        found = np.asarray(ours(query, key, value, **our_masks))
         for module in (theirs, back):
             agree(found, module(query, value, key, **masks), what)
 
@@ -434,12 +434,12 @@ def test_multi_head_attention_of_flax(nnx, of_jax, rng, options):
     )
     mask = rng.random((2, 1, 5, 7)) < 0.6
     mask[..., 0] = True
-    for own in (None, np.broadcast_to(mask, (2, options["num_heads"], 5, 7))):
-        found = ours(query, key, value, **({} if own is None else {"mask": own}))
+    for our_mask in (None, np.broadcast_to(mask, (2, options["num_heads"], 5, 7))):
+        found = ours(query, key, value, **({} if our_mask is None else {"mask": our_mask}))
         for module in (theirs, back):
-            exact = module(query, key, value, mask=own, sow_weights=True)
+            exact = module(query, key, value, mask=our_mask, sow_weights=True)
             agree(found, exact, "flax.nnx.MultiHeadAttention(sow_weights=True)")
-            agree(found, module(query, key, value, mask=own), "flax.nnx.MultiHeadAttention")
+            agree(found, module(query, key, value, mask=our_mask), "flax.nnx.MultiHeadAttention")
 
 
 @pytest.mark.needs("jax", "flax")
@@ -504,11 +504,13 @@ def test_multi_head_attention_of_equinox(equinox, of_jax, rng, options):
     inputs = [jax.numpy.asarray(rng.standard_normal(shape)) for shape in sizes]
     mask = rng.random((3, 5, 7)) < 0.6
     mask[..., 0] = True
-    for own in (None, mask[0], mask):
-        found = ours(*inputs, **({} if own is None else {"mask": own}))
+    for our_mask in (None, mask[0], mask):
+        found = ours(*inputs, **({} if our_mask is None else {"mask": our_mask}))
         for module in (theirs, back):
             agree(
-                found, module(*inputs, None if own is None else jax.numpy.asarray(own)), "equinox.nn.MultiheadAttention"
+                found,
+                module(*inputs, None if our_mask is None else jax.numpy.asarray(our_mask)),
+                "equinox.nn.MultiheadAttention",
             )
 
 

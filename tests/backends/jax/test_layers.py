@@ -125,9 +125,9 @@ def test_leaves_are_named():
 
 def test_arrays_are_placed_where_they_are_asked_for():
     device = jax.devices("cpu")[0]
-    for place in (device, "cpu:0", jax.sharding.SingleDeviceSharding(device)):
-        layer = attention_jax.FeedForward.init(0, 2, 3, device=place)
-        again = attention_jax.FeedForward.from_numpy(layer.definition, *layer.to_numpy(), device=place)
+    for target in (device, "cpu:0", jax.sharding.SingleDeviceSharding(device)):
+        layer = attention_jax.FeedForward.init(0, 2, 3, device=target)
+        again = attention_jax.FeedForward.from_numpy(layer.definition, *layer.to_numpy(), device=target)
         for leaf in jax.tree.leaves((layer, again)):
             assert leaf.committed
             assert leaf.devices() == {device}
@@ -144,16 +144,16 @@ def test_a_layer_does_not_change():
 def test_a_call_is_that_of_the_definition_on_numpy(name):
     layer, inputs, options = made(name)
     parameters, state = layer.to_numpy()
-    _, given, same = CASES[name]
-    own = {"state": state} if state else {}
-    close(layer(*inputs, **options), layer.definition(parameters, *given, **same, **own))
+    _, raw, same = CASES[name]
+    state_option = {"state": state} if state else {}
+    close(layer(*inputs, **options), layer.definition(parameters, *raw, **same, **state_option))
 
 
 @every
 def test_arrays_of_numpy_are_taken(name):
     layer, inputs, options = made(name)
-    _, given, same = CASES[name]
-    equal(layer(*given, **same), layer(*inputs, **options))
+    _, raw, same = CASES[name]
+    equal(layer(*raw, **same), layer(*inputs, **options))
 
 
 def test_inputs_may_be_a_mapping():
@@ -199,8 +199,8 @@ def test_gradients_are_those_of_finite_differences(name):
     steps = step * jnp.eye(flat.size)
     differences = jax.jit(jax.vmap(lambda change: (value(flat + change) - value(flat - change)) / (2 * step)))(steps)
     gradients = jax.jit(jax.grad(loss))(layer, inputs, options).parameters
-    own = jax.jit(jax.grad(lambda found: loss(layer, found or inputs, options)))(floating)
-    found, _ = ravel_pytree((gradients, own))
+    d_inputs = jax.jit(jax.grad(lambda found: loss(layer, found or inputs, options)))(floating)
+    found, _ = ravel_pytree((gradients, d_inputs))
     assert np.abs(differences).max() > 0.1
     np.testing.assert_allclose(found, differences, rtol=1e-7, atol=1e-8 * float(np.abs(differences).max()))
 
@@ -300,8 +300,8 @@ def test_a_layer_is_exported_with_an_open_batch(name):
     program = export.export(jax.jit(lambda inputs: layer(*inputs)))(shapes)
     program = export.deserialize(program.serialize())
     more = jax.tree.map(lambda x: jnp.concat([x, x[:1]]), inputs)
-    for given in (inputs, more):
-        close(program.call(given), layer(*given))
+    for arrays in (inputs, more):
+        close(program.call(arrays), layer(*arrays))
     whole = export.export(jax.jit(lambda layer, inputs: layer(*inputs)))(layer, shapes)
     close(whole.call(layer, more), layer(*more))
 
@@ -348,9 +348,9 @@ DROPPING = [name for name, (settings, *_) in CASES.items() if "dropout" in setti
 def test_a_seed_drops_the_same_as_on_numpy(name):
     layer, inputs, options = made(name)
     parameters, _ = layer.to_numpy()
-    _, given, same = CASES[name]
+    _, raw, same = CASES[name]
     found = layer(*inputs, **options, key=6)
-    close(found, layer.definition(parameters, *given, **same, seed=6))
+    close(found, layer.definition(parameters, *raw, **same, seed=6))
     close(jax.jit(layer)(*inputs, **options, key=6), found)
     equal(layer(*inputs, **options, key=jnp.asarray([6, 0], "int32")), found)
     assert (found != layer(*inputs, **options)).any()
@@ -393,7 +393,7 @@ def test_the_state_is_advanced_outside_of_the_call_and_without_a_gradient():
     new = layer.refreshed()
     parameters, state = layer.to_numpy()
     close(new.state, jax.tree.map(jnp.asarray, layer.definition.refreshed(parameters, state)))
-    assert all((own != other).any() for own, other in zip(new.state, layer.state, strict=True))
+    assert all((new_array != other).any() for new_array, other in zip(new.state, layer.state, strict=True))
     assert new.parameters is layer.parameters
     gradients = jax.grad(lambda layer: sum(jnp.sum(leaf) for leaf in layer.refreshed().state))(layer)
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradients))
@@ -435,7 +435,7 @@ def test_arrays_that_are_not_those_of_the_definition_are_named():
 
 @pytest.mark.parametrize("wrong", [np.ones((2, 5, 8)), jnp.ones(()), "key", 1.5, -1])
 def test_what_is_no_key_is_named(wrong):
-    """Above all the keys to be attended, which other frameworks take under that name."""
+    """Above all the keys to attend to, which other frameworks take under that name."""
     layer = attention_jax.MultiHeadAttention.init(0, 8, 2)
     with pytest.raises((TypeError, ValueError), match=r"expected (key as a key of jax.random|a seed)"):
         layer(jnp.ones((2, 5, 8), "float32"), key=wrong)
@@ -549,12 +549,12 @@ def test_masks_of_numpy_are_taken():
 
 def test_every_mask_is_registered_and_one_of_your_own_can_be():
     known = {And, Appended, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow}
-    own = {
+    kinds = {
         kind
         for kind in _descendants(Mask)
         if kind.__module__ == "attention_core.masks" and not kind.__name__.startswith("_")
     }
-    assert own == known
+    assert kinds == known
     for kind in known:
         with pytest.raises(ValueError, match="Duplicate"):
             attention_jax.register_mask(kind)
@@ -573,7 +573,7 @@ def test_every_mask_is_registered_and_one_of_your_own_can_be():
 
 
 def _descendants(kind):
-    return [each for own in kind.__subclasses__() for each in (own, *_descendants(own))]
+    return [each for subclass in kind.__subclasses__() for each in (subclass, *_descendants(subclass))]
 
 
 @pytest.mark.parametrize("module", ["layers", "masks"])

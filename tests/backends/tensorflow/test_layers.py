@@ -300,14 +300,14 @@ def test_masks_of_query_key_and_value_hide_places(rng, name, form):
 @pytest.mark.parametrize("name", ["dot_product", "multi_head"])
 def test_a_given_mask_takes_the_place_of_that_of_the_input(rng, name):
     layer, x = made(name, rng), example(name, rng)
-    allowed, own = rng.random((2, 1, 5, 5)) > 0.4, rng.random((2, 5)) > 0.3
+    allowed, padding = rng.random((2, 1, 5, 5)) > 0.4, rng.random((2, 5)) > 0.3
     if name == "dot_product":
         allowed = allowed[:, 0]
-    found = layer(masked(x, PLACES), mask=allowed, key_mask=own)
-    close(found, defined(layer, x, mask=allowed, query_mask=PLACES, key_mask=own), 1e-5)
+    found = layer(masked(x, PLACES), mask=allowed, key_mask=padding)
+    close(found, defined(layer, x, mask=allowed, query_mask=PLACES, key_mask=padding), 1e-5)
     same(found._keras_mask, PLACES)
-    found = layer(masked(x, PLACES), query_mask=own, return_weights=True)
-    close(found.output, defined(layer, x, query_mask=own, key_mask=PLACES), 1e-5)
+    found = layer(masked(x, PLACES), query_mask=padding, return_weights=True)
+    close(found.output, defined(layer, x, query_mask=padding, key_mask=PLACES), 1e-5)
 
 
 def test_a_mask_and_its_other_name_are_an_error(rng):
@@ -362,15 +362,15 @@ def test_gradients_are_those_of_finite_differences(rng, name, mode):
         start, gradient = variable.numpy(), np.asarray(gradient)
         if variable.name not in UNFELT:
             assert np.abs(gradient).max() > 1e-9
-        for place in rng.permutation(start.size)[:6]:
+        for index in rng.permutation(start.size)[:6]:
             step = np.zeros(start.size)
-            step[place] = 1e-5
+            step[index] = 1e-5
             ends = []
             for sign in (1, -1):
                 variable.assign(start + sign * step.reshape(start.shape))
                 ends.append(float(value()))
             variable.assign(start)
-            close(gradient.reshape(-1)[place], (ends[0] - ends[1]) / 2e-5, 1e-7 * max(1, np.abs(gradient).max()))
+            close(gradient.reshape(-1)[index], (ends[0] - ends[1]) / 2e-5, 1e-7 * max(1, np.abs(gradient).max()))
 
 
 @pytest.mark.parametrize("mode", MODES)

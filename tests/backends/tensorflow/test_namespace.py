@@ -40,9 +40,9 @@ def assert_same(got, expected, *, rtol=0.0):
 
 def by_standard(name, *arguments):
     """Call array_api_strict with NumPy arrays in place of its own."""
-    own = [strict.asarray(each) if isinstance(each, np.ndarray) else each for each in arguments]
+    strict_arguments = [strict.asarray(each) if isinstance(each, np.ndarray) else each for each in arguments]
     with np.errstate(all="ignore"):
-        return np.asarray(getattr(strict, name)(*own))
+        return np.asarray(getattr(strict, name)(*strict_arguments))
 
 
 def elements(dtype, name=""):
@@ -606,19 +606,19 @@ def test_gradients_of_attention_are_those_of_central_differences(mode):
     run = differentiate if mode == "eager" else functools.partial(traced, differentiate, mode)
     _, gradients = run(*arrays)
     assert gradients[3] is None
-    for place in range(3):
-        direction = rng.normal(size=arrays[place].shape)
+    for argument in range(3):
+        direction = rng.normal(size=arrays[argument].shape)
         moved = [
-            [xp.add(x, tensor(sign * 1e-6 * direction)) if at == place else x for at, x in enumerate(arrays)]
+            [xp.add(x, tensor(sign * 1e-6 * direction)) if at == argument else x for at, x in enumerate(arrays)]
             for sign in (1, -1)
         ]
         derivative = (loss(*moved[0]) - loss(*moved[1])).numpy() / 2e-6
-        np.testing.assert_allclose(np.sum(gradients[place].numpy() * direction), derivative, rtol=1e-6)
+        np.testing.assert_allclose(np.sum(gradients[argument].numpy() * direction), derivative, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
 def test_dtypes_are_of_their_kinds(dtype):
-    own = getattr(xp, dtype)
+    dtype_object = getattr(xp, dtype)
     for kind in (
         "bool",
         "signed integer",
@@ -629,10 +629,10 @@ def test_dtypes_are_of_their_kinds(dtype):
         "numeric",
     ):
         standard = getattr(strict, dtype if hasattr(strict, dtype) else "float32")
-        assert xp.isdtype(own, kind) == strict.isdtype(standard, kind)
-    assert xp.isdtype(own, own)
-    assert xp.isdtype(own, ("bool", "numeric"))
-    assert not xp.isdtype(own, (tf.complex64, "complex floating"))
+        assert xp.isdtype(dtype_object, kind) == strict.isdtype(standard, kind)
+    assert xp.isdtype(dtype_object, dtype_object)
+    assert xp.isdtype(dtype_object, ("bool", "numeric"))
+    assert not xp.isdtype(dtype_object, (tf.complex64, "complex floating"))
 
 
 def test_an_unknown_kind_is_named():

@@ -108,8 +108,8 @@ def test_the_kernel_equals_the_definition(name, torch, arrays, put, rng):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["mask", "bias"])
 def test_the_kernel_takes_masks_and_biases_of_every_shape(kind, shape, torch, arrays, put, rng):
-    given = rng.random(shape) < 0.6 if kind == "mask" else rng.standard_normal(shape)
-    options = {kind: put(np.asarray(given))}
+    bias_or_mask = rng.random(shape) < 0.6 if kind == "mask" else rng.standard_normal(shape)
+    options = {kind: put(np.asarray(bias_or_mask))}
     assert refusal(arrays, **options) is None
     close(*(results(torch, arrays, implementation, options) for implementation in ("fused", "dense")))
 
@@ -200,9 +200,9 @@ def test_not_preferred_as_a_query_that_is_nan_is_lost_among_few_keys(columns, mo
 @pytest.mark.parametrize("nonfinite", [math.nan, math.inf])
 def test_refused_as_what_is_masked_leaks(nonfinite, torch, arrays, put):
     allowed = put(np.arange(N) < N - 1)
-    for place in (1, 2):
+    for argument in (1, 2):
         spoilt = [x.clone() for x in arrays]
-        spoilt[place][:, :, -1] = nonfinite
+        spoilt[argument][:, :, -1] = nonfinite
         assert "not seen to be finite" in refusal(spoilt, mask=allowed)
         assert torch.isnan(kernel(torch, spoilt, attn_mask=allowed[None, :])).any()
         found = attention(*spoilt, mask=allowed)
@@ -399,17 +399,17 @@ def gradients_of(torch, implementation, options, backend="aot_eager"):
 def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, torch, arrays, put, rng):
     """One program answers for all values, masked or attended, as blocks do, in output and gradients.
 
-    With lengths, the kernel is given what is attended alone, compiled or not.
+    With lengths, the kernel is given only the keys that are attended to, compiled or not.
     """
     options = TAKEN[name](put, rng)
     if "mask" not in options:
         options["is_causal"] = True
     attend = gradients_of(torch, "fused", options, backend_of_torch)
     for nonfinite in (math.nan, math.inf, None):
-        for place in range(3):
+        for argument in range(3):
             inputs = [x.clone() for x in arrays]
             if nonfinite is not None:
-                inputs[place][:, :, 2] = nonfinite
+                inputs[argument][:, :, 2] = nonfinite
             otherwise = "fused" if name == "lengths" else "blockwise"
             close(attend(*inputs), results(torch, inputs, "dense" if nonfinite is None else otherwise, options))
 
@@ -563,7 +563,7 @@ def test_sinks_take_one_attention(name, runs, sinks, torch, arrays, put, rng):
     options = {**TAKEN[name](put, rng), "sinks": sinks}
     arrays = [torch.cat([x, x, x], dim=-2) for x in arrays]  # more keys than a vector of the processor holds
     if name in ("array and rule of it", "empty rows", "mask and bias", "causal bias", "bias of minus infinity"):
-        arrays = [x[:, :, : (M, N, N)[place]] for place, x in enumerate(arrays)]
+        arrays = [x[:, :, : (M, N, N)[number]] for number, x in enumerate(arrays)]
     if name == "numbers of a mask":
         options["bias"] = torch.cat([options["bias"]] * 3)
     found = results(torch, arrays, "auto", options)
@@ -595,9 +595,9 @@ def test_the_logsumexp_of_the_kernel_is_that_of_the_definition(options, leading,
 def test_sinks_of_a_call_whose_scores_are_not_finite_are_those_of_the_definition(runs, sinks, torch, put, rng):
     arrays = put([rng.standard_normal((1, count, 40, D)) for count in (H, G, G)])
     for number in (math.inf, -math.inf, math.nan):
-        for place in range(3):
+        for argument in range(3):
             spoilt = [x.clone() for x in arrays]
-            spoilt[place][:, :, 5] = number
+            spoilt[argument][:, :, 5] = number
             runs.clear()
             found = attention(*spoilt, sinks=sinks)
             assert runs == ["dense"]

@@ -459,8 +459,8 @@ def test_gradients_are_those_of_finite_differences(name):
     parameters = [parameter.detach().clone().requires_grad_() for parameter in layer.parameters()]
 
     def call(*tensors):
-        given = dict(zip(names, tensors[len(moving) :], strict=True))
-        return torch.func.functional_call(layer, given, tensors[: len(moving)] or inputs)
+        parameters = dict(zip(names, tensors[len(moving) :], strict=True))
+        return torch.func.functional_call(layer, parameters, tensors[: len(moving)] or inputs)
 
     assert torch.autograd.gradcheck(call, (*moving, *parameters))
 
