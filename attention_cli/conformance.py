@@ -110,8 +110,8 @@ def _identical(
     refused: Mapping[str, Any],
 ) -> None:
     """Run the cases of which all ways must give the same bits."""
-    for option, given in refused.items():
-        if given:
+    for option, value in refused.items():
+        if value:
             raise refusal(f"expected no --{option} with --identical; got one")
     _check_model(model)
     cases = _chosen_cases(case, bits.catalogue(model))

@@ -56,14 +56,14 @@ def convert(
     for name, layout in (("--from", from_), ("--to", to)):
         if layout not in (OWN, *LAYOUTS):
             raise refusal(f"expected {name} out of {NAMES}; got {layout!r}")
-    given = {
+    options = {
         "num_heads": num_heads,
         "zero_attention": zero_attention or None,
         "norm_first": norm_first or None,
         "epsilon": epsilon,
         "dropout": dropout,
     }
-    reading = _options(from_, {name: value for name, value in given.items() if value is not None}, prefix, drop)
+    reading = _options(from_, {name: value for name, value in options.items() if value is not None}, prefix, drop)
     ordered = [name for name in (from_, to) if name != OWN and _takes(LAYOUTS[name].read, "head_order")]
     if head_order is not None and (not ordered or head_order not in ("repeat", "tile")):
         wanted = "repeat or tile" if ordered else f"no --head-order from {from_} to {to}"
@@ -89,19 +89,19 @@ def convert(
         typer.echo(line)
 
 
-def _options(layout: str, given: dict[str, Any], prefix: str, drop: list[str] | None) -> dict[str, Any]:
+def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str] | None) -> dict[str, Any]:
     """The options of reading, if the layout takes them and has those that it needs."""
     names = inspect.signature(LAYOUTS[layout].read).parameters if layout != OWN else {}
-    for name in given:
+    for name in options:
         if name not in names:
-            raise refusal(f"expected no {FLAGS[name]} from {layout}; got {given[name]}")
+            raise refusal(f"expected no {FLAGS[name]} from {layout}; got {options[name]}")
     needed = [name for name, each in names.items() if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
     for name in needed:
-        if name not in given:
+        if name not in options:
             raise refusal(f"expected {FLAGS[name]} from {layout}, whose arrays do not tell it; got none")
     if layout == OWN and (prefix or drop):
         raise refusal(f"expected no --prefix and --drop from {OWN}, whose files are whole; got {prefix or drop}")
-    return given
+    return options
 
 
 def _takes(function: Any, name: str) -> bool:

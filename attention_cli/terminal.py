@@ -13,9 +13,9 @@ __all__ = ["Many", "check_known", "console", "refusal"]
 Many = list[str] | None
 
 
-def check_known(option: str, given: Many, known: Iterable[str]) -> None:
+def check_known(option: str, names: Many, known: Iterable[str]) -> None:
     """Refuse a name that is not known."""
-    for name in given or ():
+    for name in names or ():
         if name not in known:
             article = "an" if option[0] in "aeiou" else "a"
             raise refusal(f"expected {article} {option} out of {', '.join(known)}; got {name!r}")

@@ -54,12 +54,12 @@ def unsupported(function: AttentionFunction, problem: Problem) -> list[str]:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a built-in that does not tell
         return []
-    given = [*problem.options, *(name for name in ("mask", "score_mod") if getattr(problem, name) is not None)]
-    given += [name for name in ("bias", "sinks") if name in problem.arrays]
+    used = [*problem.options, *(name for name in ("mask", "score_mod") if getattr(problem, name) is not None)]
+    used += [name for name in ("bias", "sinks") if name in problem.arrays]
     pieces = ["attention in pieces"] if problem.pieces and function is not scaled_dot_product_attention else []
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return pieces
-    return [name for name in given if name not in parameters] + pieces
+    return [name for name in used if name not in parameters] + pieces
 
 
 def _call(function: AttentionFunction, problem: Problem, arrays: Arrays) -> Any:

@@ -24,7 +24,7 @@ autodoc_typehints = "none"  # the docstrings say it with shapes
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 
-# The examples in docstrings name what stands beside them.
+# The examples in docstrings name what stands next to them.
 modules = ("attention_core", "attention_core.initializers", "attention_core.parameters", "attention_conformance")
 doctest_global_setup = "\n".join(f"from {module} import *" for module in modules)
 

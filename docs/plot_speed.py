@@ -44,9 +44,9 @@ def draw(theme):
     text, grid = THEMES[theme]
     mpl.rcParams.update({"svg.hashsalt": "attention-core", "font.size": 10, "text.color": text})
     figure, axes = plt.subplots(figsize=(8.8, 4), layout="constrained")
-    for place, (backend, mode, title, marker, *colours) in enumerate(LIBRARIES):
+    for number, (backend, mode, title, marker, *colours) in enumerate(LIBRARIES):
         ratios = [ratio(*row[1:], backend, mode) for row in ROWS]
-        heights = [row + 0.15 * (place - 1.5) for row in range(len(ROWS))]  # apart, so that no mark hides another
+        heights = [row + 0.15 * (number - 1.5) for row in range(len(ROWS))]  # apart, so that no mark hides another
         axes.plot(ratios, heights, marker, color=colours[theme == "dark"], label=title, markersize=7, linestyle="none")
     axes.axvline(1, color=text, linewidth=1)
     axes.set_xscale("log")

@@ -60,5 +60,5 @@ if __name__ == "__main__":
         called = count(function)
         print(f"{name:24} {sum(called.values()):5}")
         if name in sys.argv[1:]:
-            for place, number in called.most_common():
-                print(f"{number:8}  {place}")
+            for address, number in called.most_common():
+                print(f"{number:8}  {address}")

@@ -20,8 +20,9 @@ Bound = Callable[[str, float], float]
 def ordinary(dtype: str, kappa: float) -> float:
     r"""Bound the error where scores are small.
 
-    Types of 16 bits are computed in float32 and rounded once, which costs half a unit; float32 keeps 6 units; float64
-    keeps :math:`10^{-15} (1 + \kappa) S`, since a unit in the last place of S is at most :math:`2^{-52} S`.
+    * Types of 16 bits are computed in float32 and rounded once, which costs half a unit.
+    * float32 keeps 6 units.
+    * float64 keeps :math:`10^{-15} (1 + \kappa) S`, as a unit in the last place of S is at most :math:`2^{-52} S`.
     """
     return {"float32": 6.0, "float64": 1e-15 * 2**52 * (1 + kappa)}.get(dtype, 0.51)
 
@@ -118,9 +119,12 @@ class Case:
     bound : callable
     dtypes : tuple of str
     measure : str
-        ``ulp``: the error of what is returned against the oracle; ``gradient``: that of the gradients; ``exact``:
-        whether the output is that of the problem's ``twin``, bit by bit; ``message``: whether wrong arguments raise
-        what the core raises on NumPy.
+        One of these:
+
+        * ``ulp``: the error of the results against the oracle.
+        * ``gradient``: the error of the gradients.
+        * ``exact``: whether the output is that of the problem's ``twin``, bit by bit.
+        * ``message``: whether wrong arguments raise the error that the core raises on NumPy.
     compiled : tuple of str
         The dtypes in which compiled modes run the case unless others are asked for: compilers take seconds for each.
     twin : callable, optional

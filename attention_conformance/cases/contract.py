@@ -51,11 +51,11 @@ def steepness(draw: Draw) -> dict[str, NumpyArray]:
     return {"factor": draw.normal(mean=1.0), "distance_factor": draw.normal(deviation=0.25)}
 
 
-def with_element(problem: Problem, name: str, place: tuple[int, ...], number: float) -> Problem:
+def with_element(problem: Problem, name: str, index: tuple[int, ...], number: float) -> Problem:
     """A problem in which one element of an array is another number."""
     changed = problem.arrays[name].copy()
-    place_of_all: Any = (..., *place)
-    changed[place_of_all] = number
+    full_index: Any = (..., *index)
+    changed[full_index] = number
     return replace(problem, arrays={**problem.arrays, name: changed})
 
 
@@ -104,7 +104,7 @@ def lowest_bias(draw: Draw) -> Problem:
 
 
 def unknown_query_sees_nothing(draw: Draw) -> Problem:
-    """A query of NaN that may attend to nothing."""
+    """A query of NaN whose row is fully masked."""
     return with_element(draw.problem(MASK, masked(draw, 2), **BOTH), "query", (2, 0), math.nan)
 
 
@@ -154,7 +154,7 @@ CONTRACT = (
     Case("pieces", 3, "The keys may come in pieces, in any order: positions are those in the whole.",
          lambda d: d.problem(CAUSAL | PERIODIC, {**period(2), "bias": d.normal(3, 5, 7)},
                              pieces=((4, 7), (0, 1), (1, 4)), return_logsumexp=True), merged),
-    Case("pieces-empty", 3, "A piece of which a query may attend to nothing changes nothing.",
+    Case("pieces-empty", 3, "A piece in which a row is fully masked changes nothing.",
          lambda d: d.problem(LENGTHS, lengths(0, 4), pieces=((5, 7), (2, 5), (0, 2)), return_logsumexp=True),
          merged),
     Case("empty-row-mask", 4, "A query whose mask is False everywhere gives exactly 0, and logsumexp -inf.",
@@ -164,7 +164,7 @@ CONTRACT = (
          lambda d: d.problem(LENGTHS, lengths(0, 4), **BOTH)),
     Case("empty-everywhere", 4, "A mask that is False everywhere gives exactly 0 everywhere.",
          lambda d: d.problem(MASK, {"mask": np.zeros((2, 1, 5, 7), dtype=bool)}, **BOTH)),
-    Case("empty-row-unknown-query", 4, "A query of NaN that may attend to nothing gives exactly 0.",
+    Case("empty-row-unknown-query", 4, "A query of NaN whose row is fully masked gives exactly 0.",
          unknown_query_sees_nothing),
     Case("lowest-finite-bias", 4, "Very low scores do not make a row empty: the average is over all its keys.",
          lowest_bias, exact_scores),
@@ -204,7 +204,7 @@ CONTRACT = (
     Case("relative-bias", 7, "Every bucket of distances has a number that is added to the scores.",
          lambda d: d.problem(None, {"table": d.normal(8, 3)},
                              score_mod=Rule("relative_bias", {"table": "table", "max_distance": 5}))),
-    Case("sinks", 7, "A sink takes a share of the weights, and all of them where a query may attend to nothing else.",
+    Case("sinks", 7, "A sink takes a share of the weights, and all of them in a fully masked row.",
          lambda d: d.problem(MASK, {**masked(d, 1, 4), "sinks": d.normal(3)}, **BOTH)),
     Case("dtype-is-kept", 8, "The output has the dtype of the query, rounded once.",
          lambda d: d.problem(**BOTH), compiled=("float16", "bfloat16", "float32", "float64")),

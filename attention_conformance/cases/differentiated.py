@@ -55,7 +55,7 @@ DIFFERENTIATED = (
     _case("gradient-empty-row-bias", 4, "The same where a bias of -inf excludes.", excluded_row),
     _case("gradient-empty-lengths", 4, "The same for a key length of 0.",
          lambda d: d.problem(LENGTHS, lengths(0, 5), gradient=True)),
-    _case("gradient-masked-rubbish", 5, "Masked nan and infinity do not leak into the gradients.", masked_nonfinite),
+    _case("gradient-masked-nonfinite", 5, "Masked NaN and infinities reach no gradient.", masked_nonfinite),
     _case("gradient-softcap", 7, "The gradients through the softcap.", lambda d: d.problem(softcap=1.5, gradient=True)),
     _case("gradient-score-mod", 7, "The gradients through a change of the scores, and in its arrays.",
          lambda d: d.problem(MASK, {**masked(d, 3), **steepness(d)}, score_mod=STEEPENED, softcap=1.5, gradient=True),

@@ -169,7 +169,7 @@ def _unlike_numbers(*names: str) -> Callable[[Source], Trees]:
 
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "plain": ("queries that attend every key", {}),
+    "plain": ("queries that attend to every key", {}),
     "one-key": ("a single key", {"columns": 1}),
     "one-query": ("a single query", {"rows": 1, "columns": 40}),
     "one-channel": ("heads of width 1", {"width": 1}),
@@ -222,7 +222,7 @@ ATTENTION = [
         _attention(f"{dtype}-{name}", f"{dtype}: {shows}", inputs, mask, dtype=dtype, **options)
         for dtype in ("float16", "bfloat16")
         for name, shows, inputs, mask, options in (
-            ("plain", "queries that attend every key", _ordinary, None, {}),
+            ("plain", "queries that attend to every key", _ordinary, None, {}),
             ("causal-dropout", "no later keys, dropped weights", _ordinary, CAUSAL, {"dropout": Seed(0.2, 3)}),
             ("bias", "a bias that masks, and weights", _biased, WINDOW, {"return_weights": True}),
             ("extreme", "infinities and nan, masked for some", _unlike_numbers("key", "value"), CAUSAL, {}),
@@ -261,7 +261,7 @@ def _scaled_spread(source: Source) -> Trees:
 
 
 def _placed(source: Source) -> Trees:
-    """Positions near and far, of both signs, for every entry of a batch."""
+    """Positions near and far, of both signs, for every sample of a batch."""
     near, far = source.integers(100, 1, 6), source.integers(2**31 - 1, 1, 6)
     return {"x": source.normal(2, 3, 6, 16), "positions": np.concatenate([near, np.where(far % 2, far, -far)])}
 

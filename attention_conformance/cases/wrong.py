@@ -16,10 +16,10 @@ LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})
 
 
 def _case(
-    name: str, shows: str, error: type[Exception], *given: Any, dtypes: tuple[str, ...] = ("float32",), **options: Any
+    name: str, shows: str, error: type[Exception], *parts: Any, dtypes: tuple[str, ...] = ("float32",), **options: Any
 ) -> Case:
     def inputs(draw: Draw) -> Problem:
-        return draw.problem(*(part(draw) if callable(part) else part for part in given), **options)
+        return draw.problem(*(part(draw) if callable(part) else part for part in parts), **options)
 
     return Case(f"wrong-{name}", 12, shows, inputs, dtypes=dtypes, measure="message", compiled=(), raises=error)
 

@@ -54,7 +54,7 @@ class Truth:
         The scale is :math:`1 + \kappa_i`.
     kappa : float
         The largest :math:`\kappa_i = \max_j |f'| \sigma \sum_d |q_{id} k_{jd}| + |f - f' s| + |b_{ij}|` over the keys
-        that are attended, and the sink.
+        that are attended to, and the sink.
     """
 
     output: Exact
@@ -72,7 +72,7 @@ class Head:
     value: NumpyArray  # (N, E)
     through: NumpyArray  # (M, N), what mask and causality let through
     bias: NumpyArray  # (M, N)
-    gains: NumpyArray  # (M, N), by which dropout multiplies the weights
+    keep_scale: NumpyArray  # (M, N), by which dropout multiplies the weights
     scale: Decimal
     softcap: Decimal | None
     change: Callable[[int, int, Decimal], Change]  # of query position, key position and capped score
@@ -120,16 +120,16 @@ def heads(problem: Problem) -> Iterator[Head]:
     cap = None if softcap is None else Decimal(softcap)
     shared = {name: np.repeat(arrays[name], count // arrays[name].shape[-3], axis=-3) for name in ("key", "value")}
     numbers = (arrays["query"], shared["key"], shared["value"], np.broadcast_to(arrays.get("bias", np.zeros(())), full))
-    through, gains = allowed(problem), _gains(problem, full)
+    through, keep_scale = allowed(problem), _keep_scale(problem, full)
     matrices = (
-        each.reshape(math.prod(full[:-2]), *each.shape[-2:]) for each in (*map(_decimals, numbers), through, gains)
+        each.reshape(math.prod(full[:-2]), *each.shape[-2:]) for each in (*map(_decimals, numbers), through, keep_scale)
     )
     sinks = _decimals(arrays["sinks"]) if "sinks" in arrays else None
     for (*entry, head), q, k, v, b, t, g in zip(np.ndindex(*full[:-2]), *matrices, strict=True):
         change = functools.partial(changed, problem, tuple(entry), head)
         sink = None if sinks is None else sinks[head]
         yield Head(
-            query=q, key=k, value=v, bias=b, through=t, gains=g, scale=sigma, softcap=cap, change=change, sink=sink
+            query=q, key=k, value=v, bias=b, through=t, keep_scale=g, scale=sigma, softcap=cap, change=change, sink=sink
         )
 
 
@@ -180,11 +180,11 @@ def _average(head: Head, position: int, row: Row) -> tuple[NumpyArray, NumpyArra
     if not row.live.size:
         nothing = _fill(head.value[:0].sum(axis=0), ZERO)
         return nothing, nothing
-    kept, value = (row.weights * head.gains[position])[row.live], head.value[row.live]
+    kept, value = (row.weights * head.keep_scale[position])[row.live], head.value[row.live]
     return kept @ value, kept @ abs(value)
 
 
-def _gains(problem: Problem, full: tuple[int, ...]) -> NumpyArray:
+def _keep_scale(problem: Problem, full: tuple[int, ...]) -> NumpyArray:
     dropout = problem.options.get("dropout")
     if dropout is None:
         return np.full(full, ONE, dtype=object)

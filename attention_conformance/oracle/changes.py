@@ -60,20 +60,20 @@ def _alibi(rule: Rule, problem: Problem, head: int, query: int, key: int, score:
 def _relative_bias(rule: Rule, problem: Problem, head: int, query: int, key: int, score: Decimal) -> Change:
     name = rule.arguments["table"]
     table = problem.arrays[name]
-    place = (_bucket(key - query, table.shape[0], rule.arguments["max_distance"]), head)
-    added = Decimal(float(table[place]))
-    return Change(score + added, ONE, abs(added), {(name, place): ONE})
+    index = (_bucket(key - query, table.shape[0], rule.arguments["max_distance"]), head)
+    added = Decimal(float(table[index]))
+    return Change(score + added, ONE, abs(added), {(name, index): ONE})
 
 
 def _bucket(distance: int, buckets: int, farthest: int) -> int:
     """The bucket of a distance where each direction has half of them: the second half is for keys after the query."""
-    own = buckets // 2
-    exact, after = own // 2, own if distance > 0 else 0
+    half = buckets // 2
+    exact, after = half // 2, half if distance > 0 else 0
     if abs(distance) < exact:
         return after + abs(distance)
     share = (Decimal(abs(distance)) / exact).ln() / (Decimal(farthest) / exact).ln()
-    nearly = ((own - exact) * share).quantize(Decimal("1e-20"))  # a logarithm that is whole comes out whole
-    return after + min(own - 1, exact + int(nearly.to_integral_value(decimal.ROUND_FLOOR)))
+    nearly = ((half - exact) * share).quantize(Decimal("1e-20"))  # a logarithm that is whole comes out whole
+    return after + min(half - 1, exact + int(nearly.to_integral_value(decimal.ROUND_FLOOR)))
 
 
 def _steepened(rule: Rule, problem: Problem, head: int, query: int, key: int, score: Decimal) -> Change:

@@ -8,10 +8,12 @@ For a loss with the gradient :math:`g` in the output, and weights kept with the 
           \bar q_i = \sigma \sum_j c_{ij} \bar s_{ij} k_j, \quad
           \bar k_j = \sigma \sum_i c_{ij} \bar s_{ij} q_i
 
-where :math:`c_{ij}` is the derivative of the softcap and of what changes scores; a parameter of the latter gets the
-sum over :math:`\bar s_{ij}` times its own derivative, and the sink, of weight :math:`p_i`, gets
-:math:`-\sum_i p_i \sum_j p_{ij} \bar p_{ij}`. The scale of each gradient is the same sum over magnitudes, with the
-derivative of the softcap taken as 1: a rounding of the hyperbolic tangent spoils its derivative by as much.
+Here, :math:`c_{ij}` is the derivative of the softcap and of the score modification. A parameter of the latter gets the
+sum over :math:`\bar s_{ij}` times its own derivative. The sink, of weight :math:`p_i`, gets
+:math:`-\sum_i p_i \sum_j p_{ij} \bar p_{ij}`.
+
+The scale of each gradient is the same sum over magnitudes, with the derivative of the softcap taken as 1. A rounding of
+the hyperbolic tangent spoils its derivative by as much.
 """
 
 from __future__ import annotations
@@ -59,19 +61,24 @@ def _head(problem: Problem, head: Head, cotangent: NumpyArray) -> Parts:
 
 def _add_row(parts: Parts, head: Head, position: int, row: Row, cotangent: NumpyArray) -> None:
     live, query = row.live, head.query[position]
-    keys, values, gains, weights = head.key[live], head.value[live], head.gains[position, live], row.weights[live]
-    of_weights, size = gains * (values @ cotangent), gains * (abs(values) @ abs(cotangent))
+    keys, values, keep_scale, weights = (
+        head.key[live],
+        head.value[live],
+        head.keep_scale[position, live],
+        row.weights[live],
+    )
+    of_weights, size = keep_scale * (values @ cotangent), keep_scale * (abs(values) @ abs(cotangent))
     parts["sinks"][()] -= row.sink * (weights @ of_weights)
     parts["sinks|"][()] += row.sink * (weights @ size)
     of_scores, size = weights * (of_weights - weights @ of_weights), weights * (size + weights @ size)
     for change, number, magnitude in zip(row.changes, of_scores, size, strict=True):
-        for (name, place), own in change.derivatives.items():
-            parts[name][place] += own * number
-            parts[name + "|"][place] += abs(own) * magnitude
+        for (name, index), derivative in change.derivatives.items():
+            parts[name][index] += derivative * number
+            parts[name + "|"][index] += abs(derivative) * magnitude
     steepness = np.array([abs(change.derivative) for change in row.changes], dtype=object)
     d_scores, scale = head.scale * row.derivatives * of_scores, abs(head.scale) * steepness * size
-    parts["value"][live] += np.outer(gains * weights, cotangent)
-    parts["value|"][live] += np.outer(gains * weights, abs(cotangent))
+    parts["value"][live] += np.outer(keep_scale * weights, cotangent)
+    parts["value|"][live] += np.outer(keep_scale * weights, abs(cotangent))
     parts["bias"][position, live] += of_scores
     parts["bias|"][position, live] += size
     parts["query"][position] += d_scores @ keys

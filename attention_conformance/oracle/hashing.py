@@ -23,8 +23,8 @@ def mixed(word: int) -> int:
 def hashed(words: tuple[int, ...]) -> int:
     """Hash words of 32 bits, one after the other, each told apart by a multiple of 2654435769."""
     state = 0
-    for place, word in enumerate(words):
-        state = mixed(state ^ mixed(word ^ (place + 1) * 2654435769 % WORD))
+    for position, word in enumerate(words):
+        state = mixed(state ^ mixed(word ^ (position + 1) * 2654435769 % WORD))
     return state
 
 

@@ -53,5 +53,5 @@ def worst_error(got: NumpyArray, expected: Exact, dtype: str) -> tuple[float, st
         errors = np.abs((numbers - expected.high) - expected.low) / spacing(expected.scale, dtype)
     same = (numbers == expected.high) | (np.isnan(numbers) & np.isnan(expected.high))
     errors = np.where(np.isfinite(numbers) & np.isfinite(expected.high), errors, np.where(same, 0.0, np.inf))
-    place = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape))
-    return float(errors[place]), f"at {place}: expected {expected.high[place]:.9g}; got {numbers[place]:.9g}"
+    index = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape))
+    return float(errors[index]), f"at {index}: expected {expected.high[index]:.9g}; got {numbers[index]:.9g}"

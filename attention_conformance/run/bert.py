@@ -105,27 +105,27 @@ def _file(directory: Path, name: str) -> Path:
 
 def _config(path: Path) -> Config:
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"expected JSON in {path}; got {error}") from error
-    if not isinstance(given, dict):
-        raise ModelError(f"expected a JSON object in {path}; got {type(given).__name__}")
-    given = {**DEFAULTS, **given}
+    if not isinstance(config, dict):
+        raise ModelError(f"expected a JSON object in {path}; got {type(config).__name__}")
+    config = {**DEFAULTS, **config}
     for name, expected in FIXED.items():
-        if given.get(name) != expected:
-            raise ModelError(f"expected {name} {expected!r} in {path}; got {given.get(name)!r}")
+        if config.get(name) != expected:
+            raise ModelError(f"expected {name} {expected!r} in {path}; got {config.get(name)!r}")
     for name in SIZES:
-        if isinstance(given.get(name), bool) or not isinstance(given.get(name), int) or given[name] < 1:
-            raise ModelError(f"expected {name} as a positive integer in {path}; got {given.get(name)!r}")
-    epsilon = given["layer_norm_eps"]
+        if isinstance(config.get(name), bool) or not isinstance(config.get(name), int) or config[name] < 1:
+            raise ModelError(f"expected {name} as a positive integer in {path}; got {config.get(name)!r}")
+    epsilon = config["layer_norm_eps"]
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
         raise ModelError(f"expected layer_norm_eps as a small positive number in {path}; got {epsilon!r}")
-    if given["hidden_size"] % given["num_attention_heads"]:
-        heads = given["num_attention_heads"]
+    if config["hidden_size"] % config["num_attention_heads"]:
+        heads = config["num_attention_heads"]
         raise ModelError(
-            f"expected hidden_size that {heads} heads share out evenly in {path}; got {given['hidden_size']}"
+            f"expected hidden_size that {heads} heads share out evenly in {path}; got {config['hidden_size']}"
         )
-    return Config(**{name: given[name] for name in SIZES}, layer_norm_eps=float(epsilon))
+    return Config(**{name: config[name] for name in SIZES}, layer_norm_eps=float(epsilon))
 
 
 def _tokenizer(path: Path, config: Config) -> Any:

@@ -1,8 +1,8 @@
 """Whether the bits are the same: every case of `identical_cases` in every way of running, against published hashes.
 
-What is hashed, by SHA-256, is for each result (or gradient) in order its dtype and shape as the line
-``float32 (2, 3)``, ended by a newline, and then its elements in C order, little-endian. Every nan of 16 bits counts as
-0x7fff: libraries turn the one nan of float32 into different ones.
+SHA-256 is taken of each result (or gradient) in order. Its dtype and shape come first, as the line ``float32 (2, 3)``
+with a newline, and then its elements in C order, little-endian. Every NaN of 16 bits counts as 0x7fff: libraries turn
+the one NaN of float32 into different ones.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _gradients(case: Identical, backend: Backend) -> Callable[[tuple[Any, ...], 
     xp = backend.namespace
 
     def gradients(variables: tuple[Any, ...], others: Trees) -> Any:
-        def loss(*given: Any) -> Any:
-            results = case.function({**others, **dict(zip(case.variables, given, strict=True))})
+        def loss(*arrays: Any) -> Any:
+            results = case.function({**others, **dict(zip(case.variables, arrays, strict=True))})
             results = results if isinstance(results, tuple) else (results,)
             total = None
             for result, cotangent in zip(results, others["cotangents"], strict=True):
@@ -213,15 +213,15 @@ def compare(ours: Named, theirs: Named) -> str:
             return f"{name} is {our.dtype.name} {our.shape}, but {their.dtype.name} {their.shape}"
         differing = np.argwhere(_words(our) != _words(their))
         if len(differing):
-            place = tuple(int(index) for index in differing[0])
-            return f"{name}{list(place) if place else ''} is {_told(our, place)}, but {_told(their, place)}"
+            index = tuple(int(index) for index in differing[0])
+            return f"{name}{list(index) if index else ''} is {_told(our, index)}, but {_told(their, index)}"
     return f"there are {len(ours)} arrays, but {len(theirs)}"
 
 
-def _told(array: NumpyArray, place: tuple[int, ...]) -> str:
+def _told(array: NumpyArray, index: tuple[int, ...]) -> str:
     """A number as a hex float; of a nan its bits, which alone tell it from another."""
-    number = float(array[place])
-    return f"nan ({int(_words(array)[place]):#x})" if np.isnan(number) else number.hex()
+    number = float(array[index])
+    return f"nan ({int(_words(array)[index]):#x})" if np.isnan(number) else number.hex()
 
 
 def _words(array: NumpyArray) -> NumpyArray:

@@ -69,7 +69,7 @@ def in_small_blocks(backend: Backend, problem: Problem) -> Iterator[None]:
     tuning, columns = backend.tuning, problem.arrays["key"].shape[-2]
     queries, keys = SMALL if columns <= LARGE[1] else LARGE
     backend.tuning = tuning._replace(
-        queries=queries, keys=keys, least=queries, query_chunk=queries if tuning.query_chunk else 0
+        queries=queries, keys=keys, min_queries=queries, query_chunk=queries if tuning.query_chunk else 0
     )
     try:
         yield
@@ -100,13 +100,16 @@ def refusal(error: Exception) -> str:
 
 
 def bound_of(implementation: str | None, bound: Bound, dtype: str, kappa: float) -> float:
-    r"""Bound the error of a case, where an implementation needs more than that of the definition as it stands.
+    r"""Bound the error of a case in an implementation, which may need more than the definition.
 
-    Fused kernels round weights to 16 bits before the average, and the scaled query too: 2 units, of which 1.9 were
-    seen; in float32, those of a GPU take exponentials and sums in their own way: 12 units, of which 9.1 were seen (on a
-    CPU 4.5). Blocks add up in another order, and scale what they have at each new maximum: 8 units in float32, of which
-    6.7 were seen. They may take powers of 2, whose exponents, as far as a weight is left (:math:`e^{-745}` in float64),
-    are rounded even where scores are exact: :math:`\kappa / 4` units in float64, of which 0.8 were seen.
+    * Fused kernels of 16-bit types: 2 units, of which 1.9 were seen. They round the weights before the average, and the
+      scaled query.
+    * Fused kernels in float32: 12 units, of which 9.1 were seen on a GPU, and 4.5 on a CPU. They compute exponentials
+      and sums in another way.
+    * Blocks in float32: 8 units, of which 6.7 were seen. They add up in another order, and scale the sums at each new
+      maximum.
+    * Blocks in float64 where scores are exact: :math:`\kappa / 4` units more, of which 0.8 were seen. Exponents of
+      powers of 2 are rounded, as far as a weight is left (:math:`e^{-745}`).
     """
     stated = bound(dtype, kappa)
     if implementation == "fused" and dtype in ("float16", "bfloat16"):

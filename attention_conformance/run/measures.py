@@ -78,10 +78,10 @@ def _worst(trial: Trial, got: dict[str, NumpyArray], expected: dict[str, Exact],
     outcomes = []
     for name, exact in expected.items():
         dtype = wide if name == "logsumexp" else trial.dtype
-        given = probability if name == "weights" else trial.case.bound
-        bound = bound_of(trial.implementation, given, dtype, truth.kappa)
-        error, place = worst_error(got[name], exact, dtype)
-        outcomes.append((error, bound, f"{name} {place}"))
+        stated = probability if name == "weights" else trial.case.bound
+        bound = bound_of(trial.implementation, stated, dtype, truth.kappa)
+        error, where = worst_error(got[name], exact, dtype)
+        outcomes.append((error, bound, f"{name} {where}"))
     return max(outcomes, key=lambda outcome: outcome[0] / outcome[1])
 
 

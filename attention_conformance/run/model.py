@@ -184,8 +184,8 @@ def _vectors(trial: ModelTrial) -> NumpyArray:
         return sentence_vectors(token_vectors(config, parameters, token_ids, is_token), is_token, xp=xp)
 
     encode = trial.backend.compile(encode, mode=trial.mode)
-    place = functools.partial(trial.backend.from_numpy, device=trial.device)
-    arrays = place(trial.model.parameters, dtype=trial.dtype), place(trial.model.token_ids), place(trial.model.is_token)
+    put = functools.partial(trial.backend.from_numpy, device=trial.device)
+    arrays = put(trial.model.parameters, dtype=trial.dtype), put(trial.model.token_ids), put(trial.model.is_token)
     return np.asarray(trial.backend.to_numpy(encode(*arrays)))
 
 

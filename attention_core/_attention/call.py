@@ -13,7 +13,7 @@ from attention_core.random import Dropout, kept_at
 
 
 class Attention(NamedTuple):
-    """Result of attention, with what was asked for beside the output; the rest is ``None``."""
+    """Result of attention, with what was asked for besides the output; the rest is ``None``."""
 
     output: Array
     weights: Array | None = None

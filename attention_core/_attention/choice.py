@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     refusal : str or None
         Why this way is not open to the call, or ``None`` where it is.
     memory : int or None
-        About how many bytes it needs at a time beside its arguments; ``None`` where sizes are unknown.
+        About how many bytes it needs at a time besides its arguments; ``None`` where sizes are unknown.
     """
 
     name: str
@@ -159,11 +159,11 @@ def _reproducible(call: Call, implementation: str, *, weights: bool) -> Attentio
     if not weights:
         return Attention(output, None, logsumexp)
     columns = shape(call.key, xp=xp)[-2]
-    place = positions(columns, call.value, xp=xp)
-    units = xp.astype(xp.equal(xp.expand_dims(place, axis=-1), place), call.value.dtype)
+    indices = positions(columns, call.value, xp=xp)
+    units = xp.astype(xp.equal(xp.expand_dims(indices, axis=-1), indices), call.value.dtype)
     units = xp.broadcast_to(units, (*shape(call.value, xp=xp)[:-1], columns))
-    found, _ = reproducible_attention(call._replace(value=units, dropout=None))
-    return Attention(output, found, logsumexp)
+    all_weights, _ = reproducible_attention(call._replace(value=units, dropout=None))
+    return Attention(output, all_weights, logsumexp)
 
 
 def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
@@ -250,8 +250,8 @@ def has_no_pairs(call: Call) -> bool:
 def is_dense_faster(call: Call) -> bool:
     """Whether the dense form is faster than blocks, or safer.
 
-    Lengths that are open while a function is traced may turn out 0, of which XLA makes no blocks, and an exported
-    program would need an operator of ours: there, blocks are to be asked for by name.
+    It is safer in two places, where blocks are taken only by name. Lengths unknown while tracing may turn out 0, of
+    which XLA makes no blocks. An exported program would need an operator of attention-core.
     """
     *leading, rows, _ = sizes(call.query)
     columns, tuning = sizes(call.key)[-2], call.backend.tuning

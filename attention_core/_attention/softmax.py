@@ -1,4 +1,4 @@
-"""The weighted average of attention: a softmax over the keys that a query may attend, and the mean of their values."""
+"""The weighted average of attention: a softmax over the keys that a query may attend to, and the mean of the values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arrays import Array, Namespace, on_device_of, scalar_like, shape
+from attention_core._attention.nonfinite import infinities, nonfinite_indicators
 
 
 def softmax(
@@ -24,18 +25,18 @@ def softmax(
         \qquad t_i = \max_j s_{ij}
 
     The weights are :math:`p_{ij} = e_{ij} / z_i`; dividing the sum of values instead rounds once, and keeps equal keys
-    exact. They and :math:`\ell_i` are the same whatever :math:`t_i` is, which so is a constant to derivatives. A query
-    that may attend nothing has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with gradients exactly
-    0. That is decided by ``allowed``, never by the scores.
+    exact. They and :math:`\ell_i` do not depend on :math:`t_i`, so derivatives take it as a constant. A fully masked
+    row has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with gradients exactly 0. ``allowed``
+    decides which rows these are, never the scores.
 
     Parameters
     ----------
     scores : Array, shape (..., M, N)
         With -inf where not allowed.
     allowed : Array of bool, broadcastable to (..., M, N), or None
-        True where query i may attend key j; ``None`` for everywhere.
+        True where query i may attend to key j; ``None`` for everywhere.
     constant : callable, optional
-        What keeps an array from being differentiated by, for libraries that differentiate.
+        The backend's `stop_gradient`, for libraries that differentiate.
     exp_difference : callable, optional
         ``exp(x - y)``, perhaps in the memory of the scores.
     xp : array namespace
@@ -80,10 +81,9 @@ def weighted_sum(
 ) -> Array:
     r"""The weighted sum of the values, :math:`o_i = \sum_j e_{ij} v_j`, over the keys that are allowed.
 
-    With a mask, :math:`0 \cdot \infty` must not arise where a value is masked. So the finite parts are added up, and
-    whether a value that is not finite was attended is found by adding up indicators: one for what pulls upwards (inf,
-    nan), one for what pulls downwards (-inf, nan); pulled both ways, the result is nan. A pull stays a multiple of the
-    total weight, so that nobody who is pulled has a finite gradient.
+    With a mask, :math:`0 \cdot \infty` must not arise where a value is masked, so only finite values are averaged.
+    Two sums of indicators then show which outputs attended to inf or NaN, and which to -inf or NaN. Such an output is
+    inf or -inf, or NaN for both. The infinity is multiplied by the total weight, so that no gradient of it is finite.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ def weighted_sum(
     allowed : Array of bool, or None
         ``None`` when nothing is masked: then the plain product does.
     cond : callable, optional
-        ``cond(condition, then, otherwise)`` runs one of two functions; the second product is left out by it where all
-        values are finite.
+        ``cond(condition, then, otherwise)`` runs one of two functions. It leaves out the product with the indicators
+        where all values are finite.
     xp : array namespace
 
     Returns
@@ -103,21 +103,18 @@ def weighted_sum(
     if allowed is None:
         return xp.matmul(weights, value)
 
-    def pulled() -> Array:
+    def with_infinities() -> Array:
         summed = xp.matmul(weights, xp.where(xp.isfinite(value), value, 0.0))
-        nan = xp.isnan(value)  # said outright: compilers rewrite `not x <= 0` as `x > 0`, which nan tells apart
-        upwards, downwards = (xp.logical_or(nan, xp.equal(value, infinite)) for infinite in (math.inf, -math.inf))
-        indicators = (xp.astype(pulls, value.dtype) for pulls in (upwards, downwards))
+        indicators = xp.concat(list(nonfinite_indicators(value, xp)), axis=-1)
+        attended = xp.greater(xp.matmul(weights, indicators), 0.0)  # (..., M, 2 E)
         width = shape(value, xp=xp)[-1]
-        sums = xp.matmul(weights, xp.concat(list(indicators), axis=-1))  # (..., M, 2 E)
-        up, down = xp.greater(sums[..., :width], 0.0), xp.greater(sums[..., width:], 0.0)
-        pull = xp.where(down, -math.inf, scalar_like(0.0, value, xp))
-        pull = xp.where(up, xp.where(down, math.nan, scalar_like(math.inf, value, xp)), pull)
-        return xp.add(summed, xp.multiply(pull, xp.sum(weights, axis=-1, keepdims=True)))
+        attended_inf, attended_minus_inf = attended[..., :width], attended[..., width:]
+        added = infinities(attended_inf, attended_minus_inf, value, xp)
+        return xp.add(summed, xp.multiply(added, xp.sum(weights, axis=-1, keepdims=True)))
 
     if cond is None:
-        return pulled()
-    return cond(xp.isfinite(xp.sum(value)), lambda: xp.matmul(weights, value), pulled)
+        return with_infinities()
+    return cond(xp.isfinite(xp.sum(value)), lambda: xp.matmul(weights, value), with_infinities)
 
 
 def finite_vectors(x: Array, /, *, xp: Namespace) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ class DefaultBackend:
     modes: tuple[str, ...] = ("eager",)
     dtypes: tuple[str, ...] = ("float32", "float64")
     differentiates = False
-    tuning = Tuning(queries=2048, keys=512, least=64, dense_below=512 * 512, structured_below=256 * 256)
+    tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=512 * 512, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = ()
 
     def __init__(self, xp: Namespace) -> None:

@@ -38,15 +38,15 @@ class BlockOperations:
         """The function, in the memory of its first argument if it can be written to."""
         return function(x, *others, out=x) if self.takes_out else function(x, *others)
 
-    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
+    def matmul(self, x: Array, y: Array, workspace: dict[str, Any], name: str) -> Array:
         """The product, in memory that is kept if it can be written to."""
         if not self.takes_out:
             return self.xp.matmul(x, y)
         dims = (*x.shape[:-1], y.shape[-1])
         size = math.prod(dims)
-        if name not in memory or memory[name].shape[0] < size:
-            memory[name] = self.xp.empty(size, dtype=x.dtype, **on_device_of(x))
-        return self.xp.matmul(x, y, out=self.xp.reshape(memory[name][:size], dims))
+        if name not in workspace or workspace[name].shape[0] < size:
+            workspace[name] = self.xp.empty(size, dtype=x.dtype, **on_device_of(x))
+        return self.xp.matmul(x, y, out=self.xp.reshape(workspace[name][:size], dims))
 
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis."""
@@ -90,9 +90,9 @@ class PythonLoops(BlockOperations):
             return self.block(x.array, index, x.size, -2)
         return x[index] if isinstance(x, list) else x[index, ...]
 
-    def split(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Split:
+    def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> _Split:
         """The blocks of an array along axis -2, after a function of rows."""
-        return _Split(each(x), size)
+        return _Split(function(x), size)
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index, of this size or what is left of it, along one of the last two axes."""

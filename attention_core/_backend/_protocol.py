@@ -1,4 +1,4 @@
-"""What a library lends to the core beyond its array namespace."""
+"""The protocols of a backend: what the core needs of a library beyond its array namespace."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from attention_core._arrays import Array, Namespace
 
 
 class Loops(Protocol):
-    """Loops over blocks, as attention in blocks needs them.
+    """Loops over blocks, and the operations of their bodies.
 
-    A state is an array, ``None``, a stack, or a tuple of states. An index is a Python integer or, where loops are
-    traced, a 0-d int32 array, which adds and multiplies with Python integers.
+    A state is an array, ``None``, a stack of blocks, or a tuple of states. An index is a Python integer or, where loops
+    are traced, a 0-d int32 array.
 
     Attributes
     ----------
     traced : bool
         Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
-    unit : float
-        The logarithm of e to the base whose powers `powers` takes.
+    log_base : float
+        The logarithm of e to the base of `exp_scaled`: 1 for base e, log2(e) for base 2.
     """
 
     traced: bool
@@ -28,95 +28,96 @@ class Loops(Protocol):
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
-        """A softmax over the last axis in one pass; ``None`` where exponentials and their sum cost no more.
+        """A softmax over the last axis in one pass, or ``None``.
 
-        That is where a compiler fuses them, or they are in the memory of the scores. A nan or inf in a row must make
-        nan of at least one of its weights.
+        It is ``None`` where exponentials and their sum cost no more: a compiler fuses them, or they reuse the memory of
+        the scores. NaN or inf in a row must turn at least one of its weights into NaN.
         """
 
     def exp_difference(self, x: Array, y: Array) -> Array:
-        """Return ``exp(x - y)``, perhaps in the memory of ``x``, which is not used again."""
+        """Return ``exp(x - y)``. It may overwrite ``x``, which is not used again."""
 
     def exp_scaled(self, x: Array) -> Array:
-        """Return ``exp(x / unit)``, perhaps in the memory of ``x``, which is not used again."""
+        """Return ``exp(x / log_base)``. It may overwrite ``x``, which is not used again."""
 
     def inplace(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
-        """Return ``function(x, *others)``, perhaps in the memory of ``x``, which is not used again.
+        """Return ``function(x, *others)``. It may overwrite ``x``, which is not used again.
 
-        The function is one of the namespace, elementwise, and the others broadcast to ``x``.
+        The function is elementwise and of the namespace; the others broadcast to ``x``.
         """
 
-    def matmul(self, x: Array, y: Array, memory: dict[str, Any], name: str) -> Array:
-        """Return the product, perhaps in memory kept under a name, where the next one of this name is written."""
+    def matmul(self, x: Array, y: Array, workspace: dict[str, Any], name: str) -> Array:
+        """Return the product. It may be written to ``workspace[name]``, and so last until the next of that name."""
 
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Call ``state = body(index, state)`` for every index from start to before stop, and return the last state."""
+        """Run ``state = body(index, state)`` for ``start <= index < stop``, and return the last state."""
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Call one of two functions, which return arrays of the same shape and dtype."""
+        """Return ``then()`` where the condition is true, else ``otherwise()``, of the same shapes and dtypes."""
 
     def block_at(self, x: Any, index: Any) -> Any:
-        """The entry at an index of the first axis of an array, or of a list where loops are not traced.
+        """Return the block at an index of `split`, or the element at an index of an array's first axis.
 
-        Of what `cut` returns, it is a block; where loops are not traced, a range of indices gives neighbours as one.
+        Where loops are not traced, ``x`` may also be a list, and a range of indices joins neighbouring blocks to one.
         """
 
-    def split(self, x: Array, size: int, each: Callable[[Array], Array] = ...) -> Any:
-        """The blocks of an array along axis -2, to be taken by `item`, after a function that looks at rows alone."""
+    def split(self, x: Array, size: int, function: Callable[[Array], Array] = ...) -> Any:
+        """Split an array along axis -2 into blocks for `block_at`, after a function that acts on each row alone."""
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
-        """The block at an index along axis -2 or -1, of this size, or what is left of it where loops are not traced."""
+        """Return the block at an index along axis -2 or -1. Where loops are not traced, the last may be smaller."""
 
     def norm(self, x: Array) -> Array:
-        """The Euclidean norm over the last axis, without a warning where it overflows."""
+        """Return the Euclidean norm over the last axis, without a warning where it overflows."""
 
     def to_list(self, x: Array) -> Any:
-        """The values as nested lists; called only where loops are not traced."""
+        """Return the values as nested lists. It is called only where loops are not traced."""
 
     def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
-        """So many blocks that are zero: ``zero(index)`` gives one.
+        """Return a stack of ``count`` blocks of zeros, each made by ``zero(index)``.
 
-        Memory for them is needed only once an array is there, which a compiler may have to be told.
+        The stack is not needed before the array ``after``; a compiler may have to be told, to save memory.
         """
 
     def add_block(self, stack: Any, index: Any, block: Array) -> Any:
-        """The stack with something added to one block."""
+        """Return the stack with ``block`` added to the one at an index."""
 
     def concat_blocks(self, stack: Any, count: Any, axis: int) -> Any:
-        """The stack in which each run of so many blocks is joined along axis -2 or -1."""
+        """Return the stack with each run of ``count`` blocks concatenated along axis -2 or -1."""
 
     def stack_blocks(self, stack: Any) -> Array:
-        """The blocks as one array, with a new first axis."""
+        """Return the blocks as one array, with a new first axis."""
 
 
 class Tuning(NamedTuple):
-    """What was measured to be fast on a backend.
+    """Sizes of blocks, and the bounds between implementations, as measured on a backend.
 
     Attributes
     ----------
     queries : int
-        How many queries a block has, counted over the heads that are computed together, but of each head no more than
-        ``keys`` and no fewer than ``least``.
+        The queries in a block, counted over the heads that are computed together. One head has at most ``keys`` of
+        them, and at least ``min_queries``.
     keys : int
-        How many keys a block has.
-    backward_keys : int
-        The same going backward, where more arrays of that size are needed at a time.
-    least : int
+        The keys in a block.
+    min_queries : int
+        The fewest queries of one head in a block.
     dense_below : int
-        Up to how many scores, M × N, the dense form is faster than blocks.
-    dense_most : float
-        How many scores of all heads it may hold at once, where it is faster, but takes more memory than blocks.
+        The number of scores, M × N, up to which the dense form is faster than blocks.
     structured_below : int
-        The same under a mask that tells of blocks whether they are to be computed.
-    query_chunk : int
-        How many queries, or more, take a library's softmax over all keys within reach of a mask; 0 for none.
+        The same under a mask that leaves out blocks.
+    backward_keys : int
+        The keys in a block of the backward pass, which needs more arrays of that size at a time.
     exact_scores : int
-        How many scores a block has in reproducible arithmetic, in float64: such that they stay in a cache.
+        The scores in a block of reproducible arithmetic, in float64: few enough to stay in a cache.
+    dense_most : float
+        The number of scores of all heads that the dense form may hold at once, as it needs more memory than blocks.
+    query_chunk : int
+        The fewest queries in a chunk of a library's softmax over all keys within reach of a mask; 0 for no chunks.
     """
 
     queries: int
     keys: int
-    least: int
+    min_queries: int
     dense_below: int
     structured_below: int
     backward_keys: int = 512
@@ -129,23 +130,23 @@ DIFFERENTIATED_ONCE = (
     "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
     " arithmetic can be differentiated again"
 )
-"""What a backend says when an `Operation` is to be differentiated again."""
+"""The message of a backend when an `Operation` is differentiated twice."""
 
 
 class Operation(NamedTuple):
-    """A function of arrays with a gradient of our own.
+    """A function of arrays with its own backward function.
 
     Attributes
     ----------
     forward : callable
-        ``forward(plan, arrays, backend)`` returns a tuple of results. The plan is a tuple that compares by value.
+        ``forward(plan, arrays, backend)`` returns a tuple of results. The plan is a hashable tuple without arrays.
     backward : callable
-        ``backward(plan, arrays, results, cotangents, backend)`` returns a gradient for each array, ``None`` for those
-        that are not of floating point.
+        ``backward(plan, arrays, results, cotangents, backend)`` returns a gradient for each array, and ``None`` for
+        arrays of integers or booleans.
     abstract : callable
-        ``abstract(plan, arrays, backend)`` returns arrays of the shapes and dtypes of the results.
+        ``abstract(plan, arrays, backend)`` returns arrays of the shapes and dtypes of the results, without computing.
     needs_float64 : bool
-        Whether float64 is computed with inside, which a library may have to be told to do.
+        Whether it computes in float64 inside, which a library may have to be told.
     """
 
     forward: Callable[..., tuple[Array, ...]]
@@ -155,12 +156,12 @@ class Operation(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a kernel says of one call.
+    """The judgement of a kernel on one call.
 
     Attributes
     ----------
     refusal : str or None
-        Why the kernel would not give the answer of the definition, or ``None`` where it gives it.
+        Why the kernel would not give the defined answer, or ``None`` where it does.
     is_faster : bool
         Whether the kernel is faster than the core's own implementations. Otherwise, it is taken only by name.
     """
@@ -170,12 +171,12 @@ class Verdict(NamedTuple):
 
 
 class Kernel(Protocol):
-    """A fused kernel of a library, and when it computes what attention means here.
+    """A fused kernel of a library, and the calls for which it gives the defined answer.
 
     Attributes
     ----------
     name : str
-        As its users know it.
+        The name by which users know it.
     """
 
     name: str
@@ -204,28 +205,27 @@ class KernelWithLogsumexp(Kernel, Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """What the core, its tests and the conformance command need of a framework beyond its array namespace.
+    """The part of a framework that the core, its tests and the conformance command use besides its array namespace.
 
-    A tree is an array, or a (named) tuple, list or dict of trees; ``None`` and Python numbers are left alone.
+    A tree is an array, or a (named) tuple, list or dict of trees. ``None`` and Python numbers in a tree stay.
 
     Attributes
     ----------
     name : str
-        The name under which the library is imported, and under which the backend is found.
+        The name by which the library is imported, and the backend looked up.
     namespace : module
-        The functions of the array API standard. It may carry two that the standard lacks, and the core uses them where
-        they are: ``erfc(x)``, and ``shape(x)``, whose entries are integers, or 0-d integer arrays for dimensions that
-        are unknown while a function is traced.
+        The functions of the array API standard. Two more are used where they exist: ``erfc(x)`` and ``shape(x)``. The
+        shape holds integers, or 0-d integer arrays for dimensions that are unknown while a function is traced.
     modes : tuple of str
-        The ways in which a function can be run, ``"eager"`` first; such as ``("eager", "graph", "xla")``.
+        The ways to run a function, ``"eager"`` first, such as ``("eager", "graph", "xla")``.
     dtypes : tuple of str
-        The floating-point types that the library computes with as configured, such as ``("float32", "float64")``.
+        The floating-point types that the library computes in as configured, such as ``("float32", "float64")``.
     differentiates : bool
-        Whether `value_and_grad` is to be had.
+        Whether `value_and_grad` is available.
     loops : Loops
-        How blocks are run through.
+        Loops over blocks.
     tuning : Tuning
-        What was measured to be fast.
+        Sizes of blocks, as measured.
     kernels : tuple of Kernel
         Fused kernels of the library, the best first.
     """
@@ -240,10 +240,10 @@ class Backend(Protocol):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The floating-point types that the library computes with as configured."""
+        """The floating-point types that the library computes in as configured."""
 
     def versions(self) -> dict[str, str]:
-        """Versions of the library and of what it computes with, by distribution name."""
+        """Return versions of the library and of the packages that it computes with, by distribution name."""
 
     def owns(self, array: Array, /) -> bool:
         """Whether this is an array of the library, traced ones included."""
@@ -252,12 +252,12 @@ class Backend(Protocol):
         """Whether the values can be read now: not while a compiler traces, not on a device that holds none."""
 
     def devices(self) -> list[str]:
-        """Names of the devices on which arrays can be placed, the default one first."""
+        """Return the names of the devices on which arrays can be placed, the default one first."""
 
     def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
         """Turn the NumPy arrays of a tree into arrays of the library.
 
-        Arrays of floating point become ``dtype`` where that is given; all are placed on ``device`` where that is given.
+        Arrays of floating point are cast to ``dtype``, and all are placed on ``device``, where these are not ``None``.
         """
 
     def to_numpy(self, tree: Any, /) -> Any:
@@ -279,15 +279,15 @@ class Backend(Protocol):
         """
 
     def stop_gradient(self, array: Array, /) -> Array:
-        """Return the array as one that nothing is differentiated by."""
+        """Return the array as a constant of derivatives."""
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
-        """Return the results of an `Operation`, to be differentiated by its own backward function."""
+        """Return the results of an `Operation`, differentiated by its own backward function."""
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-        """Return the value of a function, and what turns its cotangent into one for each array.
+        """Return the value of a function, and a function from its cotangent to those of the arrays.
 
         Raises
         ------

@@ -42,7 +42,7 @@ class JaxBackend:
     tuning = Tuning(
         queries=2048,
         keys=512,
-        least=64,
+        min_queries=64,
         dense_below=256 * 256,
         structured_below=256 * 256,
         backward_keys=256,

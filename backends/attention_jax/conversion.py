@@ -110,16 +110,22 @@ def _name(kind: type[Any]) -> str:
 
 def _arrays(module: Any, name: str) -> dict[str, jax.Array]:
     if name == "equinox":
-        linears = {each: getattr(module, each) for each in EQUINOX}
-        for each, own in linears.items():
-            if not (hasattr(own, "weight") and hasattr(own, "bias")):
-                raise LayoutError(f"expected {each} of {LAYOUTS[name].module} as Linear; got {type(own).__name__}")
-        found = {f"{each}.{part}": getattr(own, part) for each, own in linears.items() for part in ("weight", "bias")}
+        linears = {projection: getattr(module, projection) for projection in EQUINOX}
+        for projection, linear in linears.items():
+            if not (hasattr(linear, "weight") and hasattr(linear, "bias")):
+                raise LayoutError(
+                    f"expected {projection} of {LAYOUTS[name].module} as Linear; got {type(linear).__name__}"
+                )
+        found = {
+            f"{projection}.{part}": getattr(linear, part)
+            for projection, linear in linears.items()
+            for part in ("weight", "bias")
+        }
         return {path: array for path, array in found.items() if array is not None}
-    parts = [(each, part) for each in FLAX for part in ("kernel", "bias")]
-    parts += [(each, "scale") for each in ("query_ln", "key_ln") if getattr(module, each) is not None]
-    variables = {f"{each}.{part}": getattr(getattr(module, each), part) for each, part in parts}
-    return {path: own[...] for path, own in variables.items() if own is not None and own[...] is not None}
+    parts = [(projection, part) for projection in FLAX for part in ("kernel", "bias")]
+    parts += [(projection, "scale") for projection in ("query_ln", "key_ln") if getattr(module, projection) is not None]
+    variables = {f"{projection}.{part}": getattr(getattr(module, projection), part) for projection, part in parts}
+    return {path: linear[...] for path, linear in variables.items() if linear is not None and linear[...] is not None}
 
 
 def _flax(module: Any) -> dict[str, Any]:

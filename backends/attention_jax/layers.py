@@ -176,10 +176,10 @@ class Layer:
         seed = None if key is None else as_seed(key)
         if seed is not None:
             check_seed(seed)
-        own = {"seed": seed, "state": jax.lax.stop_gradient(self.state)}
+        layer_options = {"seed": seed, "state": jax.lax.stop_gradient(self.state)}
         taken = _taken(self.kind)
         inputs, options = jax.tree.map(_input, inputs), jax.tree.map(_option, options)
-        options |= {name: value for name, value in own.items() if name in taken}
+        options |= {name: value for name, value in layer_options.items() if name in taken}
         return self.definition(self.parameters, *inputs, **options, xp=backend.namespace)
 
     def __repr__(self) -> str:
@@ -213,7 +213,7 @@ def as_seed(key: Any, /) -> Any:
     if jnp.issubdtype(key.dtype, jnp.floating):
         raise TypeError(
             f"expected key as a key of jax.random, an integer or two of them; got {key.dtype}{list(key.shape)}: "
-            "the keys to be attended are the second argument, by position"
+            "the keys to attend to are the second argument, by position"
         )
     return key
 

@@ -17,7 +17,7 @@ __all__ = ["JaxLoops"]
 class _Cut(NamedTuple):
     array: Array
     size: int
-    each: Callable[[Array], Array]
+    function: Callable[[Array], Array]
 
 
 class JaxLoops(TracedLoops):
@@ -34,12 +34,12 @@ class JaxLoops(TracedLoops):
     def block_at(self, x: Any, index: Any) -> Any:
         """The element at an index of the first axis, or a block."""
         if isinstance(x, _Cut):
-            return x.each(self.block(x.array, index, x.size, -2))
+            return x.function(self.block(x.array, index, x.size, -2))
         return jnp.squeeze(_sliced(x, index, 1, 0), axis=0)
 
-    def split(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> _Cut:
+    def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> _Cut:
         """The blocks of an array along axis -2, after a function of rows: XLA makes one loop of it and the slice."""
-        return _Cut(x, size, each)
+        return _Cut(x, size, function)
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """The block at an index along an axis."""
@@ -77,10 +77,10 @@ class JaxLoops(TracedLoops):
 
 def _sliced(x: Array, start: Any, size: int, axis: int) -> Array:
     """A slice along one axis, from a place that is not negative."""
-    sizes = [size if place == axis else whole for place, whole in enumerate(x.shape)]
+    sizes = [size if dim == axis else whole for dim, whole in enumerate(x.shape)]
     return jax.lax.dynamic_slice(x, _place(x, start, axis), sizes, allow_negative_indices=False)
 
 
 def _place(x: Array, start: Any, axis: int) -> list[Any]:
     """Where a slice starts: integers of one type, whatever JAX is told that Python's are."""
-    return [jnp.asarray(start, jnp.int32) if place == axis else np.int32(0) for place in range(x.ndim)]
+    return [jnp.asarray(start, jnp.int32) if dim == axis else np.int32(0) for dim in range(x.ndim)]

@@ -46,7 +46,7 @@ class NumpyBackend:
     tuning = Tuning(
         queries=2048,
         keys=512,
-        least=64,
+        min_queries=64,
         dense_below=144 * 144,
         structured_below=127 * 127,
         exact_scores=2**17,

@@ -281,8 +281,8 @@ def _layer(path: Path, tree: Any, settings: Any) -> tuple[layers.Layer, Any, Any
 
 def _layer_structure(path: Path, parameters: Any, state: Any, prefix: str, arrays: dict[str, NumpyArray]) -> Any:
     """Parameters are named as in `attention_core.layers.named_arrays`, and so is the state, with a prefix."""
-    own = _structure(path, parameters, prefix, arrays)
-    return {"tuple": [own, _structure(path, state, f"{prefix}.state" if prefix else "state", arrays)]}
+    parameter_structure = _structure(path, parameters, prefix, arrays)
+    return {"tuple": [parameter_structure, _structure(path, state, f"{prefix}.state" if prefix else "state", arrays)]}
 
 
 def _check_fit(path: Path, definition: layers.Layer, parameters: Any, state: Any) -> None:

@@ -36,7 +36,7 @@ class TensorFlowBackend:
     tuning = Tuning(
         queries=4096,
         keys=512,
-        least=64,
+        min_queries=64,
         dense_below=2048 * 2048,
         dense_most=2**27,
         structured_below=512 * 512,

@@ -62,7 +62,9 @@ def from_module(module: keras.layers.Layer, /) -> Any:
     axes = config.get("attention_axes")
     if axes is not None and tuple(axes) != (1,):
         raise LayoutError(f"expected attention_axes (1,) of {layout}; got {tuple(axes)}")
-    arrays = {"/".join(own.path.split("/")[-2:]): backend.to_numpy(own.value) for own in _weights(module)}
+    arrays = {
+        "/".join(variable.path.split("/")[-2:]): backend.to_numpy(variable.value) for variable in _weights(module)
+    }
     order = {"head_order": "repeat"} if name == "keras-grouped" else {}
     definition, parameters = LAYOUTS[name].read(arrays, dropout=config["dropout"], **order)
     layer = Layer.from_numpy(definition, parameters, dtype=module.dtype_policy.name)
@@ -105,8 +107,8 @@ def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.L
     module = kind(**LAYOUTS[name].arguments(definition), dtype=layer.dtype_policy)
     query, key, value = ((None, None, each.weight.shape[0]) for each in parameters[:3])
     module.build(query, value, key)
-    for own in _weights(module):
-        own.assign(arrays.pop("/".join(own.path.split("/")[-2:])))
+    for variable in _weights(module):
+        variable.assign(arrays.pop("/".join(variable.path.split("/")[-2:])))
     return module
 
 
@@ -119,4 +121,4 @@ def _name(kind: type[Any]) -> str:
 
 def _weights(module: Any) -> list[Any]:
     """The variables, less those of generators: what a layer of Keras may have besides is not to get lost."""
-    return [own for own in module.weights if own.path.rsplit("/", 1)[-1] != "seed_generator_state"]
+    return [variable for variable in module.weights if variable.path.rsplit("/", 1)[-1] != "seed_generator_state"]

@@ -58,8 +58,8 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         if seed is not None:
             seed = operator.index(seed)
             check_seed(seed)
-        own = {field.name: kwargs.pop(field.name) for field in fields(self.kind) if field.name in kwargs}
-        definition = self.kind(*settings, **own)
+        options = {field.name: kwargs.pop(field.name) for field in fields(self.kind) if field.name in kwargs}
+        definition = self.kind(*settings, **options)
         super().__init__(**kwargs)
         self.definition = definition
         self.seed = seed
@@ -170,7 +170,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
 
     def _trees(self, dtype: str) -> tuple[Any, Any]:
         """The parameters and the state, as tensors."""
-        leaves = {name: tf.cast(tf.convert_to_tensor(own.value), dtype) for name, own in self._own.items()}
+        leaves = {name: tf.cast(tf.convert_to_tensor(variable.value), dtype) for name, variable in self._own.items()}
         parameters, state = self.definition.parameters, self.definition.state
         return tree_from_names(parameters, leaves), tree_from_names(state, leaves, _STATE)
 

@@ -53,9 +53,9 @@ class TensorFlowLoops(TracedLoops):
         """The element at an index of the first axis, or a block."""
         return self.block(x.array, index, x.size, -2) if isinstance(x, _Cut) else x[index]
 
-    def split(self, x: Array, size: int, each: Callable[[Array], Array] = lambda x: x) -> Any:
+    def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> Any:
         """The blocks of an array along axis -2, after a function of rows: a slice of a first axis is no copy."""
-        x = each(x)
+        x = function(x)
         if x.shape[-2] is None:  # XLA does not cut what it has no number for
             return _Cut(x, size)
         *dims, length, width = tensorflow_namespace.shape(x)
@@ -95,7 +95,7 @@ class TensorFlowLoops(TracedLoops):
         rank, sizes = blocks.shape.rank, tf.unstack(tf.shape(blocks))
         number = sizes[0] // tf.maximum(count, 1)  # of runs; of nothing there are none
         runs = tf.reshape(blocks, [number, count, *sizes[1:]])
-        order = [place for place in range(rank + 1) if place != 1]
+        order = [dim for dim in range(rank + 1) if dim != 1]
         order.insert(rank + axis, 1)
         static = [None, *blocks.shape.as_list()[1:]]
         static[axis] = None

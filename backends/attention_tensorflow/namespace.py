@@ -1,13 +1,18 @@
 """The array API standard over bare `tf.Tensor`: as much of it as attention needs.
 
-array-api-compat is to get a TensorFlow namespace itself (its pull request 441). Nothing but `backend` imports this
-module, so that it can be dropped once that namespace passes the tests of this one, unknown dimensions included.
+A TensorFlow namespace of array-api-compat is proposed. Nothing but `backend` imports this module, so that namespace can
+replace it once it passes the tests of this one, unknown dimensions included.
 
 Tensors stay tensors: nothing is wrapped, patched or switched on. A function adds to TensorFlow's own only what the
-standard asks for: dtypes promote by its table or raise `TypeError`, a Python number takes the dtype of the other
-argument, and a `tf.Variable` may stand for its value. The default dtypes are float32 and int32. Two extensions serve
-attention: `erfc`, and `shape`, whose sizes are 0-d tensors where a dimension is unknown; whatever takes a shape here
-takes these too.
+standard asks for:
+
+* dtypes promote by its table or raise `TypeError`;
+* a Python number takes the dtype of the other argument;
+* a `tf.Variable` may stand for its value;
+* the default dtypes are float32 and int32.
+
+Two extensions serve attention: `erfc`, and `shape`, whose sizes are 0-d tensors where a dimension is unknown. Every
+function that takes a shape takes these too.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class TorchBackend:
     modes: tuple[str, ...] = ("eager", "compiled")
     differentiates = True
     loops: Loops = TorchLoops(array_api_compat.torch)
-    tuning = Tuning(queries=2048, keys=512, least=64, dense_below=256 * 256, structured_below=256 * 256)
+    tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(),)
 
     @property

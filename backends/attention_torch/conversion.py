@@ -128,10 +128,12 @@ def _torch(module: Any) -> dict[str, Any]:
 
 
 def _torch_encoder_layer(module: Any) -> dict[str, Any]:
-    own, layout = module.activation, LAYOUTS["torch-encoder-layer"].module
-    exact = own is torch.nn.functional.gelu or (isinstance(own, torch.nn.GELU) and own.approximate == "none")
+    activation, layout = module.activation, LAYOUTS["torch-encoder-layer"].module
+    exact = activation is torch.nn.functional.gelu or (
+        isinstance(activation, torch.nn.GELU) and activation.approximate == "none"
+    )
     if not exact:
-        raise LayoutError(f"expected activation gelu of {layout}; got {own}")
+        raise LayoutError(f"expected activation gelu of {layout}; got {activation}")
     rates = (module.self_attn.dropout, module.dropout.p, module.dropout1.p, module.dropout2.p)
     if any(rates):
         raise LayoutError(f"expected dropout 0 of {layout}, which also drops inside the feed-forward; got {max(rates)}")

@@ -194,21 +194,21 @@ class Layer(Tree):
         check_fit(definition, parameters, state)
         arrays = named_arrays(parameters) | named_arrays(state, "state")
         name = None if dtype is None else dtype_name(dtype)
-        place = torch.get_default_device() if device is None else device
+        target = torch.get_default_device() if device is None else device
         layer = kind(**{field.name: getattr(definition, field.name) for field in fields(definition)}, device="meta")
-        tensors = map_arrays(lambda tensor: tensor.to(place), backend.from_numpy(arrays, dtype=name))
+        tensors = map_arrays(lambda tensor: tensor.to(target), backend.from_numpy(arrays, dtype=name))
         layer.load_state_dict(tensors, assign=True)
         return layer
 
     def extra_repr(self) -> str:
         """The settings that have no default, or another value."""
         settings = asdict(self.definition)
-        given = [
+        changed = [
             field.name
             for field in fields(self.definition)
             if field.default is MISSING or settings[field.name] != field.default
         ]
-        return ", ".join(f"{name}={settings[name]!r}" for name in given)
+        return ", ".join(f"{name}={settings[name]!r}" for name in changed)
 
     def _get_name(self) -> str:
         return type(self).__name__

@@ -1,8 +1,8 @@
 """Operations with a gradient of their own as operators of PyTorch's, which compilers and exports do not look into.
 
-The name of an operation, and what is known of a call before its arrays, travel with it as text: a Python literal in
-which classes stand by the names under which the core registers them. A class or function without such a name is kept
-in this process alone, so that no exported program can hold it.
+The name of an operation and the plan of a call are arguments of the operator, as text. The text is a Python literal, in
+which classes have the names under which the core registers them. A class or function without such a name is kept in
+this process alone, so no exported program can hold it.
 """
 
 from __future__ import annotations

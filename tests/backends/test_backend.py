@@ -2,41 +2,20 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
-import textwrap
-from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+from backend_helpers import Pair, assert_same_bits, floats, run
 
-from attention_core import explain_attention, scaled_dot_product_attention
-from attention_core._attention.dense import dense
-from attention_core.backend import Backend, Verdict, available_backends, get_backend
+from attention_core.backend import Backend, available_backends, get_backend
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
+
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 # PyTorch compiles, and differentiates forward, by parts of its own that it calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-class Pair(NamedTuple):
-    first: Any
-    second: Any = None
-
-
-def run(script: str, **environment: str) -> str:
-    """What a script prints in a fresh interpreter; the test fails with its errors where it fails."""
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def floats(*numbers: float, dtype: str = "float32") -> np.ndarray:
-    return np.asarray(numbers, dtype=np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype))
 
 
 def extremes(dtype: str) -> np.ndarray:
@@ -46,15 +25,6 @@ def extremes(dtype: str) -> np.ndarray:
     return floats(
         1.5, 0.0, -0.0, float("inf"), -float("inf"), float("nan"), smallest, -smallest, largest, -largest, dtype=dtype
     )
-
-
-def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
-    assert isinstance(actual, np.ndarray)
-    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-    assert actual.tobytes() == expected.tobytes()
-
-
-# How backends are found
 
 
 def test_backends_are_listed_in_the_order_of_their_names():
@@ -152,11 +122,8 @@ def test_backend_imports_no_other_but_that_of_numpy(backend):
         get_backend({backend.name!r})
         print(*sorted({{entry.module.partition(".")[0] for entry in entries().values()}} & set(sys.modules)))
     """)
-    own = "attention_numpy" if backend.name == "array_api_strict" else f"attention_{backend.name}"
-    assert printed.split() == sorted({"attention_numpy", own})
-
-
-# What they are
+    package = "attention_numpy" if backend.name == "array_api_strict" else f"attention_{backend.name}"
+    assert printed.split() == sorted({"attention_numpy", package})
 
 
 def test_backend_keeps_the_contract(backend):
@@ -187,9 +154,6 @@ def test_backend_owns_its_arrays_and_nothing_else(backend):
 def test_arrays_that_only_look_like_plain_ones_are_refused(make, got):
     with pytest.raises(TypeError, match=f"expected a plain array; got {got}: pass"):
         get_backend("numpy").owns(make(floats(1.0)))
-
-
-# To NumPy and back
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -268,9 +232,6 @@ def test_what_is_no_numpy_array_is_refused(backend):
         backend.from_numpy([object()])
 
 
-# Devices
-
-
 def test_arrays_are_placed_where_asked(backend):
     array = floats(1.0, -2.0)
     for device in backend.devices():
@@ -284,13 +245,10 @@ def test_arrays_are_placed_where_asked(backend):
 
 def test_unknown_device_is_told_the_known_ones(backend):
     words = f"expected a device out of {', '.join(backend.devices())}; got 'moon:1'"
-    for place in (lambda: backend.to_device(None, "moon:1"), lambda: backend.from_numpy(floats(1.0), device="moon:1")):
+    for move in (lambda: backend.to_device(None, "moon:1"), lambda: backend.from_numpy(floats(1.0), device="moon:1")):
         with pytest.raises(ValueError, match="expected a device out of") as error:
-            place()
+            move()
         assert str(error.value) == words
-
-
-# Modes
 
 
 def test_every_mode_computes_the_same(backend):
@@ -348,276 +306,3 @@ def test_values_are_concrete_only_where_they_can_be_read(backend):
         backend.compile(looking(seen), mode=mode)(backend.from_numpy(floats(1.0)))
         eager = (mode or backend.modes[-1]) == "eager"
         assert set(seen) == {(True, eager, eager)}, mode
-
-
-# Derivatives
-
-
-def test_backend_without_derivatives_says_so(backend):
-    if backend.differentiates:
-        assert callable(backend.value_and_grad(len))
-        return
-    with pytest.raises(TypeError, match="expected a backend that differentiates, such as jax, tensorflow, torch; got"):
-        backend.value_and_grad(len)
-
-
-def assert_gradients_by_hand(backend, value, gradients):
-    """Of x * exp(y), summed, at x = (1, 2) and y = (0, 1): exp(y) and x * exp(y)."""
-    pair, rest = backend.to_numpy(gradients)
-    np.testing.assert_allclose(backend.to_numpy(value), 1 + 2 * np.e, rtol=1e-6)
-    np.testing.assert_allclose(pair.first, [1, np.e], rtol=1e-6)
-    np.testing.assert_allclose(rest["y"][0], [1, 2 * np.e], rtol=1e-6)
-    np.testing.assert_array_equal(pair.second, [0.0, 0.0])  # it takes no part
-    assert rest["y"][1:] == [None, None]  # integers and what is no array
-    assert isinstance(pair, Pair)
-
-
-@pytest.mark.needs("gradients")
-def test_gradients_equal_the_derivative_by_hand(backend):
-    xp = backend.namespace
-
-    def function(pair, rest):
-        return xp.sum(xp.multiply(pair.first, xp.exp(rest["y"][0])))
-
-    rest = {"y": [floats(0.0, 1.0), np.asarray([1, 2], dtype="int32"), None]}
-    arguments = backend.from_numpy((Pair(floats(1.0, 2.0), floats(5.0, 5.0)), rest))
-    for mode in backend.modes:
-        inside = backend.value_and_grad(backend.compile(function, mode=mode))
-        outside = backend.compile(backend.value_and_grad(function), mode=mode)
-        assert_gradients_by_hand(backend, *inside(*arguments))
-        assert_gradients_by_hand(backend, *outside(*arguments))
-
-
-@pytest.mark.needs("gradients")
-def test_gradients_have_gradients(backend):
-    xp = backend.namespace
-
-    def cube(x):
-        return xp.multiply(x, xp.multiply(x, x))
-
-    def derivative(x):
-        return backend.value_and_grad(cube)(x)[1][0]
-
-    value, (gradient,) = backend.value_and_grad(derivative)(backend.from_numpy(floats(2.0).reshape(())))
-    assert (float(backend.to_numpy(value)), float(backend.to_numpy(gradient))) == (12.0, 12.0)
-
-
-@pytest.mark.needs("gradients")
-def test_array_given_twice_has_two_gradients(backend):
-    xp = backend.namespace
-    x = backend.from_numpy(floats(3.0).reshape(()))
-    _, gradients = backend.value_and_grad(lambda x, y: xp.multiply(x, xp.multiply(x, y)))(x, x)
-    assert [float(gradient) for gradient in backend.to_numpy(gradients)] == [18.0, 9.0]
-
-
-@pytest.mark.needs("gradients")
-def test_function_without_variables_has_no_gradients(backend):
-    xp = backend.namespace
-    number = backend.from_numpy(np.asarray(3, dtype="int32"))
-    value, gradients = backend.value_and_grad(lambda count, rest: xp.astype(count, xp.float32))(number, None)
-    assert float(backend.to_numpy(value)) == 3.0
-    assert gradients == (None, None)
-
-
-@pytest.mark.needs("gradients")
-def test_constant_function_has_the_gradient_zero(backend):
-    xp = backend.namespace
-    value, (gradient,) = backend.value_and_grad(lambda x: xp.ones(()))(backend.from_numpy(floats(1.0, 2.0)))
-    assert float(backend.to_numpy(value)) == 1.0
-    assert_same_bits(backend.to_numpy(gradient), floats(0.0, 0.0))
-
-
-@pytest.mark.needs("gradients")
-def test_function_to_several_numbers_is_refused(backend):
-    with pytest.raises(ValueError, match=r"expected a function to a 0-d array; got shape \(2,\)"):
-        backend.value_and_grad(lambda x: x)(backend.from_numpy(floats(1.0, 2.0)))
-
-
-# What only one library has
-
-
-@pytest.mark.needs("torch")
-def test_gradients_of_torch_leave_the_inputs_alone():
-    backend = get_backend("torch")
-    x = backend.from_numpy(floats(1.0, 2.0)).requires_grad_()
-    _, (gradient,) = backend.value_and_grad(lambda x: x.square().sum())(x)
-    np.testing.assert_array_equal(backend.to_numpy(gradient), [2.0, 4.0])
-    assert x.grad is None
-    assert x.is_leaf
-    untracked = x.detach()
-    backend.value_and_grad(lambda x: x.sum())(untracked)
-    backend.value_and_grad(lambda x, y: (x * y).sum())(x, untracked)
-    assert not untracked.requires_grad
-
-
-@pytest.mark.needs("torch")
-def test_compiled_functions_of_older_torch_do_not_use_up_one_another(monkeypatch):
-    backend = get_backend("torch")
-    monkeypatch.setattr(sys.modules["attention_torch.backend"], "RECOMPILE_OPTIONS", {})
-    for number in range(1, 10):
-        doubled = backend.compile(lambda x: x + x)(backend.from_numpy(floats(number)))
-        assert doubled.item() == 2 * number
-
-
-@pytest.mark.needs("torch")
-def test_values_of_torch_cannot_be_read_under_its_transforms():
-    backend = get_backend("torch")
-    import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    seen = {}
-
-    def look(where):
-        def function(x):
-            seen[where] = backend.is_concrete(x)
-            return x.sum()
-
-        return function
-
-    x = torch.ones(2, 3)
-    torch.vmap(look("vmap"))(x)
-    torch.func.grad(lambda x: torch.vmap(look("grad of vmap"))(x).sum())(x)
-    torch.vmap(torch.func.grad(look("vmap of grad")))(x)
-    torch.jit.trace(look("trace"), (x,), check_trace=False)
-    make_fx(look("make_fx"))(x)
-    look("meta")(x.to("meta"))
-    with torch._subclasses.fake_tensor.FakeTensorMode() as mode:
-        look("fake")(mode.from_tensor(x))
-    module = torch.nn.Module()
-    module.forward = look("export")
-    torch.export.export(module, (x,), strict=False)
-    assert [where for where, concrete in seen.items() if concrete] == []
-    torch.func.grad(look("grad"))(x)
-    torch.func.jvp(look("jvp"), (x,), (x,))
-    look("parameter")(torch.nn.Parameter(x))
-    assert [where for where, concrete in seen.items() if concrete] == ["grad", "jvp", "parameter"]
-
-
-@pytest.mark.needs("jax")
-def test_values_of_jax_cannot_be_read_under_its_transforms():
-    backend = get_backend("jax")
-    import jax
-
-    seen = {}
-
-    def look(where):
-        def function(x):
-            seen[where] = (backend.owns(x), backend.is_concrete(x))
-            return x.sum()
-
-        return function
-
-    x = jax.numpy.ones((2, 3))
-    jax.vmap(look("vmap"))(x)
-    jax.grad(look("grad"))(x)
-    jax.eval_shape(look("eval_shape"), x)
-    jax.lax.map(look("map"), x)
-    assert set(seen.values()) == {(True, False)}
-
-
-@pytest.mark.needs("jax")
-def test_jax_with_64_bits_keeps_every_bit():
-    printed = run(
-        """
-        import numpy as np
-        from attention_core.backend import get_backend
-        backend = get_backend("jax")
-        tree = [np.asarray([0.1, -0.0, 5e-324]), np.asarray([2**40])]
-        returned = backend.to_numpy(backend.from_numpy(tree))
-        assert [each.tobytes() for each in returned] == [each.tobytes() for each in tree]
-        print(*backend.dtypes)
-        """,
-        JAX_ENABLE_X64="1",
-    )
-    assert printed == "float16 bfloat16 float32 float64"
-
-
-@pytest.mark.needs("jax")
-def test_jax_without_64_bits_says_what_to_turn_on():
-    printed = run(
-        """
-        import numpy as np
-        from attention_core.backend import get_backend
-        backend = get_backend("jax")
-        print(*backend.dtypes, *backend.to_numpy(backend.from_numpy(np.asarray([-7, 2**30]))))
-        for array, dtype in ((np.ones(1), None), (np.ones(1, "float32"), "float64"), (np.asarray([2**40]), None)):
-            try:
-                backend.from_numpy(array, dtype=dtype)
-            except ValueError as error:
-                print(error)
-        """,
-        JAX_ENABLE_X64="0",
-    )
-    floating = "expected a floating-point type out of float16, bfloat16, float32; got float64"
-    turn_on = "turn on jax_enable_x64 for types of 64 bits"
-    assert printed.splitlines() == [
-        "float16 bfloat16 float32 -7 1073741824",
-        f"{floating}: {turn_on}",
-        f"{floating}: {turn_on}",
-        f"expected values that int32 can hold; got wider int64: {turn_on}",
-    ]
-
-
-@pytest.mark.needs("jax")
-def test_namespace_of_jax_corrects_and_completes_it():
-    xp = get_backend("jax").namespace
-    import jax
-
-    assert float(xp.erfc(xp.asarray(0.5))) == pytest.approx(0.479500122186953)
-    x = jax.numpy.ones((2, 2))
-    for product in (xp.matmul, xp.vecdot):
-        assert "precision=(HIGHEST, HIGHEST)" in str(jax.make_jaxpr(product)(x, x)).replace("Precision.", "")
-
-
-@pytest.mark.needs("gradients")
-def test_what_is_constant_is_not_differentiated_by(backend):
-    x = backend.from_numpy(np.asarray(3.0, "float32"))
-    value, (gradient,) = backend.value_and_grad(lambda x: x * backend.stop_gradient(x))(x)
-    assert float(backend.to_numpy(value)) == 9.0
-    assert float(backend.to_numpy(gradient)) == 3.0
-
-
-# Kernels
-
-
-class CountingKernel:
-    """A kernel written to the protocol and given no more."""
-
-    name = "a kernel that counts"
-
-    def __init__(self, verdict=None):
-        self.verdict, self.judged, self.attended = verdict or Verdict(None), 0, 0
-
-    def judge(self, call):
-        self.judged += 1
-        return self.verdict
-
-    def attend(self, call):
-        self.attended += 1
-        return dense(call).output
-
-
-@pytest.mark.parametrize("implementation", ["auto", "fused"])
-def test_a_kernel_with_the_members_of_the_protocol_alone_is_taken(implementation, backend, put, rng, monkeypatch):
-    kernel = CountingKernel()
-    monkeypatch.setattr(backend, "kernels", (kernel,))
-    arrays = put([rng.standard_normal((1, 2, size, 4)) for size in (3, 5, 5)])
-    assert explain_attention(*arrays).chosen == "fused"
-    assert (kernel.judged, kernel.attended) == (1, 0)  # which computes no attention
-    scaled_dot_product_attention(*arrays, implementation=implementation)
-    assert (kernel.judged, kernel.attended) == (2, 1)
-
-
-@pytest.mark.parametrize("verdict", [Verdict("has no time"), Verdict(None, is_faster=False)])
-def test_auto_takes_no_kernel_that_refuses_or_is_slower(verdict, backend, put, rng, monkeypatch):
-    kernel = CountingKernel(verdict)
-    monkeypatch.setattr(backend, "kernels", (kernel,))
-    arrays = put([rng.standard_normal((1, 2, size, 4)) for size in (3, 5, 5)])
-    scaled_dot_product_attention(*arrays)
-    assert (kernel.judged, kernel.attended) == (1, 0)
-    if verdict.refusal is None:
-        scaled_dot_product_attention(*arrays, implementation="fused")
-        assert kernel.attended == 1
-    else:
-        with pytest.raises(ValueError, match="a kernel that counts has no time"):
-            scaled_dot_product_attention(*arrays, implementation="fused")

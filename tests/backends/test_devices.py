@@ -35,24 +35,24 @@ KEY_IDS = np.asarray([[0, 0, 1, 1, 2], [1, 1, 1, 0, 0]], dtype="int32")
 BIAS = random(M, N)
 BIAS[0, 0] = -np.inf
 CASES = {
-    "plain": lambda place: {},
-    "causal": lambda place: {"is_causal": True},
-    "mask": lambda place: {"mask": place(BIAS > 0)},
-    "lengths": lambda place: {"mask": KeyLengths(place(LENGTHS))},
-    "lengths and causal": lambda place: {"mask": KeyLengths(place(LENGTHS)), "is_causal": True},
-    "one length": lambda place: {"mask": KeyLengths(3)},
-    "segments": lambda place: {"mask": Segments(place(QUERY_IDS), place(KEY_IDS))},
-    "window": lambda place: {"mask": SlidingWindow(1, 0, offset=place(LENGTHS - 1))},
-    "combined": lambda place: {"mask": (Causal(1) | ~KeyLengths(place(LENGTHS))) & place(BIAS > -1)},
-    "bias": lambda place: {"bias": place(BIAS), "mask": place(np.ones((B, 1, 1, N), dtype=bool))},
-    "numbers": lambda place: {"scale": place(np.float32(0.5)), "softcap": place(np.float32(2.0))},
-    "dropout": lambda place: {"dropout": Dropout(0.5, 7)},
+    "plain": lambda put: {},
+    "causal": lambda put: {"is_causal": True},
+    "mask": lambda put: {"mask": put(BIAS > 0)},
+    "lengths": lambda put: {"mask": KeyLengths(put(LENGTHS))},
+    "lengths and causal": lambda put: {"mask": KeyLengths(put(LENGTHS)), "is_causal": True},
+    "one length": lambda put: {"mask": KeyLengths(3)},
+    "segments": lambda put: {"mask": Segments(put(QUERY_IDS), put(KEY_IDS))},
+    "window": lambda put: {"mask": SlidingWindow(1, 0, offset=put(LENGTHS - 1))},
+    "combined": lambda put: {"mask": (Causal(1) | ~KeyLengths(put(LENGTHS))) & put(BIAS > -1)},
+    "bias": lambda put: {"bias": put(BIAS), "mask": put(np.ones((B, 1, 1, N), dtype=bool))},
+    "numbers": lambda put: {"scale": put(np.float32(0.5)), "softcap": put(np.float32(2.0))},
+    "dropout": lambda put: {"dropout": Dropout(0.5, 7)},
 }
 
 
-def attend(place, case):
-    arrays = (place(array) for array in (QUERY, KEY, VALUE))
-    return scaled_dot_product_attention(*arrays, return_weights=True, return_logsumexp=True, **CASES[case](place))
+def attend(put, case):
+    arrays = (put(array) for array in (QUERY, KEY, VALUE))
+    return scaled_dot_product_attention(*arrays, return_weights=True, return_logsumexp=True, **CASES[case](put))
 
 
 def expected(case):
@@ -67,9 +67,9 @@ def assert_close(actual, desired):
 @pytest.mark.parametrize("case", CASES)
 def test_results_stay_on_the_device(backend, case):
     for device in backend.devices():
-        place = lambda array, device=device: backend.from_numpy(array, device=device)  # noqa: E731
-        results = attend(place, case)
-        assert {str(result.device) for result in results} == {str(place(QUERY).device)}
+        put = lambda array, device=device: backend.from_numpy(array, device=device)  # noqa: E731
+        results = attend(put, case)
+        assert {str(result.device) for result in results} == {str(put(QUERY).device)}
         if backend.is_concrete(results.output):
             assert_close(backend.to_numpy(results), expected(case))
 

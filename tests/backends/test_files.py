@@ -145,7 +145,7 @@ def test_arrays_have_the_names_of_named_arrays(path):
     assert set(load_file(path)) == set(expected)
 
 
-def test_a_state_stands_beside_the_parameters(path):
+def test_a_state_stands_next_to_the_parameters(path):
     layer = layers.SaganAttention(16)
     save_layer(path, layer, *made(layer))
     names = set(load_file(path))

@@ -36,7 +36,7 @@ def converted(*arguments):
 
 
 @pytest.fixture
-def place(tmp_path):
+def path_of(tmp_path):
     return lambda name: tmp_path / f"{name}.safetensors"
 
 
@@ -48,101 +48,105 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(("torch", "keras", "flax", "equinox"), 2)))
-def test_from_one_library_to_another_and_back_is_where_it_was(place, first, second):
+def test_from_one_library_to_another_and_back_is_where_it_was(path_of, first, second):
     options = {"torch": ["--num-heads", 3], "equinox": ["--num-heads", 3]}
     arrays = LAYOUTS[first].write(ATTENTION, drawn(ATTENTION))
-    save_file({name: np.array(array, order="C") for name, array in arrays.items()}, place("a"))
-    converted(place("a"), place("b"), "--from", first, "--to", second, *options.get(first, []))
-    converted(place("b"), place("c"), "--from", second, "--to", first, *options.get(second, []))
-    same(load_file(place("c")), arrays)
-    same(load_file(place("b")), LAYOUTS[second].write(ATTENTION, drawn(ATTENTION)))
+    save_file({name: np.array(array, order="C") for name, array in arrays.items()}, path_of("a"))
+    converted(path_of("a"), path_of("b"), "--from", first, "--to", second, *options.get(first, []))
+    converted(path_of("b"), path_of("c"), "--from", second, "--to", first, *options.get(second, []))
+    same(load_file(path_of("c")), arrays)
+    same(load_file(path_of("b")), LAYOUTS[second].write(ATTENTION, drawn(ATTENTION)))
 
 
-def test_our_own_files_need_no_options_and_keep_the_settings(place):
-    save_layer(place("a"), ATTENTION, drawn(ATTENTION))
-    out = converted(place("a"), place("b"), "--from", "attention-core", "--to", "torch")
+def test_our_own_files_need_no_options_and_keep_the_settings(path_of):
+    save_layer(path_of("a"), ATTENTION, drawn(ATTENTION))
+    out = converted(path_of("a"), path_of("b"), "--from", "attention-core", "--to", "torch")
     assert out.splitlines() == [
-        f"{place('b')}: 624 values",
+        f"{path_of('b')}: 624 values",
         "torch.nn.MultiheadAttention(embed_dim=12, num_heads=3, dropout=0.5, bias=True, add_bias_kv=False, "
         "add_zero_attn=False, kdim=12, vdim=12)",
     ]
-    converted(place("b"), place("c"), "--from", "torch", "--to", "attention-core", "--num-heads", 3, "--dropout", 0.5)
-    definition, parameters, state = load_layer(place("c"))
+    converted(
+        path_of("b"), path_of("c"), "--from", "torch", "--to", "attention-core", "--num-heads", 3, "--dropout", 0.5
+    )
+    definition, parameters, state = load_layer(path_of("c"))
     assert (definition, state) == (ATTENTION, ())
     same(layers.named_arrays(parameters), layers.named_arrays(drawn(ATTENTION)))
 
 
-def test_settings_that_arrays_do_not_tell_are_those_given(place):
+def test_settings_that_arrays_do_not_tell_are_those_given(path_of):
     torch = LAYOUTS["torch"].write(ATTENTION, drawn(ATTENTION))
-    save_file({name: np.array(array, order="C") for name, array in torch.items()}, place("a"))
-    converted(place("a"), place("b"), "--from", "torch", "--to", "attention-core", "--num-heads", 2, "--zero-attention")
-    assert load_layer(place("b"))[0] == layers.MultiHeadAttention(12, 2, zero_attention=True)
+    save_file({name: np.array(array, order="C") for name, array in torch.items()}, path_of("a"))
+    converted(
+        path_of("a"), path_of("b"), "--from", "torch", "--to", "attention-core", "--num-heads", 2, "--zero-attention"
+    )
+    assert load_layer(path_of("b"))[0] == layers.MultiHeadAttention(12, 2, zero_attention=True)
     layer = layers.EncoderLayer(12, 3, 20, epsilon=1e-3)
-    save_layer(place("a"), layer, drawn(layer))
-    converted(place("a"), place("c"), "--from", "attention-core", "--to", "torch-encoder-layer")
+    save_layer(path_of("a"), layer, drawn(layer))
+    converted(path_of("a"), path_of("c"), "--from", "attention-core", "--to", "torch-encoder-layer")
     options = ["--num-heads", 3, "--norm-first", "--epsilon", 1e-3]
-    converted(place("c"), place("d"), "--from", "torch-encoder-layer", "--to", "attention-core", *options)
-    assert load_layer(place("d"))[0] == layer
+    converted(path_of("c"), path_of("d"), "--from", "torch-encoder-layer", "--to", "attention-core", *options)
+    assert load_layer(path_of("d"))[0] == layer
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
-def test_a_whole_bert_there_and_back(place, prefix):
+def test_a_whole_bert_there_and_back(path_of, prefix):
     trees = [drawn(layer) for layer in BERT]
     arrays = {
         f"{prefix}{name}": np.array(array, order="C") for name, array in LAYOUTS["bert"].write(BERT, trees).items()
     }
-    save_file({**arrays, f"{prefix}pooler.dense.bias": np.zeros(12)}, place("a"))
-    result = invoke(place("a"), place("b"), "--from", "bert", "--to", "attention-core", "--num-heads", 3)
+    save_file({**arrays, f"{prefix}pooler.dense.bias": np.zeros(12)}, path_of("a"))
+    result = invoke(path_of("a"), path_of("b"), "--from", "bert", "--to", "attention-core", "--num-heads", 3)
     assert result.exit_code == 1
     assert "got pooler.dense.bias: pooling has no place" in result.stderr
-    assert not place("b").exists()
+    assert not path_of("b").exists()
     drop = ["--drop", f"{prefix}pooler."]
-    out = converted(place("a"), place("b"), "--from", "bert", "--to", "attention-core", "--num-heads", 3, *drop)
+    out = converted(path_of("a"), path_of("b"), "--from", "bert", "--to", "attention-core", "--num-heads", 3, *drop)
     assert out.splitlines()[1:] == list(map(str, BERT))
-    assert load_layers(place("b"))[0] == BERT
-    converted(place("b"), place("c"), "--from", "attention-core", "--to", "bert")
-    same(load_file(place("c")), {name.removeprefix(prefix): array for name, array in arrays.items()})
+    assert load_layers(path_of("b"))[0] == BERT
+    converted(path_of("b"), path_of("c"), "--from", "attention-core", "--to", "bert")
+    same(load_file(path_of("c")), {name.removeprefix(prefix): array for name, array in arrays.items()})
 
 
-def test_one_layer_out_of_a_file_by_its_prefix(place):
+def test_one_layer_out_of_a_file_by_its_prefix(path_of):
     layer = BERT[1]
     arrays = LAYOUTS["bert-layer"].write(layer, drawn(layer))
     whole = {f"encoder.layer.7.{name}": np.array(array, order="C") for name, array in arrays.items()}
-    save_file({**whole, "embeddings.LayerNorm.bias": np.zeros(3)}, place("a"))  # and more, which is not asked for
+    save_file({**whole, "embeddings.LayerNorm.bias": np.zeros(3)}, path_of("a"))  # and more, which is not asked for
     options = ["--num-heads", 3, "--prefix", "encoder.layer.7."]
-    converted(place("a"), place("b"), "--from", "bert-layer", "--to", "attention-core", *options)
-    assert load_layer(place("b"))[0] == layer
+    converted(path_of("a"), path_of("b"), "--from", "bert-layer", "--to", "attention-core", *options)
+    assert load_layer(path_of("b"))[0] == layer
     result = invoke(
-        place("a"), place("c"), "--from", "bert-layer", "--to", "attention-core", *options[:2], "--prefix", "x."
+        path_of("a"), path_of("c"), "--from", "bert-layer", "--to", "attention-core", *options[:2], "--prefix", "x."
     )
     assert result.exit_code == 1
     assert "that begin with x.; got embeddings.LayerNorm.bias, encoder.layer.7." in result.stderr
 
 
 @pytest.mark.parametrize("order", ["repeat", "tile"])
-def test_the_order_of_heads_is_asked_for(place, order):
+def test_the_order_of_heads_is_asked_for(path_of, order):
     arrays = LAYOUTS["flax"].write(GROUPED, drawn(GROUPED), head_order=order)
-    save_file({name: np.array(array, order="C") for name, array in arrays.items()}, place("a"))
-    arguments = (place("a"), place("b"), "--from", "flax", "--to", "attention-core")
+    save_file({name: np.array(array, order="C") for name, array in arrays.items()}, path_of("a"))
+    arguments = (path_of("a"), path_of("b"), "--from", "flax", "--to", "attention-core")
     result = invoke(*arguments)
     assert result.exit_code == 1
     assert "expected head_order for flax.nnx.MultiHeadAttention, as 6 heads share 2" in result.stderr
     converted(*arguments, "--head-order", order)
-    definition, parameters, _ = load_layer(place("b"))
+    definition, parameters, _ = load_layer(path_of("b"))
     assert definition == GROUPED
     same(layers.named_arrays(parameters), layers.named_arrays(drawn(GROUPED)))
 
 
-def test_nothing_is_replaced_without_force(place):
-    save_layer(place("a"), ATTENTION, drawn(ATTENTION))
-    place("b").write_text("precious")
-    arguments = (place("a"), place("b"), "--from", "attention-core", "--to", "torch")
+def test_nothing_is_replaced_without_force(path_of):
+    save_layer(path_of("a"), ATTENTION, drawn(ATTENTION))
+    path_of("b").write_text("precious")
+    arguments = (path_of("a"), path_of("b"), "--from", "attention-core", "--to", "torch")
     result = invoke(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"attention-core: expected a target that is not there, or --force; got {place('b')}\n"
-    assert place("b").read_text() == "precious"
+    assert result.stderr == f"attention-core: expected a target that is not there, or --force; got {path_of('b')}\n"
+    assert path_of("b").read_text() == "precious"
     converted(*arguments, "--force")
-    assert "in_proj_weight" in load_file(place("b"))
+    assert "in_proj_weight" in load_file(path_of("b"))
 
 
 @pytest.mark.parametrize(
@@ -160,50 +164,50 @@ def test_nothing_is_replaced_without_force(place):
     ],
     ids=lambda each: " ".join(each[:5]) if isinstance(each, list) else "",
 )  # fmt: skip
-def test_what_cannot_be_run_as_given_is_told_in_one_line(place, arguments, text):
-    save_layer(place("a"), ATTENTION, drawn(ATTENTION))
-    result = invoke(place("a"), place("b"), *arguments)
+def test_what_cannot_be_run_as_given_is_told_in_one_line(path_of, arguments, text):
+    save_layer(path_of("a"), ATTENTION, drawn(ATTENTION))
+    result = invoke(path_of("a"), path_of("b"), *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert re.match(f"attention-core: {text}", line)
-    assert not place("b").exists()
+    assert not path_of("b").exists()
 
 
-def test_a_source_that_is_not_there_and_a_target_that_cannot_be_are_told(place, tmp_path):
-    save_layer(place("a"), ATTENTION, drawn(ATTENTION))
-    own = ("--from", "attention-core", "--to", "torch", "--force")
+def test_a_source_that_is_not_there_and_a_target_that_cannot_be_are_told(path_of, tmp_path):
+    save_layer(path_of("a"), ATTENTION, drawn(ATTENTION))
+    options = ("--from", "attention-core", "--to", "torch", "--force")
     for source, target in (
-        (place("x"), place("b")),
-        (tmp_path, place("b")),
-        (place("a"), tmp_path),
-        (place("a"), tmp_path / "no" / "b"),
+        (path_of("x"), path_of("b")),
+        (tmp_path, path_of("b")),
+        (path_of("a"), tmp_path),
+        (path_of("a"), tmp_path / "no" / "b"),
     ):
-        result = invoke(source, target, *own)
+        result = invoke(source, target, *options)
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr.startswith("attention-core: expected a file")
 
 
-def test_what_cannot_be_converted_is_told_in_one_line_and_leaves_the_target(place):
+def test_what_cannot_be_converted_is_told_in_one_line_and_leaves_the_target(path_of):
     capped = layers.MultiHeadAttention(12, 3, softcap=2.0)
-    save_layer(place("capped"), capped, drawn(capped))
-    save_layers(place("several"), BERT, [drawn(layer) for layer in BERT])
-    save_layer(place("whole"), ATTENTION, drawn(ATTENTION))
-    place("cut").write_bytes(place("whole").read_bytes()[:-1])
-    save_file({"a": np.zeros(1)}, place("strange"))
-    place("b").write_text("precious")
+    save_layer(path_of("capped"), capped, drawn(capped))
+    save_layers(path_of("several"), BERT, [drawn(layer) for layer in BERT])
+    save_layer(path_of("whole"), ATTENTION, drawn(ATTENTION))
+    path_of("cut").write_bytes(path_of("whole").read_bytes()[:-1])
+    save_file({"a": np.zeros(1)}, path_of("strange"))
+    path_of("b").write_text("precious")
     for source, arguments, text in (
         ("capped", ["attention-core", "--to", "torch"], "expected softcap None for torch.nn.MultiheadAttention"),
         ("several", ["attention-core", "--to", "bert-layer"], "expected one layer for transformers.BertLayer; got 3"),
         ("whole", ["attention-core", "--to", "bert"], "expected embeddings and at least one layer"),
         ("whole", ["attention-core", "--to", "bert-layer"], "expected EncoderLayer for transformers.BertLayer"),
-        ("cut", ["attention-core", "--to", "torch"], f"expected a whole file of safetensors; got {place('cut')}"),
+        ("cut", ["attention-core", "--to", "torch"], f"expected a whole file of safetensors; got {path_of('cut')}"),
         ("strange", ["attention-core", "--to", "torch"], "expected a file written by attention-core"),
         ("strange", ["torch", "--to", "keras", "--num-heads", 3], "expected out_proj.weight of torch.nn.MultiheadAttention"),
         ("strange", ["keras", "--to", "torch", "--drop", "b"], "expected arrays in"),
         ("strange", ["keras", "--to", "torch", "--drop", "a"], "expected the arrays of keras.layers.MultiHeadAttention"),
     ):  # fmt: skip
-        result = invoke(place(source), place("b"), "--force", "--from", *arguments)
+        result = invoke(path_of(source), path_of("b"), "--force", "--from", *arguments)
         assert (result.exit_code, result.stdout) == (1, "")
         (line,) = result.stderr.splitlines()
         assert line.startswith(f"attention-core: {text}")
-        assert place("b").read_text() == "precious"
+        assert path_of("b").read_text() == "precious"

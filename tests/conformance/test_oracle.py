@@ -25,7 +25,7 @@ def column(*numbers):
     return np.array([[[number] for number in numbers]])
 
 
-def problem(rng, *, heads=2, groups=2, rows=3, columns=5, **more):
+def drawn_problem(rng, *, heads=2, groups=2, rows=3, columns=5, **more):
     arrays = {
         "query": rng.standard_normal((heads, rows, 4)),
         "key": rng.standard_normal((groups, columns, 4)),
@@ -52,12 +52,12 @@ def test_two_keys_with_scores_0_and_1_weigh_1_and_e():
     np.testing.assert_array_equal(truth.output.scale, truth.output.high)
 
 
-def mp_rows(given, query, key, value, bias):
+def mp_rows(allowed, query, key, value, bias):
     """One head in the arithmetic of mpmath; the softcap is 1.5, and the first query does not see the last key."""
     scale, output = 1 / mpmath.sqrt(len(query[0])), []
     for i, q in enumerate(query):
         scores = [1.5 * mpmath.tanh(mpmath.fdot(q, k) * scale / 1.5) + bias[i][j] for j, k in enumerate(key)]
-        weights = [mpmath.exp(s) if given[i][j] else mpmath.mpf(0) for j, s in enumerate(scores)]
+        weights = [mpmath.exp(s) if allowed[i][j] else mpmath.mpf(0) for j, s in enumerate(scores)]
         total = mpmath.fsum(weights)
         output.append([mpmath.fdot(weights, channel) / total for channel in zip(*value, strict=True)])
     return output
@@ -67,8 +67,8 @@ def capped_problem(rng):
     mask = np.ones((3, 5), dtype=bool)
     mask[0, 4] = False
     arrays = {"mask": mask, "bias": rng.standard_normal((3, 5))}
-    given = problem(rng, heads=1, groups=1, arrays=arrays, mask=array("mask"), options={"softcap": 1.5})
-    return replace(given, cotangent=rng.standard_normal((1, 3, 2)))
+    problem = drawn_problem(rng, heads=1, groups=1, arrays=arrays, mask=array("mask"), options={"softcap": 1.5})
+    return replace(problem, cotangent=rng.standard_normal((1, 3, 2)))
 
 
 def exact_numbers(array_):
@@ -76,11 +76,11 @@ def exact_numbers(array_):
 
 
 def test_it_agrees_with_mpmath(rng):
-    given = capped_problem(rng)
+    problem = capped_problem(rng)
     mpmath.mp.dps = 40
-    parts = [exact_numbers(given.arrays[name]) for name in ("query", "key", "value", "bias")]
-    expected = mp_rows(given.arrays["mask"], *parts)
-    found = attention(given).output
+    parts = [exact_numbers(problem.arrays[name]) for name in ("query", "key", "value", "bias")]
+    expected = mp_rows(problem.arrays["mask"], *parts)
+    found = attention(problem).output
     error = [
         abs(mpmath.mpf(high) + mpmath.mpf(low) - number)
         for high, low, number in zip(found.high.ravel(), found.low.ravel(), itertools.chain(*expected), strict=True)
@@ -89,17 +89,17 @@ def test_it_agrees_with_mpmath(rng):
 
 
 def test_its_gradients_are_differences_in_mpmath(rng):
-    given = capped_problem(rng)
+    problem = capped_problem(rng)
     mpmath.mp.dps = 60
     names = ("query", "key", "value", "bias")
     step = mpmath.mpf(10) ** -20
-    cotangent = list(itertools.chain(*exact_numbers(given.cotangent)))
-    found = gradients(given)
+    cotangent = list(itertools.chain(*exact_numbers(problem.cotangent)))
+    found = gradients(problem)
 
     def loss(moved, row, column_, by):
-        parts = {name: exact_numbers(given.arrays[name]) for name in names}
+        parts = {name: exact_numbers(problem.arrays[name]) for name in names}
         parts[moved][row][column_] += by
-        return mpmath.fdot(itertools.chain(*mp_rows(given.arrays["mask"], *parts.values())), cotangent)
+        return mpmath.fdot(itertools.chain(*mp_rows(problem.arrays["mask"], *parts.values())), cotangent)
 
     for name in names:
         flat = found[name].high.reshape(-1, found[name].high.shape[-1])
@@ -109,13 +109,13 @@ def test_its_gradients_are_differences_in_mpmath(rng):
 
 
 def test_it_agrees_with_the_core_in_float64(rng):
-    given = problem(rng, heads=4, mask=Rule("Causal", {"offset": 1}), options=EVERYTHING)
+    problem = drawn_problem(rng, heads=4, mask=Rule("Causal", {"offset": 1}), options=EVERYTHING)
     strict = ac.get_backend("array_api_strict")
-    arrays = strict.from_numpy(given.arrays)
+    arrays = strict.from_numpy(problem.arrays)
     result = ac.scaled_dot_product_attention(
         arrays["query"], arrays["key"], arrays["value"], mask=ac.Causal(1), **EVERYTHING
     )
-    truth = attention(given)
+    truth = attention(problem)
     for name in ("output", "weights", "logsumexp"):
         found = strict.to_numpy(getattr(result, name))
         np.testing.assert_allclose(found, getattr(truth, name).high, rtol=1e-14, atol=1e-15)
@@ -123,27 +123,27 @@ def test_it_agrees_with_the_core_in_float64(rng):
 
 def test_a_query_that_sees_nothing_has_weights_0_and_logsumexp_minus_infinity(rng):
     mask = np.array([[True] * 5, [False] * 5, [True] * 5])
-    given = problem(rng, arrays={"mask": mask}, mask=array("mask"), cotangent=rng.standard_normal((2, 3, 2)))
-    truth = attention(given)
+    problem = drawn_problem(rng, arrays={"mask": mask}, mask=array("mask"), cotangent=rng.standard_normal((2, 3, 2)))
+    truth = attention(problem)
     assert not truth.output.high[:, 1].any()
     assert not truth.weights.high[:, 1].any()
     assert np.all(truth.logsumexp.high[:, 1] == -math.inf)
-    assert not gradients(given)["query"].high[:, 1].any()
+    assert not gradients(problem)["query"].high[:, 1].any()
 
 
 def test_what_is_not_finite_shows_exactly_where_it_is_attended(rng):
     mask = np.array([[True, True, False, False, True]] * 3)
-    given = problem(rng, heads=1, groups=1, arrays={"mask": mask}, mask=array("mask"))
-    given.arrays["key"][0, 2] = math.nan
-    given.arrays["value"][0, 3] = math.inf
-    clean = attention(given).output.high
+    problem = drawn_problem(rng, heads=1, groups=1, arrays={"mask": mask}, mask=array("mask"))
+    problem.arrays["key"][0, 2] = math.nan
+    problem.arrays["value"][0, 3] = math.inf
+    clean = attention(problem).output.high
     assert np.isfinite(clean).all()
-    given.arrays["value"][0, 4, 1] = math.inf
-    seen = attention(given).output.high
+    problem.arrays["value"][0, 4, 1] = math.inf
+    seen = attention(problem).output.high
     np.testing.assert_array_equal(seen[..., 0], clean[..., 0])
     assert np.all(seen[..., 1] == math.inf)
-    given.arrays["query"][0, 1, 0] = math.inf
-    assert np.isnan(attention(given).output.high).all(axis=-1).tolist() == [[False, True, False]]
+    problem.arrays["query"][0, 1, 0] = math.inf
+    assert np.isnan(attention(problem).output.high).all(axis=-1).tolist() == [[False, True, False]]
 
 
 def test_positions_follow_the_words_of_the_contract(rng):
@@ -164,7 +164,7 @@ def test_positions_follow_the_words_of_the_contract(rng):
         (segments | Rule("Causal"), ["xx...", "xxxx.", "xxxx."]),
     )
     for rule, picture in pictures:
-        found = allowed(problem(rng, arrays=arrays, mask=rule))[0]
+        found = allowed(drawn_problem(rng, arrays=arrays, mask=rule))[0]
         assert ["".join(".x"[seen] for seen in row) for row in found.tolist()] == picture, rule
 
 
@@ -200,9 +200,9 @@ def test_a_unit_in_the_last_place_is_the_distance_of_neighbours(scale, dtype, ex
 
 def test_errors_are_counted_in_units_of_the_scale():
     exact = Exact(np.array([1.0, 0.0]), np.array([2.0**-30, 0.0]), np.array([4.0, 0.0]))
-    error, place = worst_error(rounded([1.0 + 2.0**-20, 0.0], "float32"), exact, "float32")
+    error, where = worst_error(rounded([1.0 + 2.0**-20, 0.0], "float32"), exact, "float32")
     assert error == pytest.approx((2.0**-20 - 2.0**-30) / 2.0**-21, rel=1e-12)
-    assert place.startswith("at (0,): expected 1; got 1.0000009")
+    assert where.startswith("at (0,): expected 1; got 1.0000009")
     assert worst_error(rounded([1.0, 1e-45], "float32"), exact, "float32")[0] == 1.0
 
 
@@ -226,23 +226,25 @@ def test_what_cannot_be_compared_is_infinitely_wrong(found, text):
 
 
 def test_a_sink_takes_its_share():
-    given = Problem(
+    problem = Problem(
         {"query": column(1.0), "key": column(0.0, 1.0), "value": column(0.0, 1.0), "sinks": np.array([2.0])}
     )
-    truth = attention(given)
+    truth = attention(problem)
     total = 1 + math.e + math.e**2
     np.testing.assert_allclose(truth.weights.high.ravel(), [1 / total, math.e / total], rtol=1e-15)
     np.testing.assert_allclose(truth.logsumexp.high.ravel(), math.log(total), rtol=1e-15)
     assert truth.kappa == 2.0
-    nothing = attention(replace(given, arrays={**given.arrays, "mask": np.zeros(2, dtype=bool)}, mask=array("mask")))
+    nothing = attention(
+        replace(problem, arrays={**problem.arrays, "mask": np.zeros(2, dtype=bool)}, mask=array("mask"))
+    )
     assert (nothing.output.high.item(), nothing.logsumexp.high.item()) == (0.0, 2.0)
 
 
 def test_rates_and_buckets_are_those_that_are_published():
     def falls(heads):
         query, key = np.zeros((heads, 1, 1)), np.zeros((heads, 2, 1))
-        given = Problem({"query": query, "key": key, "value": key}, score_mod=Rule("alibi", {"num_heads": heads}))
-        weights = attention(given).weights.high
+        problem = Problem({"query": query, "key": key, "value": key}, score_mod=Rule("alibi", {"num_heads": heads}))
+        weights = attention(problem).weights.high
         return np.log2(np.log(weights[:, 0, 0] / weights[:, 0, 1]))
 
     np.testing.assert_allclose(falls(8), [-1, -2, -3, -4, -5, -6, -7, -8])
@@ -256,16 +258,16 @@ def test_rates_and_buckets_are_those_that_are_published():
 @pytest.mark.parametrize("name", ["gradient-score-mod", "gradient-relative-bias", "gradient-sinks"])
 def test_gradients_are_finite_differences(name):
     (case,) = (case for case in CASES if case.name == name)
-    given, step = case.problem("float64"), 1e-6
-    found = gradients(given)
-    for variable in given.variables[3:]:
-        place = tuple(dim // 2 for dim in given.arrays[variable].shape)
+    problem, step = case.problem("float64"), 1e-6
+    found = gradients(problem)
+    for variable in problem.variables[3:]:
+        index = tuple(dim // 2 for dim in problem.arrays[variable].shape)
 
-        def loss(change, variable=variable, place=place):
-            changed = given.arrays[variable].copy()
-            changed[place] += change
-            moved = replace(given, arrays={**given.arrays, variable: changed})
-            return np.sum(attention(moved).output.high * given.cotangent)
+        def loss(change, variable=variable, index=index):
+            changed = problem.arrays[variable].copy()
+            changed[index] += change
+            moved = replace(problem, arrays={**problem.arrays, variable: changed})
+            return np.sum(attention(moved).output.high * problem.cotangent)
 
-        slope = (loss(step) - loss(-step)) / (2 * step)
-        assert abs(found[variable].high[place] - slope) < 1e-7 * (1 + abs(slope))
+        derivative = (loss(step) - loss(-step)) / (2 * step)
+        assert abs(found[variable].high[index] - derivative) < 1e-7 * (1 + abs(derivative))

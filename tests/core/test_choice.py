@@ -29,9 +29,9 @@ def ran(backend, monkeypatch):
     def spied(owner, attribute, name):
         function = getattr(owner, attribute)
 
-        def spy(*given, **options):
+        def spy(*arguments, **options):
             found.append(name)
-            return function(*given, **options)
+            return function(*arguments, **options)
 
         monkeypatch.setattr(owner, attribute, spy)
 
@@ -45,7 +45,7 @@ def ran(backend, monkeypatch):
 @pytest.fixture
 def streaming(backend, monkeypatch):
     """No call is small."""
-    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=5, least=4, dense_below=0, structured_below=0))
+    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=5, min_queries=4, dense_below=0, structured_below=0))
 
 
 OPTIONS = {
@@ -68,7 +68,7 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
         Tuning(
             queries=1,
             keys=5,
-            least=4,
+            min_queries=4,
             dense_below=0 if large else M * N,
             structured_below=0 if large else M * N,
         ),
@@ -133,7 +133,7 @@ def test_what_is_small_is_dense(arrays, backend, ran, monkeypatch):
         monkeypatch.setattr(
             backend,
             "tuning",
-            Tuning(queries=1, keys=5, least=4, dense_below=below, structured_below=below),
+            Tuning(queries=1, keys=5, min_queries=4, dense_below=below, structured_below=below),
         )
         assert explain_attention(*arrays, mask=mask).chosen == expected
 
@@ -141,14 +141,14 @@ def test_what_is_small_is_dense(arrays, backend, ran, monkeypatch):
 def test_what_is_held_at_once_is_bounded(arrays, backend, monkeypatch):
     monkeypatch.setattr(backend, "kernels", ())
     for most, expected in ((B * H * M * N, "dense"), (B * H * M * N - 1, "blockwise")):
-        tuning = Tuning(queries=1, keys=5, least=4, dense_below=M * N, structured_below=M * N, dense_most=most)
+        tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, dense_most=most)
         monkeypatch.setattr(backend, "tuning", tuning)
         assert explain_attention(*arrays).chosen == expected
 
 
 def test_a_mask_with_structure_takes_blocks_earlier(arrays, backend, put, monkeypatch):
     monkeypatch.setattr(backend, "kernels", ())
-    tuning = Tuning(queries=1, keys=5, least=4, dense_below=M * N, structured_below=0)
+    tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=0)
     monkeypatch.setattr(backend, "tuning", tuning)
     causal, other = ac.Causal(), ac.MaskFunction(lambda batch, head, query, key: key >= 0)
     masks = [
@@ -168,7 +168,7 @@ def test_a_mask_with_structure_takes_blocks_earlier(arrays, backend, put, monkey
 
 @pytest.mark.parametrize("empty", [0, 1, 2, 3])
 def test_what_is_empty_is_dense(empty, backend, put, get, ran):
-    entries, rows, columns, width = (0 if place == empty else size for place, size in enumerate((B, M, N, D)))
+    entries, rows, columns, width = (0 if axis == empty else size for axis, size in enumerate((B, M, N, D)))
     query, key, value = put(
         [np.ones((entries, H, rows, D)), np.ones((entries, G, columns, D)), np.ones((entries, G, columns, width))]
     )

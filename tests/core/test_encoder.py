@@ -34,14 +34,14 @@ def by_heads(p, query, key, value, heads, groups, allowed=None):
     q, k, v = apply(p.query, query), apply(p.key, key), apply(p.value, value)
     outputs, weights = [], []
     for h in range(heads):
-        own, shared = [
+        of_head, shared = [
             slice(n * width, (n + 1) * width)
             for n, width in ((h, q.shape[-1] // heads), (h // (heads // groups), k.shape[-1] // groups))
         ]
         values = slice(
             h // (heads // groups) * (v.shape[-1] // groups), (h // (heads // groups) + 1) * (v.shape[-1] // groups)
         )
-        s = q[..., own] @ np.swapaxes(k[..., shared], -1, -2) / math.sqrt(q.shape[-1] // heads)
+        s = q[..., of_head] @ np.swapaxes(k[..., shared], -1, -2) / math.sqrt(q.shape[-1] // heads)
         weights.append(softmax(s if allowed is None else np.where(allowed, s, -np.inf)))
         outputs.append(weights[-1] @ v[..., values])
     merged = np.concatenate(outputs, -1)
@@ -100,13 +100,13 @@ def test_an_extra_key_is_seen_by_all_queries(columns, implementation, rng, put, 
     allowed = (allowed & (np.arange(columns + 1) <= np.arange(M)[:, None])) | (np.arange(columns + 1) == columns)
 
     def head(h):
-        own, shared = slice(h * D, (h + 1) * D), slice(h // (H // G) * D, (h // (H // G) + 1) * D)
+        of_head, shared = slice(h * D, (h + 1) * D), slice(h // (H // G) * D, (h // (H // G) + 1) * D)
         keys, values = (
             np.concatenate([apply(projection, key), np.broadcast_to(extra, (2, 1, G * D))], -2)[..., shared]
             for projection, extra in ((p.key, p.extra_key), (p.value, p.extra_value))
         )
         added = np.where(np.arange(columns + 1) < columns, bias[h], 0.0)
-        s = apply(p.query, query)[..., own] @ np.swapaxes(keys, -1, -2) / math.sqrt(D) + added
+        s = apply(p.query, query)[..., of_head] @ np.swapaxes(keys, -1, -2) / math.sqrt(D) + added
         return softmax(np.where(allowed[:, 0], s, -np.inf)) @ values
 
     found = ac.multi_head_attention(

@@ -150,10 +150,10 @@ def test_products_of_one_name_need_not_outlive_the_next(run, backend, xp, rng):
     arrays = [rng.standard_normal(shape) for shape in ((2, 3, 4), (2, 4, 5), (2, 5, 1), (2, 5, 9))]
 
     def function(x, *others):
-        memory, found = {}, []
-        first = backend.loops.matmul(x, others[0], memory, "first")
+        workspace, found = {}, []
+        first = backend.loops.matmul(x, others[0], workspace, "first")
         for y in others[1:]:
-            found.append(xp.add(backend.loops.matmul(first, y, memory, "other"), 0.0))
+            found.append(xp.add(backend.loops.matmul(first, y, workspace, "other"), 0.0))
         return *found, first
 
     first = arrays[0] @ arrays[1]

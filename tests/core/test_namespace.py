@@ -54,7 +54,7 @@ def test_values_of_eager_arrays_can_be_read(backend, put):
     assert is_concrete(put(np.ones(3))) is True
 
 
-def test_new_arrays_are_made_beside_old_ones(put, get, xp):
+def test_new_arrays_are_made_on_the_device_of_old_ones(put, get, xp):
     x = put(np.ones((2, 3)))
     made = xp.zeros((4,), dtype=x.dtype, **on_device_of(x))
     assert get(xp.add(made, put(np.ones(4)))).tolist() == [1.0] * 4

@@ -21,7 +21,7 @@ LENGTHS = np.array([12, 0, 5])
 
 @pytest.fixture(autouse=True)
 def small(backend, monkeypatch):
-    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=4, least=3, dense_below=0, structured_below=0))
+    monkeypatch.setattr(backend, "tuning", Tuning(queries=1, keys=4, min_queries=3, dense_below=0, structured_below=0))
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def chunks(backend, monkeypatch):
     monkeypatch.setattr(
         backend,
         "tuning",
-        backend.tuning._replace(dense_below=0, structured_below=0, least=3, keys=5, query_chunk=CHUNK),
+        backend.tuning._replace(dense_below=0, structured_below=0, min_queries=3, keys=5, query_chunk=CHUNK),
     )
 
     def recorded(*arguments):
@@ -102,10 +102,10 @@ def cut(backend, arrays, mask, starts=(0, 0)):
 def test_chunks_on_any_library(name, starts, backend, rng):
     options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": MASKS[name]}
     arrays = backend.from_numpy(qkv(rng))
-    *given, chunks = cut(lent(backend), arrays, MASKS[name], starts)
+    *rest, chunks = cut(lent(backend), arrays, MASKS[name], starts)
     assert len(chunks) == 3
     with np.errstate(invalid="ignore"):  # of scores that are all masked
-        output, logsumexp = backend.to_numpy(_chunks.attend_query_chunks(*given, chunks))
+        output, logsumexp = backend.to_numpy(_chunks.attend_query_chunks(*rest, chunks))
     expected, normalizer = backend.to_numpy(tuple(ac.partial_attention(*arrays, **options, implementation="dense")))
     np.testing.assert_allclose(output.reshape(expected.shape), expected, rtol=0, atol=1e-13)
     np.testing.assert_allclose(logsumexp.reshape(normalizer.shape), normalizer, rtol=0, atol=1e-13)
@@ -176,17 +176,17 @@ def test_chunks_are_computed_in_float32(dtype, backend, chunks, rng):
 
 
 @pytest.mark.needs("fused softmax")
-def test_a_strip_has_the_keys_within_reach_alone(backend, chunks, rng):
+def test_a_query_chunk_has_only_the_keys_within_reach(backend, chunks, rng):
     results(backend, qkv(rng), "blockwise", mask=ac.SlidingWindow(2, 1))
     assert chunks[0] == [(range(4), range(5)), (range(4, 8), range(2, 9)), (range(8, 11), range(6, 12))]
 
 
 @pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e200, 1e308])
-@pytest.mark.parametrize("place", ["query", "key", "value"])
-def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(place, number, backend, chunks, rng):
+@pytest.mark.parametrize("argument", ["query", "key", "value"])
+def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(argument, number, backend, chunks, rng):
     arrays = dict(zip(("query", "key", "value"), qkv(rng), strict=True))
-    arrays[place][1, 1, 7, 2] = number
+    arrays[argument][1, 1, 7, 2] = number
     arrays = tuple(arrays.values())
     with np.errstate(all="ignore"):
         found, expected = (results(backend, arrays, each, is_causal=True)[:2] for each in ("blockwise", "dense"))

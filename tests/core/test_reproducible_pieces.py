@@ -26,20 +26,25 @@ def qkv(rng, columns=N):
 
 
 def in_pieces(arrays, cuts, order=None, dropout=None, piecewise=("bias",), **options):
-    """Attend pieces of the keys, in some order, and merge them."""
+    """Attention to pieces of the keys, merged in some order."""
     query, key, value = arrays
     spans = list(itertools.pairwise(cuts))
-    spans = spans if order is None else [spans[place] for place in order]
+    spans = spans if order is None else [spans[index] for index in order]
 
     def of_piece(start, stop):
-        own = {name: option[..., start:stop] if name in piecewise else option for name, option in options.items()}
-        return (query, key[..., start:stop, :], value[..., start:stop, :]), {**own, "key_start": start}
+        piece_options = {
+            name: option[..., start:stop] if name in piecewise else option for name, option in options.items()
+        }
+        return (query, key[..., start:stop, :], value[..., start:stop, :]), {**piece_options, "key_start": start}
 
-    extents = [attention_extent(*given, **own) for given, own in (of_piece(*span) for span in spans)]
+    extents = [
+        attention_extent(*piece_arrays, **piece_options)
+        for piece_arrays, piece_options in (of_piece(*span) for span in spans)
+    ]
     extent = merge_extents(*extents)
     partials = [
-        ac.partial_attention(*given, **own, dropout=dropout, extent=extent, **EXACTLY)
-        for given, own in (of_piece(*span) for span in spans)
+        ac.partial_attention(*piece_arrays, **piece_options, dropout=dropout, extent=extent, **EXACTLY)
+        for piece_arrays, piece_options in (of_piece(*span) for span in spans)
     ]
     return complete_partial(merge_partials(*partials), dropout=dropout)
 
@@ -94,8 +99,8 @@ def test_types_of_16_bits_are_rounded_when_all_is_merged(dtype, backend, rng):
 def test_pieces_are_merged_within_a_compiled_function(backend, rng):
     arrays = backend.from_numpy(list(qkv(rng)))
 
-    def function(*given):
-        return tuple(in_pieces(given, (0, 8, N), (1, 0), mask=ac.Causal(3)))
+    def function(*arguments):
+        return tuple(in_pieces(arguments, (0, 8, N), (1, 0), mask=ac.Causal(3)))
 
     found = backend.to_numpy(backend.compile(function)(*arrays))
     same(found, backend.to_numpy(whole(arrays, mask=ac.Causal(3))))
@@ -125,8 +130,8 @@ def test_any_numbers_cut_anywhere_have_the_bits_of_the_whole(seed, cuts, spread,
 )
 def test_empty_pieces_have_the_bits_of_the_whole(empty, axis, backend, put, get, rng):
     arrays = list(qkv(rng))
-    for place in {"keys": (1, 2), "queries": (0,), "values": (2,), "batch": (0, 1, 2)}[empty]:
-        arrays[place] = np.take(arrays[place], np.zeros(0, dtype=int), axis=axis)
+    for argument in {"keys": (1, 2), "queries": (0,), "values": (2,), "batch": (0, 1, 2)}[empty]:
+        arrays[argument] = np.take(arrays[argument], np.zeros(0, dtype=int), axis=axis)
     arrays = put(arrays)
     same(get(tuple(in_pieces(arrays, (0, 0, 0) if empty == "keys" else (0, 4, N)))), get(whole(arrays)))
 
@@ -204,9 +209,9 @@ def test_scores_beyond_float32_in_one_piece_do_not_spoil_the_others():
     same(found, whole((query, key, value), scale=1.0))
     assert found.output[0, 0, 0] == 1.5
     for cuts in ((2, 4), (2, 3, 4)):  # alone, they are nan, however they are cut
-        own = query, key[:, 2:], value[:, 2:]
-        merged = in_pieces(own, [cut - 2 for cut in cuts], scale=1.0)
-        same(merged, whole(own, scale=1.0))
+        piece = query, key[:, 2:], value[:, 2:]
+        merged = in_pieces(piece, [cut - 2 for cut in cuts], scale=1.0)
+        same(merged, whole(piece, scale=1.0))
         assert np.isnan(merged.output).all()
 
 

@@ -51,12 +51,12 @@ def test_gradients_are_those_of_the_formula(size, backend, rng):
     """With r the root and w the weights times scale: dx = (w - y mean(w y)) / r, where y = x / r."""
     xp = backend.namespace
     scale, x, weights = rng.standard_normal(6), size * rng.standard_normal((3, 6)), rng.standard_normal((3, 6))
-    given, factors = backend.from_numpy((scale, x)), backend.from_numpy(weights)
-    _, (of_scale, of_x) = backend.value_and_grad(lambda s, x: xp.sum(xp.multiply(rms_norm(s, x), factors)))(*given)
+    inputs, factors = backend.from_numpy((scale, x)), backend.from_numpy(weights)
+    _, (of_scale, of_x) = backend.value_and_grad(lambda s, x: xp.sum(xp.multiply(rms_norm(s, x), factors)))(*inputs)
     root = np.sqrt(np.mean((x.astype(np.longdouble)) ** 2, axis=-1, keepdims=True) + 1e-6)
     unit = (x / root).astype(np.float64)
-    slope = weights * scale
-    expected = (slope - unit * np.mean(slope * unit, axis=-1, keepdims=True)) / root.astype(np.float64)
+    difference = weights * scale
+    expected = (difference - unit * np.mean(difference * unit, axis=-1, keepdims=True)) / root.astype(np.float64)
     np.testing.assert_allclose(backend.to_numpy(of_x), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
     np.testing.assert_allclose(backend.to_numpy(of_scale), np.sum(weights * unit, axis=0), rtol=0, atol=1e-14)
 

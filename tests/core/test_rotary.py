@@ -52,8 +52,8 @@ def test_integers_of_32_bits_count_modulo_a_turn(rng):
     jax = importlib.import_module("jax")
     x = rng.standard_normal((3, len(FAR), WIDTH)).astype(np.float32)
     with jax.enable_x64(False):
-        given = jax.numpy.asarray(x), jax.numpy.asarray(FAR)
-        results = [np.asarray(rotary_embedding(*given)), np.asarray(jax.jit(rotary_embedding)(*given))]
+        inputs = jax.numpy.asarray(x), jax.numpy.asarray(FAR)
+        results = [np.asarray(rotary_embedding(*inputs)), np.asarray(jax.jit(rotary_embedding)(*inputs))]
     expected = by_formula(x.astype(np.float64), *tables(FAR, 10000.0))
     for result in results:
         assert np.max(np.abs(in_units(result - expected, x))) < 2.5
@@ -116,13 +116,13 @@ def test_positions_may_differ_between_samples_and_be_of_any_integer_type(dtype, 
 def test_gradients_are_turned_back(backend, rng):
     xp = backend.namespace
     x, weights = rng.standard_normal((2, 2, 3, 5, 9))
-    given, factors, positions = backend.from_numpy((x, weights, FAR[1:6]))
+    inputs, factors, positions = backend.from_numpy((x, weights, FAR[1:6]))
     for interleaved in (False, True):
 
         def measure(x, options=(("width", 8), ("interleaved", interleaved))):
             return xp.sum(xp.multiply(rotary_embedding(x, positions, **dict(options)), factors))
 
-        _, (gradient,) = backend.value_and_grad(measure)(given)
+        _, (gradient,) = backend.value_and_grad(measure)(inputs)
         back = rotary_embedding(factors, xp.negative(positions), width=8, interleaved=interleaved)
         np.testing.assert_allclose(*backend.to_numpy((gradient, back)), rtol=0, atol=1e-14)
 

@@ -28,7 +28,7 @@ def place_by_place(p, x, pool):
     def attended(q):
         every = [[convolved(q, r, c) for c in range(width)] for r in range(height)]
         if not pool:
-            return [place for row in every for place in row]
+            return [position for row in every for position in row]
         squares = [(r, c) for r in range(0, height, 2) for c in range(0, width, 2)]
         return [
             np.max([every[r][c], every[r + 1][c], every[r][c + 1], every[r + 1][c + 1]], axis=0) for r, c in squares

@@ -162,9 +162,9 @@ def gradients(backend, function, arrays, weights):
     """The gradients for the arrays of floating point, in order, in NumPy."""
     measure = measured(backend, function, weights)
     _, result = backend.value_and_grad(measure)(*backend.from_numpy(arrays))
-    given = leaves(arrays)
+    inputs = leaves(arrays)
     results = [leaf for leaf in leaves(backend.to_numpy(result)) if leaf.dtype == np.float64]
-    wanted = [array for array in given if is_floating(array)]
+    wanted = [array for array in inputs if is_floating(array)]
     assert [leaf.shape for leaf in results] == [array.shape for array in wanted]
     return results
 
@@ -174,7 +174,7 @@ def shifted(arrays, direction, distance):
     return map_arrays(lambda leaf: leaf + distance * next(steps) if is_floating(leaf) else leaf, tuple(arrays))
 
 
-def slope(function, arrays, weights, direction):
+def directional_derivative(function, arrays, weights, direction):
     """The derivative along a direction, by central differences of two widths, whose leading errors cancel."""
     measure = measured(NUMPY, function, weights)
 
@@ -189,7 +189,7 @@ def slope(function, arrays, weights, direction):
 
 @pytest.mark.needs("gradients")
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_the_slopes_of_the_function(backend, name):
+def test_gradients_are_directional_derivatives(backend, name):
     function, arrays = CASES[name]
     weights = cotangents(function, arrays)
     actual = gradients(backend, function, arrays, weights)
@@ -198,7 +198,7 @@ def test_gradients_are_the_slopes_of_the_function(backend, name):
         direction = [rng.standard_normal(array.shape) for array in actual]
         along = sum(float(np.sum(gradient * step)) for gradient, step in zip(actual, direction, strict=True))
         size = math.sqrt(sum(float(np.sum(gradient**2)) for gradient in actual))
-        assert along == pytest.approx(slope(function, arrays, weights, direction), abs=1e-8 * size)
+        assert along == pytest.approx(directional_derivative(function, arrays, weights, direction), abs=1e-8 * size)
 
 
 def differentiating():
@@ -230,7 +230,7 @@ def formulas(query, key, value, allowed, bias, softcap, weights):
     times = query.shape[-3] // key.shape[-3]
     wide_key, wide_value = (np.repeat(array, times, axis=-3) for array in (key, value))
     raw = query @ wide_key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
-    slopes = 1 - np.tanh(raw / softcap) ** 2
+    d_softcap = 1 - np.tanh(raw / softcap) ** 2
     scores = np.where(allowed, softcap * np.tanh(raw / softcap) + bias, -np.inf)
     empty = ~np.any(np.isfinite(scores), axis=-1, keepdims=True)
     top = np.where(empty, 0.0, scores.max(axis=-1, keepdims=True))
@@ -238,7 +238,7 @@ def formulas(query, key, value, allowed, bias, softcap, weights):
     p = exponentials / np.where(empty, 1.0, exponentials.sum(axis=-1, keepdims=True))
     dp = d_output @ wide_value.swapaxes(-1, -2) + d_weights
     ds = p * (dp - np.sum(p * dp, axis=-1, keepdims=True)) + p * d_logsumexp[..., None]
-    d_raw = ds * slopes / math.sqrt(query.shape[-1])
+    d_raw = ds * d_softcap / math.sqrt(query.shape[-1])
 
     def gathered(array):
         """The sum over the query heads that share a key head."""
@@ -250,10 +250,10 @@ def formulas(query, key, value, allowed, bias, softcap, weights):
 
 def masked_attention(backend, mask):
     """Attention with a mask, a bias and a cap; all three results."""
-    given = backend.from_numpy(mask)
+    mask_array = backend.from_numpy(mask)
 
     def function(query, key, value, bias):
-        return attend(mask=given, bias=bias, softcap=1.5)(query, key, value)
+        return attend(mask=mask_array, bias=bias, softcap=1.5)(query, key, value)
 
     return function
 
@@ -294,10 +294,10 @@ def test_fully_masked_rows_have_gradients_exactly_zero(backend):
 )
 def test_attention_to_nothing_at_all_has_gradients_exactly_zero(backend, mask):
     """Also those of logsumexp, which is -inf there: the value of the sum is not finite, and its gradient is."""
-    given = backend.from_numpy(mask) if isinstance(mask, np.ndarray) else mask
+    mask_array = backend.from_numpy(mask) if isinstance(mask, np.ndarray) else mask
 
     def total(query, key, value, bias):
-        output, weights, logsumexp = attend(mask=given, bias=bias)(query, key, value)
+        output, weights, logsumexp = attend(mask=mask_array, bias=bias)(query, key, value)
         return backend.namespace.sum(output) + backend.namespace.sum(weights) + backend.namespace.sum(logsumexp)
 
     value, result = backend.value_and_grad(total)(*backend.from_numpy((*QKV, normal(4, 5, 7))))
@@ -368,8 +368,8 @@ SMALL_MASK = np.asarray([[True, False, True, True], [False, False, False, False]
 
 
 def small_attention(backend):
-    given = backend.from_numpy(SMALL_MASK)
-    return lambda q, k, v, bias: attend(mask=given, bias=bias, softcap=2.0)(q, k, v)[:2]
+    mask_array = backend.from_numpy(SMALL_MASK)
+    return lambda q, k, v, bias: attend(mask=mask_array, bias=bias, softcap=2.0)(q, k, v)[:2]
 
 
 @pytest.mark.needs("torch")

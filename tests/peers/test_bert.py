@@ -115,7 +115,7 @@ def test_bert_in_float64_to_1e_14(backend, bert, padding):
     mask = masks(backend, inputs["attention_mask"])[padding]
     actual = encode(backend, parameters, inputs["input_ids"], inputs["token_type_ids"], mask, "float64")
     assert actual.dtype == np.float64
-    assert largest_error(actual, states) < 1e-14  # padded positions included: they attend the same keys
+    assert largest_error(actual, states) < 1e-14  # padded positions included: they attend to the same keys
 
 
 @pytest.mark.needs("torch", "transformers")

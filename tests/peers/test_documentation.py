@@ -1,7 +1,7 @@
 """Every block of Python in the README and the documentation runs, and prints what the page says it prints.
 
-A block of ``text`` right after a block of ``python`` is what that prints. The blocks of one section, from one heading of the
-second level to the next, run one after the other; a section that imports a framework runs where that is asked for.
+A block of ``text`` right after a block of ``python`` is what that prints. The blocks of a section run one after the other;
+a section goes from one heading of the second level to the next. One that imports a framework runs where that is asked for.
 """
 
 import contextlib

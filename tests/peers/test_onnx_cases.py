@@ -112,12 +112,12 @@ def attention_operator(backend, attributes, inputs):
     masks = structured_masks(
         attributes, query.shape[-2], 0 if past is None else past.shape[-2], arrays.get("nonpad_kv_seqlen")
     )
-    given = inputs.get("attn_mask")
-    given = None if given is None else backend.from_numpy(padded(given, key.shape[-2]))
-    boolean = given is not None and inputs["attn_mask"].dtype == bool
+    attn_mask = inputs.get("attn_mask")
+    attn_mask = None if attn_mask is None else backend.from_numpy(padded(attn_mask, key.shape[-2]))
+    boolean = attn_mask is not None and inputs["attn_mask"].dtype == bool
     options = {
-        "mask": joined([given, *masks] if boolean else masks),
-        "bias": None if boolean else given,
+        "mask": joined([attn_mask, *masks] if boolean else masks),
+        "bias": None if boolean else attn_mask,
         "scale": attributes.get("scale"),
         "softcap": attributes.get("softcap") or None,  # 0 is off
     }
@@ -153,8 +153,8 @@ def test_the_operator_of_onnx_in_public_names(name, backend):
     case = CASES[name]
     (node,) = case.model.graph.node
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    ((given, expected),) = case.data_sets
-    inputs, outputs = named(node.input, given), named(node.output, expected)
+    ((inputs, expected),) = case.data_sets
+    inputs, outputs = named(node.input, inputs), named(node.output, expected)
     if inputs["Q"].dtype.name not in backend.dtypes:
         pytest.skip(f"{backend.name} has no {inputs['Q'].dtype.name}")
     results = attention_operator(backend, attributes, inputs)

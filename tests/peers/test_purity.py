@@ -234,12 +234,12 @@ def exported(function, arrays, dims=None):
     values = leaves(arrays)
     shapes = [array.shape for array in values] if dims is None else dims
     traced = {
-        f"x{place}": ndonnx.argument(shape=shape, dtype=getattr(ndonnx, str(array.dtype)))
-        for place, (array, shape) in enumerate(zip(values, shapes, strict=True))
+        f"x{number}": ndonnx.argument(shape=shape, dtype=getattr(ndonnx, str(array.dtype)))
+        for number, (array, shape) in enumerate(zip(values, shapes, strict=True))
     }
     arguments = iter(traced.values())
     result = function(*map_arrays(lambda leaf: next(arguments), tuple(arrays)))
-    results = {f"y{place}": leaf for place, leaf in enumerate(leaves(result))}
+    results = {f"y{number}": leaf for number, leaf in enumerate(leaves(result))}
     model = ndonnx.build(traced, results).SerializeToString()
     session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
     used = {each.name for each in session.get_inputs()}

@@ -37,8 +37,8 @@ def bias_accumulator(grid: Grid) -> Any:
     def zero_bias(index: Any) -> Array:
         places = index // counts[1], index
         ends = (
-            1 if is_broadcast(operands.bias, axis) else _block_length(grid, axis, place)
-            for axis, place in zip((-2, -1), places, strict=True)
+            1 if is_broadcast(operands.bias, axis) else _block_length(grid, axis, axis_index)
+            for axis, axis_index in zip((-2, -1), places, strict=True)
         )
         return zeros_with(operands.query, 1 if grid.plan.per_head else heads, sharing, *ends, xp=xp)
 
@@ -57,13 +57,13 @@ def add_bias_gradient(grid: Grid, sample: Sample, stack: Any, d_scores: Array, i
     bias: Any = grid.operands.bias
     loops = grid.loops
     rows, columns = (1 if is_broadcast(bias, axis) else grid.counts[axis] for axis in (-2, -1))
-    place = 0 if is_broadcast(bias, 0) else sample.index
+    index = 0 if is_broadcast(bias, 0) else sample.index
     if sample.head is not None:
-        place = place if is_broadcast(bias, 1) else place * bias.shape[1] + sample.head
-    place = place * rows + (0 if is_broadcast(bias, -2) else i)
-    place = place * columns + (0 if is_broadcast(bias, -1) else j)
+        index = index if is_broadcast(bias, 1) else index * bias.shape[1] + sample.head
+    index = index * rows + (0 if is_broadcast(bias, -2) else i)
+    index = index * columns + (0 if is_broadcast(bias, -1) else j)
     shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis + 1))
-    return loops.add_block(stack, place, grid.xp.sum(d_scores, axis=shared, keepdims=True) if shared else d_scores)
+    return loops.add_block(stack, index, grid.xp.sum(d_scores, axis=shared, keepdims=True) if shared else d_scores)
 
 
 def concat_bias_gradient(grid: Grid, stack: Any) -> Array:

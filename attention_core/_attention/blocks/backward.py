@@ -64,8 +64,8 @@ def backward(
     backend: Backend,
 ) -> tuple[Array | None, ...]:
     """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
-    given = unpack_operands(plan, arrays)
-    plan = with_value_facts(plan, given, backend)
+    operands = unpack_operands(plan, arrays)
+    plan = with_value_facts(plan, operands, backend)
     plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
     grid = make_grid(plan, arrays, backend)
     xp = grid.xp
@@ -74,7 +74,7 @@ def backward(
     if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient
         d_query, d_key, d_value = (
             xp.where(xp.isfinite(x), gradient, 0.0)
-            for x, gradient in zip(given[:3], (d_query, d_key, d_value), strict=True)
+            for x, gradient in zip(operands[:3], (d_query, d_key, d_value), strict=True)
         )
     d_bias = None if grid.operands.bias is None else concat_bias_gradient(grid, sums.d_bias)
     return _in_order(grid, (d_query, d_key, d_value, d_bias), sums.d_variables)
@@ -209,10 +209,10 @@ def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: A
     )
     start = sums._replace(d_key=xp.zeros_like(keys), d_value=xp.zeros_like(values))
     state: Gradients = visit_blocks(loops, whole, seen, absorb, start)
-    place = index * grid.counts[1] + j
+    position = index * grid.counts[1] + j
     return state._replace(
-        d_key=loops.add_block(sums.d_key, place, state.d_key),
-        d_value=loops.add_block(sums.d_value, place, state.d_value),
+        d_key=loops.add_block(sums.d_key, position, state.d_key),
+        d_value=loops.add_block(sums.d_value, position, state.d_value),
     )
 
 

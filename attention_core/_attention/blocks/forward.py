@@ -160,8 +160,8 @@ def _attend_rows(forward_pass: ForwardPass, blocks: Blocks, index: Any, i: Any, 
         empty = _nothing(forward_pass, rows) if loops.traced else None
         state = visit_blocks(loops, whole, seen, functools.partial(absorb, block_of_step), empty)
     results = _finish(forward_pass, _nothing(forward_pass, rows) if state is None else state)
-    place = index * grid.counts[0] + i
-    return tuple(loops.add_block(stack, place, x) for stack, x in zip(stacks, results, strict=True))
+    position = index * grid.counts[0] + i
+    return tuple(loops.add_block(stack, position, x) for stack, x in zip(stacks, results, strict=True))
 
 
 def _absorb(

@@ -151,8 +151,8 @@ def sample_at(grid: Grid, index: Any) -> Sample:
     if plan.mask is not None:
         axes = {leaf.place: leaf.axes for leaf in leaves(plan.mask)}
         arrays = [
-            array if axes[place] < 0 else sample_slice(grid, array, b, g if axes[place] == 3 else None)
-            for place, array in enumerate(operands.mask)
+            array if axes[number] < 0 else sample_slice(grid, array, b, g if axes[number] == 3 else None)
+            for number, array in enumerate(operands.mask)
         ]
         rule = unflatten(plan.mask, arrays)
     query, key, value = (sample_slice(grid, x, b, g) for x in operands[:3])

@@ -206,10 +206,10 @@ def is_unmodified_product(plan: Plan, operands: Operands) -> bool:
 def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tuple[int, int]:
     """How many queries of each head, and how many keys, a block has: of a narrow window, blocks cut half."""
     low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
-    most = math.ceil(min(tuning.keys, max(tuning.least, (high - low) / 2)))
+    most = math.ceil(min(tuning.keys, max(tuning.min_queries, (high - low) / 2)))
     if not isinstance(num_kv_heads, int) or not isinstance(group, int):
-        return tuning.least, most
-    return max(tuning.least, min(most, tuning.queries // (num_kv_heads * group))), most
+        return tuning.min_queries, most
+    return max(tuning.min_queries, min(most, tuning.queries // (num_kv_heads * group))), most
 
 
 def _reproducible_block_sizes(tuning: Tuning, group: Any, columns: Any, mask: Any) -> tuple[int, int]:
@@ -225,18 +225,18 @@ def _flatten_batch(array: Array, axes: int, leading: list[Any], target: tuple[An
     batch, num_kv_heads, group, rows, columns = target
     dims = shape(array, xp=xp)
     dims = (*(1,) * (axes - len(dims)), *dims)
-    lead, own = dims[: len(dims) - axes], dims[len(dims) - axes :]
+    lead, trailing = dims[: len(dims) - axes], dims[len(dims) - axes :]
     if axes == 3:  # (..., H, M, N): an axis that may turn out to be 1 is spread
         whole = (num_kv_heads * group, rows, columns)
-        own = tuple(dim if isinstance(dim, int) else full for dim, full in zip(own, whole, strict=True))
+        trailing = tuple(dim if isinstance(dim, int) else full for dim, full in zip(trailing, whole, strict=True))
     if not all(isinstance(dim, int) and dim == 1 for dim in lead):
-        array = xp.broadcast_to(array, (*leading, *own))
+        array = xp.broadcast_to(array, (*leading, *trailing))
         lead = (batch,)
     else:
         if axes == 3 and not all(isinstance(dim, int) for dim in dims):
-            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *own))
+            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *trailing))
         lead = (1,)
     if axes == 3:
-        heads, *ends = own
-        own = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (num_kv_heads, group, *ends)
-    return xp.reshape(array, (*lead, *own))
+        heads, *ends = trailing
+        trailing = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (num_kv_heads, group, *ends)
+    return xp.reshape(array, (*lead, *trailing))

@@ -96,10 +96,10 @@ def _attend_chunk(plan: Plan, operands: Operands, backend: Backend, chunk: Query
 
 
 def _positions(chunk: QueryChunk, starts: tuple[Any, ...], like: Array, xp: Namespace) -> Positions:
-    place = on_device_of(like)
+    device = on_device_of(like)
     rows, columns = (
-        xp.arange(part.start + start, part.stop + start, dtype=xp.int32, **place)
+        xp.arange(part.start + start, part.stop + start, dtype=xp.int32, **device)
         for part, start in zip(chunk, starts, strict=True)
     )
-    zero = xp.zeros((), dtype=xp.int32, **place)
+    zero = xp.zeros((), dtype=xp.int32, **device)
     return Positions(zero, zero, xp.expand_dims(rows, axis=-1), columns)

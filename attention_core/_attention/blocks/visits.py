@@ -57,7 +57,7 @@ def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     if not loops.traced:
         return _visits_from_lists(loops.to_list(some), loops.to_list(every), max(1, run_keys // grid.sizes[1]))
     kind = xp.where(every, 0, xp.where(some, 1, xp.full_like(some, 2, dtype=xp.int32)))
-    whole, seen = (xp.sum(xp.astype(each, xp.int32), axis=-1, dtype=xp.int32) for each in (every, some))
+    whole, seen = (xp.sum(xp.astype(blocks, xp.int32), axis=-1, dtype=xp.int32) for blocks in (every, some))
     return Visits(xp.astype(xp.argsort(kind, axis=-1, stable=True), xp.int32), whole, seen, is_broadcast(kind, 0))
 
 
@@ -73,7 +73,7 @@ def _visits_from_lists(some: list[Any], every: list[Any], longest: int) -> Visit
     order, whole, seen = [], [], []
     for tables in zip(some, every, strict=True):
         pieces = [list(_runs(may, is_full, longest)) for may, is_full in zip(*tables, strict=True)]
-        split = [[[place for place, kind in line if kind is wanted] for wanted in (True, False)] for line in pieces]
+        split = [[[block for block, kind in line if kind is wanted] for wanted in (True, False)] for line in pieces]
         order.append([full + mixed for full, mixed in split])
         whole.append([len(full) for full, _ in split])
         seen.append([len(line) for line in pieces])
@@ -82,14 +82,14 @@ def _visits_from_lists(some: list[Any], every: list[Any], longest: int) -> Visit
 
 def _runs(may: list[bool], is_full: list[bool], longest: int) -> Iterator[tuple[Any, bool]]:
     """The blocks in which something is allowed, in runs of neighbours, and whether everything is."""
-    place = 0
-    while place < len(may):
-        stop = place + 1
-        while may[place] and stop < min(len(may), place + longest) and may[stop]:
+    start = 0
+    while start < len(may):
+        stop = start + 1
+        while may[start] and stop < min(len(may), start + longest) and may[stop]:
             stop += 1
-        if may[place]:
-            yield (place if longest == 1 else range(place, stop)), all(is_full[place:stop])
-        place = stop
+        if may[start]:
+            yield (start if longest == 1 else range(start, stop)), all(is_full[start:stop])
+        start = stop
 
 
 def _block_kinds(grid: Grid) -> tuple[Array, Array]:

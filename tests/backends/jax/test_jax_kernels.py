@@ -50,9 +50,9 @@ def outcome(jax, backend, arrays, attend):
     return [np.asarray(x, dtype="float64") for x in (output, *gradients)]
 
 
-def spoil(arrays, place, number):
-    """Change the last key, to which no query may attend under a causal mask."""
-    arrays[place][:, :, -1] = number
+def spoil(arrays, argument, number):
+    """Change the last key, which a causal mask hides from every query."""
+    arrays[argument][:, :, -1] = number
     return arrays
 
 
@@ -67,12 +67,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("what", "place", "number", "scale", "kernel"), CASES, ids=[case[0] for case in CASES])
-def test_the_kernel_runs_only_if_nothing_masked_can_leak(what, place, number, scale, kernel, jax, backend, rng, taken):
+@pytest.mark.parametrize(("what", "argument", "number", "scale", "kernel"), CASES, ids=[case[0] for case in CASES])
+def test_the_kernel_runs_only_if_nothing_masked_can_leak(
+    what, argument, number, scale, kernel, jax, backend, rng, taken
+):
     """Under `lax.cond`, forward and backward: the answer is that of the definition either way."""
     from attention_jax.kernels import DotProduct
 
-    arrays = spoil([rng.standard_normal(shape) for shape in SHAPES], place, number)
+    arrays = spoil([rng.standard_normal(shape) for shape in SHAPES], argument, number)
     scale = jax.numpy.asarray(scale) if isinstance(scale, np.float32) else scale
     arrays = backend.from_numpy(arrays, dtype="bfloat16")
 

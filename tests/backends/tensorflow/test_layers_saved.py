@@ -1,0 +1,303 @@
+"""Layers of Keras in other precisions, as files, and as Keras expects layers to be."""
+
+import copy
+import dataclasses
+import doctest
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_helpers import (
+    CASES,
+    NUMPY,
+    WITH_WEIGHTS,
+    alike,
+    close,
+    compiled,
+    example,
+    made,
+    perturbed,
+    placeholder,
+    same,
+)
+
+import attention_tensorflow
+from attention_core import layers
+from attention_core.layers import named_arrays, tree_from_names
+from attention_tensorflow.layers import (
+    Embeddings,
+    EncoderLayer,
+    FeedForward,
+    Layer,
+    MultiHeadAttention,
+    load,
+    save,
+)
+
+# So TensorFlow's variables answer when Keras writes them to its files.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("name", CASES)
+def test_mixed_precision_computes_on_bfloat16_and_keeps_float32(rng, name, mode):
+    kind, settings, _ = CASES[name]
+    definition = kind.kind(**settings)
+    layer = kind.from_numpy(definition, *perturbed(definition, rng), dtype="mixed_bfloat16")
+    assert {str(each.dtype) for each in layer.weights} <= {"float32"}
+    x = example(name, rng)
+
+    def trained(x):
+        with tf.GradientTape() as tape:
+            y = layer(x, training=True)
+            value = tf.reduce_sum(tf.cast(y, tf.float32) ** 2)
+        return y, tape.gradient(value, [each.value for each in layer.trainable_weights])
+
+    y, gradients = compiled(trained, mode)(tf.constant(x))
+    assert y.dtype == "bfloat16"
+    for gradient in gradients:
+        assert gradient.dtype == "float32"
+        assert np.isfinite(np.asarray(tf.convert_to_tensor(gradient))).all()
+
+    def rounded(array):
+        return np.asarray(tf.cast(tf.cast(array, tf.bfloat16), tf.float64)) if array.dtype == "float32" else array
+
+    exact, state = ({key: rounded(leaf) for key, leaf in named_arrays(tree).items()} for tree in layer.to_numpy())
+    parameters = tree_from_names(definition.parameters, exact)
+    options = {"state": tree_from_names(definition.state, state)} if state else {}
+    expected = definition(parameters, rounded(x), **options, xp=NUMPY.namespace)
+    found = np.asarray(tf.cast(compiled(layer, mode)(tf.constant(x)), tf.float64))
+    np.testing.assert_allclose(found, expected, rtol=2**-8, atol=1e-4)  # rounded once
+
+
+@pytest.mark.parametrize("policy", ["float64", "mixed_bfloat16", "bfloat16"])
+def test_the_policy_of_keras_governs_models(rng, policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        layers_ = [keras.Input((None,), dtype="int32"), Embeddings(11, 9, 6), EncoderLayer(6, 2, 7), FeedForward(6, 5)]
+        model = keras.Sequential(layers_)
+        assert model(example("embeddings", rng)).dtype == model.layers[0].compute_dtype
+        assert {str(each.dtype) for each in model.weights} == {keras.config.dtype_policy().variable_dtype}
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_in_a_file_of_keras_gives_the_same_bits(rng, name, tmp_path):
+    layer, x, inputs = made(name, rng), example(name, rng), placeholder(name)
+    model = keras.Model(inputs, layer(inputs))
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert type(again.layers[-1]) is type(layer)
+    alike(again.layers[-1].to_numpy()[0], layer.to_numpy()[0])
+    alike(again.layers[-1].to_numpy()[1], layer.to_numpy()[1])
+    same(again.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+@pytest.mark.parametrize("form", ["saved_model", "export"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_saved_model_of_tensorflow_gives_the_same_bits(rng, name, form, tmp_path):
+    layer, x, inputs = made(name, rng), example(name, rng), placeholder(name)
+    model = keras.Model(inputs, layer(inputs))
+    if form == "export":
+        model.export(tmp_path / "model", verbose=False)
+        again = tf.saved_model.load(str(tmp_path / "model"))
+        found = again.serve(tf.constant(x))
+    else:
+        tf.saved_model.save(model, str(tmp_path / "model"))
+        again = tf.saved_model.load(str(tmp_path / "model"))
+        (found,) = again.signatures["serving_default"](tf.constant(x)).values()
+    spec = [tf.TensorSpec(inputs.shape, inputs.dtype)]
+    same(found, tf.function(model, input_signature=spec, autograph=False)(tf.constant(x)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_read_and_set_in_the_order_of_their_names(rng, name):
+    kind, settings, _ = CASES[name]
+    layer, x, other = made(name, rng), example(name, rng), kind(**settings)
+    other.build()
+    other.set_weights(layer.get_weights())
+    same(other(x), layer(x))
+    arrays = [array for tree in layer.to_numpy() for array in named_arrays(tree).values()]
+    for found, expected in zip(layer.get_weights(), arrays, strict=True):
+        same(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_is_made_again_from_its_config(name):
+    kind, settings, _ = CASES[name]
+    for more in ({}, {"seed": 5, "name": "mine", "trainable": False, "dtype": "mixed_bfloat16"}):
+        layer = kind(**settings, **more)
+        again = kind.from_config(layer.get_config())
+        assert again.definition == layer.definition == kind.kind(**settings)
+        assert again.get_config() == layer.get_config()
+        if more:
+            alike(again.to_numpy()[0], layer.to_numpy()[0])
+
+
+def test_weights_in_a_file_of_keras_fit_a_model_made_anew(rng, tmp_path):
+    def model(encoder):
+        return keras.Sequential([keras.Input((None, 6)), encoder, keras.layers.Dense(2)])
+
+    first, x = model(made("encoder", rng)), example("encoder", rng)
+    first.save_weights(tmp_path / "model.weights.h5")
+    second = model(EncoderLayer(6, 2, 7, dropout=0.25))
+    second.load_weights(tmp_path / "model.weights.h5")
+    same(second(x), first(x))
+    third = keras.models.clone_model(first)
+    third.set_weights(first.get_weights())
+    same(third(x), first(x))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
+def test_arrays_come_back_bit_for_bit(rng, name, dtype):
+    kind, settings, _ = CASES[name]
+    definition = kind.kind(**settings)
+    trees = [
+        tree_from_names(tree, {key: NUMPY.from_numpy(array, dtype=dtype) for key, array in named_arrays(tree).items()})
+        for tree in perturbed(definition, rng)
+    ]
+    for base in (Layer, kind):
+        layer = base.from_numpy(definition, *trees, device="CPU:0")
+        assert type(layer) is kind
+        assert layer.definition == definition
+        for found, expected in zip(layer.to_numpy(), trees, strict=True):
+            assert type(found) is type(expected)
+            alike(found, expected)
+
+
+def test_arrays_that_do_not_fit_are_named(rng):
+    definition = layers.FeedForward(4, 5)
+    parameters, _ = perturbed(definition, rng)
+    with pytest.raises(TypeError, match="MultiHeadAttention; got FeedForward"):
+        MultiHeadAttention.from_numpy(definition, parameters)
+    with pytest.raises(ValueError, match="weight"):
+        FeedForward.from_numpy(layers.FeedForward(4, 6), parameters)
+    with pytest.raises(TypeError, match="state"):
+        Layer.from_numpy(definition, parameters, parameters)
+    with pytest.raises(ValueError, match="got 'moon'"):
+        Layer.from_numpy(definition, parameters, device="moon")
+    mixed = parameters._replace(contract=perturbed(definition, rng, "float64")[0].contract)
+    with pytest.raises(ValueError, match="float32, float64"):
+        Layer.from_numpy(definition, mixed)
+    assert {str(each.dtype) for each in Layer.from_numpy(definition, mixed, dtype="float64").weights} == {"float64"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_gives_the_layer_back_bit_for_bit(rng, name, tmp_path):
+    layer = made(name, rng)
+    save(layer, tmp_path / "layer.safetensors")
+    again = load(tmp_path / "layer.safetensors")
+    assert type(again) is type(layer)
+    assert again.definition == layer.definition
+    for found, expected in zip(again.to_numpy(), layer.to_numpy(), strict=True):
+        alike(found, expected)
+    x = example(name, rng)
+    same(again(x), layer(x))
+    assert load(tmp_path / "layer.safetensors", dtype="mixed_bfloat16").compute_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_constructor_shows_the_settings(name):
+    kind = CASES[name][0]
+    shown = list(inspect.signature(kind).parameters)
+    assert shown == [*(field.name for field in dataclasses.fields(kind.kind)), "seed", "kwargs"]
+    assert kind.__name__ == kind.kind.__name__
+    assert kind.__name__ in attention_tensorflow.__all__
+    assert getattr(attention_tensorflow, kind.__name__) is kind
+    assert kind in (keras.saving.get_registered_object(f"attention_core>{kind.__name__}"),)
+
+
+def test_settings_come_by_place_and_wrong_ones_are_named():
+    assert MultiHeadAttention(6, 2, 1).definition == layers.MultiHeadAttention(6, 2, num_key_value_heads=1)
+    with pytest.raises(ValueError, match="6 heads share out evenly; got 8 channels"):
+        MultiHeadAttention(8, 6)
+    with pytest.raises(ValueError, match="expected a seed"):
+        FeedForward(4, 5, seed=-1)
+    with pytest.raises(ValueError, match="colour"):
+        FeedForward(4, 5, colour="red")
+    with pytest.raises(TypeError, match="multiple values"):
+        FeedForward(4, 5, inner=6)
+
+
+@pytest.mark.parametrize("name", ["encoder", "sagan"])
+def test_a_class_derived_from_a_layer_may_have_layers_of_its_own(rng, name):
+    kind, settings, _ = CASES[name]
+
+    class Derived(kind):
+        def __init__(self, factor, **options):
+            super().__init__(**options)
+            self.factor = factor
+            self.inner = kind(**settings, seed=1)
+
+        def call(self, x, training=None):
+            return super().call(self.inner(x, training=training), training=training) * self.factor
+
+    assert list(inspect.signature(Derived).parameters) == ["factor", "options"]
+    x, layer = example(name, rng), Derived(2.0, **settings, seed=0)
+    close(layer(x), 2.0 * np.asarray(kind(**settings, seed=0)(kind(**settings, seed=1)(x))), 1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_may_be_built_where_a_model_is_traced(rng, name):
+    kind, settings, _ = CASES[name]
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = kind(**settings, seed=4)
+
+        def call(self, x, training=None):
+            return self.layer(x, training=training)
+
+    x, expected = example(name, rng), kind(**settings, seed=4)(example(name, rng)).shape
+    outer = Model()
+    inputs = placeholder(name)
+    model = keras.Model(inputs, outer(inputs))
+    assert model(x).shape == expected
+    same(model(x), kind(**settings, seed=4)(x))
+    traced = kind(**settings, seed=4)
+    same(tf.function(traced)(tf.constant(x)), tf.function(kind(**settings, seed=4))(tf.constant(x)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_copy_is_a_layer_of_its_own(rng, name):
+    layer, x = made(name, rng), example(name, rng)
+    again = copy.deepcopy(layer)
+    same(again(x), layer(x))
+    for variable in again.weights:
+        variable.assign(variable + 1)
+    for found, expected in zip(again.get_weights(), layer.get_weights(), strict=True):
+        assert not np.array_equal(found, expected)
+
+
+def in_a_process_of_its_own(code, backend):
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_backend_is_imported_without_the_layers():
+    code = "import sys, attention_tensorflow; attention_tensorflow.backend; assert 'attention_tensorflow.layers' not in sys.modules"
+    in_a_process_of_its_own(code, "tensorflow")
+
+
+def test_keras_on_another_library_is_an_error_that_says_so(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(RuntimeError, match=r"expected Keras on TensorFlow.*got Keras on jax"):
+        attention_tensorflow.FeedForward(4, 5)
+
+
+def test_examples_of_the_docstrings_run():
+    found = doctest.testmod(importlib.import_module("attention_tensorflow.layers"))
+    assert found.attempted > 0
+    assert found.failed == 0

@@ -1,0 +1,391 @@
+"""The array API of TensorFlow tensors in graphs, with unknown dimensions, and its gradients and backend."""
+
+import functools
+import math
+import subprocess
+import sys
+from typing import NamedTuple
+
+import array_api_strict as strict
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorflow_helpers import DTYPES, FLOATING, INTEGRAL, MODES, assert_same, tensor
+
+from attention_tensorflow import backend
+from attention_tensorflow import namespace as xp
+
+
+@given(st.integers(-5, 5), st.integers(-5, 5), st.sampled_from([-3, -1, 1, 2]))
+def test_counting_agrees_with_numpy(start, stop, step):
+    expected = np.arange(start, stop, step)
+    assert_same(xp.arange(start, stop, step), expected.astype("int32"))
+    assert_same(xp.arange(start, stop, step, dtype=xp.int8), expected.astype("int8"))
+    assert_same(xp.arange(tf.constant(start), tf.constant(stop, tf.int64), step), expected.astype("int32"))
+    assert_same(xp.arange(start, tf.constant(stop), step, dtype=xp.float64), expected.astype("float64"))
+
+
+def test_counting_in_fractions_gives_float32():
+    assert_same(xp.arange(0.0, 1.0, 0.25), np.arange(0.0, 1.0, 0.25, dtype="float32"))
+    assert_same(xp.arange(3), np.arange(3, dtype="int32"))
+
+
+def test_variables_stand_for_their_values():
+    variable, positive = tf.Variable([[-1.0, 2.0]]), tf.Variable([[1.0, 2.0]])
+    value = variable.numpy()
+    assert_same(xp.add(variable, tf.ones((1, 2), tf.float64)), value + np.ones((1, 2)))
+    assert_same(xp.add(variable, variable), value + value)
+    assert_same(xp.multiply(0.5, variable), value * np.float32(0.5))
+    assert_same(xp.log(positive), np.log(positive.numpy()), rtol=1e-6)
+    assert_same(xp.sum(variable, axis=1), value.sum(axis=1))
+    assert_same(xp.matmul(variable, xp.matrix_transpose(variable)), value @ value.T)
+    assert_same(xp.where(xp.less(variable, 0.0), 0.0, variable), np.maximum(value, 0))
+    assert_same(xp.concat([variable, variable]), np.concatenate([value, value]))
+    assert_same(xp.take(variable, tensor([1, 1]), axis=1), value[:, [1, 1]])
+    assert_same(xp.zeros_like(variable), np.zeros_like(value))
+    assert xp.shape(variable) == (1, 2)
+
+
+def test_results_do_not_follow_a_variable_that_changes():
+    variable = tf.Variable([[1.0, 2.0]])
+    value = variable.numpy()
+    same = [
+        xp.astype(variable, xp.float32),
+        xp.asarray(variable),
+        xp.squeeze(variable, ()),
+        xp.clip(variable),
+        xp.sum(variable, axis=()),
+        xp.abs(variable),
+        xp.reshape(variable, (1, 2)),
+    ]
+    variable.assign([[7.0, 8.0]])
+    for each in same:
+        assert_same(each, value)
+
+
+def traced(function, mode, *tensors):
+    """Run a function whose arguments have no known dimension while it is traced."""
+    signature = [tf.TensorSpec([None] * x.shape.rank, x.dtype) for x in tensors]
+    return tf.function(function, input_signature=signature, autograph=False, jit_compile=mode == "xla")(*tensors)
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_unknown_dimensions_become_tensors(mode):
+    def sizes(x):
+        assert all(isinstance(size, tf.Tensor) and size.dtype is xp.int32 for size in xp.shape(x))
+        assert xp.shape(xp.expand_dims(x, axis=1))[1] == 1
+        return xp.stack(xp.shape(x))
+
+    assert xp.shape(tf.ones((2, 3))) == (2, 3)
+    assert_same(traced(sizes, mode, tf.ones((2, 3))), np.asarray([2, 3], "int32"))
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_whatever_takes_a_shape_takes_unknown_dimensions(mode):
+    def results(x):
+        rows, columns = xp.shape(x)
+        wide = xp.astype(rows, xp.int64)
+        return [
+            xp.reshape(x, (rows, 1, columns)),
+            xp.reshape(x, (columns, -1)),
+            xp.reshape(x, xp.multiply(rows, columns)),
+            xp.broadcast_to(x, (4, wide, columns)),
+            xp.zeros((rows, 2)),
+            xp.ones((2, columns), dtype=xp.bfloat16),
+            xp.full((wide,), 7),
+            xp.full_like(x, 7),
+            xp.zeros_like(x, dtype=xp.int8),
+            xp.isfinite(xp.astype(x, xp.int32)),
+            xp.arange(columns),
+            xp.arange(rows, columns, 2),
+            xp.arange(columns, rows),
+            xp.arange(columns, 0, -1),
+            xp.repeat(x, 2, axis=0),
+            xp.take(x, xp.arange(-1, rows), axis=1),
+            xp.matmul(x, xp.matrix_transpose(x)),
+            xp.max(x, axis=-1, keepdims=True),
+            xp.squeeze(x[:1], 0),
+        ]
+
+    array = np.arange(6, dtype="float32").reshape(2, 3)
+    expected = [
+        array.reshape(2, 1, 3),
+        array.reshape(3, 2),
+        array.reshape(6),
+        np.broadcast_to(array, (4, 2, 3)),
+        np.zeros((2, 2), "float32"),
+        np.ones((2, 3), ml_dtypes.bfloat16),
+        np.full(2, 7, "int32"),
+        np.full_like(array, 7),
+        np.zeros((2, 3), "int8"),
+        np.ones((2, 3), "bool"),
+        np.arange(3, dtype="int32"),
+        np.arange(2, 3, 2, dtype="int32"),
+        np.arange(0, dtype="int32"),
+        np.arange(3, 0, -1, dtype="int32"),
+        np.repeat(array, 2, axis=0),
+        array[:, [-1, 0, 1]],
+        array @ array.T,
+        array.max(axis=-1, keepdims=True),
+        array[0],
+    ]
+    for got, wanted in zip(traced(results, mode, tensor(array)), expected, strict=True):
+        assert_same(got, wanted)
+
+
+def test_known_dimensions_stay_known():
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 8])], autograph=False)
+    def split(x):
+        batch, length, _ = xp.shape(x)
+        heads = xp.reshape(x, (batch, length, 2, 4))
+        assert heads.shape.as_list() == [None, None, 2, 4]
+        assert xp.repeat(heads, 3, axis=2).shape.as_list()[3] == 4
+        assert xp.broadcast_to(heads, (batch, length, 2, 4)).shape.as_list() == [None, None, 2, 4]
+        return heads
+
+    assert split(tf.ones((3, 5, 8))).shape == (3, 5, 2, 4)
+
+
+def attend(query, key, value, mask):
+    """Masked softmax attention, in the functions of the standard, and in float32 at least."""
+    dtype = query.dtype
+    wide = xp.result_type(dtype, xp.float32)
+    query, key, value = (xp.astype(x, wide) for x in (query, key, value))
+    *_, rows, width = xp.shape(query)
+    columns = xp.shape(key)[-2]
+    scale = xp.sqrt(xp.astype(xp.asarray(width), wide))
+    scores = xp.matmul(xp.divide(query, scale), xp.matrix_transpose(key))
+    earlier = xp.less_equal(xp.arange(columns), xp.reshape(xp.arange(rows), (rows, 1)))
+    mask = xp.logical_and(mask, earlier)
+    top = xp.max(xp.where(mask, scores, -math.inf), axis=-1, keepdims=True)
+    shifted = xp.subtract(scores, xp.where(xp.isfinite(top), top, 0.0))
+    weights = xp.where(mask, xp.exp(xp.where(mask, shifted, 0.0)), 0.0)
+    total = xp.sum(weights, axis=-1, keepdims=True)
+    weights = xp.divide(weights, xp.where(xp.equal(total, 0.0), 1.0, total))
+    return xp.astype(xp.matmul(weights, value), dtype)
+
+
+def attend_in_numpy(query, key, value, mask):
+    query, key, value = (x.astype("float64") for x in (query, key, value))
+    rows, columns = query.shape[-2], key.shape[-2]
+    mask = mask & np.tri(rows, columns, dtype="bool")
+    weights = np.where(mask, np.exp(query @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])), 0.0)
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total == 0, 1.0, total) @ value
+
+
+@functools.cache
+def attention_case():
+    rng = np.random.default_rng(2)
+    arrays = [rng.normal(size=(2, 3, *size)) for size in ((5, 4), (7, 4), (7, 6))]
+    mask = rng.random((2, 1, 5, 7)) > 0.4
+    mask[:, :, 2] = False  # a fully masked row
+    return (*arrays, mask)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 2e-2), ("float32", 1e-6), ("float64", 1e-14)]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_attention_is_the_same_in_every_mode(mode, dtype, tolerance):
+    arrays = backend.from_numpy(attention_case(), dtype=dtype)
+    expected = attend_in_numpy(*backend.to_numpy(arrays))
+    runs = (
+        [backend.compile(attend, mode=mode)]
+        if mode == "eager"
+        else [
+            backend.compile(attend, mode=mode),
+            functools.partial(traced, attend, mode),
+        ]
+    )
+    for run in runs:
+        got = run(*arrays)
+        assert got.dtype is getattr(xp, dtype)
+        np.testing.assert_allclose(backend.to_numpy(got).astype("float64"), expected, atol=tolerance)
+        assert not got.numpy()[:, :, 2].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_attention_are_those_of_central_differences(mode):
+    arrays = backend.from_numpy(attention_case())
+    rng = np.random.default_rng(3)
+    cotangent = tensor(rng.normal(size=(2, 3, 5, 6)))
+
+    def loss(*arguments):
+        return xp.sum(xp.multiply(attend(*arguments), cotangent))
+
+    differentiate = backend.value_and_grad(loss)
+    run = differentiate if mode == "eager" else functools.partial(traced, differentiate, mode)
+    _, gradients = run(*arrays)
+    assert gradients[3] is None
+    for argument in range(3):
+        direction = rng.normal(size=arrays[argument].shape)
+        moved = [
+            [xp.add(x, tensor(sign * 1e-6 * direction)) if at == argument else x for at, x in enumerate(arrays)]
+            for sign in (1, -1)
+        ]
+        derivative = (loss(*moved[0]) - loss(*moved[1])).numpy() / 2e-6
+        np.testing.assert_allclose(np.sum(gradients[argument].numpy() * direction), derivative, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
+def test_dtypes_are_of_their_kinds(dtype):
+    dtype_object = getattr(xp, dtype)
+    for kind in (
+        "bool",
+        "signed integer",
+        "unsigned integer",
+        "integral",
+        "real floating",
+        "complex floating",
+        "numeric",
+    ):
+        standard = getattr(strict, dtype if hasattr(strict, dtype) else "float32")
+        assert xp.isdtype(dtype_object, kind) == strict.isdtype(standard, kind)
+    assert xp.isdtype(dtype_object, dtype_object)
+    assert xp.isdtype(dtype_object, ("bool", "numeric"))
+    assert not xp.isdtype(dtype_object, (tf.complex64, "complex floating"))
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(ValueError, match=r"expected a kind out of bool, signed integer, .*; got 'floating'"):
+        xp.isdtype(xp.float32, "floating")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FLOATING])
+def test_limits_of_floating_point_are_those_of_ml_dtypes(dtype):
+    expected = ml_dtypes.finfo(getattr(ml_dtypes, dtype, dtype))
+    got = xp.finfo(tf.zeros(1, getattr(xp, dtype)))
+    assert got.dtype is getattr(xp, dtype)
+    for name in ("bits", "eps", "max", "min", "smallest_normal"):
+        assert getattr(got, name) == getattr(expected, name)
+        assert isinstance(getattr(got, name), int if name == "bits" else float)
+
+
+@pytest.mark.parametrize("dtype", INTEGRAL)
+def test_limits_of_integers_are_those_of_numpy(dtype):
+    got, expected = xp.iinfo(getattr(xp, dtype)), np.iinfo(dtype)
+    assert (got.bits, got.min, got.max) == (expected.bits, expected.min, expected.max)
+    assert got.dtype is getattr(xp, dtype)
+
+
+def test_the_namespace_can_be_inspected():
+    info = xp.__array_namespace_info__()
+    assert xp.__array_api_version__ == "2024.12"
+    assert sorted(info.dtypes()) == sorted(DTYPES)
+    assert sorted(info.dtypes(kind=("bool", "real floating"))) == ["bool", "float32", "float64"]
+    assert info.default_dtypes()["integral"] is xp.arange(2).dtype
+    assert info.default_dtypes()["real floating"] is xp.zeros(2).dtype
+    assert info.default_device() in info.devices()
+    assert info.capabilities()["data-dependent shapes"] is False
+
+
+def test_every_public_name_is_there_and_tensors_stay_bare():
+    assert len(set(xp.__all__)) == len(xp.__all__)
+    assert all(hasattr(xp, name) for name in xp.__all__)
+    assert not hasattr(tf.ones(2), "astype")
+    assert not hasattr(tf.ones(2), "__array_namespace__")
+    with pytest.raises((TypeError, tf.errors.InvalidArgumentError)):
+        tf.ones(2) + tf.ones(2, tf.float64)  # TensorFlow would promote, had anybody switched its NumPy behaviour on
+
+
+TWO_DEVICES = """
+import numpy as np, tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from attention_tensorflow import backend
+xp = backend.namespace
+assert backend.devices()[-2:] == ["CPU:0", "CPU:1"], backend.devices()
+here = tf.ones(2)
+made = [xp.zeros(2, device="CPU:1"), xp.ones(2, device="CPU:1"), xp.full(2, 1.0, device="CPU:1"),
+    xp.zeros_like(here, device="CPU:1"), xp.arange(3, device="CPU:1"), xp.asarray([1], device="CPU:1"),
+    xp.asarray(here, device="CPU:1"), backend.to_device(here, "CPU:1"), backend.from_numpy(np.ones(2), device="CPU:1")]
+print(all(x.device.endswith("CPU:1") for x in made), here.device.endswith(backend.devices()[0]))
+"""
+
+
+def test_arrays_are_made_on_the_device_asked_for():
+    # The devices of a process cannot be changed once TensorFlow has used them.
+    run = subprocess.run([sys.executable, "-c", TWO_DEVICES], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["True", "True"], run.stderr
+
+
+class Parameters(NamedTuple):
+    weight: object
+    bias: object
+    power: object
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_functions_take_and_return_trees(mode):
+    def function(parameters, options):
+        assert parameters.bias is None
+        assert isinstance(parameters.power, int)
+        return {"sum": Parameters(xp.pow(parameters.weight, parameters.power), None, [options["x"]])}
+
+    compiled = backend.compile(function, mode=mode)
+    for power in (2, 3):
+        result = compiled(Parameters(tensor([1.0, 2.0]), None, power), {"x": tensor([7])})["sum"]
+        assert isinstance(result, Parameters)
+        assert_same(result.weight, np.asarray([1.0, 2.0]) ** power)
+        assert result.bias is None
+        assert_same(result.power[0], [7])
+
+
+def test_xla_compiles_by_default_and_for_its_own_mode_only():
+    def intermediate_code(mode):
+        return backend.compile(lambda x: xp.exp(x), mode=mode).experimental_get_compiler_ir(tf.ones(2))()
+
+    for mode in (None, "xla"):
+        assert "exponential" in intermediate_code(mode)
+    with pytest.raises(ValueError, match="jit_compile=True"):
+        intermediate_code("graph")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_value_does_not_depend_on_has_gradient_zero(mode):
+    def loss(parameters, unused, indices):
+        return xp.sum(xp.take(parameters.weight, indices, axis=0))
+
+    compiled = backend.compile(backend.value_and_grad(loss), mode=mode)
+    parameters = Parameters(tf.ones((3, 2)), tf.Variable([1.0]), 2)
+    value, (gradient, unused, indices) = compiled(parameters, [tf.ones(2, tf.bfloat16)], tensor([2, 0, 2]))
+    assert_same(value, np.asarray(6, "float32"))
+    assert_same(gradient.weight, np.asarray([[1, 1], [0, 0], [2, 2]], "float32"))  # a dense tensor, not slices
+    assert_same(gradient.bias, np.zeros(1, "float32"))
+    assert_same(unused[0], np.zeros(2, ml_dtypes.bfloat16))
+    assert gradient.power is None
+    assert indices is None
+
+
+def test_an_array_given_twice_has_two_gradients():
+    x = tensor(3.0)
+    _, gradients = backend.value_and_grad(lambda a, b: xp.multiply(xp.square(a), b))(x, x)
+    assert [gradient.numpy() for gradient in gradients] == [18.0, 9.0]
+
+
+def test_dense_tensors_and_variables_are_owned():
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    sparse = tf.sparse.from_dense([[0.0, 1.0]])
+    assert backend.owns(tf.ones(1))
+    assert backend.owns(tf.Variable(1.0))
+    assert not any(backend.owns(x) for x in (ragged, sparse, np.ones(1), 1.0, None))
+
+
+def test_values_can_be_read_outside_of_graphs_only():
+    outside, variable = tf.ones(1), tf.Variable(1.0)
+    assert backend.is_concrete(outside)
+    assert backend.is_concrete(variable)
+    seen = []
+
+    def function(x):
+        seen.extend(
+            [backend.owns(x), backend.is_concrete(x), backend.is_concrete(outside), backend.is_concrete(variable)]
+        )
+        return x
+
+    backend.compile(function, mode="graph")(outside)
+    assert seen == [True, False, False, False]

@@ -1,0 +1,358 @@
+"""Layers of PyTorch in training, under autocast, compiled, exported and extended."""
+
+import copy
+import doctest
+import inspect
+
+import numpy as np
+import pytest
+from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, layer_of, same_bits, torch
+
+from attention_core import layers as definitions
+from attention_core.layers import named_arrays
+
+
+@pytest.fixture(params=SETTINGS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def layer(name):
+    return layer_of(name)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_are_computed_in_float32_and_rounded_once(name, dtype):
+    narrow = layer_of(name, dtype).eval()
+    wide = copy.deepcopy(narrow).to(torch.float32)
+    if name == "SaganAttention":  # its normalized kernels have the dtype of the kernels
+        narrow.definition = wide.definition = definitions.SaganAttention(
+            8, head_channels=2, bias=True, spectral_norm=False
+        )
+        narrow.state = wide.state = None
+    inputs = inputs_of(name, dtype)
+    widened = (x.float() if x.is_floating_point() else x for x in inputs)
+    equal(narrow(*inputs), wide(*widened).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_all_dtypes_are_trained(name, dtype):
+    layer = layer_of(name, dtype)
+    inputs = [x.requires_grad_() if x.is_floating_point() else x for x in inputs_of(name, dtype)]
+    layer(*inputs).square().mean().backward()
+    for tensor in (*layer.parameters(), *(x for x in inputs if x.requires_grad)):
+        assert tensor.grad.dtype == dtype
+        assert bool(torch.isfinite(tensor.grad).all())
+
+
+def test_autocast_computes_as_with_parameters_of_its_dtype(name, layer):
+    layer.eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(*inputs_of(name))
+    if found.requires_grad:
+        found.float().square().mean().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad.dtype == torch.float32
+        assert bool(torch.isfinite(parameter.grad).all())
+        assert bool(parameter.grad.any())
+    if name == "Embeddings":  # ids are of no dtype to cast from, as with torch.nn.Embedding
+        equal(found, layer(*inputs_of(name)))
+    else:
+        narrow = copy.deepcopy(layer).to(torch.bfloat16)
+        equal(found, narrow(*inputs_of(name, torch.bfloat16)))
+
+
+def test_autocast_trains_and_leaves_float64_alone(name):
+    layer = layer_of(name, torch.float64).train()
+    options = {} if name == "SaganAttention" else {"seed": 5}
+    twin = copy.deepcopy(layer)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(*inputs_of(name, torch.float64), **options)
+    equal(found, twin(*inputs_of(name, torch.float64), **options))
+
+
+def test_autocast_keeps_the_state_wide():
+    layer = layer_of("SaganAttention")
+    twin = copy.deepcopy(layer)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(*inputs_of("SaganAttention"))
+    twin(*inputs_of("SaganAttention"))
+    for (_, found), (_, expected) in zip(layer.named_buffers(), twin.named_buffers(), strict=True):
+        equal(found, expected)
+
+
+def test_autocast_brings_a_mapping_and_a_bias_along():
+    layer = attention_torch.MultiHeadAttention(8, 2, seed=0)
+    x, bias = torch.ones(3, 5, 8), torch.ones(5, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer({"query": x, "value": x}, bias=bias)
+        equal(found, layer(x, bias=bias))
+    assert found.dtype == torch.bfloat16
+
+
+def test_nothing_is_dropped_in_evaluation(name, layer):
+    plain = {key: value for key, value in SETTINGS[name].items() if key != "dropout"}
+    other = getattr(attention_torch, name)(**plain)
+    other.load_state_dict(layer.state_dict())
+    layer.eval(), other.eval()
+    equal(layer(*inputs_of(name)), other(*inputs_of(name)))
+    if name != "SaganAttention":
+        equal(layer(*inputs_of(name), seed=1), other(*inputs_of(name)))
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if "dropout" in SETTINGS[name]])
+def test_training_drops_by_the_seed_or_by_the_default_generator(name, layer):
+    inputs = inputs_of(name)
+    assert layer.training
+    equal(layer(*inputs, seed=1), layer(*inputs, seed=1))
+    equal(layer(*inputs, seed=2**32 + 1), layer(*inputs, seed=torch.tensor([1, 1])))
+    assert not torch.equal(layer(*inputs, seed=1), layer(*inputs, seed=2))
+    torch.manual_seed(4)
+    first, second = layer(*inputs), layer(*inputs)
+    assert not torch.equal(first, second)
+    torch.manual_seed(4)
+    equal(layer(*inputs), first)
+    layer.eval()
+    state = torch.get_rng_state()
+    layer(*inputs)
+    equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if "dropout" in SETTINGS[name]])
+def test_training_without_dropout_leaves_the_generator_alone(name):
+    layer = getattr(attention_torch, name)(**SETTINGS[name] | {"dropout": 0.0}, seed=0)
+    state = torch.get_rng_state()
+    layer(*inputs_of(name))
+    equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_compiled_step_goes_backward_from_the_state_that_it_started_with(dtype):
+    """Not from the one that it leaves behind: a compiler may compute a copy again when it goes backward."""
+    arithmetic = "fast" if dtype == torch.float64 else "reproducible"
+    layer = attention_torch.SaganAttention(8, head_channels=2, seed=0, arithmetic=arithmetic).to(dtype).train()
+    with torch.no_grad():
+        layer.sigma.fill_(0.7)  # 0 lets no gradient through
+    twin = copy.deepcopy(layer)
+    for each in (layer, torch.compile(twin, fullgraph=True)):
+        each(*inputs_of("SaganAttention", dtype)).square().sum().backward()
+    close = 1e-12 if dtype == torch.float64 else 0
+    for held in ("named_parameters", "named_buffers"):
+        for (name, one), (_, other) in zip(getattr(layer, held)(), getattr(twin, held)(), strict=True):
+            pair = (one.grad, other.grad) if held == "named_parameters" else (one, other)
+            torch.testing.assert_close(*pair, rtol=close, atol=close, msg=name)
+
+
+def test_power_iteration_advances_in_training_alone():
+    layer, inputs = layer_of("SaganAttention", torch.float64), inputs_of("SaganAttention", torch.float64)
+    parameters, before = layer.to_numpy()
+    layer.eval()
+    expected = layer(*inputs)
+    same_bits([layer.to_numpy()[1]], [before])
+    layer.train()
+    places = [buffer.data_ptr() for buffer in layer.buffers()]
+    found = layer(*inputs)
+    equal(found, expected)  # which takes the step too, but does not keep it
+    after = named_arrays(layer.to_numpy()[1])
+    for name, vector in named_arrays(layer.definition.refreshed(parameters, before)).items():
+        np.testing.assert_allclose(after[name], vector, rtol=0, atol=1e-14)
+        assert not np.allclose(after[name], named_arrays(before)[name], rtol=0, atol=1e-3)
+    assert [buffer.data_ptr() for buffer in layer.buffers()] == places
+    assert not any(buffer.requires_grad for buffer in layer.buffers())
+    wanted = torch.autograd.grad(expected.sum(), [*layer.parameters()])
+    for gradient, other in zip(torch.autograd.grad(found.sum(), [*layer.parameters()]), wanted, strict=True):
+        equal(gradient, other)
+    with torch.no_grad():
+        for _ in range(60):
+            layer(*inputs)
+    kernel = layer.theta.weight.detach()
+    sigma = torch.linalg.vector_norm(kernel @ layer.state.theta)
+    torch.testing.assert_close(sigma, torch.linalg.matrix_norm(kernel, 2), rtol=0, atol=1e-6)
+
+
+def test_gradients_are_those_of_finite_differences(name):
+    layer = layer_of(name, torch.float64).eval()
+    names = [each for each, _ in layer.named_parameters()]
+    inputs = inputs_of(name, torch.float64)
+    moving = [x.requires_grad_() for x in inputs if x.is_floating_point()]
+    parameters = [parameter.detach().clone().requires_grad_() for parameter in layer.parameters()]
+
+    def call(*tensors):
+        parameters = dict(zip(names, tensors[len(moving) :], strict=True))
+        return torch.func.functional_call(layer, parameters, tensors[: len(moving)] or inputs)
+
+    assert torch.autograd.gradcheck(call, (*moving, *parameters))
+
+
+def test_gradients_reach_all_parameters(name, layer):
+    inputs = [x.requires_grad_() if x.is_floating_point() else x for x in inputs_of(name)]
+    layer(*inputs).square().sum().backward()
+    assert all(bool(x.grad.any()) for x in inputs if x.requires_grad)
+    for key, parameter in layer.named_parameters():
+        assert bool(parameter.grad.any()) or key == "key.bias", key  # which moves all scores of a query alike
+
+
+def test_learned_key_and_value_have_names_and_gradients():
+    layer = attention_torch.MultiHeadAttention(6, 2, extra_key_value=True, zero_attention=True, seed=0)
+    layer(torch.linspace(-1, 1, 60).reshape(2, 5, 6)).square().sum().backward()
+    assert bool(layer.extra_key.grad.any())
+    assert bool(layer.extra_value.grad.any())
+
+
+def test_functional_call_takes_the_tensors_it_is_given(name, layer):
+    layer.eval()
+    other = layer_of(name)
+    other.reset_parameters(9)
+    found = torch.func.functional_call(layer, other.state_dict(), inputs_of(name))
+    equal(found, other.eval()(*inputs_of(name)))
+
+
+def test_tensors_may_be_tied_and_parametrized():
+    layer = attention_torch.MultiHeadAttention(8, 2, seed=0)
+    layer.key.weight = layer.query.weight
+    x = torch.linspace(-1, 1, 48).reshape(2, 3, 8)
+    parameters = layer.read()
+    equal(layer(x), layer.definition(parameters._replace(key=parameters.key._replace(weight=layer.query.weight)), x))
+    twice = copy.deepcopy(layer)
+    torch.nn.utils.parametrize.register_parametrization(twice.value, "weight", Doubled())
+    equal(
+        twice(x),
+        layer.definition(parameters._replace(value=parameters.value._replace(weight=2 * layer.value.weight)), x),
+    )
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "SaganAttention"])
+def test_integer_seeds_are_compiled_for_all_at_once(name, layer):
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for seed in (1, 2, 2**31 + 3, 2**40 + 5):
+        torch.testing.assert_close(compiled(*inputs_of(name), seed=seed), layer(*inputs_of(name), seed=seed))
+
+
+def test_layer_compiles_as_one_graph_in_evaluation(name, layer):
+    layer.eval()
+    compiled = torch.compile(layer, fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs_of(name)), layer(*inputs_of(name)))
+
+
+def test_layer_compiles_as_one_graph_in_training_and_draws_anew(name, layer):
+    twin = copy.deepcopy(layer)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    inputs = inputs_of(name)
+    seed = {} if name == "SaganAttention" else {"seed": torch.tensor([3, 4])}
+    found, expected = compiled(*inputs, **seed), twin(*inputs, **seed)
+    torch.testing.assert_close(found, expected)
+    if found.requires_grad:
+        found.square().sum().backward()
+        expected.square().sum().backward()
+    for parameter, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-5)
+    for buffer, other in zip(layer.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other)
+    assert not torch.equal(compiled(*inputs), compiled(*inputs))
+
+
+def test_default_compiler_draws_anew_too():
+    layer, x = layer_of("FeedForward"), torch.ones(2, 3, 5)
+    compiled = torch.compile(layer, fullgraph=True)
+    assert not torch.equal(compiled(x), compiled(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_layer_is_exported_in_evaluation(name, layer, strict):
+    layer.eval()
+    program = torch.export.export(layer, inputs_of(name), strict=strict)
+    torch.testing.assert_close(program.module()(*inputs_of(name)), layer(*inputs_of(name)))
+    assert set(program.state_dict) == set(layer.state_dict())
+
+
+def test_options_and_mappings_reach_the_definition():
+    layer = attention_torch.MultiHeadAttention(8, 2, seed=0)
+    x, keep = torch.linspace(-1, 1, 80).reshape(2, 5, 8), torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]) > 0
+    options = {
+        "key_mask": keep,
+        "query_mask": keep,
+        "bias": x[0, :, :5],
+        "return_weights": True,
+        "return_logsumexp": True,
+    }
+    found, expected = layer({"query": x, "key": x}, **options), layer.definition(layer.read(), x, **options)
+    for array, other in zip(found, expected, strict=True):
+        equal(array, other)
+    equal(found.weights.sum(-1), layer(query=x, key=x, **options).weights.sum(-1))
+    assert not bool(found.weights[0, :, :, 2:].any())
+
+
+def test_wrong_settings_raise_before_parameters_are_made(monkeypatch):
+    def made(*dims, **options):
+        raise AssertionError("a parameter was made")
+
+    monkeypatch.setattr(torch, "empty", made)
+    for call, error, message in (
+        (lambda: attention_torch.MultiHeadAttention(7, 2), ValueError, "expected channels that 2 heads share out evenly; got 7"),
+        (lambda: attention_torch.MultiHeadAttention(8), TypeError, "num_heads"),
+        (lambda: attention_torch.FeedForward(8, 2, depth=3), TypeError, "depth"),
+        (lambda: attention_torch.FeedForward(8, 2, dropout=1.0), ValueError, r"expected a dropout rate in \[0, 1\); got 1.0"),
+        (lambda: attention_torch.FeedForward(8, 2, dtype=torch.int32), TypeError, "expected dtype torch.float16 or .*; got torch.int32"),
+        (lambda: attention_torch.FeedForward(8, 2, dtype="float32"), TypeError, "expected dtype torch.float16 or .*; got 'float32'"),
+        (lambda: attention_torch.FeedForward(8, 2, seed=-1), ValueError, r"expected a seed in \[0, 2\*\*64\); got -1"),
+        (lambda: attention_torch.FeedForward(8, 2, seed=True), TypeError, "expected a seed as an integer"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_errors_of_a_call_are_those_of_the_core():
+    layer = attention_torch.MultiHeadAttention(8, 2, dropout=0.5)
+    x = torch.ones(2, 5, 8)
+    for call, error, message in (
+        (lambda: layer(x.double()), TypeError, "expected query projection.weight of dtype float64 to match query; got float32"),
+        (lambda: layer(x, mask=torch.ones(5, 5)), TypeError, "expected mask of dtype bool, .*; got float32"),
+        (lambda: layer(x, seed=1.5), TypeError, "expected a seed as an integer"),
+        (lambda: layer(None), TypeError, "expected query .*; got NoneType"),
+        (lambda: layer({"value": x}), ValueError, "expected a mapping with query; got value"),
+        (lambda: layer(x.numpy()), TypeError, "expected tensors of PyTorch; got ndarray"),
+        (lambda: layer({"query": x, "key": [1]}), TypeError, "expected tensors of PyTorch; got list"),
+        (lambda: attention_torch.Embeddings(11, 7, 4)(torch.tensor([11])), ValueError, "expected token_ids in 0..10; got 11"),
+        (lambda: attention_torch.SaganAttention(8)(torch.ones(1, 3, 4, 8)), ValueError, "expected even height and width"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_subclass_of_a_user_keeps_its_own_constructor():
+    class Causal(attention_torch.MultiHeadAttention):
+        def __init__(self, channels, *, heads):
+            super().__init__(channels, heads, is_causal=True)
+
+    assert list(inspect.signature(Causal).parameters) == ["channels", "heads"]
+    assert Causal(8, heads=2).definition == definitions.MultiHeadAttention(8, 2, is_causal=True)
+
+
+def test_examples_of_the_layers_print_what_they_say():
+    found = doctest.testmod(attention_torch.layers)
+    assert found.attempted > 10
+    assert not found.failed
+
+
+def test_what_is_of_numpy_is_named_or_taken():
+    """Its integers are seeds; its arrays are no tensors."""
+    layer = attention_torch.FeedForward(4, 8, dropout=0.5, seed=np.int64(3))
+    x = torch.ones(3, 4)
+    assert torch.equal(layer.expand.weight, attention_torch.FeedForward(4, 8, seed=3).expand.weight)
+    assert torch.equal(layer(x, seed=np.int64(5)), layer(x, seed=5))
+    attention = attention_torch.MultiHeadAttention(4, 2)
+    with pytest.raises(TypeError, match="expected key_mask as a tensor of PyTorch; got ndarray"):
+        attention(x, key_mask=np.ones(3, dtype=bool))
+    with pytest.raises(TypeError, match="expected a seed as an integer or an integer array; got float"):
+        layer(x, seed=1.5)

@@ -1,0 +1,276 @@
+"""The blocks that are computed, the memory and the programs of attention in blocks."""
+
+import dataclasses
+import importlib
+import itertools
+import math
+
+import numpy as np
+import pytest
+from blockwise_helpers import BLOCKS, LENGTHS, RUNS, TUNING, B, M, N, attention, qkv, weighted
+
+import attention_core as ac
+from attention_core._attention.blocks import backward as _backward
+from attention_core._attention.blocks import forward as _forward
+from attention_core.backend import Tuning
+from attention_core.masks import And, Mask
+from attention_core.scores import ScoreMod
+
+
+@pytest.fixture(autouse=True)
+def small(backend, monkeypatch):
+    """Blocks so small that there are several."""
+    monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
+
+
+FINE = BLOCKS[0], min(BLOCKS)  # where loops are not traced, going forward
+
+
+def expected_visits(allowed, blocks=BLOCKS):
+    """How many blocks something, and how many everything, is allowed in."""
+    sizes = [-(-length // -(-length // block)) for length, block in zip(allowed.shape, blocks, strict=True)]
+    blocks = [
+        allowed[i : i + sizes[0], j : j + sizes[1]]
+        for i, j in itertools.product(
+            *(range(0, length, size) for length, size in zip(allowed.shape, sizes, strict=True))
+        )
+    ]
+    return sum(block.any() for block in blocks), sum(block.all() for block in blocks)
+
+
+I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741
+
+SKIPPED = {
+    "causal": (ac.Causal(), (J <= I)[None]),
+    "window": (ac.SlidingWindow(left=1, right=0, offset=1), ((J <= I + 1) & (J >= I))[None]),
+    "lengths": (lambda put: ac.KeyLengths(put(LENGTHS)), (LENGTHS[:, None, None] > J) & (I >= 0)),
+    "segments": (
+        lambda put: ac.Segments(put(np.arange(M) // 4), put(np.arange(N) // 5)),
+        (I // 4 == J // 5)[None],
+    ),
+    "lengths and function": (
+        lambda put: ac.KeyLengths(put(LENGTHS)) & ac.MaskFunction(lambda b, h, q, k: k >= 0),
+        (LENGTHS[:, None, None] > J) & (I >= 0),
+    ),
+}
+
+
+@pytest.mark.needs(
+    lambda name, backend: not backend.loops.traced or (backend.name == "tensorflow" and name == "lengths and function")
+)
+@pytest.mark.parametrize("name", SKIPPED)
+def test_blocks_in_which_nothing_is_allowed_are_not_computed(name, backend, rng, monkeypatch):
+    """And blocks in which everything is allowed need no mask."""
+    monkeypatch.setattr(backend, "tuning", TUNING)
+    rule, allowed = SKIPPED[name]
+    rule = rule if isinstance(rule, Mask) else rule(backend.from_numpy)
+    found = []
+    visits = _forward.make_visits
+
+    def recorded(grid, **options):
+        result = visits(grid, **options)
+        found.append([np.sum(np.asarray(each)) for each in (result.seen, result.whole)])
+        return result
+
+    monkeypatch.setattr(_forward, "make_visits", recorded)
+    attention(*backend.from_numpy(qkv(rng)), mask=rule, implementation="blockwise")
+    blocks = BLOCKS if backend.loops.traced else FINE
+    seen, whole = np.sum([expected_visits(each, blocks) for each in allowed], axis=0)
+    assert seen < math.prod(-(-length // block) for length, block in zip((M, N), blocks, strict=True)) * len(allowed)
+    for got in found:
+        assert got[0] == seen
+        if "function" not in name and not backend.loops.traced:  # of which what is padded needs a mask
+            assert got[1] == whole
+
+
+@pytest.mark.needs("untraced loops")
+@pytest.mark.parametrize("by_key", [False, pytest.param(True, marks=pytest.mark.needs("gradients"))])
+def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
+    """The scores of as many blocks are computed, forward and backward, as a window lets something through."""
+    monkeypatch.setattr(backend, "tuning", TUNING)
+    count, score_block = [], _forward.score_block
+    for module in (_forward, _backward):
+        monkeypatch.setattr(
+            module, "score_block", lambda *arguments: count.append(arguments[-1]) or score_block(*arguments)
+        )
+    rule = ac.SlidingWindow(left=2, right=0)
+    arrays = backend.from_numpy(tuple(qkv(rng)))
+    xp = backend.namespace
+
+    def measure(*arrays):
+        return xp.sum(attention(*arrays, mask=rule, implementation="blockwise"))
+
+    if by_key:
+        backend.value_and_grad(measure)(*arrays)
+    else:
+        measure(*arrays)
+    allowed = (J <= I) & (J >= I - 2)
+    seen, whole = np.sum([expected_visits(allowed, each) for each in ((FINE, BLOCKS) if by_key else (FINE,))], axis=0)
+    assert len(count) == B * seen < B * (12 + 9 * by_key)
+    assert count.count(False) == B * whole
+
+
+@pytest.mark.needs("untraced loops")
+def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkeypatch):
+    """Of four blocks of keys, a causal mask leaves one, two or three to the blocks of queries."""
+    found, score_block = [], _forward.score_block
+
+    def recorded(*arguments):
+        result = score_block(*arguments)
+        found.append((result.scores.shape[-1], arguments[-1]))
+        return result
+
+    monkeypatch.setattr(_forward, "score_block", recorded)
+    attention(*backend.from_numpy(qkv(rng)), mask=ac.Causal(), implementation="blockwise")
+    assert found == [(4, True), (8, True), (8, False), (4, True)] * B
+
+
+@pytest.mark.needs("untraced loops")
+def test_a_rule_about_distance_is_asked_once_for_each(backend, rng, monkeypatch):
+    """Blocks at the same distance from the diagonal, in all batches and heads, share what was found for one."""
+    asked, allowed = [], ac.Causal.allowed
+    monkeypatch.setattr(ac.Causal, "allowed", lambda mask, at, *, xp: asked.append(at) or allowed(mask, at, xp=xp))
+    attention(*backend.from_numpy(qkv(rng)), mask=ac.Causal(), implementation="blockwise")
+    assert [at.query.shape[0] for at in asked] == [4, 4, 3]
+    attention(
+        *backend.from_numpy(qkv(rng)),
+        mask=ac.Causal() & ac.MaskFunction(lambda b, h, q, k: q >= b),
+        implementation="blockwise",
+    )
+    assert len(asked) == 3 + B * 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LaterInLaterEntries(ac.Causal):
+    def allowed(self, at, /, *, xp):
+        return xp.logical_and(super().allowed(at, xp=xp), xp.greater_equal(at.key, at.batch))
+
+    def blocks(self, query, key, /, *, xp):
+        return super().blocks(query, key, xp=xp)[0], False
+
+
+@pytest.mark.needs("untraced loops")
+def test_a_rule_derived_from_one_about_distance_is_asked_everywhere(backend, rng, get):
+    arrays = backend.from_numpy(qkv(rng))
+    found, expected = (
+        get(attention(*arrays, mask=LaterInLaterEntries(), implementation=each)) for each in ("blockwise", "dense")
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.needs("untraced loops")
+def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(backend, rng, get):
+    xp = backend.namespace
+    query, key, value = qkv(rng)
+    key[0, 0, 3, 1] = math.inf
+    arrays = backend.from_numpy((query, key, value))
+
+    def gradients(implementation):
+        def measure(*arrays):
+            options = {"mask": ac.Causal(2), "score_mod": lambda scores, *at: xp.where(xp.isnan(scores), 0.0, scores)}
+            return xp.sum(xp.square(attention(*arrays, **options, implementation=implementation)))
+
+        return get(backend.value_and_grad(measure)(*arrays)[1])
+
+    for found, expected in zip(gradients("blockwise"), gradients("dense"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.needs("untraced loops")
+def test_what_is_kept_of_blocks_does_not_grow(backend, monkeypatch):
+    """Neither where blocks of queries and keys differ, nor for a rule that all blocks need."""
+    monkeypatch.setattr(backend, "tuning", RUNS._replace(min_queries=64, keys=200))
+    kept, make_grid = [], _forward.make_grid
+    monkeypatch.setattr(_forward, "make_grid", lambda *arguments: kept.append(make_grid(*arguments)) or kept[-1])
+    for mask, keys in ((ac.Causal(), 400), (ac.Causal(), 470), (~ac.Causal() | ac.SlidingWindow(3, 3), 400)):
+        x, y = (backend.namespace.zeros((1, 1, length, 2)) for length in (400, keys))
+        attention(x, y, y, mask=mask, implementation="blockwise")
+    sizes = [0 if grid.cache is None else len(grid.cache) for grid in kept]
+    assert 0 < sizes[0] <= 12
+    assert sizes[1] == 0
+    assert 0 < sizes[2] <= 64
+
+
+@pytest.mark.needs("gradients", lambda name, backend: backend.name != "tensorflow" or name == "everything")
+@pytest.mark.parametrize("name", ["causal", "everything"])
+def test_the_program_does_not_grow_with_the_length(name, backend, monkeypatch):
+    monkeypatch.setattr(
+        backend, "tuning", Tuning(queries=1, keys=128, min_queries=64, dense_below=0, structured_below=0)
+    )
+
+    def options(weight):
+        mask = ac.Causal() if name == "causal" else And(ac.SlidingWindow(left=100), ac.KeyLengths(77))
+        return {"mask": mask} | (
+            {"score_mod": ScoreMod(weighted, (weight,)), "softcap": 3.0} if name != "causal" else {}
+        )
+
+    xp = backend.namespace
+
+    def measure(query, key, value, weight):
+        return xp.sum(attention(query, key, value, **options(weight), implementation="blockwise"))
+
+    sizes = [
+        COUNTERS[backend.name](
+            backend.value_and_grad(measure), [(1, 2, length, 8), (1, 1, length, 8), (1, 1, length, 4), ()]
+        )
+        for length in (256, 4096)
+    ]
+    assert sizes[0] == sizes[1] > 0
+
+
+@pytest.mark.needs("jax")
+def test_memory_for_gradients_is_taken_when_the_output_is_there(backend, monkeypatch):
+    """Going forward, there are the scaled query, the blocks of the output and the output; backward, three gradients."""
+    monkeypatch.setattr(backend, "tuning", RUNS._replace(min_queries=64, keys=64, backward_keys=64))
+    jax = importlib.import_module("jax")
+    x = jax.ShapeDtypeStruct((1, 2, 4096, 64), np.float32)
+    options = {"mask": ac.Causal(), "implementation": "blockwise"}
+    gradients = jax.jit(jax.grad(lambda *arrays: attention(*arrays, **options).sum(), (0, 1, 2)))
+    memory = gradients.lower(x, x, x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 5 * math.prod(x.shape) * x.dtype.itemsize
+
+
+@pytest.mark.needs("jax")
+def test_the_program_of_jax_has_fewer_than_1000_lines(backend, monkeypatch):
+    monkeypatch.setattr(backend, "tuning", type(backend).tuning)
+    jax = importlib.import_module("jax")
+    x = jax.ShapeDtypeStruct((1, 4, 16384, 64), np.float32)
+    options = {"mask": ac.Causal(), "implementation": "blockwise"}
+    gradients = jax.jit(jax.grad(lambda *arrays: attention(*arrays, **options).sum(), (0, 1, 2)))
+    assert len(gradients.lower(x, x, x).as_text().splitlines()) < 1000
+
+
+def equations(function, shapes):
+    jax = importlib.import_module("jax")
+    core = importlib.import_module("jax.extend.core")
+
+    def count(jaxpr):
+        inner = (
+            each
+            for equation in jaxpr.eqns
+            for parameter in equation.params.values()
+            for each in (parameter if isinstance(parameter, tuple | list) else (parameter,))
+        )
+        bodies = (each.jaxpr if isinstance(each, core.ClosedJaxpr) else each for each in inner)
+        return len(jaxpr.eqns) + sum(count(body) for body in bodies if isinstance(body, core.Jaxpr))
+
+    return count(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)).jaxpr)
+
+
+def graph_nodes(function, shapes):
+    tf = importlib.import_module("tensorflow")
+    graph = tf.function(function, autograph=False).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes))
+    definition = graph.graph.as_graph_def()
+    nodes = (*definition.node, *(node for each in definition.library.function for node in each.node_def))
+    return sum(node.op not in ("Const", "Fill") for node in nodes)  # large constants are filled
+
+
+def fx_nodes(function, shapes):
+    torch = importlib.import_module("torch")
+    make_fx = importlib.import_module("torch.fx.experimental.proxy_tensor").make_fx
+    traced = make_fx(function, tracing_mode="fake")(*(torch.zeros(shape) for shape in shapes))
+    return len(traced.graph.nodes)
+
+
+COUNTERS = {"jax": equations, "tensorflow": graph_nodes, "torch": fx_nodes}

@@ -1,0 +1,287 @@
+"""Reproducible arithmetic of numbers that are not finite, of refused arguments, and in layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from reproducible_helpers import EXACTLY, LAYERS, NUMPY, B, E, H, M, N, float32, of_numpy, qkv, same
+
+import attention_core as ac
+from attention_core import layers
+from attention_core import scaled_dot_product_attention as attention
+from attention_core._arithmetic import exact, reproducible
+from attention_core._attention.reproducible import slices as _slices
+
+
+def test_nan_and_infinities_show_only_where_they_are_attended_to(put, get, rng):
+    query, key, value = (float32(rng, 1, 1, 4, 4) for _ in range(3))
+    value[0, 0, 1, 0], value[0, 0, 2, 1], value[0, 0, 3, 2] = np.inf, -np.inf, np.nan
+    mask = np.tril(np.ones((4, 4), dtype=bool))
+    found = get(attention(*put([query, key, value]), mask=put(mask), **EXACTLY))[0, 0]
+    assert np.isfinite(found[0]).all()
+    assert found[1, 0] == np.inf
+    assert found[2, 1] == -np.inf
+    assert np.isnan(found[3, 2])
+    assert np.isfinite(found[:, 3]).all()
+    key[0, 0, 2, 0] = np.nan
+    found = get(attention(*put([query, key, value]), mask=put(mask), **EXACTLY))[0, 0]
+    assert np.isfinite(found[:2, 1:]).all()
+    assert np.isnan(found[2:]).all()
+    same(found, of_numpy(query, key, value, mask=mask)[0, 0])
+
+
+def test_a_fully_masked_row_gives_zero(put, get, rng):
+    arrays = qkv(rng)
+    lengths = put(np.array([0, 9]))
+    found = get(
+        attention(*put(arrays), mask=ac.KeyLengths(lengths), return_weights=True, return_logsumexp=True, **EXACTLY)
+    )
+    assert not np.any(found.output[0])
+    assert not np.any(found.weights[0])
+    assert np.all(found.logsumexp[0] == -np.inf)
+    assert np.all(found.weights[1, ..., 9:] == 0)
+    np.testing.assert_allclose(found.weights[1].sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_subnormal_numbers_count_as_zero(put, get, rng):
+    arrays = qkv(rng)
+    tiny = [np.where(np.abs(x) < 0.5, np.float32(1e-40), x) for x in arrays]
+    none = [np.where(np.abs(x) < 0.5, np.float32(0), x) for x in arrays]
+    same(get(attention(*put(tiny), **EXACTLY)), of_numpy(*none))
+
+
+def test_subnormal_numbers_are_zero_even_where_products_are_not(put, get):
+    x, weight = np.full((1, 2), 1e-40, dtype=np.float32), np.full((2, 1), 1e10, dtype=np.float32)
+    found = get(ac.linear(ac.parameters.Linear(put(weight)), put(x), **EXACTLY))
+    same(found, np.zeros((1, 1), dtype=np.float32))
+
+
+@pytest.mark.parametrize("dims", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 3, 0, 4, 5), (2, 3, 4, 0, 5), (2, 3, 4, 5, 0)])
+def test_empty_axes(dims, put, get, rng):
+    rows, columns, depth, width, batch = dims
+    arrays = (
+        float32(rng, batch, 1, rows, depth),
+        float32(rng, batch, 1, columns, depth),
+        float32(rng, batch, 1, columns, width),
+    )
+    found = get(attention(*put(arrays), scale=1.0, **EXACTLY))
+    assert found.shape == (batch, 1, rows, width)
+    same(found, of_numpy(*arrays, scale=1.0))
+    if depth == 0 and columns and batch:
+        np.testing.assert_allclose(
+            found, np.broadcast_to(arrays[2].mean(axis=-2, keepdims=True), found.shape), rtol=1e-6
+        )
+
+
+def test_a_pair_is_not_finite_where_one_of_its_channels_is_not(put, get):
+    x = np.ones((1, 5, 6), dtype=np.float32)
+    x[0, 0, 0], x[0, 1, 2], x[0, 2, 1] = np.inf, -np.inf, np.nan
+    kept = np.asarray([-0.0, 1e-40, np.inf, -np.inf, 1.0], dtype=np.float32)
+    x[0, :, 4], x[0, :, 5] = kept, -kept
+    found = get(ac.rotary_embedding(put(x), put(np.arange(5)), width=4, **EXACTLY))
+    for row, hit in enumerate(([0, 2], [0, 2], [1, 3], [], [])):
+        np.testing.assert_array_equal(np.flatnonzero(np.isnan(found[0, row, :4])), hit)
+    same(np.ascontiguousarray(found[..., 4:]), np.ascontiguousarray(x[..., 4:]))
+
+
+def test_a_row_to_normalize_is_not_finite_where_one_of_its_channels_is_not(put, get):
+    x, scale = np.ones((4, 3), dtype=np.float32), np.asarray([1.0, -2.0, np.inf], dtype=np.float32)
+    x[0, 0], x[1, 1], x[3] = np.inf, np.nan, 0.0
+    with np.errstate(invalid="ignore"):  # of 0 * inf
+        found = get(ac.rms_norm(put(scale), put(x), epsilon=1e-35, **EXACTLY))
+    assert np.isnan(found[:2]).all()
+    np.testing.assert_array_equal(found[2:], np.asarray([[1, -2, np.inf], [0, 0, np.nan]], dtype=np.float32))
+
+
+def test_attention_over_a_cache_has_the_bits_of_attention_without(backend, rng, get, put):
+    xp = backend.namespace
+    query, key, value = (put(float32(rng, 2, heads, 7, 8)) for heads in (4, 2, 2))
+    whole = get(attention(query, key, value, is_causal=True, **EXACTLY))
+    cache = ac.empty_cache((2,), 2, 11, 8, dtype=xp.float32, xp=xp)
+    for start, stop in ((0, 3), (3, 4), (4, 7)):
+        new = slice(start, stop)
+        cache = ac.append(cache, key[:, :, new, :], value[:, :, new, :])
+        mask = ac.cache_mask(cache, stop - start)
+        found = attention(query[:, :, new, :], cache.key, cache.value, mask=mask, **EXACTLY)
+        same(np.ascontiguousarray(get(found)), np.ascontiguousarray(whole[:, :, new]))
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("name", ["linear", "layer_norm", "rms_norm"])
+def test_parameters_that_no_row_uses_have_a_gradient_of_zero(name, backend, rng):
+    x, weight = backend.from_numpy((float32(rng, 0, 8), float32(rng, 8, 8)))
+    _, (of_x, of_weight) = backend.value_and_grad(
+        lambda x, weight: backend.namespace.sum(LAYERS[name](x, weight, **EXACTLY))
+    )(x, weight)
+    assert of_x.shape == (0, 8)
+    same(backend.to_numpy(of_weight), np.zeros((8, 8), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"arithmetic": "exact"}, "expected an arithmetic out of fast, reproducible; got 'exact'"),
+        ({"score_mod": lambda scores, *_: scores}, "expected no score_mod"),
+        ({"implementation": "fused"}, "expected another implementation with arithmetic='reproducible'"),
+        ({"scale": "array"}, "expected scale as a number with arithmetic='reproducible'"),
+        ({"sinks": "array"}, "expected no sinks"),
+    ],
+)
+def test_unsupported_options_are_refused(options, message, put, rng):
+    options_with_arrays = {
+        name: put(np.ones(H, dtype=np.float32)) if value == "array" else value for name, value in options.items()
+    }
+    if "scale" in options_with_arrays:
+        options_with_arrays["scale"] = options_with_arrays["scale"][0, ...]
+    with pytest.raises(ValueError, match=message):
+        attention(*put(qkv(rng)), **{**EXACTLY, **options_with_arrays})
+
+
+@pytest.mark.needs("float64")
+def test_float64_is_refused(backend, put, rng):
+    arrays = put([x.astype(np.float64) for x in qkv(rng)])
+    with pytest.raises(ValueError, match="expected query of float16, bfloat16 or float32"):
+        attention(*arrays, **EXACTLY)
+    with pytest.raises(ValueError, match="expected x of float16, bfloat16 or float32"):
+        ac.rms_norm(arrays[0][0, 0, 0, :], arrays[0], **EXACTLY)
+    with pytest.raises(ValueError, match="expected x of float16, bfloat16 or float32"):
+        ac.rotary_embedding(arrays[0], put(np.asarray(3)), **EXACTLY)
+
+
+def test_a_device_without_float64_is_refused():
+    class Somewhere:
+        dtype, device = np.dtype("float32"), "mps:0"
+
+    from attention_core._arithmetic import check_arithmetic
+
+    with pytest.raises(ValueError, match="expected query on a device that has float64"):
+        check_arithmetic("reproducible", "query", Somewhere())
+
+
+@pytest.mark.parametrize("kind", ["EncoderLayer", "FeedForward", "MultiHeadAttention", "Embeddings", "SaganAttention"])
+def test_layers_take_the_setting(kind, backend, rng):
+    definition = {
+        "EncoderLayer": layers.EncoderLayer(16, 2, 32, dropout=0.1),
+        "FeedForward": layers.FeedForward(16, 32, dropout=0.1),
+        "MultiHeadAttention": layers.MultiHeadAttention(16, 2, extra_key_value=True, dropout=0.1),
+        "Embeddings": layers.Embeddings(11, 9, 16, 2, dropout=0.1),
+        "SaganAttention": layers.SaganAttention(16, data_format="channels_first"),
+    }[kind]
+    exact = dataclasses.replace(definition, **EXACTLY)
+    parameters = exact.init(3, xp=NUMPY)
+    inputs = float32(rng, 2, 7, 16)
+    options = {"seed": 5}
+    if kind == "Embeddings":
+        inputs = rng.integers(0, 11, (2, 7))
+    if kind == "SaganAttention":
+        inputs, options = float32(rng, 2, 16, 4, 6), {}
+        parameters = parameters._replace(sigma=np.asarray(0.5, dtype=np.float32))
+        options = {"state": exact.init_state(3, xp=NUMPY)}
+    placed = backend.from_numpy((parameters, inputs, options.get("state")))
+    placed_options = {**options, "state": placed[2]} if "state" in options else options
+    found = backend.to_numpy(exact(*placed[:2], **placed_options))
+    same(found, exact(parameters, inputs, **options))
+    np.testing.assert_allclose(found, definition(parameters, inputs, **options), rtol=1e-4, atol=1e-5)
+
+
+def test_slices_have_as_many_bits_as_exact_sums_allow():
+    """Sums of 4096 products: of weights up to 4 / 3 and of d_scores up to 1, with their other factors."""
+    for count, bits in _slices.WEIGHT_BITS.items():
+        assert exact.LONGEST * 2**bits * Fraction(3, 4) * 2 ** _slices.VALUE_BITS[count] <= 2**53
+    weight = Fraction(4, 3) * 2 ** _slices.WEIGHT_BITS[2]
+    assert exact.LONGEST * weight * Fraction(3, 4) * 2**_slices.D_OUTPUT_BITS <= 2**53
+    d_score = 2**_slices.D_SCORE_BITS
+    assert exact.LONGEST * d_score * Fraction(3, 4) * 2**_slices.D_SCORE_FACTOR_BITS <= 2**53
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("dims", [(B, H, M, N), (1, 1, 1, N), (1, H, M, N), (B, 1, M, N)])
+def test_the_gradient_of_a_bias_depends_only_on_rows_that_share_it(dims, backend, rng):
+    arrays, bias, factor = qkv(rng), float32(rng, *dims), float32(rng, B, H, M, E)
+    factor[1] *= np.float32(1e9)
+    xp = backend.namespace
+
+    def gradient(factor, *arrays):
+        *qkv_arrays, bias, factor = backend.from_numpy((*arrays, factor))
+
+        def loss(bias):
+            return xp.sum(attention(*qkv_arrays, bias=bias, **EXACTLY) * factor)
+
+        return backend.to_numpy(backend.value_and_grad(loss)(bias)[1][0])
+
+    whole = gradient(factor, *arrays, bias)
+    if dims[0] == B:
+        for index in range(B):
+            sample = [x[index : index + 1] for x in (factor, *arrays, bias)]
+            same(gradient(*sample)[0], whole[index])
+    else:
+        assert np.isfinite(whole).all()
+        assert np.abs(whole).max() > 1e3
+
+
+@pytest.mark.needs("gradients")
+def test_reproducible_arithmetic_is_differentiated_once(backend, put, rng):
+    xp, x = backend.namespace, put(float32(rng, 3, 4))
+
+    def derivative(x):
+        return xp.sum(backend.value_and_grad(lambda x: xp.sum(ac.gelu(x, **EXACTLY)))(x)[1][0])
+
+    with pytest.raises((NotImplementedError, LookupError, TypeError, RuntimeError), match=r"(?i)again|once|second"):
+        backend.value_and_grad(derivative)(x)
+
+
+@pytest.mark.needs("gradients")
+def test_one_array_for_all_three_has_its_gradients_added_in_one_order(backend, put, get, rng):
+    xp, x = backend.namespace, float32(rng, 1, 2, 9, 8)
+
+    def loss(x):
+        return xp.sum(attention(x, x, x, **EXACTLY) ** 2)
+
+    def apart(query, key, value):
+        return xp.sum(attention(query, key, value, **EXACTLY) ** 2)
+
+    parts = get(backend.value_and_grad(apart)(put(x), put(x), put(x))[1])
+    wanted = exact.round_to_float32(sum(part.astype(np.float64) for part in parts), NUMPY)
+    same(get(backend.value_and_grad(loss)(put(x))[1][0]), wanted)
+
+
+def test_sums_of_more_than_4096_terms_have_two_parts():
+    query = np.zeros((1, 1, 3, 5, 2))
+    grid = SimpleNamespace(operands=SimpleNamespace(query=query), xp=NUMPY)
+    for side, length, carried in (
+        (1, 4096, False),
+        (1, 4097, True),
+        (0, 1365, False),
+        (0, 1366, True),
+        (1, None, True),
+    ):
+        grid.lengths = (length, length)
+        assert _slices.needs_carry(grid, side) is carried
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_numbers_outside_the_range_are_refused_and_numpy_scalars_accepted(name, rng):
+    arrays = qkv(rng)
+    for number in (1e-30, 1e30):
+        with pytest.raises(ValueError, match=f"expected a {name} of 0, or from"):
+            of_numpy(*arrays, **{name: number})
+    same(of_numpy(*arrays, **{name: np.float64(0.5)}), of_numpy(*arrays, **{name: 0.5}))
+
+
+def test_a_pooling_window_with_nan_is_nan(backend, put, get):
+    x = put(np.asarray([[1, 5], [np.nan, 7], [2, -0.0]], np.float32))
+    for mode in backend.modes:
+        pooled = backend.compile(lambda x: reproducible.max_pool(x, xp=backend.namespace), mode=mode)
+        np.testing.assert_array_equal(get(pooled(x)), [np.nan, 7])
+
+
+def test_an_epsilon_too_small_for_float64_acts_like_zero(put, get):
+    x = np.asarray([[2.0**100] * 4, [1e-3] * 4], np.float32)
+    ones = np.ones(4, np.float32)
+    parameters = ac.parameters.LayerNorm(put(ones), put(ones))
+    found = get(ac.layer_norm(parameters, put(x), epsilon=1e-310, **EXACTLY))
+    np.testing.assert_array_equal(found, 1.0)

@@ -1,0 +1,286 @@
+"""What JAX compiles, exports or vectorizes gives what eager gives, as do initializers on every library."""
+
+import importlib
+
+import numpy as np
+import pytest
+from tracing_helpers import (
+    CASES,
+    FEW,
+    SEED,
+    SIXTEEN,
+    C,
+    assert_same,
+    attend_some,
+    case,
+    compiled,
+    leaves,
+    module_of,
+    sized,
+)
+
+from attention_core import (
+    get_backend,
+    initializers,
+    scaled_dot_product_attention,
+)
+from attention_numpy.trees import map_arrays
+
+pytestmark = [
+    # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
+    pytest.mark.filterwarnings(
+        "ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def torch():
+    library = importlib.import_module("torch")
+    importlib.import_module("torch._dynamo")
+    return library
+
+
+@pytest.fixture(scope="module")
+def jax():
+    return importlib.import_module("jax")
+
+
+@pytest.fixture(scope="module")
+def tf():
+    return importlib.import_module("tensorflow")
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize("name", CASES)
+def test_jax_jit(jax, name):
+    function, arrays = case(name, "jax")
+    assert_same("jax", jax.jit(function)(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
+def test_jax_jit_of_16_bits(jax, name, dtype):
+    function, arrays = case(name, "jax", dtype)
+    assert_same("jax", jax.jit(function)(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize("name", ["lengths", "offsets", "mask", "causal"])
+def test_jax_vmap(jax, name):
+    function, arrays = case(name, "jax")
+    assert_same("jax", jax.vmap(function)(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("jax")
+def test_jax_vmap_under_jit_over_a_tree(jax):
+    function, (parameters, x, kept) = case("encoder_layer", "jax")
+    mapped = jax.jit(jax.vmap(function, in_axes=(None, 0, 0)))
+    assert_same("jax", mapped(parameters, x, kept), function(parameters, x, kept))
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize("name", FEW[:3])
+def test_jax_jit_of_gradients(jax, name):
+    function, arrays = case(name, "jax")
+    measure = get_backend("jax").value_and_grad(lambda *trees: jax.numpy.mean(leaves(function(*trees))[0] ** 2))
+    assert_same("jax", jax.jit(measure)(*arrays), measure(*arrays))
+
+
+@pytest.mark.needs("jax")
+def test_jax_checkpoint_changes_no_gradient(jax):
+    function, (parameters, x, kept) = case("encoder_layer", "jax")
+    grad = jax.grad(lambda p, x: jax.numpy.sum(function(p, x, kept) ** 2))
+    again = jax.grad(lambda p, x: jax.numpy.sum(jax.checkpoint(function)(p, x, kept) ** 2))
+    assert_same("jax", jax.jit(again)(parameters, x), grad(parameters, x))
+
+
+def symbolic(jax, arrays, dims):
+    """Shapes and dtypes of arrays, with the named dimensions left open."""
+    export = importlib.import_module("jax.export")
+    scope = export.SymbolicScope()
+    return [
+        jax.ShapeDtypeStruct(export.symbolic_shape(text, scope=scope), array.dtype)
+        for array, text in zip(arrays, dims, strict=True)
+    ]
+
+
+@pytest.mark.needs("jax")
+def test_jax_export_with_open_batch_and_length(jax):
+    export = importlib.import_module("jax.export")
+    shapes = symbolic(jax, sized(2, 5, "jax"), ["b, 6, m, 4", "b, 3, m + 2, 4", "b, 3, m + 2, 3", "b"])
+    program = export.deserialize(export.export(jax.jit(attend_some))(*shapes).serialize())
+    for batch, length in ((2, 5), (4, 9)):
+        arrays = sized(batch, length, "jax")
+        assert_same("jax", program.call(*arrays), attend_some(*arrays))
+
+
+@pytest.mark.needs("jax")
+def test_jax_export_of_an_encoder_with_open_batch_and_length(jax):
+    export = importlib.import_module("jax.export")
+    function, (parameters, x, kept) = case("encoder_layer", "jax")
+    encode = jax.jit(lambda x, kept: function(parameters, x, kept))
+    program = export.export(encode)(*symbolic(jax, (x, kept), [f"b, l, {C}", "b, l"]))
+    for batch, length in ((2, 5), (1, 3)):
+        part, some = x[:batch, :length], kept[:batch, :length]
+        assert_same("jax", program.call(part, some), function(parameters, part, some))
+
+
+@pytest.mark.needs("jax")
+def test_jax_shapes_without_computing(jax):
+    function, arrays = case("everything", "jax")
+    shapes = [(each.shape, each.dtype) for each in jax.eval_shape(function, *arrays)]
+    assert shapes == [(each.shape, each.dtype) for each in function(*arrays)]
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("name", CASES)
+def test_tensorflow_graph(tf, name):
+    function, arrays = case(name, "tensorflow")
+    assert_same("tensorflow", tf.function(function)(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("name", CASES)
+def test_tensorflow_compiled_by_xla(tf, name):
+    function, arrays = case(name, "tensorflow")
+    assert_same("tensorflow", tf.function(function, jit_compile=True)(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tensorflow_of_16_bits(tf, name, dtype, jit_compile):
+    function, arrays = case(name, "tensorflow", dtype)
+    assert_same("tensorflow", tf.function(function, jit_compile=jit_compile)(*arrays), function(*arrays))
+
+
+def opened(tf, tree):
+    """Specifications of arrays of which only rank and dtype are known; a seed of int32 has two words."""
+
+    def specification(array):
+        return tf.TensorSpec([2] if array.dtype == tf.int32 else [None] * len(array.shape), array.dtype)
+
+    return map_arrays(specification, tree)
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("name", CASES)
+def test_tensorflow_with_every_dimension_open(tf, name):
+    function, arrays = case(name, "tensorflow")
+    signature = opened(tf, arrays)
+    if None in tf.nest.flatten(signature):  # for which the signature of a function has no place
+        graph = tf.function(function).get_concrete_function(*signature)
+    else:
+        graph = tf.function(function, input_signature=signature)
+    assert_same("tensorflow", graph(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tensorflow_with_open_batch_and_length_traces_once(tf, jit_compile):
+    signature = [
+        tf.TensorSpec(dims, tf.float64) for dims in ([None, 6, None, 4], [None, 3, None, 4], [None, 3, None, 3])
+    ]
+    signature.append(tf.TensorSpec([None], tf.int64))
+    graph = tf.function(attend_some, input_signature=signature, jit_compile=jit_compile)
+    for batch, length in ((2, 5), (4, 9)):
+        arrays = sized(batch, length, "tensorflow")
+        assert_same("tensorflow", graph(*arrays), attend_some(*arrays))
+    assert graph.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("name", ["multi_head_attention", "encoder_layer", "encoder_layer_dropout", "embed_tokens"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tensorflow_layers_with_open_batch_and_length(tf, name, jit_compile):
+    function, (parameters, *arrays) = case(name, "tensorflow")
+    keep = 2 if name == "encoder_layer_dropout" else None  # the seed has two words
+    signature = [
+        tf.TensorSpec([None, None, *array.shape[2:]] if len(array.shape) > 1 else [keep], array.dtype)
+        for array in arrays
+    ]
+    graph = tf.function(
+        lambda *arrays: function(parameters, *arrays), input_signature=signature, jit_compile=jit_compile
+    )
+    assert_same("tensorflow", graph(*arrays), function(parameters, *arrays))
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("name", FEW[:3])
+def test_tensorflow_graph_of_gradients(tf, name, jit_compile):
+    function, arrays = case(name, "tensorflow")
+    measure = get_backend("tensorflow").value_and_grad(lambda *trees: tf.reduce_mean(leaves(function(*trees))[0] ** 2))
+    assert_same("tensorflow", tf.function(measure, jit_compile=jit_compile)(*arrays), measure(*arrays))
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tensorflow_with_open_dimensions_that_turn_out_empty_or_one(tf, jit_compile):
+    """No keys give zeros, not nan; and a mask of unknown shape may broadcast."""
+    open_mask = tf.TensorSpec([None, None], tf.bool)
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None] * 4)] * 3 + [open_mask], jit_compile=jit_compile, autograph=False
+    )
+    def attend(query, key, value, mask):
+        return [
+            scaled_dot_product_attention(query, key, value, **options)
+            for options in ({}, {"mask": mask}, {"mask": mask, "is_causal": True})
+        ]
+
+    query, key, value = (tf.ones(dims) for dims in ((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 5)))
+    for output in attend(query, key, value, tf.ones((3, 1), tf.bool)):
+        assert (output.numpy() == 0).all()
+        assert output.shape == (2, 2, 3, 5)
+    for mask in ([[True, False, True]], [[True], [True], [False]]):
+        expected = scaled_dot_product_attention(query, query, query, mask=tf.constant(mask), is_causal=True)
+        np.testing.assert_allclose(attend(query, query, query, tf.constant(mask))[2], expected, rtol=1e-6)
+
+
+@pytest.mark.needs("tensorflow")
+def test_tensorflow_gradients_with_every_dimension_open(tf):
+    function, arrays = case("everything", "tensorflow")
+    measure = get_backend("tensorflow").value_and_grad(lambda *trees: tf.reduce_mean(function(*trees)[0] ** 2))
+    graph = tf.function(measure, input_signature=opened(tf, arrays))
+    assert_same("tensorflow", graph(*arrays), measure(*arrays))
+
+
+@pytest.mark.needs("tensorflow")
+def test_tensorflow_saved_model_round_trip(tf, tmp_path):
+    function, (parameters, x, kept) = case("encoder_layer", "tensorflow")
+    signature = [tf.TensorSpec([None, None, C], x.dtype), tf.TensorSpec([None, None], kept.dtype)]
+    module = tf.Module()
+    module.encode = tf.function(lambda x, kept: function(parameters, x, kept), input_signature=signature)
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    for length in (5, 3):
+        part = x[:, :length], kept[:, :length]
+        assert_same("tensorflow", loaded.encode(*part), function(parameters, *part))
+
+
+INITIALIZERS = ["uniform", "normal", "truncated_normal", "glorot_uniform", "he_uniform", "lecun_normal"]
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_initial_parameters_of_a_traced_seed_have_the_same_bits(backend, name):
+    initialize = getattr(initializers, name)
+    expected = initialize((9 << 32) + 7, (4, 5), xp=get_backend("numpy").namespace)
+    seed = backend.from_numpy(SEED)
+
+    def initial(seed):
+        return initialize(seed, (4, 5), xp=backend.namespace)
+
+    made = traced(backend, initial, seed, by_table="uniform" not in name)(seed)
+    np.testing.assert_array_equal(backend.to_numpy(made), expected)
+
+
+def traced(backend, function, seed, by_table):
+    """The function compiled; on PyTorch exported where there is a table, of which it would guard each of 65,536 entries."""
+    if backend.name != "torch":
+        return backend.compile(function)
+    torch = importlib.import_module("torch")
+    if by_table:
+        return torch.export.export(module_of(torch, function), (seed,)).module()
+    return compiled(torch, function, "aot_eager")

@@ -1,0 +1,251 @@
+"""What PyTorch compiles, exports or vectorizes gives what eager gives."""
+
+import importlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tracing_helpers import (
+    CASES,
+    FEW,
+    SIXTEEN,
+    assert_same,
+    attend_some,
+    case,
+    compiled,
+    leaves,
+    module_of,
+    sized,
+)
+
+from attention_core import (
+    get_backend,
+    scaled_dot_product_attention,
+)
+from attention_core._backend import _find
+
+pytestmark = [
+    # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
+    pytest.mark.filterwarnings(
+        "ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def torch():
+    library = importlib.import_module("torch")
+    importlib.import_module("torch._dynamo")
+    return library
+
+
+# torch.compile knows what & and | do to a tensor, and does not ask the mask; nor does it know ~ of a mask.
+UNSEEN = {"combined_with_array"}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", [name for name in CASES if name not in UNSEEN])
+def test_torch_compile_makes_one_graph(torch, name):
+    function, arrays = case(name, "torch")
+    assert_same("torch", compiled(torch, function)(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", ["everything", "mask"])
+def test_torch_compile_down_to_machine_code(torch, name):
+    function, arrays = case(name, "torch")
+    assert_same("torch", get_backend("torch").compile(function)(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(("name", "dtype"), SIXTEEN)
+def test_torch_compile_of_16_bits(torch, name, dtype):
+    function, arrays = case(name, "torch", dtype)
+    assert_same("torch", compiled(torch, function, "aot_eager")(*arrays), function(*arrays))
+
+
+COLD = """
+import torch
+from attention_core import {names}
+def function(*arrays):
+    query = arrays[0]
+    return {call}
+arrays = torch.ones(2, 2, 3, 4), torch.tensor([3, 1]), torch.tensor([7, 9])
+print(torch.compile(function, fullgraph=True, backend="eager")(*arrays).shape)
+"""
+
+ATTENTION = "scaled_dot_product_attention(query, query, query, {options})"
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        ("scaled_dot_product_attention", ""),
+        ("scaled_dot_product_attention", "is_causal=True"),
+        ("scaled_dot_product_attention, KeyLengths", "mask=KeyLengths(arrays[1])"),
+        ("scaled_dot_product_attention, Dropout", "dropout=Dropout(0.1, arrays[2])"),
+    ],
+)
+def test_torch_compile_may_be_the_first_to_call_the_core(torch, names, options):
+    """Nothing that the core remembers from earlier calls is needed to trace it."""
+    program = COLD.format(names=names, call=ATTENTION.format(options=options))
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.stdout == "torch.Size([2, 2, 3, 4])\n", run.stderr
+
+
+WARM = """
+import torch
+from attention_core import scaled_dot_product_attention
+def attend(x):
+    return scaled_dot_product_attention(x, x, x, arithmetic="reproducible")
+def function(*arrays):
+    return sum(map(attend, arrays))
+tensor = torch.ones(2, 3, 4)
+attend(tensor)
+print(torch.compile(function, fullgraph=True, backend="eager")(tensor, torch.nn.Parameter(tensor)).shape)
+"""
+
+
+@pytest.mark.needs("torch")
+def test_torch_compile_finds_the_kin_of_classes_that_are_known(torch):
+    """What is remembered of tensors when a program is traced does not keep it from what parameters are."""
+    run = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=False)
+    assert run.stdout == "torch.Size([2, 3, 4])\n", run.stderr
+
+
+@pytest.mark.needs("torch")
+def test_a_class_that_is_made_later_makes_no_program_anew(torch):
+    testing = importlib.import_module("torch._dynamo.testing")
+    counter = testing.CompileCounter()
+    x = get_backend("torch").from_numpy(np.ones((2, 3, 4), dtype=np.float32))
+
+    def attend(x):
+        return scaled_dot_product_attention(x, x, x, arithmetic="reproducible")
+
+    attend(x)
+    function = compiled(torch, attend, counter)
+    function(x)
+    for factor in (2.0, 3.0):
+        type("Later", (torch.Tensor,), {})
+        torch.compile(lambda x, factor=factor: attend(x) * factor, fullgraph=True, backend="eager")(x)
+        function(x)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.needs("torch")
+def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
+    kind = type("Own", (torch.Tensor,), {"__module__": "numpy.elsewhere"})
+    monkeypatch.setattr(_find, "_backends", {})
+    _find._learn(torch.Tensor)
+    assert _find._backends[torch.nn.Parameter] is get_backend("torch")
+    assert kind not in _find._backends
+    _find._learn(kind)
+    assert _find._backends[kind] is get_backend("numpy")
+
+
+@pytest.mark.needs("torch")
+def test_torch_compile_with_open_lengths_compiles_once(torch):
+    testing = importlib.import_module("torch._dynamo.testing")
+    counter = testing.CompileCounter()
+    function = compiled(torch, attend_some, counter, dynamic=True)
+    for batch, length in ((2, 5), (4, 8), (3, 11)):
+        arrays = sized(batch, length, "torch")
+        expected = attend_some(*arrays)  # first: a graph is made anew once the core has learnt the names of new dtypes
+        assert_same("torch", function(*arrays), expected)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.needs("torch")
+def test_torch_compile_with_open_length_down_to_machine_code(torch):
+    function = compiled(torch, attend_some, "inductor", dynamic=True)
+    for length in (5, 8):
+        arrays = sized(2, length, "torch")
+        assert_same("torch", function(*arrays), attend_some(*arrays))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", FEW[:3])
+def test_torch_compile_of_gradients(torch, name):
+    function, arrays = case(name, "torch")
+    measure = get_backend("torch").value_and_grad(lambda *trees: torch.mean(leaves(function(*trees))[0] ** 2))
+    assert_same("torch", compiled(torch, measure, "aot_eager")(*arrays), measure(*arrays))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", FEW)
+def test_torch_export(torch, name):
+    function, arrays = case(name, "torch")
+    program = torch.export.export(module_of(torch, function), arrays)
+    assert_same("torch", program.module()(*arrays), function(*arrays))
+
+
+def exported_dims(torch):
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    keys = length + 2
+    return ({0: batch, 2: length}, {0: batch, 2: keys}, {0: batch, 2: keys}, {0: batch})
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("strict", [False, True])
+def test_torch_export_with_open_batch_and_length(torch, strict):
+    module = module_of(torch, attend_some)
+    shapes = {"arrays": exported_dims(torch)}
+    program = torch.export.export(module, sized(2, 5, "torch"), dynamic_shapes=shapes, strict=strict)
+    for batch, length in ((4, 9), (3, 6)):
+        arrays = sized(batch, length, "torch")
+        assert_same("torch", program.module()(*arrays), attend_some(*arrays))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+def test_torch_compile_takes_numbers_that_change(torch):
+    """PyTorch makes them symbols from the second call on."""
+
+    def attend(x, number):
+        return scaled_dot_product_attention(x, x, x, scale=number, softcap=2 * number)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    x = torch.linspace(-1, 1, 2 * 9 * 4, dtype=torch.float64).reshape(2, 9, 4)
+    for number in (0.5, 0.25, 0.75):
+        torch.testing.assert_close(compiled(x, number), attend(x, number), rtol=0, atol=1e-14)
+
+
+@pytest.mark.needs("torch")
+def test_torch_export_takes_any_length(torch):
+    """Also lengths from which on an eager call would look at its arrays."""
+    module = module_of(torch, lambda query, key, value: scaled_dot_product_attention(query, key, value))
+    x = torch.ones(2, 4, 128, 32)
+    shapes = {"arrays": ({2: torch.export.Dim.DYNAMIC},) * 3}
+    program = torch.export.export(module, (x, x, x), dynamic_shapes=shapes)
+    for length in (64, 512):
+        x = torch.ones(2, 4, length, 32)
+        assert program.module()(x, x, x).shape == x.shape
+
+
+@pytest.mark.needs("torch")
+def test_torch_export_of_an_encoder_with_open_batch_and_length(torch):
+    function, (parameters, x, kept) = case("encoder_layer", "torch")
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    module = module_of(torch, lambda x, kept: function(parameters, x, kept))
+    shapes = {"arrays": ({0: batch, 1: length}, {0: batch, 1: length})}
+    program = torch.export.export(module, (x, kept), dynamic_shapes=shapes)
+    x, kept = torch.concat([x, x, x[:1]])[:, :4], torch.ones(5, 4, dtype=torch.int64)
+    assert_same("torch", program.module()(x, kept), function(parameters, x, kept))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", ["lengths", "offsets", "mask", "causal"])
+def test_torch_vmap(torch, name):
+    function, arrays = case(name, "torch")
+    assert_same("torch", torch.func.vmap(function)(*arrays), function(*arrays))
+
+
+@pytest.mark.needs("torch")
+def test_torch_vmap_of_gradients(torch):
+    """The gradient of every sample alone is that sample's part of the gradient of the sum."""
+    function, (*qkv, mask) = case("mask", "torch")
+    grad = torch.func.grad(lambda q, k, v, mask: torch.sum(function(q, k, v, mask) ** 2), argnums=(0, 1, 2))
+    assert_same("torch", torch.func.vmap(grad)(*qkv, mask), grad(*qkv, mask))

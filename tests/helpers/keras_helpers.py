@@ -1,0 +1,97 @@
+"""Layers of Keras, their inputs, and comparisons with their definitions."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from attention_core import get_backend
+from attention_core.layers import named_arrays, tree_from_names
+from attention_tensorflow.layers import (
+    DotProductAttention,
+    Embeddings,
+    EncoderLayer,
+    FeedForward,
+    MultiHeadAttention,
+    SaganAttention,
+)
+
+CASES = {
+    "dot_product": (DotProductAttention, {"dropout": 0.25}, (2, 5, 6)),
+    "multi_head": (
+        MultiHeadAttention,
+        {"channels": 6, "num_heads": 2, "num_key_value_heads": 1, "dropout": 0.25},
+        (2, 5, 6),
+    ),
+    "feed_forward": (FeedForward, {"channels": 6, "inner": 7, "output_channels": 4, "dropout": 0.25}, (2, 5, 6)),
+    "encoder": (EncoderLayer, {"channels": 6, "num_heads": 2, "inner": 7, "dropout": 0.25}, (2, 5, 6)),
+    "embeddings": (Embeddings, {"num_tokens": 11, "num_positions": 9, "channels": 6, "dropout": 0.25}, (2, 5)),
+    "sagan": (SaganAttention, {"channels": 8, "head_channels": 3, "value_channels": 5}, (2, 4, 6, 8)),
+}
+
+WITH_WEIGHTS = [name for name in CASES if name != "dot_product"]
+
+MODES = {"eager": None, "graph": {}, "xla": {"jit_compile": True}}
+
+NUMPY = get_backend("numpy")
+
+
+def perturbed(definition, rng, dtype="float32"):
+    """Parameters and state in which nothing is zero: sigma and biases start there."""
+    trees = (
+        definition.init(3, xp=NUMPY.namespace, dtype="float64"),
+        definition.init_state(3, xp=NUMPY.namespace, dtype="float64"),
+    )
+    return tuple(
+        tree_from_names(
+            tree,
+            {
+                name: (array + 0.1 * rng.standard_normal(array.shape)).astype(dtype)
+                for name, array in named_arrays(tree).items()
+            },
+        )
+        for tree in trees
+    )
+
+
+def made(name, rng, dtype="float32", **more):
+    kind, settings, _ = CASES[name]
+    definition = kind.kind(**{**settings, **more})
+    return kind.from_numpy(definition, *perturbed(definition, rng, dtype), dtype=dtype)
+
+
+def example(name, rng, dtype="float32", dims=None):
+    dims = CASES[name][2] if dims is None else dims
+    if name == "embeddings":
+        return rng.integers(0, 11, dims).astype("int32")
+    return rng.standard_normal(dims).astype(dtype)
+
+
+def placeholder(name, dtype="float32"):
+    """An input of which nothing is known but its channels."""
+    dims = CASES[name][2]
+    return (
+        keras.Input([None] * (len(dims) - 1), dtype="int32")
+        if name == "embeddings"
+        else keras.Input([*[None] * (len(dims) - 2), dims[-1]], dtype=dtype)
+    )
+
+
+def compiled(function, mode):
+    return function if mode == "eager" else tf.function(function, autograph=False, **MODES[mode])
+
+
+def close(found, expected, tolerance):
+    np.testing.assert_allclose(np.asarray(found, "float64"), np.asarray(expected, "float64"), rtol=0, atol=tolerance)
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+def alike(first, second):
+    """Fail unless two trees of NumPy arrays are the same bit for bit."""
+    first, second = named_arrays(first), named_arrays(second)
+    assert list(first) == list(second)
+    for name in first:
+        assert first[name].dtype == second[name].dtype
+        assert first[name].tobytes() == second[name].tobytes()
