@@ -223,8 +223,8 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
 
 
-def check_scores(query: Array, key: Array, bias: Array | None, *, scale: Any, softcap: Any) -> None:
-    """Raise unless query, key and bias fit together, and scale and softcap are numbers."""
+def check_scores(query: Array, key: Array, bias: Array | None, *, needs_scale: bool) -> None:
+    """Raise unless query, key and bias fit together; vectors without elements have no scale of their own."""
     check_rank("query", query, 3, "(..., heads, M, D)")
     check_rank("key", key, 3, "(..., heads, N, D)")
     check_floating("query", query)
@@ -233,12 +233,22 @@ def check_scores(query: Array, key: Array, bias: Array | None, *, scale: Any, so
     _check_heads("key", key, (None, dims[-1]), "query", query)
     if bias is not None:
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
+    if needs_scale and dims[-1] == 0:
+        raise ValueError(f"expected a scale for vectors without elements; got query {shape_text(query)}")
+
+
+def check_scaling(scale: Any, softcap: Any) -> None:
+    """Raise unless scale and softcap are numbers, or absent."""
     if scale is not None:
         check_number("scale", scale)
-    elif dims[-1] == 0:
-        raise ValueError(f"expected a scale for vectors without elements; got query {shape_text(query)}")
     if softcap is not None:
         check_number("softcap", softcap, positive=True)
+
+
+def check_input(name: str, x: Array, least: int, layout: str) -> None:
+    """Raise unless this is an array of a floating-point type, with at least the axes that its layout names."""
+    check_rank(name, x, least, layout)
+    check_floating(name, x)
 
 
 def check_value(value: Array, key: Array) -> None:

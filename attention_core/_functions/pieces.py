@@ -93,22 +93,10 @@ def partial_attention(
     Array([[[1.5]]], dtype=array_api_strict.float64)
     """
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    call = make_call(
-        query,
-        key,
-        value,
-        mask=None if mask is None else as_mask(mask),
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        dropout=dropout,
-        starts=starts,
-        implementation=implementation,
-        arithmetic=arithmetic,
-        xp=xp,
-    )
+    mask = None if mask is None else as_mask(mask)
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"score_mod": score_mod, "dropout": dropout, "arithmetic": arithmetic, "starts": starts, "xp": xp}
+    call = make_call(query, key, value, implementation=implementation, **options)
     check_extent(extent, arithmetic, query, value)
     if extent is not None:
         array_namespace(query, *extent)
@@ -166,19 +154,9 @@ def attention_extent(
     4.0
     """
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    call = make_call(
-        query,
-        key,
-        value,
-        mask=None if mask is None else as_mask(mask),
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        starts=starts,
-        arithmetic="reproducible",
-        xp=xp,
-    )
+    mask = None if mask is None else as_mask(mask)
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    call = make_call(query, key, value, arithmetic="reproducible", starts=starts, xp=xp, **options)
     return extent_of(call)
 
 
