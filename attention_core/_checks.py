@@ -16,12 +16,13 @@ from attention_core._arrays import (
     compute_dtype_name,
     dtype_name,
     has_sharding,
+    index_dtype,
     shape_text,
     shapes_differ,
     sizes,
     sizes_differ,
 )
-from attention_core._backend import is_compiling, is_concrete, is_of_eager_type, registered_name
+from attention_core._backend import array_namespace, is_compiling, is_concrete, is_of_eager_type, registered_name
 from attention_core.parameters import Linear
 
 FLOAT64_MAX = sys.float_info.max
@@ -135,6 +136,15 @@ def check_floating(name: str, array: Array) -> None:
         raise TypeError(f"expected {name} of dtype {', '.join(FLOATING)}; got {dtype_name(array.dtype)}")
 
 
+def value_range(integers: Array) -> tuple[int, int]:
+    """The least and the greatest of some integers; 0 if they cannot be read, or there are none."""
+    if 0 in sizes(integers) or not is_concrete(integers):
+        return 0, 0
+    xp = array_namespace(integers)
+    integers = xp.astype(integers, index_dtype(integers, xp=xp), copy=False)
+    return int(xp.min(integers)), int(xp.max(integers))
+
+
 def check_integer(name: str, array: Array) -> None:
     """Raise unless the array has an integer type."""
     if not dtype_name(array.dtype).startswith(("int", "uint")):
@@ -188,14 +198,14 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...])
         raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}")
 
 
-def check_linear(name: str, parameters: Any, x_name: str, x: Array) -> None:
-    """Raise unless a `Linear` fits the channels, dtype and device of its input."""
+def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int = -1) -> None:
+    """Raise unless a `Linear` fits the channels, which lie along an axis, the dtype and the device of its input."""
     check_parameters(name, parameters, Linear)
     weight, bias = parameters
     check_rank(f"{name}.weight", weight, 2, "(in, out)")
     check_like(f"{name}.weight", weight, x_name, x)
-    if len(weight.shape) != 2 or sizes_differ(sizes(weight)[0], sizes(x)[-1]):
-        expected = f"({sizes(x)[-1]}, out) to match {x_name} {shape_text(x)}"
+    if len(weight.shape) != 2 or sizes_differ(sizes(weight)[0], sizes(x)[axis]):
+        expected = f"({sizes(x)[axis]}, out) to match {x_name} {shape_text(x)}"
         raise ValueError(f"expected {name}.weight {expected}; got {shape_text(weight)}")
     if bias is not None:
         check_vector(f"{name}.bias", bias, sizes(weight)[1], f"{name}.weight", weight)
@@ -243,12 +253,6 @@ def check_scaling(scale: Any, softcap: Any) -> None:
         check_number("scale", scale)
     if softcap is not None:
         check_number("softcap", softcap, positive=True)
-
-
-def check_input(name: str, x: Array, least: int, layout: str) -> None:
-    """Raise unless this is an array of a floating-point type, with at least the axes that its layout names."""
-    check_rank(name, x, least, layout)
-    check_floating(name, x)
 
 
 def check_value(value: Array, key: Array) -> None:

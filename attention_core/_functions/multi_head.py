@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, fan_out
+from attention_core._arithmetic import arithmetic_of, check_input, fan_out
 from attention_core._arrays import (
     Array,
     Namespace,
@@ -22,7 +22,6 @@ from attention_core._backend import array_namespace
 from attention_core._checks import (
     check_bias,
     check_function,
-    check_input,
     check_like,
     check_linear,
     check_parameters,

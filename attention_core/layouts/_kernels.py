@@ -11,11 +11,11 @@ from attention_core.layers import check_fit
 from attention_core.layouts._heads import check_order, in_order
 from attention_core.layouts._layout import (
     Arrays,
+    Layout,
     LayoutError,
     Sizes,
     attention_of,
     check_attention,
-    check_settings,
     namespace_of,
     present,
     sizes_of,
@@ -221,23 +221,13 @@ def to_flax(
 
 
 def _check_keras_grouped(definition: Any) -> Sizes:
-    sizes = check_attention(KERAS_GROUPED, definition, grouped=True)
-    check_settings(
-        KERAS_GROUPED,
-        ("value_head_dim", sizes.value_head_dim, sizes.head_dim),
-        ("output_channels", sizes.output_channels, sizes.channels),
-    )
-    return sizes
+    equal = {"value_head_dim": "head_dim", "output_channels": "channels"}
+    return check_attention(KERAS_GROUPED, definition, grouped=True, equal=equal)
 
 
 def _check_flax(definition: Any) -> Sizes:
-    sizes = check_attention(FLAX, definition, grouped=True)
-    check_settings(
-        FLAX,
-        ("value_head_dim", sizes.value_head_dim, sizes.head_dim),
-        ("value_channels", sizes.value_channels, sizes.key_channels),
-    )
-    return sizes
+    equal = {"value_head_dim": "head_dim", "value_channels": "key_channels"}
+    return check_attention(FLAX, definition, grouped=True, equal=equal)
 
 
 def keras_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
@@ -343,3 +333,10 @@ def _to_kernels(
     )
     arrays[f"{names.output}{names.dot}bias"] = bias
     return present(arrays)
+
+
+LAYOUTS = {
+    "keras": Layout(KERAS, from_keras, to_keras, keras_arguments),
+    "keras-grouped": Layout(KERAS_GROUPED, from_keras_grouped, to_keras_grouped, keras_grouped_arguments),
+    "flax": Layout(FLAX, from_flax, to_flax, flax_arguments),
+}

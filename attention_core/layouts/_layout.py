@@ -190,9 +190,18 @@ def check_settings(layout: str, *settings: tuple[str, Any, Any]) -> None:
 
 
 def check_attention(
-    layout: str, definition: Any, *, grouped: bool = False, biases: str = "all or none", extra: bool = False
+    layout: str,
+    definition: Any,
+    *,
+    grouped: bool = False,
+    biases: str = "all or none",
+    extra: bool = False,
+    equal: Mapping[str, str] = {},
 ) -> Sizes:
-    """Raise unless a module of the layout can compute the attention of a definition; return its sizes."""
+    """Raise unless a module of the layout can compute the attention of a definition; return its sizes.
+
+    ``equal`` names sizes that the layout does not tell apart from others.
+    """
     check_kind(layout, definition, layers.MultiHeadAttention)
     sizes = sizes_of(definition)
     wanted = [("scale", None), ("softcap", None), ("is_causal", False), ("output", True)]
@@ -201,9 +210,9 @@ def check_attention(
     if not grouped:
         check_settings(layout, ("num_key_value_heads", definition.groups, definition.num_heads))
     if biases == "all or none" and len(set(sizes.biases)) > 1:
-        names = ("query", "key", "value", "output")
-        lacking = ", ".join(name for name, present in zip(names, sizes.biases, strict=True) if not present)
+        lacking = ", ".join(name for name, present in zip(PROJECTIONS, sizes.biases, strict=True) if not present)
         raise LayoutError(f"expected a bias on all projections or on none for {layout}; got none on {lacking}")
+    check_settings(layout, *((name, getattr(sizes, name), getattr(sizes, other)) for name, other in equal.items()))
     return sizes
 
 

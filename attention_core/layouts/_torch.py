@@ -10,6 +10,7 @@ from attention_core._arrays import Array, Namespace
 from attention_core.layers import check_fit
 from attention_core.layouts._layout import (
     Arrays,
+    Layout,
     LayoutError,
     Sizes,
     attention_of,
@@ -248,3 +249,11 @@ def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
 def _check_torch_encoder(definition: Any) -> None:
     check_kind(TORCH_ENCODER_LAYER, definition, layers.EncoderLayer)
     check_settings(TORCH_ENCODER_LAYER, ("dropout", definition.dropout, 0.0), ("bias", definition.bias, True))
+
+
+LAYOUTS = {
+    "torch": Layout(TORCH, from_torch, to_torch, torch_arguments),
+    "torch-encoder-layer": Layout(
+        TORCH_ENCODER_LAYER, from_torch_encoder_layer, to_torch_encoder_layer, torch_encoder_arguments
+    ),
+}

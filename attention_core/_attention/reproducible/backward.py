@@ -84,49 +84,23 @@ MAX_BACKWARD_BLOCK = 512  # queries or keys
 
 
 class RowTerms(NamedTuple):
-    """Terms of each query, (B, G, R, M, ...), in float64.
+    """Terms of each query, (B, G, R, M, ...), in float64."""
 
-    Attributes
-    ----------
-    d_output : (..., E)
-    reference : (..., 1)
-        What is subtracted from scores, in their units.
-    weight_unit : (..., 1)
-        The power of two :math:`2^{-c_i}` that makes softmax probabilities of weights.
-    delta : (..., 1)
-        :math:`D_i`.
-    bound : (..., 1)
-        A power of two above :math:`|w_{ij} (dP_{ij} - D_i)|`.
-    """
-
-    d_output: Array
-    reference: Array
-    weight_unit: Array
-    delta: Array
-    bound: Array
+    d_output: Array  # (..., E)
+    reference: Array  # subtracted from scores, in their units; this and all below (..., 1)
+    weight_unit: Array  # the power of two 2**-c_i that makes softmax probabilities of weights
+    delta: Array  # D_i
+    bound: Array  # a power of two above |w_ij (dP_ij - D_i)|
 
 
 class BackwardOperands(NamedTuple):
-    """The arrays of which the backward pass takes blocks, besides query, key and value.
+    """The arrays of which the backward pass takes blocks, besides query, key and value."""
 
-    Attributes
-    ----------
-    d_output : (B, G, R, M, 2 E)
-        Packed as queries are.
-    d_output_columns : (B, G, R, M, 2 E)
-        d_output times the weight unit, in slices relative to each channel.
-    query_columns : (B, G, R, M, 2 D)
-        Queries times the unit of their d_scores, likewise.
-    rows : (B, G, R, M, 4)
-        Reference, delta, 1 / bound, and the unit of the d_scores over that of the bias gradient.
-    key_columns : (B, G, N, 2 D)
-    """
-
-    d_output: Array
-    d_output_columns: Array
-    query_columns: Array
-    rows: Array
-    key_columns: Array
+    d_output: Array  # (B, G, R, M, 2 E), packed as queries are
+    d_output_columns: Array  # (B, G, R, M, 2 E): times the weight unit, in slices relative to each channel
+    query_columns: Array  # (B, G, R, M, 2 D): queries times the unit of their d_scores, likewise
+    rows: Array  # (B, G, R, M, 4): reference, delta, 1 / bound, unit of d_scores over that of the bias gradient
+    key_columns: Array  # (B, G, N, 2 D)
 
 
 class GradientUnits(NamedTuple):

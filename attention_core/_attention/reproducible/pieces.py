@@ -288,18 +288,10 @@ def merge_sums(first: Array, second: Array, xp: Namespace) -> Array:
 
 
 class Completion(NamedTuple):
-    """The plan of the division. Saved programs hold the names of its fields.
+    """The plan of the division. Saved programs hold the names of its fields."""
 
-    Attributes
-    ----------
-    factor : float
-        The output is multiplied by it, to compensate for dropout.
-    pulled : bool
-        Whether the sums have indicators of values that are not finite.
-    """
-
-    factor: float
-    pulled: bool
+    factor: float  # the output is multiplied by it, to compensate for dropout
+    pulled: bool  # whether the sums have indicators of values that are not finite
 
 
 register("Closing", Completion)
@@ -359,10 +351,8 @@ def _from_limbs(x: Array, xp: Namespace) -> Array:
 def _complete_abstract(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp = backend.namespace
     *dims, _ = shape(arrays[2], xp=xp)
-    return (
-        zeros_with(arrays[2], *dims, shape(arrays[3], xp=xp)[-1], xp=xp),
-        zeros_with(arrays[2], *dims, xp=xp),
-    )
+    width = shape(arrays[3], xp=xp)[-1]
+    return zeros_with(arrays[2], *dims, width, xp=xp), zeros_with(arrays[2], *dims, xp=xp)
 
 
 COMPLETE = register(

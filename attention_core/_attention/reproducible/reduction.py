@@ -147,24 +147,14 @@ def anchor_max(row_max: Array, xp: Namespace) -> Array:
 class Reduction(NamedTuple):
     """How the sums over all keys are taken, and what is made of them.
 
-    Attributes
-    ----------
-    finish : callable
-        ``finish(anchor, value_power, value_sums, weight_sums)`` returns arrays (G, R, m, ...) of the widths and the
-        dtype below. See `anchor_max` for ``anchor``.
-    widths : tuple of int
-    dtype : str
-    value_part : callable
-        The part of the values that is averaged, such as the finite ones.
-    extent : (Array, Array) or None
-        Largest scores, (B, G, R, M, 1), and powers of two above the values, (B, G, 1, E), where other keys count, too.
-        ``None`` to find those of the keys at hand.
+    ``finish(anchor, value_power, value_sums, weight_sums)`` returns arrays (G, R, m, ...). See `anchor_max`.
     """
 
     finish: Callable[[Array, Array, Parts, Parts], tuple[Array, ...]]
-    widths: tuple[Any, ...]
-    dtype: str
-    value_part: Callable[[Array], Array]
+    widths: tuple[Any, ...]  # of the arrays that ``finish`` returns
+    dtype: str  # likewise
+    value_part: Callable[[Array], Array]  # the part of the values that is averaged, such as the finite ones
+    # largest scores, (B, G, R, M, 1), and powers of two above the values, (B, G, 1, E); None for those of these keys
     extent: tuple[Array, Array] | None = None
 
 
@@ -223,11 +213,8 @@ def _zero_sums(rows: QueryRows, like: Array) -> tuple[Parts, ...]:
     grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
     carry = needs_carry(grid, 1)
     *dims, _ = shape(rows.query, xp=xp)
-    value_widths = slice_widths(shape(grid.operands.value, xp=xp)[-1], count, carry)
-    weight_widths = [1] * (count * (2 if carry else 1))
-    return tuple(
-        tuple(zeros_with(like, *dims, last, xp=xp) for last in widths) for widths in (value_widths, weight_widths)
-    )
+    widths = slice_widths(shape(grid.operands.value, xp=xp)[-1], count, carry), [1] * (count * (2 if carry else 1))
+    return tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
 
 
 def _block_sums(
