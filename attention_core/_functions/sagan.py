@@ -18,6 +18,7 @@ from attention_core._checks import (
     check_vector,
 )
 from attention_core._functions.attention import scaled_dot_product_attention
+from attention_core._functions.multi_head import tuple_leaves
 from attention_core.parameters import Linear, SaganAttention
 
 
@@ -83,7 +84,7 @@ def sagan_attention(
     for name, convolution in zip(("theta", "phi", "g", "output"), parameters[:4], strict=True):
         if not (convolution is None and name == "output"):
             check_parameters(name, convolution, Linear)
-    xp = array_namespace(x, *_leaves(parameters)) if xp is None else xp
+    xp = array_namespace(x, *tuple_leaves(parameters)) if xp is None else xp
     _check_sagan(parameters, x, pool=pool, data_format=data_format, arithmetic=arithmetic)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
@@ -211,11 +212,6 @@ def _channels_last(x: Array, xp: Namespace) -> Array:
 def _channels_first(x: Array, xp: Namespace) -> Array:
     axes = tuple(range(len(x.shape)))
     return xp.permute_dims(x, (*axes[:-3], axes[-1], axes[-3], axes[-2]))
-
-
-def _leaves(parameters: SaganAttention) -> list[Array]:
-    *convolutions, sigma = parameters
-    return [leaf for convolution in convolutions for leaf in convolution or ()] + [sigma]
 
 
 def check_data_format(data_format: Any) -> None:
