@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Rational, Real
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -292,27 +292,25 @@ def _shares_heads(heads: int | None, groups: int | None, same: bool) -> bool:
 
 def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:
     """Raise unless a bias is of a floating-point type, the query's or the computation's, and broadcasts."""
-    if not hasattr(bias, "dtype"):
-        raise TypeError(f"expected bias as a floating-point array; got {type(bias).__name__}")
-    allowed = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype)))
-    if dtype_name(bias.dtype) not in allowed:
-        got = dtype_name(bias.dtype)
-        hint = ": a boolean array is a mask" if got == "bool" else ""
-        raise TypeError(f"expected bias of dtype {' or '.join(allowed)} to match query; got {got}{hint}")
-    check_device("bias", bias, "query", query)
+    _check_added("bias", bias, query, hints={"bool": ": a boolean array is a mask"})
     check_broadcastable("bias", bias, target)
 
 
 def check_sinks(sinks: Any, query: Array, num_heads: int | None) -> None:
     """Raise unless there is one sink for each head, of the query's type or that of the computation."""
-    if not hasattr(sinks, "dtype"):
-        raise TypeError(f"expected sinks as a floating-point array; got {type(sinks).__name__}")
-    allowed = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype)))
-    if dtype_name(sinks.dtype) not in allowed:
-        raise TypeError(f"expected sinks of dtype {' or '.join(allowed)} to match query; got {dtype_name(sinks.dtype)}")
-    check_device("sinks", sinks, "query", query)
+    _check_added("sinks", sinks, query)
     if shapes_differ(sizes(sinks), (num_heads,)):
         raise ValueError(f"expected sinks ({num_heads},), one for each head; got {shape_text(sinks)}")
+
+
+def _check_added(name: str, array: Any, query: Array, *, hints: Mapping[str, str] = {}) -> None:
+    if not hasattr(array, "dtype"):
+        raise TypeError(f"expected {name} as a floating-point array; got {type(array).__name__}")
+    allowed, got = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype))), dtype_name(array.dtype)
+    if got not in allowed:
+        expected = " or ".join(allowed)
+        raise TypeError(f"expected {name} of dtype {expected} to match query; got {got}{hints.get(got, '')}")
+    check_device(name, array, "query", query)
 
 
 def check_start(name: str, start: Any) -> Any:

@@ -42,9 +42,6 @@ from attention_core.random import Dropout, dropout_mask
 TINY = 2.0**-600  # negligible against the square of any normal float32, and still a normal float64
 
 
-# Affine maps
-
-
 def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> Array:
     r"""Affine map of the channels, :math:`x W + b`: (..., in) -> (..., out)."""
     *leading, channels = shape(x, xp=xp)
@@ -73,9 +70,6 @@ def _sum_over_positions(x: Array, xp: Namespace) -> Array:
 AFFINE = rounded_once(
     "reproducible.affine", _affine, _affine_backward, abstract=lambda xp, plan, x, weight, *_: xp.matmul(x, weight)
 )
-
-
-# Normalization
 
 
 def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
@@ -164,9 +158,6 @@ def _normalize_rms_backward(xp: Namespace, plan: Constants, d_output: Array, x: 
 NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward)
 
 
-# Rotary embedding
-
-
 class Rotation(NamedTuple):
     """The plan of a rotation."""
 
@@ -211,9 +202,6 @@ def _rotate_backward(
 ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)
 
 
-# The Gaussian error linear unit
-
-
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
     """Gaussian error linear unit."""
     return run(GELU, Constants(), x, xp=xp)[0]
@@ -241,9 +229,6 @@ def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
 
 
 GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward)
-
-
-# Sums and copies
 
 
 def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
@@ -295,9 +280,6 @@ def _copies_abstract(plan: Constants, arrays: Arrays, backend: Backend) -> Array
 COPIES = register(
     "reproducible.fan_out", Operation(_copies_forward, _copies_backward, _copies_abstract, needs_float64=True)
 )
-
-
-# Dropout, tables, maxima
 
 
 def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
@@ -380,9 +362,6 @@ def _max_pool_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array
 
 
 MAX_POOL = rounded_once("reproducible.max_pool", _max_pool, _max_pool_backward, abstract=_max_pool, raw_forward=True)
-
-
-# Steps of spectral normalization
 
 
 def unit_vector(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:

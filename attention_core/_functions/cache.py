@@ -111,13 +111,7 @@ def empty_cache(
 
 
 def append(
-    cache: KeyValueCache,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    num_new: Array | None = None,
-    xp: Namespace | None = None,
+    cache: KeyValueCache, key: Array, value: Array, /, *, num_new: Array | None = None, xp: Namespace | None = None
 ) -> KeyValueCache:
     """Write L new positions after the filled ones: at length, …, length + L - 1 of each sequence.
 
@@ -225,11 +219,11 @@ def _written(old: Array, new: Array, behind: Array, count: Any, xp: Namespace) -
     if len(index.shape) == 1:
         rows = xp.take(new, xp.astype(index, index_dtype(index, xp=xp)), axis=-2)
     else:
-        rows = _take_per_entry(new, index, xp)
+        rows = _take_per_sequence(new, index, xp)
     return xp.where(_over_heads(here, xp), rows, old)
 
 
-def _take_per_entry(new: Array, index: Array, xp: Namespace) -> Array:
+def _take_per_sequence(new: Array, index: Array, xp: Namespace) -> Array:
     """Take rows by an index for each sequence: (..., G, L, D), (..., C) -> (..., G, C, D)."""
     *leading, heads, count, width = shape(new, xp=xp)
     wide = index_dtype(index, xp=xp)

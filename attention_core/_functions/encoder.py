@@ -11,12 +11,7 @@ from attention_core._backend import array_namespace
 from attention_core._checks import check_number, check_parameters, once_per_signature
 from attention_core._functions.attention import check_options
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
-from attention_core._functions.multi_head import (
-    attend_heads,
-    check_multi_head,
-    check_projections,
-    tuple_leaves,
-)
+from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections, tuple_leaves
 from attention_core._functions.normalization import check_layer_norm
 from attention_core.masks import Mask
 from attention_core.masks._tree import mask_arrays

@@ -30,13 +30,7 @@ from attention_core._checks import (
     check_vector,
     once_per_signature,
 )
-from attention_core._functions.attention import (
-    check_options,
-    make_call,
-    rounded_attention,
-    unchecked_call,
-    with_causal,
-)
+from attention_core._functions.attention import check_options, make_call, rounded_attention, unchecked_call, with_causal
 from attention_core._functions.heads import merge_channels, split_channels
 from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask

@@ -12,13 +12,7 @@ from attention_core.parameters import LayerNorm
 
 
 def layer_norm(
-    parameters: LayerNorm,
-    x: Array,
-    /,
-    *,
-    epsilon: float = 1e-5,
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, arithmetic: str = "fast", xp: Namespace | None = None
 ) -> Array:
     r"""Normalize the channels of each position.
 
@@ -101,13 +95,7 @@ def _checked_channels(name: str, x: Array) -> int | None:
 
 
 def rms_norm(
-    scale: Array,
-    x: Array,
-    /,
-    *,
-    epsilon: float = 1e-6,
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    scale: Array, x: Array, /, *, epsilon: float = 1e-6, arithmetic: str = "fast", xp: Namespace | None = None
 ) -> Array:
     r"""Divide the channels of each position by the root of their mean square.
 

@@ -113,11 +113,7 @@ class GradientUnits(NamedTuple):
 
 
 def backward(
-    plan: Plan,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Backend
 ) -> tuple[Array | None, ...]:
     """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans."""
     unpadded, xp = unpack_operands(plan, arrays), backend.namespace
@@ -259,14 +255,7 @@ def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
             )
             next_block, whole, seen = visits.of(loops, sample.index, j)
             block = _KeyBlock(
-                grid=grid,
-                sample=sample,
-                operands=of_sample,
-                keys=keys,
-                values=values,
-                key_columns=key_columns,
-                j=j,
-                next_block=next_block,
+                grid, sample, of_sample, keys=keys, values=values, key_columns=key_columns, j=j, next_block=next_block
             )
             d_query, d_key, d_value, d_bias = accumulators
             add_queries = functools.partial(_add_queries, block, index)

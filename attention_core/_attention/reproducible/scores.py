@@ -48,11 +48,7 @@ def _forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[A
 
 
 def _backward(
-    plan: Plan,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Backend
 ) -> tuple[Array | None, ...]:
     grid = make_grid(plan, arrays, backend)
     operands, xp = unpack_operands(plan, arrays), grid.xp
