@@ -316,15 +316,8 @@ def unchecked_call(
     **options: Any,
 ) -> Call:
     """The arguments of attention, which are known to be right."""
-    return Call(
-        query=query,
-        key=key,
-        value=value,
-        xp=xp,
-        backend=backend or backend_for(query, xp),
-        mask=with_causal(mask, is_causal),
-        **options,
-    )
+    backend, mask = backend or backend_for(query, xp), with_causal(mask, is_causal)
+    return Call(query=query, key=key, value=value, xp=xp, backend=backend, mask=mask, **options)
 
 
 def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:

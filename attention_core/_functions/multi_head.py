@@ -283,12 +283,10 @@ def check_multi_head(
         check_linear(f"{name} projection", getattr(parameters, name), name, array)
     _check_sequences(query, key, value)
     _check_widths(parameters, num_heads, num_kv_heads)
-    for name, extra, weight in (
-        ("extra_key", parameters.extra_key, parameters.key.weight),
-        ("extra_value", parameters.extra_value, parameters.value.weight),
-    ):
+    for name in ("key", "value"):
+        extra, weight = getattr(parameters, f"extra_{name}"), getattr(parameters, name).weight
         if extra is not None:
-            check_vector(name, extra, sizes(weight)[1], f"the {name[6:]} projection", weight)
+            check_vector(f"extra_{name}", extra, sizes(weight)[1], f"the {name} projection", weight)
     target = (*sizes(query)[:-2], num_heads, sizes(query)[-2], sizes(key)[-2])
     if mask is not None:
         check_mask(mask, target, query)

@@ -153,9 +153,8 @@ def attention_of(
     head_dim, value_head_dim = width // num_heads, values // num_kv_heads
     output_channels = None if tree.output is None else tree.output.weight.shape[1]
     biases = [each.bias is not None for each in tree[:4] if each is not None]
-    names = ("query_bias", "key_bias", "value_bias", "output_bias")
     without: dict[str, Any] = {
-        name: False for name, each in zip(names, biases, strict=False) if any(biases) and not each
+        f"{name}_bias": False for name, each in zip(PROJECTIONS, biases, strict=False) if any(biases) and not each
     }
     definition = layers.MultiHeadAttention(
         channels,

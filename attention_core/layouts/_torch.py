@@ -92,13 +92,13 @@ def to_torch(
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
-    _check_torch(TORCH, definition)
+    _check_torch(definition)
     check_fit(definition, parameters)
     return _torch_arrays(parameters, "", namespace_of(parameters, xp))
 
 
 def torch_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
-    sizes = _check_torch(TORCH, definition)
+    sizes = _check_torch(definition)
     return {
         "embed_dim": sizes.channels,
         "num_heads": definition.num_heads,
@@ -111,11 +111,11 @@ def torch_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
     }
 
 
-def _check_torch(layout: str, definition: Any) -> Sizes:
-    sizes = check_attention(layout, definition, extra=True)
+def _check_torch(definition: Any) -> Sizes:
+    sizes = check_attention(TORCH, definition, extra=True)
     width = sizes.channels / definition.num_heads
     check_settings(
-        layout,
+        TORCH,
         ("head_dim", sizes.head_dim, width),
         ("value_head_dim", sizes.value_head_dim, width),
         ("output_channels", sizes.output_channels, sizes.channels),

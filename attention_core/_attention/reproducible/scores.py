@@ -19,13 +19,7 @@ from attention_core._backend import Backend, Operation, register
 
 
 def reproducible_scores(call: Call) -> Array:
-    """Scores (..., H, M, N) in float32, masked with -inf.
-
-    Raises
-    ------
-    ValueError
-        When the number of keys is unknown.
-    """
+    """Scores (..., H, M, N) in float32, masked with -inf."""
     xp = call.xp
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     columns = shape(call.key, xp=xp)[-2]
