@@ -28,7 +28,6 @@ from attention_core.parameters import Linear
 FLOAT64_MAX = sys.float_info.max
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
 
-
 Proved = TypeVar("Proved")
 _PLAIN = (bool, int, float, str, type(None), ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)

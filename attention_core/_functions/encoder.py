@@ -141,11 +141,7 @@ def _prove(
 def _check_outputs(parameters: EncoderLayer, channels: int | None) -> None:
     """Raise unless both branches lead back to the channels of the input."""
     attention = parameters.attention
-    outputs = {"feed_forward.contract": parameters.feed_forward.contract}
-    if attention.output is not None:
-        outputs["attention.output"] = attention.output
-    elif sizes(attention.value.weight)[1] != channels:
-        raise ValueError(f"expected attention back to {channels} channels; got {sizes(attention.value.weight)[1]}")
-    for name, projection in outputs.items():
+    last = {"attention": attention.value} if attention.output is None else {"attention.output": attention.output}
+    for name, projection in {"feed_forward.contract": parameters.feed_forward.contract, **last}.items():
         if sizes(projection.weight)[1] != channels:
             raise ValueError(f"expected {name} back to {channels} channels; got {sizes(projection.weight)[1]}")

@@ -228,10 +228,7 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
     """
     if isinstance(first, ExactPartial):
         return _merge_exact(first, others, xp)
-    for each in (first, *others):
-        if not isinstance(each, tuple) or len(each) != 2:
-            raise TypeError(f"expected Partial(output, logsumexp); got {type(each).__name__}")
-    _check_alike("partials", ("output", "logsumexp"), (first, *others))
+    _check_pairs(Partial, (first, *others))
     xp = array_namespace(*(array for each in (first, *others) for array in each)) if xp is None else xp
     merged = Partial(*first)
     for other in others:
@@ -241,6 +238,13 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
         ours, theirs = (xp.multiply(o, share) for o, share in zip((merged.output, other[0]), shares, strict=True))
         merged = Partial(xp.add(ours, theirs), logsumexp)
     return merged
+
+
+def _check_pairs(kind: type[Partial | Extent], pairs: tuple[Any, ...]) -> None:
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(f"expected {kind.__name__}({', '.join(kind._fields)}); got {type(pair).__name__}")
+    _check_alike(f"{kind.__name__.lower()}s", kind._fields, pairs)
 
 
 def _check_alike(kind: str, names: tuple[str, ...], tuples: tuple[Any, ...]) -> None:
@@ -302,10 +306,7 @@ def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None
     >>> merge_extents(low, high).values
     array([[[2., 2.]]])
     """
-    for each in (first, *others):
-        if not isinstance(each, tuple) or len(each) != 2:
-            raise TypeError(f"expected Extent(scores, values); got {type(each).__name__}")
-    _check_alike("extents", ("scores", "values"), (first, *others))
+    _check_pairs(Extent, (first, *others))
     xp = array_namespace(*first) if xp is None else xp
     merged = Extent(*first)
     for other in others:

@@ -45,7 +45,6 @@ from attention_core._attention.blocks.grid import (
     make_grid,
     num_heads_of,
     num_rounds,
-    pad,
     sample_at,
     sample_slice,
 )
@@ -68,6 +67,7 @@ from attention_core._attention.reproducible.slices import (
     needs_carry,
     pack_vectors,
     packed_matmul,
+    pad_rows,
     slice_key,
     slice_query,
     slice_widths,
@@ -148,7 +148,7 @@ def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, 
 def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents: tuple[Array, ...]) -> RowTerms:
     xp = grid.xp
     d_output, output, d_logsumexp, reference = (
-        _pad_rows(grid, to_float64(x, xp))
+        pad_rows(grid, to_float64(x, xp))
         for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
     )
     delta = xp.subtract(row_dots(d_output, output, xp), d_logsumexp)
@@ -162,13 +162,6 @@ def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents:
         delta=delta,
         bound=xp.multiply(power_above(xp.add(d_weights_bound, xp.abs(delta)), xp), 2.0),
     )
-
-
-def _pad_rows(grid: Grid, rows: Array) -> Array:
-    """Rows with zeros at the end, like the queries where all blocks have one size."""
-    if not grid.loops.traced:
-        return rows
-    return pad(rows, -2, shape(grid.operands.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
 
 
 def _slice_operands(grid: Grid, query: Array, key: Array, rows: RowTerms) -> tuple[BackwardOperands, GradientUnits]:

@@ -23,7 +23,7 @@ from attention_core._arrays import (
     upcast,
     zeros_with,
 )
-from attention_core._attention.blocks.grid import make_grid, pad
+from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale
 from attention_core._attention.nonfinite import infinities, nonfinite_indicators
@@ -47,6 +47,7 @@ from attention_core._attention.reproducible.slices import (
     as_three_float32,
     from_three_float32,
     needs_carry,
+    pad_rows,
     slice_widths,
     split_columns,
 )
@@ -220,22 +221,13 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     grid = make_grid(plan, arrays[:-2], backend)
     xp, carry = grid.xp, needs_carry(grid, 1)
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
-    row_max = from_three_float32(scores, xp)
-    if grid.loops.traced:
-        spare = shape(grid.operands.query, xp=xp)[-2] - grid.lengths[0]
-        row_max = pad(row_max, -2, spare, xp)
+    row_max = pad_rows(grid, from_three_float32(scores, xp))
 
     def finish(anchor: Array, value_power: Array, value_sums: Parts, weight_sums: Parts) -> tuple[Array, ...]:
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (weight_sums, value_sums))
 
-    reduction = Reduction(
-        finish=finish,
-        widths=_limb_widths(plan, grid.operands, xp),
-        dtype="int32",
-        value_part=lambda values: values,
-        extent=(row_max, power_above_max(values, -2, xp)),
-    )
-    return reduce_keys(grid, reduction)
+    extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
+    return reduce_keys(grid, Reduction(finish, widths, "int32", lambda values: values, extent=extent))
 
 
 def _limb_widths(plan: Plan, operands: Operands, xp: Namespace) -> tuple[Any, Any]:
