@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Rational, Real
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -16,17 +16,17 @@ from attention_core._arrays import (
     compute_dtype_name,
     dtype_name,
     has_sharding,
+    index_dtype,
     shape_text,
     shapes_differ,
     sizes,
     sizes_differ,
 )
-from attention_core._backend import is_compiling, is_concrete, is_of_eager_type, registered_name
+from attention_core._backend import array_namespace, is_compiling, is_concrete, is_of_eager_type, registered_name
 from attention_core.parameters import Linear
 
 FLOAT64_MAX = sys.float_info.max
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
-
 
 Proved = TypeVar("Proved")
 _PLAIN = (bool, int, float, str, type(None), ModuleType)
@@ -135,6 +135,15 @@ def check_floating(name: str, array: Array) -> None:
         raise TypeError(f"expected {name} of dtype {', '.join(FLOATING)}; got {dtype_name(array.dtype)}")
 
 
+def value_range(integers: Array) -> tuple[int, int]:
+    """The least and the greatest of some integers; 0 if they cannot be read, or there are none."""
+    if 0 in sizes(integers) or not is_concrete(integers):
+        return 0, 0
+    xp = array_namespace(integers)
+    integers = xp.astype(integers, index_dtype(integers, xp=xp), copy=False)
+    return int(xp.min(integers)), int(xp.max(integers))
+
+
 def check_integer(name: str, array: Array) -> None:
     """Raise unless the array has an integer type."""
     if not dtype_name(array.dtype).startswith(("int", "uint")):
@@ -188,14 +197,14 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...])
         raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}")
 
 
-def check_linear(name: str, parameters: Any, x_name: str, x: Array) -> None:
-    """Raise unless a `Linear` fits the channels, dtype and device of its input."""
+def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int = -1) -> None:
+    """Raise unless a `Linear` fits the channels, which lie along an axis, the dtype and the device of its input."""
     check_parameters(name, parameters, Linear)
     weight, bias = parameters
     check_rank(f"{name}.weight", weight, 2, "(in, out)")
     check_like(f"{name}.weight", weight, x_name, x)
-    if len(weight.shape) != 2 or sizes_differ(sizes(weight)[0], sizes(x)[-1]):
-        expected = f"({sizes(x)[-1]}, out) to match {x_name} {shape_text(x)}"
+    if len(weight.shape) != 2 or sizes_differ(sizes(weight)[0], sizes(x)[axis]):
+        expected = f"({sizes(x)[axis]}, out) to match {x_name} {shape_text(x)}"
         raise ValueError(f"expected {name}.weight {expected}; got {shape_text(weight)}")
     if bias is not None:
         check_vector(f"{name}.bias", bias, sizes(weight)[1], f"{name}.weight", weight)
@@ -223,8 +232,8 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
 
 
-def check_scores(query: Array, key: Array, bias: Array | None, *, scale: Any, softcap: Any) -> None:
-    """Raise unless query, key and bias fit together, and scale and softcap are numbers."""
+def check_scores(query: Array, key: Array, bias: Array | None, *, needs_scale: bool) -> None:
+    """Raise unless query, key and bias fit together; vectors without elements have no scale of their own."""
     check_rank("query", query, 3, "(..., heads, M, D)")
     check_rank("key", key, 3, "(..., heads, N, D)")
     check_floating("query", query)
@@ -233,10 +242,14 @@ def check_scores(query: Array, key: Array, bias: Array | None, *, scale: Any, so
     _check_heads("key", key, (None, dims[-1]), "query", query)
     if bias is not None:
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
+    if needs_scale and dims[-1] == 0:
+        raise ValueError(f"expected a scale for vectors without elements; got query {shape_text(query)}")
+
+
+def check_scaling(scale: Any, softcap: Any) -> None:
+    """Raise unless scale and softcap are numbers, or absent."""
     if scale is not None:
         check_number("scale", scale)
-    elif dims[-1] == 0:
-        raise ValueError(f"expected a scale for vectors without elements; got query {shape_text(query)}")
     if softcap is not None:
         check_number("softcap", softcap, positive=True)
 
@@ -278,27 +291,25 @@ def _shares_heads(heads: int | None, groups: int | None, same: bool) -> bool:
 
 def check_bias(bias: Array, query: Array, target: tuple[int | None, ...]) -> None:
     """Raise unless a bias is of a floating-point type, the query's or the computation's, and broadcasts."""
-    if not hasattr(bias, "dtype"):
-        raise TypeError(f"expected bias as a floating-point array; got {type(bias).__name__}")
-    allowed = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype)))
-    if dtype_name(bias.dtype) not in allowed:
-        got = dtype_name(bias.dtype)
-        hint = ": a boolean array is a mask" if got == "bool" else ""
-        raise TypeError(f"expected bias of dtype {' or '.join(allowed)} to match query; got {got}{hint}")
-    check_device("bias", bias, "query", query)
+    _check_added("bias", bias, query, hints={"bool": ": a boolean array is a mask"})
     check_broadcastable("bias", bias, target)
 
 
 def check_sinks(sinks: Any, query: Array, num_heads: int | None) -> None:
     """Raise unless there is one sink for each head, of the query's type or that of the computation."""
-    if not hasattr(sinks, "dtype"):
-        raise TypeError(f"expected sinks as a floating-point array; got {type(sinks).__name__}")
-    allowed = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype)))
-    if dtype_name(sinks.dtype) not in allowed:
-        raise TypeError(f"expected sinks of dtype {' or '.join(allowed)} to match query; got {dtype_name(sinks.dtype)}")
-    check_device("sinks", sinks, "query", query)
+    _check_added("sinks", sinks, query)
     if shapes_differ(sizes(sinks), (num_heads,)):
         raise ValueError(f"expected sinks ({num_heads},), one for each head; got {shape_text(sinks)}")
+
+
+def _check_added(name: str, array: Any, query: Array, *, hints: Mapping[str, str] = {}) -> None:
+    if not hasattr(array, "dtype"):
+        raise TypeError(f"expected {name} as a floating-point array; got {type(array).__name__}")
+    allowed, got = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype))), dtype_name(array.dtype)
+    if got not in allowed:
+        expected = " or ".join(allowed)
+        raise TypeError(f"expected {name} of dtype {expected} to match query; got {got}{hints.get(got, '')}")
+    check_device(name, array, "query", query)
 
 
 def check_start(name: str, start: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from attention_core._arithmetic import fast, reproducible
 from attention_core._arrays import Array, Namespace, dtype_name
+from attention_core._checks import check_floating, check_rank
 
 ARITHMETICS = {"fast": fast, "reproducible": reproducible}
 WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, by the names their libraries use
@@ -31,6 +32,13 @@ def check_arithmetic(arithmetic: Any, name: str, array: Array) -> None:
         raise ValueError(
             f"expected {name} on a device that has float64, with arithmetic='reproducible'; got {array.device}"
         )
+
+
+def check_input(name: str, x: Array, least: int, layout: str, *, arithmetic: Any = "fast") -> None:
+    """Raise unless this is a floating-point array that an arithmetic supports, with the axes that its layout names."""
+    check_rank(name, x, least, layout)
+    check_floating(name, x)
+    check_arithmetic(arithmetic, name, x)
 
 
 def check_arithmetic_name(arithmetic: Any) -> None:

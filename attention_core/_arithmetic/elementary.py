@@ -11,8 +11,6 @@ from attention_core._backend import is_concrete
 # 2**x as a polynomial in x with constant 1. The eighth square of p(s / 256) is off 2**s by at most 2**-38.6 for every
 # s <= 0. Squaring magnifies the error by 256 * 2**s: this is the best polynomial of degree 4 under that weight.
 _EXP2_WEIGHT = (0.6931471805392166, 0.240226495453517, 0.055502413791724985, 0.009532258250566078)
-
-
 SQUARES = 8
 
 
@@ -52,21 +50,11 @@ def _to_the_256(x: Array) -> Array:
 
 # 2**x for -0.6 <= x <= 0, with a relative error below 2**-50: Taylor's polynomial around -0.3.
 _EXP2_CENTRE = -0.3
-
-
 _EXP2 = (
-    0.8122523963562356,
-    0.5630104584373838,
-    0.19512455594581743,
-    0.04508334527061822,
-    0.0078123484161348915,
-    0.001083021455639171,
-    0.0001251155447437032,
-    1.2389069583331364e-05,
-    1.0734310814308888e-06,
-    8.267174751324818e-08,
-    5.730368870077164e-09,
-)
+    0.8122523963562356, 0.5630104584373838, 0.19512455594581743, 0.04508334527061822, 0.0078123484161348915,
+    0.001083021455639171, 0.0001251155447437032, 1.2389069583331364e-05, 1.0734310814308888e-06,
+    8.267174751324818e-08, 5.730368870077164e-09,
+)  # fmt: skip
 
 
 def exp2(x: Array, xp: Namespace) -> Array:

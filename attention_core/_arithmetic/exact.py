@@ -102,18 +102,10 @@ def slice_bits(terms: int, other: int | None = None) -> int:
 
 
 def slices(x: Array, power: Array, *, bits: int, count: int, xp: Namespace) -> list[Array]:
-    r"""Cut numbers into integers of b bits, :math:`x \approx P \sum_n s_n 2^{-b n}`, n = 1, 2, and so on.
+    r"""Cut float64 numbers into integers of b bits, :math:`x \approx P \sum_n s_n 2^{-b n}`, n = 1, 2, and so on.
 
-    Parameters
-    ----------
-    x : Array
-        Float64.
-    power : Array, which broadcasts
-        P: powers of two with :math:`|x| \le \tfrac34 P`.
-    bits, count : int
-    xp : array namespace
-
-    Each step is exact: a product by a power of two, or the difference of a number and the nearest integer.
+    P holds powers of two with :math:`|x| \le \tfrac34 P`. Each step is exact: a product by a power of two, or the
+    difference of a number and the nearest integer.
     """
     rest = xp.multiply(x, xp.divide(2.0**bits, power))
     parts = []

@@ -38,21 +38,12 @@ def rounded_once(
     abstract: Callable[..., Array] = _like_first,
     raw_forward: bool = False,
 ) -> Operation:
-    """Register an operation with one result, made of plain formulas in float64.
+    """Register an operation with one result, made of plain formulas in float64. Saved programs know it by its name.
 
-    Parameters
-    ----------
-    name : str
-        Saved programs know the operation by it.
-    forward : callable
-        ``forward(xp, plan, *arrays)`` returns the result.
-    backward : callable
-        ``backward(xp, plan, d_output, *arrays)`` returns a gradient for each array, ``None`` for integers.
-    abstract : callable, optional
-        Like ``forward``, for the shape of the result alone; by default the result has that of the first array.
-    raw_forward : bool, optional
-        Whether ``forward`` takes float32 arrays and returns one. Elements that it only copies then stay as they are,
-        even subnormal ones.
+    ``forward(xp, plan, *arrays)`` returns the result. ``backward(xp, plan, d_output, *arrays)`` returns a gradient for
+    each array, ``None`` for integers. ``abstract`` is like ``forward``, for the shape of the result alone; by default
+    the result has that of the first array. With ``raw_forward``, ``forward`` takes float32 arrays and returns one.
+    Elements that it only copies then stay as they are, even subnormal ones.
     """
 
     def as_float64(arrays: Arrays, xp: Namespace) -> Arrays:

@@ -9,13 +9,16 @@ from attention_core._arithmetic.exact import LONGEST, join_carry, power_above_ma
 from attention_core._arrays import Array, Namespace, on_device_of, shape
 
 
+def _slice_both(x: Array, y: Array, powers: tuple[Array, Array], *, bits: int, xp: Namespace) -> Any:
+    """Two slices of each factor of a product, relative to its power of two."""
+    return (slices(factor, power, bits=bits, count=2, xp=xp) for factor, power in zip((x, y), powers, strict=True))
+
+
 def row_dots(x: Array, y: Array, xp: Namespace) -> Array:
     """Inner products of rows (..., C), as float64: (..., 1)."""
     bits = slice_bits(x.shape[-1])
-    powers = [power_above_max(factor, -1, xp) for factor in (x, y)]
-    (x1, x2), (y1, y2) = (
-        slices(factor, power, bits=bits, count=2, xp=xp) for factor, power in zip((x, y), powers, strict=True)
-    )
+    powers = power_above_max(x, -1, xp), power_above_max(y, -1, xp)
+    (x1, x2), (y1, y2) = _slice_both(x, y, powers, bits=bits, xp=xp)
     high = xp.sum(xp.multiply(x1, y1), axis=-1, keepdims=True)
     cross = (xp.sum(xp.multiply(*pair), axis=-1, keepdims=True) for pair in ((x1, y2), (x2, y1)))
     low = xp.multiply(xp.add(*cross), 2.0**-bits)
@@ -34,9 +37,7 @@ def matmul(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     channels = shape(x, xp=xp)[-1]
     bits = slice_bits(min(channels, LONGEST))
     powers = power_above_max(x, -1, xp), power_above_max(y, -2, xp)
-    (x1, x2), (y1, y2) = (
-        slices(factor, power, bits=bits, count=2, xp=xp) for factor, power in zip((x, y), powers, strict=True)
-    )
+    (x1, x2), (y1, y2) = _slice_both(x, y, powers, bits=bits, xp=xp)
     left, right = xp.concat([x1, x2], axis=-1), xp.concat([y2, y1], axis=-2)
 
     if channels <= LONGEST:  # the sum of both smaller products is exact, too: it is at most 3/4 2**53
@@ -68,9 +69,7 @@ def matmul_over_positions(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     """
     bits = slice_bits(LONGEST)
     powers = power_above_max(x, -2, xp), power_above_max(y, -2, xp)
-    (x1, x2), (y1, y2) = (
-        slices(factor, power, bits=bits, count=2, xp=xp) for factor, power in zip((x, y), powers, strict=True)
-    )
+    (x1, x2), (y1, y2) = _slice_both(x, y, powers, bits=bits, xp=xp)
     sums = [_matmul_transposed(*pair, xp) for pair in ((x1, y1), (x1, y2), (x2, y1))]
     cross = xp.multiply(xp.add(sums[1], sums[2]), 2.0**-bits)
     scaled = xp.multiply(xp.matrix_transpose(powers[0]), xp.multiply(powers[1], 2.0 ** (-2 * bits)))

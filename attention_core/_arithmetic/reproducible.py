@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from attention_core._arithmetic import fast
 from attention_core._arithmetic.angles import exact_tables, join_pairs, split_pairs
 from attention_core._arithmetic.elementary import exp2, horner
 from attention_core._arithmetic.erfc import SERIES
@@ -41,22 +42,14 @@ from attention_core.random import Dropout, dropout_mask
 TINY = 2.0**-600  # negligible against the square of any normal float32, and still a normal float64
 
 
-# Affine maps
-
-
 def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> Array:
     r"""Affine map of the channels, :math:`x W + b`: (..., in) -> (..., out)."""
     *leading, channels = shape(x, xp=xp)
     if isinstance(channels, int) and channels == 0:
-        return _affine_without_channels(x, weight, bias, xp)
+        return fast.affine(x, weight, bias, xp=xp)
     arrays = (xp.reshape(x, (-1, channels)), weight, *(() if bias is None else (bias,)))
     (output,) = run(AFFINE, Constants(), *arrays, xp=xp)
     return xp.reshape(output, (*leading, shape(weight, xp=xp)[-1]))
-
-
-def _affine_without_channels(x: Array, weight: Array, bias: Array | None, xp: Namespace) -> Array:
-    zeros = xp.matmul(x, weight)
-    return zeros if bias is None else xp.add(zeros, bias)
 
 
 def _affine(xp: Namespace, plan: Constants, x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -64,23 +57,19 @@ def _affine(xp: Namespace, plan: Constants, x: Array, weight: Array, bias: Array
     return product if bias is None else xp.add(product, bias)
 
 
-def _affine_backward(
-    xp: Namespace, plan: Constants, d_output: Array, x: Array, weight: Array, *bias: Array
-) -> tuple[Array, ...]:
+def _affine_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, weight: Array, *bias: Array) -> Arrays:
     d_x = matmul(d_output, xp.matrix_transpose(weight), xp=xp)
     d_weight = matmul_over_positions(x, d_output, xp=xp)
-    return (d_x, d_weight, *(xp.squeeze(exact_sum(d_output, -2, xp=xp), axis=-2) for _ in bias))
+    return (d_x, d_weight, *(_sum_over_positions(d_output, xp) for _ in bias))
+
+
+def _sum_over_positions(x: Array, xp: Namespace) -> Array:
+    return xp.squeeze(exact_sum(x, -2, xp=xp), axis=-2)
 
 
 AFFINE = rounded_once(
-    "reproducible.affine",
-    _affine,
-    _affine_backward,
-    abstract=lambda xp, plan, x, weight, *_: xp.matmul(x, weight),
+    "reproducible.affine", _affine, _affine_backward, abstract=lambda xp, plan, x, weight, *_: xp.matmul(x, weight)
 )
-
-
-# Normalization
 
 
 def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:
@@ -118,16 +107,15 @@ def _normalize(xp: Namespace, plan: Constants, x: Array, scale: Array, offset: A
 
 def _normalize_backward(
     xp: Namespace, plan: Constants, d_output: Array, x: Array, scale: Array, offset: Array
-) -> tuple[Array, ...]:
+) -> Arrays:
     normal, deviation = _standardize(x, plan.number, xp)
     channels = shape(x, xp=xp)[-1]
     d_normal = uncontracted(xp.multiply(d_output, scale), xp)
     mean = uncontracted(xp.multiply(exact_sum(d_normal, -1, xp=xp), 1 / channels), xp)
     projection = xp.multiply(row_dots(d_normal, normal, xp), 1 / channels)
     d_centred = xp.subtract(xp.subtract(d_normal, mean), uncontracted(xp.multiply(normal, projection), xp))
-    d_scale = exact_sum(uncontracted(xp.multiply(d_output, normal), xp), -2, xp=xp)
-    d_offset = exact_sum(d_output, -2, xp=xp)
-    return divide_rows(d_centred, deviation, xp), xp.squeeze(d_scale, axis=-2), xp.squeeze(d_offset, axis=-2)
+    d_scale = _sum_over_positions(uncontracted(xp.multiply(d_output, normal), xp), xp)
+    return divide_rows(d_centred, deviation, xp), d_scale, _sum_over_positions(d_output, xp)
 
 
 NORMALIZE = rounded_once("reproducible.layer_norm", _normalize, _normalize_backward)
@@ -158,22 +146,16 @@ def _normalize_rms(xp: Namespace, plan: Constants, x: Array, scale: Array) -> Ar
     return xp.multiply(_divide_by_rms(x, plan.number, xp)[0], scale)
 
 
-def _normalize_rms_backward(
-    xp: Namespace, plan: Constants, d_output: Array, x: Array, scale: Array
-) -> tuple[Array, ...]:
+def _normalize_rms_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, scale: Array) -> Arrays:
     normal, root = _divide_by_rms(x, plan.number, xp)
     d_normal = uncontracted(xp.multiply(d_output, scale), xp)
     projection = exact_sum(uncontracted(xp.multiply(d_normal, normal), xp), -1, xp=xp)
     projection = xp.multiply(projection, 1 / shape(x, xp=xp)[-1])
     d_x = divide_rows(xp.subtract(d_normal, uncontracted(xp.multiply(normal, projection), xp)), root, xp)
-    d_scale = exact_sum(uncontracted(xp.multiply(d_output, normal), xp), -2, xp=xp)
-    return d_x, xp.squeeze(d_scale, axis=-2)
+    return d_x, _sum_over_positions(uncontracted(xp.multiply(d_output, normal), xp), xp)
 
 
 NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward)
-
-
-# Rotary embedding
 
 
 class Rotation(NamedTuple):
@@ -220,9 +202,6 @@ def _rotate_backward(
 ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)
 
 
-# The Gaussian error linear unit
-
-
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
     """Gaussian error linear unit."""
     return run(GELU, Constants(), x, xp=xp)[0]
@@ -243,7 +222,7 @@ def _gelu(xp: Namespace, plan: Constants, x: Array) -> Array:
     return xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, probability))
 
 
-def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> tuple[Array, ...]:
+def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
     probability, bell = _normal_distribution(x, xp)
     density = uncontracted(xp.multiply(xp.multiply(x, bell), 1 / math.sqrt(2 * math.pi)), xp)  # times x
     return (xp.multiply(d_output, xp.add(probability, density)),)
@@ -252,18 +231,13 @@ def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
 GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward)
 
 
-# Sums and copies
-
-
 def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     """Add two arrays of one shape."""
     return run(ADD, Constants(), x, y, xp=xp)[0]
 
 
 ADD = rounded_once(
-    "reproducible.add",
-    lambda xp, plan, x, y: xp.add(x, y),
-    lambda xp, plan, d_output, x, y: (d_output, d_output),
+    "reproducible.add", lambda xp, plan, x, y: xp.add(x, y), lambda xp, plan, d_output, x, y: (d_output, d_output)
 )
 
 
@@ -276,9 +250,7 @@ def _blend(xp: Namespace, plan: Constants, x: Array, y: Array, factor: Array) ->
     return xp.add(x, uncontracted(xp.multiply(y, factor), xp))
 
 
-def _blend_backward(
-    xp: Namespace, plan: Constants, d_output: Array, x: Array, y: Array, factor: Array
-) -> tuple[Array, ...]:
+def _blend_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, y: Array, factor: Array) -> Arrays:
     d_factor = exact_sum(xp.reshape(uncontracted(xp.multiply(d_output, y), xp), (-1,)), 0, xp=xp)
     return d_output, xp.multiply(d_output, factor), xp.reshape(d_factor, tuple(factor.shape))
 
@@ -310,9 +282,6 @@ COPIES = register(
 )
 
 
-# Dropout, tables, maxima
-
-
 def drop(x: Array, dropout: Dropout | None, /, *, xp: Namespace) -> Array:
     """The array with some elements 0, and the others divided by the share of those that are kept."""
     if dropout is None or dropout.rate == 0:
@@ -328,9 +297,7 @@ def _drop(xp: Namespace, plan: Constants, x: Array, kept: Array) -> Array:
 
 
 DROPOUT = rounded_once(
-    "reproducible.dropout",
-    _drop,
-    lambda xp, plan, d_output, x, kept: (_drop(xp, plan, d_output, kept), None),
+    "reproducible.dropout", _drop, lambda xp, plan, d_output, x, kept: (_drop(xp, plan, d_output, kept), None)
 )
 
 
@@ -388,16 +355,13 @@ def _max_pool(xp: Namespace, plan: Constants, x: Array) -> Array:
     return xp.squeeze(_window_max(x, xp), axis=-2)
 
 
-def _max_pool_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> tuple[Array, ...]:
+def _max_pool_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
     is_max = xp.astype(xp.equal(x, _window_max(x, xp)), xp.float64)
     count = xp.maximum(xp.sum(is_max, axis=-2, keepdims=True), scalar64(1.0, x, xp))
     return (xp.multiply(divide_rows(xp.expand_dims(d_output, axis=-2), count, xp), is_max),)
 
 
 MAX_POOL = rounded_once("reproducible.max_pool", _max_pool, _max_pool_backward, abstract=_max_pool, raw_forward=True)
-
-
-# Steps of spectral normalization
 
 
 def unit_vector(x: Array, epsilon: float, /, *, xp: Namespace) -> Array:
@@ -415,7 +379,7 @@ def _unit_vector(xp: Namespace, plan: Constants, x: Array) -> Array:
     return divide_rows(x, _norm(x, plan.number, xp)[1], xp)
 
 
-def _unit_vector_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> tuple[Array, ...]:
+def _unit_vector_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
     norm, divisor = _norm(x, plan.number, xp)
     nonzero = xp.where(xp.equal(norm, 0.0), 1.0, norm)
     square = uncontracted(xp.multiply(nonzero, divisor), xp)
@@ -431,7 +395,7 @@ def divide(x: Array, divisor: Array, /, *, xp: Namespace) -> Array:
     return run(DIVIDE, Constants(), x, divisor, xp=xp)[0]
 
 
-def _divide_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, divisor: Array) -> tuple[Array, ...]:
+def _divide_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, divisor: Array) -> Arrays:
     product = exact_sum(xp.reshape(uncontracted(xp.multiply(d_output, x), xp), (-1,)), 0, xp=xp)
     square = uncontracted(xp.multiply(divisor, divisor), xp)
     d_divisor = xp.negative(xp.divide(xp.reshape(product, tuple(divisor.shape)), square))

@@ -12,7 +12,7 @@ from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.blocks.streaming import blockwise
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, dense_scores
-from attention_core._attention.reproducible.attention import reproducible_attention
+from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.softmax import logaddexp
 from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, is_exporting, library_name

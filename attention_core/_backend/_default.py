@@ -40,25 +40,9 @@ class DefaultBackend:
         """Return no names."""
         return []
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Raise: transfer needs a backend."""
-        raise self._missing()
-
-    def to_numpy(self, tree: Any, /) -> Any:
-        """Raise: transfer needs a backend."""
-        raise self._missing()
-
-    def to_device(self, tree: Any, device: str, /) -> Any:
-        """Raise: transfer needs a backend."""
-        raise self._missing()
-
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Return the function as it is."""
         return function
-
-    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        """Raise: gradients need a backend."""
-        raise self._missing()
 
     def stop_gradient(self, array: Array, /) -> Array:
         """Return the array."""
@@ -68,11 +52,8 @@ class DefaultBackend:
         """Compute forward. A library that differentiates by itself still does."""
         return operation.forward(plan, arrays, self)
 
-    def vjp(
-        self, function: Callable[..., Array], /, *arrays: Array
-    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-        """Raise: gradients need a backend."""
-        raise self._missing()
+    def _missing(self, *_: Any, **__: Any) -> Any:
+        """Raise: transfer and gradients need a backend."""
+        raise TypeError(f"expected a library with a backend; got {self.name}, which announces none")
 
-    def _missing(self) -> TypeError:
-        return TypeError(f"expected a library with a backend; got {self.name}, which announces none")
+    from_numpy = to_numpy = to_device = value_and_grad = vjp = _missing

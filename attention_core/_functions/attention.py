@@ -14,6 +14,7 @@ from attention_core._backend import Backend, array_namespace, backend_for
 from attention_core._checks import (
     check_flag,
     check_function,
+    check_scaling,
     check_scores,
     check_sinks,
     check_value,
@@ -130,22 +131,9 @@ def scaled_dot_product_attention(
     Array([[[1. ],
             [1.5]]], dtype=array_api_strict.float64)
     """
-    call = make_call(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        sinks=sinks,
-        dropout=dropout,
-        implementation=implementation,
-        arithmetic=arithmetic,
-        xp=xp,
-    )
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
+    call = make_call(query, key, value, implementation=implementation, **options)
     result = rounded_attention(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
     return result if return_weights or return_logsumexp else result.output
 
@@ -206,21 +194,9 @@ def explain_attention(
       blockwise: about 20 MiB
       dense: about 1.54e+03 MiB
     """
-    call = make_call(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        sinks=sinks,
-        dropout=dropout,
-        arithmetic=arithmetic,
-        xp=xp,
-    )
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
+    call = make_call(query, key, value, **options)
     return explain(call, weights=return_weights, logsumexp=return_logsumexp)
 
 
@@ -264,35 +240,39 @@ def attention_scores(
     >>> attention_scores(xp.ones((1, 1, 4)), xp.ones((1, 2, 4)), mask=xp.asarray([True, False]))
     Array([[[  2., -inf]]], dtype=array_api_strict.float64)
     """
-    call = make_call(
-        query,
-        key,
-        key,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        arithmetic=arithmetic,
-        xp=xp,
-    )
+    options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "score_mod": score_mod}
+    call = make_call(query, key, key, arithmetic=arithmetic, xp=xp, **options)
     return cast_to(all_scores(call), query.dtype, xp=call.xp)
 
 
-def check_attention_arithmetic(
-    arithmetic: Any,
+def check_options(
     query: Array,
+    num_heads: int | None,
     *,
-    implementation: Any = "auto",
+    is_causal: Any = False,
     scale: Any = None,
     softcap: Any = None,
     score_mod: Any = None,
     sinks: Any = None,
+    dropout: Any = None,
+    implementation: Any = "auto",
+    arithmetic: Any = "fast",
 ) -> None:
-    """Raise unless the arithmetic supports these options."""
+    """Raise unless these options of attention are valid, and supported by the arithmetic."""
+    check_flag("is_causal", is_causal)
+    check_implementation(implementation)
     check_arithmetic(arithmetic, "query", query)
-    if arithmetic == "fast":
-        return
+    if arithmetic == "reproducible":
+        _check_reproducible(implementation, scale, softcap, {"score_mod": score_mod, "sinks": sinks})
+    check_scaling(scale, softcap)
+    check_score_mod(score_mod, num_heads)
+    if sinks is not None:
+        check_sinks(sinks, query, num_heads)
+    if dropout is not None:
+        check_dropout(dropout)
+
+
+def _check_reproducible(implementation: str, scale: Any, softcap: Any, unsupported: dict[str, Any]) -> None:
     if implementation == "fused":
         raise ValueError(
             "expected another implementation with arithmetic='reproducible', as kernels add up in an order of their"
@@ -308,8 +288,8 @@ def check_attention_arithmetic(
                 f"expected a {name} of 0, or from 2**-64 to 2**64 in magnitude, with arithmetic='reproducible'; got"
                 f" {number}"
             )
-    for name, given in (("score_mod", score_mod), ("sinks", sinks)):
-        if given is not None:
+    for name, option in unsupported.items():
+        if option is not None:
             raise ValueError(f"expected no {name} with arithmetic='reproducible'; got one")
 
 
@@ -336,15 +316,8 @@ def unchecked_call(
     **options: Any,
 ) -> Call:
     """The arguments of attention, which are known to be right."""
-    return Call(
-        query=query,
-        key=key,
-        value=value,
-        xp=xp,
-        backend=backend or backend_for(query, xp),
-        mask=with_causal(mask, is_causal),
-        **options,
-    )
+    backend, mask = backend or backend_for(query, xp), with_causal(mask, is_causal)
+    return Call(query=query, key=key, value=value, xp=xp, backend=backend, mask=mask, **options)
 
 
 def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:
@@ -356,39 +329,16 @@ def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | No
 
 @once_per_signature
 def _prove(
-    *,
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | Array | None = None,
-    softcap: float | Array | None = None,
-    score_mod: ScoreModification | None = None,
-    sinks: Array | None = None,
-    dropout: Dropout | None = None,
-    starts: tuple[Any, Any] | None = None,
-    implementation: str = "auto",
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    *, query: Array, key: Array, value: Array, mask: Any = None, bias: Any = None, starts: Any = None, **options: Any
 ) -> tuple[Namespace, Backend]:
     """The namespace and the backend of arguments that fit together."""
-    check_flag("is_causal", is_causal)
-    check_implementation(implementation)
+    xp = options.pop("xp", None)
     xp = array_namespace(query, key, value, bias, *mask_arrays(mask)) if xp is None else xp
-    check_attention_arithmetic(
-        arithmetic, query, implementation=implementation, scale=scale, softcap=softcap, score_mod=score_mod, sinks=sinks
-    )
-    check_scores(query, key, bias, scale=scale, softcap=softcap)
+    check_scores(query, key, bias, needs_scale=options.get("scale") is None)
     check_value(value, key)
+    check_options(query, sizes(query)[-3], **options)
     if mask is not None:
         check_attention_mask(mask, query, key, starts)
-    check_score_mod(score_mod, sizes(query)[-3])
-    if sinks is not None:
-        check_sinks(sinks, query, sizes(query)[-3])
-    if dropout is not None:
-        check_dropout(dropout)
     return xp, backend_for(query, xp)
 
 

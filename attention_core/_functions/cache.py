@@ -16,7 +16,7 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import array_namespace, is_concrete
+from attention_core._backend import array_namespace
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -27,6 +27,7 @@ from attention_core._checks import (
     check_positive,
     check_rank,
     check_value,
+    value_range,
 )
 from attention_core.masks import And, Causal, KeyLengths, Mask
 
@@ -97,13 +98,10 @@ def empty_cache(
     Array([0, 0], dtype=array_api_strict.int32)
     """
     value_dim = head_dim if value_dim is None else value_dim
-    for name, size in (
-        ("num_heads", num_heads),
-        ("capacity", capacity),
-        ("head_dim", head_dim),
-        ("value_dim", value_dim),
-    ):
-        check_positive(name, size)
+    check_positive("num_heads", num_heads)
+    check_positive("capacity", capacity)
+    check_positive("head_dim", head_dim)
+    check_positive("value_dim", value_dim)
     place = {} if device is None else {"device": device}
     dtype = xp.float32 if dtype is None else dtype
     key, value = (
@@ -113,13 +111,7 @@ def empty_cache(
 
 
 def append(
-    cache: KeyValueCache,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    num_new: Array | None = None,
-    xp: Namespace | None = None,
+    cache: KeyValueCache, key: Array, value: Array, /, *, num_new: Array | None = None, xp: Namespace | None = None
 ) -> KeyValueCache:
     """Write L new positions after the filled ones: at length, …, length + L - 1 of each sequence.
 
@@ -227,11 +219,11 @@ def _written(old: Array, new: Array, behind: Array, count: Any, xp: Namespace) -
     if len(index.shape) == 1:
         rows = xp.take(new, xp.astype(index, index_dtype(index, xp=xp)), axis=-2)
     else:
-        rows = _take_per_entry(new, index, xp)
+        rows = _take_per_sequence(new, index, xp)
     return xp.where(_over_heads(here, xp), rows, old)
 
 
-def _take_per_entry(new: Array, index: Array, xp: Namespace) -> Array:
+def _take_per_sequence(new: Array, index: Array, xp: Namespace) -> Array:
     """Take rows by an index for each sequence: (..., G, L, D), (..., C) -> (..., G, C, D)."""
     *leading, heads, count, width = shape(new, xp=xp)
     wide = index_dtype(index, xp=xp)
@@ -269,32 +261,18 @@ def _check_new(cache: KeyValueCache, key: Array, value: Array, num_new: Array | 
         dims, goal = sizes(array), sizes(model)
         if shapes_differ((*dims[:-2], dims[-1]), (*goal[:-2], goal[-1])):
             raise ValueError(f"expected {name} to match cache.{name} {shape_text(model)}; got {shape_text(array)}")
-    check_length("value", value, -2, sizes(key)[-2], "to match key")
+    count, capacity = sizes(key)[-2], sizes(cache.key)[-2]
+    check_length("value", value, -2, count, "to match key")
     if num_new is not None:
         check_rank("num_new", num_new, 1, "(...)")
         check_integer("num_new", num_new)
         check_broadcastable("num_new", num_new, sizes(cache.length))
         check_device("num_new", num_new, "cache.length", cache.length)
-        _check_num_new(num_new, sizes(key)[-2])
-    count, capacity = sizes(key)[-2], sizes(cache.key)[-2]
+        least, most = value_range(num_new)
+        if least < 0 or (count is not None and most > count):
+            raise ValueError(f"expected num_new in 0..{count}; got {least if least < 0 else most}")
     if count is None or capacity is None:
         return
-    _, filled = _min_max(cache.length)
+    _, filled = value_range(cache.length)
     if filled + count > capacity:
         raise ValueError(f"expected room for {count} more positions in a cache of {capacity}; got {filled} filled")
-
-
-def _check_num_new(num_new: Array, count: int | None) -> None:
-    """Raise unless the numbers of new positions, if they can be read, are in 0..count."""
-    least, most = _min_max(num_new)
-    if least < 0 or (count is not None and most > count):
-        raise ValueError(f"expected num_new in 0..{count}; got {least if least < 0 else most}")
-
-
-def _min_max(numbers: Array) -> tuple[int, int]:
-    """The least and the greatest of some integers; 0 if they cannot be read, or there are none."""
-    if 0 in sizes(numbers) or not is_concrete(numbers):
-        return 0, 0
-    xp = array_namespace(numbers)
-    numbers = xp.astype(numbers, index_dtype(numbers, xp=xp), copy=False)
-    return int(xp.min(numbers)), int(xp.max(numbers))

@@ -5,9 +5,17 @@ from __future__ import annotations
 import functools
 
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, index_dtype, positions, shape, shape_text, sizes, upcast
+from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, upcast
 from attention_core._backend import array_namespace, is_concrete
-from attention_core._checks import check_floating, check_integer, check_like, check_number, check_parameters, check_rank
+from attention_core._checks import (
+    check_floating,
+    check_integer,
+    check_like,
+    check_number,
+    check_parameters,
+    check_rank,
+    value_range,
+)
 from attention_core._functions.normalization import check_layer_norm
 from attention_core.parameters import Embeddings, LayerNorm
 from attention_core.random import Dropout, check_dropout
@@ -138,8 +146,6 @@ def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | N
         raise ValueError(f"expected {name} to broadcast to token_ids {shape_text(tokens)}; got {shape_text(ids)}")
     rows = sizes(table)[0]
     if rows is not None and 0 not in dims and is_concrete(ids):
-        xp = array_namespace(ids)
-        ids = xp.astype(ids, index_dtype(ids, xp=xp))
-        least, most = int(xp.min(ids)), int(xp.max(ids))
+        least, most = value_range(ids)
         if least < 0 or most >= rows:
             raise ValueError(f"expected {name} in 0..{rows - 1}; got {least if least < 0 else most}")

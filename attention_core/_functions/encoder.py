@@ -7,18 +7,11 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of
 from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
-from attention_core._attention.choice import check_implementation
 from attention_core._backend import array_namespace
 from attention_core._checks import check_number, check_parameters, once_per_signature
-from attention_core._functions.attention import check_attention_arithmetic
+from attention_core._functions.attention import check_options
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
-from attention_core._functions.multi_head import (
-    attend_heads,
-    check_multi_head,
-    check_options,
-    check_projections,
-    tuple_leaves,
-)
+from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections, tuple_leaves
 from attention_core._functions.normalization import check_layer_norm
 from attention_core.masks import Mask
 from attention_core.masks._tree import mask_arrays
@@ -94,18 +87,9 @@ def encoder_layer(
     >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
     True
     """
-    xp = _prove(
-        x=x,
-        parameters=parameters,
-        num_heads=num_heads,
-        norm_first=norm_first,
-        mask=mask,
-        epsilon=epsilon,
-        dropout=dropout,
-        implementation=implementation,
-        arithmetic=arithmetic,
-        xp=xp,
-    )
+    options: dict[str, Any] = {"num_heads": num_heads, "mask": mask}
+    options |= {"implementation": implementation, "arithmetic": arithmetic}
+    xp = _prove(x=x, parameters=parameters, epsilon=epsilon, dropout=dropout, xp=xp, **options)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     ops = arithmetic_of(arithmetic)
@@ -113,15 +97,7 @@ def encoder_layer(
 
     def attend(h: Array) -> Array:
         result = attend_heads(
-            parameters.attention,
-            (h, h, h),
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            mask=mask,
-            dropout=in_weights,
-            implementation=implementation,
-            arithmetic=arithmetic,
-            xp=xp,
+            parameters.attention, (h, h, h), num_kv_heads=num_heads, dropout=in_weights, xp=xp, **options
         )
         return ops.drop(result.output, in_attention, xp=xp)
 
@@ -144,17 +120,7 @@ def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropou
 
 @once_per_signature
 def _prove(
-    *,
-    x: Array,
-    parameters: EncoderLayer,
-    num_heads: int,
-    norm_first: bool,
-    mask: Mask | Array | None,
-    epsilon: float,
-    dropout: Dropout | None,
-    implementation: Any,
-    arithmetic: Any,
-    xp: Namespace | None,
+    *, x: Array, parameters: EncoderLayer, num_heads: int, epsilon: float, mask: Any, xp: Any, **options: Any
 ) -> Namespace:
     """The namespace of arguments that fit together."""
     check_parameters("layer", parameters, EncoderLayer)
@@ -163,25 +129,19 @@ def _prove(
         xp = array_namespace(x, *tuple_leaves(parameters), *mask_arrays(mask))
     check_parameters("feed_forward", parameters.feed_forward, FeedForward)
     check_multi_head(parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_heads, mask=mask, bias=None)
-    check_options(None, None, dropout)
+    check_options(x, num_heads, **options)
     check_layer_norm("attention_norm", parameters.attention_norm, "x", x)
     check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x)
     check_number("epsilon", epsilon, positive=True)
     check_feed_forward("feed_forward", parameters.feed_forward, "x", x)
     _check_outputs(parameters, sizes(x)[-1])
-    check_attention_arithmetic(arithmetic, x, implementation=implementation)
-    check_implementation(implementation)
     return xp
 
 
 def _check_outputs(parameters: EncoderLayer, channels: int | None) -> None:
     """Raise unless both branches lead back to the channels of the input."""
     attention = parameters.attention
-    outputs = {"feed_forward.contract": parameters.feed_forward.contract}
-    if attention.output is not None:
-        outputs["attention.output"] = attention.output
-    elif sizes(attention.value.weight)[1] != channels:
-        raise ValueError(f"expected attention back to {channels} channels; got {sizes(attention.value.weight)[1]}")
-    for name, projection in outputs.items():
+    last = {"attention": attention.value} if attention.output is None else {"attention.output": attention.output}
+    for name, projection in {"feed_forward.contract": parameters.feed_forward.contract, **last}.items():
         if sizes(projection.weight)[1] != channels:
             raise ValueError(f"expected {name} back to {channels} channels; got {sizes(projection.weight)[1]}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, upcast
 from attention_core._backend import array_namespace
-from attention_core._checks import check_floating, check_linear, check_parameters, check_rank, once_per_signature
+from attention_core._checks import check_linear, check_parameters, once_per_signature
 from attention_core.parameters import FeedForward, Linear
 from attention_core.random import Dropout, check_dropout
 
@@ -147,9 +147,7 @@ def expand_and_contract(
 def _prove_linear(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespace | None) -> Namespace:
     check_parameters("linear", parameters, Linear)
     xp = array_namespace(x, *parameters) if xp is None else xp
-    check_rank("x", x, 1, "(..., in)")
-    check_floating("x", x)
-    check_arithmetic(arithmetic, "x", x)
+    check_input("x", x, 1, "(..., in)", arithmetic=arithmetic)
     check_linear("linear", parameters, "x", x)
     return xp
 
@@ -157,9 +155,7 @@ def _prove_linear(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespac
 @once_per_signature
 def _prove_gelu(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
     xp = array_namespace(x) if xp is None else xp
-    check_rank("x", x, 0, "(...)")
-    check_floating("x", x)
-    check_arithmetic(arithmetic, "x", x)
+    check_input("x", x, 0, "(...)", arithmetic=arithmetic)
     return xp
 
 
@@ -171,9 +167,7 @@ def _prove_feed_forward(
     for name in FeedForward._fields:
         check_parameters(f"feed_forward.{name}", getattr(parameters, name), Linear)
     xp = array_namespace(x, *parameters.expand, *parameters.contract) if xp is None else xp
-    check_rank("x", x, 1, "(..., C)")
-    check_floating("x", x)
-    check_arithmetic(arithmetic, "x", x)
+    check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     check_feed_forward("feed_forward", parameters, "x", x)
     if dropout is not None:
         check_dropout(dropout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, fan_out
+from attention_core._arithmetic import arithmetic_of, check_input, fan_out
 from attention_core._arrays import (
     Array,
     Namespace,
@@ -18,37 +18,25 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Attention
-from attention_core._attention.choice import check_implementation
 from attention_core._backend import array_namespace
 from attention_core._checks import (
     check_bias,
-    check_flag,
-    check_floating,
     check_function,
     check_like,
     check_linear,
-    check_number,
     check_parameters,
     check_positive,
     check_rank,
-    check_sinks,
     check_vector,
     once_per_signature,
 )
-from attention_core._functions.attention import (
-    check_attention_arithmetic,
-    check_score_mod,
-    make_call,
-    rounded_attention,
-    unchecked_call,
-    with_causal,
-)
+from attention_core._functions.attention import check_options, make_call, rounded_attention, unchecked_call, with_causal
 from attention_core._functions.heads import merge_channels, split_channels
 from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
 from attention_core.parameters import Linear, MultiHeadAttention
-from attention_core.random import Dropout, check_dropout
+from attention_core.random import Dropout
 
 
 def multi_head_attention(
@@ -131,26 +119,14 @@ def multi_head_attention(
     key = query if key is None else key
     value = key if value is None else value
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare}
+    options |= {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout}
     options |= {"implementation": implementation, "arithmetic": arithmetic}
-    xp = _prove(
-        query=query,
-        key=key,
-        value=value,
-        parameters=parameters,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        prepare=prepare,
-        xp=xp,
-        **options,
-    )
+    xp = _prove(query=query, key=key, value=value, parameters=parameters, xp=xp, **options)
     result = attend_heads(
         upcast(parameters, xp=xp),
         upcast((query, key, value), xp=xp),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        prepare=prepare,
         weights=return_weights,
         logsumexp=return_logsumexp,
         xp=xp,
@@ -247,20 +223,13 @@ def _prove(
     key: Array,
     value: Array,
     parameters: MultiHeadAttention,
+    xp: Namespace | None,
     num_heads: int,
     num_kv_heads: int,
     prepare: Any,
-    xp: Namespace | None,
     mask: Mask | Array | None,
     bias: Array | None,
-    is_causal: bool,
-    scale: Any,
-    softcap: Any,
-    score_mod: Any,
-    sinks: Any,
-    dropout: Any,
-    implementation: Any,
-    arithmetic: Any,
+    **options: Any,
 ) -> Namespace:
     """The namespace of arguments that fit together."""
     check_projections("attention", parameters)
@@ -270,17 +239,9 @@ def _prove(
         parameters, (query, key, value), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
     )
     width = sizes(parameters.query.weight)[1]
-    if scale is None and width == 0:
+    if options["scale"] is None and width == 0:
         raise ValueError(f"expected a scale for vectors without elements; got heads of width {width}")
-    check_options(scale, softcap, dropout)
-    check_flag("is_causal", is_causal)
-    check_attention_arithmetic(
-        arithmetic, query, implementation=implementation, scale=scale, softcap=softcap, score_mod=score_mod, sinks=sinks
-    )
-    check_implementation(implementation)
-    check_score_mod(score_mod, num_heads)
-    if sinks is not None:
-        check_sinks(sinks, query, num_heads)
+    check_options(query, num_heads, **options)
     if prepare is not None:
         check_function("prepare", prepare)
     return xp
@@ -288,16 +249,6 @@ def _prove(
 
 def tuple_leaves(tree: Any) -> list[Array]:
     return [leaf for branch in tree for leaf in tuple_leaves(branch)] if isinstance(tree, tuple) else [tree]
-
-
-def check_options(scale: Any, softcap: Any, dropout: Dropout | None) -> None:
-    """Raise unless scale, softcap and dropout are valid."""
-    if scale is not None:
-        check_number("scale", scale)
-    if softcap is not None:
-        check_number("softcap", softcap, positive=True)
-    if dropout is not None:
-        check_dropout(dropout)
 
 
 def check_projections(name: str, parameters: MultiHeadAttention) -> None:
@@ -327,18 +278,15 @@ def check_multi_head(
     if num_heads % num_kv_heads:
         raise ValueError(f"expected num_key_value_heads that divide num_heads {num_heads}; got {num_kv_heads}")
     for name, array, layout in (("query", query, "M"), ("key", key, "N"), ("value", value, "N")):
-        check_rank(name, array, 2, f"(..., {layout}, channels)")
-        check_floating(name, array)
+        check_input(name, array, 2, f"(..., {layout}, channels)")
         check_like(name, array, "query", query)
         check_linear(f"{name} projection", getattr(parameters, name), name, array)
     _check_sequences(query, key, value)
     _check_widths(parameters, num_heads, num_kv_heads)
-    for name, extra, weight in (
-        ("extra_key", parameters.extra_key, parameters.key.weight),
-        ("extra_value", parameters.extra_value, parameters.value.weight),
-    ):
+    for name in ("key", "value"):
+        extra, weight = getattr(parameters, f"extra_{name}"), getattr(parameters, name).weight
         if extra is not None:
-            check_vector(name, extra, sizes(weight)[1], f"the {name[6:]} projection", weight)
+            check_vector(f"extra_{name}", extra, sizes(weight)[1], f"the {name} projection", weight)
     target = (*sizes(query)[:-2], num_heads, sizes(query)[-2], sizes(key)[-2])
     if mask is not None:
         check_mask(mask, target, query)

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
 from attention_core._backend import array_namespace
-from attention_core._checks import (
-    check_floating,
-    check_number,
-    check_parameters,
-    check_rank,
-    check_vector,
-    once_per_signature,
-)
+from attention_core._checks import check_number, check_parameters, check_vector, once_per_signature
 from attention_core.parameters import LayerNorm
 
 
 def layer_norm(
-    parameters: LayerNorm,
-    x: Array,
-    /,
-    *,
-    epsilon: float = 1e-5,
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, arithmetic: str = "fast", xp: Namespace | None = None
 ) -> Array:
     r"""Normalize the channels of each position.
 
@@ -85,7 +72,8 @@ def _prove_layer_norm(
 ) -> Namespace:
     check_parameters("layer_norm", parameters, LayerNorm)
     xp = array_namespace(x, *parameters) if xp is None else xp
-    _check_input(x, epsilon, arithmetic)
+    check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
+    check_number("epsilon", epsilon, positive=True)
     check_layer_norm("layer_norm", parameters, "x", x)
     return xp
 
@@ -93,16 +81,10 @@ def _prove_layer_norm(
 @once_per_signature
 def _prove_rms_norm(*, x: Array, scale: Array, epsilon: Any, arithmetic: Any, xp: Namespace | None) -> Namespace:
     xp = array_namespace(x, scale) if xp is None else xp
-    _check_input(x, epsilon, arithmetic)
+    check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
+    check_number("epsilon", epsilon, positive=True)
     check_vector("scale", scale, _checked_channels("x", x), "x", x)
     return xp
-
-
-def _check_input(x: Array, epsilon: Any, arithmetic: Any) -> None:
-    check_rank("x", x, 1, "(..., C)")
-    check_floating("x", x)
-    check_arithmetic(arithmetic, "x", x)
-    check_number("epsilon", epsilon, positive=True)
 
 
 def _checked_channels(name: str, x: Array) -> int | None:
@@ -113,13 +95,7 @@ def _checked_channels(name: str, x: Array) -> int | None:
 
 
 def rms_norm(
-    scale: Array,
-    x: Array,
-    /,
-    *,
-    epsilon: float = 1e-6,
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    scale: Array, x: Array, /, *, epsilon: float = 1e-6, arithmetic: str = "fast", xp: Namespace | None = None
 ) -> Array:
     r"""Divide the channels of each position by the root of their mean square.
 

@@ -93,22 +93,10 @@ def partial_attention(
     Array([[[1.5]]], dtype=array_api_strict.float64)
     """
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    call = make_call(
-        query,
-        key,
-        value,
-        mask=None if mask is None else as_mask(mask),
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        dropout=dropout,
-        starts=starts,
-        implementation=implementation,
-        arithmetic=arithmetic,
-        xp=xp,
-    )
+    mask = None if mask is None else as_mask(mask)
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"score_mod": score_mod, "dropout": dropout, "arithmetic": arithmetic, "starts": starts, "xp": xp}
+    call = make_call(query, key, value, implementation=implementation, **options)
     check_extent(extent, arithmetic, query, value)
     if extent is not None:
         array_namespace(query, *extent)
@@ -166,19 +154,9 @@ def attention_extent(
     4.0
     """
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    call = make_call(
-        query,
-        key,
-        value,
-        mask=None if mask is None else as_mask(mask),
-        bias=bias,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        starts=starts,
-        arithmetic="reproducible",
-        xp=xp,
-    )
+    mask = None if mask is None else as_mask(mask)
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    call = make_call(query, key, value, arithmetic="reproducible", starts=starts, xp=xp, **options)
     return extent_of(call)
 
 
@@ -250,10 +228,7 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
     """
     if isinstance(first, ExactPartial):
         return _merge_exact(first, others, xp)
-    for each in (first, *others):
-        if not isinstance(each, tuple) or len(each) != 2:
-            raise TypeError(f"expected Partial(output, logsumexp); got {type(each).__name__}")
-    _check_alike("partials", ("output", "logsumexp"), (first, *others))
+    _check_pairs(Partial, (first, *others))
     xp = array_namespace(*(array for each in (first, *others) for array in each)) if xp is None else xp
     merged = Partial(*first)
     for other in others:
@@ -263,6 +238,13 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
         ours, theirs = (xp.multiply(o, share) for o, share in zip((merged.output, other[0]), shares, strict=True))
         merged = Partial(xp.add(ours, theirs), logsumexp)
     return merged
+
+
+def _check_pairs(kind: type[Partial | Extent], pairs: tuple[Any, ...]) -> None:
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(f"expected {kind.__name__}({', '.join(kind._fields)}); got {type(pair).__name__}")
+    _check_alike(f"{kind.__name__.lower()}s", kind._fields, pairs)
 
 
 def _check_alike(kind: str, names: tuple[str, ...], tuples: tuple[Any, ...]) -> None:
@@ -324,10 +306,7 @@ def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None
     >>> merge_extents(low, high).values
     array([[[2., 2.]]])
     """
-    for each in (first, *others):
-        if not isinstance(each, tuple) or len(each) != 2:
-            raise TypeError(f"expected Extent(scores, values); got {type(each).__name__}")
-    _check_alike("extents", ("scores", "values"), (first, *others))
+    _check_pairs(Extent, (first, *others))
     xp = array_namespace(*first) if xp is None else xp
     merged = Extent(*first)
     for other in others:

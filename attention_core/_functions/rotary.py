@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from typing import Any
+
+from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
 from attention_core._backend import array_namespace
 from attention_core._checks import (
     check_broadcastable,
     check_device,
     check_flag,
-    check_floating,
     check_integer,
     check_number,
     check_positive,
@@ -84,23 +85,19 @@ def rotary_embedding(
     [0.5403, 0.8415]
     """
     xp = array_namespace(x, positions) if xp is None else xp
-    width = _checked_width(x, positions, base, interleaved, width)
-    check_arithmetic(arithmetic, "x", x)
-    dtype = x.dtype
+    width = _checked_width(x, positions, base=base, interleaved=interleaved, width=width, arithmetic=arithmetic)
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
     maps = arithmetic_of(arithmetic)
-    return cast_to(
-        maps.rotate(upcast(x, xp=xp), places, base=float(base), width=width, interleaved=interleaved, xp=xp),
-        dtype,
-        xp=xp,
-    )
+    rotated = maps.rotate(upcast(x, xp=xp), places, base=float(base), width=width, interleaved=interleaved, xp=xp)
+    return cast_to(rotated, x.dtype, xp=xp)
 
 
-def _checked_width(x: Array, positions: Array, base: float, interleaved: bool, width: int | None) -> int:
+def _checked_width(
+    x: Array, positions: Array, *, base: float, interleaved: bool, width: int | None, arithmetic: Any
+) -> int:
     """Raise unless the arguments are valid; return the number of channels to rotate."""
-    check_rank("x", x, 3, "(..., H, L, D)")
-    check_floating("x", x)
+    check_input("x", x, 3, "(..., H, L, D)", arithmetic=arithmetic)
     check_rank("positions", positions, 0, "(..., L)")
     check_integer("positions", positions)
     *leading, _, length, channels = sizes(x)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
 from attention_core._attention.call import Attention
 from attention_core._backend import array_namespace
 from attention_core._checks import (
-    check_floating,
     check_like,
     check_linear,
     check_number,
@@ -19,6 +18,7 @@ from attention_core._checks import (
     check_vector,
 )
 from attention_core._functions.attention import scaled_dot_product_attention
+from attention_core._functions.multi_head import tuple_leaves
 from attention_core.parameters import Linear, SaganAttention
 
 
@@ -84,9 +84,8 @@ def sagan_attention(
     for name, convolution in zip(("theta", "phi", "g", "output"), parameters[:4], strict=True):
         if not (convolution is None and name == "output"):
             check_parameters(name, convolution, Linear)
-    xp = array_namespace(x, *_leaves(parameters)) if xp is None else xp
-    check_arithmetic(arithmetic, "x", x)
-    _check_sagan(parameters, x, pool, data_format)
+    xp = array_namespace(x, *tuple_leaves(parameters)) if xp is None else xp
+    _check_sagan(parameters, x, pool=pool, data_format=data_format, arithmetic=arithmetic)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     maps = arithmetic_of(arithmetic)
@@ -168,9 +167,7 @@ def spectral_norm(
            [0. , 0.5]], dtype=array_api_strict.float64)
     """
     xp = array_namespace(weight, u) if xp is None else xp
-    check_rank("weight", weight, 2, "(..., out)")
-    check_floating("weight", weight)
-    check_arithmetic(arithmetic, "weight", weight)
+    check_input("weight", weight, 2, "(..., out)", arithmetic=arithmetic)
     check_vector("u", u, sizes(weight)[-1], "weight", weight)
     if 0 in sizes(weight):
         raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
@@ -217,26 +214,20 @@ def _channels_first(x: Array, xp: Namespace) -> Array:
     return xp.permute_dims(x, (*axes[:-3], axes[-1], axes[-3], axes[-2]))
 
 
-def _leaves(parameters: SaganAttention) -> list[Array]:
-    *convolutions, sigma = parameters
-    return [leaf for convolution in convolutions for leaf in convolution or ()] + [sigma]
-
-
 def check_data_format(data_format: Any) -> None:
     """Raise unless this is a data format."""
     if data_format not in ("channels_last", "channels_first"):
         raise ValueError(f"expected data_format channels_last or channels_first; got {data_format!r}")
 
 
-def _check_sagan(parameters: SaganAttention, x: Array, pool: bool, data_format: str) -> None:
+def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_format: str, arithmetic: Any) -> None:
     check_data_format(data_format)
     last = data_format == "channels_last"
-    check_rank("x", x, 3, "(..., height, width, C)" if last else "(..., C, height, width)")
-    check_floating("x", x)
+    check_input("x", x, 3, "(..., height, width, C)" if last else "(..., C, height, width)", arithmetic=arithmetic)
     dims = sizes(x)
     channels, places = (dims[-1], dims[-3:-1]) if last else (dims[-3], dims[-2:])
     for name in ("theta", "phi", "g"):
-        _check_convolution(name, getattr(parameters, name), channels, x)
+        check_linear(name, getattr(parameters, name), "x", x, axis=-1 if last else -3)
     _check_convolution_output(parameters, channels, x)
     check_rank("sigma", parameters.sigma, 0, "()")
     check_like("sigma", parameters.sigma, "x", x)
@@ -244,18 +235,6 @@ def _check_sagan(parameters: SaganAttention, x: Array, pool: bool, data_format: 
         raise ValueError(f"expected sigma (); got {shape_text(parameters.sigma)}")
     if pool and any(size is not None and size % 2 for size in places):
         raise ValueError(f"expected even height and width to pool; got {shape_text(x)}")
-
-
-def _check_convolution(name: str, convolution: Any, channels: int | None, x: Array) -> None:
-    weight = convolution.weight
-    check_rank(f"{name}.weight", weight, 2, "(in, out)")
-    check_like(f"{name}.weight", weight, "x", x)
-    if len(weight.shape) != 2 or (channels is not None and sizes(weight)[0] != channels):
-        raise ValueError(
-            f"expected {name}.weight ({channels}, out) to match x {shape_text(x)}; got {shape_text(weight)}"
-        )
-    if convolution.bias is not None:
-        check_vector(f"{name}.bias", convolution.bias, sizes(weight)[1], f"{name}.weight", weight)
 
 
 def _check_convolution_output(parameters: SaganAttention, channels: int | None, x: Array) -> None:

@@ -128,15 +128,10 @@ class DotProductAttention(Layer):
             *(xp.expand_dims(array, axis=-3) for array in (query, key, value)),
             mask=all_masks(mask, query_mask, key_mask, xp),
             bias=bias,
-            is_causal=self.is_causal,
-            scale=self.scale,
-            softcap=self.softcap,
-            dropout=dropout_in_training(self.dropout, seed),
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
-            implementation=self.implementation,
-            arithmetic=self.arithmetic,
             xp=xp,
+            **_options(self, seed),
         )
         if not isinstance(result, Attention):
             return xp.squeeze(result, axis=-3)
@@ -215,15 +210,8 @@ class MultiHeadAttention(Layer):
 
     def __post_init__(self) -> None:
         check_sizes(self, "channels", "num_heads")
-        check_optional_sizes(
-            self,
-            "num_key_value_heads",
-            "key_channels",
-            "value_channels",
-            "head_dim",
-            "value_head_dim",
-            "output_channels",
-        )
+        check_optional_sizes(self, "num_key_value_heads", "key_channels", "value_channels", "output_channels")
+        check_optional_sizes(self, "head_dim", "value_head_dim")
         if self.output_channels is not None and not self.output:
             raise ValueError(f"expected no output_channels without an output; got {self.output_channels}")
         if self.num_heads % self.groups:
@@ -313,22 +301,23 @@ class MultiHeadAttention(Layer):
             num_key_value_heads=self.num_key_value_heads,
             mask=all_masks(mask, query_mask, key_mask, xp),
             bias=bias,
-            is_causal=self.is_causal,
-            scale=self.scale,
-            softcap=self.softcap,
             score_mod=score_mod,
             sinks=sinks,
             prepare=prepare,
-            dropout=dropout_in_training(self.dropout, seed),
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
-            implementation=self.implementation,
-            arithmetic=self.arithmetic,
             xp=xp,
+            **_options(self, seed),
         )
 
 
 _BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
+
+
+def _options(layer: DotProductAttention | MultiHeadAttention, seed: Any) -> dict[str, Any]:
+    """The settings that are options of attention."""
+    names = ("is_causal", "scale", "softcap", "implementation", "arithmetic")
+    return {"dropout": dropout_in_training(layer.dropout, seed)} | {name: getattr(layer, name) for name in names}
 
 
 def _query_key_value(query: Any, key: Array | None, value: Array | None) -> tuple[Any, Any, Any]:

@@ -10,6 +10,7 @@ from attention_core._arrays import Array, Namespace
 from attention_core.layers import check_fit
 from attention_core.layouts._layout import (
     Arrays,
+    Layout,
     LayoutError,
     check_kind,
     check_settings,
@@ -296,3 +297,10 @@ def bert_arguments(definitions: Sequence[Any]) -> dict[str, Any]:
             if arguments.setdefault(name, value) != value:
                 raise LayoutError(f"expected one {name} for {BERT}; got {arguments[name]} and {value}")
     return {**arguments, "num_hidden_layers": len(definitions) - 1}
+
+
+LAYOUTS = {
+    "bert": Layout(BERT, from_bert, to_bert, bert_arguments),
+    "bert-layer": Layout(BERT_LAYER, from_bert_layer, to_bert_layer, bert_layer_arguments),
+    "bert-embeddings": Layout(BERT_EMBEDDINGS, from_bert_embeddings, to_bert_embeddings, bert_embeddings_arguments),
+}

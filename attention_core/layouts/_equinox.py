@@ -11,6 +11,7 @@ from attention_core.layers import check_fit
 from attention_core.layouts._layout import (
     PROJECTIONS,
     Arrays,
+    Layout,
     attention_of,
     check_attention,
     linear_arrays,
@@ -86,3 +87,6 @@ def equinox_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
         "dropout_p": definition.dropout,
         **biases,
     }
+
+
+LAYOUTS = {"equinox": Layout(EQUINOX, from_equinox, to_equinox, equinox_arguments)}

@@ -11,11 +11,11 @@ from attention_core.layers import check_fit
 from attention_core.layouts._heads import check_order, in_order
 from attention_core.layouts._layout import (
     Arrays,
+    Layout,
     LayoutError,
     Sizes,
     attention_of,
     check_attention,
-    check_settings,
     namespace_of,
     present,
     sizes_of,
@@ -27,18 +27,23 @@ KERAS_GROUPED = "keras.layers.GroupQueryAttention"
 FLAX = "flax.nnx.MultiHeadAttention"
 
 
-class _Names(NamedTuple):
-    """How a library names arrays: the separator, and the name of the output projection."""
-
-    dot: str
-    output: str
-
-
-KERAS_NAMES, FLAX_NAMES = _Names("/", "attention_output"), _Names(".", "out")
 GATE = {"gate": "use_gate, a gate on the output, has no counterpart here"}
 NORMALIZED = dict.fromkeys(
     ("query_ln", "key_ln"), "normalize_qk, which normalizes heads, has no counterpart in the layer here"
 )
+
+
+class _Names(NamedTuple):
+    """How a module names arrays: a separator, the name of the output projection, and hints for `Arrays.close`."""
+
+    module: str
+    dot: str
+    output: str
+    hints: Mapping[str, str]
+
+
+KERAS_NAMES, KERAS_GROUPED_NAMES = (_Names(name, "/", "attention_output", GATE) for name in (KERAS, KERAS_GROUPED))
+FLAX_NAMES = _Names(FLAX, ".", "out", NORMALIZED)
 
 
 def from_keras(
@@ -77,8 +82,9 @@ def from_keras(
     >>> definition.num_heads, parameters.output.weight.shape
     (2, (8, 8))
     """
-    reader = Arrays(KERAS, arrays, xp)
-    definition, tree = _from_kernels(reader, KERAS_NAMES, GATE, num_heads=num_heads, head_order=None, dropout=dropout)
+    definition, tree = _from_kernels(
+        KERAS_NAMES, Arrays(KERAS, arrays, xp), num_heads=num_heads, head_order=None, dropout=dropout
+    )
     if definition.groups != definition.num_heads:
         raise LayoutError(f"expected as many key heads as query heads of {KERAS}; got {definition.groups}")
     return definition, tree
@@ -120,7 +126,7 @@ def from_keras_grouped(
         When a setting is not valid.
     """
     reader = Arrays(KERAS_GROUPED, arrays, xp)
-    return _from_kernels(reader, KERAS_NAMES, GATE, num_heads=num_heads, head_order=head_order, dropout=dropout)
+    return _from_kernels(KERAS_GROUPED_NAMES, reader, num_heads=num_heads, head_order=head_order, dropout=dropout)
 
 
 def from_flax(
@@ -156,7 +162,7 @@ def from_flax(
         When a setting is not valid.
     """
     reader = Arrays(FLAX, arrays, xp)
-    return _from_kernels(reader, FLAX_NAMES, NORMALIZED, num_heads=num_heads, head_order=head_order, dropout=dropout)
+    return _from_kernels(FLAX_NAMES, reader, num_heads=num_heads, head_order=head_order, dropout=dropout)
 
 
 def to_keras(
@@ -173,7 +179,7 @@ def to_keras(
         When the parameters do not fit the definition.
     """
     check_attention(KERAS, definition)
-    return _to_kernels(KERAS, KERAS_NAMES, definition, parameters, head_order=None, xp=xp)
+    return _to_kernels(KERAS_NAMES, definition, parameters, head_order=None, xp=xp)
 
 
 def to_keras_grouped(
@@ -195,7 +201,7 @@ def to_keras_grouped(
         When the parameters do not fit the definition.
     """
     _check_keras_grouped(definition)
-    return _to_kernels(KERAS_GROUPED, KERAS_NAMES, definition, parameters, head_order=head_order, xp=xp)
+    return _to_kernels(KERAS_GROUPED_NAMES, definition, parameters, head_order=head_order, xp=xp)
 
 
 def to_flax(
@@ -217,27 +223,17 @@ def to_flax(
         When the parameters do not fit the definition.
     """
     _check_flax(definition)
-    return _to_kernels(FLAX, FLAX_NAMES, definition, parameters, head_order=head_order, xp=xp)
+    return _to_kernels(FLAX_NAMES, definition, parameters, head_order=head_order, xp=xp)
 
 
 def _check_keras_grouped(definition: Any) -> Sizes:
-    sizes = check_attention(KERAS_GROUPED, definition, grouped=True)
-    check_settings(
-        KERAS_GROUPED,
-        ("value_head_dim", sizes.value_head_dim, sizes.head_dim),
-        ("output_channels", sizes.output_channels, sizes.channels),
-    )
-    return sizes
+    equal = {"value_head_dim": "head_dim", "output_channels": "channels"}
+    return check_attention(KERAS_GROUPED, definition, grouped=True, equal=equal)
 
 
 def _check_flax(definition: Any) -> Sizes:
-    sizes = check_attention(FLAX, definition, grouped=True)
-    check_settings(
-        FLAX,
-        ("value_head_dim", sizes.value_head_dim, sizes.head_dim),
-        ("value_channels", sizes.value_channels, sizes.key_channels),
-    )
-    return sizes
+    equal = {"value_head_dim": "head_dim", "value_channels": "key_channels"}
+    return check_attention(FLAX, definition, grouped=True, equal=equal)
 
 
 def keras_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
@@ -278,14 +274,7 @@ def flax_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
 
 
 def _from_kernels(
-    reader: Arrays,
-    names: _Names,
-    hints: Mapping[str, str],
-    /,
-    *,
-    num_heads: int | None,
-    head_order: str | None,
-    dropout: float,
+    names: _Names, reader: Arrays, /, *, num_heads: int | None, head_order: str | None, dropout: float
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
     xp = reader.xp
 
@@ -304,7 +293,7 @@ def _from_kernels(
     output = Linear(
         xp.reshape(kernel, (heads * width, channels)), reader.find(f"{names.output}{names.dot}bias", channels)
     )
-    reader.close(hints)
+    reader.close(names.hints)
     definition, tree = attention_of(
         reader.layout, MultiHeadAttention(query, key, value, output), heads, num_kv_heads, dropout=dropout
     )
@@ -313,18 +302,11 @@ def _from_kernels(
 
 
 def _to_kernels(
-    layout: str,
-    names: _Names,
-    definition: layers.MultiHeadAttention,
-    tree: Any,
-    /,
-    *,
-    head_order: str | None,
-    xp: Namespace | None,
+    names: _Names, definition: Any, tree: Any, /, *, head_order: str | None, xp: Namespace | None
 ) -> dict[str, Array]:
     check_fit(definition, tree)
     heads, num_kv_heads = definition.num_heads, definition.groups
-    check_order(layout, head_order, heads, num_kv_heads)
+    check_order(names.module, head_order, heads, num_kv_heads)
     xp = namespace_of(tree, xp)
     tree = in_order(tree, num_kv_heads, heads // num_kv_heads, xp) if head_order == "tile" else tree
     sizes = sizes_of(definition)
@@ -343,3 +325,10 @@ def _to_kernels(
     )
     arrays[f"{names.output}{names.dot}bias"] = bias
     return present(arrays)
+
+
+LAYOUTS = {
+    "keras": Layout(KERAS, from_keras, to_keras, keras_arguments),
+    "keras-grouped": Layout(KERAS_GROUPED, from_keras_grouped, to_keras_grouped, keras_grouped_arguments),
+    "flax": Layout(FLAX, from_flax, to_flax, flax_arguments),
+}

@@ -153,9 +153,8 @@ def attention_of(
     head_dim, value_head_dim = width // num_heads, values // num_kv_heads
     output_channels = None if tree.output is None else tree.output.weight.shape[1]
     biases = [each.bias is not None for each in tree[:4] if each is not None]
-    names = ("query_bias", "key_bias", "value_bias", "output_bias")
     without: dict[str, Any] = {
-        name: False for name, each in zip(names, biases, strict=False) if any(biases) and not each
+        f"{name}_bias": False for name, each in zip(PROJECTIONS, biases, strict=False) if any(biases) and not each
     }
     definition = layers.MultiHeadAttention(
         channels,
@@ -190,9 +189,18 @@ def check_settings(layout: str, *settings: tuple[str, Any, Any]) -> None:
 
 
 def check_attention(
-    layout: str, definition: Any, *, grouped: bool = False, biases: str = "all or none", extra: bool = False
+    layout: str,
+    definition: Any,
+    *,
+    grouped: bool = False,
+    biases: str = "all or none",
+    extra: bool = False,
+    equal: Mapping[str, str] = {},
 ) -> Sizes:
-    """Raise unless a module of the layout can compute the attention of a definition; return its sizes."""
+    """Raise unless a module of the layout can compute the attention of a definition; return its sizes.
+
+    ``equal`` names sizes that the layout does not tell apart from others.
+    """
     check_kind(layout, definition, layers.MultiHeadAttention)
     sizes = sizes_of(definition)
     wanted = [("scale", None), ("softcap", None), ("is_causal", False), ("output", True)]
@@ -201,9 +209,9 @@ def check_attention(
     if not grouped:
         check_settings(layout, ("num_key_value_heads", definition.groups, definition.num_heads))
     if biases == "all or none" and len(set(sizes.biases)) > 1:
-        names = ("query", "key", "value", "output")
-        lacking = ", ".join(name for name, present in zip(names, sizes.biases, strict=True) if not present)
+        lacking = ", ".join(name for name, present in zip(PROJECTIONS, sizes.biases, strict=True) if not present)
         raise LayoutError(f"expected a bias on all projections or on none for {layout}; got none on {lacking}")
+    check_settings(layout, *((name, getattr(sizes, name), getattr(sizes, other)) for name, other in equal.items()))
     return sizes
 
 

@@ -10,6 +10,7 @@ from attention_core._arrays import Array, Namespace
 from attention_core.layers import check_fit
 from attention_core.layouts._layout import (
     Arrays,
+    Layout,
     LayoutError,
     Sizes,
     attention_of,
@@ -91,13 +92,13 @@ def to_torch(
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
-    _check_torch(TORCH, definition)
+    _check_torch(definition)
     check_fit(definition, parameters)
     return _torch_arrays(parameters, "", namespace_of(parameters, xp))
 
 
 def torch_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
-    sizes = _check_torch(TORCH, definition)
+    sizes = _check_torch(definition)
     return {
         "embed_dim": sizes.channels,
         "num_heads": definition.num_heads,
@@ -110,11 +111,11 @@ def torch_arguments(definition: layers.MultiHeadAttention) -> dict[str, Any]:
     }
 
 
-def _check_torch(layout: str, definition: Any) -> Sizes:
-    sizes = check_attention(layout, definition, extra=True)
+def _check_torch(definition: Any) -> Sizes:
+    sizes = check_attention(TORCH, definition, extra=True)
     width = sizes.channels / definition.num_heads
     check_settings(
-        layout,
+        TORCH,
         ("head_dim", sizes.head_dim, width),
         ("value_head_dim", sizes.value_head_dim, width),
         ("output_channels", sizes.output_channels, sizes.channels),
@@ -248,3 +249,11 @@ def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
 def _check_torch_encoder(definition: Any) -> None:
     check_kind(TORCH_ENCODER_LAYER, definition, layers.EncoderLayer)
     check_settings(TORCH_ENCODER_LAYER, ("dropout", definition.dropout, 0.0), ("bias", definition.bias, True))
+
+
+LAYOUTS = {
+    "torch": Layout(TORCH, from_torch, to_torch, torch_arguments),
+    "torch-encoder-layer": Layout(
+        TORCH_ENCODER_LAYER, from_torch_encoder_layer, to_torch_encoder_layer, torch_encoder_arguments
+    ),
+}

@@ -45,7 +45,6 @@ from attention_core._attention.blocks.grid import (
     make_grid,
     num_heads_of,
     num_rounds,
-    pad,
     sample_at,
     sample_slice,
 )
@@ -68,6 +67,7 @@ from attention_core._attention.reproducible.slices import (
     needs_carry,
     pack_vectors,
     packed_matmul,
+    pad_rows,
     slice_key,
     slice_query,
     slice_widths,
@@ -84,49 +84,23 @@ MAX_BACKWARD_BLOCK = 512  # queries or keys
 
 
 class RowTerms(NamedTuple):
-    """Terms of each query, (B, G, R, M, ...), in float64.
+    """Terms of each query, (B, G, R, M, ...), in float64."""
 
-    Attributes
-    ----------
-    d_output : (..., E)
-    reference : (..., 1)
-        What is subtracted from scores, in their units.
-    weight_unit : (..., 1)
-        The power of two :math:`2^{-c_i}` that makes softmax probabilities of weights.
-    delta : (..., 1)
-        :math:`D_i`.
-    bound : (..., 1)
-        A power of two above :math:`|w_{ij} (dP_{ij} - D_i)|`.
-    """
-
-    d_output: Array
-    reference: Array
-    weight_unit: Array
-    delta: Array
-    bound: Array
+    d_output: Array  # (..., E)
+    reference: Array  # subtracted from scores, in their units; this and all below (..., 1)
+    weight_unit: Array  # the power of two 2**-c_i that makes softmax probabilities of weights
+    delta: Array  # D_i
+    bound: Array  # a power of two above |w_ij (dP_ij - D_i)|
 
 
 class BackwardOperands(NamedTuple):
-    """The arrays of which the backward pass takes blocks, besides query, key and value.
+    """The arrays of which the backward pass takes blocks, besides query, key and value."""
 
-    Attributes
-    ----------
-    d_output : (B, G, R, M, 2 E)
-        Packed as queries are.
-    d_output_columns : (B, G, R, M, 2 E)
-        d_output times the weight unit, in slices relative to each channel.
-    query_columns : (B, G, R, M, 2 D)
-        Queries times the unit of their d_scores, likewise.
-    rows : (B, G, R, M, 4)
-        Reference, delta, 1 / bound, and the unit of the d_scores over that of the bias gradient.
-    key_columns : (B, G, N, 2 D)
-    """
-
-    d_output: Array
-    d_output_columns: Array
-    query_columns: Array
-    rows: Array
-    key_columns: Array
+    d_output: Array  # (B, G, R, M, 2 E), packed as queries are
+    d_output_columns: Array  # (B, G, R, M, 2 E): times the weight unit, in slices relative to each channel
+    query_columns: Array  # (B, G, R, M, 2 D): queries times the unit of their d_scores, likewise
+    rows: Array  # (B, G, R, M, 4): reference, delta, 1 / bound, unit of d_scores over that of the bias gradient
+    key_columns: Array  # (B, G, N, 2 D)
 
 
 class GradientUnits(NamedTuple):
@@ -139,11 +113,7 @@ class GradientUnits(NamedTuple):
 
 
 def backward(
-    plan: Plan,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Backend
 ) -> tuple[Array | None, ...]:
     """The gradients of query, key, value and bias, and ``None`` for each array of integers or booleans."""
     unpadded, xp = unpack_operands(plan, arrays), backend.namespace
@@ -178,7 +148,7 @@ def _square_blocks(plan: Plan, operands: Operands, xp: Namespace) -> tuple[int, 
 def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents: tuple[Array, ...]) -> RowTerms:
     xp = grid.xp
     d_output, output, d_logsumexp, reference = (
-        _pad_rows(grid, to_float64(x, xp))
+        pad_rows(grid, to_float64(x, xp))
         for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
     )
     delta = xp.subtract(row_dots(d_output, output, xp), d_logsumexp)
@@ -192,13 +162,6 @@ def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents:
         delta=delta,
         bound=xp.multiply(power_above(xp.add(d_weights_bound, xp.abs(delta)), xp), 2.0),
     )
-
-
-def _pad_rows(grid: Grid, rows: Array) -> Array:
-    """Rows with zeros at the end, like the queries where all blocks have one size."""
-    if not grid.loops.traced:
-        return rows
-    return pad(rows, -2, shape(grid.operands.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
 
 
 def _slice_operands(grid: Grid, query: Array, key: Array, rows: RowTerms) -> tuple[BackwardOperands, GradientUnits]:
@@ -285,14 +248,7 @@ def _accumulate(grid: Grid, operands: BackwardOperands) -> Any:
             )
             next_block, whole, seen = visits.of(loops, sample.index, j)
             block = _KeyBlock(
-                grid=grid,
-                sample=sample,
-                operands=of_sample,
-                keys=keys,
-                values=values,
-                key_columns=key_columns,
-                j=j,
-                next_block=next_block,
+                grid, sample, of_sample, keys=keys, values=values, key_columns=key_columns, j=j, next_block=next_block
             )
             d_query, d_key, d_value, d_bias = accumulators
             add_queries = functools.partial(_add_queries, block, index)

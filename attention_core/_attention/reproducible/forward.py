@@ -24,6 +24,7 @@ from attention_core._attention.blocks.grid import Grid, dropout_of, make_grid
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale, upcast_call
+from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.reduction import (
     Reduction,
     divide_by_weight,
@@ -32,7 +33,16 @@ from attention_core._attention.reproducible.reduction import (
     weighted_totals,
 )
 from attention_core._attention.reproducible.slices import Parts, as_three_float32, needs_carry, without_carry
-from attention_core._backend import Backend
+from attention_core._backend import Backend, Operation, register
+
+
+def reproducible_attention(call: Call) -> tuple[Array, Array]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits."""
+    xp = call.xp
+    output, logsumexp, _ = call.backend.custom_gradient(REPRODUCIBLE, *arrange(call))
+    *leading, heads, rows, _ = shape(call.query, xp=xp)
+    width = shape(call.value, xp=xp)[-1]
+    return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
 def arrange(call: Call) -> tuple[Plan, tuple[Array, ...]]:
@@ -97,3 +107,6 @@ def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
         zeros_with(operands.query, *dims, xp=xp),
         zeros_with(operands.query, *dims, 4, xp=xp),
     )
+
+
+REPRODUCIBLE = register("reproducible", Operation(forward, backward, empty_results, needs_float64=True))

@@ -23,7 +23,7 @@ from attention_core._arrays import (
     upcast,
     zeros_with,
 )
-from attention_core._attention.blocks.grid import make_grid, pad
+from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale
 from attention_core._attention.nonfinite import infinities, nonfinite_indicators
@@ -47,6 +47,7 @@ from attention_core._attention.reproducible.slices import (
     as_three_float32,
     from_three_float32,
     needs_carry,
+    pad_rows,
     slice_widths,
     split_columns,
 )
@@ -220,22 +221,13 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     grid = make_grid(plan, arrays[:-2], backend)
     xp, carry = grid.xp, needs_carry(grid, 1)
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
-    row_max = from_three_float32(scores, xp)
-    if grid.loops.traced:
-        spare = shape(grid.operands.query, xp=xp)[-2] - grid.lengths[0]
-        row_max = pad(row_max, -2, spare, xp)
+    row_max = pad_rows(grid, from_three_float32(scores, xp))
 
     def finish(anchor: Array, value_power: Array, value_sums: Parts, weight_sums: Parts) -> tuple[Array, ...]:
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (weight_sums, value_sums))
 
-    reduction = Reduction(
-        finish=finish,
-        widths=_limb_widths(plan, grid.operands, xp),
-        dtype="int32",
-        value_part=lambda values: values,
-        extent=(row_max, power_above_max(values, -2, xp)),
-    )
-    return reduce_keys(grid, reduction)
+    extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
+    return reduce_keys(grid, Reduction(finish, widths, "int32", lambda values: values, extent=extent))
 
 
 def _limb_widths(plan: Plan, operands: Operands, xp: Namespace) -> tuple[Any, Any]:
@@ -288,18 +280,10 @@ def merge_sums(first: Array, second: Array, xp: Namespace) -> Array:
 
 
 class Completion(NamedTuple):
-    """The plan of the division. Saved programs hold the names of its fields.
+    """The plan of the division. Saved programs hold the names of its fields."""
 
-    Attributes
-    ----------
-    factor : float
-        The output is multiplied by it, to compensate for dropout.
-    pulled : bool
-        Whether the sums have indicators of values that are not finite.
-    """
-
-    factor: float
-    pulled: bool
+    factor: float  # the output is multiplied by it, to compensate for dropout
+    pulled: bool  # whether the sums have indicators of values that are not finite
 
 
 register("Closing", Completion)
@@ -359,10 +343,8 @@ def _from_limbs(x: Array, xp: Namespace) -> Array:
 def _complete_abstract(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp = backend.namespace
     *dims, _ = shape(arrays[2], xp=xp)
-    return (
-        zeros_with(arrays[2], *dims, shape(arrays[3], xp=xp)[-1], xp=xp),
-        zeros_with(arrays[2], *dims, xp=xp),
-    )
+    width = shape(arrays[3], xp=xp)[-1]
+    return zeros_with(arrays[2], *dims, width, xp=xp), zeros_with(arrays[2], *dims, xp=xp)
 
 
 COMPLETE = register(

@@ -22,7 +22,7 @@ from attention_core._attention.blocks.grid import (
     sample_slice,
 )
 from attention_core._attention.blocks.scores import matmul_per_group
-from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
+from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
 from attention_core._attention.reproducible.slices import (
@@ -46,15 +46,6 @@ from attention_core._attention.reproducible.slices import (
 # Blocks of queries, and the scores of their keys
 
 
-class SlicedSample(NamedTuple):
-    """One element of the batch, or one of its key/value heads, with its keys in slices."""
-
-    grid: Grid
-    sample: Sample
-    keys: Array
-    visits: Visits
-
-
 class QueryRows(NamedTuple):
     """A block of queries in slices, and which blocks of keys it visits."""
 
@@ -64,14 +55,6 @@ class QueryRows(NamedTuple):
     keys: Array
     i: Any  # index of the block of queries
     visits: tuple[Any, Any, Any]
-
-
-def query_rows(sliced: SlicedSample, i: Any) -> QueryRows:
-    grid, sample, keys, visits = sliced
-    query = slice_query(grid, grid.loops.block(sample.query, i, grid.sizes[0], -2))
-    return QueryRows(
-        grid=grid, sample=sample, query=query, keys=keys, i=i, visits=visits.of(grid.loops, sample.index, i)
-    )
 
 
 def scores_at(rows: QueryRows, masked: bool, j: Any) -> ExactScoreBlock:
@@ -95,10 +78,12 @@ def for_each_rows(
 
     def add_sample(index: Any, accumulators: Any) -> Any:
         sample = sample_at(grid, index)
-        sliced, prepared = SlicedSample(grid, sample, slice_key(grid, sample.key), visits), prepare(sample)
+        keys, prepared = slice_key(grid, sample.key), prepare(sample)
 
         def add_rows(i: Any, accumulators: Any) -> Any:
-            pairs = zip(accumulators, compute(query_rows(sliced, i), prepared), strict=True)
+            query = slice_query(grid, loops.block(sample.query, i, grid.sizes[0], -2))
+            rows = QueryRows(grid, sample, query, keys, i=i, visits=visits.of(loops, sample.index, i))
+            pairs = zip(accumulators, compute(rows, prepared), strict=True)
             row_block = index * grid.counts[0] + i
             return tuple(loops.add_block(accumulator, row_block, block) for accumulator, block in pairs)
 
@@ -147,24 +132,14 @@ def anchor_max(row_max: Array, xp: Namespace) -> Array:
 class Reduction(NamedTuple):
     """How the sums over all keys are taken, and what is made of them.
 
-    Attributes
-    ----------
-    finish : callable
-        ``finish(anchor, value_power, value_sums, weight_sums)`` returns arrays (G, R, m, ...) of the widths and the
-        dtype below. See `anchor_max` for ``anchor``.
-    widths : tuple of int
-    dtype : str
-    value_part : callable
-        The part of the values that is averaged, such as the finite ones.
-    extent : (Array, Array) or None
-        Largest scores, (B, G, R, M, 1), and powers of two above the values, (B, G, 1, E), where other keys count, too.
-        ``None`` to find those of the keys at hand.
+    ``finish(anchor, value_power, value_sums, weight_sums)`` returns arrays (G, R, m, ...). See `anchor_max`.
     """
 
     finish: Callable[[Array, Array, Parts, Parts], tuple[Array, ...]]
-    widths: tuple[Any, ...]
-    dtype: str
-    value_part: Callable[[Array], Array]
+    widths: tuple[Any, ...]  # of the arrays that ``finish`` returns
+    dtype: str  # likewise
+    value_part: Callable[[Array], Array]  # the part of the values that is averaged, such as the finite ones
+    # largest scores, (B, G, R, M, 1), and powers of two above the values, (B, G, 1, E); None for those of these keys
     extent: tuple[Array, Array] | None = None
 
 
@@ -223,11 +198,8 @@ def _zero_sums(rows: QueryRows, like: Array) -> tuple[Parts, ...]:
     grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
     carry = needs_carry(grid, 1)
     *dims, _ = shape(rows.query, xp=xp)
-    value_widths = slice_widths(shape(grid.operands.value, xp=xp)[-1], count, carry)
-    weight_widths = [1] * (count * (2 if carry else 1))
-    return tuple(
-        tuple(zeros_with(like, *dims, last, xp=xp) for last in widths) for widths in (value_widths, weight_widths)
-    )
+    widths = slice_widths(shape(grid.operands.value, xp=xp)[-1], count, carry), [1] * (count * (2 if carry else 1))
+    return tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
 
 
 def _block_sums(

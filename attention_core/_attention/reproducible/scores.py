@@ -7,25 +7,19 @@ import math
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.products import exact_sum, matmul
 from attention_core._arrays import Array, Namespace, shape, zeros_with
-from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid, may_mask, pad, sample_slice
+from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid, may_mask, sample_slice
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call
 from attention_core._attention.nonfinite import zero_unless_finite
 from attention_core._attention.reproducible.forward import arrange
 from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, row_accumulator, scores_at
-from attention_core._attention.reproducible.slices import SCORE_UNIT
+from attention_core._attention.reproducible.slices import SCORE_UNIT, pad_rows
 from attention_core._backend import Backend, Operation, register
 
 
 def reproducible_scores(call: Call) -> Array:
-    """Scores (..., H, M, N) in float32, masked with -inf.
-
-    Raises
-    ------
-    ValueError
-        When the number of keys is unknown.
-    """
+    """Scores (..., H, M, N) in float32, masked with -inf."""
     xp = call.xp
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     columns = shape(call.key, xp=xp)[-2]
@@ -48,11 +42,7 @@ def _forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[A
 
 
 def _backward(
-    plan: Plan,
-    arrays: tuple[Array, ...],
-    results: tuple[Array, ...],
-    cotangents: tuple[Array, ...],
-    backend: Backend,
+    plan: Plan, arrays: tuple[Array, ...], results: tuple[Array, ...], cotangents: tuple[Array, ...], backend: Backend
 ) -> tuple[Array | None, ...]:
     grid = make_grid(plan, arrays, backend)
     operands, xp = unpack_operands(plan, arrays), grid.xp
@@ -73,8 +63,7 @@ def _d_bias(grid: Grid, bias: Array, d_scores: Array) -> Array:
 def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     """The gradient of the scores before the softcap, which are computed again."""
     xp = grid.xp
-    spare = shape(grid.operands.query, xp=xp)[-2] - grid.lengths[0] if grid.loops.traced else 0
-    padded = pad(d_scores, -2, spare, xp)
+    padded = pad_rows(grid, d_scores)
 
     def multiply_derivative(rows: QueryRows, _: None) -> tuple[Array, ...]:
         of_sample = sample_slice(grid, padded, rows.sample.index, rows.sample.head)

@@ -19,7 +19,7 @@ from attention_core._arithmetic.exact import (
     to_float64,
 )
 from attention_core._arrays import Array, Namespace, shape
-from attention_core._attention.blocks.grid import Grid
+from attention_core._attention.blocks.grid import Grid, pad
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Plan
 from attention_core._attention.blocks.scores import matmul_per_group
@@ -164,6 +164,13 @@ def split_columns(x: Array, widths: list[Any]) -> Parts:
     """The inverse of `xp.concat` along the last axis, for parts of these widths."""
     ends = list(itertools.accumulate(widths))
     return tuple(x[..., end - width : end] for width, end in zip(widths, ends, strict=True))
+
+
+def pad_rows(grid: Grid, rows: Array) -> Array:
+    """Rows with zeros at the end, like the queries where all blocks have one size."""
+    if not grid.loops.traced:
+        return rows
+    return pad(rows, -2, shape(grid.operands.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
 
 
 # Float64 in float32
