@@ -19,13 +19,13 @@ from attention_core.layers._layer import Initial, Layer, check_fit, named_arrays
 from attention_core.layers._sagan import SaganAttention, SpectralVectors
 from attention_core.layers._transformer import Embeddings, EncoderLayer, FeedForward
 
-__all__ = [  # noqa: RUF022 (sorted as text)
+__all__ = [
+    "KINDS",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
     "Initial",
-    "KINDS",
     "Layer",
     "MultiHeadAttention",
     "SaganAttention",
