@@ -6,6 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from numbers import Rational, Real
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -28,34 +29,36 @@ from attention_core.parameters import Linear
 FLOAT64_MAX = sys.float_info.max
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
 
-Proved = TypeVar("Proved")
-_PLAIN = (bool, int, float, str, type(None), ModuleType)
+Checked = TypeVar("Checked")
+_PLAIN = (bool, int, float, Fraction, str, type(None), ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
-_MOST_SIGNATURES = 1024
+_MAX_SIGNATURES = 1024
 
 
-def once_per_signature(prove: Callable[..., Proved]) -> Callable[..., Proved]:
+def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
     """Let arguments be checked once for each signature: types, shapes, dtypes, devices and options.
 
-    ``prove(array=..., **arguments)`` raises what is wrong, from these facts alone, and returns what it found out; the
-    first argument holds an array. What it returned is returned again for the same signature, without a check.
-    Nothing is remembered while a function is traced.
+    ``check(array=..., **arguments)`` raises what is wrong, from these facts alone, and returns what it found out. The
+    first argument is an array. For the same signature, what it returned is returned again, without a check. Nothing
+    is remembered while a function is traced.
     """
-    known: dict[Any, Proved] = {}
+    known: dict[Any, Checked] = {}
 
-    @functools.wraps(prove)
-    def proved(**arguments: Any) -> Proved:
-        key = None if is_compiling(next(iter(arguments.values()))) else _signature(arguments.values())
-        result = known.get(key) if key is not None else None
+    @functools.wraps(check)
+    def checked(**arguments: Any) -> Checked:
+        signature = None if is_compiling(next(iter(arguments.values()))) else _signature(arguments.values())
+        if signature is None:
+            return check(**arguments)
+        key = (*arguments, signature)  # by name: callers give different options
+        result = known.get(key)
         if result is None:
-            result = prove(**arguments)
-            if key is not None:
-                if len(known) >= _MOST_SIGNATURES:
-                    known.clear()
-                known[key] = result
+            result = check(**arguments)
+            if len(known) >= _MAX_SIGNATURES:
+                known.clear()
+            known[key] = result
         return result
 
-    return proved
+    return checked
 
 
 def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
@@ -63,7 +66,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
     parts: list[Any] = []
     for value in values:
         kind = type(value)
-        if kind in _PLAIN or isinstance(value, Real):
+        if kind in _PLAIN or (isinstance(value, Real) and hasattr(value, "dtype")):
             parts.append((kind, value))  # 1, 1.0 and True are equal, and not the same
         elif hasattr(value, "dtype"):
             if not is_of_eager_type(value):

@@ -30,7 +30,7 @@ from attention_core._arrays import (
     take_rows,
     upcast,
 )
-from attention_core._attention.blocks.streaming import blockwise
+from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.call import Call, default_scale, group_size, repeat_kv, score_positions
 from attention_core._attention.magnitudes import known_finite_products, known_finite_scores, products_are_finite
 from attention_core._backend import (

@@ -9,15 +9,7 @@ from typing import NamedTuple
 
 from attention_core._arrays import Array
 
-__all__ = [
-    "Embeddings",
-    "EncoderLayer",
-    "FeedForward",
-    "LayerNorm",
-    "Linear",
-    "MultiHeadAttention",
-    "SaganAttention",
-]
+__all__ = ["Embeddings", "EncoderLayer", "FeedForward", "LayerNorm", "Linear", "MultiHeadAttention", "SaganAttention"]
 
 
 class Linear(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, fan_out
 from attention_core._arrays import Array, dtype_name, positions, shape, sizes, upcast
+from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.query_chunks import chunks_of_call
-from attention_core._attention.blocks.streaming import blockwise
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.reproducible.forward import reproducible_attention
@@ -94,7 +94,8 @@ def _with_sinks(result: Attention, call: Call) -> Attention:
     r"""Let every query also attend to a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
     xp = call.xp
     logsumexp = logaddexp(result.logsumexp, xp.expand_dims(upcast(call.sinks, xp=xp), axis=-1), xp=xp)
-    share = xp.expand_dims(xp.exp(xp.subtract(result.logsumexp, logsumexp)), axis=-1)
+    anchor = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)  # -inf - -inf would be NaN
+    share = xp.expand_dims(xp.exp(xp.subtract(result.logsumexp, anchor)), axis=-1)
     weights = None if result.weights is None else xp.multiply(result.weights, share)
     return Attention(xp.multiply(result.output, share), weights, logsumexp)
 
@@ -106,9 +107,9 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
     kernel = from_kernel = None
     if automatic:
         kernel = _preferred_kernel(call)
-        if logsumexp and isinstance(kernel, KernelWithLogsumexp):
+        if logsumexp and _has_logsumexp(kernel, call):
             from_kernel = kernel.attend_with_logsumexp(call)
-        if call.sinks is not None and from_kernel is None:
+        elif call.sinks is not None:
             kernel = None
         implementation = _choose(call, kernel)
     if implementation == "dense":
@@ -176,11 +177,12 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
         return _explain_reproducible(call, tuple(notes))
     verdicts = [kernel.judge(call) for kernel in backend.kernels]
     preferred = None if has_no_elements(call) else _first_preferred(backend.kernels, verdicts)
-    if call.sinks is not None and not isinstance(preferred, KernelWithLogsumexp):
+    computed_again = (logsumexp or call.sinks is not None) and not _has_logsumexp(preferred, call)
+    if call.sinks is not None and computed_again:
         preferred = None
     chosen = _choose(call, preferred)
-    if chosen == "fused" and logsumexp and not isinstance(preferred, KernelWithLogsumexp):
-        notes.append(f"return_logsumexp: computed once more, by {_choose(call, None)}")
+    if chosen == "fused" and computed_again:
+        notes.append(f"return_logsumexp: computed separately, {_choose(call, None)}")
     kernels = [
         Candidate("fused", kernel.name, verdict.refusal, _memory(call, 0))
         for kernel, verdict in zip(backend.kernels, verdicts, strict=True)
@@ -229,6 +231,10 @@ def _preferred_kernel(call: Call) -> Any:
 def _first_preferred(kernels: tuple[Kernel, ...], verdicts: Iterable[Verdict]) -> Kernel | None:
     pairs = zip(kernels, verdicts, strict=True)
     return next((kernel for kernel, verdict in pairs if verdict.is_faster and verdict.refusal is None), None)
+
+
+def _has_logsumexp(kernel: Any, call: Call) -> bool:
+    return isinstance(kernel, KernelWithLogsumexp) and kernel.has_logsumexp(call)
 
 
 def _choose(call: Call, kernel: Any) -> str:

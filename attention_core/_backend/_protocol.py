@@ -127,8 +127,8 @@ class Tuning(NamedTuple):
 
 
 DIFFERENTIATED_ONCE = (
-    "attention in blocks, and reproducible arithmetic, are differentiated once only: implementation='dense' in fast"
-    " arithmetic can be differentiated again"
+    "attention in blocks, by a kernel with its logsumexp, and in reproducible arithmetic is differentiated once only:"
+    " implementation='dense' in fast arithmetic can be differentiated again"
 )
 """The message of a backend when an `Operation` is differentiated twice."""
 
@@ -196,8 +196,11 @@ class Kernel(Protocol):
 class KernelWithLogsumexp(Kernel, Protocol):
     """A kernel that returns the logsumexp of its scores, too. Without one, sinks are computed in blocks."""
 
-    def attend_with_logsumexp(self, call: Any, /) -> tuple[Array, Array] | None:
-        """Return the output of `attend`, bit for bit, and logsumexp (..., H, M); ``None`` where it has none for a call.
+    def has_logsumexp(self, call: Any, /) -> bool:
+        """Whether the kernel returns the logsumexp of a call that it accepts. This may read query, key and value."""
+
+    def attend_with_logsumexp(self, call: Any, /) -> tuple[Array, Array]:
+        """Return the output of `attend`, bit for bit, and logsumexp (..., H, M).
 
         Both are differentiable where the library differentiates.
         """

@@ -298,7 +298,7 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 
     With ``starts``, queries and keys are a piece of the whole, and a mask is one over all positions.
     """
-    xp, backend = _prove(query=query, key=key, value=value, **options)
+    xp, backend = _check_call(query=query, key=key, value=value, **options)
     return unchecked_call(query, key, value, **{**options, "xp": xp}, backend=backend)
 
 
@@ -328,12 +328,15 @@ def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | No
 
 
 @once_per_signature
-def _prove(
+def _check_call(
     *, query: Array, key: Array, value: Array, mask: Any = None, bias: Any = None, starts: Any = None, **options: Any
 ) -> tuple[Namespace, Backend]:
-    """The namespace and the backend of arguments that fit together."""
+    """Raise unless the arguments fit together; return their namespace and backend."""
     xp = options.pop("xp", None)
-    xp = array_namespace(query, key, value, bias, *mask_arrays(mask)) if xp is None else xp
+    check_arithmetic(options.get("arithmetic", "fast"), "query", query)
+    mask = None if mask is None else as_mask(mask)  # which tells what is no mask
+    if xp is None:
+        xp = array_namespace(query, key, value, bias, options.get("sinks"), *mask_arrays(mask))
     check_scores(query, key, bias, needs_scale=options.get("scale") is None)
     check_value(value, key)
     check_options(query, sizes(query)[-3], **options)

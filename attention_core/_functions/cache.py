@@ -102,12 +102,12 @@ def empty_cache(
     check_positive("capacity", capacity)
     check_positive("head_dim", head_dim)
     check_positive("value_dim", value_dim)
-    place = {} if device is None else {"device": device}
+    on_device = {} if device is None else {"device": device}
     dtype = xp.float32 if dtype is None else dtype
     key, value = (
-        xp.zeros((*leading, num_heads, capacity, width), dtype=dtype, **place) for width in (head_dim, value_dim)
+        xp.zeros((*leading, num_heads, capacity, width), dtype=dtype, **on_device) for width in (head_dim, value_dim)
     )
-    return KeyValueCache(key, value, xp.zeros(tuple(leading) if ragged else (), dtype=xp.int32, **place))
+    return KeyValueCache(key, value, xp.zeros(tuple(leading) if ragged else (), dtype=xp.int32, **on_device))
 
 
 def append(
@@ -156,9 +156,9 @@ def append(
     xp = array_namespace(*cache, key, value, num_new) if xp is None else xp
     _check_cache(cache)
     _check_new(cache, key, value, num_new)
-    place = positions(shape(cache.key, xp=xp)[-2], cache.key, xp=xp)
+    index = positions(shape(cache.key, xp=xp)[-2], cache.key, xp=xp)
     length = xp.expand_dims(xp.astype(cache.length, xp.int32), axis=-1)  # (..., 1)
-    behind = xp.subtract(place, length)  # (..., C): the index of the new position that belongs there
+    behind = xp.subtract(index, length)  # (..., C): the index of the new position that belongs there
     count = shape(key, xp=xp)[-2]
     filled = count if num_new is None else xp.astype(num_new, xp.int32)
     return KeyValueCache(
@@ -236,9 +236,9 @@ def _take_per_sequence(new: Array, index: Array, xp: Namespace) -> Array:
     return xp.reshape(rows, (*leading, heads, capacity, width))
 
 
-def _over_heads(place: Array, xp: Namespace) -> Array:
+def _over_heads(condition: Array, xp: Namespace) -> Array:
     """Insert axes for heads and channels: (..., C) -> (..., 1, C, 1)."""
-    return xp.expand_dims(xp.expand_dims(place, axis=-1), axis=-3)
+    return xp.expand_dims(xp.expand_dims(condition, axis=-1), axis=-3)
 
 
 def _check_cache(cache: KeyValueCache) -> None:

@@ -94,8 +94,8 @@ def embed_tokens(
     maps = arithmetic_of(arithmetic)
     dims, ids = shape(token_ids, xp=xp), (token_ids, position_ids, segment_ids)
     found = [
-        maps.lookup(upcast(table, xp=xp), own, dims, xp=xp)
-        for table, own in zip(tables, ids, strict=True)
+        maps.lookup(upcast(table, xp=xp), rows, dims, xp=xp)
+        for table, rows in zip(tables, ids, strict=True)
         if table is not None
     ]
     x = functools.reduce(functools.partial(maps.add, xp=xp), found)

@@ -89,7 +89,7 @@ def encoder_layer(
     """
     options: dict[str, Any] = {"num_heads": num_heads, "mask": mask}
     options |= {"implementation": implementation, "arithmetic": arithmetic}
-    xp = _prove(x=x, parameters=parameters, epsilon=epsilon, dropout=dropout, xp=xp, **options)
+    xp = _check_call(x=x, parameters=parameters, epsilon=epsilon, dropout=dropout, xp=xp, **options)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     ops = arithmetic_of(arithmetic)
@@ -115,14 +115,14 @@ def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropou
     """Derive dropouts with different seeds."""
     if dropout is None or dropout.rate == 0:
         return [None] * count
-    return [Dropout(dropout.rate, fold_in(dropout.seed, place, xp=xp)) for place in range(count)]
+    return [Dropout(dropout.rate, fold_in(dropout.seed, index, xp=xp)) for index in range(count)]
 
 
 @once_per_signature
-def _prove(
+def _check_call(
     *, x: Array, parameters: EncoderLayer, num_heads: int, epsilon: float, mask: Any, xp: Any, **options: Any
 ) -> Namespace:
-    """The namespace of arguments that fit together."""
+    """Raise unless the arguments fit together; return their namespace."""
     check_parameters("layer", parameters, EncoderLayer)
     check_projections("attention", parameters.attention)
     if xp is None:
@@ -130,9 +130,9 @@ def _prove(
     check_parameters("feed_forward", parameters.feed_forward, FeedForward)
     check_multi_head(parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_heads, mask=mask, bias=None)
     check_options(x, num_heads, **options)
+    check_number("epsilon", epsilon, positive=True)
     check_layer_norm("attention_norm", parameters.attention_norm, "x", x)
     check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x)
-    check_number("epsilon", epsilon, positive=True)
     check_feed_forward("feed_forward", parameters.feed_forward, "x", x)
     _check_outputs(parameters, sizes(x)[-1])
     return xp

@@ -43,7 +43,7 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     >>> linear(Linear(xp.asarray([[1.0], [2.0]]), xp.asarray([0.5])), xp.asarray([[3.0, 4.0]]))
     Array([[11.5]], dtype=array_api_strict.float64)
     """
-    xp = _prove_linear(x=x, parameters=parameters, arithmetic=arithmetic, xp=xp)
+    xp = _check_linear_call(x=x, parameters=parameters, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     (weight, bias), x = upcast((parameters, x), xp=xp)
     return cast_to(arithmetic_of(arithmetic).affine(x, weight, bias, xp=xp), dtype, xp=xp)
@@ -82,7 +82,7 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     >>> [round(float(y), 6) for y in gelu(xp.asarray([-1.0, 0.0, 1.0]))]
     [-0.158655, 0.0, 0.841345]
     """
-    xp = _prove_gelu(x=x, arithmetic=arithmetic, xp=xp)
+    xp = _check_gelu(x=x, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
 
@@ -129,7 +129,7 @@ def feed_forward(
     >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
     0.841345
     """
-    xp = _prove_feed_forward(x=x, parameters=parameters, dropout=dropout, arithmetic=arithmetic, xp=xp)
+    xp = _check_feed_forward_call(x=x, parameters=parameters, dropout=dropout, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     return cast_to(expand_and_contract(parameters, x, dropout, arithmetic_of(arithmetic), xp=xp), dtype, xp=xp)
@@ -144,7 +144,7 @@ def expand_and_contract(
 
 
 @once_per_signature
-def _prove_linear(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespace | None) -> Namespace:
+def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespace | None) -> Namespace:
     check_parameters("linear", parameters, Linear)
     xp = array_namespace(x, *parameters) if xp is None else xp
     check_input("x", x, 1, "(..., in)", arithmetic=arithmetic)
@@ -153,14 +153,14 @@ def _prove_linear(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespac
 
 
 @once_per_signature
-def _prove_gelu(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
+def _check_gelu(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
     xp = array_namespace(x) if xp is None else xp
     check_input("x", x, 0, "(...)", arithmetic=arithmetic)
     return xp
 
 
 @once_per_signature
-def _prove_feed_forward(
+def _check_feed_forward_call(
     *, x: Array, parameters: FeedForward, dropout: Dropout | None, arithmetic: Any, xp: Namespace | None
 ) -> Namespace:
     check_parameters("feed_forward", parameters, FeedForward)

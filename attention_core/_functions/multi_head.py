@@ -123,7 +123,7 @@ def multi_head_attention(
     options |= {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout}
     options |= {"implementation": implementation, "arithmetic": arithmetic}
-    xp = _prove(query=query, key=key, value=value, parameters=parameters, xp=xp, **options)
+    xp = _check_call(query=query, key=key, value=value, parameters=parameters, xp=xp, **options)
     result = attend_heads(
         upcast(parameters, xp=xp),
         upcast((query, key, value), xp=xp),
@@ -217,7 +217,7 @@ def _bias_with_extra_key(bias: Array, length: Any, xp: Namespace) -> Array:
 
 
 @once_per_signature
-def _prove(
+def _check_call(
     *,
     query: Array,
     key: Array,
@@ -231,19 +231,18 @@ def _prove(
     bias: Array | None,
     **options: Any,
 ) -> Namespace:
-    """The namespace of arguments that fit together."""
+    """Raise unless the arguments fit together; return their namespace."""
     check_projections("attention", parameters)
     if xp is None:
         xp = array_namespace(query, key, value, bias, *mask_arrays(mask), *tuple_leaves(parameters))
     check_multi_head(
         parameters, (query, key, value), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
     )
-    width = sizes(parameters.query.weight)[1]
-    if options["scale"] is None and width == 0:
-        raise ValueError(f"expected a scale for vectors without elements; got heads of width {width}")
     check_options(query, num_heads, **options)
     if prepare is not None:
         check_function("prepare", prepare)
+    if options["scale"] is None and sizes(parameters.query.weight)[1] == 0:
+        raise ValueError("expected a scale for vectors without elements; got heads of width 0")
     return xp
 
 
@@ -259,7 +258,7 @@ def check_projections(name: str, parameters: MultiHeadAttention) -> None:
             check_parameters(f"{name}.{field}", projection, Linear)
     if (parameters.extra_key is None) != (parameters.extra_value is None):
         present, absent = ("key", "value") if parameters.extra_value is None else ("value", "key")
-        raise ValueError(f"expected {name}.extra_{absent} beside {name}.extra_{present}; got None")
+        raise ValueError(f"expected {name}.extra_{absent} besides {name}.extra_{present}; got None")
 
 
 def check_multi_head(

@@ -52,7 +52,7 @@ def layer_norm(
     >>> layer_norm(norm, xp.asarray([[1.0, 3.0]]), epsilon=3.0)
     Array([[-0.5,  0.5]], dtype=array_api_strict.float64)
     """
-    xp = _prove_layer_norm(x=x, parameters=parameters, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+    xp = _check_layer_norm_call(x=x, parameters=parameters, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     (scale, offset), x = upcast((parameters, x), xp=xp)
     return cast_to(arithmetic_of(arithmetic).normalize(x, scale, offset, float(epsilon), xp=xp), dtype, xp=xp)
@@ -67,7 +67,7 @@ def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array) ->
 
 
 @once_per_signature
-def _prove_layer_norm(
+def _check_layer_norm_call(
     *, x: Array, parameters: LayerNorm, epsilon: Any, arithmetic: Any, xp: Namespace | None
 ) -> Namespace:
     check_parameters("layer_norm", parameters, LayerNorm)
@@ -79,7 +79,7 @@ def _prove_layer_norm(
 
 
 @once_per_signature
-def _prove_rms_norm(*, x: Array, scale: Array, epsilon: Any, arithmetic: Any, xp: Namespace | None) -> Namespace:
+def _check_rms_norm(*, x: Array, scale: Array, epsilon: Any, arithmetic: Any, xp: Namespace | None) -> Namespace:
     xp = array_namespace(x, scale) if xp is None else xp
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     check_number("epsilon", epsilon, positive=True)
@@ -136,7 +136,7 @@ def rms_norm(
     >>> rms_norm(xp.ones(2), xp.asarray([[1.0, 7.0]]), epsilon=1e-9)
     Array([[0.2, 1.4]], dtype=array_api_strict.float64)
     """
-    xp = _prove_rms_norm(x=x, scale=scale, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
+    xp = _check_rms_norm(x=x, scale=scale, epsilon=epsilon, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     scale, x = upcast((scale, x), xp=xp)
     return cast_to(arithmetic_of(arithmetic).normalize_rms(x, scale, float(epsilon), xp=xp), dtype, xp=xp)

@@ -52,7 +52,8 @@ __all__ = [
     "unflatten",
 ]
 
-for _kind in (And, Appended, Causal, Given, KeyLengths, Leaf, MaskFunction, Not, Or, Segments, SlidingWindow):
-    register(_kind.__name__, _kind)
 for _name in __all__:
-    vars()[_name].__module__ = __name__  # by which pickles and documentation know it
+    _thing = vars()[_name]
+    _thing.__module__ = __name__  # by which pickles and documentation know it
+    if isinstance(_thing, type) and issubclass(_thing, Mask | Leaf):
+        register(_name, _thing)

@@ -7,22 +7,9 @@ from typing import Any, TypeVar
 
 import jax
 
+from attention_core import masks
 from attention_core.backend import Array
-from attention_core.masks import (
-    And,
-    Appended,
-    Causal,
-    Given,
-    KeyLengths,
-    Mask,
-    MaskFunction,
-    Not,
-    Or,
-    Segments,
-    SlidingWindow,
-    flatten,
-    unflatten,
-)
+from attention_core.masks import Mask, flatten, unflatten
 
 __all__ = ["register_mask"]
 
@@ -73,5 +60,7 @@ def _unflatten(form: Any, leaves: Sequence[Any]) -> Any:
     return mask
 
 
-for _kind in (And, Appended, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow):
-    register_mask(_kind)
+for _name in masks.__all__:
+    _kind = getattr(masks, _name)
+    if isinstance(_kind, type) and issubclass(_kind, Mask) and _kind is not Mask:
+        register_mask(_kind)

@@ -39,7 +39,7 @@ FIELDS = {  # in the order in which they stood
              "all_finite", "block_sizes", "max_backward_keys", "per_head", "max_keys_per_run", "exp_without_max"),
     "Constants": ("number",),
     "Rotation": ("base", "width", "interleaved"),
-    "Closing": ("factor", "pulled"),
+    "Closing": ("factor", "counts_nonfinite"),
     "Leaf": ("place", "axes"),
 }  # fmt: skip
 

@@ -30,6 +30,10 @@ class ScaledDotProduct:
             return compiled.attend(call)
         return sdpa.attend(call)
 
-    def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the same output, and logsumexp; ``None`` for calls in which the operator of the kernel has none."""
-        return flash_cpu.attend(call) if flash_cpu.fits(call) else None
+    def has_logsumexp(self, call: Call) -> bool:
+        """Whether the operator of the kernel gives the same output, and the logsumexp of the definition."""
+        return flash_cpu.fits(call)
+
+    def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the same output as `attend`, and logsumexp."""
+        return flash_cpu.attend(call)

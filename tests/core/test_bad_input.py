@@ -1,5 +1,6 @@
 """Wrong arguments: one message for each, whatever the backend, before any computation."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_wrong_shapes_are_named(name, put):
 
 OPTIONS = {
     "integer mask": (lambda put: {"mask": put(np.ones((M, N), dtype=np.int32))}, TypeError, "expected mask of dtype bool, True = may attend; got int32: mask_from_integers converts 1/0"),
-    "list as mask": (lambda put: {"mask": [True]}, TypeError, "expected an array; got list"),
+    "list as mask": (lambda put: {"mask": [True]}, TypeError, "expected mask as a boolean array or a Mask; got list"),
     "mask too long": (lambda put: {"mask": put(np.ones((M, 6), dtype=bool))}, ValueError, r"expected mask to broadcast to \(2, 6, 4, 5\); got \(4, 6\)"),
     "mask of too many axes": (lambda put: {"mask": put(np.ones((1, B, H, M, N), dtype=bool))}, ValueError, r"expected mask to broadcast to \(2, 6, 4, 5\); got \(1, 2, 6, 4, 5\)"),
     "mask of key heads": (lambda put: {"mask": put(np.ones((G, M, N), dtype=bool))}, ValueError, r"got \(3, 4, 5\)"),
@@ -109,3 +110,29 @@ def test_nothing_is_computed_before_the_arguments_are_checked(put, monkeypatch, 
     for options in ({"mask": put(np.ones((M, 6), dtype=bool))}, {"softcap": -1.0}, {"dropout": 2}, {"scale": "x"}):
         with pytest.raises((TypeError, ValueError), match="expected"):
             ac.scaled_dot_product_attention(*put(arrays()), **options, xp=Bare())
+
+
+def test_what_one_function_accepted_is_checked_by_the_next(put):
+    """Checks are remembered by the names of options, for each of which a value is right or wrong."""
+    q, k, v = put(arrays())
+    ac.partial_attention(q, k, v)  # with starts of (0, 0)
+    with pytest.raises(TypeError, match=r"expected dropout as Dropout\(rate, seed\); got tuple"):
+        ac.scaled_dot_product_attention(q, k, v, dropout=(0, 0))
+
+
+def test_what_was_right_once_is_checked_again_with_another_value(put):
+    q, k, v = put(arrays())
+    for right, wrong in (
+        ({"scale": 0.5}, {"scale": math.nan}),
+        ({"scale": np.float64(0.5)}, {"scale": np.float64(math.nan)}),
+        ({"scale": Fraction(1, 2)}, {"scale": Fraction(10**400)}),
+        ({"softcap": 1.0}, {"softcap": -1.0}),
+        ({"is_causal": True}, {"is_causal": 1}),
+        ({"dropout": ac.Dropout(0.5, 1)}, {"dropout": ac.Dropout(0.5, True)}),
+        ({"dropout": ac.Dropout(0.5, 1)}, {"dropout": ac.Dropout(0.5, -1)}),
+        ({"mask": ac.Causal()}, {"mask": [True]}),
+    ):
+        for _ in range(2):
+            ac.scaled_dot_product_attention(q, k, v, **right)
+            with pytest.raises((TypeError, ValueError)):
+                ac.scaled_dot_product_attention(q, k, v, **wrong)

@@ -127,7 +127,7 @@ def test_an_extra_key_has_a_value_and_fits(parameters, rng, put):
     x = put(rng.standard_normal((M, C)))
     p = MultiHeadAttention(*(affine(rng, C, H * D) for _ in range(3)))
     for extra, message in (
-        ({"extra_key": np.ones(H * D)}, "expected attention.extra_value beside attention.extra_key; got None"),
+        ({"extra_key": np.ones(H * D)}, "expected attention.extra_value besides attention.extra_key; got None"),
         ({"extra_key": np.ones(H * D), "extra_value": np.ones(D)}, r"expected extra_value \(12,\) to match"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks
+from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
@@ -36,14 +37,30 @@ from attention_core._attention.blocks.grid import (
     sample_at,
 )
 from attention_core._attention.blocks.nonfinite import nan_unless_finite, with_nonfinite_values
-from attention_core._attention.blocks.plan import Plan, is_unmodified_product, unpack_operands, with_value_facts
+from attention_core._attention.blocks.plan import (
+    Plan,
+    is_unmodified_product,
+    make_plan,
+    unpack_operands,
+    with_value_facts,
+)
 from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
 from attention_core._attention.blocks.scores import ScoreBlock, matmul_into_workspace, matmul_per_group, score_block
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
-from attention_core._attention.call import apply_dropout
+from attention_core._attention.call import Call, apply_dropout, upcast_call
 from attention_core._attention.magnitudes import norms_are_bounded, scores_are_small
-from attention_core._backend import Backend
+from attention_core._backend import Backend, Operation, register
 from attention_core.random import Dropout
+
+
+def blockwise(call: Call) -> tuple[Array, Array]:
+    """Attention over blocks: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation."""
+    xp, call = call.xp, upcast_call(call)
+    plan, operands = make_plan(call)
+    output, logsumexp = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
+    *leading, heads, rows, _ = shape(call.query, xp=xp)
+    width = shape(call.value, xp=xp)[-1]
+    return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
@@ -242,3 +259,6 @@ def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array]:
     if has_key is not None:
         logsumexp = xp.where(has_key, logsumexp, -math.inf)
     return output if dropout is None else xp.multiply(output, dropout.scale), logsumexp
+
+
+BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results))

@@ -72,10 +72,7 @@ def _pad_operands(operands: Operands, fill: tuple[Any, ...], xp: Namespace) -> O
         for axis, amount in ((-2, fill[0]), (-1, fill[1])):
             bias = bias if is_broadcast(bias, axis) else pad(bias, axis, amount, xp)
     return operands._replace(
-        query=pad(query, -2, fill[0], xp),
-        key=pad(key, -2, fill[1], xp),
-        value=pad(value, -2, fill[1], xp),
-        bias=bias,
+        query=pad(query, -2, fill[0], xp), key=pad(key, -2, fill[1], xp), value=pad(value, -2, fill[1], xp), bias=bias
     )
 
 

@@ -12,9 +12,7 @@ from attention_core._attention.blocks.grid import Grid
 
 
 def with_nonfinite_values(
-    grid: Grid,
-    average: Callable[[Callable[[Array], Array]], tuple[Array, ...]],
-    empty: Callable[[], tuple[Array, ...]],
+    grid: Grid, average: Callable[[Callable[[Array], Array]], tuple[Array, ...]], empty: Callable[[], tuple[Array, ...]]
 ) -> tuple[Array, ...]:
     """The results of ``average(part)``, which averages a part of the values, for values that may not be finite.
 

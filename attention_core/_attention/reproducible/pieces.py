@@ -283,7 +283,7 @@ class Completion(NamedTuple):
     """The plan of the division. Saved programs hold the names of its fields."""
 
     factor: float  # the output is multiplied by it, to compensate for dropout
-    pulled: bool  # whether the sums have indicators of values that are not finite
+    counts_nonfinite: bool  # whether the sums have indicators of values that are not finite
 
 
 register("Closing", Completion)
@@ -313,7 +313,7 @@ def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Back
     weights, values, scores, extents = arrays
     count, width = shape(weights, xp=xp)[-1], shape(extents, xp=xp)[-1]
     power = power_above_max(to_float64(extents, xp), -2, xp)
-    if plan.pulled:
+    if plan.counts_nonfinite:
         power = xp.concat([power, *[xp.ones_like(power)] * 2], axis=-1)
     value_sums = split_columns(_from_limbs(values, xp), slice_widths(shape(power, xp=xp)[-1], count, False))
     weight_sums = split_columns(_from_limbs(weights, xp), [1] * count)
@@ -321,7 +321,7 @@ def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Back
     anchor = anchor_max(from_three_float32(to_float64(scores, xp), xp), xp)
     weight = xp.where(xp.logical_or(xp.isnan(anchor), xp.less(weight, 0.0)), math.nan, weight)
     output = divide_by_weight(total, weight, plan.factor, xp)
-    if plan.pulled:
+    if plan.counts_nonfinite:
         output = _show_nonfinite(output, width, xp)
     return output, xp.squeeze(logsumexp_of(anchor, weight, xp), axis=-1)
 

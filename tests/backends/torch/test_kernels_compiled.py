@@ -313,3 +313,25 @@ def test_a_logsumexp_that_the_kernel_has_not_changes_no_bit_of_the_output(runs, 
     assert runs == ["kernel", "dense"]
     assert torch.equal(output, attention(*arrays, mask=allowed))
     close([logsumexp], [attention(*arrays, mask=allowed, implementation="dense", return_logsumexp=True).logsumexp])
+
+
+@pytest.mark.parametrize("layout", [lambda x: x.mT.contiguous().mT, lambda x: x.repeat_interleave(2, -1)[..., ::2]])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}])
+def test_asking_for_the_logsumexp_changes_no_bit_of_strided_calls(layout, options, torch, rng):
+    arrays = [layout(torch.from_numpy(rng.standard_normal((2, 4, 300, 16)))) for _ in range(3)]
+    assert all(array.stride(-1) != 1 for array in arrays)
+    output = attention(*arrays, **options)
+    assert torch.equal(attention(*arrays, **options, return_logsumexp=True).output, output)
+
+
+@pytest.mark.parametrize("length", [12, 300])
+@pytest.mark.parametrize("with_sinks", [True, False])
+def test_what_is_explained_is_what_runs(with_sinks, length, runs, torch, rng):
+    arrays = [torch.from_numpy(rng.standard_normal((1, 2, length, 16))) for _ in range(3)]
+    options = {"mask": ac.KeyLengths(9), "sinks": torch.zeros(2, dtype=torch.float64) if with_sinks else None}
+    explanation = ac.explain_attention(*arrays, **options, return_logsumexp=True)
+    attention(*arrays, **options, return_logsumexp=True)
+    otherwise = "dense" if length == 12 else "blockwise"
+    assert explanation.chosen == (otherwise if with_sinks else "fused")
+    assert explanation.notes == (() if with_sinks else (f"return_logsumexp: computed separately, {otherwise}",))
+    assert runs == ([otherwise] if with_sinks else ["kernel", otherwise])
