@@ -85,9 +85,9 @@ def _core(framework: str, mode: str) -> list[Candidate]:
     of_attention = [Candidate(name, framework, mode, f"core:{name}", is_peer=False) for name in _IMPLEMENTATIONS]
     return [
         *of_attention,
-        Candidate("auto", framework, mode, "core:multi_head", "multi_head", is_peer=False),
-        Candidate("reproducible", framework, mode, "core:linear", "linear", is_peer=False),
-        Candidate("@", framework, mode, "core:product", "linear"),
+        Candidate("auto", framework, mode, "core:multi_head", operation="multi_head", is_peer=False),
+        Candidate("reproducible", framework, mode, "core:linear", operation="linear", is_peer=False),
+        Candidate("@", framework, mode, "core:product", operation="linear"),
     ]
 
 
@@ -99,20 +99,26 @@ CANDIDATES = (
     Candidate("F.scaled_dot_product_attention", "torch", "eager", "frameworks.torch:fused"),
     Candidate("flex_attention", "torch", "compiled", "frameworks.torch:flex"),
     Candidate("keras.ops.dot_product_attention", "torch", "eager", "frameworks.keras:attention"),
-    Candidate("nn.MultiheadAttention", "torch", "eager", "frameworks.torch:multi_head", "multi_head"),
-    Candidate("keras.layers.MultiHeadAttention", "torch", "eager", "frameworks.keras:multi_head", "multi_head"),
+    Candidate("nn.MultiheadAttention", "torch", "eager", "frameworks.torch:multi_head", operation="multi_head"),
+    Candidate(
+        "keras.layers.MultiHeadAttention", "torch", "eager", "frameworks.keras:multi_head", operation="multi_head"
+    ),
     *_core("jax", "jit"),
     Candidate("jax.nn.dot_product_attention", "jax", "jit", "frameworks.jax:xla"),
     Candidate("jax.nn.dot_product_attention (cudnn)", "jax", "jit", "frameworks.jax:cudnn"),
     Candidate("nnx.dot_product_attention", "jax", "jit", "frameworks.flax:attention"),
     Candidate("keras.ops.dot_product_attention", "jax", "jit", "frameworks.keras:attention"),
-    Candidate("nnx.MultiHeadAttention", "jax", "jit", "frameworks.flax:multi_head", "multi_head"),
-    Candidate("keras.layers.MultiHeadAttention", "jax", "jit", "frameworks.keras:multi_head", "multi_head"),
+    Candidate("nnx.MultiHeadAttention", "jax", "jit", "frameworks.flax:multi_head", operation="multi_head"),
+    Candidate("keras.layers.MultiHeadAttention", "jax", "jit", "frameworks.keras:multi_head", operation="multi_head"),
     *_core("tensorflow", "graph"),
     *_core("tensorflow", "xla"),
     Candidate("keras.ops.dot_product_attention", "tensorflow", "graph", "frameworks.keras:attention"),
     Candidate("keras.ops.dot_product_attention", "tensorflow", "xla", "frameworks.keras:attention"),
-    Candidate("keras.layers.MultiHeadAttention", "tensorflow", "graph", "frameworks.keras:multi_head", "multi_head"),
-    Candidate("keras.layers.MultiHeadAttention", "tensorflow", "xla", "frameworks.keras:multi_head", "multi_head"),
+    Candidate(
+        "keras.layers.MultiHeadAttention", "tensorflow", "graph", "frameworks.keras:multi_head", operation="multi_head"
+    ),
+    Candidate(
+        "keras.layers.MultiHeadAttention", "tensorflow", "xla", "frameworks.keras:multi_head", operation="multi_head"
+    ),
     Candidate("Attention", "onnxruntime", "session", "frameworks.onnxruntime:attention"),
 )

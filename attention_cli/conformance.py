@@ -67,7 +67,7 @@ def conformance(
     """
     if identical:
         refused = {"dtype": dtype, "implementation": implementation, "junit": junit}
-        _identical(backend, device, mode, case, model, json, jobs, list_, refused)
+        _identical(backend, device, mode, case, model=model, json=json, jobs=jobs, list_=list_, refused=refused)
         return
     cases = _chosen_cases(case, CASES)
     if list_:

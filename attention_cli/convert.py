@@ -77,9 +77,9 @@ def convert(
     try:
         order = {"head_order": head_order}
         definitions, parameters, states = _read(
-            source, from_, reading | (order if from_ in ordered else {}), prefix, drop or []
+            source, from_, reading | (order if from_ in ordered else {}), prefix, drop=drop or []
         )
-        _write(target, to, definitions, parameters, states, order if to in ordered else {})
+        _write(target, to, definitions, parameters, states=states, options=order if to in ordered else {})
     except (TypeError, ValueError) as error:
         typer.echo(f"attention-core: {error}", err=True)
         raise typer.Exit(1) from error

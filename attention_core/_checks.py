@@ -210,7 +210,7 @@ def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int
         expected = f"({sizes(x)[axis]}, out) to match {x_name} {shape_text(x)}"
         raise ValueError(f"expected {name}.weight {expected}; got {shape_text(weight)}")
     if bias is not None:
-        check_vector(f"{name}.bias", bias, sizes(weight)[1], f"{name}.weight", weight)
+        check_vector(f"{name}.bias", bias, sizes(weight)[1], f"{name}.weight", model=weight)
 
 
 def check_vector(name: str, vector: Array, length: int | None, model_name: str, model: Array) -> None:
@@ -242,7 +242,7 @@ def check_scores(query: Array, key: Array, bias: Array | None, *, needs_scale: b
     check_floating("query", query)
     check_like("key", key, "query", query)
     dims = sizes(query)
-    _check_heads("key", key, (None, dims[-1]), "query", query)
+    _check_heads("key", key, (None, dims[-1]), "query", model=query)
     if bias is not None:
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
     if needs_scale and dims[-1] == 0:
@@ -261,7 +261,7 @@ def check_value(value: Array, key: Array) -> None:
     """Raise unless there is a value for every key."""
     check_rank("value", value, 3, "(..., heads, N, E)")
     check_like("value", value, "key", key)
-    _check_heads("value", value, (sizes(key)[-2], None), "key", key, same_heads=True)
+    _check_heads("value", value, (sizes(key)[-2], None), "key", model=key, same_heads=True)
 
 
 def _check_heads(

@@ -39,7 +39,7 @@ def excluded_row(draw: Draw) -> Problem:
 def _case(
     name: str, line: int, shows: str, inputs: Callable[[Draw], Problem], bound: Bound = ordinary, **more: Any
 ) -> Case:
-    return Case(name, line, shows, inputs, bound, measure="gradient", **more)
+    return Case(name, line, shows, inputs, bound=bound, measure="gradient", **more)
 
 
 DIFFERENTIATED = (
@@ -59,7 +59,7 @@ DIFFERENTIATED = (
     _case("gradient-softcap", 7, "The gradients through the softcap.", lambda d: d.problem(softcap=1.5, gradient=True)),
     _case("gradient-score-mod", 7, "The gradients through a change of the scores, and in its arrays.",
          lambda d: d.problem(MASK, {**masked(d, 3), **steepness(d)}, score_mod=STEEPENED, softcap=1.5, gradient=True),
-         hard),
+         bound=hard),
     _case("gradient-relative-bias", 7, "The gradient in the number of a bucket is a sum over its distances.",
          lambda d: d.problem(CAUSAL, {"table": d.normal(8, 3)}, gradient=True,
                              score_mod=Rule("relative_bias", {"table": "table", "max_distance": 5}))),
@@ -72,5 +72,5 @@ DIFFERENTIATED = (
     _case("gradient-dropout", 11, "The gradients through dropout.",
          lambda d: d.problem(dropout=Seed(0.4, 7), gradient=True)),
     _case("gradient-large-scores", 0, "The gradients where scores are large.",
-         lambda d: d.problem(scale=4.0, gradient=True), hard, dtypes=("float32", "float64")),
+         lambda d: d.problem(scale=4.0, gradient=True), bound=hard, dtypes=("float32", "float64")),
 )  # fmt: skip

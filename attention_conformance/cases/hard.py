@@ -132,7 +132,7 @@ def large_bias(draw: Draw) -> Problem:
 
 
 def _case(name: str, shows: str, inputs: Callable[[Draw], Problem], bound: Any = hard, **more: Any) -> Case:
-    return Case(name, 0, shows, inputs, bound, **more)
+    return Case(name, 0, shows, inputs, bound=bound, **more)
 
 
 HARD = (

@@ -89,7 +89,7 @@ def _attention(
     **options: Any,
 ) -> Identical:
     options = {"return_logsumexp": True, **options}
-    return Identical(name, shows, inputs, functools.partial(_attend, mask, options), dtype)
+    return Identical(name, shows, inputs, functools.partial(_attend, mask, options), dtype=dtype)
 
 
 def _ordinary(source: Source) -> Trees:
@@ -306,7 +306,7 @@ def _tokens(source: Source) -> Trees:
 
 def _image(source: Source) -> Trees:
     theta, phi, g, output = (source.linear(*sizes) for sizes in ((8, 2), (8, 2), (8, 4), (4, 8)))
-    parameters = SaganAttention(theta, phi, g, output, source.array(np.asarray(0.7)))
+    parameters = SaganAttention(theta, phi, g, output, sigma=source.array(np.asarray(0.7)))
     return {"parameters": parameters, "x": source.normal(2, 6, 4, 8)}
 
 
@@ -328,7 +328,7 @@ def _layer(
     dtype: str = "float32",
     **options: Any,
 ) -> Identical:
-    return Identical(name, shows, inputs, functools.partial(_called, function, names, options), dtype)
+    return Identical(name, shows, inputs, functools.partial(_called, function, names, options), dtype=dtype)
 
 
 def _embed(trees: Trees) -> Any:
@@ -361,20 +361,28 @@ BENT: dict[str, Any] = {"mask": ac.Causal(1), "softcap": 2.0}
 SCALED, PLACED = ("scale", "x"), ("x", "positions")
 
 LAYERS = [
-    _layer("scores", "the scores alone, capped and masked", ac.attention_scores, _pair, ("query", "key"), **BENT),
+    _layer("scores", "the scores alone, capped and masked", ac.attention_scores, _pair, names=("query", "key"), **BENT),
     Identical("pieces", "pieces of the keys, merged", _unlike_numbers("value"), _in_pieces),
     _layer("linear", "an affine map", ac.linear, _affine),
     _layer("linear-wide-range", "exponents from -60 to 60", ac.linear, _affine_spread),
     _layer("layer-norm", "normalized channels", ac.layer_norm, _normalized),
-    _layer("rms-norm", "channels over their root mean square", ac.rms_norm, _scaled, SCALED),
-    _layer("rms-norm-wide-range", "exponents from -140 to 120", ac.rms_norm, _scaled_spread, SCALED),
-    _layer("rotary", "near and far positions", ac.rotary_embedding, _placed, PLACED),
+    _layer("rms-norm", "channels over their root mean square", ac.rms_norm, _scaled, names=SCALED),
+    _layer("rms-norm-wide-range", "exponents from -140 to 120", ac.rms_norm, _scaled_spread, names=SCALED),
+    _layer("rotary", "near and far positions", ac.rotary_embedding, _placed, names=PLACED),
     _layer(
-        "rotary-interleaved", "some channels kept", ac.rotary_embedding, _placed, PLACED, interleaved=True, width=10
+        "rotary-interleaved",
+        "some channels kept",
+        ac.rotary_embedding,
+        _placed,
+        names=PLACED,
+        interleaved=True,
+        width=10,
     ),
-    _layer("rotary-wide-range", "exponents from -140 to 120", ac.rotary_embedding, _placed_spread, PLACED, base=5e5),
-    _layer("gelu", "x from -40 to 40", ac.gelu, _line, ("x",)),
-    _layer("gelu-extremes", "subnormals, infinities and nan", ac.gelu, _line_of_extremes, ("x",)),
+    _layer(
+        "rotary-wide-range", "exponents from -140 to 120", ac.rotary_embedding, _placed_spread, names=PLACED, base=5e5
+    ),
+    _layer("gelu", "x from -40 to 40", ac.gelu, _line, names=("x",)),
+    _layer("gelu-extremes", "subnormals, infinities and nan", ac.gelu, _line_of_extremes, names=("x",)),
     _layer("feed-forward", "two maps", ac.feed_forward, _feed_forward),
     _layer("feed-forward-dropout", "two maps, and dropout", ac.feed_forward, _feed_forward, dropout=DROPOUT),
     _layer(
@@ -406,7 +414,14 @@ LAYERS = [
     Identical("embed-tokens", "three tables, a norm, dropout", _tokens, _embed),
     _layer("sagan", "all places of an image", ac.sagan_attention, _image, pool=False, return_weights=True),
     _layer("sagan-pooled", "maxima of 2 × 2 places", ac.sagan_attention, _image),
-    _layer("spectral-norm", "three steps of power iteration", ac.spectral_norm, _matrix, ("weight", "u"), iterations=3),
+    _layer(
+        "spectral-norm",
+        "three steps of power iteration",
+        ac.spectral_norm,
+        _matrix,
+        names=("weight", "u"),
+        iterations=3,
+    ),
     *(
         _layer(f"{dtype}-{name}", f"{dtype}: {shows}", function, inputs, dtype=dtype, **options)
         for dtype in ("float16", "bfloat16")
@@ -416,9 +431,16 @@ LAYERS = [
             ("encoder", "norms first, dropout", ac.encoder_layer, _encoder, {"dropout": DROPOUT, **HEADS}),
         )
     ),
-    _layer("bfloat16-rms-norm", "bfloat16: channels over their root", ac.rms_norm, _scaled, SCALED, dtype="bfloat16"),
     _layer(
-        "bfloat16-rotary", "bfloat16: near and far positions", ac.rotary_embedding, _placed, PLACED, dtype="bfloat16"
+        "bfloat16-rms-norm", "bfloat16: channels over their root", ac.rms_norm, _scaled, names=SCALED, dtype="bfloat16"
+    ),
+    _layer(
+        "bfloat16-rotary",
+        "bfloat16: near and far positions",
+        ac.rotary_embedding,
+        _placed,
+        names=PLACED,
+        dtype="bfloat16",
     ),
 ]
 

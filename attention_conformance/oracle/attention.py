@@ -139,14 +139,14 @@ def scan(head: Head) -> Iterator[Row]:
     for position, (query, through, bias) in enumerate(zip(head.query, head.through, head.bias, strict=True)):
         live = np.flatnonzero(through & (bias != -INFINITY))
         if not live.size:
-            none = Row(live, _fill(through, ZERO), -INFINITY, ZERO, live, [], ZERO)
+            none = Row(live, _fill(through, ZERO), -INFINITY, ZERO, derivatives=live, changes=[], sink=ZERO)
             sink = head.sink
             yield none if sink is None else replace(none, logsumexp=sink, kappa=abs(sink), sink=ONE)
         elif all(x.is_finite() for x in query) and finite[live].all():
             yield _row(head, position, live)
         else:
             unknown = [Change(NAN, NAN, NAN, {})] * live.size
-            yield Row(live, _choose(through, NAN, ZERO), NAN, ZERO, live, unknown, NAN)
+            yield Row(live, _choose(through, NAN, ZERO), NAN, ZERO, derivatives=live, changes=unknown, sink=NAN)
 
 
 def _row(head: Head, position: int, live: NumpyArray) -> Row:
@@ -163,7 +163,9 @@ def _row(head: Head, position: int, live: NumpyArray) -> Row:
     weights[live] = powers / total
     kappa = (abs(steepness * head.scale) * (abs(keys) @ abs(query)) + sizes + abs(bias)).max()
     kappa = kappa if head.sink is None else max(kappa, abs(sink))
-    return Row(live, weights, top + total.ln(), kappa, derivatives * steepness, changes, power / total)
+    return Row(
+        live, weights, top + total.ln(), kappa, derivatives=derivatives * steepness, changes=changes, sink=power / total
+    )
 
 
 def _cap(scores: NumpyArray, softcap: Decimal | None) -> tuple[NumpyArray, NumpyArray]:

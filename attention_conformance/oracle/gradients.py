@@ -55,7 +55,7 @@ def _head(problem: Problem, head: Head, cotangent: NumpyArray) -> Parts:
     }
     for position, row in enumerate(scan(head)):
         if row.live.size:
-            _add_row(parts, head, position, row, cotangent[position])
+            _add_row(parts, head, position, row, cotangent=cotangent[position])
     return parts
 
 

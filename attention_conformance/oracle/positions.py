@@ -49,12 +49,12 @@ def _number(rule: Rule, name: str, score: _Score, problem: Problem, default: int
 
 
 def _causal(rule: Rule, score: _Score, problem: Problem) -> bool:
-    offset = _number(rule, "offset", score, problem, 0) or 0
+    offset = _number(rule, "offset", score, problem, default=0) or 0
     return score.key <= score.query + offset
 
 
 def _window(rule: Rule, score: _Score, problem: Problem) -> bool:
-    position = score.query + (_number(rule, "offset", score, problem, 0) or 0)
+    position = score.query + (_number(rule, "offset", score, problem, default=0) or 0)
     left, right = rule.arguments.get("left"), rule.arguments.get("right")
     return (left is None or score.key >= position - left) and (right is None or score.key <= position + right)
 

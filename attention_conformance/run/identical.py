@@ -113,7 +113,7 @@ def work(order: Order) -> Iterator[Message]:
     ]
     yield Plan(backend.name, len(trials), backend.versions())
     for case, device, mode in trials[order.skip :]:
-        yield Started(case.name, backend.name, device, case.dtype, mode, "", "identical")
+        yield Started(case.name, backend.name, device, case.dtype, mode=mode, implementation="", measure="identical")
         yield run(case, backend, device, mode)
 
 

@@ -103,7 +103,7 @@ def load_model(directory: Path) -> Model:
     is_token = np.arange(length) < np.array([[len(row)] for row in rows])
     with (directory / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Model(directory.resolve().name, bert, token_ids, is_token, PUBLISHED.get(digest), digest)
+    return Model(directory.resolve().name, bert, token_ids, is_token, published=PUBLISHED.get(digest), sha256=digest)
 
 
 def plan_model(
@@ -124,7 +124,7 @@ def plan_model(
         return ""
 
     return [
-        ModelTrial(model, backend, device, dtype, mode, reason(backend, device, dtype, mode))
+        ModelTrial(model, backend, device, dtype, mode=mode, reason=reason(backend, device, dtype, mode))
         for backend in backends
         for device in devices_of(backend)
         if devices is None or device in devices
@@ -242,4 +242,4 @@ def _encode(config: Config, trees: Trees) -> Encoded:
 
 @functools.cache
 def _reference(model: Model) -> NumpyArray:
-    return _vectors(ModelTrial(model, get_backend("numpy"), "cpu", "float64", "eager"))
+    return _vectors(ModelTrial(model, get_backend("numpy"), "cpu", "float64", mode="eager"))

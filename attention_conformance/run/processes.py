@@ -99,7 +99,15 @@ def work(order: Order) -> Iterator[Message]:
         case, implementation, measure = "model", "", "ulp"
         if isinstance(trial, Trial):
             case, implementation, measure = trial.case.name, trial.implementation or "", trial.case.measure
-        yield Started(case, backend.name, trial.device, trial.dtype, trial.mode, implementation, measure)
+        yield Started(
+            case,
+            backend.name,
+            trial.device,
+            trial.dtype,
+            mode=trial.mode,
+            implementation=implementation,
+            measure=measure,
+        )
         yield next(run([trial]) if isinstance(trial, Trial) else run_model([trial]))
 
 
@@ -160,7 +168,9 @@ def _ended(entry: _Running, waiting: deque[Order]) -> Iterator[Message]:
     if code == 0:
         return
     died = f"its process died: {signal.Signals(-code).name if code is not None and code < 0 else f'exit status {code}'}"
-    lost = entry.started or Started("start", entry.order.backend, "-", "-", "-", "-", "exact")
+    lost = entry.started or Started(
+        "start", entry.order.backend, "-", "-", mode="-", implementation="-", measure="exact"
+    )
     names = (lost.case, lost.backend, lost.device, lost.dtype, lost.mode, lost.implementation, lost.measure)
     yield Result(*names, math.inf, math.nan, False, died, 0.0)
     if entry.started is not None:

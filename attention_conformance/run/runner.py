@@ -86,13 +86,13 @@ def plan(
     cases = list(cases)
 
     def trial(case: Case, backend: Backend, device: str, dtype: str, mode: str, implementation: str | None) -> Trial:
-        reason = _reason(case, backend, device, dtype, mode, asked=dtypes is not None)
+        reason = _reason(case, backend, device, dtype, mode=mode, asked=dtypes is not None)
         if not (reason or everything):
-            reason = left_out(case, implementation, backend, dtype, mode)
-        return Trial(case, backend, device, dtype, mode, implementation, reason)
+            reason = left_out(case, implementation, backend, dtype, mode=mode)
+        return Trial(case, backend, device, dtype, mode=mode, implementation=implementation, reason=reason)
 
     return [
-        trial(case, backend, device, dtype, mode, implementation)
+        trial(case, backend, device, dtype, mode=mode, implementation=implementation)
         for backend in backends
         for device in devices_of(backend)
         if devices is None or device in devices

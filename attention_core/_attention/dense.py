@@ -35,11 +35,11 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     value = repeat_kv(call.value, group_size(call.query, call.key, xp), xp=xp)
     scores = _scores(call, allowed, at, nothing_leaks)  # (..., H, M, N)
     probabilities = _one_pass_softmax(call, scores, allowed)
-    exponentials = total = normalizer = None
+    exponentials = total = log_normalizer = None
     if probabilities is None or weights or logsumexp:
         constant = backend.stop_gradient if backend.differentiates else None
         exp_difference = None if backend.differentiates else backend.loops.exp_difference
-        exponentials, total, normalizer = softmax(
+        exponentials, total, log_normalizer = softmax(
             scores, allowed, constant=constant, exp_difference=exp_difference, xp=xp
         )
     numerators = exponentials if probabilities is None else probabilities
@@ -51,7 +51,7 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     return Attention(
         output if kept is numerators else xp.multiply(output, dropout.scale),  # type: ignore[union-attr]
         xp.divide(exponentials, total) if weights else None,
-        xp.squeeze(normalizer, axis=-1) if logsumexp else None,
+        xp.squeeze(log_normalizer, axis=-1) if logsumexp else None,
     )
 
 

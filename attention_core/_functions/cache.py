@@ -162,8 +162,8 @@ def append(
     count = shape(key, xp=xp)[-2]
     filled = count if num_new is None else xp.astype(num_new, xp.int32)
     return KeyValueCache(
-        _written(cache.key, key, behind, count, xp),
-        _written(cache.value, value, behind, count, xp),
+        _written(cache.key, key, behind, count, xp=xp),
+        _written(cache.value, value, behind, count, xp=xp),
         xp.add(xp.astype(cache.length, xp.int32), filled),
     )
 
@@ -262,7 +262,7 @@ def _check_new(cache: KeyValueCache, key: Array, value: Array, num_new: Array | 
         if shapes_differ((*dims[:-2], dims[-1]), (*goal[:-2], goal[-1])):
             raise ValueError(f"expected {name} to match cache.{name} {shape_text(model)}; got {shape_text(array)}")
     count, capacity = sizes(key)[-2], sizes(cache.key)[-2]
-    check_length("value", value, -2, count, "to match key")
+    check_length("value", value, -2, count, reason="to match key")
     if num_new is not None:
         check_rank("num_new", num_new, 1, "(...)")
         check_integer("num_new", num_new)

@@ -171,8 +171,8 @@ def attend_heads(
         length = shape(key, xp=xp)[-2]
         mask, is_causal = _mask_with_extra_key(mask, is_causal, length), False
         bias = None if bias is None else _bias_with_extra_key(bias, length, xp)
-        key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp)
-        value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp)
+        key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp=xp)
+        value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp=xp)
     make = make_call if prepare is not None else unchecked_call
     call = make(
         query,
@@ -285,7 +285,7 @@ def check_multi_head(
     for name in ("key", "value"):
         extra, weight = getattr(parameters, f"extra_{name}"), getattr(parameters, name).weight
         if extra is not None:
-            check_vector(f"extra_{name}", extra, sizes(weight)[1], f"the {name} projection", weight)
+            check_vector(f"extra_{name}", extra, sizes(weight)[1], f"the {name} projection", model=weight)
     target = (*sizes(query)[:-2], num_heads, sizes(query)[-2], sizes(key)[-2])
     if mask is not None:
         check_mask(mask, target, query)
@@ -321,4 +321,4 @@ def _check_widths(parameters: MultiHeadAttention, num_heads: int, num_kv_heads: 
             expected = f"({num_heads * widths[2]}, out) to match {num_heads} heads of width {widths[2]}"
             raise ValueError(f"expected output projection.weight {expected}; got {shape_text(weight)}")
         if parameters.output.bias is not None:
-            check_vector("output projection.bias", parameters.output.bias, sizes(weight)[1], "its weight", weight)
+            check_vector("output projection.bias", parameters.output.bias, sizes(weight)[1], "its weight", model=weight)

@@ -62,8 +62,8 @@ def check_layer_norm(name: str, parameters: LayerNorm, x_name: str, x: Array) ->
     """Raise unless a `LayerNorm` fits the channels, dtype and device of its input."""
     check_parameters(name, parameters, LayerNorm)
     channels = _checked_channels(x_name, x)
-    check_vector(f"{name}.scale", parameters.scale, channels, x_name, x)
-    check_vector(f"{name}.offset", parameters.offset, channels, x_name, x)
+    check_vector(f"{name}.scale", parameters.scale, channels, x_name, model=x)
+    check_vector(f"{name}.offset", parameters.offset, channels, x_name, model=x)
 
 
 @once_per_signature
@@ -83,7 +83,7 @@ def _check_rms_norm(*, x: Array, scale: Array, epsilon: Any, arithmetic: Any, xp
     xp = array_namespace(x, scale) if xp is None else xp
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     check_number("epsilon", epsilon, positive=True)
-    check_vector("scale", scale, _checked_channels("x", x), "x", x)
+    check_vector("scale", scale, _checked_channels("x", x), "x", model=x)
     return xp
 
 

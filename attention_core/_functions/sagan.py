@@ -168,7 +168,7 @@ def spectral_norm(
     """
     xp = array_namespace(weight, u) if xp is None else xp
     check_input("weight", weight, 2, "(..., out)", arithmetic=arithmetic)
-    check_vector("u", u, sizes(weight)[-1], "weight", weight)
+    check_vector("u", u, sizes(weight)[-1], "weight", model=weight)
     if 0 in sizes(weight):
         raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
     check_positive("iterations", iterations)

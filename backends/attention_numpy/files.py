@@ -180,7 +180,7 @@ def save_layer(path: str | os.PathLike[str], definition: layers.Layer, parameter
     path = Path(path)
     _check_fit(path, definition, parameters, state)
     arrays: dict[str, NumpyArray] = {}
-    structure = _layer_structure(path, parameters, state, "", arrays)
+    structure = _layer_structure(path, parameters, state, "", arrays=arrays)
     _save(path, structure, arrays, definition.settings())
 
 
@@ -233,7 +233,7 @@ def save_layers(path: str | os.PathLike[str], definitions: Any, parameters: Any,
     structures = []
     for index, (definition, tree, state) in enumerate(zip(definitions, parameters, states, strict=True)):
         _check_fit(path, definition, tree, state)
-        structures.append(_layer_structure(path, tree, state, str(index), arrays))
+        structures.append(_layer_structure(path, tree, state, str(index), arrays=arrays))
     settings = {"layers": [definition.settings() for definition in definitions]}
     _save(path, {"tuple": structures}, arrays, settings)
 

@@ -104,7 +104,7 @@ class DotProductAttention(AttentionLayer):
         tensor, shape (..., M, E)
             Or, if a return flag is set, a named tuple of output, and of weights and logsumexp where asked for.
         """
-        query_mask, key_mask = place_masks(query, key, value, query_mask, key_mask)
+        query_mask, key_mask = place_masks(query, key, value, query_mask, key_mask=key_mask)
         return self._apply(
             query,
             key,
@@ -202,7 +202,7 @@ class MultiHeadAttention(AttentionLayer):
         tensor, shape (..., M, channels of the output)
             Or, if a return flag is set, a named tuple of output, and of weights and logsumexp where asked for.
         """
-        query_mask, key_mask = place_masks(query, key, value, query_mask, key_mask)
+        query_mask, key_mask = place_masks(query, key, value, query_mask, key_mask=key_mask)
         return self._apply(
             query,
             key,

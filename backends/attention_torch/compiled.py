@@ -110,7 +110,7 @@ def _blocks(plan: BlockwiseIfPlan, mask_arrays: list[torch.Tensor], backend: Bac
     mask = unflatten(plan.mask, mask_arrays)
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        call = Call(query, key, value, backend.namespace, backend, mask=mask, scale=plan.scale)
+        call = Call(query, key, value, backend.namespace, backend=backend, mask=mask, scale=plan.scale)
         return cast_to(blockwise(call)[0], query.dtype, xp=backend.namespace)
 
     return attend
@@ -214,7 +214,7 @@ def _causal_backward(
 
 def _causal_call(plan: CausalPlan, backend: Backend, *inputs: torch.Tensor) -> Call:
     query, key, value = inputs
-    return Call(query, key, value, backend.namespace, backend, mask=Causal(), scale=plan.scale)
+    return Call(query, key, value, backend.namespace, backend=backend, mask=Causal(), scale=plan.scale)
 
 
 def _causal_empty(
@@ -248,7 +248,7 @@ def _padded(plan: PaddedPlan, lengths: torch.Tensor, backend: Backend) -> Any:
     mask = KeyLengths(torch.clamp(lengths, min=0))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        call = Call(query, key, value, backend.namespace, backend, mask=mask, scale=plan.scale)
+        call = Call(query, key, value, backend.namespace, backend=backend, mask=mask, scale=plan.scale)
         return sdpa.attend_per_length(call, sdpa.attend)
 
     return attend

@@ -91,7 +91,7 @@ def test_a_block_is_visited_once(by_key, backend, rng, monkeypatch):
     count, score_block = [], _forward.score_block
     for module in (_forward, _backward):
         monkeypatch.setattr(
-            module, "score_block", lambda *arguments: count.append(arguments[-1]) or score_block(*arguments)
+            module, "score_block", lambda *x, masked, **at: count.append(masked) or score_block(*x, masked=masked, **at)
         )
     rule = ac.SlidingWindow(left=2, right=0)
     arrays = backend.from_numpy(tuple(qkv(rng)))
@@ -115,9 +115,9 @@ def test_neighbours_that_a_mask_leaves_are_computed_at_once(backend, rng, monkey
     """Of four blocks of keys, a causal mask leaves one, two or three to the blocks of queries."""
     found, score_block = [], _forward.score_block
 
-    def recorded(*arguments):
-        result = score_block(*arguments)
-        found.append((result.scores.shape[-1], arguments[-1]))
+    def recorded(*arguments, masked, **index):
+        result = score_block(*arguments, masked=masked, **index)
+        found.append((result.scores.shape[-1], masked))
         return result
 
     monkeypatch.setattr(_forward, "score_block", recorded)

@@ -1,11 +1,13 @@
 r"""The backward pass over blocks, as in FlashAttention-2.
 
-The weights are computed once more from the logsumexp :math:`\ell`. With :math:`\delta_i = dO_i \cdot o_i - d\ell_i`,
+The weights P are computed once more from the logsumexp L. With dO the gradient of the output, dL that of the logsumexp,
+and D the row sums of dO * O, less dL,
 
-.. math:: dV_j = \sum_i p_{ij}\, dO_i, \qquad dP_{ij} = dO_i \cdot v_j, \qquad dS_{ij} = p_{ij} (dP_{ij} - \delta_i),
-          \qquad dQ_i = \sum_j dS_{ij} k_j, \qquad dK_j = \sum_i dS_{ij} q_i,
+.. math:: P = e^{S - L}, \qquad dV = P^\top dO, \qquad dP = dO\, V^\top, \qquad dS = P \circ (dP - D), \qquad
+          dQ = dS\, K, \qquad dK = dS^\top Q.
 
-where q is scaled already: ``d_output`` is dO, ``d_weights`` dP and ``d_scores`` dS.
+These are ``weights``, ``d_value``, ``d_weights``, ``d_scores``, ``d_query`` and ``d_key``; D is ``delta``. Q is scaled
+already: the operation is given the scaled query (`plan.make_plan`), so that the library differentiates the scale.
 
 References
 ----------
@@ -112,7 +114,7 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array], cotangents: tuple[Arra
     amount = shape(grid.operands.query, xp=xp)[-2] - grid.lengths[0]
     # Rows that only fill up a block have no weights, whatever their scores.
     return RowArrays(
-        pad(d_output, -2, amount, xp), pad(delta, -2, amount, xp), pad(logsumexp, -2, amount, xp, math.inf)
+        pad(d_output, -2, amount, xp), pad(delta, -2, amount, xp), pad(logsumexp, -2, amount, xp, number=math.inf)
     )
 
 
@@ -128,7 +130,7 @@ class BackwardPass(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The blocks of one sample: with finite elements, and as scores are made of them."""
+    """The blocks of one sample: with 0 for what is not finite, and, for scores, with NaN for it."""
 
     sample: Sample
     queries: Any
@@ -155,13 +157,18 @@ def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
     if squares_are_finite:
         squares_are_finite = bool(xp.isfinite(xp.sum(xp.multiply(rows.d_output, rows.d_output))))
     backward_pass = BackwardPass(
-        grid, make_visits(grid, by_key=True), rows, dropout_of(grid), backend, not squares_are_finite
+        grid,
+        make_visits(grid, by_key=True),
+        rows,
+        dropout_of(grid),
+        backend=backend,
+        may_overflow=not squares_are_finite,
     )
     depth, width = (shape(x, xp=xp)[-1] for x in (grid.operands.key, grid.operands.value))
     variables = upcast(score_variables(grid), xp=xp) if modifies_scores(grid) else ()
     d_query, d_key, d_value = gradient_accumulators(grid, depth, depth, width, after=rows.delta)
     d_variables = tuple(xp.zeros_like(x) for x in variables)
-    sums = Gradients(d_query, d_key, d_value, bias_accumulator(grid), d_variables)
+    sums = Gradients(d_query, d_key, d_value, bias_accumulator(grid), d_variables=d_variables)
     return loops.loop(0, num_rounds(grid), functools.partial(_backward_sample, backward_pass), sums)  # type: ignore[no-any-return]
 
 
@@ -203,12 +210,12 @@ def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: A
         index=index,
         j=j,
         keys=keys,
-        keys_across=xp.matrix_transpose(scored_keys),
-        values_across=xp.matrix_transpose(values),
+        keys_transposed=xp.matrix_transpose(scored_keys),
+        values_transposed=xp.matrix_transpose(values),
         block_of_step=block_of_step,
     )
     start = sums._replace(d_key=xp.zeros_like(keys), d_value=xp.zeros_like(values))
-    state: Gradients = visit_blocks(loops, whole, seen, absorb, start)
+    state: Gradients = visit_blocks(loops, whole, seen, absorb, state=start)
     position = index * grid.counts[1] + j
     return state._replace(
         d_key=loops.add_block(sums.d_key, position, state.d_key),
@@ -226,46 +233,46 @@ def _absorb(
     index: Any,
     j: Any,
     keys: Array,
-    keys_across: Array,
-    values_across: Array,
+    keys_transposed: Array,
+    values_transposed: Array,
     block_of_step: Callable[[Any], Any],
 ) -> Gradients:
     """The gradients with those of one block of scores."""
     grid, i, dropout = backward_pass.grid, block_of_step(step), backward_pass.dropout
     xp, loops = grid.xp, grid.loops
-    rows = scored_rows = loops.block_at(blocks.queries, i)
+    queries = scored_queries = loops.block_at(blocks.queries, i)
     if blocks.scored_queries is not blocks.queries:
-        scored_rows = loops.block_at(blocks.scored_queries, i)
+        scored_queries = loops.block_at(blocks.scored_queries, i)
     d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks.rows)
-    block = score_block(grid, blocks.sample, scored_rows, keys_across, i, j, masked)
+    block = score_block(grid, blocks.sample, scored_queries, keys_transposed, i=i, j=j, masked=masked)
     masks_again = block.allowed is not None and backward_pass.may_overflow
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
-    d_weights = matmul_into_workspace(grid, "d_weights", d_output, values_across)
-    kept = weights
-    if dropout is not None:
-        kept, d_weights = (
-            xp.multiply(apply_dropout(x, dropout, block.at, num_heads_of(grid), xp), dropout.scale)
-            for x in (weights, d_weights)
-        )
-    d_value = xp.add(state.d_value, matmul_transposed(kept, d_output, xp))
-    d_scores = loops.inplace(xp.multiply, loops.inplace(xp.subtract, d_weights, delta), weights)
+    drop = functools.partial(_drop, grid, dropout, block)
+    d_value = xp.add(state.d_value, matmul_transposed(drop(weights), d_output, xp))
+    d_weights = drop(matmul_into_workspace(grid, "d_weights", d_output, values_transposed))
+    d_scores = loops.inplace(xp.subtract, d_weights, delta)
+    d_scores = loops.inplace(xp.multiply, d_scores, weights)
     if masks_again:  # so with every bias, whose gradient keeps this memory
         d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
     d_bias = state.d_bias
     if d_bias is not None:
-        d_bias = add_bias_gradient(grid, blocks.sample, d_bias, d_scores, i, j)
+        d_bias = add_bias_gradient(grid, blocks.sample, d_bias, d_scores, i=i, j=j)
     d_variables = state.d_variables
     if modifies_scores(grid):
         d_scores, d_variables = _through_modification(backward_pass, block, d_scores, d_variables)
-    return Gradients(
-        loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp)),
-        xp.add(state.d_key, matmul_transposed(d_scores, rows, xp)),
-        d_value,
-        d_bias,
-        d_variables,
-    )
+    d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))
+    d_key = xp.add(state.d_key, matmul_transposed(d_scores, queries, xp))
+    return Gradients(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
+
+
+def _drop(grid: Grid, dropout: Dropout | None, block: ScoreBlock, x: Array) -> Array:
+    """Weights, or their gradients, after dropout."""
+    if dropout is None:
+        return x
+    dropped = apply_dropout(x, dropout, block.at, num_heads_of(grid), xp=grid.xp)
+    return grid.xp.multiply(dropped, dropout.scale)
 
 
 def _through_modification(

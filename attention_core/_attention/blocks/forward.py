@@ -120,7 +120,7 @@ class Blocks(NamedTuple):
 class Running(NamedTuple):
     """Of a block of queries, over the keys so far: u, z, m, and whether there was a key to attend to."""
 
-    output: Array
+    weighted_sum: Array
     total: Array
     row_max: Array | None
     has_key: Array | None
@@ -174,9 +174,9 @@ def _attend_rows(forward_pass: ForwardPass, blocks: Blocks, index: Any, i: Any, 
         state = absorb(lambda step: step, may_mask(grid), 0, None)
     else:
         block_of_step, whole, seen = visits.of(loops, blocks.sample.index, i)
-        empty = _nothing(forward_pass, rows) if loops.traced else None
-        state = visit_blocks(loops, whole, seen, functools.partial(absorb, block_of_step), empty)
-    results = _finish(forward_pass, _nothing(forward_pass, rows) if state is None else state)
+        empty = _empty_state(forward_pass, rows) if loops.traced else None
+        state = visit_blocks(loops, whole, seen, functools.partial(absorb, block_of_step), state=empty)
+    results = _finish(forward_pass, _empty_state(forward_pass, rows) if state is None else state)
     position = index * grid.counts[0] + i
     return tuple(loops.add_block(stack, position, x) for stack, x in zip(stacks, results, strict=True))
 
@@ -195,7 +195,7 @@ def _absorb(
     grid, j = forward_pass.grid, block_of_step(step)
     plan, xp, loops = grid.plan, grid.xp, grid.loops
     keys = xp.matrix_transpose(loops.block_at(blocks.keys, j))
-    block = score_block(grid, blocks.sample, rows, keys, i, j, masked)
+    block = score_block(grid, blocks.sample, rows, keys, i=i, j=j, masked=masked)
     if plan.exp_without_max:
         new_max, exponentials = None, loops.exp_scaled(block.scores)
     else:
@@ -203,18 +203,18 @@ def _absorb(
         new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
-    weights = apply_dropout(exponentials, forward_pass.dropout, block.at, num_heads_of(grid), xp)
+    weights = apply_dropout(exponentials, forward_pass.dropout, block.at, num_heads_of(grid), xp=xp)
     values = loops.block_at(blocks.values, j)
-    has_key = _has_key(grid, block, total, i, j) if plan.may_mask else None
+    has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
     if state is None:
         return Running(matmul_per_group(weights, values, xp), total, new_max, has_key)
-    output = matmul_into_workspace(grid, "output", weights, values)
-    sums = state.output, state.total
+    weighted_sum = matmul_into_workspace(grid, "weighted_sum", weights, values)
+    sums = state.weighted_sum, state.total
     if new_max is not None:
         rescale = loops.exp_difference(state.row_max, new_max)
-        sums = xp.multiply(state.output, rescale), xp.multiply(state.total, rescale)
+        sums = xp.multiply(state.weighted_sum, rescale), xp.multiply(state.total, rescale)
     return Running(
-        loops.inplace(xp.add, sums[0], output),
+        loops.inplace(xp.add, sums[0], weighted_sum),
         loops.inplace(xp.add, sums[1], total),
         new_max,
         None if has_key is None else xp.logical_or(state.has_key, has_key),
@@ -232,11 +232,13 @@ def _has_key(grid: Grid, block: ScoreBlock, total: Array, i: Any, j: Any) -> Arr
     everywhere = xp.ones_like(total, dtype=xp.bool)
     if allowed is None:
         return everywhere
-    some = cached_by_distance(grid, "has_key", i, j, allowed, lambda: xp.any(allowed, axis=-1, keepdims=True))
+    some = cached_by_distance(
+        grid, "has_key", i, j, like=allowed, compute=lambda: xp.any(allowed, axis=-1, keepdims=True)
+    )
     return xp.logical_and(everywhere, some)
 
 
-def _nothing(forward_pass: ForwardPass, rows: Array) -> Running:
+def _empty_state(forward_pass: ForwardPass, rows: Array) -> Running:
     """The running sums over no keys."""
     grid, xp = forward_pass.grid, forward_pass.grid.xp
     *dims, _ = shape(rows, xp=xp)
@@ -251,10 +253,10 @@ def _nothing(forward_pass: ForwardPass, rows: Array) -> Running:
 
 def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array]:
     """Output and logsumexp of a block of queries: 0 and -inf in fully masked rows."""
-    xp, dropout, (output, total, row_max, has_key) = forward_pass.grid.xp, forward_pass.dropout, state
+    xp, dropout, (weighted_sum, total, row_max, has_key) = forward_pass.grid.xp, forward_pass.dropout, state
     if has_key is not None:
         total = xp.where(has_key, total, 1.0)
-    output = xp.divide(output, total)
+    output = xp.divide(weighted_sum, total)
     logsumexp = xp.log(total) if row_max is None else xp.add(row_max, xp.log(total))
     if has_key is not None:
         logsumexp = xp.where(has_key, logsumexp, -math.inf)

@@ -44,7 +44,9 @@ def make_grid(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Grid:
     relative = plan.mask is not None and unflatten(plan.mask, operands.mask).is_relative()
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
     cache: Any = {} if relative and repeats and operands.bias is None and not loops.traced else None
-    return Grid(plan, operands, xp, loops, sizes, counts, lengths, padded, {}, cache)
+    return Grid(
+        plan, operands, xp, loops, sizes=sizes, counts=counts, lengths=lengths, padded=padded, workspace={}, cache=cache
+    )
 
 
 def is_one_block(grid: Grid) -> bool:
@@ -154,7 +156,13 @@ def sample_at(grid: Grid, index: Any) -> Sample:
         rule = unflatten(plan.mask, arrays)
     query, key, value = (sample_slice(grid, x, b, g) for x in operands[:3])
     return Sample(
-        b, g, query, key, value, None if operands.bias is None else sample_slice(grid, operands.bias, b, g), rule
+        b,
+        g,
+        query,
+        key,
+        value=value,
+        bias=None if operands.bias is None else sample_slice(grid, operands.bias, b, g),
+        rule=rule,
     )
 
 

@@ -143,13 +143,13 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         query=xp.reshape(query, (batch, num_kv_heads, group, rows, width)),
         key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
         value=xp.reshape(call.value, (batch, num_kv_heads, columns, shape(call.value, xp=xp)[-1])),
-        bias=None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp),
+        bias=None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp=xp),
         softcap=_only_array(call.softcap),
         seed=_only_array(dropout.seed if dropout.rate else None),
         query_start=_only_array(call.starts[0]),
         key_start=_only_array(call.starts[1]),
         mask=tuple(
-            array if leaf.axes < 0 else _flatten_batch(array, leaf.axes, leading, target, xp)
+            array if leaf.axes < 0 else _flatten_batch(array, leaf.axes, leading, target, xp=xp)
             for array, leaf in zip(held, leaves(treedef), strict=True)
         ),
         score_mod=score_arrays,

@@ -75,8 +75,8 @@ def attend_query_chunks(
     # No rule of `key - query` looks at batch or head.
     query, key, value = (xp.reshape(x, (-1, *x.shape[2:])) for x in operands[:3])
     merged = operands._replace(query=query, key=key, value=value)
-    outputs, normalizers = zip(*(_attend_chunk(plan, merged, backend, chunk) for chunk in chunks), strict=True)
-    results = xp.concat(outputs, axis=-2), xp.concat(normalizers, axis=-1)
+    outputs, logsumexps = zip(*(_attend_chunk(plan, merged, backend, chunk) for chunk in chunks), strict=True)
+    results = xp.concat(outputs, axis=-2), xp.concat(logsumexps, axis=-1)
     return tuple(xp.reshape(x, (*dims, *x.shape[1:])) for x in results)
 
 

@@ -28,18 +28,18 @@ class ScoreBlock(NamedTuple):
     at: Positions | None
 
 
-def score_block(grid: Grid, sample: Sample, query: Array, key: Array, i: Any, j: Any, masked: bool) -> ScoreBlock:
+def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any, j: Any, masked: bool) -> ScoreBlock:
     """The scores of a block of queries against a block of keys (G, D, n), with -inf where masked."""
     plan, xp = grid.plan, grid.xp
     raw = matmul_into_workspace(grid, "scores", query, key)
-    at, bias, allowed = block_context(grid, sample, raw, i, j, masked)
+    at, bias, allowed = block_context(grid, sample, raw, i, j=j, masked=masked)
     modify: Any = None
     if modifies_scores(grid):
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
         modify = functools.partial(modified_scores, grid, variables=score_variables(grid), at=at)
     mask: Any = None
     if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make NaN of what is masked
-        limit = cached_by_distance(grid, "limit", i, j, allowed, lambda: mask_limit(allowed, raw, xp))
+        limit = cached_by_distance(grid, "limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
         mask = functools.partial(_minimum, grid, limit)
     return ScoreBlock(raw, masked_scores(raw, allowed, bias, modify, mask=mask, xp=xp), allowed, at)
 
@@ -54,7 +54,7 @@ def block_context(
 ) -> tuple[Positions | None, Array | None, Array | None]:
     """Of a block of scores: their positions if anything asks for them, their bias, and where they are allowed."""
     plan = grid.plan
-    at = block_positions(grid, sample, i, j, raw) if plan.score_mod is not None or plan.dropout_rate else None
+    at = block_positions(grid, sample, i, j, scores=raw) if plan.score_mod is not None or plan.dropout_rate else None
     bias = sample.bias
     if bias is not None:
         for axis, index in ((-2, i), (-1, j)):
@@ -62,7 +62,7 @@ def block_context(
     if not masked:
         return at, bias, None
     compute = functools.partial(_allowed_in_block, grid, sample, bias, i, j, at, raw)
-    return at, bias, cached_by_distance(grid, "allowed", i, j, raw, compute)
+    return at, bias, cached_by_distance(grid, "allowed", i, j, like=raw, compute=compute)
 
 
 def _allowed_in_block(
@@ -72,7 +72,9 @@ def _allowed_in_block(
     xp = grid.xp
     admitted: list[Array] = []
     if sample.rule is not None:
-        admitted.append(sample.rule.allowed(block_positions(grid, sample, i, j, raw) if at is None else at, xp=xp))
+        admitted.append(
+            sample.rule.allowed(block_positions(grid, sample, i, j, scores=raw) if at is None else at, xp=xp)
+        )
     if bias is not None:
         admitted.append(xp.not_equal(bias, -math.inf))
     if grid.padded:
