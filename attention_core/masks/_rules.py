@@ -1,4 +1,7 @@
-"""The structured masks: causal, windows, lengths, segments, and functions."""
+"""The structured masks: causal, windows, lengths, segments, and functions.
+
+A new rule is a class here, by the description of `Mask`, and a name in the ``__all__`` of `attention_core.masks`.
+"""
 
 from __future__ import annotations
 
