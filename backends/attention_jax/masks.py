@@ -38,6 +38,7 @@ def register_mask(kind: Kind, /) -> Kind:
 
     Examples
     --------
+    >>> from attention_core import Causal, KeyLengths
     >>> jax.tree.leaves(KeyLengths(jax.numpy.asarray([3, 5])) & Causal())
     [Array([3, 5], dtype=int32)]
     """
