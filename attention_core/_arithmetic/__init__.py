@@ -49,6 +49,6 @@ def check_arithmetic_name(arithmetic: Any) -> None:
 
 def fan_out(arrays: tuple[Array, ...], arithmetic: Any, xp: Namespace) -> list[Array]:
     """The arrays, with one of the arithmetic's `copies` for each use of an array that occurs more than once."""
-    ids = [id(array) for array in arrays]
-    copies = {key: iter(arithmetic.copies(arrays[ids.index(key)], ids.count(key), xp=xp)) for key in dict.fromkeys(ids)}
-    return [next(copies[key]) for key in ids]
+    firsts = [next(i for i, other in enumerate(arrays) if other is array) for array in arrays]
+    copies = {i: iter(arithmetic.copies(arrays[i], firsts.count(i), xp=xp)) for i in dict.fromkeys(firsts)}
+    return [next(copies[i]) for i in firsts]

@@ -135,6 +135,18 @@ def test_a_class_that_is_made_later_makes_no_program_anew(torch):
 
 
 @pytest.mark.needs("torch")
+def test_one_array_that_a_program_made_may_be_both_key_and_value(torch):
+    """Reproducible gradients copy an array for each of its uses; PyTorch compiles no comparison of its `id`."""
+    x = get_backend("torch").from_numpy(np.linspace(-2, 2, 24, dtype=np.float32).reshape(2, 3, 4))
+
+    def attend(x):
+        made = x * 2.0
+        return scaled_dot_product_attention(x, made, made, arithmetic="reproducible")
+
+    assert torch.equal(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x))
+
+
+@pytest.mark.needs("torch")
 def test_a_class_of_another_library_keeps_its_backend(torch, monkeypatch):
     kind = type("Own", (torch.Tensor,), {"__module__": "numpy.elsewhere"})
     monkeypatch.setattr(_find, "_backends", {})
