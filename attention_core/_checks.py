@@ -54,7 +54,7 @@ def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
         if result is None:
             result = check(**arguments)
             if len(known) >= _MAX_SIGNATURES:
-                known.clear()
+                known.pop(next(iter(known)), None)
             known[key] = result
         return result
 

@@ -123,13 +123,13 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
     else:
         if logsumexp and not automatic:
             raise ValueError(
-                "expected no return_logsumexp and no sinks with implementation='fused', as kernels keep it to"
-                " themselves; got True: implementation='blockwise' returns it"
+                "expected no return_logsumexp and no sinks with implementation='fused', as few kernels"
+                " return it; got True: implementation='blockwise' returns it"
             )
         result = Attention((kernel or _first_kernel(call)).attend(call))
     if logsumexp and result.logsumexp is None:
         result = result._replace(logsumexp=(dense(call) if is_dense_faster(call) else _blockwise(call)).logsumexp)
-    return result._replace(weights=dense(call, weights=True).weights) if weights else result
+    return result._replace(weights=dense(call, weights=True, logsumexp=False).weights) if weights else result
 
 
 def all_scores(call: Call) -> Array:
@@ -170,11 +170,9 @@ def _reproducible(call: Call, implementation: str, *, weights: bool) -> Attentio
 def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     """Which implementation `attend` would choose."""
     backend = call.backend
-    notes = []
-    if weights:
-        notes.append("return_weights: the dense form computes the weights")
     if call.arithmetic == "reproducible":
-        return _explain_reproducible(call, tuple(notes))
+        return _explain_reproducible(call)
+    notes = ["return_weights: the dense form computes the weights"] if weights else []
     verdicts = [kernel.judge(call) for kernel in backend.kernels]
     preferred = None if has_no_elements(call) else _first_preferred(backend.kernels, verdicts)
     computed_again = (logsumexp or call.sinks is not None) and not _has_logsumexp(preferred, call)
@@ -204,7 +202,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     )
 
 
-def _explain_reproducible(call: Call, notes: tuple[str, ...]) -> Explanation:
+def _explain_reproducible(call: Call) -> Explanation:
     """Reproducible arithmetic is computed in blocks, whose size does not show: by either name."""
     backend = call.backend
     kernels: list[str | None] = [kernel.name for kernel in backend.kernels]
@@ -216,7 +214,6 @@ def _explain_reproducible(call: Call, notes: tuple[str, ...]) -> Explanation:
             *(Candidate("fused", name, "adds up in an order of its own", None) for name in kernels or [None]),
             *(Candidate(name, None, None, memory) for name in ("blockwise", "dense")),
         ),
-        notes,
     )
 
 

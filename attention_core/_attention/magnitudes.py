@@ -10,6 +10,10 @@ from attention_core._arrays import Array, Namespace, compute_dtype_name, upcast
 from attention_core._attention.call import Call
 from attention_core._backend import Backend, is_concrete
 
+# Below these, exponentials of scores can be taken as they are.
+MAX_PLAIN_SCORE = 32.0
+NORM_LIMIT = 1e15  # of norms, and of values
+
 
 def products_are_finite(call: Call) -> Array:
     """Whether query, key, value and all their products are finite, as a 0-d array that need not be readable yet.
@@ -66,20 +70,14 @@ def known_finite_arrays(arrays: tuple[Array, ...], scale: float | Array | None, 
     return fits and all(map(math.isfinite, max_abs[:4])) and products < float(xp.finfo(arrays[0].dtype).max)
 
 
-MAX_PLAIN_SCORE, NORM_LIMIT = (
-    32.0,
-    1e15,
-)  # what scores, norms and values are below for exponentials to be taken as they are
-
-
 def norms_are_bounded(query: Array, key: Array, value: Array, backend: Backend) -> Array:
     """Whether norms are such that neither scores nor averages of values overflow, nor what is computed on the way."""
     xp, loops = backend.namespace, backend.loops
     return _below_norm_limit(loops.norm(query), loops.norm(key), xp.abs(value), xp=xp)
 
 
-def _below_norm_limit(*sizes: Array, xp: Namespace) -> Array:
-    return functools.reduce(xp.logical_and, (xp.less(xp.max(size), NORM_LIMIT) for size in sizes))
+def _below_norm_limit(*magnitudes: Array, xp: Namespace) -> Array:
+    return functools.reduce(xp.logical_and, (xp.less(xp.max(magnitude), NORM_LIMIT) for magnitude in magnitudes))
 
 
 def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -> Array:
@@ -93,10 +91,12 @@ def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -
     xp, loops = backend.namespace, backend.loops
     norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
     bounds = xp.multiply(*(xp.minimum(norm, NORM_LIMIT) for norm in norms))  # inf * 0 would be nan
-    sizes = xp.abs(value)
-    fit = xp.logical_and(_below_norm_limit(*norms, sizes, xp=xp), xp.all(xp.less(bounds, MAX_PLAIN_SCORE)))
+    magnitudes = xp.abs(value)
+    fit = xp.logical_and(_below_norm_limit(*norms, magnitudes, xp=xp), xp.all(xp.less(bounds, MAX_PLAIN_SCORE)))
 
     def all_but_zeros() -> Array:
-        return xp.logical_and(fit, xp.greater(xp.min(xp.where(xp.equal(sizes, 0.0), 1.0, sizes)), 1 / NORM_LIMIT))
+        return xp.logical_and(
+            fit, xp.greater(xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes)), 1 / NORM_LIMIT)
+        )
 
-    return loops.cond(xp.greater(xp.min(sizes), 1 / NORM_LIMIT), lambda: fit, all_but_zeros)
+    return loops.cond(xp.greater(xp.min(magnitudes), 1 / NORM_LIMIT), lambda: fit, all_but_zeros)

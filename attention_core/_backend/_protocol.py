@@ -194,7 +194,7 @@ class Kernel(Protocol):
 
 @runtime_checkable
 class KernelWithLogsumexp(Kernel, Protocol):
-    """A kernel that returns the logsumexp of its scores, too. Without one, sinks are computed in blocks."""
+    """A kernel that returns the logsumexp of its scores, too. Without one, the core computes calls with sinks."""
 
     def has_logsumexp(self, call: Any, /) -> bool:
         """Whether the kernel returns the logsumexp of a call that it accepts. This may read query, key and value."""

@@ -171,8 +171,10 @@ def explain_attention(
 
     Parameters
     ----------
-    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, dropout, arithmetic, xp
+    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout, arithmetic, xp
         As in `scaled_dot_product_attention`. No attention is computed.
+    return_weights, return_logsumexp : bool, default False
+        Whether the call would ask for them: a kernel without a logsumexp may then cost a second computation.
 
     Returns
     -------

@@ -234,7 +234,7 @@ def _check_call(
     """Raise unless the arguments fit together; return their namespace."""
     check_projections("attention", parameters)
     if xp is None:
-        xp = array_namespace(query, key, value, bias, *mask_arrays(mask), *tuple_leaves(parameters))
+        xp = array_namespace(query, key, value, bias, options["sinks"], *mask_arrays(mask), *tuple_leaves(parameters))
     check_multi_head(
         parameters, (query, key, value), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
     )

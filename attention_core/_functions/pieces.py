@@ -101,7 +101,7 @@ def partial_attention(
     if extent is not None:
         array_namespace(query, *extent)
         return reproducible_partial(call, Extent(*extent))
-    if implementation == "auto":  # kernels keep the logsumexp to themselves
+    if implementation == "auto":  # few kernels return the logsumexp
         implementation = "dense" if is_dense_faster(call) else "blockwise"
     result = attend(call, implementation, weights=False, logsumexp=True)
     return Partial(result.output, result.logsumexp)

@@ -228,7 +228,7 @@ def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_forma
     channels, places = (dims[-1], dims[-3:-1]) if last else (dims[-3], dims[-2:])
     for name in ("theta", "phi", "g"):
         check_linear(name, getattr(parameters, name), "x", x, axis=-1 if last else -3)
-    _check_convolution_output(parameters, channels, x)
+    _check_convolution_output(parameters, channels)
     check_rank("sigma", parameters.sigma, 0, "()")
     check_like("sigma", parameters.sigma, "x", x)
     if len(parameters.sigma.shape):
@@ -237,7 +237,7 @@ def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_forma
         raise ValueError(f"expected even height and width to pool; got {shape_text(x)}")
 
 
-def _check_convolution_output(parameters: SaganAttention, channels: int | None, x: Array) -> None:
+def _check_convolution_output(parameters: SaganAttention, channels: int | None) -> None:
     if sizes(parameters.theta.weight)[1] != sizes(parameters.phi.weight)[1]:
         theta, phi = shape_text(parameters.theta.weight), shape_text(parameters.phi.weight)
         raise ValueError(f"expected phi.weight to as many channels as theta.weight {theta}; got {phi}")

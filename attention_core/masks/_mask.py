@@ -239,14 +239,6 @@ def logical_not(value: Array | bool, xp: Namespace) -> Array | bool:
     return not value if isinstance(value, bool) else xp.logical_not(value)
 
 
-def allowed_pairs(mask: Mask | Array, at: Positions | None, /, *, xp: Namespace) -> Array:
-    """Apply a mask to positions: a boolean array that broadcasts to the scores there."""
-    if isinstance(mask, Mask):
-        assert at is not None
-        return mask.allowed(at, xp=xp)
-    return mask if len(mask.shape) else xp.reshape(mask, (1,))
-
-
 def as_mask(mask: Mask | Array) -> Mask:
     """Wrap a boolean array as a structured mask; return a structured mask as it is."""
     return mask if isinstance(mask, Mask) else Given(mask)

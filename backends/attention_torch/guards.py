@@ -55,7 +55,7 @@ def refusal(call: Call) -> str | None:
             return f"has no {name}"
     if call.dropout is not None and call.dropout.rate:
         return "drops weights by a generator of its own (line 11)"
-    if call.starts != (0, 0):
+    if not all(isinstance(start, int) and start == 0 for start in call.starts):
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
     lengths_later = later and call.bias is None and isinstance(call.mask, KeyLengths)

@@ -103,7 +103,7 @@ def _scaled(call: Call) -> tuple[torch.Tensor, float]:
         return call.query * scale.to(call.query.dtype), 1.0
     if scale > 0 and (may_leak(call) or scores_are_finite(call)):  # what may leak gets here only if all is finite
         return call.query, float(scale)
-    return call.query * scale, 1.0
+    return call.query * (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
 
 
 def _mask(call: Call) -> tuple[bool, torch.Tensor | None]:

@@ -7,8 +7,8 @@ import pytest
 
 import attention_core as ac
 from attention_core._attention.call import score_positions
+from attention_core._attention.scores import allowed_by
 from attention_core.masks import Appended, Given, Spans, is_top_left_causal
-from attention_core.masks._mask import allowed_pairs
 
 M, N = 5, 7
 I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741
@@ -35,7 +35,7 @@ RULES = {
 
 def dense(rule, put, get, xp):
     query, key = put(np.zeros((2, 1, M, 3))), put(np.zeros((2, 1, N, 3)))
-    return np.broadcast_to(get(allowed_pairs(rule, score_positions(query, key, (0, 0), xp), xp=xp)), (2, 1, M, N))
+    return np.broadcast_to(get(allowed_by(rule, None, score_positions(query, key, (0, 0), xp), xp)), (2, 1, M, N))
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of, shape
+from attention_core._arrays import Array, Namespace, on_device_of, positions, shape
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._backend import Backend, Loops
 from attention_core.masks import Positions, Spans, unflatten
@@ -93,11 +93,6 @@ def is_broadcast(x: Array, axis: int) -> bool:
     return isinstance(dim, int) and dim == 1
 
 
-def arange_like(count: Any, like: Array, xp: Namespace) -> Array:
-    """The int32 numbers 0, 1, …, count - 1, on the device of an array."""
-    return xp.arange(count, dtype=xp.int32, **on_device_of(like))
-
-
 def first_position(grid: Grid, side: int) -> Any:
     """The position of the first query or key."""
     start = (grid.operands.query_start, grid.operands.key_start)[side]
@@ -122,7 +117,7 @@ def _clamp_to_last(grid: Grid, side: int, positions: Array) -> Array:
 def block_spans(grid: Grid, side: int) -> Spans:
     """The positions of all blocks of one side: of queries as a column, of keys as a row."""
     xp, size = grid.xp, grid.sizes[side]
-    first = _absolute(grid, side, xp.multiply(arange_like(grid.counts[side], grid.operands.query, xp), size))
+    first = _absolute(grid, side, xp.multiply(positions(grid.counts[side], grid.operands.query, xp=xp), size))
     last = _clamp_to_last(grid, side, xp.add(first, size - 1))
     if side == 0:
         first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
@@ -195,14 +190,14 @@ def block_positions(grid: Grid, sample: Sample, i: Any, j: Any, scores: Array) -
     """Where the scores (G, R, m, n) of a block stand."""
     xp, like = grid.xp, sample.query
     num_kv_heads, group, rows, columns = shape(scores, xp=xp)
-    heads = arange_like(num_kv_heads * group, like, xp)
+    heads = positions(num_kv_heads * group, like, xp=xp)
     if sample.head is not None:
         heads = xp.add(heads, sample.head * group)
     query, key = (
         _clamp_to_last(
             grid,
             side,
-            _absolute(grid, side, xp.add(arange_like(count, like, xp), first_block(index) * grid.sizes[side])),
+            _absolute(grid, side, xp.add(positions(count, like, xp=xp), first_block(index) * grid.sizes[side])),
         )
         for side, (count, index) in enumerate(((rows, i), (columns, j)))
     )

@@ -6,11 +6,10 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, is_floating, shape
+from attention_core._arrays import Array, Namespace, is_floating, positions, shape
 from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
-    arange_like,
     block_positions,
     cached_by_distance,
     is_broadcast,
@@ -78,7 +77,7 @@ def _allowed_in_block(
     if bias is not None:
         admitted.append(xp.not_equal(bias, -math.inf))
     if grid.padded:
-        counted = xp.add(arange_like(shape(raw, xp=xp)[-1], raw, xp), j * grid.sizes[1])
+        counted = xp.add(positions(shape(raw, xp=xp)[-1], raw, xp=xp), j * grid.sizes[1])
         admitted.append(xp.less(counted, grid.lengths[1]))
     return functools.reduce(xp.logical_and, admitted)
 

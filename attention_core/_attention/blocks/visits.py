@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, on_device_of
-from attention_core._attention.blocks.grid import Grid, arange_like, block_spans, is_broadcast
+from attention_core._arrays import Array, on_device_of, positions
+from attention_core._attention.blocks.grid import Grid, block_spans, is_broadcast
 from attention_core._backend import Loops, is_concrete
 from attention_core.masks import unflatten
 
@@ -103,7 +103,7 @@ def _block_kinds(grid: Grid) -> tuple[Array, Array]:
     if operands.bias is not None:
         every = False
     if grid.padded and every is not False:
-        ends = xp.multiply(xp.add(arange_like(grid.counts[1], key.first, xp), 1), grid.sizes[1])
+        ends = xp.multiply(xp.add(positions(grid.counts[1], key.first, xp=xp), 1), grid.sizes[1])
         inside = xp.less_equal(ends, grid.lengths[1])
         every = inside if every is True else xp.logical_and(every, inside)
     none = xp.zeros((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(operands.query))
