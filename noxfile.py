@@ -34,8 +34,8 @@ PYTEST = ("pytest", "-n", "auto")
 TESTS = tuple(f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands"))
 PEERS = ("tests/peers", "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients")
 DOCTESTS = ("--doctest-modules", "attention_core")
-LEFT_BEHIND = shutil.ignore_patterns(
-    "attention_*", "backends", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
+LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
+    "attention_*", "backends", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
 )
 
 

@@ -65,7 +65,8 @@ FILLERS = {"own", "given", "place"}
 def sources(path):
     """The Python and Markdown files at a path: a file, a folder or a pattern."""
     files = sorted(file for match in ROOT.glob(path) for file in [match, *match.rglob("*")])
-    return [file for file in files if file.suffix in (".py", ".md") and not {".nox", ".venv"} & set(file.parts)]
+    hidden = {".nox", ".venv"}
+    return [file for file in files if file.suffix in (".py", ".md") and not hidden & set(file.relative_to(ROOT).parts)]
 
 
 def words_in(text):
