@@ -95,12 +95,12 @@ def _name(kind: type[Any]) -> str:
     """The layout of a class; flax and equinox are imported only where they are in use."""
     library = getattr(kind, "__module__", "").partition(".")[0]
     if library == "flax":
-        from flax import nnx  # noqa: PLC0415
+        from flax import nnx  # noqa: PLC0415 (who converts no such layer does without)
 
         if kind is nnx.MultiHeadAttention:
             return "flax"
     if library == "equinox":
-        import equinox  # noqa: PLC0415
+        import equinox  # noqa: PLC0415 (who converts no such layer does without)
 
         if kind is equinox.nn.MultiheadAttention:
             return "equinox"
@@ -130,7 +130,7 @@ def _arrays(module: Any, name: str) -> dict[str, jax.Array]:
 
 def _flax(module: Any) -> dict[str, Any]:
     """What arrays do not tell, and nothing that cannot be carried over."""
-    from flax import nnx  # noqa: PLC0415
+    from flax import nnx  # noqa: PLC0415 (who converts no such layer does without)
 
     layout = LAYOUTS["flax"].module
     if module.attention_fn is not nnx.dot_product_attention:
@@ -155,7 +155,7 @@ def _flax(module: Any) -> dict[str, Any]:
 
 
 def _filled_flax(kind: type[Any], arguments: dict[str, Any], dtype: Any, arrays: dict[str, jax.Array]) -> Any:
-    from flax import nnx  # noqa: PLC0415
+    from flax import nnx  # noqa: PLC0415 (who converts no such layer does without)
 
     options = {"param_dtype": dtype, "broadcast_dropout": False, "deterministic": True, "decode": False}
     module = kind(**arguments, **options, rngs=nnx.Rngs(0))
@@ -166,7 +166,7 @@ def _filled_flax(kind: type[Any], arguments: dict[str, Any], dtype: Any, arrays:
 
 
 def _filled_equinox(module: Any, arrays: dict[str, jax.Array]) -> Any:
-    import equinox  # noqa: PLC0415
+    import equinox  # noqa: PLC0415 (who converts no such layer does without)
 
     paths = [path.split(".") for path in arrays]
     return equinox.tree_at(

@@ -37,6 +37,6 @@ def __getattr__(name: str) -> Any:
     """Import the layers, and Keras with them, when one is asked for: the backend does without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from attention_tensorflow import layers  # noqa: PLC0415
+    from attention_tensorflow import layers  # noqa: PLC0415 (it imports Keras)
 
     return getattr(layers, name)

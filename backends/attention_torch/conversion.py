@@ -114,7 +114,7 @@ def _name(kind: type[Any]) -> str:
         torch.nn.TransformerEncoderLayer: "torch-encoder-layer",
     }
     if getattr(kind, "__module__", "").startswith("transformers."):
-        from transformers.models.bert import modeling_bert as bert  # noqa: PLC0415
+        from transformers.models.bert import modeling_bert as bert  # noqa: PLC0415 (who converts no such layer does without)
 
         kinds |= {bert.BertLayer: "bert-layer", bert.BertEmbeddings: "bert-embeddings", bert.BertModel: "bert"}
     if kind not in kinds:
@@ -189,7 +189,7 @@ def _check_config(config: Any) -> None:
 
 
 def _bert(kind: type[torch.nn.Module], arguments: dict[str, Any]) -> torch.nn.Module:
-    from transformers import BertConfig, BertModel  # noqa: PLC0415
+    from transformers import BertConfig, BertModel  # noqa: PLC0415 (who converts no such layer does without)
 
     config = BertConfig(**arguments)
     if kind is BertModel:

@@ -13,6 +13,24 @@ import sys
 import array_api_strict
 import numpy as np
 import pytest
+from tracing_helpers import (
+    BIAS,
+    HEADS,
+    IDS,
+    LAYER,
+    LENGTHS,
+    MASK,
+    MLP,
+    NORM,
+    QKV,
+    SAGAN,
+    SEGMENTS,
+    SELF,
+    TABLES,
+    C,
+    X,
+    normal,
+)
 
 import attention_core
 from attention_core import (
@@ -38,46 +56,12 @@ from attention_core import (
     spectral_norm,
     split_heads,
 )
-from attention_core.parameters import (
-    Embeddings,
-    EncoderLayer,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    MultiHeadAttention,
-    SaganAttention,
-)
 from attention_numpy.trees import map_arrays
 
 CORE = pathlib.Path(attention_core.__file__).parent
 PUBLIC = ("masks", "parameters", "random", "initializers", "backend", "layers", "layouts")
 # float64 results of other orders of summation, relative to the largest element.
 CLOSE = 1e-14
-
-
-RNG = np.random.default_rng(41)
-
-
-def normal(*dims):
-    return RNG.standard_normal(dims)
-
-
-def affine(inputs, outputs):
-    return Linear(normal(inputs, outputs), normal(outputs))
-
-
-C = 8
-QKV = normal(2, 6, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 3)
-MASK, BIAS = RNG.random((2, 1, 5, 7)) > 0.4, normal(6, 5, 7)
-HEADS = MultiHeadAttention(affine(C, 12), affine(C, 6), affine(C, 10), affine(20, C))
-SELF = MultiHeadAttention(affine(C, C), affine(C, C), affine(C, C), affine(C, C))
-NORM = LayerNorm(normal(C), normal(C))
-MLP = FeedForward(affine(C, 10), affine(10, C))
-LAYER = EncoderLayer(SELF, NORM, MLP, LayerNorm(normal(C), normal(C)))
-TABLES = Embeddings(normal(13, C), normal(9, C), normal(2, C), NORM)
-SAGAN = SaganAttention(affine(C, 3), affine(C, 3), affine(C, 5), affine(5, C), np.asarray(0.7))
-X, IDS = normal(2, 5, C), RNG.integers(0, 13, (2, 5))
-LENGTHS, SEGMENTS = np.asarray([3, 0]), (RNG.integers(0, 2, (2, 5)), RNG.integers(0, 2, (2, 7)))
 
 # Of attention: options, as a function of the arrays that come after query, key and value.
 OPTIONS = {
