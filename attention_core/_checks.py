@@ -54,7 +54,7 @@ def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
         if result is None:
             result = check(**arguments)
             if len(known) >= _MAX_SIGNATURES:
-                known.pop(next(iter(known)), None)
+                known.pop(next(iter(tuple(known)), None), None)  # the oldest; another thread may change the dict
             known[key] = result
         return result
 

@@ -49,6 +49,6 @@ def check_arithmetic_name(arithmetic: Any) -> None:
 
 def fan_out(arrays: tuple[Array, ...], arithmetic: Any, xp: Namespace) -> list[Array]:
     """The arrays, with one of the arithmetic's `copies` for each use of an array that occurs more than once."""
-    firsts = [next(i for i, other in enumerate(arrays) if other is array) for array in arrays]
+    firsts = [[other is array for other in arrays].index(True) for array in arrays]
     copies = {i: iter(arithmetic.copies(arrays[i], firsts.count(i), xp=xp)) for i in dict.fromkeys(firsts)}
     return [next(copies[i]) for i in firsts]

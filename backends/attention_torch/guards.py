@@ -55,7 +55,8 @@ def refusal(call: Call) -> str | None:
             return f"has no {name}"
     if call.dropout is not None and call.dropout.rate:
         return "drops weights by a generator of its own (line 11)"
-    if not all(isinstance(start, int) and start == 0 for start in call.starts):
+    query_start, key_start = call.starts
+    if not (isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0):
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
     lengths_later = later and call.bias is None and isinstance(call.mask, KeyLengths)
