@@ -434,3 +434,32 @@ def test_a_sink_of_minus_infinity_with_fully_masked_rows_is_no_sink(implementati
     output, _, logsumexp = attention(*arrays, sinks=put(np.asarray([-np.inf, 0.5])), **options)
     np.testing.assert_array_equal(get(output), np.zeros((1, 2, 3, 4)))
     np.testing.assert_array_equal(get(logsumexp), np.asarray([[[-np.inf] * 3, [0.5] * 3]]))
+
+
+# Errors
+
+
+def error_bound(n_keys, depth, kappa, n_blocks):
+    """The bound of docs/explanation/numerics.md, in units in the last place of S."""
+    return 2 * n_keys + 2 * (depth + 4) * kappa + 9 + n_blocks * 2 * (2 * kappa + 6)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "auto"])
+@pytest.mark.parametrize(
+    ("n_keys", "depth", "deviation", "equal"),
+    [(3, 16, 0.1, False), (17, 64, 1, False), (130, 8, 5, False), (1030, 5, 2, False), (10_000, 4, 0.1, True)],
+)
+def test_errors_keep_the_derived_bound(xp, rng, implementation, n_keys, depth, deviation, equal):
+    q, k, v = (
+        rng.standard_normal(dims).astype(np.float32)
+        for dims in ((1, 1, 7, depth), (1, 1, n_keys, depth), (1, 1, n_keys, 3))
+    )
+    q *= np.float32(deviation)
+    if equal:
+        k[:], v[:] = k[..., :1, :], v[..., :1, :]
+    output = attention(*map(xp.asarray, (q, k, v)), implementation=implementation)
+    expected, weights, _ = definition(*(x[0, 0].astype(float).tolist() for x in (q, k, v)))
+    kappa = np.max(np.abs(q[0, 0].astype(float)) @ np.abs(k[0, 0].astype(float)).T) / math.sqrt(depth)
+    scale = np.spacing((weights @ np.abs(v[0, 0].astype(float))).astype(np.float32))
+    errors = np.abs(np.asarray(output)[0, 0].astype(float) - expected) / scale
+    assert errors.max() <= error_bound(n_keys, depth, kappa, -(-n_keys // 128))
