@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
 from attention_core import initializers
 from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._checks import check_floating
 from attention_core.random import fold_in
+
+AnyLayer = TypeVar("AnyLayer", bound="Layer")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,36 @@ class Layer(ABC):
     def refreshed(self, parameters: Any, state: Any, /, *, xp: Namespace | None = None) -> Any:
         """A former name of `updated_state`."""
         return self.updated_state(parameters, state, xp=xp)
+
+    def with_settings(self: AnyLayer, **changes: Any) -> AnyLayer:
+        """Return the layer with other settings for the same parameters, such as its arithmetic or dropout.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When there is no such setting, it is not valid, or it would change shapes of parameters or state.
+
+        Examples
+        --------
+        >>> from attention_core.layers import FeedForward
+        >>> FeedForward(4, 16).with_settings(arithmetic="reproducible").arithmetic
+        'reproducible'
+        """
+        known = [field.name for field in fields(self)]
+        if unknown := sorted(changes.keys() - set(known)):
+            raise TypeError(f"expected settings out of {', '.join(known)}; got {', '.join(unknown)}")
+        changed = replace(self, **changes)
+        if (changed.parameters, changed.state) != (self.parameters, self.state):
+            raise ValueError(f"expected settings for the same parameters and state; got {', '.join(sorted(changes))}")
+        return changed
+
+    @classmethod
+    def check_assigned(cls, name: str, /) -> None:
+        """Raise `AttributeError` if this is a setting: adapters' layers call it before they set an attribute."""
+        if any(field.name == name for field in fields(cls)):
+            raise AttributeError(
+                f"expected {name} by with_settings({name}=...), as settings are fixed; got an assignment"
+            )
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as numbers and text, from which `layer_from_settings` makes the layer again.

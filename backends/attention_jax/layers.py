@@ -45,8 +45,18 @@ Self = TypeVar("Self", bound="Layer")
 _CLASSES: dict[Any, type[Layer]] = {}  # by the class of their definition
 
 
+class _FixedSettings:
+    """A base of `Layer`, as a frozen dataclass defines ``__setattr__`` itself, for its own fields alone."""
+
+    kind: ClassVar[Any] = layers.Layer
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.kind.check_assigned(name)
+        super().__setattr__(name, value)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Layer:
+class Layer(_FixedSettings):
     """What the layers have in common: a pytree whose leaves are the parameters and the state.
 
     Attributes
@@ -61,7 +71,6 @@ class Layer:
     definition: Any
     parameters: Any
     state: Any = ()
-    kind: ClassVar[Any] = layers.Layer
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -146,6 +155,16 @@ class Layer:
         """
         name = _dtype_name(dtype)
         return jax.tree.map(lambda leaf: leaf.astype(name), self)  # type: ignore[no-any-return]
+
+    def with_settings(self: Self, **changes: Any) -> Self:
+        """The layer with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `attention_core.layers.Layer.with_settings`.
+        """
+        return dataclasses.replace(self, definition=self.definition.with_settings(**changes))
 
     def refreshed(self: Self) -> Self:
         """The layer with its state after a call in training, without a gradient; most layers have none to change."""
@@ -339,11 +358,12 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     files.save_layer(path, layer.definition, *layer.to_numpy())
 
 
-def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None) -> Layer:
+def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None, **settings: Any) -> Layer:
     """Read a layer that `save` of any framework has written: see `attention_numpy.files`.
 
-    ``device`` and ``dtype`` are those of `Layer.from_numpy`.
+    ``device`` and ``dtype`` are those of `Layer.from_numpy`. Settings such as ``arithmetic`` replace those in the file.
     """
     from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    return Layer.from_numpy(*files.load_layer(path), device=device, dtype=dtype)
+    definition, *arrays = files.load_layer(path)
+    return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)

@@ -81,6 +81,26 @@ class Layer(nnx.Module):  # type: ignore[misc]
         self.deterministic = deterministic
         self.rngs = nnx.data(rngs["dropout"].fork() if rngs is not None and self._drops else None)
 
+    def with_settings(self, **changes: Any) -> Layer:
+        """Copy the module with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
+
+        To change a module itself, set its ``definition`` to ``definition.with_settings(...)``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `attention_core.layers.Layer.with_settings`.
+        """
+        definition = self.definition.with_settings(**changes)
+        module: Layer = nnx.clone(self)
+        module.definition = definition
+        return module
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "definition" in vars(self):
+            self.definition.check_assigned(name)
+        super().__setattr__(name, value)
+
     def set_view(self, deterministic: bool | None = None) -> None:
         """Let `flax.nnx.view` say whether calls are those of evaluation.
 

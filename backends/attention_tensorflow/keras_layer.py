@@ -152,12 +152,31 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         if dtype is None and len(dtypes) > 1:
             raise ValueError(f"expected arrays of one dtype, or a dtype; got {', '.join(sorted(dtypes))}")
         with contextlib.nullcontext() if device is None else tf.device(known_device(device, backend.devices())):
-            layer = made(**_settings(definition), dtype=dtype or next(iter(dtypes), None))
-            arrays = backend.from_numpy((parameters, state), dtype=layer.variable_dtype)
-            layer._first = lambda: arrays
-            layer.build()
-        layer._first = layer._drawn
-        return layer
+            return made(**_settings(definition), dtype=dtype or next(iter(dtypes), None))._filled(parameters, state)
+
+    def with_settings(self: AnyLayer, **changes: Any) -> AnyLayer:
+        """Copy the layer with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `attention_core.layers.Layer.with_settings`.
+        """
+        definition = self.definition.with_settings(**changes)
+        layer: AnyLayer = type(self).from_config({**self.get_config(), **_settings(definition)})
+        return layer._filled(*self.to_numpy())
+
+    def _filled(self: AnyLayer, parameters: Any, state: Any) -> AnyLayer:
+        """Build the layer with these values from NumPy."""
+        arrays = backend.from_numpy((parameters, state), dtype=self.variable_dtype)
+        self._first = lambda: arrays
+        self.build()
+        self._first = self._drawn
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.kind.check_assigned(name)
+        super().__setattr__(name, value)
 
     def _drawn(self) -> tuple[Any, Any]:
         """The first values under the seed."""

@@ -437,7 +437,7 @@ def save(layer: Layer, path: str | Path) -> None:
     save_layer(path, layer.definition, *layer.to_numpy())
 
 
-def load(path: str | Path, *, device: str | None = None, dtype: str | None = None) -> Layer:
+def load(path: str | Path, *, device: str | None = None, dtype: str | None = None, **settings: Any) -> Layer:
     """Make a layer of a file that `save` wrote, on this library or another.
 
     Parameters
@@ -447,6 +447,8 @@ def load(path: str | Path, *, device: str | None = None, dtype: str | None = Non
         One of ``backend.devices()``.
     dtype : str, optional
         A floating-point type or a dtype policy of Keras; by default the type of the file, bit for bit.
+    **settings
+        In place of those in the file, such as ``arithmetic``, ``implementation`` or ``dropout``.
 
     Returns
     -------
@@ -460,4 +462,5 @@ def load(path: str | Path, *, device: str | None = None, dtype: str | None = Non
     """
     from attention_numpy.files import load_layer  # noqa: PLC0415 (only who loads needs what files need)
 
-    return Layer.from_numpy(*load_layer(path), device=device, dtype=dtype)
+    definition, *arrays = load_layer(path)
+    return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)

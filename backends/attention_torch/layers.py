@@ -12,9 +12,9 @@ float64. The layer then computes and returns as with parameters of that dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -206,12 +206,14 @@ class Embeddings(Layer):
 class SaganAttention(Layer):
     """Self-attention over feature maps, as in SAGAN: `attention_core.layers.SaganAttention`.
 
+    The default of ``data_format`` is ``"channels_first"``, the layout of PyTorch's convolutions.
+
     With spectral normalization, the vectors of its power iteration are buffers, which a call in training brings forward
     by a step.
 
     Examples
     --------
-    >>> layer, x = SaganAttention(16), torch.ones(1, 4, 4, 16)
+    >>> layer, x = SaganAttention(16), torch.ones(1, 16, 4, 4)
     >>> bool((layer(x) == x).all())  # sigma starts at 0
     True
     >>> [name for name, _ in layer.named_buffers()]
@@ -219,11 +221,12 @@ class SaganAttention(Layer):
     """
 
     kind = layers.SaganAttention
+    defaults: ClassVar[Mapping[str, Any]] = {"data_format": "channels_first"}
 
     def forward(self, x: Array, *, return_weights: bool = False) -> Any:
-        """Let every position attend to all positions: (..., height, width, C) -> (..., height, width, C).
+        """Let every position attend to all positions: (..., C, height, width) -> (..., C, height, width).
 
-        With ``channels_first`` (..., C, height, width). Arguments, results and errors are those of a call of
+        With ``channels_last`` (..., height, width, C). Arguments, results and errors are those of a call of
         `attention_core.layers.SaganAttention`.
         """
         return self._call(x, return_weights=return_weights)
@@ -250,7 +253,12 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
 
 
 def load(
-    path: str | PathLike[str], /, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    path: str | PathLike[str],
+    /,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **settings: Any,
 ) -> Layer:
     """Make the layer that a file holds, whichever framework wrote it: bit for bit, where no dtype is given.
 
@@ -261,12 +269,15 @@ def load(
         By default that of PyTorch.
     dtype : torch.dtype, optional
         By default those of the file.
+    **settings
+        In place of those in the file, such as ``arithmetic``, ``implementation`` or ``dropout``.
 
     Raises
     ------
     TypeError, ValueError
-        As in `Layer.from_numpy`; what files raise is said in `attention_numpy.files`.
+        As in `Layer.from_numpy` and `Layer.with_settings`; what files raise is said in `attention_numpy.files`.
     """
     from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    return Layer.from_numpy(*files.load_layer(path), device=device, dtype=dtype)
+    definition, *arrays = files.load_layer(path)
+    return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any, ClassVar, TypeVar
@@ -76,6 +77,7 @@ class Layer(Tree):
     """
 
     kind: ClassVar[type[layers.Layer]]
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of settings whose default differs from the definition's
     definition: Any
 
     def __init__(
@@ -86,7 +88,9 @@ class Layer(Tree):
         seed: Any = None,
         **named: Any,
     ) -> None:
-        definition = self.kind(*settings, **named)
+        by_position = [field.name for field in fields(self.kind)[: len(settings)]]
+        defaults = {name: value for name, value in self.defaults.items() if name not in by_position}
+        definition = self.kind(*settings, **{**defaults, **named})
         dtype = torch.get_default_dtype() if dtype is None else dtype
         _check_dtype(dtype)
         seed = plain_seed(seed, torch.is_tensor)
@@ -105,7 +109,7 @@ class Layer(Tree):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
-            cls.__init__ = constructor(Layer, cls.kind)  # type: ignore[method-assign]
+            cls.__init__ = constructor(Layer, cls.kind, defaults=cls.defaults)  # type: ignore[method-assign]
             _CLASSES.setdefault(cls.kind, cls)
 
     def reset_parameters(self, seed: Any = None) -> None:
@@ -200,14 +204,40 @@ class Layer(Tree):
         layer.load_state_dict(tensors, assign=True)
         return layer
 
+    def with_settings(self: AnyLayer, **changes: Any) -> AnyLayer:
+        """Copy the layer with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
+
+        To change a layer itself, set its ``definition`` to ``definition.with_settings(...)``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `attention_core.layers.Layer.with_settings`.
+
+        Examples
+        --------
+        >>> FeedForward(4, 16).with_settings(arithmetic="reproducible")
+        FeedForward(
+          channels=4, inner=16, arithmetic='reproducible'
+          (expand): Linear(weight=(4, 16), bias=(16,))
+          (contract): Linear(weight=(16, 4), bias=(4,))
+        )
+        """
+        definition = self.definition.with_settings(**changes)
+        layer = copy.deepcopy(self)
+        layer.definition = definition
+        return layer
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__.get("_modules", ()) and name not in self.__dict__.get("_parameters", ()):
+            self.kind.check_assigned(name)
+        super().__setattr__(name, value)
+
     def extra_repr(self) -> str:
         """The settings that have no default, or another value."""
         settings = asdict(self.definition)
-        changed = [
-            field.name
-            for field in fields(self.definition)
-            if field.default is MISSING or settings[field.name] != field.default
-        ]
+        defaults = {**{field.name: field.default for field in fields(self.definition)}, **self.defaults}
+        changed = [name for name, value in settings.items() if defaults[name] is MISSING or value != defaults[name]]
         return ", ".join(f"{name}={settings[name]!r}" for name in changed)
 
     def _get_name(self) -> str:

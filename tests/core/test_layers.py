@@ -179,6 +179,22 @@ def test_wrong_settings_are_named(make, error, message):
         make()
 
 
+def test_settings_are_changed_for_the_same_parameters():
+    layer = layers.FeedForward(4, 16)
+    assert layer.with_settings(dropout=0.5, arithmetic="reproducible") == layers.FeedForward(
+        4, 16, dropout=0.5, arithmetic="reproducible"
+    )
+    for changes, error, message in (
+        ({"width": 3}, TypeError, "expected settings out of channels, inner, .*; got width"),
+        ({"inner": 8}, ValueError, "expected settings for the same parameters and state; got inner"),
+        ({"dropout": 2.0}, ValueError, "expected a dropout rate"),
+    ):
+        with pytest.raises(error, match=message):
+            layer.with_settings(**changes)
+    with pytest.raises(ValueError, match="for the same parameters and state; got spectral_norm"):
+        layers.SaganAttention(16).with_settings(spectral_norm=False)
+
+
 def test_integers_of_any_type_are_seeds():
     assert type(plain_seed(np.int64(3), lambda seed: False)) is int
     with pytest.raises(TypeError, match="expected a seed as an integer or an integer array; got float"):

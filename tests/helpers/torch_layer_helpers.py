@@ -24,7 +24,7 @@ SHAPES = {
     "MultiHeadAttention": ((2, 3, 8), (2, 6, 5)),
     "FeedForward": ((2, 3, 5),),
     "EncoderLayer": ((2, 3, 6),),
-    "SaganAttention": ((2, 4, 6, 8),),
+    "SaganAttention": ((2, 8, 4, 6),),
 }
 
 

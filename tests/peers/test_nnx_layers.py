@@ -96,6 +96,22 @@ def test_any_layer_becomes_a_module(name):
     equal(module(*inputs), layer(*inputs))
 
 
+def test_settings_are_changed_in_a_copy_and_not_by_assignment():
+    module = modules.FeedForward(5, 7, rngs=nnx.Rngs(0))
+    x = np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)
+    with pytest.raises(
+        AttributeError, match=r"expected arithmetic by with_settings\(arithmetic=...\), .*; got an assignment"
+    ):
+        module.arithmetic = "reproducible"
+    exact = module.definition.with_settings(arithmetic="reproducible")
+    expected = exact(module.layer.to_numpy()[0], x)
+    changed = module.with_settings(arithmetic="reproducible")
+    np.testing.assert_array_equal(changed(x), expected)
+    assert module.definition.arithmetic == "fast"
+    module.definition = exact
+    np.testing.assert_array_equal(module(x), expected)
+
+
 def test_variables_are_found_by_kind_and_path():
     module, _ = made("SaganAttention")
     paths = {".".join(path) for path, _ in nnx.to_flat_state(nnx.state(module, nnx.Param))}

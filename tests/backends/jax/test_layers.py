@@ -93,6 +93,21 @@ def test_a_layer_does_not_change():
     assert repr(layer) == f"attention_jax.{layer.definition!r}"
 
 
+def test_settings_are_changed_in_a_copy_and_not_by_assignment(tmp_path):
+    layer, x = attention_jax.FeedForward.init(0, 5, 7), np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)
+    with pytest.raises(
+        AttributeError, match=r"expected arithmetic by with_settings\(arithmetic=...\), .*; got an assignment"
+    ):
+        layer.arithmetic = "reproducible"
+    exact = layer.definition.with_settings(arithmetic="reproducible")
+    expected = exact(layer.to_numpy()[0], x)
+    attention_jax.save(layer, tmp_path / "layer.safetensors")
+    loaded = attention_jax.load(tmp_path / "layer.safetensors", arithmetic="reproducible")
+    for each in (layer.with_settings(arithmetic="reproducible"), loaded):
+        assert each.definition == exact
+        np.testing.assert_array_equal(each(x), expected)
+
+
 @every
 def test_a_call_is_that_of_the_definition_on_numpy(name):
     layer, inputs, options = made(name)

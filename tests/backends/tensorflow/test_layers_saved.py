@@ -217,6 +217,21 @@ def test_the_constructor_shows_the_settings(name):
     assert kind in (keras.saving.get_registered_object(f"attention_core>{kind.__name__}"),)
 
 
+def test_settings_are_changed_in_a_copy_and_not_by_assignment(tmp_path):
+    layer, x = FeedForward(5, 7, seed=3), np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)
+    with pytest.raises(
+        AttributeError, match=r"expected arithmetic by with_settings\(arithmetic=...\), .*; got an assignment"
+    ):
+        layer.arithmetic = "reproducible"
+    exact = layer.definition.with_settings(arithmetic="reproducible")
+    expected = exact(layer.to_numpy()[0], x)
+    save(layer, tmp_path / "layer.safetensors")
+    loaded = load(tmp_path / "layer.safetensors", arithmetic="reproducible")
+    for each in (layer.with_settings(arithmetic="reproducible"), loaded):
+        assert each.definition == exact
+        np.testing.assert_array_equal(each(x), expected)
+
+
 def test_settings_come_by_place_and_wrong_ones_are_named():
     assert MultiHeadAttention(6, 2, 1).definition == layers.MultiHeadAttention(6, 2, num_key_value_heads=1)
     with pytest.raises(ValueError, match="6 heads share out evenly; got 8 channels"):

@@ -36,8 +36,9 @@ def test_constructor_shows_the_settings_and_the_habit_of_pytorch(name):
     shown = inspect.signature(kind).parameters
     assert list(shown) == [*inspect.signature(definition).parameters, "device", "dtype", "seed"]
     for each, parameter in inspect.signature(definition).parameters.items():
-        assert (shown[each].kind, shown[each].default) == (parameter.kind, parameter.default)
-    assert kind(**SETTINGS[name]).definition == definition(**SETTINGS[name])
+        default = kind.defaults.get(each, parameter.default)
+        assert (shown[each].kind, shown[each].default) == (parameter.kind, default)
+    assert kind(**SETTINGS[name]).definition == definition(**{**kind.defaults, **SETTINGS[name]})
 
 
 def test_call_takes_what_the_definition_takes(name, layer):
@@ -65,6 +66,21 @@ def test_tensors_have_the_names_and_shapes_of_the_definition(name, layer):
     assert [key for key, _ in layer.named_buffers()] == list(state)
 
 
+def test_feature_maps_have_the_layout_of_convolutions():
+    x = torch.linspace(-1, 1, 2 * 8 * 4 * 6).reshape(2, 8, 4, 6)
+    layer = attention_torch.SaganAttention(8, head_channels=2, seed=0).eval()
+    last = attention_torch.SaganAttention(8, head_channels=2, seed=0, data_format="channels_last").eval()
+    with torch.no_grad():
+        layer.sigma.fill_(0.7)
+        last.sigma.fill_(0.7)
+        torch.testing.assert_close(layer(x), last(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+    assert inspect.signature(attention_torch.SaganAttention).parameters["data_format"].default == "channels_first"
+    by_position = attention_torch.SaganAttention(8, 2, None, True, None, False, True, True, "channels_last")
+    assert by_position.definition.data_format == "channels_last"
+    with pytest.raises(ValueError, match=r"to match x, channels_first, \(2, 4, 6, 8\)"):
+        layer(x.permute(0, 2, 3, 1))
+
+
 def test_names_have_dots_and_weights_are_in_out():
     layer = attention_torch.EncoderLayer(6, 2, 10)
     assert layer.feed_forward.expand.weight.shape == (6, 10)
@@ -75,8 +91,8 @@ def test_names_have_dots_and_weights_are_in_out():
 
 
 def test_text_shows_what_differs_from_the_defaults():
-    layer = attention_torch.SaganAttention(16, bias=True, data_format="channels_first")
-    assert layer.extra_repr() == "channels=16, bias=True, data_format='channels_first'"
+    layer = attention_torch.SaganAttention(16, bias=True, data_format="channels_last")
+    assert layer.extra_repr() == "channels=16, bias=True, data_format='channels_last'"
     assert repr(attention_torch.DotProductAttention()) == "DotProductAttention()"
     assert "(state): SpectralVectors(theta=(2,), phi=(2,), g=(8,), output=(16,))" in repr(layer)
 
@@ -199,6 +215,26 @@ def test_files_hold_a_layer_bit_for_bit(name, dtype, tmp_path):
     same_bits(again.to_numpy(), layer.to_numpy())
     cast = attention_torch.load(tmp_path / "layer.safetensors", device="meta", dtype=torch.float64)
     assert all(tensor.is_meta and tensor.dtype == torch.float64 for tensor in cast.state_dict().values())
+
+
+def test_settings_are_changed_in_a_copy_and_not_by_assignment(tmp_path):
+    layer, x = attention_torch.FeedForward(5, 7, dropout=0.5, seed=0), torch.linspace(-1, 1, 10).reshape(2, 5)
+    with pytest.raises(
+        AttributeError, match=r"expected arithmetic by with_settings\(arithmetic=...\), .*; got an assignment"
+    ):
+        layer.arithmetic = "reproducible"
+    exact = layer.definition.with_settings(arithmetic="reproducible", dropout=0.0)
+    expected = exact(layer.to_numpy()[0], x.numpy())
+    changed = layer.with_settings(arithmetic="reproducible", dropout=0.0)
+    attention_torch.save(layer, tmp_path / "layer.safetensors")
+    loaded = attention_torch.load(tmp_path / "layer.safetensors", arithmetic="reproducible", dropout=0.0)
+    for each in (changed, loaded):
+        assert each.definition == exact
+        same_bits([each(x).detach().numpy()], [expected])
+    assert layer.definition.dropout == 0.5
+    assert changed.expand.weight is not layer.expand.weight
+    sagan = attention_torch.SaganAttention(8)
+    sagan.output = attention_torch.SaganAttention(8).output  # a branch of the parameters, and the name of a setting
 
 
 def test_only_layers_are_saved(tmp_path):

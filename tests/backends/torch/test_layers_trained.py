@@ -33,7 +33,7 @@ def test_sixteen_bits_are_computed_in_float32_and_rounded_once(name, dtype):
     wide = copy.deepcopy(narrow).to(torch.float32)
     if name == "SaganAttention":  # its normalized kernels have the dtype of the kernels
         narrow.definition = wide.definition = definitions.SaganAttention(
-            8, head_channels=2, bias=True, spectral_norm=False
+            8, head_channels=2, bias=True, spectral_norm=False, data_format="channels_first"
         )
         narrow.state = wide.state = None
     inputs = inputs_of(name, dtype)
@@ -324,7 +324,7 @@ def test_errors_of_a_call_are_those_of_the_core():
         (lambda: layer(x.numpy()), TypeError, "expected tensors of PyTorch; got ndarray"),
         (lambda: layer({"query": x, "key": [1]}), TypeError, "expected tensors of PyTorch; got list"),
         (lambda: attention_torch.Embeddings(11, 7, 4)(torch.tensor([11])), ValueError, "expected token_ids in 0..10; got 11"),
-        (lambda: attention_torch.SaganAttention(8)(torch.ones(1, 3, 4, 8)), ValueError, "expected even height and width"),
+        (lambda: attention_torch.SaganAttention(8)(torch.ones(1, 8, 3, 4)), ValueError, "expected even height and width to pool x, channels_first"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
