@@ -10,8 +10,6 @@ Nothing in the core is edited: arrays of the library then find their namespace, 
 command find the backend.
 """
 
-from typing import Any
-
 from attention_core._arrays import (
     FLOATING,
     Array,
@@ -55,7 +53,7 @@ from attention_core._backend import (
     registered_name,
 )
 from attention_core._backend import entries as announced_backends
-from attention_core.masks import Causal
+from attention_core.masks import is_top_left_causal
 
 __all__ = [
     "DIFFERENTIATED_ONCE",
@@ -105,11 +103,6 @@ __all__ = [
     "take_rows",
     "upcast",
 ]
-
-
-def is_top_left_causal(mask: Any) -> bool:
-    """Whether a mask is `Causal()`, whose diagonal starts at the first query and key: the flag of fused kernels."""
-    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
 
 
 _PROTOCOLS = ("Backend", "Call", "Kernel", "KernelWithLogsumexp", "Loops", "Operation", "Tuning", "Verdict")

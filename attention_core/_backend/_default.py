@@ -37,15 +37,12 @@ class DefaultBackend:
         return False
 
     def devices(self) -> list[str]:
-        """Return no names."""
         return []
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
-        """Return the function as it is."""
         return function
 
     def stop_gradient(self, array: Array, /) -> Array:
-        """Return the array."""
         return array
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:

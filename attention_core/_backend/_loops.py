@@ -23,23 +23,18 @@ class BlockOperations:
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
-        """``None``."""
         return None
 
     def exp_difference(self, x: Array, y: Array) -> Array:
-        """The exponential of a difference."""
         return self.xp.exp(self.xp.subtract(x, y))
 
     def exp_scaled(self, x: Array) -> Array:
-        """The exponential."""
         return self.xp.exp(x)
 
     def inplace(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
-        """The function, in the memory of its first argument if it can be written to."""
         return function(x, *others, out=x) if self.takes_out else function(x, *others)
 
     def matmul(self, x: Array, y: Array, workspace: dict[str, Any], name: str) -> Array:
-        """The product, in memory that is kept if it can be written to."""
         if not self.takes_out:
             return self.xp.matmul(x, y)
         dims = (*x.shape[:-1], y.shape[-1])
@@ -49,7 +44,6 @@ class BlockOperations:
         return self.xp.matmul(x, y, out=self.xp.reshape(workspace[name][:size], dims))
 
     def norm(self, x: Array) -> Array:
-        """The Euclidean norm over the last axis."""
         return self.xp.sqrt(self.xp.vecdot(x, x))
 
 
@@ -59,7 +53,6 @@ class TracedLoops(BlockOperations):
     traced = True
 
     def to_list(self, x: Array) -> Any:
-        """Raise: values are traced."""
         raise TypeError("expected nothing to be read while a function is traced")
 
 
@@ -69,55 +62,45 @@ class PythonLoops(BlockOperations):
     traced = False
 
     def to_list(self, x: Array) -> Any:
-        """The values as nested lists."""
         if hasattr(x, "tolist"):
             return x.tolist()
         return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
 
     def loop(self, start: int, stop: int, body: Callable[[int, Any], Any], state: Any) -> Any:
-        """Call the body for every index, each time with the state that it returned before."""
         for index in range(start, stop):
             state = body(index, state)
         return state
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Call one of two functions."""
         return then() if bool(condition) else otherwise()
 
     def block_at(self, x: Any, index: Any) -> Any:
-        """The entry at an index of the first axis, or the blocks at one or several neighbouring indices."""
         if isinstance(x, _Split):
             return self.block(x.array, index, x.size, -2)
         return x[index] if isinstance(x, list) else x[index, ...]
 
     def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> _Split:
-        """The blocks of an array along axis -2, after a function of rows."""
         return _Split(function(x), size)
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
-        """The block at an index, of this size or what is left of it, along one of the last two axes."""
         run = index if isinstance(index, range) else range(index, index + 1)
         places = slice(run.start * size, min(run.stop * size, x.shape[axis]))
         return x[..., places, :] if axis == -2 else x[..., places]
 
     def zero_blocks(self, count: int, zero: Callable[[int], Array], after: Array | None = None) -> _BlockList:
-        """Blocks that start as zero and are added to."""
         return _BlockList([None] * count, zero)
 
     def add_block(self, stack: _BlockList, index: int, block: Array) -> _BlockList:
-        """Add to the block at an index."""
         before = stack.blocks[index]
         stack.blocks[index] = block if before is None else self.xp.add(before, block)
         return stack
 
     def concat_blocks(self, stack: _BlockList, count: int, axis: int) -> _BlockList:
-        """Join runs of so many blocks along an axis."""
         blocks = stack.filled()
         runs = [blocks[start : start + count] for start in range(0, len(blocks), count)]
         return _BlockList([run[0] if count == 1 else self.xp.concat(run, axis=axis) for run in runs])
 
     def stack_blocks(self, stack: _BlockList) -> Array:
-        """The blocks as one array with a new first axis."""
         blocks = stack.filled()
         return self.xp.stack(blocks, axis=0) if len(blocks) > 1 else self.xp.expand_dims(blocks[0], axis=0)
 
