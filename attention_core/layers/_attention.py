@@ -7,25 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import parameters as trees
-from attention_core._arithmetic import check_arithmetic_name
 from attention_core._arrays import Array, Namespace, on_device_of, upcast
 from attention_core._attention.call import Attention
-from attention_core._attention.choice import check_implementation
 from attention_core._backend import array_namespace
-from attention_core._checks import check_boolean, check_flag, check_number, check_rank
+from attention_core._checks import check_boolean, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.multi_head import multi_head_attention
 from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import (
-    all_masks,
-    check_flags,
-    check_optional_sizes,
-    check_sizes,
-    dropout_in_training,
-    linear_spec,
-)
+from attention_core.layers._settings import all_masks, check_settings, dropout_in_training, linear_spec
 from attention_core.masks import Mask
-from attention_core.random import Dropout, check_dropout
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ class DotProductAttention(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        _check_attention(self)
+        check_settings(self)
 
     @property
     def parameters(self) -> Any:
@@ -209,9 +199,7 @@ class MultiHeadAttention(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "channels", "num_heads")
-        check_optional_sizes(self, "num_key_value_heads", "key_channels", "value_channels", "output_channels")
-        check_optional_sizes(self, "head_dim", "value_head_dim")
+        check_settings(self)
         if self.output_channels is not None and not self.output:
             raise ValueError(f"expected no output_channels without an output; got {self.output_channels}")
         if self.num_heads % self.groups:
@@ -220,9 +208,6 @@ class MultiHeadAttention(Layer):
             raise ValueError(
                 f"expected channels that {self.num_heads} heads share out evenly; got {self.channels} channels"
             )
-        check_flags(self, "output", "bias", "extra_key_value", "zero_attention")
-        check_flags(self, *(name for name in _BIASES if getattr(self, name) is not None))
-        _check_attention(self)
 
     @property
     def groups(self) -> int:
@@ -339,14 +324,3 @@ def _with_heads(array: Any, xp: Namespace) -> Any:
     if array is None or isinstance(array, Mask) or len(array.shape) < 3:
         return array
     return xp.expand_dims(array, axis=-3)
-
-
-def _check_attention(layer: DotProductAttention | MultiHeadAttention) -> None:
-    if layer.scale is not None:
-        check_number("scale", layer.scale)
-    if layer.softcap is not None:
-        check_number("softcap", layer.softcap, positive=True)
-    check_flag("is_causal", layer.is_causal)
-    check_dropout(Dropout(layer.dropout))
-    check_implementation(layer.implementation)
-    check_arithmetic_name(layer.arithmetic)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attention_core import parameters as trees
-from attention_core._arithmetic import check_arithmetic_name
 from attention_core._arrays import Array, Namespace
-from attention_core._functions.sagan import check_data_format, sagan_attention, spectral_norm
+from attention_core._functions.sagan import sagan_attention, spectral_norm
 from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import check_flags, check_optional_sizes, check_sizes, linear_spec
+from attention_core.layers._settings import check_settings, linear_spec
 
 
 class SpectralVectors(NamedTuple):
@@ -75,11 +74,7 @@ class SaganAttention(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "channels")
-        check_optional_sizes(self, "head_channels", "value_channels", "output_channels")
-        check_flags(self, "output", "bias", "pool", "spectral_norm")
-        check_data_format(self.data_format)
-        check_arithmetic_name(self.arithmetic)
+        check_settings(self)
         head, value = self._widths
         if head < 1 or value < 1:
             raise ValueError(f"expected at least 8 channels without head_channels; got {self.channels}")

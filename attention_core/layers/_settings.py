@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from attention_core import parameters as trees
+from attention_core._arithmetic import check_arithmetic_name
 from attention_core._arrays import Array, Namespace
-from attention_core._checks import check_boolean, check_flag, check_positive, check_rank
+from attention_core._attention.choice import check_implementation
+from attention_core._checks import check_boolean, check_flag, check_number, check_positive, check_rank
+from attention_core._functions.sagan import check_data_format
 from attention_core.layers._layer import Initial, Layer
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
-from attention_core.random import Dropout
+from attention_core.random import Dropout, check_dropout
 
 
 def linear_spec(rows: int, columns: int, bias: bool) -> trees.Linear:
@@ -38,18 +43,23 @@ def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Arr
     return functools.reduce(operator.and_, map(as_mask, rules))
 
 
-def check_sizes(layer: Layer, *names: str) -> None:
-    """Raise unless these settings are positive integers."""
-    for name in names:
-        check_positive(name, getattr(layer, name))
+_CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, or else by its type
+    "int": check_positive,
+    "bool": check_flag,
+    "scale": check_number,
+    "softcap": functools.partial(check_number, positive=True),
+    "epsilon": functools.partial(check_number, positive=True),
+    "dropout": lambda _, rate: check_dropout(Dropout(rate)),
+    "implementation": lambda _, implementation: check_implementation(implementation),
+    "arithmetic": lambda _, arithmetic: check_arithmetic_name(arithmetic),
+    "data_format": lambda _, data_format: check_data_format(data_format),
+}
 
 
-def check_optional_sizes(layer: Layer, *names: str) -> None:
-    """Raise unless these settings are positive integers or ``None``."""
-    check_sizes(layer, *(name for name in names if getattr(layer, name) is not None))
-
-
-def check_flags(layer: Layer, *names: str) -> None:
-    """Raise unless these settings are True or False."""
-    for name in names:
-        check_flag(name, getattr(layer, name))
+def check_settings(layer: Layer) -> None:
+    """Raise unless each setting is valid by itself; all integers are sizes, which are positive."""
+    for field in fields(layer):
+        kind, _, optional = str(field.type).partition(" | ")
+        value = getattr(layer, field.name)
+        if value is not None or not optional:
+            _CHECKS[field.name if field.name in _CHECKS else kind](field.name, value)

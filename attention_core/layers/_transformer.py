@@ -6,25 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import parameters as trees
-from attention_core._arithmetic import check_arithmetic_name
 from attention_core._arrays import Array, Namespace
 from attention_core._backend import array_namespace
-from attention_core._checks import check_number
 from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
 from attention_core.layers._attention import MultiHeadAttention
 from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import (
-    all_masks,
-    check_flags,
-    check_optional_sizes,
-    check_sizes,
-    dropout_in_training,
-    linear_spec,
-)
+from attention_core.layers._settings import all_masks, check_settings, dropout_in_training, linear_spec
 from attention_core.masks import Mask
-from attention_core.random import Dropout, check_dropout
 
 
 @dataclass(frozen=True)
@@ -54,11 +44,7 @@ class FeedForward(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "channels", "inner")
-        check_optional_sizes(self, "output_channels")
-        check_flags(self, "bias")
-        check_dropout(Dropout(self.dropout))
-        check_arithmetic_name(self.arithmetic)
+        check_settings(self)
 
     @property
     def parameters(self) -> trees.FeedForward:
@@ -117,9 +103,7 @@ class EncoderLayer(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "inner")
-        check_flags(self, "norm_first")
-        check_number("epsilon", self.epsilon, positive=True)
+        check_settings(self)
         _ = self._attention
 
     @property
@@ -201,12 +185,7 @@ class Embeddings(Layer):
     arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_tokens", "num_positions", "channels")
-        check_optional_sizes(self, "num_segments")
-        check_flags(self, "norm")
-        check_number("epsilon", self.epsilon, positive=True)
-        check_dropout(Dropout(self.dropout))
-        check_arithmetic_name(self.arithmetic)
+        check_settings(self)
 
     @property
     def parameters(self) -> trees.Embeddings:
