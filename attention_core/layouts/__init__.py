@@ -4,7 +4,7 @@ A layout is defined by the names and shapes of its arrays. Arguments give what a
 heads. Weights or settings without a counterpart raise a `LayoutError`; nothing is left out silently.
 """
 
-from attention_core.layouts import _bert, _equinox, _kernels, _torch
+from attention_core.layouts import _bert, _kernels, _torch
 from attention_core.layouts._bert import (
     from_bert,
     from_bert_embeddings,
@@ -13,7 +13,6 @@ from attention_core.layouts._bert import (
     to_bert_embeddings,
     to_bert_layer,
 )
-from attention_core.layouts._equinox import from_equinox, to_equinox
 from attention_core.layouts._heads import join_heads, separate_heads
 from attention_core.layouts._kernels import (
     from_flax,
@@ -24,7 +23,14 @@ from attention_core.layouts._kernels import (
     to_keras_grouped,
 )
 from attention_core.layouts._layout import Layout, LayoutError
-from attention_core.layouts._torch import from_torch, from_torch_encoder_layer, to_torch, to_torch_encoder_layer
+from attention_core.layouts._torch import (
+    from_equinox,
+    from_torch,
+    from_torch_encoder_layer,
+    to_equinox,
+    to_torch,
+    to_torch_encoder_layer,
+)
 
 __all__ = [
     "LAYOUTS",
@@ -53,7 +59,7 @@ __all__ = [
 ]
 
 
-LAYOUTS: dict[str, Layout] = {**_torch.LAYOUTS, **_kernels.LAYOUTS, **_equinox.LAYOUTS, **_bert.LAYOUTS}
+LAYOUTS: dict[str, Layout] = {**_torch.LAYOUTS, **_kernels.LAYOUTS, **_bert.LAYOUTS}
 """The layouts by name."""
 
 for _name in __all__:

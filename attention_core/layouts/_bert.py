@@ -7,7 +7,6 @@ from typing import Any
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace
-from attention_core.layers import check_fit
 from attention_core.layouts._layout import (
     Arrays,
     Layout,
@@ -83,7 +82,7 @@ def to_bert_layer(
         When the parameters do not fit the definition.
     """
     _check_bert_layer(definition)
-    check_fit(definition, parameters)
+    layers.check_fit(definition, parameters)
     xp, attention, feed = namespace_of(parameters, xp), parameters.attention, parameters.feed_forward
     return {
         **linear_arrays("attention.self.query", attention.query, xp),
@@ -142,7 +141,7 @@ def to_bert_embeddings(
         When the parameters do not fit the definition.
     """
     _check_bert_embeddings(definition)
-    check_fit(definition, parameters)
+    layers.check_fit(definition, parameters)
     return {
         "word_embeddings.weight": parameters.token,
         "position_embeddings.weight": parameters.position,
@@ -247,7 +246,7 @@ def _bert_embeddings(
     tree = Embeddings(token, position, segment, reader.norm(f"{prefix}LayerNorm", channels))
     tokens, positions, segments = (table.shape[0] for table in (token, position, segment))
     definition = layers.Embeddings(tokens, positions, channels, segments, epsilon=epsilon, dropout=dropout)
-    check_fit(definition, tree)
+    layers.check_fit(definition, tree)
     return definition, tree
 
 

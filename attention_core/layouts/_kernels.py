@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace
-from attention_core.layers import check_fit
 from attention_core.layouts._heads import check_order, in_order
 from attention_core.layouts._layout import (
     Arrays,
@@ -304,7 +303,7 @@ def _from_kernels(
 def _to_kernels(
     names: _Names, definition: Any, tree: Any, /, *, head_order: str | None, xp: Namespace | None
 ) -> dict[str, Array]:
-    check_fit(definition, tree)
+    layers.check_fit(definition, tree)
     heads, num_kv_heads = definition.num_heads, definition.groups
     check_order(names.module, head_order, heads, num_kv_heads)
     xp = namespace_of(tree, xp)

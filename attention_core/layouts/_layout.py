@@ -10,7 +10,6 @@ from attention_core import layers
 from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._backend import array_namespace
 from attention_core._checks import check_positive
-from attention_core.layers import check_fit
 from attention_core.parameters import EncoderLayer, LayerNorm, Linear, MultiHeadAttention
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -171,7 +170,7 @@ def attention_of(
         extra_key_value=tree.extra_key is not None,
         **settings,
     )
-    check_fit(definition, tree)
+    layers.check_fit(definition, tree)
     return definition, tree
 
 
@@ -225,5 +224,5 @@ def encoder_of(
     if tree.attention.extra_key is not None:
         raise LayoutError(f"expected no bias_k and bias_v of {layout}; got both")
     definition = layers.EncoderLayer(channels, num_heads, inner, **settings)
-    check_fit(definition, tree)
+    layers.check_fit(definition, tree)
     return definition, tree
