@@ -24,21 +24,11 @@ def masked_scores(
     mask: Callable[[Array], Array] | None = None,
     xp: Namespace,
 ) -> Array:
-    """Scores out of the products of queries and keys.
+    """Scores out of the products of queries and keys (..., M, N), ``raw``; ``allowed`` is ``None`` for everywhere.
 
-    Parameters
-    ----------
-    raw : Array, shape (..., M, N)
-        With something finite where not allowed, if there is something to modify: a masked infinity would otherwise
-        reach the gradient of the cap.
-    allowed : Array of bool, or None
-        ``None`` for everywhere.
-    bias : Array or None
-    modify : callable, optional
-        The cap and the score modification.
-    mask : callable, optional
-        Sets what is not allowed to -inf; by default a choice.
-    xp : array namespace
+    ``modify`` is the cap and the score modification. With it, what is not allowed must be finite in ``raw``: a masked
+    infinity would otherwise reach the gradient of the cap. ``mask`` sets what is not allowed to -inf, by default by a
+    choice.
     """
     scores = raw if modify is None else modify(raw)
     if bias is not None:

@@ -19,7 +19,7 @@ def softmax(
     exp_difference: Callable[[Array, Array], Array] | None = None,
     xp: Namespace,
 ) -> tuple[Array, Array, Array]:
-    r"""Exponentials of the scores, their total, and the logarithm of the normalizer.
+    r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and logsumexp (..., M, 1).
 
     .. math:: e_{ij} = \exp(s_{ij} - t_i), \qquad z_i = \sum_j e_{ij}, \qquad \ell_i = t_i + \log z_i,
         \qquad t_i = \max_j s_{ij}
@@ -27,24 +27,10 @@ def softmax(
     The weights are :math:`p_{ij} = e_{ij} / z_i`; dividing the sum of values instead rounds once, and keeps equal keys
     exact. They and :math:`\ell_i` do not depend on :math:`t_i`, so derivatives take it as a constant. A fully masked
     row has :math:`e_{ij} = 0`, :math:`z_i = 1` and :math:`\ell_i = -\infty`, with gradients exactly 0. ``allowed``
-    decides which rows these are, never the scores.
+    decides which rows these are, never the scores, which are -inf where not allowed; it is ``None`` for everywhere.
 
-    Parameters
-    ----------
-    scores : Array, shape (..., M, N)
-        With -inf where not allowed.
-    allowed : Array of bool, broadcastable to (..., M, N), or None
-        True where query i may attend to key j; ``None`` for everywhere.
-    constant : callable, optional
-        The backend's `stop_gradient`, for libraries that differentiate.
-    exp_difference : callable, optional
-        ``exp(x - y)``, perhaps in the memory of the scores.
-    xp : array namespace
-
-    Returns
-    -------
-    exponentials : Array, shape (..., M, N)
-    total, logsumexp : Array, shape (..., M, 1)
+    ``constant`` is the backend's `stop_gradient`, for libraries that differentiate. ``exp_difference(x, y)`` returns
+    ``exp(x - y)``, perhaps in the memory of the scores.
     """
     *rows, num_keys = shape(scores, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
@@ -79,26 +65,14 @@ def weighted_sum(
     cond: Callable[[Array, Callable[[], Array], Callable[[], Array]], Array] | None = None,
     xp: Namespace,
 ) -> Array:
-    r"""The weighted sum of the values, :math:`o_i = \sum_j e_{ij} v_j`, over the keys that are allowed.
+    r"""The weighted sum of values (..., N, E), :math:`o_i = \sum_j e_{ij} v_j`, over the keys that are allowed.
 
     With a mask, :math:`0 \cdot \infty` must not arise where a value is masked, so only finite values are averaged.
     Two sums of indicators then show which outputs attended to inf or NaN, and which to -inf or NaN. Such an output is
     inf or -inf, or NaN for both. The infinity is multiplied by the total weight, so that no gradient of it is finite.
 
-    Parameters
-    ----------
-    weights : Array, shape (..., M, N)
-    value : Array, shape (..., N, E)
-    allowed : Array of bool, or None
-        ``None`` when nothing is masked: then the plain product does.
-    cond : callable, optional
-        ``cond(condition, then, otherwise)`` runs one of two functions. It leaves out the product with the indicators
-        where all values are finite.
-    xp : array namespace
-
-    Returns
-    -------
-    Array, shape (..., M, E)
+    ``allowed`` is ``None`` when nothing is masked: then the plain product does. ``cond(condition, then, otherwise)``
+    runs one of two functions. It leaves out the product with the indicators where all values are finite.
     """
     if allowed is None:
         return xp.matmul(weights, value)

@@ -24,56 +24,28 @@ REPRODUCIBLE_KEYS = 2048  # up to how many keys a block of exact scores has
 class Plan(NamedTuple):
     """What is known of a call before its arrays: constants, which compare by value.
 
-    Attributes
-    ----------
-    mask : tuple or None
-        The tree definition of a mask, by `attention_core.masks.flatten`.
-    score_mod : callable or tuple or None
-        Without its arrays; the tree definition of one that is a dataclass.
-    softcap, dropout_rate, seed, starts
-        Numbers, or ``None`` where an array takes their place.
-    present : tuple of bool
-        Which of the first eight `Operands` there are.
-    num_arrays : tuple of int
-        How many arrays mask and score modification have.
-    may_mask : bool
-        Whether something may be masked, so that a row may be fully masked.
-    all_finite : bool
-        Whether query, key, value and all scores are known to be finite.
-    block_sizes : tuple of int
-        How many queries and keys a block has.
-    max_backward_keys : int
-        How many keys a block has in the backward pass.
-    per_head : bool
-        Whether key/value heads are taken one by one.
-    max_keys_per_run : int
-        How many keys of neighbouring blocks are taken at once, where loops are not traced.
-    exp_without_max : bool or None
-        Whether scores are known to be so small that no maximum need be subtracted: exponentials, and averages by them,
-        neither overflow nor vanish. ``None`` where that could not be read.
-    num_slices : int
-        Slices of each number in reproducible arithmetic; 0 in fast arithmetic.
-    score_scale : float
-        In reproducible arithmetic, the scale, by which the query is not multiplied yet.
+    Softcap, seed and starts are numbers, or ``None`` where an array takes their place.
     """
 
-    mask: Any
-    score_mod: Any
+    mask: Any  # the tree definition of a mask, by `attention_core.masks.flatten`
+    score_mod: Any  # a function without its arrays; the tree definition of one that is a dataclass
     softcap: float | None
     dropout_rate: float
     seed: int | None
     starts: tuple[int | None, ...]
-    present: tuple[bool, ...]
-    num_arrays: tuple[int, int]
-    may_mask: bool
-    all_finite: bool
-    block_sizes: tuple[int, int]
-    max_backward_keys: int
-    per_head: bool
-    max_keys_per_run: int
+    present: tuple[bool, ...]  # which of the first eight `Operands` there are
+    num_arrays: tuple[int, int]  # of mask and score modification
+    may_mask: bool  # whether something may be masked, so that a row may be fully masked
+    all_finite: bool  # whether query, key, value and all scores are known to be finite
+    block_sizes: tuple[int, int]  # queries and keys of a block
+    max_backward_keys: int  # of a block in the backward pass
+    per_head: bool  # whether key/value heads are taken one by one
+    max_keys_per_run: int  # of neighbouring blocks that are taken at once, where loops are not traced
+    # Whether scores are known to be so small that no maximum need be subtracted: exponentials, and averages by them,
+    # neither overflow nor vanish. None where that could not be read.
     exp_without_max: bool | None = None
-    num_slices: int = 0
-    score_scale: float = 1.0
+    num_slices: int = 0  # of each number in reproducible arithmetic; 0 in fast arithmetic
+    score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
 
     @property
     def num_integers(self) -> int:
@@ -85,30 +57,17 @@ register("Plan", Plan)
 
 
 class Operands(NamedTuple):
-    """The arrays of a call: B samples of G key/value heads, each with R query heads.
+    """The arrays of a call: B samples of G key/value heads, each with R query heads."""
 
-    Attributes
-    ----------
-    query : Array, shape (B, G, R, M, D)
-        Scaled.
-    key, value : Array, shapes (B, G, N, D) and (B, G, N, E)
-    bias : Array or None
-        Of five axes, each as long as that of the scores (B, G, R, M, N), or 1.
-    softcap, seed, query_start, key_start : Array or None
-        Where these are no Python numbers.
-    mask, score_mod : tuple of Array
-        The former with one leading axis of length B or 1.
-    """
-
-    query: Array
-    key: Array
-    value: Array
-    bias: Array | None
-    softcap: Array | None
+    query: Array  # (B, G, R, M, D), scaled
+    key: Array  # (B, G, N, D)
+    value: Array  # (B, G, N, E)
+    bias: Array | None  # of five axes, each as long as that of the scores (B, G, R, M, N), or 1
+    softcap: Array | None  # this and the next three where they are no Python numbers
     seed: Array | None
     query_start: Array | None
     key_start: Array | None
-    mask: tuple[Array, ...]
+    mask: tuple[Array, ...]  # with one leading axis of length B or 1
     score_mod: tuple[Array, ...]
 
     def arrays(self) -> tuple[Array, ...]:

@@ -13,22 +13,12 @@ from attention_core.masks import unflatten
 
 
 class Visits(NamedTuple):
-    """For each block of one side, the blocks of the other side in the order of visiting.
+    """For each block of one side, the blocks of the other side in the order of visiting."""
 
-    Attributes
-    ----------
-    order : (B or 1, blocks, blocks of the other side) or None
-        ``None`` for all, as they come.
-    whole, seen : (B or 1, blocks) or int
-        How many come first that need no mask, and how many are visited at all.
-    shared : bool
-        Whether all samples of the batch share one order.
-    """
-
-    order: Any
-    whole: Any
-    seen: Any
-    shared: bool = True
+    order: Any  # (B or 1, blocks, blocks of the other side), or None for all, as they come
+    whole: Any  # (B or 1, blocks) or an integer: how many come first that need no mask
+    seen: Any  # likewise: how many are visited at all
+    shared: bool = True  # whether all samples of the batch share one order
 
     def of(self, loops: Loops, b: Any, index: Any) -> tuple[Callable[[Any], Any], Any, Any]:
         """Of one block: a function from step to block, the number of steps without a mask, and of all."""
