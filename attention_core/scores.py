@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,8 @@ def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
            [ 0.        , -0.00390625]], dtype=array_api_strict.float64)
     """
     check_positive("num_heads", num_heads)
-    return ScoreMod(_Alibi(num_heads, *_number(offset)), _array(offset), num_heads)
+    number, arrays = _split_offset(offset)
+    return ScoreMod(_Alibi(num_heads, number), arrays, num_heads)
 
 
 def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: int = 128, offset: Any = 0) -> ScoreMod:
@@ -146,7 +148,8 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
     check_positive("max_distance", max_distance)
     buckets, heads = _table_sizes(table)
     numbers = tuple(_buckets(buckets, bidirectional, max_distance))
-    return ScoreMod(_RelativeBias(numbers, heads, *_number(offset)), (table, *_array(offset)), heads)
+    number, arrays = _split_offset(offset)
+    return ScoreMod(_RelativeBias(numbers, heads, number), (table, *arrays), heads)
 
 
 @dataclass(frozen=True)  # compared by value: compilers do not recompile for an equal one
@@ -220,36 +223,14 @@ def _table_sizes(table: Array) -> tuple[int, int]:
     return dims[0], dims[1]
 
 
-def _number(offset: Any) -> tuple[int, ...]:
-    """The offset as field of the function, unless it is an array."""
-    if not hasattr(offset, "dtype") and (isinstance(offset, bool) or not isinstance(offset, int)):
+def _split_offset(offset: Any) -> tuple[int, tuple[Array, ...]]:
+    """The offset as a field of the function and its arrays: a number and none, or 0 and one."""
+    if hasattr(offset, "dtype"):
+        check_integer("offset", offset)
+        return 0, (offset,)
+    if isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected offset as an integer or an integer array; got {type(offset).__name__}")
-    return () if hasattr(offset, "dtype") else (offset,)
-
-
-def _array(offset: Any) -> tuple[Array, ...]:
-    """The offset as array of the function, if it is one."""
-    if not hasattr(offset, "dtype"):
-        return ()
-    check_integer("offset", offset)
-    return (offset,)
-
-
-def _check_count(name: str, expected: int | None, index: Array) -> None:
-    """Raise unless there are as many positions as heads or samples, or one."""
-    got = _count(index)
-    if None not in (expected, got) and got not in (1, expected):
-        raise ValueError(f"expected scores of {expected} {name}; got {got}")
-
-
-def _count(array: Array) -> int | None:
-    """The number of elements; ``None`` if it is unknown."""
-    count = 1
-    for dim in sizes(array):
-        if dim is None:
-            return None
-        count *= dim
-    return count
+    return offset, ()
 
 
 def _distance(
@@ -260,7 +241,9 @@ def _distance(
         return xp.subtract(xp.subtract(key, query), number)
     offset = xp.astype(arrays[0], xp.int32)
     if len(offset.shape):
-        _check_count("entries", _count(offset), batch)
+        expected, got = (None if None in sizes(x) else math.prod(sizes(x)) for x in (offset, batch))  # type: ignore[arg-type]
+        if None not in (expected, got) and got not in (1, expected):
+            raise ValueError(f"expected scores of {expected} entries; got {got}")
         offset = _take(xp.reshape(offset, (-1,)), batch, xp)
     return xp.subtract(xp.subtract(key, query), offset)
 
