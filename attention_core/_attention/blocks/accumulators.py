@@ -9,6 +9,20 @@ from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, nu
 from attention_core._attention.blocks.scores import fold_group
 
 
+def row_accumulators(grid: Grid, *lasts: Any) -> tuple[Any, ...]:
+    """Blocks of queries, (G, R, m, last) each, that start as zero: a stack for each of these widths."""
+    query, xp = grid.operands.query, grid.xp
+    _, num_kv_heads, group = shape(query, xp=xp)[:3]
+    dims = (1 if grid.plan.per_head else num_kv_heads, group, grid.sizes[0])
+
+    def blocks(last: Any) -> Any:
+        return grid.loops.zero_blocks(
+            num_rounds(grid) * grid.counts[0], lambda _: zeros_with(query, *dims, last, xp=xp)
+        )
+
+    return tuple(map(blocks, lasts))
+
+
 def gradient_accumulators(grid: Grid, *lasts: Any, after: Array) -> tuple[Any, ...]:
     """Blocks for the gradients of query, key and value, of these widths. Memory is needed once ``after`` is there."""
     operands, xp, loops = grid.operands, grid.xp, grid.loops

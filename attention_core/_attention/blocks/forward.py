@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, shape, zeros_with
-from attention_core._attention.blocks.accumulators import concat_blocks
+from attention_core._attention.blocks.accumulators import concat_blocks, row_accumulators
 from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.grid import (
     Grid,
@@ -128,24 +128,12 @@ class Running(NamedTuple):
 
 def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]:
     """Output and logsumexp of a part of the values, which a function takes from those of a sample."""
-    plan, xp, loops, query = grid.plan, grid.xp, grid.loops, grid.operands.query
-    visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=plan.max_keys_per_run)
-    forward_pass = ForwardPass(grid, visits, dropout_of(grid), part)
-    _, num_kv_heads, group, _, _ = shape(query, xp=xp)
-    stacks = tuple(
-        loops.zero_blocks(
-            num_rounds(grid) * grid.counts[0],
-            functools.partial(_zeros, query, (num_kv_heads, group, grid.sizes[0], last), xp),
-        )
-        for last in (shape(grid.operands.value, xp=xp)[-1], 1)
-    )
-    stacks = loops.loop(0, num_rounds(grid), functools.partial(_attend_sample, forward_pass), stacks)
+    visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
+    attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid), part))
+    stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 1)
+    stacks = grid.loops.loop(0, num_rounds(grid), attend, stacks)
     output, logsumexp = (concat_blocks(grid, stack, 0) for stack in stacks)
-    return output, xp.squeeze(logsumexp, axis=-1)
-
-
-def _zeros(like: Array, dims: tuple[Any, ...], xp: Any, _: Any) -> Array:
-    return zeros_with(like, *dims, xp=xp)
+    return output, grid.xp.squeeze(logsumexp, axis=-1)
 
 
 def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
@@ -232,10 +220,8 @@ def _has_key(grid: Grid, block: ScoreBlock, total: Array, i: Any, j: Any) -> Arr
     everywhere = xp.ones_like(total, dtype=xp.bool)
     if allowed is None:
         return everywhere
-    some = cached_by_distance(
-        grid, "has_key", i, j, like=allowed, compute=lambda: xp.any(allowed, axis=-1, keepdims=True)
-    )
-    return xp.logical_and(everywhere, some)
+    compute = functools.partial(xp.any, allowed, axis=-1, keepdims=True)
+    return xp.logical_and(everywhere, cached_by_distance(grid, "has_key", i, j, like=allowed, compute=compute))
 
 
 def _empty_state(forward_pass: ForwardPass, rows: Array) -> Running:

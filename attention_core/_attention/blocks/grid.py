@@ -150,15 +150,8 @@ def sample_at(grid: Grid, index: Any) -> Sample:
         ]
         rule = unflatten(plan.mask, arrays)
     query, key, value = (sample_slice(grid, x, b, g) for x in operands[:3])
-    return Sample(
-        b,
-        g,
-        query,
-        key,
-        value=value,
-        bias=None if operands.bias is None else sample_slice(grid, operands.bias, b, g),
-        rule=rule,
-    )
+    bias = None if operands.bias is None else sample_slice(grid, operands.bias, b, g)
+    return Sample(b, g, query, key, value=value, bias=bias, rule=rule)
 
 
 def sample_slice(grid: Grid, x: Array, b: Any, g: Any) -> Array:
@@ -194,13 +187,10 @@ def block_positions(grid: Grid, sample: Sample, i: Any, j: Any, scores: Array) -
     if sample.head is not None:
         heads = xp.add(heads, sample.head * group)
     query, key = (
-        _clamp_to_last(
-            grid,
-            side,
-            _absolute(grid, side, xp.add(positions(count, like, xp=xp), first_block(index) * grid.sizes[side])),
-        )
+        xp.add(positions(count, like, xp=xp), first_block(index) * grid.sizes[side])
         for side, (count, index) in enumerate(((rows, i), (columns, j)))
     )
+    query, key = (_clamp_to_last(grid, side, _absolute(grid, side, x)) for side, x in enumerate((query, key)))
     batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
     return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
 
