@@ -76,15 +76,17 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
 def split_channels(x: Array, num_heads: int, xp: Namespace) -> Array:
     """The body of `split_heads`: (..., L, H * D) -> (..., H, L, D)."""
     *leading, length, channels = shape(x, xp=xp)
-    return _swap_heads_and_length(xp.reshape(x, (*leading, length, num_heads, channels // num_heads)), xp)
+    return move_axis(xp.reshape(x, (*leading, length, num_heads, channels // num_heads)), -2, -3, xp)
 
 
 def merge_channels(x: Array, xp: Namespace) -> Array:
     """The body of `merge_heads`: (..., H, L, D) -> (..., L, H * D)."""
     *leading, heads, length, width = shape(x, xp=xp)
-    return xp.reshape(_swap_heads_and_length(x, xp), (*leading, length, heads * width))
+    return xp.reshape(move_axis(x, -3, -2, xp), (*leading, length, heads * width))
 
 
-def _swap_heads_and_length(x: Array, xp: Namespace) -> Array:
-    axes = tuple(range(len(x.shape)))
-    return xp.permute_dims(x, (*axes[:-3], axes[-2], axes[-3], axes[-1]))
+def move_axis(x: Array, source: int, destination: int, xp: Namespace) -> Array:
+    """The same array with one axis elsewhere; both are counted from the end."""
+    axes = list(range(len(x.shape)))
+    axes.insert(len(axes) + destination, axes.pop(source))
+    return xp.permute_dims(x, tuple(axes))

@@ -18,6 +18,7 @@ from attention_core._checks import (
     check_vector,
 )
 from attention_core._functions.attention import scaled_dot_product_attention
+from attention_core._functions.heads import move_axis
 from attention_core._functions.multi_head import tuple_leaves
 from attention_core.parameters import Linear, SaganAttention
 
@@ -90,7 +91,7 @@ def sagan_attention(
     parameters, x = upcast((parameters, x), xp=xp)
     maps = arithmetic_of(arithmetic)
     x, attended = maps.copies(x, 2, xp=xp)
-    places = _channels_last(attended, xp) if data_format == "channels_first" else attended
+    places = move_axis(attended, -3, -1, xp) if data_format == "channels_first" else attended
     theta, phi, g = (
         maps.affine(each, *convolution, xp=xp)
         for each, convolution in zip(maps.copies(places, 3, xp=xp), parameters[:3], strict=True)
@@ -104,7 +105,7 @@ def sagan_attention(
     output = found.output if return_weights else found
     y = output if parameters.output is None else maps.affine(output, *parameters.output, xp=xp)
     y = xp.reshape(y, shape(places, xp=xp))
-    y = _channels_first(y, xp) if data_format == "channels_first" else y
+    y = move_axis(y, -1, -3, xp) if data_format == "channels_first" else y
     result = cast_to(maps.blend(x, y, parameters.sigma, xp=xp), dtype, xp=xp)
     return Attention(result, cast_to(found.weights, dtype, xp=xp)) if return_weights else result
 
@@ -202,16 +203,6 @@ def _flatten_places(maps: Array, xp: Namespace) -> Array:
     """Flatten a feature map to a sequence, for one head: (..., height, width, C) -> (..., 1, height * width, C)."""
     *leading, height, width, channels = shape(maps, xp=xp)
     return xp.reshape(maps, (*leading, 1, height * width, channels))
-
-
-def _channels_last(x: Array, xp: Namespace) -> Array:
-    axes = tuple(range(len(x.shape)))
-    return xp.permute_dims(x, (*axes[:-3], axes[-2], axes[-1], axes[-3]))
-
-
-def _channels_first(x: Array, xp: Namespace) -> Array:
-    axes = tuple(range(len(x.shape)))
-    return xp.permute_dims(x, (*axes[:-3], axes[-1], axes[-3], axes[-2]))
 
 
 def check_data_format(data_format: Any) -> None:
