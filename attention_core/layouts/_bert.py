@@ -182,8 +182,9 @@ def from_bert(
     LayoutError, TypeError, ValueError
         As in `from_torch`.
     """
-    reader = Arrays(BERT, {name.removeprefix("bert."): array for name, array in arrays.items()}, xp)
-    indices = {name.split(".")[2] for name in reader.names() if name.startswith("encoder.layer.")}
+    arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
+    indices = {name.split(".")[2] for name in arrays if name.startswith("encoder.layer.")}
+    reader = Arrays(BERT, arrays, xp)
     parts: list[tuple[Any, Any]] = [_bert_embeddings(reader, "embeddings.", epsilon, dropout)]
     channels = parts[0][0].channels
     parts += [

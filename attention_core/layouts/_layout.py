@@ -70,10 +70,6 @@ class Arrays:
             raise LayoutError(f"expected {name} of {self.layout}; got no such array, but {left}")
         return array
 
-    def names(self) -> list[str]:
-        """The names of the arrays that are left."""
-        return list(self._left)
-
     def linear(self, name: str) -> Linear:
         """Take a linear map whose weight is (out, in)."""
         weight = self.take(f"{name}.weight", None, None)
