@@ -156,14 +156,8 @@ def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
     squares_are_finite = plan.all_finite and is_concrete(rows.d_output)
     if squares_are_finite:
         squares_are_finite = bool(xp.isfinite(xp.sum(xp.multiply(rows.d_output, rows.d_output))))
-    backward_pass = BackwardPass(
-        grid,
-        make_visits(grid, by_key=True),
-        rows,
-        dropout_of(grid),
-        backend=backend,
-        may_overflow=not squares_are_finite,
-    )
+    visits, dropout = make_visits(grid, by_key=True), dropout_of(grid)
+    backward_pass = BackwardPass(grid, visits, rows, dropout, backend=backend, may_overflow=not squares_are_finite)
     depth, width = (shape(x, xp=xp)[-1] for x in (grid.operands.key, grid.operands.value))
     variables = upcast(score_variables(grid), xp=xp) if modifies_scores(grid) else ()
     d_query, d_key, d_value = gradient_accumulators(grid, depth, depth, width, after=rows.delta)

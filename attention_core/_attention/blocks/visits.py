@@ -98,7 +98,7 @@ def _block_kinds(grid: Grid) -> tuple[Array, Array]:
         every = inside if every is True else xp.logical_and(every, inside)
     none = xp.zeros((1, 1, *grid.counts), dtype=xp.bool, **on_device_of(operands.query))
     for kind in (some, every):  # both get the leading axis that one of them has
-        none = none if isinstance(kind, bool) else xp.logical_and(xp.logical_or(none, kind), xp.logical_not(kind))
+        none = none if isinstance(kind, bool) else xp.logical_and(none, kind)
     some, every = (
         xp.logical_not(none) if kind is True else none if kind is False else xp.logical_or(none, kind)
         for kind in (some, every)
