@@ -13,8 +13,7 @@ from attention_core._backend import array_namespace
 from attention_core._checks import check_boolean, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.multi_head import multi_head_attention
-from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import all_masks, check_settings, dropout_in_training, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, check_settings, dropout_in_training, linear_spec
 from attention_core.masks import Mask
 
 

@@ -1,16 +1,24 @@
-"""The base class of layers: settings, and specs of parameters and state."""
+"""The base class of layers, and what layers share: checks of settings, specs of parameters, masks, dropout."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from attention_core import initializers
+from attention_core import parameters as trees
+from attention_core._arithmetic import check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text
-from attention_core._checks import check_floating
-from attention_core.random import fold_in
+from attention_core._attention.choice import check_implementation
+from attention_core._checks import check_boolean, check_flag, check_floating, check_number, check_positive, check_rank
+from attention_core._functions.sagan import check_data_format
+from attention_core.masks import Mask
+from attention_core.masks._mask import as_mask
+from attention_core.random import Dropout, check_dropout, fold_in
 
 AnyLayer = TypeVar("AnyLayer", bound="Layer")
 
@@ -132,6 +140,51 @@ class Layer(ABC):
         """
         values = {name: float(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
         return {"layer": type(self).__name__, **values}
+
+
+_CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, or else by its type
+    "int": check_positive,
+    "bool": check_flag,
+    "scale": check_number,
+    "softcap": functools.partial(check_number, positive=True),
+    "epsilon": functools.partial(check_number, positive=True),
+    "dropout": lambda _, rate: check_dropout(Dropout(rate)),
+    "implementation": lambda _, implementation: check_implementation(implementation),
+    "arithmetic": lambda _, arithmetic: check_arithmetic_name(arithmetic),
+    "data_format": lambda _, data_format: check_data_format(data_format),
+}
+
+
+def check_settings(layer: Layer) -> None:
+    """Raise unless each setting is valid by itself; all integers are sizes, which are positive."""
+    for field in fields(layer):
+        kind, _, optional = str(field.type).partition(" | ")
+        value = getattr(layer, field.name)
+        if value is not None or not optional:
+            _CHECKS[field.name if field.name in _CHECKS else kind](field.name, value)
+
+
+def linear_spec(rows: int, columns: int, bias: bool) -> trees.Linear:
+    """The spec of a linear map with a weight of shape (rows, columns)."""
+    return trees.Linear(Initial((rows, columns), "glorot_uniform"), Initial((columns,), "zeros") if bias else None)
+
+
+def dropout_in_training(rate: float, seed: Any) -> Dropout | None:
+    """Dropout in training, that is with a seed; ``None`` otherwise."""
+    return None if seed is None or rate == 0 else Dropout(rate, seed)
+
+
+def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Array | None, xp: Namespace) -> Any:
+    """Combine masks over pairs, over queries and over keys into one, or ``None``."""
+    rules = [] if mask is None else [mask]
+    for name, padding, axis in (("query_mask", query_mask, -1), ("key_mask", key_mask, -2)):
+        if padding is not None:
+            check_rank(name, padding, 1, "(..., length)")
+            check_boolean(name, padding)
+            rules.append(xp.expand_dims(xp.expand_dims(padding, axis=axis), axis=-3))
+    if len(rules) < 2:
+        return rules[0] if rules else None
+    return functools.reduce(operator.and_, map(as_mask, rules))
 
 
 def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace
 from attention_core._functions.sagan import sagan_attention, spectral_norm
-from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import check_settings, linear_spec
+from attention_core.layers._layer import Initial, Layer, check_settings, linear_spec
 
 
 class SpectralVectors(NamedTuple):

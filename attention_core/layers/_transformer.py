@@ -12,8 +12,7 @@ from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
 from attention_core.layers._attention import MultiHeadAttention
-from attention_core.layers._layer import Initial, Layer
-from attention_core.layers._settings import all_masks, check_settings, dropout_in_training, linear_spec
+from attention_core.layers._layer import Initial, Layer, all_masks, check_settings, dropout_in_training, linear_spec
 from attention_core.masks import Mask
 
 
