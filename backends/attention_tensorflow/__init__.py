@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from attention_tensorflow.backend import backend
@@ -31,6 +32,10 @@ __all__ = [
     "load",
     "save",
 ]
+
+
+if "keras" in sys.modules:  # as TensorFlow has imported it: models in its files know only layers that are registered
+    from attention_tensorflow import layers as _layers  # noqa: F401
 
 
 def __getattr__(name: str) -> Any:

@@ -102,6 +102,17 @@ def test_a_model_in_a_file_of_keras_gives_the_same_bits(rng, name, tmp_path):
     same(again.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
+def test_a_fresh_process_knows_the_layers_of_a_model(tmp_path):
+    inputs = keras.Input((5, 6))
+    keras.Model(inputs, EncoderLayer(6, 2, 10, seed=0)(inputs)).save(tmp_path / "m.keras")
+    for imports in ("import keras, attention_tensorflow", "import attention_tensorflow, keras"):
+        script = f"{imports}; print(type(keras.models.load_model('m.keras').layers[-1]).__name__)"
+        ran = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False
+        )
+        assert ran.stdout.split() == ["EncoderLayer"], ran.stderr
+
+
 @pytest.mark.parametrize("form", ["saved_model", "export"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_saved_model_of_tensorflow_gives_the_same_bits(rng, name, form, tmp_path):
