@@ -18,11 +18,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, positions, shape, shape_text
+from attention_core._backend import backend_for
 from attention_core._checks import check_integer
 
 __all__ = [
     "Dropout",
     "check_dropout",
+    "check_dropout_rate",
     "drop",
     "dropout_mask",
     "fmix32",
@@ -32,6 +34,7 @@ __all__ = [
     "plain_seed",
     "random_bits",
     "seed_words",
+    "seeded",
 ]
 
 _GOLDEN = 0x9E3779B9  # its multiples make the hash depend on the order of words
@@ -46,12 +49,14 @@ class Dropout(NamedTuple):
     ----------
     rate : float
         The share of elements that become 0, in [0, 1); the others are multiplied by `scale`.
-    seed : int or Array
-        A Python integer in [0, 2**64), or an integer array of shape () or (2,): 32-bit words, the low one first.
+    seed : int, Array, or generator
+        A Python integer in [0, 2**64), or an integer array of shape () or (2,): 32-bit words, the low one first. Each
+        step of training needs another. The library's own sources are taken, too, and each call draws a seed: a typed
+        key of JAX, a ``Generator`` of PyTorch, NumPy or TensorFlow, a ``SeedGenerator`` of Keras.
     """
 
     rate: float
-    seed: Any = 0
+    seed: Any
 
     @property
     def scale(self) -> float:
@@ -60,15 +65,27 @@ class Dropout(NamedTuple):
 
 
 def check_dropout(dropout: Any) -> None:
-    """Raise unless this is a `Dropout` with a rate in [0, 1) and a seed."""
+    """Raise unless this is a `Dropout` with a rate in [0, 1). The library knows what its sources of seeds are."""
     if not isinstance(dropout, Dropout):
         raise TypeError(f"expected dropout as Dropout(rate, seed); got {type(dropout).__name__}")
-    rate, seed = dropout
+    check_dropout_rate(dropout.rate)
+
+
+def check_dropout_rate(rate: Any) -> None:
+    """Raise unless this is a number in [0, 1)."""
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         raise TypeError(f"expected a dropout rate as a number; got {type(rate).__name__}")
     if not 0 <= rate < 1:
         raise ValueError(f"expected a dropout rate in [0, 1); got {rate}")
+
+
+def seeded(dropout: Dropout | None, x: Array, xp: Namespace) -> Dropout | None:
+    """Draw the seed if it is a source of seeds of the library of an array, and check it."""
+    if dropout is None:
+        return None
+    seed = dropout.seed if isinstance(dropout.seed, int) else backend_for(x, xp).draw_seed(dropout.seed)
     check_seed(seed)
+    return Dropout(dropout.rate, seed)
 
 
 def plain_seed(seed: Any, is_array: Callable[[Any], bool], /) -> Any:

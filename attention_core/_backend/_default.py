@@ -45,6 +45,9 @@ class DefaultBackend:
     def stop_gradient(self, array: Array, /) -> Array:
         return array
 
+    def draw_seed(self, source: Any, /) -> Any:
+        return source
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward. A library that differentiates by itself still does."""
         return operation.forward(plan, arrays, self)

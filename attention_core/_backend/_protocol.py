@@ -284,6 +284,9 @@ class Backend(Protocol):
     def stop_gradient(self, array: Array, /) -> Array:
         """Return the array as a constant of derivatives."""
 
+    def draw_seed(self, source: Any, /) -> Any:
+        """Return a seed, two words of 32 bits, from a key or a generator of the library; anything else as it is."""
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Return the results of an `Operation`, differentiated by its own backward function."""
 

@@ -23,7 +23,7 @@ from attention_core._checks import (
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
-from attention_core.random import Dropout, check_dropout
+from attention_core.random import Dropout, check_dropout, seeded
 from attention_core.scores import ScoreMod
 
 ScoreModification = Callable[..., Array]
@@ -319,6 +319,8 @@ def unchecked_call(
 ) -> Call:
     """The arguments of attention, which are known to be right."""
     backend, mask = backend or backend_for(query, xp), with_causal(mask, is_causal)
+    if options.get("dropout") is not None:
+        options["dropout"] = seeded(options["dropout"], query, xp)
     return Call(query=query, key=key, value=value, xp=xp, backend=backend, mask=mask, **options)
 
 

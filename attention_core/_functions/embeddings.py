@@ -18,7 +18,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.normalization import check_layer_norm
 from attention_core.parameters import Embeddings, LayerNorm
-from attention_core.random import Dropout, check_dropout
+from attention_core.random import Dropout, check_dropout, seeded
 
 
 def embed_tokens(
@@ -86,6 +86,7 @@ def embed_tokens(
     check_arithmetic(arithmetic, "token", parameters.token)
     _check_embeddings(parameters, epsilon, dropout)
     _check_ids(parameters, token_ids, position_ids, segment_ids)
+    dropout = seeded(dropout, token_ids, xp)
     if position_ids is None:
         position_ids = positions(shape(token_ids, xp=xp)[-1], token_ids, xp=xp)
     if segment_ids is None and parameters.segment is not None:

@@ -16,7 +16,7 @@ from attention_core._functions.normalization import check_layer_norm
 from attention_core.masks import Mask
 from attention_core.masks._tree import mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward
-from attention_core.random import Dropout, fold_in
+from attention_core.random import Dropout, fold_in, seeded
 
 
 def encoder_layer(
@@ -93,7 +93,7 @@ def encoder_layer(
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     ops = arithmetic_of(arithmetic)
-    in_weights, in_attention, in_feed_forward = _dropouts(dropout, 3, xp)
+    in_weights, in_attention, in_feed_forward = _dropouts(seeded(dropout, x, xp), 3, xp)
 
     def attend(h: Array) -> Array:
         result = attend_heads(

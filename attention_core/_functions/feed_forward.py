@@ -9,7 +9,7 @@ from attention_core._arrays import Array, Namespace, cast_to, upcast
 from attention_core._backend import array_namespace
 from attention_core._checks import check_linear, check_parameters, once_per_signature
 from attention_core.parameters import FeedForward, Linear
-from attention_core.random import Dropout, check_dropout
+from attention_core.random import Dropout, check_dropout, seeded
 
 
 def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
@@ -130,7 +130,7 @@ def feed_forward(
     0.841345
     """
     xp = _check_feed_forward_call(x=x, parameters=parameters, dropout=dropout, arithmetic=arithmetic, xp=xp)
-    dtype = x.dtype
+    dtype, dropout = x.dtype, seeded(dropout, x, xp)
     parameters, x = upcast((parameters, x), xp=xp)
     return cast_to(expand_and_contract(parameters, x, dropout, arithmetic_of(arithmetic), xp=xp), dtype, xp=xp)
 

@@ -18,7 +18,7 @@ from attention_core._checks import check_boolean, check_flag, check_floating, ch
 from attention_core._functions.sagan import check_data_format
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
-from attention_core.random import Dropout, check_dropout, fold_in
+from attention_core.random import Dropout, check_dropout_rate, fold_in
 
 AnyLayer = TypeVar("AnyLayer", bound="Layer")
 
@@ -148,7 +148,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, 
     "scale": check_number,
     "softcap": functools.partial(check_number, positive=True),
     "epsilon": functools.partial(check_number, positive=True),
-    "dropout": lambda _, rate: check_dropout(Dropout(rate)),
+    "dropout": lambda _, rate: check_dropout_rate(rate),
     "implementation": lambda _, implementation: check_implementation(implementation),
     "arithmetic": lambda _, arithmetic: check_arithmetic_name(arithmetic),
     "data_format": lambda _, data_format: check_data_format(data_format),

@@ -114,6 +114,12 @@ class JaxBackend:
         """Return the array as one that nothing is differentiated by."""
         return jax.lax.stop_gradient(array)
 
+    def draw_seed(self, source: Any, /) -> Any:
+        """Draw two words from a typed key of `jax.random`; those of a raw key are words already."""
+        if isinstance(source, jax.Array) and jnp.issubdtype(source.dtype, jax.dtypes.prng_key):
+            return jax.random.bits(source, (2,), "uint32")
+        return source
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""
         # vmap takes a compiled function apart later, where float64 may not be had any more.

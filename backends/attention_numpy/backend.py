@@ -111,6 +111,12 @@ class NumpyBackend:
         """Return the array: nothing is ever differentiated."""
         return array
 
+    def draw_seed(self, source: Any, /) -> Any:
+        """Draw two words from a generator of NumPy."""
+        if isinstance(source, np.random.Generator):
+            return source.integers(-(2**31), 2**31, 2, np.int32)
+        return source
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward: nothing is ever differentiated."""
         return operation.forward(plan, arrays, self)

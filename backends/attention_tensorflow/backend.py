@@ -99,6 +99,12 @@ class TensorFlowBackend:
         """Return the tensor as one that nothing is differentiated by."""
         return tf.stop_gradient(array)
 
+    def draw_seed(self, source: Any, /) -> Any:
+        """Draw two words from a generator of TensorFlow or Keras."""
+        if isinstance(source, tf.random.Generator):
+            return source.uniform_full_int((2,), tf.int32)
+        return source.next() if type(source).__name__ == "SeedGenerator" else source
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
 

@@ -197,7 +197,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
     def _apply(self, *inputs: Any, training: bool | None, seed: Any = None, **options: Any) -> Any:
         """Call the definition, and in training advance the state."""
         if training and self._seeds is not None:
-            options["seed"] = self._seeds.next() if seed is None else plain_seed(seed, _is_array)
+            options["seed"] = self._seeds.next() if seed is None else plain_seed(backend.draw_seed(seed), _is_array)
         parameters, state = self._trees(self.compute_dtype)
         if state:
             options["state"] = state

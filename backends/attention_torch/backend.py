@@ -136,6 +136,12 @@ class TorchBackend:
         """Return the tensor as one that nothing is differentiated by."""
         return array.detach()
 
+    def draw_seed(self, source: Any, /) -> Any:
+        """Draw two words from a generator of PyTorch, on its device."""
+        if isinstance(source, torch.Generator):
+            return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, generator=source, device=source.device)
+        return source
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:

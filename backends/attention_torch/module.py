@@ -281,7 +281,7 @@ class Layer(Tree):
             return None
         if seed is None:
             return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device)
-        seed = plain_seed(seed, torch.is_tensor)
+        seed = plain_seed(backend.draw_seed(seed), torch.is_tensor)
         if isinstance(seed, int) and torch.compiler.is_compiling():  # one graph for all seeds, and not one for each
             words = seed_words(seed, xp=backend.namespace)
             return torch.cat([torch.full((1,), word, dtype=torch.int32, device=device) for word in words])

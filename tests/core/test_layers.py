@@ -162,6 +162,7 @@ def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, g
         (lambda: layers.MultiHeadAttention(12, 3, key_bias=1), TypeError, "expected key_bias as True or False"),
         (lambda: layers.MultiHeadAttention(12.0, 3), TypeError, "expected channels as a positive integer"),
         (lambda: layers.MultiHeadAttention(12, 3, dropout=1.0), ValueError, r"expected a dropout rate in \[0, 1\)"),
+        (lambda: layers.FeedForward(4, None), TypeError, "expected inner as a positive integer; got NoneType"),
         (lambda: layers.DotProductAttention(implementation="fast"), ValueError, "expected an implementation out of"),
         (lambda: layers.DotProductAttention(softcap=0.0), ValueError, "expected softcap as a positive"),
         (lambda: layers.EncoderLayer(12, 3, 0), ValueError, "expected inner as a positive integer; got 0"),

@@ -1,9 +1,12 @@
 """The counter-based generator: the published algorithm, independence, and dropout by position."""
 
+import importlib
+
 import numpy as np
 import pytest
 
 import attention_core as ac
+from attention_core import parameters
 from attention_core.random import dropout_mask, fmix32, fold_in, hash_words, random_bits
 
 
@@ -110,6 +113,56 @@ def test_wrong_dropout_is_named(put, dropout, error, message):
     x = put(np.ones((1, 2, 3)))
     with pytest.raises(error, match=message):
         ac.scaled_dot_product_attention(x, x, x, dropout=dropout)
+
+
+def test_a_dropout_has_a_seed():
+    with pytest.raises(TypeError, match="seed"):
+        ac.Dropout(0.1)
+
+
+SOURCES = {
+    "numpy": lambda library: library.random.default_rng(3),
+    "torch": lambda library: library.Generator().manual_seed(3),
+    "jax": lambda library: library.random.key(3),
+    "tensorflow": lambda library: library.random.Generator.from_seed(3),
+}
+"""Sources of seeds by library, each at its start."""
+
+
+def has_source(backend):
+    return backend.name in SOURCES
+
+
+@pytest.mark.needs.with_args(has_source)
+@pytest.mark.parametrize("function", ["attention", "heads", "encoder", "feed_forward", "embeddings"])
+def test_sources_of_the_library_are_seeds_drawn_once_for_a_call(backend, put, get, rng, function):
+    library = importlib.import_module(backend.name)
+    x, linear = put(rng.standard_normal((2, 3, 4))), parameters.Linear(put(rng.standard_normal((4, 4))))
+    heads = parameters.MultiHeadAttention(linear, linear, linear, linear)
+    norm = parameters.LayerNorm(put(np.ones(4)), put(np.zeros(4)))
+    both, table = parameters.FeedForward(linear, linear), put(rng.standard_normal((5, 64)))
+    encoder = parameters.EncoderLayer(heads, norm, both, norm)
+
+    def call(seed):
+        dropout = ac.Dropout(0.5, seed)
+        if function == "attention":
+            return get(ac.scaled_dot_product_attention(x, x, x, dropout=dropout))
+        if function == "heads":
+            return get(ac.multi_head_attention(heads, x, num_heads=2, dropout=dropout))
+        if function == "encoder":
+            return get(ac.encoder_layer(encoder, x, num_heads=2, dropout=dropout))
+        if function == "feed_forward":
+            return get(ac.feed_forward(both, x, dropout=dropout))
+        tables = parameters.Embeddings(table, table, None, None)
+        return get(ac.embed_tokens(tables, put(np.array([[1, 2, 3]])), dropout=dropout))
+
+    source, same = SOURCES[backend.name](library), SOURCES[backend.name](library)
+    seed = backend.draw_seed(same)
+    np.testing.assert_array_equal(call(source), call(seed))
+    if backend.name != "jax":  # whose keys have no state
+        again = call(source)
+        np.testing.assert_array_equal(again, call(backend.draw_seed(same)))
+        assert not np.array_equal(again, call(seed))
 
 
 def test_seed_arrays_of_the_wrong_kind_are_named(put):

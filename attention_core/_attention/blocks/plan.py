@@ -85,7 +85,7 @@ def unpack_operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
 
 def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> tuple[Plan, Operands]:
     """A call as constants and arrays. In reproducible arithmetic, with slices, the query is not scaled yet."""
-    xp, tuning, dropout = call.xp, call.backend.tuning, call.dropout or Dropout(0.0)
+    xp, tuning, dropout = call.xp, call.backend.tuning, call.dropout or Dropout(0.0, 0)
     *leading, _, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
     batch = math.prod(leading)

@@ -27,6 +27,7 @@ from keras_helpers import (
     same,
 )
 
+import attention_core
 import attention_tensorflow
 from attention_core import layers
 from attention_core.layers import named_arrays, tree_from_names
@@ -327,3 +328,17 @@ def test_examples_of_the_docstrings_run():
     found = doctest.testmod(importlib.import_module("attention_tensorflow.layers"))
     assert found.attempted > 0
     assert found.failed == 0
+
+
+def test_a_seed_generator_of_keras_is_a_source_of_seeds():
+    layer, x = FeedForward(5, 7, dropout=0.5, seed=3), tf.ones((4, 5))
+    source, same = (keras.random.SeedGenerator(3) for _ in range(2))
+    found = [layer(x, training=True, seed=source) for _ in range(2)]
+    for each in found:
+        np.testing.assert_array_equal(each, layer(x, training=True, seed=same.next()))
+    assert not np.array_equal(*found)
+    arrays = [tf.ones((1, 2, 3, 4))] * 3
+    dropped = attention_core.scaled_dot_product_attention(*arrays, dropout=attention_core.Dropout(0.5, source))
+    np.testing.assert_array_equal(
+        dropped, attention_core.scaled_dot_product_attention(*arrays, dropout=attention_core.Dropout(0.5, same.next()))
+    )

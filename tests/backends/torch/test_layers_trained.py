@@ -312,6 +312,16 @@ def test_wrong_settings_raise_before_parameters_are_made(monkeypatch):
             call()
 
 
+def test_a_generator_is_a_source_of_seeds():
+    layer, x = attention_torch.FeedForward(5, 7, dropout=0.5, seed=0).train(), torch.ones(4, 5)
+    source, same = (torch.Generator().manual_seed(3) for _ in range(2))
+    seeds = [attention_torch.backend.draw_seed(same) for _ in range(2)]
+    found = [layer(x, seed=source) for _ in range(2)]
+    for each, seed in zip(found, seeds, strict=True):
+        equal(each, layer(x, seed=seed))
+    assert not torch.equal(*found)
+
+
 def test_errors_of_a_call_are_those_of_the_core():
     layer = attention_torch.MultiHeadAttention(8, 2, dropout=0.5)
     x = torch.ones(2, 5, 8)
