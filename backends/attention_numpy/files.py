@@ -10,10 +10,8 @@ class of `attention_core.parameters` with its fields. Nothing is ever unpickled.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from attention_core import layers
 from attention_core import parameters as trees
 from attention_core.layers import check_fit
 from attention_numpy.trees import NumpyArray
+from attention_numpy.writing import FileError, write_file
 
 __all__ = [
     "FileError",
@@ -65,10 +64,6 @@ FOREIGN = {
     b"PK": "a zip archive, as torch.save writes it with a pickle inside, which can run any code and is never read",
     b"\x89HDF": "HDF5",
 }
-
-
-class FileError(ValueError):
-    """A file that cannot be read or written, or does not hold what was expected."""
 
 
 # --- any tree ---
@@ -311,28 +306,13 @@ def save_arrays(
     FileError
         When an array is of a dtype that the format lacks, or the file cannot be written.
     """
-    path = Path(os.path.realpath(path))
+    path = Path(path)
     kept = {name: _array(path, name, array) for name, array in arrays.items()}
     try:
         data = serialized(kept, metadata=None if metadata is None else dict(metadata))
     except (SafetensorError, TypeError) as error:
         raise FileError(f"expected arrays that safetensors can hold for {path}; got {error}") from error
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        if path.is_dir():
-            raise FileError(f"expected a file to write; got {path}, a directory")
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            temporary.chmod(path.stat().st_mode)
-        temporary.replace(path)
-    except OSError as error:
-        raise FileError(f"expected a file that can be written; got {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    write_file(path, data)
 
 
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NumpyArray], dict[str, str]]:
@@ -356,8 +336,10 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NumpyArray], di
     path = Path(path)
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"expected a file of safetensors; got {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # the latter of a path with a null byte
+        reason = getattr(error, "strerror", None) or error
+        shown = path if isinstance(error, OSError) else repr(str(path))
+        raise FileError(f"expected a file of safetensors; got {shown}: {reason}") from error
     try:
         found = deserialize(data)  # type: ignore[no-untyped-call]
     except (SafetensorError, ValueError) as error:
