@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import importlib
-from collections.abc import Iterator, Sequence
+import importlib.util
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,48 +18,44 @@ from rich.status import Status
 from attention_benchmark import report
 from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
 from attention_benchmark.measurement import Measurement, read_json, write_json
+from attention_benchmark.memory import available
 from attention_benchmark.order import Order
 from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, SHAPES, Problem, default_problems
-from attention_benchmark.processes import installed, measurements_of, memory_of
+from attention_benchmark.processes import Message, installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
+from attention_numpy.writing import FileError, check_writable, write_file
 
 __all__ = ["bench"]
 
 Many = list[str] | None
+UNKNOWN = 2**40
+"""Bytes of memory, where the system does not tell."""
 
 
 def bench(
-    backend: Annotated[
-        Many, typer.Option(help="A framework, onnxruntime among them; repeatable. By default all.")
-    ] = None,
-    candidate: Annotated[
-        Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
-    ] = None,
-    operation: Annotated[
-        Many, typer.Option(help=f"{', '.join(OPERATIONS)}; repeatable. By default the first two.")
-    ] = None,
-    shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None,
-    lengths: Annotated[str | None, typer.Option(help="Lengths of a series, as in 512,1024,2048, for plots.")] = None,
-    mask: Annotated[Many, typer.Option(help=f"{', '.join(MASKS)}; repeatable.")] = None,
-    direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None,
-    dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, or the beginning of device names, such as cuda.")] = "cpu",
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of samples. By default 5 to 30.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0,
-    limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True,
-    json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Draw series of lengths into this directory.")] = None,
-    png: Annotated[bool, typer.Option("--png", help="Draw PNG and not SVG.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False,
-    read: Annotated[Path | None, typer.Option(help="Measure nothing: read what --json wrote.")] = None,
+    *,
+    backend: Many,
+    candidate: Many,
+    operation: Many,
+    shape: Many,
+    lengths: str | None,
+    mask: Many,
+    direction: Many,
+    dtype: str,
+    device: str,
+    rounds: int | None,
+    seconds: float,
+    limit: float,
+    threads: int,
+    memory: bool,
+    json: Path | None,
+    markdown: Path | None,
+    plots: Path | None,
+    png: bool,
+    details: bool,
+    read: Path | None,
 ) -> None:
-    """Time all implementations against those of the frameworks, after checking their results.
-
-    The exit status is 1 if a result is wrong or a process failed, and 2 if an argument is not valid.
-    """
+    """Measure, or read measurements; print and write them."""
     for name, values, known in (
         ("backend", backend, FRAMEWORKS),
         ("operation", operation, OPERATIONS),
@@ -66,11 +64,18 @@ def bench(
         ("dtype", [dtype], TOLERANCE),
     ):
         _check_known(name, values, list(known))
-    for path in (json, markdown):
-        _check_writable(path)
+    for name, number in (("seconds", seconds), ("limit", limit)):
+        if not 0 <= number < math.inf:
+            raise _refusal(f"expected {name} as a number from 0; got {number}")
+    with _refusing_files():
+        for path in (json, markdown):
+            if path is not None:
+                check_writable(path)
+    _check_plots(plots)
     failures: list[str] = []
     if read is not None:
-        measurements, about = read_json(read)
+        with _refusing_files():
+            measurements, about = read_json(read)
     else:
         order = Order(
             "", (), (), seconds=seconds, rounds=(rounds, rounds) if rounds else None, limit=limit, threads=threads
@@ -86,7 +91,7 @@ def bench(
             if json:  # an interrupted run leaves what it has measured
                 write_json(json, measurements, about)
     if markdown:
-        markdown.write_text(report.markdown(measurements, about), encoding="utf-8")
+        write_file(markdown, report.markdown(measurements, about).encode())
     _show(measurements, details)
     if plots:
         written = importlib.import_module("attention_benchmark.plots").write_plots(
@@ -136,6 +141,7 @@ def _problems(
     for operation, known in {"multi_head": ("full", "causal"), "linear": ("full",)}.items():
         if any(each.operation == operation and each.mask not in known for each in chosen):
             raise _refusal(f"expected mask {' or '.join(known)} with {operation}; got another")
+    _check_sizes(chosen)
     return chosen
 
 
@@ -148,8 +154,8 @@ def _shape(text: str) -> tuple[int, int, int, int]:
 
 
 def _integers(option: str, text: str) -> list[int]:
-    if not all(each.isdecimal() and int(each) for each in text.split(",")):
-        raise _refusal(f"expected {option} as positive integers separated by commas; got {text!r}")
+    if not all(each.isdecimal() and len(each) < 19 and int(each) for each in text.split(",")):
+        raise _refusal(f"expected {option} as positive integers separated by commas; got {text[:80]!r}")
     return [int(each) for each in text.split(",")]
 
 
@@ -189,15 +195,18 @@ def _measured(
         for order in orders:
             versions: dict[str, str] = {}
             try:
-                results = list(_timed(order, versions, status))
+                with contextlib.closing(measurements_of(order)) as messages:
+                    results = list(_timed(messages, versions, status))
             except RuntimeError as error:
                 failures.append(str(error))
                 continue
             yield _with_memory(order, results, status, failures) if memory else results, versions
 
 
-def _timed(order: Order, versions: dict[str, str], status: Status) -> Iterator[Measurement]:
-    for message in measurements_of(order):
+def _timed(
+    messages: Iterable[Message | Measurement], versions: dict[str, str], status: Status
+) -> Iterator[Measurement]:
+    for message in messages:
         if isinstance(message, Measurement):
             yield message
         elif "versions" in message:
@@ -214,7 +223,8 @@ def _with_memory(
         status.update(f"memory: {candidate.key}")
         timed = [each for each in results if each.candidate == candidate and each.seconds]
         try:
-            known |= {(each.candidate, each.problem): each for each in memory_of(order, timed)}
+            with contextlib.closing(memory_of(order, timed)) as measured:
+                known |= {(each.candidate, each.problem): each for each in measured}
         except RuntimeError as error:
             failures.append(f"{candidate.key}: {error}")
     return list(known.values())
@@ -238,12 +248,33 @@ def _check_known(option: str, names: Many, known: Sequence[str]) -> None:
             raise _refusal(f"expected a {option} out of {', '.join(known)}; got {name!r}")
 
 
-def _check_writable(path: Path | None) -> None:
+@contextlib.contextmanager
+def _refusing_files() -> Iterator[None]:
     try:
-        if path is not None:
-            path.open("a").close()
+        yield
+    except FileError as error:
+        raise _refusal(str(error)) from error
+
+
+def _check_plots(directory: Path | None) -> None:
+    if directory is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise _refusal("expected matplotlib for --plots; got none: pip install matplotlib")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _refusal(f"expected a file that can be written; got {path}: {error.strerror}") from error
+        raise _refusal(f"expected a directory for plots; got {directory}: {error.strerror}") from error
+
+
+def _check_sizes(problems: Sequence[Problem]) -> None:
+    """Refuse arrays that do not fit into memory before anything is drawn."""
+    free = available() or UNKNOWN
+    for each in problems:
+        if each.nbytes > free:
+            shape = ",".join(map(str, each.shape))
+            needed, there = report.size(each.nbytes), report.size(free)
+            raise _refusal(f"expected a shape whose arrays fit into {there}; got {shape}, whose arrays take {needed}")
 
 
 def _refusal(message: str) -> typer.Exit:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from attention_benchmark.candidate import Candidate
-from attention_benchmark.problem import Problem
+from attention_benchmark.problem import DIRECTIONS, Problem
+from attention_numpy.writing import FileError, write_file
 
 __all__ = ["Measurement", "fastest_peers", "quartiles", "ratio", "read_json", "write_json"]
 
@@ -92,13 +93,46 @@ def write_json(path: Path, measurements: Sequence[Measurement], environment: Map
     """Write the environment and all samples."""
     rows = [as_row(each) for each in measurements]
     document = json.dumps({"environment": environment, "measurements": rows}, indent=1)
-    path.write_text(document + "\n", encoding="utf-8")
+    write_file(path, (document + "\n").encode())
 
 
 def read_json(path: Path) -> tuple[list[Measurement], dict[str, Any]]:
-    """Read what `write_json` wrote."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return [of_row(row) for row in document["measurements"]], document["environment"]
+    """Read what `write_json` wrote.
+
+    Raises
+    ------
+    FileError
+        When the file cannot be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"expected a file of bench --json; got {path}: {reason}") from error
+    try:
+        document = json.loads(text)
+        found, about = [of_row(row) for row in document["measurements"]], document["environment"]
+        _check(found, about)
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FileError(f"expected a file of bench --json; got {path}, which holds something else") from error
+    return found, about
+
+
+def _check(measurements: Sequence[Measurement], about: Any) -> None:
+    """Refuse what a table could not show."""
+    for name in ("date", "python", "processor"):
+        if not isinstance(about[name], str):
+            raise TypeError(name)
+    if not isinstance(about["versions"], dict) or "threads" not in about:
+        raise TypeError("versions")
+    for each in measurements:
+        texts = (*dataclasses.astuple(each.candidate)[:-1], each.outcome, each.reason, each.problem.dtype)
+        if not all(isinstance(text, str) for text in texts) or each.problem.direction not in DIRECTIONS:
+            raise TypeError(each)
+        if not all(seconds > 0 for seconds in (*each.seconds, *each.products)) or not each.problem.flops > 0:
+            raise ValueError(each)
+        if not (each.first or 0) >= 0 <= (each.memory or 0):
+            raise ValueError(each)
 
 
 def as_row(measurement: Measurement) -> dict[str, Any]:

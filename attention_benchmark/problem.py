@@ -123,6 +123,13 @@ class Problem:
         return factor * count + (4 * projection if self.operation == "multi_head" else 0.0)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays in float64, in which they are drawn."""
+        batch, heads, length, width = self.shape
+        inputs, square = batch * heads * length * width, (heads * width) ** 2
+        return 8 * {"attention": 4 * inputs, "linear": 2 * inputs + square}.get(self.operation, 2 * inputs + 4 * square)
+
+    @property
     def mask_arrays(self) -> tuple[NumpyArray, ...]:
         """The arrays of the mask of the core."""
         batch, _, length, _ = self.shape

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,20 +34,21 @@ def installed() -> list[str]:
     return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
 
 
-def measurements_of(order: Order) -> Iterator[Message | Measurement]:
+def measurements_of(order: Order) -> Generator[Message | Measurement, None, None]:
     """Measure time, and pass on other messages. A candidate that kills its process is not tried again."""
     problems = list(order.problems)
     while problems:
         started: tuple[str, int] | None = None
         rest = replace(order, problems=tuple(problems))
         try:
-            for message in execute(rest):
-                if "started" in message:
-                    started = (message["started"][0], message["started"][1])
-                if "measurement" in message:
-                    yield of_row(message["measurement"])
-                else:
-                    yield message
+            with contextlib.closing(execute(rest)) as messages:
+                for message in messages:
+                    if "started" in message:
+                        started = (message["started"][0], message["started"][1])
+                    if "measurement" in message:
+                        yield of_row(message["measurement"])
+                    else:
+                        yield message
             return
         except DiedError as death:
             if started is None:
@@ -71,7 +72,7 @@ def _without(order: Order, key: str, first: int) -> tuple[Order, list[Problem]]:
     return replace(order, without=(*kept, *too_large)), problems
 
 
-def memory_of(order: Order, timed: Sequence[Measurement]) -> Iterator[Measurement]:
+def memory_of(order: Order, timed: Sequence[Measurement]) -> Generator[Measurement, None, None]:
     """Measure the memory of one candidate on the problems on which it was timed."""
     fresh = replace(
         order,
@@ -80,14 +81,15 @@ def memory_of(order: Order, timed: Sequence[Measurement]) -> Iterator[Measuremen
         without=(),
         memory=True,
     )
-    with contextlib.suppress(DiedError):  # its memory stays unknown
-        for message in execute(fresh):
+    # If it dies, its memory stays unknown.
+    with contextlib.suppress(DiedError), contextlib.closing(execute(fresh)) as messages:
+        for message in messages:
             if "memory" in message:
                 _, index, memory = message["memory"]
                 yield replace(timed[index], memory=memory)
 
 
-def execute(order: Order) -> Iterator[Message]:
+def execute(order: Order) -> Generator[Message, None, None]:
     """Carry out an order in a fresh process.
 
     Raises
@@ -99,19 +101,32 @@ def execute(order: Order) -> Iterator[Message]:
     """
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-m", "attention_benchmark.worker"]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=_environment(order)
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+        # In a session of its own it does not see the interrupt of a terminal, and ends with whoever started it.
+        process = subprocess.Popen(command, **pipes, env=_environment(order), start_new_session=True)
         with process, process.stdin as orders, process.stdout as messages:  # type: ignore[union-attr]
-            orders.write(order.write())
-            orders.close()
-            for line in messages:
-                yield json.loads(line)
+            try:
+                orders.write(order.write())
+                orders.close()
+                for line in messages:
+                    yield json.loads(line)
+            except BaseException:
+                _kill(process)
+                raise
         if process.returncode < 0:
             raise DiedError(f"its process died: {signal.Signals(-process.returncode).name}")
         if process.returncode:
             log.seek(0)
-            raise RuntimeError(f"expected {order.framework} to be measured; its process said\n{log.read()[-2000:]}")
+            said = log.read().strip().rpartition("\n")[2]
+            raise RuntimeError(f"expected {order.framework} to be measured; its process said {said}")
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process, with those that compilers have started in its session."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
 
 
 def _environment(order: Order) -> dict[str, str]:

@@ -1,16 +1,13 @@
-"""The subcommands of ``attention-core``, and its version."""
+"""The subcommands of ``attention-core``: their options and help. Their work is imported only when it is asked for."""
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from attention_benchmark.command import bench
-from attention_cli.backends import backends
-from attention_cli.conformance import conformance
-from attention_cli.convert import convert
 
 __all__ = ["app"]
 
@@ -21,6 +18,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+Many = list[str] | None
+CPUS = os.cpu_count() or 1
+# Written out, as the rooms that know them import NumPy: a test compares.
+LAYOUTS = (
+    "attention-core, torch, torch-encoder-layer, keras, keras-grouped, flax, equinox, bert, bert-layer, bert-embeddings"
+)
+OPERATIONS = "attention, multi_head, linear"
+MASKS = "full, causal, window, packed, padded"
 
 
 def _version(wanted: bool) -> None:
@@ -36,5 +42,172 @@ def main(
     """Attention with the same numbers on every framework, and the proof of it."""
 
 
-for command in (backends, bench, convert, conformance):
-    app.command()(command)
+@app.command(short_help="List backends with versions, devices, dtypes and modes.")
+def backends() -> None:
+    """List backends: versions, devices, floating-point types and modes."""
+    from attention_cli import backends as work  # noqa: PLC0415 (help needs none of it)
+
+    work.backends()
+
+
+@app.command(short_help="Time attention on all frameworks.")
+def bench(
+    backend: Annotated[
+        Many, typer.Option(help="A framework, onnxruntime among them; repeatable. By default all.")
+    ] = None,
+    candidate: Annotated[
+        Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
+    ] = None,
+    operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first two.")] = None,
+    shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Lengths of a series, as in 512,1024,2048, for plots.")] = None,
+    mask: Annotated[Many, typer.Option(help=f"{MASKS}; repeatable.")] = None,
+    direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None,
+    dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, or the beginning of device names, such as cuda.")] = "cpu",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of samples. By default 5 to 30.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time for the samples of a candidate, by default.")] = 2.0,
+    limit: Annotated[float, typer.Option(help="Skip calls that would take more than these seconds.")] = 60.0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each framework.")] = 2,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each candidate in a process.")] = True,
+    json: Annotated[Path | None, typer.Option(help="Write the environment and all samples to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Draw series of lengths into this directory.")] = None,
+    png: Annotated[bool, typer.Option("--png", help="Draw PNG and not SVG.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False,
+    read: Annotated[Path | None, typer.Option(help="Measure nothing: read what --json wrote.")] = None,
+) -> None:
+    """Time all implementations against those of the frameworks, after checking their results.
+
+    The exit status is 1 if a result is wrong or a process failed, and 2 if an argument is not valid.
+    """
+    from attention_benchmark import command as work  # noqa: PLC0415 (help needs none of it)
+
+    work.bench(
+        backend=backend,
+        candidate=candidate,
+        operation=operation,
+        shape=shape,
+        lengths=lengths,
+        mask=mask,
+        direction=direction,
+        dtype=dtype,
+        device=device,
+        rounds=rounds,
+        seconds=seconds,
+        limit=limit,
+        threads=threads,
+        memory=memory,
+        json=json,
+        markdown=markdown,
+        plots=plots,
+        png=png,
+        details=details,
+        read=read,
+    )
+
+
+@app.command(short_help="Convert weights from one library's layout to another's.")
+def convert(
+    source: Annotated[Path, typer.Argument(help="A file of safetensors.")],
+    target: Annotated[Path, typer.Argument(help="The file to be written.")],
+    from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, out of {LAYOUTS}.")],
+    to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {LAYOUTS}.")],
+    num_heads: Annotated[int | None, typer.Option(min=1, help="The number of query heads of the source.")] = None,
+    head_order: Annotated[
+        str | None, typer.Option(help="Where heads share keys: repeat, if neighbours do, or tile, if heads apart do.")
+    ] = None,
+    zero_attention: Annotated[bool, typer.Option("--zero-attention", help="add_zero_attn of the source.")] = False,
+    norm_first: Annotated[bool, typer.Option("--norm-first", help="norm_first of the source.")] = False,
+    epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="The rate of dropout of the source.")] = None,
+    prefix: Annotated[str, typer.Option(help="What the names of the arrays of the source begin with.")] = "",
+    drop: Annotated[
+        list[str] | None, typer.Option(help="Leave out arrays whose names, less the prefix, begin so; repeatable.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the target if it is there.")] = False,
+) -> None:
+    """Convert weights from the layout of one library to that of another, bit for bit.
+
+    In the layout attention-core the settings are in the file. Of any other layout, the options say what arrays do not
+    tell. The exit status is 0 if the target was written, 1 if the weights cannot be converted, and 2 if the command
+    cannot be run as given.
+    """
+    from attention_cli import convert as work  # noqa: PLC0415 (help needs none of it)
+
+    options = {
+        "num_heads": num_heads,
+        "zero_attention": zero_attention or None,
+        "norm_first": norm_first or None,
+        "epsilon": epsilon,
+        "dropout": dropout,
+    }
+    work.convert(
+        source,
+        target,
+        layouts=(from_, to),
+        options={name: value for name, value in options.items() if value is not None},
+        head_order=head_order,
+        prefix=prefix,
+        drop=drop or [],
+        force=force,
+    )
+
+
+@app.command(short_help="Check every backend against the contract.")
+def conformance(
+    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
+    device: Annotated[Many, typer.Option(help="A device; repeatable. By default all that hold values.")] = None,
+    dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None,
+    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
+    implementation: Annotated[
+        Many, typer.Option(help="dense, blockwise or fused; repeatable. By default all three, less where compiled.")
+    ] = None,
+    case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A directory with an encoder of BERT's type, to be run as well, as the case model."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write results to this file as JUnit XML, which needs junitparser.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS,
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print every case on every backend, and why some were not run.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run eager calls in float32 alone, which takes a minute.")
+    ] = False,
+    identical: Annotated[
+        bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
+    ] = False,
+) -> None:
+    """Run the catalogue of cases, and compare each result with an oracle of higher precision.
+
+    With --identical, run another catalogue in reproducible arithmetic, in every mode of every backend, and compare the
+    SHA-256 of each result with the published one.
+
+    The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command
+    cannot be run as given.
+    """
+    from attention_cli import conformance as work  # noqa: PLC0415 (help needs none of it)
+
+    places = {"backend": backend, "device": device, "mode": mode, "case": case}
+    if identical:
+        others = {"dtype": dtype, "implementation": implementation, "junit": junit, "details": details, "quick": quick}
+        work.identical(**places, model=model, json=json, jobs=jobs, list_=list_, refused=others)
+    else:
+        work.conformance(
+            **places,
+            dtype=dtype,
+            implementation=implementation,
+            model=model,
+            json=json,
+            junit=junit,
+            jobs=jobs,
+            list_=list_,
+            details=details,
+            quick=quick,
+        )

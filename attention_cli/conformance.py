@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import importlib
 import itertools
-import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from attention_cli.backends import chosen_backends, load
-from attention_cli.terminal import Many, check_known, console, refusal
+from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
 from attention_conformance import report
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
@@ -26,49 +27,32 @@ from attention_conformance.run.bert import ModelError
 from attention_conformance.run.implementations import IMPLEMENTATIONS
 from attention_conformance.run.libraries import devices_of
 from attention_conformance.run.model import load_model
-from attention_conformance.run.processes import Order, Plan, Worker, execute, work
+from attention_conformance.run.processes import Order, Plan, Started, Worker, execute, work
 from attention_conformance.run.result import Result
 from attention_conformance.vectors import published, published_model
 
-__all__ = ["conformance"]
+__all__ = ["conformance", "identical"]
 
 AnyCase = TypeVar("AnyCase", Case, Identical)
-CPUS = os.cpu_count() or 1
 
 
 def conformance(
-    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
-    device: Annotated[Many, typer.Option(help="A device; repeatable. By default all that hold values.")] = None,
-    dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None,
-    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
-    implementation: Annotated[
-        Many, typer.Option(help="dense, blockwise or fused; repeatable. By default all three, less where compiled.")
-    ] = None,
-    case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="A directory with an encoder of BERT's type, to be run as well, as the case model."),
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write results to this file as JUnit XML.")] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS,
-    list_: Annotated[bool, typer.Option("--list", help="List the cases and what they show, and run none.")] = False,
-    identical: Annotated[
-        bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
-    ] = False,
+    *,
+    backend: Many,
+    device: Many,
+    dtype: Many,
+    mode: Many,
+    implementation: Many,
+    case: Many,
+    model: Path | None,
+    json: Path | None,
+    junit: Path | None,
+    jobs: int,
+    list_: bool,
+    details: bool,
+    quick: bool,
 ) -> None:
-    """Run the catalogue of cases, and compare each result with an oracle of higher precision.
-
-    With --identical, run another catalogue in reproducible arithmetic, in every mode of every backend, and compare the
-    SHA-256 of each result with the published one.
-
-    The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command
-    cannot be run as given.
-    """
-    if identical:
-        refused = {"dtype": dtype, "implementation": implementation, "junit": junit}
-        _identical(backend, device, mode, case, model=model, json=json, jobs=jobs, list_=list_, refused=refused)
-        return
+    """Run the cases, compare each result with the oracle, and print a line for each line of the contract."""
     cases = _chosen_cases(case, CASES)
     if list_:
         _list(
@@ -76,8 +60,9 @@ def conformance(
             ((c.name, str(c.line or "-"), c.shows, " ".join(c.dtypes)) for c in cases),
         )
         return
+    write_junit = _junit_writer(junit)
     for path in (json, junit):
-        _check_writable(path)
+        check_file(path)
     names = chosen_backends(backend)
     check_known("dtype", dtype, DTYPES)
     check_known("implementation", implementation, IMPLEMENTATIONS)
@@ -86,19 +71,21 @@ def conformance(
     options = (device, dtype, mode, implementation)
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in options)
     chosen = tuple(each.name for each in cases)
-    orders = [Order(name, chosen, devices, dtypes, modes, implementations, model) for name in names]
+    orders = [Order(name, chosen, devices, dtypes, modes, implementations, model, quick) for name in names]
     results, versions = _run_all(orders, jobs)
-    _show(results)
-    if json:
-        report.write_json(json, results, report.environment(versions))
-    if junit:
-        report.write_junit(junit, results)
+    _show(results, details)
+    with refusing_files():
+        if json:
+            report.write_json(json, results, report.environment(versions))
+        if junit:
+            write_junit(junit, results)
     typer.echo(report.summary(results))
     holds = {result.passed for result in results}
     raise typer.Exit(False in holds or True not in holds)
 
 
-def _identical(
+def identical(
+    *,
     backend: Many,
     device: Many,
     mode: Many,
@@ -118,13 +105,13 @@ def _identical(
     if list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
         return
-    _check_writable(json)
+    check_file(json)
     names = chosen_backends(backend)
     _check_places(names, device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
     orders = [Order(name, chosen, devices, modes=modes, model=model) for name in names]
-    results, versions = _run_all(orders, jobs, bits.work)
+    results, versions = _run_all(orders, jobs, bits.work, lambda found: f"{len(found)} computed")
     judged = bits.verdicts(chosen, results, published() | published_model(model))
     screen = console()
     screen.print(bits.table(judged))
@@ -132,46 +119,72 @@ def _identical(
     for line in complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
     if json:
-        bits.write_json(json, judged, report.environment(versions))
+        with refusing_files():
+            bits.write_json(json, judged, report.environment(versions))
     differing = sum(bool(each.complaints) for each in judged)
     typer.echo(f"{len(judged) - differing} identical, {differing} not, {len(chosen) - len(judged)} not run")
     raise typer.Exit(bool(complaints) or not judged)
 
 
 def _run_all(
-    orders: Sequence[Order], jobs: int, worker: Worker = work
+    orders: Sequence[Order],
+    jobs: int,
+    worker: Worker = work,
+    told: Callable[[Sequence[Result]], str] = report.summary,
 ) -> tuple[list[Result], dict[str, dict[str, str]]]:
-    """Carry out the orders under progress bars on the standard error stream; results keep the order of the orders."""
+    """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these."""
     results: dict[str, list[Result]] = {order.backend: [] for order in orders}
     versions: dict[str, dict[str, str]] = {}
     columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     longest_first = list(reversed(orders))  # the compiler that takes longest belongs to the last of them
-    with Progress(*columns, console=console(stderr=True)) as progress, warnings.catch_warnings():
+    screen = console(stderr=True)
+    with (
+        Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress,
+        contextlib.closing(execute(longest_first, jobs, worker)) as messages,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # of libraries, about themselves
         bars = {order.backend: progress.add_task(order.backend, total=None, start=False) for order in longest_first}
-        for message in execute(longest_first, jobs, worker):
+        ways: dict[str, list[Result]] = {}
+        for message in messages:
             if isinstance(message, Plan):
                 versions[message.backend] = message.versions
                 progress.start_task(bars[message.backend])
                 progress.update(bars[message.backend], total=message.trials)
                 continue
-            way = f"{message.backend} {message.mode} {message.implementation}".rstrip()
-            progress.update(bars[message.backend], description=f"{way}: {message.case}")
+            progress.update(bars[message.backend], description=f"{_way(message)}: {message.case}")
             if isinstance(message, Result):
                 results[message.backend].append(message)
                 progress.advance(bars[message.backend])
+                before = ways.setdefault(message.backend, [])
+                if before and _way(before[-1]) != _way(message):
+                    screen.print(f"{_way(before[-1])}: {told(before)}", highlight=False)
+                    before.clear()
+                before.append(message)
+                for line in report.failures([message]):
+                    screen.print(line, style="red", highlight=False, soft_wrap=True)
+        for before in ways.values():
+            screen.print(f"{_way(before[-1])}: {told(before)}", highlight=False)
     return list(itertools.chain(*results.values())), {name: versions[name] for name in results if name in versions}
 
 
-def _show(results: Sequence[Result]) -> None:
+def _way(message: Result | Started) -> str:
+    return f"{message.backend} {message.device} {message.mode} {message.implementation}".rstrip()
+
+
+def _show(results: Sequence[Result], details: bool) -> None:
     screen = console()
-    for table in report.result_tables(results, screen.width):
-        screen.print(table)
-    screen.print(report.LEGEND, style="dim")
+    if details:
+        for table in report.result_tables(results, screen.width):
+            screen.print(table)
+        screen.print(report.LEGEND, style="dim")
+        for line in report.reasons(results):
+            screen.print(line, style="dim", highlight=False, soft_wrap=True)
+    if any(result.case != "model" for result in results):
+        screen.print(report.line_table(results, screen.width))
+        screen.print(report.LINE_LEGEND, style="dim")
     if any(result.case == "model" for result in results):
         screen.print(report.model_table(results))
-    for line in report.reasons(results):
-        screen.print(line, style="dim", highlight=False, soft_wrap=True)
     for line in report.failures(results):
         screen.print(line, style="red", highlight=False, soft_wrap=True)
 
@@ -207,11 +220,11 @@ def _check_model(directory: Path | None) -> None:
         raise refusal(str(error)) from error
 
 
-def _check_writable(path: Path | None) -> None:
+def _junit_writer(path: Path | None) -> Callable[[Path, Sequence[Result]], None]:
+    """The function that writes JUnit XML, which alone needs junitparser."""
     if path is None:
-        return
+        return lambda path, results: None
     try:
-        with path.open("a"):
-            pass
-    except OSError as error:
-        raise refusal(f"expected a file that can be written; got {path}: {error.strerror}") from error
+        return importlib.import_module("attention_conformance.junit").write_junit  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        raise refusal(f"expected {error.name} for --junit; got none: pip install {error.name}") from error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
 
-from attention_cli.terminal import refusal
+from attention_cli.terminal import check_file, refusal
 from attention_core.layouts import LAYOUTS
 from attention_numpy.files import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
 
@@ -29,55 +29,35 @@ FLAGS = {
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A file of safetensors.")],
-    target: Annotated[Path, typer.Argument(help="The file to be written.")],
-    from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, out of {NAMES}.")],
-    to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {NAMES}.")],
-    num_heads: Annotated[int | None, typer.Option(min=1, help="The number of query heads of the source.")] = None,
-    head_order: Annotated[
-        str | None, typer.Option(help="Where heads share keys: repeat, if neighbours do, or tile, if heads apart do.")
-    ] = None,
-    zero_attention: Annotated[bool, typer.Option("--zero-attention", help="add_zero_attn of the source.")] = False,
-    norm_first: Annotated[bool, typer.Option("--norm-first", help="norm_first of the source.")] = False,
-    epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="The rate of dropout of the source.")] = None,
-    prefix: Annotated[str, typer.Option(help="What the names of the arrays of the source begin with.")] = "",
-    drop: Annotated[
-        list[str] | None, typer.Option(help="Leave out arrays whose names, less the prefix, begin so; repeatable.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the target if it is there.")] = False,
+    source: Path,
+    target: Path,
+    *,
+    layouts: tuple[str, str],
+    options: dict[str, Any],
+    head_order: str | None,
+    prefix: str,
+    drop: list[str],
+    force: bool,
 ) -> None:
-    """Convert weights from the layout of one library to that of another, bit for bit.
-
-    In the layout attention-core the settings are in the file. Of any other layout, the options say what arrays do not
-    tell. The exit status is 0 if the target was written, 1 if the weights cannot be converted, and 2 if the command
-    cannot be run as given.
-    """
+    """Convert a file from the first layout to the second; the options are those that were given."""
+    from_, to = layouts
     for name, layout in (("--from", from_), ("--to", to)):
         if layout not in (OWN, *LAYOUTS):
             raise refusal(f"expected {name} out of {NAMES}; got {layout!r}")
-    options = {
-        "num_heads": num_heads,
-        "zero_attention": zero_attention or None,
-        "norm_first": norm_first or None,
-        "epsilon": epsilon,
-        "dropout": dropout,
-    }
-    reading = _options(from_, {name: value for name, value in options.items() if value is not None}, prefix, drop)
+    reading = _options(from_, options, prefix, drop)
     ordered = [name for name in (from_, to) if name != OWN and _takes(LAYOUTS[name].read, "head_order")]
     if head_order is not None and (not ordered or head_order not in ("repeat", "tile")):
         wanted = "repeat or tile" if ordered else f"no --head-order from {from_} to {to}"
         raise refusal(f"expected {wanted}; got {head_order!r}")
     if not source.is_file():
         raise refusal(f"expected a file of safetensors; got {source}, which is none")
-    if target.is_dir() or not target.parent.is_dir():
-        raise refusal(f"expected a file that can be written; got {target}")
+    check_file(target)
     if target.exists() and not force:
         raise refusal(f"expected a target that is not there, or --force; got {target}")
     try:
         order = {"head_order": head_order}
         definitions, parameters, states = _read(
-            source, from_, reading | (order if from_ in ordered else {}), prefix, drop=drop or []
+            source, from_, reading | (order if from_ in ordered else {}), prefix, drop=drop
         )
         _write(target, to, definitions, parameters, states=states, options=order if to in ordered else {})
     except (TypeError, ValueError) as error:
@@ -89,7 +69,7 @@ def convert(
         typer.echo(line)
 
 
-def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str] | None) -> dict[str, Any]:
+def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str]) -> dict[str, Any]:
     """The options of reading, if the layout takes them and has those that it needs."""
     names = inspect.signature(LAYOUTS[layout].read).parameters if layout != OWN else {}
     for name in options:

@@ -1,14 +1,17 @@
-"""The command ``attention-core``: starts with the core alone, and says what is missing."""
+"""The command ``attention-core``: starts with the core alone, says what is missing, and ends when it is told to."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
+from types import FrameType
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
-NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "junitparser", "safetensors", "tokenizers")
+NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "tokenizers")
 
 SETTINGS = {
     "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow is talkative
@@ -17,15 +20,75 @@ SETTINGS = {
 }
 """Environment variables for this process and its children."""
 
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_seen: list[int] = []
+_stderr: list[int] = []  # the stream, also while what libraries write to it is kept
+
+
+class _Interrupt(BaseException):
+    """Raised by a signal; no KeyboardInterrupt, about which some versions of typer print a line."""
+
 
 def main() -> None:
+    """Run the command; when it is interrupted, end its processes, say so in a line, and exit with 128 + the signal."""
+    with contextlib.suppress(OSError):  # there may be none
+        _stderr.append(os.dup(2))
+    try:
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
+                signal.signal(number, _interrupt)
+        run()
+    except BaseException:
+        _ignore_signals()
+        if not _seen:
+            raise
+    _ignore_signals()
+    if _seen:
+        _end()
+
+
+def run() -> None:
     """Run the command; without the libraries of the extra ``cli``, say how to install them."""
     for name, setting in SETTINGS.items():
         os.environ.setdefault(name, setting)
     try:
-        module = importlib.import_module("attention_cli.app")
+        importlib.import_module("attention_cli.app").app()
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
         sys.exit(f"attention-core: the command needs {error.name}: pip install 'attention-core[cli]'")
-    module.app()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _seen.append(number)
+    # Libraries print or pass over what is raised while they are imported.
+    if len(_seen) > 1 or _is_importing(frame):
+        _ignore_signals()
+        _end()
+    raise _Interrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _ignore_signals() -> None:
+    """Ignore further signals: what is left to do takes no time."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _end() -> None:
+    """Exit at once: what libraries do at the end of a process, they may do with a trace, or not finish."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    for child in multiprocessing.active_children() if multiprocessing else ():
+        child.kill()
+    with contextlib.suppress(OSError):  # of a pipe whose reader has ended
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, IndexError):
+        os.write(_stderr[0], b"attention-core: interrupted\n")
+    os._exit(128 + _seen[0])

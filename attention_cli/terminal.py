@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import typer
 from rich.console import Console
 
-__all__ = ["Many", "check_known", "console", "refusal"]
+from attention_numpy.writing import FileError, check_writable
+
+__all__ = ["Many", "check_file", "check_known", "console", "refusal", "refusing_files"]
 
 Many = list[str] | None
 
@@ -19,6 +23,22 @@ def check_known(option: str, names: Many, known: Iterable[str]) -> None:
         if name not in known:
             article = "an" if option[0] in "aeiou" else "a"
             raise refusal(f"expected {article} {option} out of {', '.join(known)}; got {name!r}")
+
+
+def check_file(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before there is anything to write."""
+    with refusing_files():
+        if path is not None:
+            check_writable(path)
+
+
+@contextlib.contextmanager
+def refusing_files() -> Iterator[None]:
+    """Say in one line which file cannot be written."""
+    try:
+        yield
+    except FileError as error:
+        raise refusal(str(error)) from error
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -1,4 +1,4 @@
-"""What came of a run: a table for people, JSON and JUnit XML for programs."""
+"""What came of a run: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 from rich.table import Table
 from rich.text import Text
 
+from attention_conformance.cases import CASES
+from attention_conformance.cases.contract import LINES
 from attention_conformance.run.model import PAIRS
 from attention_conformance.run.result import Result
+from attention_numpy.writing import write_file
 
 __all__ = [
     "LEGEND",
+    "LINE_LEGEND",
     "environment",
     "failures",
+    "line_table",
     "model_table",
+    "reason_of",
     "reasons",
     "result_tables",
     "summary",
+    "told",
+    "way_of",
     "write_json",
-    "write_junit",
 ]
 
 BOUND = "bound\n16 / 32 / 64 bits"
@@ -41,10 +47,48 @@ LEGEND = (
 )
 
 
+LINE_LEGEND = (
+    "The worst error is the one that comes nearest to its bound, in units in the last place of S, the sum of p |v|; "
+    "where it is, --details prints whole."
+)
+
+
+def line_table(results: Iterable[Result], width: int) -> Table:
+    """A row for every line of the contract, and one for numerical hazards: the worst error, where, and of how many."""
+    table = Table(
+        title="The contract, line by line", title_justify="left", header_style="bold", box=None, padding=(0, 1)
+    )
+    left = max(width - 41, 20)  # what numbers and the space between columns leave for texts
+    says = min(left * 3 // 5, max(map(len, LINES.values())))
+    for heading, most in (("line", 4), ("says", says), ("worst error", 13), ("passed", 12), ("where", left - says)):
+        justify: Literal["left", "right"] = "left" if heading in ("says", "where") else "right"
+        table.add_column(heading, width=most, justify=justify, no_wrap=True, overflow="ellipsis")
+    lines = {case.name: case.line for case in CASES}
+    judged: dict[int, list[Result]] = {line: [] for line in LINES}
+    for result in results:
+        if result.passed is not None and result.case in lines:
+            judged[lines[result.case]].append(result)
+    for line, group in judged.items():
+        if group:
+            worst = max(group, key=_nearness)
+            passed = sum(bool(result.passed) for result in group)
+            count, style = f"{passed} of {len(group)}", "green" if passed == len(group) else "bold red"
+            told_error = f"{worst.error:.3g} of {worst.bound:.3g}" if worst.bound > 0 else f"{worst.error:.3g}"
+            where = f"{worst.case} {worst.backend} {told(worst)}"
+            table.add_row(str(line or "-"), LINES[line], told_error, Text(count, style=style), where)
+    return table
+
+
+def _nearness(result: Result) -> tuple[bool, float, float]:
+    """The error of a result in comparison: as a part of its bound, and one that fails before all others."""
+    ratio = result.error / result.bound if result.bound > 0 else result.error
+    return result.passed is False, math.inf if math.isnan(ratio) else ratio, result.error
+
+
 def result_tables(results: Sequence[Result], width: int) -> list[Table]:
     """A row for every case, a column for every backend, mode and implementation; several tables if one is too wide."""
     results = [result for result in results if result.case != "model"]
-    ways = list(dict.fromkeys(map(_way, results)))
+    ways = list(dict.fromkeys(map(way_of, results)))
     cases = list(dict.fromkeys(result.case for result in results))
     left = width - max((len(case) for case in cases), default=0) - 34
     widths = [max(8, *map(len, way)) + 3 for way in ways]
@@ -56,7 +100,8 @@ def result_tables(results: Sequence[Result], width: int) -> list[Table]:
     return tables
 
 
-def _way(result: Result) -> tuple[str, str, str]:
+def way_of(result: Result) -> tuple[str, str, str]:
+    """Backend, mode and implementation."""
     return result.backend, result.mode, result.implementation
 
 
@@ -68,7 +113,7 @@ def _table(results: Sequence[Result], cases: Sequence[str], ways: Sequence[tuple
         table.add_column("\n".join(way).rstrip(), justify="right", no_wrap=True)
     found: dict[tuple[str, tuple[str, str, str]], list[Result]] = {}
     for result in results:
-        found.setdefault((result.case, _way(result)), []).append(result)
+        found.setdefault((result.case, way_of(result)), []).append(result)
     for case in cases:
         bounds = _bounds(each for (name, _), group in found.items() if name == case for each in group)
         table.add_row(case, bounds, *(_cell(found.get((case, way), [])) for way in ways))
@@ -110,11 +155,12 @@ def model_table(results: Iterable[Result]) -> Table:
 
 def reasons(results: Iterable[Result]) -> list[str]:
     """A line for every reason why something was not run, or may miss its bound, with how often it was met."""
-    counts = Counter(_reason(result) for result in results if result.passed is None)
+    counts = Counter(reason_of(result) for result in results if result.passed is None)
     return [f"{count} {reason}" for reason, count in counts.items()]
 
 
-def _reason(result: Result) -> str:
+def reason_of(result: Result) -> str:
+    """Why a result neither passed nor failed."""
     if result.refused:
         return f"refused: {result.detail}"
     reason = result.detail.partition(";")[0]
@@ -124,14 +170,14 @@ def _reason(result: Result) -> str:
 def failures(results: Iterable[Result]) -> list[str]:
     """A line for every result that failed."""
     return [
-        f"{result.case} on {result.backend} ({_told(result)}): "
+        f"{result.case} on {result.backend} ({told(result)}): "
         f"error {result.error:.3g}, bound {result.bound:.3g}; {result.detail}"
         for result in results
         if result.passed is False
     ]
 
 
-def _told(result: Result) -> str:
+def told(result: Result) -> str:
     """In which way a result was come by, but for the backend."""
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
 
@@ -168,33 +214,10 @@ def write_json(path: Path, results: Sequence[Result], about: Mapping[str, Any]) 
         for result in results
     ]
     document = {"environment": about, "summary": _counts(results), "results": rows}
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_file(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
 def _number(number: float) -> float | str | None:
     if math.isnan(number):
         return None
     return number if math.isfinite(number) else "inf"
-
-
-def write_junit(path: Path, results: Sequence[Result]) -> None:
-    """Write results as test cases, a suite for every backend."""
-    document = JUnitXml("attention-core conformance")
-    for backend in dict.fromkeys(result.backend for result in results):
-        suite = TestSuite(backend)
-        for result in results:
-            if result.backend == backend:
-                suite.add_testcase(_test_case(result))
-        document.add_testsuite(suite)
-    document.write(str(path), pretty=True)
-
-
-def _test_case(result: Result) -> TestCase:
-    suite = ".".join(filter(None, _way(result)))
-    case = TestCase(f"{result.case} [{_told(result)}]", classname=suite, time=round(result.seconds, 4))
-    measured = f"error {result.error:.3g}, bound {result.bound:.3g}, measure {result.measure}; {result.detail}"
-    if result.passed is False:
-        case.result = [Failure(measured, result.measure)]
-    elif result.passed is None:
-        case.result = [Skipped(_reason(result) if result.refused else result.detail)]
-    return case

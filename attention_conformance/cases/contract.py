@@ -11,7 +11,24 @@ import numpy as np
 from attention_conformance.cases.case import Case, Draw, exact_scores, hard, merged
 from attention_conformance.problem import NumpyArray, Problem, Rule, Seed, array
 
-__all__ = ["CONTRACT"]
+__all__ = ["CONTRACT", "LINES"]
+
+LINES = {
+    1: "A mask is boolean, and True means may attend",
+    2: "A mask may follow a rule",
+    3: "Causal means key position ≤ query position + offset",
+    4: "A fully masked row gives exactly 0",
+    5: "Masked values never leak",
+    6: "Asking for weights or logsumexp changes nothing else",
+    7: "The scale multiplies the query, and softcap comes before bias and mask",
+    8: "Computed wide, rounded once",
+    9: "Grouped heads repeat in order",
+    10: "Any number of leading axes, empty ones included",
+    11: "Dropout is explicit",
+    12: "Wrong arguments are errors, in the same words everywhere",
+    0: "Numerical hazards",
+}
+"""The lines of the contract by `Case.line`, in the order of the report."""
 
 BOTH: dict[str, Any] = {"return_weights": True, "return_logsumexp": True}
 MASK = array("mask")

@@ -5,13 +5,13 @@ Weights are read from safetensors only: a pickle can run any code.
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from attention_core.layouts import LAYOUTS
 from attention_core.parameters import Embeddings, EncoderLayer
@@ -130,7 +130,11 @@ def _config(path: Path) -> Config:
 
 def _tokenizer(path: Path, config: Config) -> Any:
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        library = importlib.import_module("tokenizers")  # of which nothing else has need
+    except ModuleNotFoundError as error:
+        raise ModelError("expected tokenizers for a model; got none: pip install tokenizers") from error
+    try:
+        tokenizer = library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more particular
         raise ModelError(f"expected a tokenizer in {path}; got {error}") from error
     tokenizer.no_padding()

@@ -27,6 +27,7 @@ from attention_conformance.run.model import identical_case, load_model
 from attention_conformance.run.processes import Message, Order, Plan, Started
 from attention_conformance.run.result import Result, one_line
 from attention_core import Backend, get_backend
+from attention_numpy.writing import write_file
 
 __all__ = ["Found", "Verdict", "catalogue", "compare", "digest", "table", "verdicts", "work", "write_json"]
 
@@ -255,7 +256,7 @@ def write_json(path: Path, judged: Sequence[Verdict], about: Mapping[str, Any]) 
         each.case: {"sha256": each.sha256, "ways": _hashes(each.results), "complaints": each.complaints}
         for each in judged
     }
-    path.write_text(json.dumps({"environment": about, "cases": cases}, indent=1) + "\n", encoding="utf-8")
+    write_file(path, (json.dumps({"environment": about, "cases": cases}, indent=1) + "\n").encode())
 
 
 def _hashes(results: Iterable[Result]) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from attention_conformance.cases.case import Bound, Case, exact_scores
 from attention_conformance.problem import Problem
 from attention_core import Backend
 
-__all__ = ["IMPLEMENTATIONS", "asked", "bound_of", "in_small_blocks", "left_out", "refusal"]
+__all__ = ["IMPLEMENTATIONS", "asked", "bound_of", "in_small_blocks", "is_quick", "left_out", "refusal"]
 
 IMPLEMENTATIONS = ("dense", "blockwise", "fused")
 
@@ -88,6 +88,12 @@ def left_out(case: Case, implementation: str | None, backend: Backend, dtype: st
     if compiled and case.measure != "message" and (case.name not in kinds or dtype not in case.compiled):
         return f"one {implementation} case of each kind of program is run where it has to be compiled"
     return ""
+
+
+def is_quick(backend: Backend, mode: str, dtype: str, implementation: str | None) -> bool:
+    """Whether a run within a minute has time for this way: nothing is compiled by case, and numbers are of one type."""
+    compiles = implementation == "blockwise" and backend.name in COMPILES_BLOCKS
+    return mode == "eager" and dtype == "float32" and not compiles
 
 
 def refusal(error: Exception) -> str:

@@ -57,7 +57,7 @@ def quiet_start() -> Iterator[None]:
     os.dup2(stream.fileno(), 2)
     try:
         yield
-    except BaseException:
+    except Exception:
         stream.seek(0)
         os.write(kept, stream.read())
         raise

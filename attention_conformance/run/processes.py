@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import multiprocessing
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from attention_conformance.cases import CASES
-from attention_conformance.run.implementations import IMPLEMENTATIONS
-from attention_conformance.run.libraries import quiet_start
+from attention_conformance.run.implementations import IMPLEMENTATIONS, is_quick
+from attention_conformance.run.libraries import devices_of, quiet_start
 from attention_conformance.run.measures import Trial
 from attention_conformance.run.model import ModelTrial, load_model, plan_model, run_model
 from attention_conformance.run.result import Result
@@ -38,6 +39,8 @@ class Order:
     devices, dtypes, modes, implementations : tuple of str, optional
     model : Path, optional
         A directory with an encoder, to be run as well.
+    quick : bool
+        Whether to run eager calls in float32 alone, on the first device unless others are named.
     skip : int
         How many trials have been run already.
     """
@@ -49,6 +52,7 @@ class Order:
     modes: tuple[str, ...] | None = None
     implementations: tuple[str, ...] | None = None
     model: Path | None = None
+    quick: bool = False
     skip: int = 0
 
 
@@ -82,15 +86,18 @@ def work(order: Order) -> Iterator[Message]:
     """Carry out an order in this process."""
     with quiet_start():
         backend = get_backend(order.backend)
-    chosen = {"devices": order.devices, "dtypes": order.dtypes, "modes": order.modes}
+    devices = order.devices or (tuple(devices_of(backend)[:1]) if order.quick else None)
+    chosen = {"devices": devices, "dtypes": order.dtypes, "modes": order.modes}
     trials: list[Trial | ModelTrial] = [
-        *plan(
+        each
+        for each in plan(
             [case for case in CASES if case.name in order.cases],
             [backend],
             **chosen,
             implementations=order.implementations or IMPLEMENTATIONS,
             everything=order.implementations is not None,
         )
+        if not order.quick or is_quick(backend, each.mode, each.dtype, each.implementation)
     ]
     if order.model is not None:
         trials += plan_model(load_model(order.model), [backend], **chosen)
@@ -111,22 +118,27 @@ def work(order: Order) -> Iterator[Message]:
         yield next(run([trial]) if isinstance(trial, Trial) else run_model([trial]))
 
 
-def execute(orders: Sequence[Order], jobs: int, worker: Worker = work) -> Iterator[Message]:
+def execute(orders: Sequence[Order], jobs: int, worker: Worker = work) -> Generator[Message, None, None]:
     """Carry out orders, as many at a time as there are jobs; without jobs, one after the other in this process."""
     if not jobs:
         for order in orders:
             yield from worker(order)
         return
     waiting, running = deque(orders), dict[Connection, _Running]()
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            _start(waiting.popleft(), worker, running)
-        ready = wait(running)
-        for connection in [each for each in running if each in ready]:
-            try:
-                yield running[connection].note(connection.recv())
-            except EOFError:
-                yield from _ended(running.pop(connection), waiting)
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                _start(waiting.popleft(), worker, running)
+            ready = wait(running)
+            for connection in [each for each in running if each in ready]:
+                try:
+                    yield running[connection].note(connection.recv())
+                except EOFError:
+                    yield from _ended(running.pop(connection), waiting)
+    finally:  # of an interrupt, too
+        for entry in running.values():
+            entry.process.kill()
+            entry.process.join()
 
 
 @dataclass
@@ -149,9 +161,23 @@ def _start(order: Order, worker: Worker, running: dict[Connection, _Running]) ->
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(worker, order, sender), daemon=True)
-    process.start()
+    with _blocked_interrupts():
+        process.start()
+        running[receiver] = _Running(order, process)
     sender.close()  # so that the end of the process is the end of the messages
-    running[receiver] = _Running(order, process)
+
+
+@contextlib.contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Put off interrupts; a process that is started here never sees one, and is ended by the one that started it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _child(worker: Worker, order: Order, connection: Connection) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -258,11 +259,86 @@ def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
         (("--shape", "1,2,3"), "expected shape as batch,heads,length,width; got '1,2,3'"),
         (("--lengths", "8,x"), "expected lengths as positive integers separated by commas; got '8,x'"),
         (("--candidate", "no*"), "expected a candidate; got 'no*', which none matches"),
+        (
+            ("--shape", f"1,1,{'9' * 5000},64"),
+            f"expected shape as positive integers separated by commas; got '1,1,{'9' * 76}'",
+        ),
+        (("--lengths", "9" * 19), f"expected lengths as positive integers separated by commas; got '{'9' * 19}'"),
+        (("--seconds", "nan"), "expected seconds as a number from 0; got nan"),
+        (("--limit", "-1"), "expected limit as a number from 0; got -1.0"),
+        (("--read", "/no/such/file"), "expected a file of bench --json; got /no/such/file: No such file or directory"),
+        (("--read", "/"), "expected a file of bench --json; got /: Is a directory"),
+        (("--plots", "/dev/null"), "expected a directory for plots; got /dev/null: File exists"),
+        (("--json", "/dev/null"), "expected a file to write; got /dev/null, no regular file"),
     ],
 )
 def test_wrong_arguments_of_the_command_are_named_in_a_line(arguments, message):
     result = invoke(*arguments)
     assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")
+
+
+@pytest.mark.parametrize("arguments", [("--shape", "1,1,99999999999,64"), ("--lengths", "8,16,99999999999")])
+def test_arrays_that_do_not_fit_are_refused_before_any_work(arguments, monkeypatch):
+    monkeypatch.setattr(command, "_measured", None)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert re.fullmatch(
+        r"attention-core: expected a shape whose arrays fit into .*; got .*99999999999,64, whose arrays take \d+ \S+\n",
+        result.stderr,
+    )
+
+
+def broken(document, place, value):
+    *way, last = place
+    branch = document
+    for name in way:
+        branch = branch[name]
+    branch[last] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("measurements",), None),
+        (("environment",), []),
+        (("environment", "versions"), "1"),
+        (("environment", "date"), 3),
+        (("measurements", 0, "seconds"), ["a"]),
+        (("measurements", 0, "seconds"), [0.0]),
+        (("measurements", 0, "memory"), "much"),
+        (("measurements", 0, "first"), "late"),
+        (("measurements", 0, "other"), 1),
+        (("measurements", 0, "problem", "mask"), "odd"),
+        (("measurements", 0, "problem", "direction"), "sideways"),
+        (("measurements", 0, "problem", "shape"), [1, 2]),
+        (("measurements", 0, "candidate", "framework"), None),
+    ],
+)
+def test_a_file_that_is_not_of_the_benchmark_is_told_in_a_line(tmp_path, place, value):
+    path = tmp_path / "found.json"
+    write_json(path, made_up(), report.environment({"torch": "1"}, 2))
+    path.write_text(broken(json.loads(path.read_text()), place, value))
+    result = invoke("--read", path, "--details", "--markdown", tmp_path / "tables.md")
+    told = f"attention-core: expected a file of bench --json; got {path}, which holds something else\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", told)
+    assert not (tmp_path / "tables.md").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_a_file_that_is_no_json_is_told_in_a_line(tmp_path, data):
+    path = tmp_path / "found.json"
+    path.write_bytes(data)
+    result = invoke("--read", path)
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert result.stderr.startswith(f"attention-core: expected a file of bench --json; got {path}")
+
+
+def test_a_process_that_fails_says_so_in_a_line(monkeypatch):
+    monkeypatch.setattr(processes.sys, "executable", "/bin/false" if os.path.exists("/bin/false") else "/usr/bin/false")
+    with pytest.raises(RuntimeError) as error:
+        quick("numpy", [Problem((1, 1, 8, 4))], [NAIVE])
+    assert "\n" not in str(error.value)
 
 
 def test_a_wrong_result_is_an_error(monkeypatch):

@@ -1,21 +1,32 @@
 """The command: what it prints, what it writes, and its exit status."""
 
 import importlib
+import io
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from junitparser import JUnitXml
+from rich.console import Console
 from typer.testing import CliRunner
 
 import attention_core as ac
+from attention_benchmark.problem import MASKS, OPERATIONS
+from attention_cli import app as command_line
 from attention_cli import main as program
 from attention_cli.app import app
-from attention_conformance import CASES, report
+from attention_conformance import CASES, junit, report
+from attention_conformance.cases.contract import LINES
 from attention_conformance.problem import DTYPES
+from attention_conformance.run.implementations import is_quick
 from attention_conformance.run.processes import Order, execute
 from attention_conformance.run.result import Result
+from attention_core import get_backend
+from attention_core.layouts import LAYOUTS
 
 
 def invoke(*arguments):
@@ -27,12 +38,18 @@ def conformance(*arguments):
     return invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask*", "--jobs", 0, *arguments)
 
 
+def lines(stdout):
+    """The rows of the table of lines, by the line of the contract."""
+    begin, end = stdout.index("The contract, line by line"), stdout.index("The worst error is")
+    return {row.split()[0]: row for row in stdout[begin:end].splitlines()[2:]}
+
+
 def wrong_by_a_percent(query, key, value, /, **options):
     return ac.scaled_dot_product_attention(query, key, value, **options) * 1.01
 
 
 def test_a_run_that_holds_ends_with_its_counts_and_status_0():
-    result = conformance()
+    result = conformance("--details")
     assert result.exit_code == 0
     count = 2 * sum(case.name.startswith("mask") for case in CASES)  # dense and blockwise
     assert result.stdout.splitlines()[-1] == f"{count} passed, 0 failed"
@@ -42,11 +59,163 @@ def test_a_run_that_holds_ends_with_its_counts_and_status_0():
 
 def test_a_run_that_does_not_hold_names_what_failed_and_has_status_1(monkeypatch):
     monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
-    result = conformance("--case", "weights")
+    result = conformance("--case", "weights", "--details")
     assert result.exit_code == 1
     assert "mask on numpy (cpu, float32, eager, dense): error" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("0 passed, ")
     assert "!" in next(line for line in result.stdout.splitlines() if "mask-over-keys" in line)
+
+
+def test_a_run_prints_one_line_for_each_line_of_the_contract():
+    result = invoke(
+        "conformance",
+        "--backend",
+        "numpy",
+        "--dtype",
+        "float64",
+        "--implementation",
+        "dense",
+        "--jobs",
+        0,
+        "--case",
+        "mask*",
+        "--case",
+        "empty*",
+        "--case",
+        "wrong*",
+        "--case",
+        "0*",
+    )
+    assert result.exit_code == 0
+    found = lines(result.stdout)
+    assert list(found) == ["1", "2", "4", "5", "12", "-"]
+    assert len(result.stdout.splitlines()) == 2 + len(found) + 2
+
+
+def test_the_line_of_the_contract_shows_its_worst_error_where_and_of_how_many():
+    def result(case, error, bound, passed, dtype="float32"):
+        return Result(case, "numpy", "cpu", dtype, "eager", "dense", "ulp", error, bound, passed, "", 0.0)
+
+    nan = float("nan")
+    found = [
+        result("mask", 3.0, 6.0, True),
+        result("mask", 0.5, 0.51, True, "float16"),  # nearest to its bound
+        result("gradient-mask-and-bias", nan, nan, None),
+        result("grouped-heads", 7.0, 6.0, False),
+        result("grouped-heads", float("inf"), nan, False, "float64"),
+        result("dropout", 0.0, 0.0, True),
+        result("model", 1.0, 1.0, True),
+    ]
+    table = report.line_table(found, 120)
+    rows = list(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    assert [row[0] for row in rows] == ["1", "9", "11"]
+    assert rows[0][1:] == (
+        "A mask is boolean, and True means may attend",
+        "0.5 of 0.51",
+        "2 of 2",
+        "mask numpy cpu, float16, eager, dense",
+    )
+    assert rows[1][2:] == ("inf", "0 of 2", "grouped-heads numpy cpu, float64, eager, dense")
+    assert rows[2][2:4] == ("0", "1 of 1")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_lines_of_the_contract_fit_the_terminal(width):
+    every = [
+        Result(
+            case.name,
+            "array_api_strict",
+            "CPU_DEVICE",
+            "float32",
+            "eager",
+            "blockwise",
+            "ulp",
+            12.345,
+            1.2e10,
+            True,
+            "",
+            0.0,
+        )
+        for case in CASES
+    ]
+    screen = Console(width=width, file=io.StringIO())
+    screen.print(report.line_table(every, width))
+    printed = screen.file.getvalue().splitlines()
+    assert len(printed) == 2 + 13
+    assert all(len(line) <= width for line in printed)
+    assert all("12.3 of 1.2e+10" in line or "12.3 of 1.2e…" in line for line in printed[2:])
+
+
+def test_the_lines_are_those_of_the_contract():
+    text = (Path(__file__).parents[2] / "docs/explanation/contract.md").read_text()
+    titles = dict(re.findall(r"^## (\d+)\. (.*)$", text, re.MULTILINE))
+    assert {int(number): title.replace("*", "") for number, title in titles.items()} == {
+        line: says for line, says in LINES.items() if line
+    }
+    assert {case.line for case in CASES} == set(LINES)
+
+
+def test_what_is_found_is_told_as_it_is_found(monkeypatch):
+    monkeypatch.setattr("attention_conformance.run.runner.run.__defaults__", (wrong_by_a_percent,))
+    result = invoke("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask", "--jobs", 0)
+    told = result.stderr.splitlines()
+    assert told[0].startswith("mask on numpy (cpu, float32, eager, dense): error")
+    assert told[1] == "numpy cpu eager dense: 0 passed, 1 failed"
+    assert told[3] == "numpy cpu eager blockwise: 0 passed, 1 failed"
+    assert len(told) == 4
+
+
+def test_a_quick_run_is_eager_in_float32_on_one_device(tmp_path):
+    path = tmp_path / "results.json"
+    result = invoke(
+        "conformance", "--quick", "--backend", "array_api_strict", "--case", "mask*", "--jobs", 0, "--json", path
+    )
+    assert result.exit_code == 0
+    ways = {(row["device"], row["dtype"], row["mode"]) for row in json.loads(path.read_text())["results"]}
+    assert ways == {("CPU_DEVICE", "float32", "eager")}
+    backend = get_backend("numpy")
+    assert is_quick(backend, "eager", "float32", "blockwise")
+    assert not is_quick(backend, "compiled", "float32", "dense")
+    assert not is_quick(backend, "eager", "float16", "dense")
+
+
+def test_only_junit_needs_junitparser(tmp_path):
+    script = (
+        "import sys\nsys.modules['junitparser'] = None\nsys.modules['tokenizers'] = None\n"
+        "sys.argv = ['attention-core', *sys.argv[1:]]\nfrom attention_cli.main import main\nmain()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(*arguments):
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    short = ("conformance", "--backend", "numpy", "--dtype", "float32", "--case", "mask", "--jobs", "0")
+    assert run(*short).returncode == 0
+    assert run("convert", "--help").returncode == 0
+    refused = run(*short, "--junit", str(tmp_path / "results.xml"))
+    told = "attention-core: expected junitparser for --junit; got none: pip install junitparser\n"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", told)
+
+
+@pytest.mark.parametrize("command", [[], ["conformance"], ["bench"], ["convert"], ["backends"]])
+def test_help_is_whole_and_imports_no_library(command):
+    script = (
+        "import sys\nfrom attention_cli.main import run\nsys.argv = ['attention-core', *sys.argv[1:]]\n"
+        "try:\n    run()\nfinally:\n    print({'numpy', 'rich.table', 'attention_core'} & set(sys.modules))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, *command, "--help"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert printed.splitlines()[-1] == "set()"
+    assert "..." not in printed.replace("[ARGS]...", "")
+    assert "…" not in printed
+
+
+def test_help_names_what_there_is():
+    assert f"attention-core, {', '.join(LAYOUTS)}" == command_line.LAYOUTS
+    assert ", ".join(OPERATIONS) == command_line.OPERATIONS
+    assert ", ".join(MASKS) == command_line.MASKS
 
 
 def test_a_run_of_nothing_does_not_hold():
@@ -107,7 +276,8 @@ def test_the_list_says_what_every_case_shows():
             ["--json", "/no/such/folder/results.json"],
             "expected a file that can be written; got /no/such/folder/results.json",
         ),
-        (["--junit", "."], "expected a file that can be written; got .: Is a directory"),
+        (["--junit", "."], "expected a file to write; got ., a directory"),
+        (["--json", "/dev/null"], "expected a file to write; got /dev/null, no regular file"),
         (["--backend", "numpy", "--model", "/no/such/model"], "expected a model directory; got /no/such/model"),
     ],
     ids=lambda each: each[-2] if isinstance(each, list) else "",
@@ -140,17 +310,26 @@ def test_the_version_is_printed():
 def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
-        program.main()  # that is not one of them
+        program.run()  # that is not one of them
     monkeypatch.delitem(sys.modules, "attention_cli.app")
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit) as caught:
-        program.main()
+        program.run()
     assert str(caught.value) == "attention-core: the command needs typer: pip install 'attention-core[cli]'"
 
 
 def test_backends_run_in_processes_of_their_own():
     result = invoke(
-        "conformance", "--case", "mask", "--dtype", "float64", "--backend", "numpy", "--backend", "array_api_strict"
+        "conformance",
+        "--case",
+        "mask",
+        "--dtype",
+        "float64",
+        "--backend",
+        "numpy",
+        "--backend",
+        "array_api_strict",
+        "--details",
     )
     assert result.exit_code == 0, result.output
     row = next(line for line in result.stdout.splitlines() if "mask" in line)
@@ -245,7 +424,7 @@ def test_what_is_refused_is_counted_apart(tmp_path):
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["summary"] == {"passed": 1, "failed": 0, "refused": 1, "skipped": 1}
     assert [row["refused"] for row in written["results"]] == [True, False, False]
-    report.write_junit(tmp_path / "results.xml", [refused])
+    junit.write_junit(tmp_path / "results.xml", [refused])
     ((case,),) = JUnitXml.fromfile(str(tmp_path / "results.xml"))
     assert case.result[0].message == "refused: kernel has no masks; none at all"
 

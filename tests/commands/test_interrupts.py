@@ -1,0 +1,111 @@
+"""An interrupt ends the command with one line and status 130, at any time, with its processes, and leaves files whole."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the processes of Linux")
+
+CONFORMANCE = ["conformance", "--backend", "numpy"]
+BENCH = ["bench", "--backend", "numpy", "--shape", "1,2,64,16", "--seconds", "60", "--rounds", "1000"]
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "attention_cli", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
+
+
+def children_of(number):
+    """All processes below one."""
+    found = []
+    for task in Path(f"/proc/{number}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *children_of(child)]
+    return found
+
+
+def is_alive(number):
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def interrupted(process, number=signal.SIGINT):
+    """Signal the group of a process, as a terminal does; return its status and errors, and what it left running."""
+    below = children_of(process.pid)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=120)
+    deadline = time.monotonic() + 10
+    while (left := [each for each in below if is_alive(each)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return process.returncode, errors, left
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+ONE_LINE = (130, "attention-core: interrupted\n", [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [CONFORMANCE, [*CONFORMANCE, "--jobs", "0"], BENCH, ["backends"]],
+    ids=lambda each: " ".join(each[:1] + each[3:]),
+)
+@pytest.mark.parametrize("delay", [0.15, 0.4, 0.8])
+def test_an_interrupt_while_libraries_are_imported_is_one_line(arguments, delay):
+    process = start(*arguments)
+    time.sleep(delay)
+    if process.poll() is None:
+        assert interrupted(process) == ONE_LINE
+
+
+@pytest.mark.parametrize(("arguments", "count"), [(CONFORMANCE, 2), (BENCH, 1)], ids=["conformance", "bench"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_processes_that_were_started(arguments, count, number, tmp_path):
+    process = start(*arguments, "--json", tmp_path / "results.json")
+    wait_until(lambda: len(children_of(process.pid)) >= count)
+    assert interrupted(process, number) == (128 + number, *ONE_LINE[1:])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_found_before_an_interrupt_is_shown_and_the_old_file_is_whole(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text('{"old": true}')
+    process = start(*CONFORMANCE, "--json", path)
+    first = process.stderr.readline()
+    status, errors, left = interrupted(process)
+    assert first.startswith("numpy cpu eager dense: ")
+    assert (status, errors.splitlines()[-1], left) == (130, "attention-core: interrupted", [])
+    assert json.loads(path.read_text()) == {"old": True}
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_an_interrupt_within_an_import_that_passes_over_exceptions_ends_the_command(tmp_path):
+    (tmp_path / "swallowing.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+        "open('went-on', 'w')\n"
+    )
+    script = (
+        "import sys; sys.path.insert(0, '.')\nfrom attention_cli import main as program\n"
+        "def run(): import swallowing\nprogram.run = run\nprogram.main()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "attention-core: interrupted\n")
+    assert not (tmp_path / "went-on").exists()
