@@ -33,6 +33,10 @@ class Order:
     threads : int
     memory : bool
         Whether to measure memory instead of time.
+    suspect : float, optional
+        Compute reference and result again where the error is larger, and keep them in `evidence`.
+    evidence : str
+        A folder.
     """
 
     framework: str
@@ -44,6 +48,8 @@ class Order:
     limit: float = 60.0
     threads: int = 2
     memory: bool = False
+    suspect: float | None = None
+    evidence: str = ""
 
     def write(self) -> str:
         """Write the order as JSON."""

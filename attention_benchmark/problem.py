@@ -12,7 +12,7 @@ import numpy as np
 
 import attention_core
 
-__all__ = ["DIRECTIONS", "MASKS", "OPERATIONS", "MaskKind", "Problem", "default_problems", "laid_out"]
+__all__ = ["DIRECTIONS", "MASKS", "OPERATIONS", "MaskKind", "Problem", "default_problems", "drawn_arrays", "laid_out"]
 
 NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -146,16 +146,17 @@ class Problem:
     @property
     def arrays(self) -> tuple[NumpyArray, ...]:
         """The arrays to differentiate by: query, key and value, or the input and the parameters of projections."""
-        return _arrays(self.shape, self.dtype, self.operation)[:-1]
+        return drawn_arrays(self.shape, self.dtype, self.operation)[:-1]
 
     @property
     def cotangent(self) -> NumpyArray:
         """The cotangent of the output."""
-        return _arrays(self.shape, self.dtype, self.operation)[-1]
+        return drawn_arrays(self.shape, self.dtype, self.operation)[-1]
 
 
 @functools.lru_cache(maxsize=2)
-def _arrays(shape: tuple[int, int, int, int], dtype: str, operation: str) -> tuple[NumpyArray, ...]:
+def drawn_arrays(shape: tuple[int, int, int, int], dtype: str, operation: str) -> tuple[NumpyArray, ...]:
+    """Draw the arrays of a problem, and its cotangent, from the seed of all problems."""
     rng = np.random.default_rng(20240229)
     batch, heads, length, width = shape
     if operation == "attention":

@@ -106,8 +106,9 @@ def execute(order: Order) -> Generator[Message, None, None]:
         process = subprocess.Popen(command, **pipes, env=_environment(order), start_new_session=True)
         with process, process.stdin as orders, process.stdout as messages:  # type: ignore[union-attr]
             try:
-                orders.write(order.write())
-                orders.close()
+                with contextlib.suppress(BrokenPipeError):  # of one that has ended, which its status tells
+                    orders.write(order.write())
+                    orders.close()
                 for line in messages:
                     yield json.loads(line)
             except BaseException:

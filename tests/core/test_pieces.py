@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from evidence_helpers import compare_twice
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,11 +154,25 @@ def test_one_partial_is_itself(arrays, get):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_pieces_of_16_bits_stay_float32(dtype, arrays, backend, get, rng):
     rounded = [backend.from_numpy(get(x), dtype=dtype) for x in arrays]
-    exact = backend.from_numpy([get(x).astype(np.float64) for x in rounded])
     pieces = [piece(rounded, start, start + 1, implementation="dense") for start in range(N)]
     for part in (*pieces, merge_partials(*pieces)):
         assert [x.dtype.name for x in get(tuple(part))] == ["float32", "float32"]
-    same(merge_partials(*pieces), whole(exact), get, 2e-6)
+
+    def result(drawn):
+        again = backend.from_numpy(drawn, dtype=dtype)
+        return get(tuple(merge_partials(*(piece(again, n, n + 1, implementation="dense") for n in range(N)))))
+
+    def reference(drawn):
+        again = [get(x).astype(np.float64) for x in backend.from_numpy(drawn, dtype=dtype)]
+        return get(tuple(whole(backend.from_numpy(again))))
+
+    compare_twice(
+        f"pieces of 16 bits {backend.name} {dtype}",
+        lambda found, wanted: same(found, wanted, lambda each: each, 2e-6),
+        inputs=[get(x) for x in arrays],
+        reference=reference,
+        result=result,
+    )
 
 
 @pytest.mark.needs("gradients")
