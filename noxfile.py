@@ -59,6 +59,14 @@ def tests(session, backend):
 
 
 @nox.session
+@nox.parametrize("library", BACKENDS, ids=BACKENDS)
+def bare(session, library):
+    """Install the core and one library, with nothing more, and compute."""
+    install(session, "-e", ".", library)
+    session.run("python", "tests/bare/check.py", library, env=QUIET)
+
+
+@nox.session
 def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
     install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))

@@ -16,16 +16,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-from safetensors import SafetensorError, deserialize
-from safetensors.numpy import save as serialized
-
 from attention_core import layers
 from attention_core import parameters as trees
 from attention_core.layers import check_fit
+from attention_numpy.optional import missing
 from attention_numpy.trees import NumpyArray
 from attention_numpy.writing import FileError, write_file
+
+try:
+    import ml_dtypes
+    import numpy as np
+    from safetensors import SafetensorError, deserialize
+    from safetensors.numpy import save as serialized
+except ModuleNotFoundError as error:
+    raise missing(error.name, "files", "'attention-core[files]'") from error
 
 __all__ = [
     "FileError",

@@ -6,22 +6,29 @@ and strings.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
-from typing import Any, TypeAlias
-
-import ml_dtypes
-import numpy as np
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attention_core.backend import Array
+from attention_numpy.optional import Missing, optional
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = optional("numpy", "NumPy arrays")
 
 __all__ = [
     "as_floating",
+    "bfloat16",
+    "check_numpy",
     "constructor",
     "differentiate",
     "is_array",
     "is_floating",
+    "is_numpy_array",
     "known_device",
     "known_mode",
     "map_arrays",
@@ -31,14 +38,14 @@ __all__ = [
     "with_settings",
 ]
 
-NumpyArray: TypeAlias = np.ndarray[Any, Any]
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
+ARRAYS, SCALARS = ((), ()) if isinstance(np, Missing) else ((np.ndarray,), (np.generic,))
 
 
 def is_array(leaf: Any, /) -> bool:
     """Whether a leaf is to be treated as an array: it is not ``None``, a Python number or a string."""
     # A NumPy scalar is an array of no axes to NumPy's own functions, although float64 derives from Python's float.
-    return isinstance(leaf, np.generic) or not isinstance(leaf, bool | int | float | complex | str | None)
+    return isinstance(leaf, SCALARS) or not isinstance(leaf, bool | int | float | complex | str | None)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any, /) -> Any:
@@ -68,13 +75,45 @@ def to_copies(tree: Any, /) -> Any:
 
 
 def versions_of(*distributions: str) -> dict[str, str]:
-    """Return the installed versions of distributions by name."""
-    return {distribution: version(distribution) for distribution in distributions}
+    """Return the versions of distributions by name, of those that are installed."""
+    found = {}
+    for distribution in distributions:
+        with contextlib.suppress(PackageNotFoundError):
+            found[distribution] = version(distribution)
+    return found
 
 
 def is_floating(dtype: np.dtype[Any], /) -> bool:
     """Whether a NumPy dtype is one of floating point, bfloat16 included (which NumPy itself does not count)."""
-    return dtype.kind == "f" or dtype == BFLOAT16
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def bfloat16() -> np.dtype[Any]:
+    """The dtype of ml_dtypes, which NumPy needs for bfloat16.
+
+    Raises
+    ------
+    ImportError
+        When it is not installed.
+    """
+    dtype: np.dtype[Any] = np.dtype(optional("ml_dtypes", "bfloat16 in NumPy").bfloat16)
+    return dtype
+
+
+def check_numpy() -> None:
+    """Raise where NumPy is not installed.
+
+    Raises
+    ------
+    ImportError
+        With the command that installs it.
+    """
+    np.ndarray  # noqa: B018 (what stands in for it raises)
+
+
+def is_numpy_array(leaf: Any, /) -> bool:
+    """Whether this is an array of NumPy, which may not be installed."""
+    return isinstance(leaf, ARRAYS)
 
 
 def as_floating(array: Any, dtype: str | None, dtypes: Sequence[str], /, *, hint: str = "") -> NumpyArray:
@@ -106,7 +145,7 @@ def as_floating(array: Any, dtype: str | None, dtypes: Sequence[str], /, *, hint
     if name not in dtypes:
         raise ValueError(f"expected a floating-point type out of {', '.join(dtypes)}; got {name}{hint}")
     with np.errstate(all="ignore"):  # a value beyond the range becomes infinite, as in every other conversion
-        return plain.astype(BFLOAT16 if name == "bfloat16" else name, copy=False)
+        return plain.astype(bfloat16() if name == "bfloat16" else name, copy=False)
 
 
 def known_mode(mode: str | None, modes: Sequence[str], /) -> str:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import array_api_compat.torch
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Loops, Operation, PythonLoops, Tuning
 from attention_numpy.trees import (
-    BFLOAT16,
     NumpyArray,
     as_floating,
+    bfloat16,
+    check_numpy,
     differentiate,
     known_device,
     known_mode,
@@ -109,6 +109,7 @@ class TorchBackend:
 
     def to_numpy(self, tree: Any, /) -> Any:
         """Turn the tensors of a tree into NumPy arrays, bit for bit and without their history."""
+        check_numpy()
         return to_copies(map_arrays(_numpy, tree))
 
     def to_device(self, tree: Any, device: str, /) -> Any:
@@ -256,14 +257,14 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
 
 def _tensor(array: NumpyArray) -> torch.Tensor:
     # Neither library knows the other's bfloat16, but both can look at the bits as integers.
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def _numpy(tensor: torch.Tensor) -> NumpyArray:
     if tensor.dtype == torch.bfloat16:
-        return tensor.detach().view(torch.int16).numpy(force=True).view(BFLOAT16)  # type: ignore[no-any-return]
+        return tensor.detach().view(torch.int16).numpy(force=True).view(bfloat16())  # type: ignore[no-any-return]
     return tensor.numpy(force=True)  # type: ignore[no-any-return]
 
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 
 from attention_core import layers
 from attention_core.backend import dtype_name
 from attention_core.layers import check_fit, named_arrays
 from attention_core.random import check_seed, plain_seed, seed_words
-from attention_numpy.trees import constructor, map_arrays, map_leaves
+from attention_numpy.trees import constructor, is_numpy_array, map_arrays, map_leaves
 from attention_torch import operators
 from attention_torch.backend import backend
 
@@ -255,7 +254,7 @@ class Layer(Tree):
             if not isinstance(leaf, torch.Tensor):
                 raise TypeError(f"expected tensors of PyTorch; got {type(leaf).__name__}")
         for name, leaf in options.items():
-            if isinstance(leaf, np.ndarray):
+            if is_numpy_array(leaf):
                 raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
         device = tensors[0].device if tensors else torch.device("cpu")
         if "seed" in options:
