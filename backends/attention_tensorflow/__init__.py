@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import attention_core  # noqa: F401 (before its parts, for which two threads would wait for each other)
+import attention_numpy  # noqa: F401 (likewise)
 from attention_tensorflow.backend import backend
 
 if TYPE_CHECKING:
