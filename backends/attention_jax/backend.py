@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
 from attention_jax import namespace as jax_namespace
+from attention_jax import sharding
 from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops
 from attention_numpy.trees import (
@@ -38,7 +39,6 @@ class JaxBackend:
     namespace: Namespace = jax_namespace
     modes: tuple[str, ...] = ("eager", "jit")
     differentiates = True
-    loops: Loops = JaxLoops(namespace)
     tuning = Tuning(
         queries=2048,
         keys=512,
@@ -48,6 +48,10 @@ class JaxBackend:
         backward_keys=256,
     )
     kernels: tuple[Kernel, ...] = (DotProduct(),)
+
+    def __init__(self, axes: frozenset[str] = frozenset()) -> None:
+        # The loops of an operation under `jax.shard_map` vary over these axes of the mesh.
+        self.loops: Loops = JaxLoops(jax_namespace, axes)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -124,8 +128,11 @@ class JaxBackend:
         """Compile forward and backward, once for every plan and shape."""
         # vmap takes a compiled function apart later, where float64 may not be had any more.
         run = _derived if operation.needs_float64 and any(map(_is_batched, arrays)) else _streamed
+        arrays = sharding.in_one_mesh(sharding.vary_alike(arrays))
         with _width(operation):
-            return run((operation, plan), arrays)  # type: ignore[no-any-return]
+            return sharding.run_in_automatic_axes(  # type: ignore[no-any-return]
+                run, (operation, plan), arrays, lambda *arrays: operation.abstract(plan, arrays, self)
+            )
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
@@ -138,7 +145,8 @@ class JaxBackend:
 def _derived(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     operation, plan = operation_and_plan
     with _width(operation):
-        return operation.forward(plan, arrays, backend)  # type: ignore[no-any-return]
+        axes = sharding.varying_axes(arrays)
+        return operation.forward(plan, arrays, JaxBackend(axes) if axes else backend)  # type: ignore[no-any-return]
 
 
 def _derived_forward(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Any]:
@@ -149,7 +157,9 @@ def _derived_forward(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tupl
 def _derived_backward(operation_and_plan: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
     operation, plan = operation_and_plan
     with _width(operation):
-        gradients = operation.backward(plan, *kept, cotangents, backend)
+        axes = sharding.varying_axes(kept[0])
+        gradients: Any = operation.backward(plan, *kept, cotangents, JaxBackend(axes) if axes else backend)
+        gradients = tuple(None if gradient is None else sharding.vary(gradient, axes) for gradient in gradients)
     if operation.needs_float64:  # sums of integers have no gradient that means anything
         gradients = (None if gradient is None else _once(gradient) for gradient in gradients)
     return (tuple(gradients),)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_core.backend import Array, TracedLoops
+from attention_core.backend import Array, Namespace, TracedLoops
+from attention_jax.sharding import vary
 
 __all__ = ["JaxLoops"]
 
@@ -21,15 +22,25 @@ class _Cut(NamedTuple):
 
 
 class JaxLoops(TracedLoops):
-    """Loops of `jax.lax`; a stack is an array whose first axis counts blocks."""
+    """Loops of `jax.lax`; a stack is an array whose first axis counts blocks.
+
+    Under `jax.shard_map`, states vary over the same axes of the mesh as the arrays that go into them.
+    """
+
+    def __init__(self, xp: Namespace, axes: frozenset[str] = frozenset()) -> None:
+        super().__init__(xp)
+        self.axes = axes
 
     def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Run a body from start to before stop."""
-        return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, state)
+        if not self.axes:
+            return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, state)
+        step = lambda index, state: vary(body(index, state), self.axes)  # noqa: E731
+        return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), step, vary(state, self.axes))
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Run one of two functions."""
-        return jax.lax.cond(condition, then, otherwise)
+        return jax.lax.cond(condition, lambda: vary(then(), self.axes), lambda: vary(otherwise(), self.axes))
 
     def block_at(self, x: Any, index: Any) -> Any:
         """The element at an index of the first axis, or a block."""

@@ -1,4 +1,4 @@
-"""The array namespace of JAX: everything in ``jax.numpy``, three functions excepted."""
+"""The array namespace of JAX: everything in ``jax.numpy``, four functions excepted."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import jax.numpy
 import jax.scipy.special
+from jax.sharding import AxisType
 
 from attention_core.backend import Array
 
-__all__ = ["erfc", "matmul", "vecdot"]
+__all__ = ["erfc", "matmul", "repeat", "vecdot"]
 
 
 def matmul(x1: Array, x2: Array, /) -> Array:
@@ -28,6 +29,13 @@ def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
 def erfc(x: Array, /) -> Array:
     """Compute the complementary error function, which the standard lacks."""
     return jax.scipy.special.erfc(x)
+
+
+def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Array:
+    """Repeat elements; in a mesh of explicit axes they stay sharded as they are, for which JAX has no rule."""
+    sharding = jax.typeof(x).sharding
+    keeps = axis is not None and AxisType.Explicit in sharding.mesh.axis_types
+    return jax.numpy.repeat(x, repeats, axis=axis, out_sharding=sharding if keeps else None)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,87 @@
+"""Attention over eight devices: under `jax.shard_map`, and in meshes whose axes are automatic or explicit."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import functools, sys, warnings
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from attention_core import Dropout, SlidingWindow, scaled_dot_product_attention
+
+warnings.simplefilter("error")
+way, kind = sys.argv[1], getattr(AxisType, sys.argv[2])
+mesh = jax.make_mesh((4, 2), ("batch", "heads"), axis_types=(kind, kind))
+spec = PartitionSpec("batch", "heads")
+random = np.random.default_rng(5)
+arrays = [jnp.asarray(random.standard_normal((8, heads, 40, 6)), jnp.float32) for heads in (4, 2, 2)]
+cotangent = jnp.asarray(random.standard_normal((8, 4, 40, 6)), jnp.float32)
+calls = {
+    "dense": {"implementation": "dense", "is_causal": True},
+    "blocks": {"implementation": "blockwise"},
+    "window": {"implementation": "blockwise", "mask": SlidingWindow(8, 0)},
+    "reproducible": {"arithmetic": "reproducible", "is_causal": True},
+}
+if way == "jit":  # under shard_map, positions are those in a shard
+    calls["dropout"] = {"implementation": "blockwise", "dropout": Dropout(0.2, seed=1)}
+assert len(jax.devices()) == 8
+for name, options in calls.items():
+    attention = plain = functools.partial(scaled_dot_product_attention, **options)
+    if way == "shard_map":
+        attention = jax.shard_map(attention, mesh=mesh, in_specs=spec, out_specs=spec)
+
+    def loss(function, query, key, value, cotangent):
+        return jnp.sum(function(query, key, value) * cotangent)
+
+    expected = plain(*arrays), *jax.grad(functools.partial(loss, plain), argnums=(0, 1, 2))(*arrays, cotangent)
+    with jax.set_mesh(mesh):
+        sharded = [jax.device_put(array, NamedSharding(mesh, spec)) for array in (*arrays, cotangent)]
+        output = jax.jit(attention)(*sharded[:3])
+        gradients = jax.jit(jax.grad(functools.partial(loss, attention), argnums=(0, 1, 2)))(*sharded)
+        if way == "shard_map" or kind is AxisType.Explicit:  # else XLA chooses
+            assert output.sharding.is_equivalent_to(sharded[0].sharding, 4), (name, output.sharding)
+        if kind is AxisType.Explicit and way == "jit":
+            attention(*sharded[:3])  # eagerly
+    for found, wanted in zip((output, *gradients), expected, strict=True):
+        if "reproducible" in name:
+            np.testing.assert_array_equal(found, wanted, err_msg=name)
+        else:
+            np.testing.assert_allclose(found, wanted, atol=2e-5, err_msg=name)
+
+# What is the same on all devices has the sum of their gradients.
+if way == "shard_map" and kind is AxisType.Auto:
+    for name in ("blocks", "reproducible"):
+
+        def attention(query, key):
+            return scaled_dot_product_attention(query, key, key, **calls[name])
+
+        everywhere = PartitionSpec(None, "heads")
+        sharded = jax.shard_map(attention, mesh=mesh, in_specs=(spec, everywhere), out_specs=spec)
+        shared = [arrays[0][:, :2], arrays[1][:1]]
+
+        def loss(function, query, key):
+            return jnp.sum(function(query, key) * jnp.cos(query))
+
+        def spread(query, key):
+            return attention(query, jnp.broadcast_to(key, (8, *key.shape[1:])))
+
+        def local(query, key):
+            return sharded(query, jnp.broadcast_to(key, (2, *key.shape[1:])))
+
+        found, wanted = (jax.grad(functools.partial(loss, f), argnums=1)(*shared) for f in (local, spread))
+        np.testing.assert_allclose(found, wanted, atol=2e-5, err_msg=name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"), [("shard_map", "Auto"), ("shard_map", "Explicit"), ("jit", "Auto"), ("jit", "Explicit")]
+)
+def test_attention_over_eight_devices_is_that_on_one(way, kind):
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, way, kind], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
