@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import math
 import sys
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from attention_core._arrays import (
     FLOATING,
     Array,
+    Namespace,
     compute_dtype_name,
     dtype_name,
     has_sharding,
@@ -33,6 +35,18 @@ Checked = TypeVar("Checked")
 _PLAIN = (bool, int, float, Fraction, str, type(None), ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 _MAX_SIGNATURES = 1024
+
+
+def type_text(value: Any) -> str:
+    """The name of the type of a value; with its library if it would be mistaken for one of Python's."""
+    kind = type(value)
+    taken = hasattr(builtins, kind.__name__) and kind.__module__ != "builtins"
+    return f"{kind.__module__}.{kind.__name__}" if taken else kind.__name__
+
+
+def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any]) -> Namespace:
+    """The namespace that arrays share, known by the names of arguments; it must be ``xp`` if that is given."""
+    return array_namespace(*arrays.values())
 
 
 def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
@@ -126,6 +140,42 @@ def check_function(name: str, function: Any, arrays: Any = ()) -> None:
         raise TypeError(f"expected the arrays of {name} as a tuple of arrays; got {got}")
 
 
+def check_allowed(name: str, allowed: Any, positions: tuple[Array, ...]) -> None:
+    """Raise unless a rule of a mask returned a boolean array of the library that broadcasts to the positions."""
+    check_boolean(name, allowed, "a boolean array")
+    common_namespace(None, {"positions": positions[-1], name: allowed})
+    check_broadcastable(name, allowed, _broadcast_sizes(positions))
+
+
+def check_new_scores(new: Any, scores: Array) -> None:
+    """Raise unless a function of scores returned an array of the library, shape and dtype that it was given."""
+    name = "the result of score_mod"
+    if not hasattr(new, "dtype"):
+        raise TypeError(f"expected {name} as an array; got {type_text(new)}")
+    common_namespace(None, {"scores": scores, name: new})
+    if new.dtype != scores.dtype:
+        raise TypeError(
+            f"expected {name} of dtype {dtype_name(scores.dtype)}, that of its scores; got {dtype_name(new.dtype)}"
+        )
+    if shapes_differ(sizes(new), sizes(scores)):
+        raise ValueError(f"expected {name} {shape_text(scores)}, as its scores; got {shape_text(new)}")
+
+
+def check_prepared(prepared: Any) -> None:
+    """Raise unless what `prepare` returned is a pair; attention checks its arrays."""
+    if not isinstance(prepared, tuple | list) or len(prepared) != 2:
+        got = f"{len(prepared)} of them" if isinstance(prepared, tuple | list) else type_text(prepared)
+        raise TypeError(f"expected the result of prepare as a tuple (query, key); got {got}")
+
+
+def _broadcast_sizes(arrays: tuple[Array, ...]) -> tuple[int | None, ...]:
+    """The shape that arrays broadcast to; ``None`` for an axis that is not known before running."""
+    dims = [sizes(array) for array in arrays]
+    rank = max(map(len, dims))
+    columns = zip(*((1,) * (rank - len(each)) + each for each in dims), strict=True)
+    return tuple([next((size for size in column if size != 1), 1) for column in columns])
+
+
 def check_parameters(name: str, value: Any, kind: type[Any]) -> None:
     """Raise unless the parameters are of the kind asked for."""
     if not isinstance(value, kind):
@@ -153,10 +203,10 @@ def check_integer(name: str, array: Array) -> None:
         raise TypeError(f"expected {name} of an integer dtype; got {dtype_name(array.dtype)}")
 
 
-def check_boolean(name: str, array: Array) -> None:
+def check_boolean(name: str, array: Array, kinds: str = "a boolean array or a Mask") -> None:
     """Raise unless the array is boolean; the message names the converters."""
     if not hasattr(array, "dtype"):
-        raise TypeError(f"expected {name} as a boolean array or a Mask; got {type(array).__name__}")
+        raise TypeError(f"expected {name} as {kinds}; got {type_text(array)}")
     if dtype_name(array.dtype) != "bool":
         raise TypeError(
             f"expected {name} of dtype bool, True = may attend; got {dtype_name(array.dtype)}: {_CONVERTERS}"

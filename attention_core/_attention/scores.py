@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from attention_core._arrays import Array, Namespace, number_like
+from attention_core._checks import check_new_scores
 from attention_core.masks import Mask, Positions
 
 
@@ -52,7 +53,9 @@ def modify_scores(
         scores = xp.multiply(xp.tanh(xp.divide(scores, softcap)), softcap)
     if score_mod is None:
         return scores
-    return xp.add(score_mod(scores, *at), 0.0)  # type: ignore[misc]  # a copy, over which exponentials may be written
+    new = score_mod(scores, *at)  # type: ignore[misc]
+    check_new_scores(new, scores)
+    return xp.add(new, 0.0)  # a copy, over which exponentials may be written
 
 
 def allowed_by(mask: Mask | Array | None, bias: Array | None, at: Positions | None, xp: Namespace) -> Array | None:

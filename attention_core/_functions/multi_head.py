@@ -26,6 +26,7 @@ from attention_core._checks import (
     check_linear,
     check_parameters,
     check_positive,
+    check_prepared,
     check_rank,
     check_vector,
     once_per_signature,
@@ -166,7 +167,9 @@ def attend_heads(
         )
     )
     if prepare is not None:
-        query, key = prepare(query, key)
+        prepared = prepare(query, key)
+        check_prepared(prepared)
+        query, key = prepared
     if parameters.extra_key is not None:
         length = shape(key, xp=xp)[-2]
         mask, is_causal = _mask_with_extra_key(mask, is_causal, length), False

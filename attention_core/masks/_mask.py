@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
-from attention_core._checks import check_boolean, check_broadcastable
+from attention_core._checks import check_allowed, check_boolean, check_broadcastable
 
 Sizes = tuple[int | None, ...]
 
@@ -46,6 +48,18 @@ class Spans(NamedTuple):
     size: int
 
 
+def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]:
+    """A method ``allowed`` of users, that raises unless its result is a boolean array for its positions."""
+
+    @functools.wraps(allowed)
+    def method(self: Mask, at: Positions, /, *, xp: Namespace) -> Array:
+        result = allowed(self, at, xp=xp)
+        check_allowed(name, result, at)
+        return result
+
+    return method
+
+
 class Mask(ABC):
     """A rule about positions that says which query may attend to which key.
 
@@ -54,6 +68,11 @@ class Mask(ABC):
     """
 
     axes: ClassVar[dict[str, int]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "allowed" in vars(cls) and not cls.__module__.startswith("attention_core."):
+            cls.allowed = checked(cls.allowed, f"the result of {cls.__name__}.allowed")  # type: ignore[method-assign]
 
     @abstractmethod
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:

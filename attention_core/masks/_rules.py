@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from attention_core._arrays import Array, Namespace, dtype_name, index_dtype, on_device_of, shape, sizes, take_rows
 from attention_core._backend import array_namespace, is_concrete
-from attention_core._checks import check_broadcastable, check_function, check_integer, check_rank
+from attention_core._checks import check_allowed, check_broadcastable, check_function, check_integer, check_rank
 from attention_core.masks._mask import Mask, Positions, Sizes, Spans, logical_or
 
 _POSITION_LIMIT = 2**29  # above all positions; three times as much still fits int32
@@ -267,7 +267,9 @@ class MaskFunction(Mask):
         check_function("function", self.function, self.arrays)
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        return self.function(*at, *self.arrays)
+        result = self.function(*at, *self.arrays)
+        check_allowed("the result of a MaskFunction", result, at)
+        return result
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,124 @@
+"""Functions of users: masks, score modifications and preparations, whose results are checked in every form."""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core.masks import Causal, Mask, MaskFunction
+from attention_core.parameters import Linear, MultiHeadAttention
+from attention_core.scores import ScoreMod
+
+B, H, M, N, D = 2, 3, 4, 5, 6
+FORMS = {
+    "dense": {"implementation": "dense"},
+    "auto": {},
+    "blockwise": {"implementation": "blockwise"},
+    "reproducible": {"arithmetic": "reproducible"},
+}
+TYPED = "expected the result of a MaskFunction of dtype bool, True = may attend; got"
+
+
+def constant(array):
+    """A function that returns an array, whatever the positions."""
+    return lambda b, h, q, k: array
+
+
+MASKS = {
+    "nothing": (lambda put: lambda b, h, q, k: None, TypeError, "expected the result of a MaskFunction as a boolean array; got NoneType"),
+    "a flag": (lambda put: lambda b, h, q, k: True, TypeError, "expected the result of a MaskFunction as a boolean array; got bool"),
+    "numbers": (lambda put: lambda b, h, q, k: q - k, TypeError, f"{TYPED} int32: mask_from_integers converts 1/0, mask_from_additive"),
+    "an additive mask": (lambda put: constant(put(np.zeros((M, N), "float32"))), TypeError, f"{TYPED} float32: .*mask_from_additive"),
+    "other lengths": (lambda put: constant(put(np.ones((M, N + 2), bool))), ValueError, r"expected the result of a MaskFunction to broadcast to \(.*4, 5\); got \(4, 7\)"),
+    "other heads": (lambda put: constant(put(np.ones((H + 1, M, N), bool))), ValueError, r"to broadcast to \(.*4, 5\); got \(4, 4, 5\)"),
+    "more axes": (lambda put: constant(put(np.ones((1, B, H, M, N), bool))), ValueError, r"to broadcast to \(.*4, 5\); got \(1, 2, 3, 4, 5\)"),
+}  # fmt: skip
+SCORES = {
+    "nothing": (lambda put: lambda s, b, h, q, k: None, TypeError, "expected the result of score_mod as an array; got NoneType"),
+    "a number": (lambda put: lambda s, b, h, q, k: 1.0, TypeError, "expected the result of score_mod as an array; got float"),
+    "a mask": (lambda put: lambda s, b, h, q, k: s > 0, TypeError, "expected the result of score_mod of dtype float32, that of its scores; got bool"),
+    "positions": (lambda put: lambda s, b, h, q, k: q - k, TypeError, "expected the result of score_mod of dtype float32, that of its scores; got int32"),
+    "one axis more": (lambda put: lambda s, b, h, q, k: s[None, ...], ValueError, r"expected the result of score_mod \((2, )?3, (1, )?4, 5\), as its scores; got \(1, .*3, (1, )?4, 5\)"),
+    "one key": (lambda put: lambda s, b, h, q, k: s[..., :1], ValueError, r"expected the result of score_mod \(.*4, 5\), as its scores; got \(.*4, 1\)"),
+}  # fmt: skip
+
+
+def arrays(put, rng):
+    return put([rng.standard_normal((B, H, length, D)).astype("float32") for length in (M, N, N)])
+
+
+def raises_in(call, arguments, backend, mode, error, message):
+    """The error, eager or while a compiler traces; compilers may put text of theirs around the message."""
+    run = call if mode == "eager" else backend.compile(call, mode=mode)
+    with pytest.raises(error if mode == "eager" else Exception, match=message):
+        run(*arguments)
+
+
+def modes(backend):
+    return dict.fromkeys((backend.modes[0], backend.modes[-1]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", MASKS)
+def test_the_result_of_a_mask_function_is_a_boolean_array_for_its_positions(name, form, backend, put, rng):
+    make, error, message = MASKS[name]
+    rule = MaskFunction(make(put))
+    for mode in modes(backend):
+        for mask in (rule, Causal() & rule, ~rule)[: 3 if mode == "eager" else 1]:
+            call = functools.partial(ac.scaled_dot_product_attention, mask=mask, **FORMS[form])
+            raises_in(call, arrays(put, rng), backend, mode, error, message)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "reproducible"])
+@pytest.mark.parametrize("name", SCORES)
+def test_the_result_of_a_score_mod_is_like_its_scores(name, form, backend, put, rng):
+    make, error, message = SCORES[name]
+    for mode in modes(backend):
+        for mod in (ScoreMod(make(put)), make(put))[: 2 if mode == "eager" else 1]:
+            call = functools.partial(ac.scaled_dot_product_attention, score_mod=mod, **FORMS[form])
+            raises_in(call, arrays(put, rng), backend, mode, error, message)
+
+
+@dataclass(frozen=True, eq=False)
+class Forgotten(Mask):
+    """A rule of a user without a return."""
+
+    def allowed(self, at, /, *, xp):
+        xp.less_equal(at.key, at.query)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_result_of_a_derived_rule_is_checked_too(form, put, rng):
+    with pytest.raises(TypeError, match=r"expected the result of Forgotten\.allowed as a boolean array; got NoneType"):
+        ac.scaled_dot_product_attention(*arrays(put, rng), mask=Forgotten(), **FORMS[form])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_functions_that_keep_to_the_contract_compute(form, backend, put, get, rng):
+    """What broadcasts to the positions is taken, whatever it looks at."""
+    q, k, v = arrays(put, rng)
+    table = put(np.tril(np.ones((M, N), bool)))
+    want = get(ac.scaled_dot_product_attention(q, k, v, is_causal=True, **FORMS[form]))
+    rules = [lambda b, h, q, k: k <= q, lambda b, h, q, k: (k <= q) & (h >= 0) & (b >= 0)]
+    rules += [lambda b, h, q, k: table] if form == "dense" else []
+    for rule in rules:
+        got = ac.scaled_dot_product_attention(q, k, v, mask=MaskFunction(rule), **FORMS[form])
+        np.testing.assert_allclose(get(got), want, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda query, key: None, r"expected the result of prepare as a tuple \(query, key\); got NoneType"),
+        (lambda query, key: query, r"expected the result of prepare as a tuple \(query, key\); got "),
+        (lambda query, key: (query, key, key), r"expected the result of prepare as a tuple \(query, key\); got 3 of them"),
+        (lambda query, key: (query, None), r"expected (key|an array)"),
+    ],
+)  # fmt: skip
+def test_the_result_of_prepare_is_a_pair(prepare, message, put, rng):
+    same = Linear(put(np.eye(D, dtype="float32")))
+    x = put(rng.standard_normal((B, M, D)).astype("float32"))
+    with pytest.raises(TypeError, match=message):
+        ac.multi_head_attention(MultiHeadAttention(same, same, same), x, num_heads=2, prepare=prepare)
