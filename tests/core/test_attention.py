@@ -427,15 +427,6 @@ def test_property_equals_the_definition(data, put, get):
         close(got, expected)
 
 
-@pytest.mark.parametrize("implementation", ["dense", "blockwise", "auto"])
-def test_a_sink_of_minus_infinity_with_fully_masked_rows_is_no_sink(implementation, put, get, rng):
-    arrays = put([rng.standard_normal((1, 2, 3, 4)) for _ in range(3)])
-    options = {"mask": ac.KeyLengths(0), "implementation": implementation, "return_logsumexp": True}
-    output, _, logsumexp = attention(*arrays, sinks=put(np.asarray([-np.inf, 0.5])), **options)
-    np.testing.assert_array_equal(get(output), np.zeros((1, 2, 3, 4)))
-    np.testing.assert_array_equal(get(logsumexp), np.asarray([[[-np.inf] * 3, [0.5] * 3]]))
-
-
 # Errors
 
 

@@ -1,0 +1,87 @@
+"""Sinks of minus infinity, which take no share: results and gradients, with fully masked rows in every form."""
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core.layers import MultiHeadAttention
+
+H, M, N, D = 2, 3, 5, 4
+ROW = 1  # which no mask here lets attend
+SINKS = {"one": [-np.inf, 0.5], "all": [-np.inf, -np.inf]}
+ALLOWED = np.ones((M, N), bool)
+ALLOWED[ROW] = False
+FORMS = {
+    "array": lambda put, dtype: {"mask": put(ALLOWED)},
+    "bias": lambda put, dtype: {"bias": put(np.where(ALLOWED, 0, -np.inf).astype(dtype))},
+    "function": lambda put, dtype: {"mask": ac.MaskFunction(lambda batch, head, query, key: query != ROW)},
+    "lengths": lambda put, dtype: {"mask": ac.KeyLengths(0)},
+    "causal": lambda put, dtype: {"mask": ac.Causal(offset=-2)},
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+every_implementation = pytest.mark.parametrize("implementation", ["dense", "blockwise", "auto"])
+every_sink = pytest.mark.parametrize("name", SINKS)
+
+
+def arrays(rng, dtype="float64"):
+    return [rng.standard_normal((1, H, length, D)).astype(dtype) for length in (M, N, N)]
+
+
+@every_form
+@every_implementation
+@every_sink
+def test_a_sink_of_minus_infinity_with_fully_masked_rows_is_no_sink(name, implementation, form, put, get, rng):
+    """Of the row nothing is left but the other head's sink: output 0, weights 0, and the logsumexp of the sink."""
+    sinks = np.asarray(SINKS[name])
+    options = FORMS[form](put, "float64") | {"implementation": implementation, "return_logsumexp": True}
+    weighted = implementation != "blockwise"
+    result = ac.scaled_dot_product_attention(*put(arrays(rng)), sinks=put(sinks), return_weights=weighted, **options)
+    np.testing.assert_array_equal(get(result.output)[0, :, ROW], np.zeros((H, D)))
+    np.testing.assert_array_equal(get(result.logsumexp)[0, :, ROW], sinks)
+    if weighted:
+        np.testing.assert_array_equal(get(result.weights)[0, :, ROW], np.zeros((H, N)))
+
+
+@every_implementation
+def test_sinks_of_minus_infinity_change_nothing(implementation, put, get, rng):
+    inputs, options = put(arrays(rng)), FORMS["array"](put, "float64") | {"implementation": implementation}
+    want = ac.scaled_dot_product_attention(*inputs, return_logsumexp=True, **options)
+    got = ac.scaled_dot_product_attention(
+        *inputs, sinks=put(np.asarray(SINKS["all"])), return_logsumexp=True, **options
+    )
+    for ours, theirs in ((got.output, want.output), (got.logsumexp, want.logsumexp)):
+        np.testing.assert_allclose(get(ours), get(theirs), rtol=1e-12)
+
+
+@pytest.mark.needs("gradients")
+@every_form
+@every_implementation
+@every_sink
+def test_gradients_with_a_sink_of_minus_infinity_are_finite(name, implementation, form, backend, put, get, rng):
+    """And 0 for the sink, for the query of the row, and for keys and values to which nothing attends."""
+    xp, options = backend.namespace, FORMS[form](put, "float32") | {"implementation": implementation}
+    weighted = implementation != "blockwise"
+
+    def loss(*inputs):
+        *inputs, sinks = inputs
+        result = ac.scaled_dot_product_attention(
+            *inputs, sinks=sinks, return_logsumexp=True, return_weights=weighted, **options
+        )
+        reached = xp.where(xp.isfinite(result.logsumexp), result.logsumexp, 0.0)
+        total = xp.add(xp.sum(xp.multiply(result.output, result.output)), xp.sum(reached))
+        return xp.add(total, xp.sum(xp.multiply(result.weights, result.weights))) if weighted else total
+
+    sinks = np.asarray(SINKS[name], "float32")
+    _, gradients = backend.value_and_grad(loss)(*put([*arrays(rng, "float32"), sinks]))
+    d_query, *_, d_sinks = gradients = get(gradients)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    np.testing.assert_array_equal(d_query[0, :, ROW], np.zeros((H, D)))
+    np.testing.assert_array_equal(d_sinks[np.isinf(sinks)], 0)
+
+
+def test_a_layer_with_zero_attention_gives_zero_to_fully_masked_rows(put, get, xp, rng):
+    layer = MultiHeadAttention(D, 2, zero_attention=True, bias=False, output=False)
+    x = put(rng.standard_normal((1, M, D)).astype("float32"))
+    result = layer(layer.init(0, xp=xp), x, key_mask=put(np.zeros((1, M), bool)), return_weights=True)
+    np.testing.assert_array_equal(get(result.output), np.zeros((1, M, D)))
+    np.testing.assert_array_equal(get(result.weights), np.zeros((1, 2, M, M)))
