@@ -125,10 +125,11 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"expected {name} as a positive integer; got {value}")
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Raise unless the value is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"expected {name} as True or False; got {type(value).__name__}")
+def check_flags(**flags: Any) -> None:
+    """Raise unless these options are True or False: no number, text, array or boolean of another library."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"expected {name} as True or False; got {type_text(value)}")
 
 
 def check_function(name: str, function: Any, arrays: Any = ()) -> None:

@@ -53,6 +53,7 @@ from attention_core._backend import (
     registered_name,
 )
 from attention_core._backend import entries as announced_backends
+from attention_core._checks import check_flags
 from attention_core.masks import is_top_left_causal
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "available_backends",
     "blockwise",
     "cast_to",
+    "check_flags",
     "compute_dtype_name",
     "default_scale",
     "dtype_name",

@@ -9,7 +9,7 @@ from typing import Any
 
 from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, shape, shape_text, sizes
 from attention_core._backend import array_namespace, register
-from attention_core._checks import check_flag, check_floating, check_function, check_integer, check_positive
+from attention_core._checks import check_flags, check_floating, check_function, check_integer, check_positive
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
 
@@ -144,7 +144,7 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
     >>> mod(xp.zeros((1, 1, 6)), head, head, query, key)[0, 0, :]
     Array([3., 3., 3., 2., 1., 0.], dtype=array_api_strict.float64)
     """
-    check_flag("bidirectional", bidirectional)
+    check_flags(bidirectional=bidirectional)
     check_positive("max_distance", max_distance)
     buckets, heads = _table_sizes(table)
     numbers = tuple(_buckets(buckets, bidirectional, max_distance))

@@ -12,7 +12,7 @@ from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
 from attention_core._backend import Backend, array_namespace, backend_for
 from attention_core._checks import (
-    check_flag,
+    check_flags,
     check_function,
     check_scaling,
     check_scores,
@@ -133,6 +133,7 @@ def scaled_dot_product_attention(
     """
     options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
+    options |= {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
     call = make_call(query, key, value, implementation=implementation, **options)
     result = rounded_attention(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
     return result if return_weights or return_logsumexp else result.output
@@ -198,6 +199,7 @@ def explain_attention(
     """
     options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
+    options |= {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
     call = make_call(query, key, value, **options)
     return explain(call, weights=return_weights, logsumexp=return_logsumexp)
 
@@ -259,9 +261,11 @@ def check_options(
     dropout: Any = None,
     implementation: Any = "auto",
     arithmetic: Any = "fast",
+    return_weights: Any = False,
+    return_logsumexp: Any = False,
 ) -> None:
     """Raise unless these options of attention are valid, and supported by the arithmetic."""
-    check_flag("is_causal", is_causal)
+    check_flags(is_causal=is_causal, return_weights=return_weights, return_logsumexp=return_logsumexp)
     check_implementation(implementation)
     check_arithmetic(arithmetic, "query", query)
     if arithmetic == "reproducible":
@@ -313,6 +317,8 @@ def unchecked_call(
     mask: Mask | Array | None = None,
     is_causal: bool = False,
     implementation: str = "auto",
+    return_weights: bool = False,
+    return_logsumexp: bool = False,
     xp: Namespace,
     backend: Backend | None = None,
     **options: Any,

@@ -20,6 +20,7 @@ from attention_core._backend import array_namespace
 from attention_core._checks import (
     check_broadcastable,
     check_device,
+    check_flags,
     check_integer,
     check_length,
     check_like,
@@ -98,6 +99,7 @@ def empty_cache(
     Array([0, 0], dtype=array_api_strict.int32)
     """
     value_dim = head_dim if value_dim is None else value_dim
+    check_flags(ragged=ragged)
     check_positive("num_heads", num_heads)
     check_positive("capacity", capacity)
     check_positive("head_dim", head_dim)

@@ -8,7 +8,7 @@ from typing import Any
 from attention_core._arithmetic import arithmetic_of
 from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
 from attention_core._backend import array_namespace
-from attention_core._checks import check_number, check_parameters, once_per_signature
+from attention_core._checks import check_flags, check_number, check_parameters, once_per_signature
 from attention_core._functions.attention import check_options
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections, tuple_leaves
@@ -89,7 +89,8 @@ def encoder_layer(
     """
     options: dict[str, Any] = {"num_heads": num_heads, "mask": mask}
     options |= {"implementation": implementation, "arithmetic": arithmetic}
-    xp = _check_call(x=x, parameters=parameters, epsilon=epsilon, dropout=dropout, xp=xp, **options)
+    numbers = {"epsilon": epsilon, "norm_first": norm_first}
+    xp = _check_call(x=x, parameters=parameters, dropout=dropout, xp=xp, **numbers, **options)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     ops = arithmetic_of(arithmetic)
@@ -120,7 +121,15 @@ def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropou
 
 @once_per_signature
 def _check_call(
-    *, x: Array, parameters: EncoderLayer, num_heads: int, epsilon: float, mask: Any, xp: Any, **options: Any
+    *,
+    x: Array,
+    parameters: EncoderLayer,
+    num_heads: int,
+    epsilon: float,
+    norm_first: bool,
+    mask: Any,
+    xp: Any,
+    **options: Any,
 ) -> Namespace:
     """Raise unless the arguments fit together; return their namespace."""
     check_parameters("layer", parameters, EncoderLayer)
@@ -131,6 +140,7 @@ def _check_call(
     check_multi_head(parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_heads, mask=mask, bias=None)
     check_options(x, num_heads, **options)
     check_number("epsilon", epsilon, positive=True)
+    check_flags(norm_first=norm_first)
     check_layer_norm("attention_norm", parameters.attention_norm, "x", x)
     check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x)
     check_feed_forward("feed_forward", parameters.feed_forward, "x", x)

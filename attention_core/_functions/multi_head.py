@@ -124,7 +124,8 @@ def multi_head_attention(
     options |= {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout}
     options |= {"implementation": implementation, "arithmetic": arithmetic}
-    xp = _check_call(query=query, key=key, value=value, parameters=parameters, xp=xp, **options)
+    flags = {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
+    xp = _check_call(query=query, key=key, value=value, parameters=parameters, xp=xp, **options, **flags)
     result = attend_heads(
         upcast(parameters, xp=xp),
         upcast((query, key, value), xp=xp),

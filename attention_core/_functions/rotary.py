@@ -10,7 +10,7 @@ from attention_core._backend import array_namespace
 from attention_core._checks import (
     check_broadcastable,
     check_device,
-    check_flag,
+    check_flags,
     check_integer,
     check_number,
     check_positive,
@@ -105,7 +105,7 @@ def _checked_width(
     *leading, _, length, channels = sizes(x)
     check_broadcastable("positions", positions, (*leading, length))
     check_device("positions", positions, "x", x)
-    check_flag("interleaved", interleaved)
+    check_flags(interleaved=interleaved)
     if hasattr(base, "dtype"):
         raise TypeError(f"expected base as a Python number; got {type(base).__name__}")
     check_number("base", base)

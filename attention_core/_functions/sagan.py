@@ -9,6 +9,7 @@ from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text,
 from attention_core._attention.call import Attention
 from attention_core._backend import array_namespace
 from attention_core._checks import (
+    check_flags,
     check_like,
     check_linear,
     check_number,
@@ -86,6 +87,7 @@ def sagan_attention(
         if not (convolution is None and name == "output"):
             check_parameters(name, convolution, Linear)
     xp = array_namespace(x, *tuple_leaves(parameters)) if xp is None else xp
+    check_flags(pool=pool, return_weights=return_weights)
     _check_sagan(parameters, x, pool=pool, data_format=data_format, arithmetic=arithmetic)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)

@@ -14,7 +14,7 @@ from attention_core import parameters as trees
 from attention_core._arithmetic import check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._attention.choice import check_implementation
-from attention_core._checks import check_boolean, check_flag, check_floating, check_number, check_positive, check_rank
+from attention_core._checks import check_boolean, check_flags, check_floating, check_number, check_positive, check_rank
 from attention_core._functions.sagan import check_data_format
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
@@ -144,7 +144,7 @@ class Layer(ABC):
 
 _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, or else by its type
     "int": check_positive,
-    "bool": check_flag,
+    "bool": lambda name, flag: check_flags(**{name: flag}),
     "scale": check_number,
     "softcap": functools.partial(check_number, positive=True),
     "epsilon": functools.partial(check_number, positive=True),

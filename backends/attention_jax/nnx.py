@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from attention_core.backend import check_flags
 from attention_jax import layers as pytrees
 from attention_numpy.trees import with_settings
 
@@ -73,6 +74,7 @@ class Layer(nnx.Module):  # type: ignore[misc]
     ) -> None:
         if not isinstance(layer, pytrees.Layer):
             raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}")
+        check_flags(deterministic=deterministic)
         self.kind = type(layer)
         self.definition = layer.definition
         self.parameters = nnx.data(jax.tree.map(nnx.Param, layer.parameters))
@@ -108,7 +110,9 @@ class Layer(nnx.Module):  # type: ignore[misc]
         ----------
         deterministic : bool, optional
         """
-        self.deterministic = self.deterministic if deterministic is None else deterministic
+        if deterministic is not None:
+            check_flags(deterministic=deterministic)
+            self.deterministic = deterministic
 
     @property
     def layer(self) -> pytrees.Layer:
@@ -139,6 +143,7 @@ class Layer(nnx.Module):  # type: ignore[misc]
             When arguments do not fit, or there is nothing to draw what is dropped from.
         """
         deterministic = self.deterministic if deterministic is None else deterministic
+        check_flags(deterministic=deterministic)
         layer = self.layer
         key = None if deterministic or not self._drops else _key(self.rngs if rngs is None else rngs)
         inputs, same = _promoted((inputs, layer), self.dtype)

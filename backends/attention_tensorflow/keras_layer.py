@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from attention_core import Attention
 from attention_core import layers as definitions
-from attention_core.backend import Array
+from attention_core.backend import Array, check_flags
 from attention_core.layers import check_fit, named_arrays, tree_from_names
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
@@ -196,6 +196,8 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _apply(self, *inputs: Any, training: bool | None, seed: Any = None, **options: Any) -> Any:
         """Call the definition, and in training advance the state."""
+        if training is not None:
+            check_flags(training=training)
         if training and self._seeds is not None:
             options["seed"] = self._seeds.next() if seed is None else plain_seed(backend.draw_seed(seed), _is_array)
         parameters, state = self._trees(self.compute_dtype)

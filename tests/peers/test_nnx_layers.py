@@ -274,6 +274,19 @@ def test_a_module_is_stacked_by_vmap_and_scanned():
     close(nnx.scan(lambda x, module: module(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(X, stack), expected)
 
 
+@pytest.mark.parametrize("wrong", [0, "no", np.False_, float("nan")])
+def test_deterministic_is_true_or_false(wrong):
+    module, inputs = made("FeedForward")
+    uses = (
+        lambda: made("FeedForward", deterministic=wrong),
+        lambda: module(*inputs, deterministic=wrong),
+        lambda: module.set_view(deterministic=wrong),
+    )
+    for use in uses:
+        with pytest.raises(TypeError, match="expected deterministic as True or False; got "):
+            use()
+
+
 def test_examples_of_the_documentation_run():
     with jax.enable_x64(False):
         found = doctest.testmod(modules)

@@ -349,3 +349,11 @@ def test_frozen_layers_are_not_trained(rng):
     layer.trainable = False
     assert not layer.trainable_weights
     assert layer(example("encoder", rng)).shape == (2, 5, 6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_true_or_false(rng, name):
+    layer, x = made(name, rng), example(name, rng)
+    for wrong in ("no", np.True_, float("nan")):
+        with pytest.raises(TypeError, match="expected training as True or False; got "):
+            layer(x, training=wrong)

@@ -1,0 +1,125 @@
+"""Options of all public functions and layers: what is no boolean is refused by each, in the same words everywhere."""
+
+import functools
+import inspect
+import math
+import types
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core import initializers, layers, layouts, masks, random, scores
+from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
+
+C, L = 8, 6
+MODULES = (ac, initializers, layers, layouts, masks, random, scores)
+
+
+def parameters(put):
+    """Trees of parameters of C channels: one affine map everywhere."""
+    same = Linear(put(np.eye(C, dtype="float32")))
+    norm = LayerNorm(*(put(np.ones(C, "float32")) for _ in range(2)))
+    return MultiHeadAttention(same, same, same, same), FeedForward(same, same), norm, same
+
+
+def calls(put, xp):
+    """Every public function with a boolean option, as a function of options."""
+    attention, feed, norm, same = parameters(put)
+    heads, x = put(np.ones((1, 2, L, 4), "float32")), put(np.ones((L, C), "float32"))
+    layer = ac.parameters.EncoderLayer(attention, norm, feed, norm)
+    sagan = ac.parameters.SaganAttention(same, same, same, same, put(np.zeros((), "float32")))
+    image = put(np.ones((2, 4, C), "float32"))
+    weights = {
+        "in_proj_weight": put(np.ones((3 * C, C), "float32")),
+        "out_proj.weight": put(np.eye(C, dtype="float32")),
+    }
+    encoder = {f"self_attn.{name}": array for name, array in weights.items()}
+    encoder |= {f"{name}.weight": put(np.eye(C, dtype="float32")) for name in ("linear1", "linear2")}
+    biased = ("linear1.bias", "linear2.bias", "norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")
+    biased = (*biased, "self_attn.out_proj.bias")
+    encoder |= {name: put(np.ones(C, "float32")) for name in biased}
+    encoder["self_attn.in_proj_bias"] = put(np.ones(3 * C, "float32"))
+    attend = {
+        name: functools.partial(getattr(ac, name), heads, heads, heads)
+        for name in ("scaled_dot_product_attention", "explain_attention", "partial_attention", "attention_extent")
+    }
+    return attend | {
+        "multi_head_attention": lambda **options: ac.multi_head_attention(attention, x, num_heads=2, **options),
+        "encoder_layer": lambda **options: ac.encoder_layer(layer, x, num_heads=2, **options),
+        "sagan_attention": lambda **options: ac.sagan_attention(sagan, image, **options),
+        "rotary_embedding": lambda **options: ac.rotary_embedding(heads, put(np.arange(L)), **options),
+        "relative_bias": lambda **options: scores.relative_bias(put(np.ones((8, 2), "float32")), **options),
+        "empty_cache": lambda **options: ac.empty_cache((2,), 2, 4, 3, xp=xp, **options),
+        "from_torch_encoder_layer": lambda **options: layouts.from_torch_encoder_layer(encoder, num_heads=2, **options),
+        "from_torch": lambda **options: layouts.from_torch(weights, num_heads=2, **options),
+        "DotProductAttention": lambda **options: layers.DotProductAttention(**options),
+        "MultiHeadAttention": lambda **options: layers.MultiHeadAttention(C, 2, **options),
+        "EncoderLayer": lambda **options: layers.EncoderLayer(C, 2, 4, **options),
+        "FeedForward": lambda **options: layers.FeedForward(C, 4, **options),
+        "Embeddings": lambda **options: layers.Embeddings(5, 5, C, **options),
+        "SaganAttention": lambda **options: layers.SaganAttention(C, **options),
+        "DotProductAttention.__call__": lambda **options: layers.DotProductAttention()((), x, **options),
+        "MultiHeadAttention.__call__": lambda **options: layers.MultiHeadAttention(C, 2)(attention, x, **options),
+        "SaganAttention.__call__": lambda **options: layers.SaganAttention(
+            C, head_channels=C, value_channels=C, spectral_norm=False
+        )(sagan, image, **options),
+    }
+
+
+def flags_of(function):
+    """The options of a function that are annotated as booleans."""
+    hints = {name: str(each.annotation) for name, each in inspect.signature(function).parameters.items()}
+    return {name for name, hint in hints.items() if hint in ("bool", "bool | None")}
+
+
+def public():
+    """All public functions and classes by name, and the calls of layers."""
+    for module in MODULES:
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if isinstance(thing, types.FunctionType) or (isinstance(thing, type) and not issubclass(thing, Exception)):
+                yield name, thing
+            if isinstance(thing, type) and issubclass(thing, layers.Layer):
+                yield f"{name}.__call__", thing.__call__
+
+
+OPTIONS = sorted({(name, flag) for name, thing in public() for flag in flags_of(thing)})
+WRONG = {
+    "nan": math.nan,
+    "object": object(),
+    "string": "yes",
+    "list": [],
+    "zero": 0,
+    "one": 1,
+    "number": 1.0,
+    "NumPy's True": np.True_,
+    "NumPy's array": np.asarray(True),
+}
+
+
+@pytest.mark.parametrize(("name", "flag"), OPTIONS)
+def test_every_boolean_option_is_true_or_false(name, flag, put, xp):
+    call = calls(put, xp)[name]
+    got = {"NumPy's True": r"numpy\.bool_?", "NumPy's array": "ndarray"}
+    for case, wrong in WRONG.items():
+        with pytest.raises(
+            TypeError, match=f"expected {flag} as True or False; got {got.get(case, type(wrong).__name__)}"
+        ):
+            call(**{flag: wrong})
+    with pytest.raises(TypeError, match=f"expected {flag} as True or False; got "):
+        call(**{flag: xp.asarray(True)})
+
+
+def test_none_is_no_boolean_where_it_has_no_meaning(put, xp):
+    optional = {"query_bias", "key_bias", "value_bias", "output_bias"}
+    for name, flag in OPTIONS:
+        if flag not in optional:
+            with pytest.raises(TypeError, match=f"expected {flag} as True or False; got NoneType"):
+                calls(put, xp)[name](**{flag: None})
+
+
+def test_the_options_above_are_those_that_there_are():
+    names = {flag for _, flag in OPTIONS}
+    assert {"is_causal", "return_weights", "return_logsumexp", "norm_first", "pool", "ragged", "interleaved"} <= names
+    assert len(OPTIONS) > 25
