@@ -126,6 +126,25 @@ def apply_dropout(
     return xp.where(kept_at(dropout, sample, at.query, at.key, xp=xp), weights, 0.0)
 
 
+def fold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:
+    """The rows of all query heads that share a key/value head, one below the other: (..., H, M, D), (..., G, R M, D).
+
+    So no key or value is repeated, and the vectors of a decoding step become a matrix.
+    """
+    if isinstance(group, int) and group == 1:
+        return x
+    *leading, heads, rows, width = shape(x, xp=xp)
+    return xp.reshape(x, (*leading, heads // group, group * rows, width))
+
+
+def unfold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:
+    """The inverse of `fold_group`: (..., G, R M, D) as (..., H, M, D)."""
+    if isinstance(group, int) and group == 1:
+        return x
+    *leading, num_kv_heads, rows, width = shape(x, xp=xp)
+    return xp.reshape(x, (*leading, num_kv_heads * group, rows // group, width))
+
+
 def repeat_kv(x: Array, group: Any, /, *, xp: Namespace) -> Array:
     """Repeat every key/value head for the query heads that share it, in order: 0, 0, 1, 1 and so on."""
     return x if isinstance(group, int) and group == 1 else xp.repeat(x, group, axis=-3)

@@ -10,10 +10,11 @@ from attention_core._attention.call import (
     Attention,
     Call,
     apply_dropout,
+    fold_group,
     group_size,
-    repeat_kv,
     scale_query,
     score_positions,
+    unfold_group,
     upcast_call,
 )
 from attention_core._attention.magnitudes import known_finite_products
@@ -32,7 +33,7 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     xp, backend, dropout = call.xp, call.backend, call.dropout
     at, allowed = _where_allowed(call)
     nothing_leaks = allowed is None or _known_finite(call)
-    value = repeat_kv(call.value, group_size(call.query, call.key, xp), xp=xp)
+    group = group_size(call.query, call.key, xp)
     scores = _scores(call, allowed, at, nothing_leaks)  # (..., H, M, N)
     probabilities = _one_pass_softmax(call, scores, allowed)
     exponentials = total = log_normalizer = None
@@ -45,7 +46,9 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     numerators = exponentials if probabilities is None else probabilities
     cond = backend.loops.cond if backend.loops.traced else None
     kept = apply_dropout(numerators, dropout, at, shape(call.query, xp=xp)[-3], xp=xp)
-    output = weighted_sum(kept, value, None if nothing_leaks else allowed, cond=cond, xp=xp)
+    folded = fold_group(kept, group, xp=xp)
+    output = weighted_sum(folded, call.value, None if nothing_leaks else allowed, cond=cond, xp=xp)
+    output = unfold_group(output, group, xp=xp)
     if probabilities is None:
         output = xp.divide(output, total)
     return Attention(
@@ -77,14 +80,16 @@ def _known_finite(call: Call) -> bool:
 
 def _scores(call: Call, allowed: Array | None, at: Positions | None, nothing_leaks: bool) -> Array:
     xp, loops = call.xp, call.backend.loops
-    key = repeat_kv(call.key, group_size(call.query, call.key, xp), xp=xp)
+    group = group_size(call.query, call.key, xp)
+    call = call._replace(query=fold_group(call.query, group, xp=xp))
     if nothing_leaks:
-        raw = _product(call, key)
+        raw = _product(call)
     elif not loops.traced or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a condition
-        raw = _clean_product(call, key)
+        raw = _clean_product(call)
     else:
-        finite = xp.isfinite(xp.add(xp.sum(call.query), xp.sum(key)))
-        raw = loops.cond(finite, lambda: _product(call, key), lambda: _clean_product(call, key))
+        finite = xp.isfinite(xp.add(xp.sum(call.query), xp.sum(call.key)))
+        raw = loops.cond(finite, lambda: _product(call), lambda: _clean_product(call))
+    raw = unfold_group(raw, group, xp=xp)
     modify: Any = None
     if call.softcap is not None or call.score_mod is not None:
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
@@ -92,18 +97,18 @@ def _scores(call: Call, allowed: Array | None, at: Positions | None, nothing_lea
     return masked_scores(raw, allowed, call.bias, modify, xp=xp)
 
 
-def _product(call: Call, key: Array) -> Array:
+def _product(call: Call) -> Array:
     """The products of scaled queries and keys."""
-    return call.xp.matmul(scale_query(call.query, call.scale, call.xp), call.xp.matrix_transpose(key))
+    return call.xp.matmul(scale_query(call.query, call.scale, call.xp), call.xp.matrix_transpose(call.key))
 
 
-def _clean_product(call: Call, key: Array) -> Array:
+def _clean_product(call: Call) -> Array:
     """The same, with NaN for each vector that is not finite: what is masked among them must reach no gradient."""
     xp = call.xp
     query, query_nan = finite_vectors(call.query, xp=xp)
-    key, key_nan = finite_vectors(key, xp=xp)
+    key, key_nan = finite_vectors(call.key, xp=xp)
     nonfinite = xp.add(xp.expand_dims(query_nan, axis=-1), xp.expand_dims(key_nan, axis=-2))  # 0 or NaN
-    return xp.add(_product(call._replace(query=query), key), nonfinite)
+    return xp.add(_product(call._replace(query=query, key=key)), nonfinite)
 
 
 def _one_pass_softmax(call: Call, scores: Array, allowed: Array | None) -> Array | None:
