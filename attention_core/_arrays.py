@@ -76,6 +76,11 @@ def on_device_of(array: Array, /) -> dict[str, Any]:
     return {"device": device} if device else {}
 
 
+def is_on_host(array: Array, /) -> bool:
+    """Whether reading values waits for no accelerator, as far as the array tells where it is."""
+    return "cpu" in str(getattr(array, "device", "cpu")).lower()
+
+
 def has_sharding(array: Array, /) -> bool:
     """Whether the array is one of JAX, which places arrays by their sharding, and can be updated ``at`` an index.
 

@@ -29,7 +29,17 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.blocks.forward import blockwise
-from attention_core._attention.call import Call, default_scale, group_size, repeat_kv, score_positions
+from attention_core._attention.call import (
+    Call,
+    default_scale,
+    fold_group,
+    group_size,
+    repeat_kv,
+    score_positions,
+    unfold_group,
+)
+from attention_core._attention.choice import attend_automatically
+from attention_core._attention.key_range import has_few_queries, key_ranges
 from attention_core._attention.magnitudes import known_finite_products, known_finite_scores, products_are_finite
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
@@ -76,6 +86,7 @@ __all__ = [
     "Verdict",
     "announced_backends",
     "array_namespace",
+    "attend_automatically",
     "available_backends",
     "blockwise",
     "cast_to",
@@ -83,12 +94,15 @@ __all__ = [
     "compute_dtype_name",
     "default_scale",
     "dtype_name",
+    "fold_group",
     "get_backend",
     "group_size",
+    "has_few_queries",
     "index_dtype",
     "is_concrete",
     "is_floating",
     "is_top_left_causal",
+    "key_ranges",
     "known_finite_products",
     "known_finite_scores",
     "on_device_of",
@@ -103,6 +117,7 @@ __all__ = [
     "shape_text",
     "sizes",
     "take_rows",
+    "unfold_group",
     "upcast",
 ]
 

@@ -131,16 +131,12 @@ def fold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:
 
     So no key or value is repeated, and the vectors of a decoding step become a matrix.
     """
-    if isinstance(group, int) and group == 1:
-        return x
     *leading, heads, rows, width = shape(x, xp=xp)
     return xp.reshape(x, (*leading, heads // group, group * rows, width))
 
 
 def unfold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:
     """The inverse of `fold_group`: (..., G, R M, D) as (..., H, M, D)."""
-    if isinstance(group, int) and group == 1:
-        return x
     *leading, num_kv_heads, rows, width = shape(x, xp=xp)
     return xp.reshape(x, (*leading, num_kv_heads * group, rows // group, width))
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, fan_out
-from attention_core._arrays import Array, dtype_name, positions, shape, sizes, upcast
+from attention_core._arrays import Array, cast_to, dtype_name, positions, shape, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, dense_scores
+from attention_core._attention.key_range import cut_keys, has_few_queries
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.softmax import logaddexp
@@ -90,6 +91,11 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
     return _with_sinks(_attend(call, implementation, weights=weights, logsumexp=True), call)
 
 
+def attend_automatically(call: Call) -> Array:
+    """The output of the implementation that ``"auto"`` takes, in the dtype of the query."""
+    return cast_to(attend(call, "auto", weights=False, logsumexp=False).output, call.query.dtype, xp=call.xp)
+
+
 def _with_sinks(result: Attention, call: Call) -> Attention:
     r"""Let every query also attend to a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
     xp = call.xp
@@ -103,6 +109,9 @@ def _with_sinks(result: Attention, call: Call) -> Attention:
 def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
     if call.arithmetic == "reproducible":
         return _reproducible(call, implementation, weights=weights)
+    whole = call
+    if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:
+        call = cut_keys(call)
     automatic = implementation == "auto"
     kernel = from_kernel = None
     if automatic:
@@ -112,11 +121,11 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
         elif call.sinks is not None:
             kernel = None
         implementation = _choose(call, kernel)
-    if implementation == "dense":
-        return dense(call, weights=weights, logsumexp=logsumexp)
-    if weights and not automatic:
+    if weights and not automatic and implementation != "dense":
         raise _no_weights(implementation)
-    if from_kernel is not None:
+    if implementation == "dense":
+        result = dense(call, weights=weights and call is whole, logsumexp=logsumexp)
+    elif from_kernel is not None:
         result = Attention(from_kernel[0], None, from_kernel[1])
     elif implementation == "blockwise":
         result = _blockwise(call)
@@ -129,7 +138,9 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
         result = Attention((kernel or _first_kernel(call)).attend(call))
     if logsumexp and result.logsumexp is None:
         result = result._replace(logsumexp=(dense(call) if is_dense_faster(call) else _blockwise(call)).logsumexp)
-    return result._replace(weights=dense(call, weights=True, logsumexp=False).weights) if weights else result
+    if weights and result.weights is None:
+        result = result._replace(weights=dense(whole, weights=True, logsumexp=False).weights)
+    return result
 
 
 def all_scores(call: Call) -> Array:
@@ -172,6 +183,8 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     backend = call.backend
     if call.arithmetic == "reproducible":
         return _explain_reproducible(call)
+    if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:
+        call = cut_keys(call)
     notes = ["return_weights: the dense form computes the weights"] if weights else []
     verdicts = [kernel.judge(call) for kernel in backend.kernels]
     preferred = None if has_no_elements(call) else _first_preferred(backend.kernels, verdicts)
@@ -262,7 +275,8 @@ def is_dense_faster(call: Call) -> bool:
         return True
     if None not in leading and math.prod(leading) * rows * columns > tuning.dense_most:  # type: ignore[arg-type]
         return False
-    return rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below)
+    few = rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below)
+    return few or has_few_queries(rows, columns)
 
 
 def _blockwise(call: Call) -> Attention:

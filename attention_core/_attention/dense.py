@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from attention_core._arrays import Array, shape, sizes
+from attention_core._arrays import Array, is_on_host, shape, sizes
 from attention_core._attention.call import (
     Attention,
     Call,
@@ -17,9 +17,11 @@ from attention_core._attention.call import (
     unfold_group,
     upcast_call,
 )
+from attention_core._attention.key_range import has_few_queries
 from attention_core._attention.magnitudes import known_finite_products
 from attention_core._attention.scores import allowed_by, masked_scores, modify_scores
 from attention_core._attention.softmax import finite_vectors, softmax, weighted_sum
+from attention_core._backend import is_concrete
 from attention_core.masks import Mask, Positions
 
 
@@ -30,11 +32,48 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     the others are computed separately.
     """
     call = upcast_call(call)
-    xp, backend, dropout = call.xp, call.backend, call.dropout
     at, allowed = _where_allowed(call)
-    nothing_leaks = allowed is None or _known_finite(call)
+    if allowed is None or call.query.shape[-2] == call.key.shape[-2] or not _looks_afterwards(call):
+        # No accelerator is waited for.
+        nothing_leaks = allowed is None or (is_on_host(call.query) and known_finite_products(call))
+        return _attend(call, at, allowed, _products(call, nothing_leaks), nothing_leaks, weights, logsumexp)
+    xp = call.xp
+    with call.backend.loops.without_warnings():
+        raw = _products(call, True)
+        if bool(xp.all(xp.isfinite(raw))):
+            result = _attend(call, at, allowed, raw, True, weights, logsumexp)
+            if bool(xp.all(xp.isfinite(result.output))):
+                return result
+    return _attend(call, at, allowed, _products(call, False), False, weights, logsumexp)
+
+
+def _looks_afterwards(call: Call) -> bool:
+    """Whether scores and output of a few queries are looked at, and no key or value.
+
+    They are finite only if all that was multiplied is. A gradient would be computed from what they were computed from.
+    """
+    rows, columns = call.query.shape[-2], call.key.shape[-2]
+    return (
+        not call.backend.differentiates
+        and has_few_queries(rows, columns)
+        and is_on_host(call.query)
+        and all(map(is_concrete, (call.query, call.key, call.value)))
+    )
+
+
+def _attend(
+    call: Call,
+    at: Positions | None,
+    allowed: Array | None,
+    raw: Array,
+    nothing_leaks: bool,
+    weights: bool,
+    logsumexp: bool,
+) -> Attention:
+    """Attention out of the products of queries and keys (..., H, M, N)."""
+    xp, backend, dropout = call.xp, call.backend, call.dropout
     group = group_size(call.query, call.key, xp)
-    scores = _scores(call, allowed, at, nothing_leaks)  # (..., H, M, N)
+    scores = _scores(call, allowed, at, raw)  # (..., H, M, N)
     probabilities = _one_pass_softmax(call, scores, allowed)
     exponentials = total = log_normalizer = None
     if probabilities is None or weights or logsumexp:
@@ -46,9 +85,10 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     numerators = exponentials if probabilities is None else probabilities
     cond = backend.loops.cond if backend.loops.traced else None
     kept = apply_dropout(numerators, dropout, at, shape(call.query, xp=xp)[-3], xp=xp)
-    folded = fold_group(kept, group, xp=xp)
+    is_grouped = not isinstance(group, int) or group > 1
+    folded = fold_group(kept, group, xp=xp) if is_grouped else kept
     output = weighted_sum(folded, call.value, None if nothing_leaks else allowed, cond=cond, xp=xp)
-    output = unfold_group(output, group, xp=xp)
+    output = unfold_group(output, group, xp=xp) if is_grouped else output
     if probabilities is None:
         output = xp.divide(output, total)
     return Attention(
@@ -62,7 +102,8 @@ def dense_scores(call: Call) -> Array:
     """All scores of a call, with -inf where masked."""
     call = upcast_call(call)
     at, allowed = _where_allowed(call)
-    return _scores(call, allowed, at, allowed is None or _known_finite(call))
+    nothing_leaks = allowed is None or (is_on_host(call.query) and known_finite_products(call))
+    return _scores(call, allowed, at, _products(call, nothing_leaks))
 
 
 def _where_allowed(call: Call) -> tuple[Positions | None, Array | None]:
@@ -72,16 +113,22 @@ def _where_allowed(call: Call) -> tuple[Positions | None, Array | None]:
     return at, allowed_by(call.mask, call.bias, at, call.xp)
 
 
-def _known_finite(call: Call) -> bool:
-    """Whether all products are known to be finite, so that nothing masked can leak. No accelerator is waited for."""
-    on_host = "cpu" in str(getattr(call.query, "device", "cpu")).lower()
-    return on_host and known_finite_products(call)
+def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array) -> Array:
+    xp = call.xp
+    modify: Any = None
+    if call.softcap is not None or call.score_mod is not None:
+        raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
+        modify = functools.partial(modify_scores, softcap=call.softcap, score_mod=call.score_mod, at=at, xp=xp)
+    return masked_scores(raw, allowed, call.bias, modify, xp=xp)
 
 
-def _scores(call: Call, allowed: Array | None, at: Positions | None, nothing_leaks: bool) -> Array:
+def _products(call: Call, nothing_leaks: bool) -> Array:
+    """The products of all queries and keys (..., H, M, N), in which nothing that is not finite may leak."""
     xp, loops = call.xp, call.backend.loops
     group = group_size(call.query, call.key, xp)
-    call = call._replace(query=fold_group(call.query, group, xp=xp))
+    is_grouped = not isinstance(group, int) or group > 1
+    if is_grouped:
+        call = call._replace(query=fold_group(call.query, group, xp=xp))
     if nothing_leaks:
         raw = _product(call)
     elif not loops.traced or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a condition
@@ -89,12 +136,7 @@ def _scores(call: Call, allowed: Array | None, at: Positions | None, nothing_lea
     else:
         finite = xp.isfinite(xp.add(xp.sum(call.query), xp.sum(call.key)))
         raw = loops.cond(finite, lambda: _product(call), lambda: _clean_product(call))
-    raw = unfold_group(raw, group, xp=xp)
-    modify: Any = None
-    if call.softcap is not None or call.score_mod is not None:
-        raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
-        modify = functools.partial(modify_scores, softcap=call.softcap, score_mod=call.score_mod, at=at, xp=xp)
-    return masked_scores(raw, allowed, call.bias, modify, xp=xp)
+    return unfold_group(raw, group, xp=xp) if is_grouped else raw
 
 
 def _product(call: Call) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -42,6 +43,10 @@ class BlockOperations:
         if name not in workspace or workspace[name].shape[0] < size:
             workspace[name] = self.xp.empty(size, dtype=x.dtype, **on_device_of(x))
         return self.xp.matmul(x, y, out=self.xp.reshape(workspace[name][:size], dims))
+
+    def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
+        """A context that changes nothing."""
+        return contextlib.nullcontext()
 
     def norm(self, x: Array) -> Array:
         return self.xp.sqrt(self.xp.vecdot(x, x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from attention_core._arrays import Array, Namespace
@@ -66,6 +67,9 @@ class Loops(Protocol):
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """Return the block at an index along axis -2 or -1. Where loops are not traced, the last may be smaller."""
+
+    def without_warnings(self) -> AbstractContextManager[Any]:
+        """Return a context in which no number that overflows, or is not finite, gives a warning."""
 
     def norm(self, x: Array) -> Array:
         """Return the Euclidean norm over the last axis, without a warning where it overflows."""

@@ -48,6 +48,23 @@ class Spans(NamedTuple):
     size: int
 
 
+class KeyRange(NamedTuple):
+    """Of some queries, the keys that any of them may attend to, and a run of keys that all of them may.
+
+    Attributes
+    ----------
+    first, stop : int
+        No query may attend to a key before ``first``, nor to ``stop`` or one behind it.
+    every_first, every_stop : int
+        All queries may attend to all keys of ``range(every_first, every_stop)``.
+    """
+
+    first: int
+    stop: int
+    every_first: int
+    every_stop: int
+
+
 def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]:
     """A method ``allowed`` of users, that raises unless its result is a boolean array for its positions."""
 
@@ -104,6 +121,13 @@ class Mask(ABC):
     def reach(self) -> tuple[float, float]:
         """Bounds of ``key - query`` over the allowed pairs, as far as they are known without reading arrays."""
         return -math.inf, math.inf
+
+    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
+        """The keys of the first so many queries: a range for all of the batch, or one for each of its samples.
+
+        It is ``None`` if ranges are not known from numbers, and from short arrays that can be read without waiting.
+        """
+        return None
 
     def is_relative(self) -> bool:
         """Whether the rule is known to depend on ``key - query`` alone; subclasses of a rule must override this."""
@@ -194,6 +218,16 @@ class And(_Pair):
         lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
         return max(lows), min(highs)
 
+    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
+        ranges = [each.key_ranges(num_queries, leading) for each in (self.first, self.second)]
+        known = [each for each in ranges if each is not None]
+        if len(known) < 2:
+            return [each._replace(every_first=0, every_stop=0) for each in known[0]] if known else None
+        return [
+            KeyRange(*(pick(ends) for pick, ends in zip((max, min, max, min), zip(*pair, strict=True), strict=True)))
+            for pair in zip(*_of_one_length(*known), strict=True)
+        ]
+
 
 class Or(_Pair):
     """The pairs that at least one of two masks allows."""
@@ -209,6 +243,19 @@ class Or(_Pair):
     def reach(self) -> tuple[float, float]:
         lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
         return min(lows), max(highs)
+
+    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
+        ranges = [each.key_ranges(num_queries, leading) for each in (self.first, self.second)]
+        if None in ranges:
+            return None
+        pairs = zip(*_of_one_length(*ranges), strict=True)
+        return [a._replace(first=min(a.first, b.first), stop=max(a.stop, b.stop)) for a, b in pairs]
+
+
+def _of_one_length(*lists: Any) -> list[list[KeyRange]]:
+    """Lists of ranges with one for each sample, where another has so many."""
+    length = max(map(len, lists))
+    return [each if len(each) == length else each * length for each in lists]
 
 
 def is_structured(mask: Any) -> bool:

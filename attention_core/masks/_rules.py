@@ -10,10 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attention_core._arrays import Array, Namespace, dtype_name, index_dtype, on_device_of, shape, sizes, take_rows
+from attention_core._arrays import (
+    Array,
+    Namespace,
+    dtype_name,
+    index_dtype,
+    is_on_host,
+    on_device_of,
+    shape,
+    sizes,
+    take_rows,
+)
 from attention_core._backend import array_namespace, is_concrete
 from attention_core._checks import check_allowed, check_broadcastable, check_function, check_integer, check_rank
-from attention_core.masks._mask import Mask, Positions, Sizes, Spans, logical_or
+from attention_core.masks._mask import KeyRange, Mask, Positions, Sizes, Spans, logical_or
 
 _POSITION_LIMIT = 2**29  # above all positions; three times as much still fits int32
 
@@ -53,6 +63,10 @@ class Causal(Mask):
 
     def is_relative(self) -> bool:
         return type(self) is Causal and isinstance(self.offset, int)
+
+    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
+        offsets = _integers(self.offset, leading) if type(self) is Causal else None
+        return None if offsets is None else [KeyRange(0, at + num_queries, 0, at + 1) for at in offsets]
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("offset", self.offset, target)
@@ -108,6 +122,15 @@ class SlidingWindow(Mask):
     def is_relative(self) -> bool:
         return type(self) is SlidingWindow and isinstance(self.offset, int)
 
+    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
+        offsets = _integers(self.offset, leading) if type(self) is SlidingWindow else None
+        if offsets is None:
+            return None
+        left, right = (_POSITION_LIMIT if reach is None else _clamped(reach) for reach in (self.left, self.right))
+        return [
+            KeyRange(at - left, at + num_queries + right, at + num_queries - 1 - left, at + right + 1) for at in offsets
+        ]
+
     def _within(self, query: Spans, lower: Array, upper: Array, xp: Namespace) -> Array:
         """Whether ``lower <= query.last + right`` and ``upper >= query.first - left``."""
         limits = []
@@ -158,6 +181,10 @@ class KeyLengths(Mask):
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
         lengths = _over_batch(self.lengths, key.first, xp)
         return xp.less(key.first, lengths), xp.less(key.last, lengths)
+
+    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
+        lengths = _integers(self.lengths, leading) if type(self) is KeyLengths else None
+        return None if lengths is None else [KeyRange(0, length, 0, length) for length in lengths]
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("lengths", self.lengths, target)
@@ -335,6 +362,18 @@ def _minimum(value: Any) -> int | None:
         return None
     xp = array_namespace(value)
     return int(xp.min(xp.astype(value, index_dtype(value, xp=xp))))
+
+
+def _integers(value: Any, leading: tuple[int, ...]) -> list[int] | None:
+    """Integers of the batch, one for all or one for each sample; ``None`` if they cannot be read without waiting."""
+    if isinstance(value, int):
+        return [_clamped(value)]
+    if not is_on_host(value) or 0 in leading or not is_concrete(value):
+        return None
+    xp = array_namespace(value)
+    flat = xp.reshape(xp.broadcast_to(value, leading) if len(value.shape) else value, (-1,))
+    numbers = flat.tolist() if hasattr(flat, "tolist") else map(int, flat)
+    return [_clamped(number) for number in numbers]
 
 
 def _over_batch(value: Any, like: Array, xp: Namespace) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,10 @@ class NumpyLoops(PythonLoops):
     def exp_scaled(self, x: Array) -> Array:
         """The exponential, in the memory of its argument."""
         return np.exp(x, out=x)
+
+    def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which NumPy warns of nothing."""
+        return np.errstate(all="ignore")
 
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis."""

@@ -14,15 +14,17 @@ from attention_core.backend import (
     Backend,
     Call,
     Operation,
+    attend_automatically,
     blockwise,
     cast_to,
     group_size,
+    has_few_queries,
     is_top_left_causal,
     products_are_finite,
     register,
     repeat_kv,
 )
-from attention_core.masks import Causal, Given, KeyLengths, Mask, flatten, unflatten
+from attention_core.masks import Causal, Given, Mask, flatten, unflatten
 from attention_torch import sdpa
 from attention_torch.flash_cpu import FLASH_CPU, FLASH_CPU_BACKWARD, with_unit_stride
 from attention_torch.guards import all_products_are_finite
@@ -35,9 +37,9 @@ def attend(call: Call) -> torch.Tensor:
     if is_top_left_causal(call.mask) and call.bias is None and _fits_flash_cpu(call):
         return _attend_causal(call)
     scale = None if call.scale is None else float(call.scale)
-    if isinstance(call.mask, KeyLengths) and call.query.device.type == "cpu":
-        inputs = call.query, call.key, call.value, call.mask.lengths
-        return call.backend.custom_gradient(PADDED, PaddedPlan(scale), inputs)[0]
+    few = has_few_queries(call.query.shape[-2], call.key.shape[-2]) or not isinstance(call.mask, torch.Tensor | Given)
+    if few and call.query.device.type == "cpu" and not is_top_left_causal(call.mask):
+        return _attend_eagerly(call, scale)
     with torch.no_grad():
         is_finite = products_are_finite(call)
     # What torch.func.grad is asked about says that it is differentiated only once something is done with it.
@@ -175,8 +177,9 @@ def _attend_causal(call: Call) -> torch.Tensor:
     """The output of the kernel under a causal mask, if nothing leaks once the program runs, or that of blocks."""
     xp = call.xp
     *leading, heads, rows, width = call.query.shape
-    times = group_size(call.query, call.key, xp)
-    key, value = (repeat_kv(array, times, xp=xp) for array in (call.key, call.value))
+    key, value = call.key, call.value
+    if not sdpa.TAKES_GROUPS:
+        key, value = (repeat_kv(array, group_size(call.query, key, xp), xp=xp) for array in (key, value))
     arrays = tuple(_swap_heads(array.reshape(-1, *array.shape[-3:])) for array in (call.query, key, value))
     scale = None if call.scale is None else float(call.scale)  # what is None may depend on a width that is a symbol
     heads_first = True if call.query.stride(-3) >= call.query.stride(-2) else False  # noqa: SIM210 (not a symbol)
@@ -234,42 +237,50 @@ def _swap_heads(array: torch.Tensor) -> torch.Tensor:
     return array.transpose(1, 2)
 
 
-# The kernel with as many keys as each of the batch has
+# A rule whose numbers are read when the program runs, and a few queries, after which output and logsumexp are looked at
 
 
-class PaddedPlan(NamedTuple):
-    """What is known of a call with lengths of the keys while it is compiled."""
+class EagerPlan(NamedTuple):
+    """What is known of a call while it is compiled: the tree definition of its mask, and its scale."""
 
+    mask: Any
     scale: float | None
+    starts: tuple[int, int]
 
 
-def _padded(plan: PaddedPlan, lengths: torch.Tensor, backend: Backend) -> Any:
-    """Attention to as many keys as lengths say, which can be read by now, as a function of query, key and value."""
-    mask = KeyLengths(torch.clamp(lengths, min=0))
+def _attend_eagerly(call: Call, scale: float | None) -> torch.Tensor:
+    """The output that the call has outside of a compiled program."""
+    mask_arrays: list[torch.Tensor] = []
+    mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
+    plan = EagerPlan(flatten(mask, mask_arrays), scale, call.starts)
+    return call.backend.custom_gradient(EAGER, plan, (call.query, call.key, call.value, *mask_arrays))[0]
+
+
+def _eager(plan: EagerPlan, mask_arrays: Any, backend: Backend) -> Any:
+    """Attention as a function of query, key and value."""
+    mask = unflatten(plan.mask, mask_arrays)
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         call = Call(query, key, value, backend.namespace, backend=backend, mask=mask, scale=plan.scale)
-        return sdpa.attend_per_length(call, sdpa.attend)
+        return attend_automatically(call._replace(starts=plan.starts))
 
     return attend
 
 
-def _padded_forward(plan: PaddedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor]:
-    *inputs, lengths = arrays
-    return (_padded(plan, lengths, backend)(*inputs),)
+def _eager_forward(plan: EagerPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor]:
+    return (_eager(plan, arrays[3:], backend)(*arrays[:3]),)
 
 
-def _padded_backward(
-    plan: PaddedPlan, arrays: tuple[torch.Tensor, ...], results: Any, cotangents: tuple[torch.Tensor], backend: Backend
+def _eager_backward(
+    plan: EagerPlan, arrays: tuple[torch.Tensor, ...], results: Any, cotangents: tuple[torch.Tensor], backend: Backend
 ) -> tuple[torch.Tensor | None, ...]:
-    *inputs, lengths = arrays
-    _, gradients_of = backend.vjp(_padded(plan, lengths, backend), *inputs)
-    return *gradients_of(cotangents[0]), None
+    _, gradients_of = backend.vjp(_eager(plan, arrays[3:], backend), *arrays[:3])
+    return *gradients_of(cotangents[0]), *(None for _ in arrays[3:])
 
 
-def _padded_empty(plan: PaddedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor]:
-    query, _, value, _ = arrays
+def _eager_empty(plan: EagerPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> tuple[torch.Tensor]:
+    query, _, value = arrays[:3]
     return (query.new_empty((*query.shape[:-1], value.shape[-1])),)
 
 
-PADDED = register("torch.padded", Operation(_padded_forward, _padded_backward, _padded_empty))
+EAGER = register("torch.eager", Operation(_eager_forward, _eager_backward, _eager_empty))

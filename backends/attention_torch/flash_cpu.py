@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 
-from attention_core.backend import Backend, Call, Operation, is_concrete, is_top_left_causal, register
-from attention_torch.guards import HALVES, all_products_are_finite
+from attention_core.backend import (
+    Backend,
+    Call,
+    Operation,
+    blockwise,
+    is_concrete,
+    is_top_left_causal,
+    register,
+)
+from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards
 from attention_torch.sdpa import kernel_inputs, with_batch_of
 
-__all__ = ["FLASH_CPU", "FLASH_CPU_BACKWARD", "attend", "fits", "with_unit_stride"]
+__all__ = ["FLASH_CPU", "FLASH_CPU_BACKWARD", "attend", "attend_and_look", "attend_to_run", "fits", "with_unit_stride"]
 
 FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -21,6 +30,8 @@ def fits(call: Call) -> bool:
 
     Its logsumexp is not that of the definition in fully masked rows, nor where scores are not finite.
     """
+    if looks_afterwards(call):
+        return True
     arrays = call.query, call.key, call.value
     if call.query.device.type != "cpu" or call.query.dtype in HALVES or call.query.shape[-1] != call.value.shape[-1]:
         return False
@@ -39,6 +50,49 @@ def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     query, key, value, _, is_causal, scale = kernel_inputs(call)
     results = call.backend.custom_gradient(FLASH, FlashPlan(is_causal, scale), (query, key, value))
     return with_batch_of(call, results[0]), with_batch_of(call, results[1])
+
+
+def attend_to_run(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same as `attend_and_look` for the run of keys that a mask has left."""
+    return attend_and_look(call, is_masked=True)
+
+
+def attend_and_look(call: Call, *, is_masked: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (..., H, M, E) and logsumexp (..., H, M), of blocks if those of the kernel show that something leaked.
+
+    The kernel multiplies all keys and values by some number. So nothing leaks into a finite output, but for two cases:
+
+    * Scores of -inf vanish. A probe, the first query times -1, makes inf of them, and then NaN.
+    * The kernel takes a row whose scores are NaN, or -inf, for a fully masked one, and returns 0 as its logsumexp.
+    """
+    query, key, value, mask, is_causal, scale = kernel_inputs(call)
+    rows = query.shape[-2]
+    if mask is not None:
+        query = torch.cat([query, -query[..., :1, :]], dim=-2)
+        mask = _added_with_probe(mask, query)
+    results = FLASH_CPU(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
+    least, most = torch.aminmax(results[1].abs())
+    is_clean = bool((results[0].sum().isfinite() & (least > 0) & (most < math.inf)).item())
+    output, logsumexp = (with_batch_of(call, x) for x in (results[0][..., :rows, :], results[1][..., :rows]))
+    if is_clean:
+        return output, logsumexp
+    if mask is not None and all_products_are_finite(call):
+        some = (mask[..., :rows, :] > -math.inf).any(dim=-1).expand(results[1][..., :rows].shape)
+        return output, torch.where(with_batch_of(call, some), logsumexp, -math.inf)
+    blocks = blockwise(call)
+    return blocks[0].to(output.dtype) if is_masked or mask is not None else output, blocks[1]
+
+
+def _added_with_probe(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """A mask of four axes that the kernel adds to scores, with a row for the probe, from which nothing is hidden."""
+    *dims, _, columns = mask.shape if mask.dim() == 4 else (1, 1, *mask.shape)
+    added = query.new_zeros((*dims, query.shape[-2], columns))
+    rows = added[..., :-1, :]
+    if mask.dtype == torch.bool:
+        rows.masked_fill_(~mask, -math.inf)
+    else:
+        rows.copy_(mask)
+    return added
 
 
 def with_unit_stride(array: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from attention_core.backend import Call, is_concrete, is_top_left_causal, known_finite_products, known_finite_scores
+from attention_core.backend import (
+    Call,
+    has_few_queries,
+    is_concrete,
+    is_top_left_causal,
+    key_ranges,
+    known_finite_products,
+    known_finite_scores,
+)
 from attention_core.masks import And, Given, KeyLengths, Mask
 
 __all__ = [
@@ -20,8 +28,11 @@ __all__ = [
     "decides_at_run_time",
     "faster",
     "has_key_lengths",
+    "is_taken_apart",
+    "looks_afterwards",
     "may_leak",
     "refusal",
+    "sample_ranges",
     "scores_are_finite",
 ]
 
@@ -43,6 +54,8 @@ def faster(call: Call) -> bool:
         return False
     if decides_at_run_time(call) and may_leak(call):
         *leading, rows, _ = query.shape
+        if has_few_queries(rows, call.key.shape[-2]):
+            return True
         if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
             return False
     return call.mask is not None or not _has_few_keys(call) or _sums_are_finite(query, call.key)
@@ -56,11 +69,15 @@ def refusal(call: Call) -> str | None:
     if call.dropout is not None and call.dropout.rate:
         return "drops weights by a generator of its own (line 11)"
     query_start, key_start = call.starts
-    if not (isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0):
+    has_array_or_flag = _is_array_or_causal(call.mask)
+    as_array = not has_array_or_flag and _fits_as_array(call)
+    if not as_array and not (
+        isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
+    ):
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
     lengths_later = later and call.bias is None and isinstance(call.mask, KeyLengths)
-    if not (_is_array_or_causal(call.mask) or lengths_later or has_key_lengths(call)):
+    if not (has_array_or_flag or lengths_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
 
@@ -79,7 +96,7 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
 
 
 def _refusal_of_values(call: Call, later: bool) -> str | None:
-    if later or not may_leak(call):
+    if later or not may_leak(call) or looks_afterwards(call):
         return None
     with torch.no_grad():
         if all_products_are_finite(call):
@@ -112,6 +129,56 @@ def has_key_lengths(call: Call) -> bool:
     if not isinstance(mask, KeyLengths) or call.bias is not None:
         return False
     return not isinstance(mask.lengths, torch.Tensor) or is_concrete(mask.lengths)
+
+
+def _fits_as_array(call: Call) -> bool:
+    """Whether a rule takes less time as an array than the keys and values take to be read."""
+    if not isinstance(call.mask, Mask):
+        return False
+    (rows, _), (*_, num_kv_heads, columns, width) = call.query.shape[-2:], call.key.shape
+    if has_few_queries(rows, columns):
+        return True
+    return 2 * rows <= columns and rows <= 2 * num_kv_heads * width and key_ranges(call) is not None
+
+
+def is_taken_apart(call: Call) -> bool:
+    """Whether each of the batch has a run of keys of its own, and there are so many that an array would cost more."""
+    if call.bias is not None or not isinstance(call.mask, Mask) or call.key.numel() < MIN_ELEMENTS * len(call.query):
+        return False
+    ranges = key_ranges(call)
+    return (
+        ranges is not None
+        and 1 < len(ranges) == math.prod(call.query.shape[:-3])
+        and all(each.every_first <= each.first < each.stop <= each.every_stop for each in ranges)
+    )
+
+
+def sample_ranges(call: Call) -> list[tuple[int, int]]:
+    """The first key of each of the batch, and the end of its keys, under a mask whose numbers can be read."""
+    ranges: Any = key_ranges(call)
+    count = math.prod(call.query.shape[:-3])
+    return [(each.first, max(each.first, each.stop)) for each in (ranges if len(ranges) == count else ranges * count)]
+
+
+def looks_afterwards(call: Call) -> bool:
+    """Whether output and logsumexp of the kernel for CPUs are looked at, and no key or value.
+
+    They are finite only if all that the kernel read is. A gradient would also depend on values that nobody attends to.
+    """
+    arrays = call.query, call.key, call.value
+    return (
+        call.query.device.type == "cpu"
+        and call.query.dtype not in HALVES
+        and call.query.shape[-1] == call.value.shape[-1]
+        and 2 * call.query.numel() <= call.key.numel()
+        and not is_top_left_causal(call.mask)
+        and all(array.stride(-1) == 1 and is_concrete(array) for array in arrays)
+        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays))
+        and not (torch.is_grad_enabled() and any(array.requires_grad for array in arrays))
+        and not any(0 in array.shape for array in arrays)
+        and not torch.is_autocast_enabled("cpu")
+        and torch.backends.cuda.flash_sdp_enabled()
+    )
 
 
 def causal_part(mask: Any) -> tuple[Mask | None, Any]:

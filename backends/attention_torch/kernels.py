@@ -23,9 +23,11 @@ class ScaledDotProduct:
         return Verdict(guards.refusal(call), guards.faster(call))
 
     def attend(self, call: Call) -> torch.Tensor:
-        """Return the output of the kernel, or that of blocks if a compiled program finds that something could leak."""
+        """Return the output of the kernel, or that of blocks if it turns out that something could leak."""
+        if call.mask is not None and guards.looks_afterwards(call):
+            return self.attend_with_logsumexp(call)[0]
         if guards.has_key_lengths(call):
-            return sdpa.attend_per_length(call, self.attend)
+            return sdpa.attend_per_sample(call, self.attend)
         if guards.decides_at_run_time(call) and guards.may_leak(call):
             return compiled.attend(call)
         return sdpa.attend(call)
@@ -36,4 +38,8 @@ class ScaledDotProduct:
 
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same output as `attend`, and logsumexp."""
-        return flash_cpu.attend(call)
+        if not guards.looks_afterwards(call):
+            return flash_cpu.attend(call)
+        if guards.is_taken_apart(call):
+            return sdpa.attend_per_sample(call, flash_cpu.attend_to_run)  # type: ignore[no-any-return]
+        return flash_cpu.attend_and_look(sdpa.with_array_mask(call))

@@ -10,17 +10,29 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_core.backend import Call, default_scale, group_size, is_top_left_causal, repeat_kv, score_positions
-from attention_core.masks import Given, KeyLengths
-from attention_torch.guards import causal_part, may_leak, scores_are_finite
+from attention_core.backend import (
+    Call,
+    default_scale,
+    fold_group,
+    group_size,
+    has_few_queries,
+    is_top_left_causal,
+    score_positions,
+)
+from attention_core.masks import Given, Mask
+from attention_torch.guards import causal_part, may_leak, sample_ranges, scores_are_finite
 
-__all__ = ["attend", "attend_per_length"]
+__all__ = ["attend", "attend_per_sample", "kernel_inputs", "with_array_mask", "with_batch_of"]
 
+TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Inputs(NamedTuple):
-    """What the kernel is given: arrays (B, H, M or N, D) with all heads, its mask, and its two options."""
+    """What the kernel is given: arrays (B, H, M, D) and (B, G, N, D), its mask, and its two options.
+
+    No key or value is repeated for the query heads that share it. Few queries are rows of one head instead.
+    """
 
     query: torch.Tensor
     key: torch.Tensor
@@ -37,59 +49,106 @@ def attend(call: Call) -> torch.Tensor:
     choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else contextlib.nullcontext()
     with choice:
         output = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=query.shape[-3] != key.shape[-3],
         )
     return with_batch_of(call, output)
 
 
-def attend_per_length(call: Call, attend: Callable[[Call], torch.Tensor]) -> torch.Tensor:
-    """The output of a function of calls for each of the batch apart, with as many keys as its length says."""
-    causal, lengths = causal_part(call.mask)
+def attend_per_sample(call: Call, attend: Callable[[Call], Any]) -> Any:
+    """The results of a function of calls for each of the batch apart, with the keys that its mask leaves.
+
+    The mask leaves a run of keys for each of the batch, and perhaps is causal besides.
+    """
+    causal, mask = causal_part(call.mask)
     query, key, value = (array.reshape(-1, *array.shape[-3:]) for array in (call.query, call.key, call.value))
-    outputs = [
+    results = [
         attend(
             call._replace(
                 query=query[index : index + 1],
-                key=key[index : index + 1, :, :length],
-                value=value[index : index + 1, :, :length],
+                key=key[index : index + 1, :, first:stop],
+                value=value[index : index + 1, :, first:stop],
                 mask=causal,
+                starts=(0, 0),
             )
         )
-        for index, length in enumerate(_lengths(call, lengths))
+        for index, (first, stop) in enumerate(sample_ranges(call._replace(mask=mask)))
     ]
-    return torch.cat(outputs).reshape(*call.query.shape[:-1], call.value.shape[-1])
+    leading = call.query.shape[:-3]
+    if isinstance(results[0], torch.Tensor):
+        return _joined(results, leading)
+    return tuple(_joined(each, leading) for each in zip(*results, strict=True))
 
 
-def _lengths(call: Call, mask: KeyLengths) -> list[int]:
-    """How many keys each of the batch has."""
-    lengths: Any = mask.lengths
-    if isinstance(lengths, torch.Tensor):
-        lengths = lengths.expand(call.query.shape[:-3]).reshape(-1).tolist()
-    else:
-        lengths = [lengths] * math.prod(call.query.shape[:-3])
-    return [min(length, call.key.shape[-2]) for length in lengths]
+def _joined(results: Any, leading: Any) -> torch.Tensor:
+    joined = torch.cat(list(results))
+    return joined.reshape(*leading, *joined.shape[1:])
+
+
+def with_array_mask(call: Call) -> Call:
+    """The call with an array for a rule, unless the kernel has a flag for that."""
+    if not isinstance(call.mask, Mask) or is_top_left_causal(call.mask):
+        return call
+    mask = call.mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)
+    return call._replace(mask=mask, starts=(0, 0))
 
 
 def kernel_inputs(call: Call) -> Inputs:
     """A call as the kernel takes it, with one axis for the batch."""
     query, scale = _scaled(call)
-    times = group_size(query, call.key, call.xp)
-    key, value = (repeat_kv(x, times, xp=call.xp) for x in (call.key, call.value))
+    key, value = call.key, call.value
     is_causal, mask = _mask(call)
-    *leading, _, _, _ = query.shape
+    *leading, _, rows, _ = query.shape
     if len(leading) != 1:
         batch = math.prod(leading)
         query, key, value = (x.reshape(batch, *x.shape[-3:]) for x in (query, key, value))
         if mask is not None:
             mask = mask.expand(*leading, *(mask.shape[-3:] if mask.dim() > 2 else (1, *mask.shape)))
             mask = mask.reshape(batch, *mask.shape[-3:])
+    elif mask is not None and mask.dim() == 3:  # for which PyTorch has the dense form only
+        mask = mask.unsqueeze(0)
+    group = group_size(query, key, call.xp)
+    if group == 1:
+        return Inputs(query=query, key=key, value=value, mask=mask, is_causal=is_causal, scale=scale)
+    if not is_causal and has_few_queries(rows, key.shape[-2]):
+        query, mask = fold_group(query, group, xp=call.xp), _fold_mask(mask, group, rows)
+    elif query.device.type != "cpu" or not TAKES_GROUPS:  # a stride of 0 is no repetition
+        mask = _split_mask(mask, group, key.shape[-3], key.shape[0])
+        query = query.reshape(-1, group, *query.shape[-2:])
+        key, value = (x.reshape(-1, 1, *x.shape[-2:]).expand(-1, group, -1, -1) for x in (key, value))
     return Inputs(query=query, key=key, value=value, mask=mask, is_causal=is_causal, scale=scale)
 
 
+def _fold_mask(mask: torch.Tensor | None, group: int, rows: int) -> torch.Tensor | None:
+    """A mask of scores (B, H, M, N) as one of scores (B, G, R M, N)."""
+    if mask is None or (mask.shape[-2] == 1 and (mask.dim() == 2 or mask.shape[-3] == 1)):
+        return mask
+    apart = _with_groups(mask, group)
+    return apart.expand(-1, -1, group, rows, -1).flatten(-3, -2)
+
+
+def _split_mask(mask: torch.Tensor | None, group: int, num_kv_heads: int, batch: int) -> torch.Tensor | None:
+    """A mask of scores (B, H, M, N) as one of scores (B G, R, M, N)."""
+    if mask is None or mask.dim() == 2 or mask.shape[:2].numel() == 1:
+        return mask
+    return _with_groups(mask, group).expand(batch, num_kv_heads, -1, -1, -1).flatten(0, 1)
+
+
+def _with_groups(mask: torch.Tensor, group: int) -> torch.Tensor:
+    """A mask of two or four axes as one of five: B, G, R, M and N, or 1."""
+    mask = mask if mask.dim() == 4 else mask.reshape(1, 1, *mask.shape)
+    return mask.unsqueeze(2) if mask.shape[1] == 1 else mask.unflatten(1, (-1, group))
+
+
 def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
-    """An array (B, H, ...) with the leading axes of the call."""
-    leading = call.query.shape[:-3]
-    return array if len(leading) == 1 else array.reshape(*leading, *array.shape[1:])
+    """An array (B, G, R M, ...) or (B G, R, M, ...) with the axes of the call, (..., H, M, ...)."""
+    dims = (*call.query.shape[:-1], *array.shape[3:])
+    return array if array.shape == dims else array.reshape(dims)
 
 
 def _scaled(call: Call) -> tuple[torch.Tensor, float]:
@@ -101,7 +160,9 @@ def _scaled(call: Call) -> tuple[torch.Tensor, float]:
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return call.query * scale.to(call.query.dtype), 1.0
-    if scale > 0 and (may_leak(call) or scores_are_finite(call)):  # what may leak gets here only if all is finite
+    # What may leak gets here only if all is finite. To multiply few queries takes less time than to look at all keys.
+    is_short = 2 * call.query.numel() <= call.key.numel()
+    if scale > 0 and not is_short and (may_leak(call) or scores_are_finite(call)):
         return call.query, float(scale)
     return call.query * (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
 
@@ -118,8 +179,8 @@ def _mask(call: Call) -> tuple[bool, torch.Tensor | None]:
         mask = torch.ones((rows, columns), dtype=torch.bool, device=call.query.device).tril()
     elif isinstance(mask, Given):
         mask = mask.mask
-    elif isinstance(mask, KeyLengths):
-        mask = mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)
+    elif isinstance(mask, Mask):
+        mask = with_array_mask(call).mask
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)

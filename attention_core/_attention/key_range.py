@@ -1,0 +1,65 @@
+"""Fewer keys: a call without the keys that its mask hides from all queries, as in a cache that is partly filled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attention_core._arrays import Array, sizes
+from attention_core._attention.call import Call
+from attention_core._backend import is_concrete
+from attention_core.masks import Mask
+from attention_core.masks._mask import KeyRange
+
+FEW_QUERIES = 16
+KEYS_PER_QUERY = 64
+
+
+def has_few_queries(rows: Any, columns: Any) -> bool:
+    """Whether a step of decoding reads its keys and values once, so that blocks would save nothing."""
+    known = isinstance(rows, int) and isinstance(columns, int)
+    return known and rows <= FEW_QUERIES and rows * KEYS_PER_QUERY <= columns
+
+
+def key_ranges(call: Call) -> list[KeyRange] | None:
+    """The keys that queries may attend to, as indices: of all samples, or of each; ``None`` if they are not known."""
+    dims = (*sizes(call.query), *sizes(call.key)[-2:])
+    *leading, _, rows, _, columns, _ = dims
+    query_start, start = call.starts
+    starts_at_0 = isinstance(query_start, int) and query_start == 0 and isinstance(start, int)
+    if not isinstance(call.mask, Mask) or None in dims or not starts_at_0:
+        return None
+    ranges = call.mask.key_ranges(rows, tuple(leading))  # type: ignore[arg-type]
+    if ranges is None:
+        return None
+    return [KeyRange(*(min(max(0, end - start), columns) for end in each)) for each in ranges]
+
+
+def cut_keys(call: Call) -> Call:
+    """The call with a run of its keys, behind which all is masked, and without a mask that allows all of these.
+
+    Programs of compilers are made for a shape: they are cut by numbers alone, and no array is cut before it is traced.
+    """
+    if call.backend.loops.traced and is_concrete(call.query):
+        return call
+    ranges = key_ranges(call)
+    if ranges is None or call.starts[1] != 0:
+        return call
+    first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
+    if first >= stop:  # nothing is attended to, which a mask has to say
+        return call
+    is_whole = all(each.every_first <= first and each.every_stop >= stop for each in ranges)
+    if not is_whole and stop - first == call.key.shape[-2]:
+        return call
+    counts_positions = not is_whole or call.score_mod is not None or call.dropout is not None
+    return call._replace(
+        key=call.key[..., first:stop, :],
+        value=call.value[..., first:stop, :],
+        mask=None if is_whole else call.mask,
+        bias=_cut_bias(call.bias, first, stop),
+        starts=(0, first if counts_positions else 0),
+    )
+
+
+def _cut_bias(bias: Array | None, first: int, stop: int) -> Array | None:
+    """A bias of these keys, unless it has one number for all keys."""
+    return bias if bias is None or not len(bias.shape) or bias.shape[-1] == 1 else bias[..., first:stop]

@@ -1,0 +1,161 @@
+"""A few queries against many keys, as in a cache: equal to the definition under the same mask as an array."""
+
+import math
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core.masks import And, Or
+from attention_core.scores import alibi
+
+attention = ac.scaled_dot_product_attention
+B, H, G, D, E = 3, 6, 2, 5, 4
+SIZES = [(1, 70), (2, 130), (5, 330), (33, 70)]
+
+MASKS = {
+    "length": lambda put, rows, columns: ac.KeyLengths(columns // 2),
+    "length of all": lambda put, rows, columns: ac.KeyLengths(columns + 5),
+    "lengths": lambda put, rows, columns: ac.KeyLengths(put(np.asarray([columns // 3, columns, columns // 2]))),
+    "lengths with none": lambda put, rows, columns: ac.KeyLengths(put(np.asarray([0, columns + 3, 17]))),
+    "equal lengths": lambda put, rows, columns: ac.KeyLengths(put(np.full(B, 40))),
+    "one length of all": lambda put, rows, columns: ac.KeyLengths(put(np.asarray(41))),
+    "no keys": lambda put, rows, columns: ac.KeyLengths(0),
+    "offset": lambda put, rows, columns: ac.Causal(offset=columns - rows - 7),
+    "offset to the end": lambda put, rows, columns: ac.Causal(offset=columns - rows),
+    "negative offset": lambda put, rows, columns: ac.Causal(offset=-1),
+    "offsets": lambda put, rows, columns: ac.Causal(offset=put(np.asarray([0, 20, columns - rows]))),
+    "window": lambda put, rows, columns: ac.SlidingWindow(left=12, right=0, offset=columns - rows),
+    "window to the right": lambda put, rows, columns: ac.SlidingWindow(right=3, offset=30),
+    "windows": lambda put, rows, columns: ac.SlidingWindow(left=12, offset=put(np.asarray([0, 20, columns - rows]))),
+    "cache": lambda put, rows, columns: And(
+        ac.Causal(offset=put(np.asarray([5, 20, 30]))), ac.KeyLengths(put(np.asarray([6, 50, 32])))
+    ),
+    "either": lambda put, rows, columns: Or(ac.Causal(offset=9), ac.KeyLengths(put(np.asarray([3, 50, 0])))),
+    "not": lambda put, rows, columns: ~ac.KeyLengths(columns - 9),
+    "rule and array": lambda put, rows, columns: ac.KeyLengths(50) & put(np.arange(columns) % 3 > 0),
+}
+
+
+def as_array(mask, rows, columns, like, backend):
+    """The mask of all scores."""
+    xp = backend.namespace
+    at = ac.masks.Positions(
+        xp.reshape(xp.arange(B, dtype=xp.int32), (B, 1, 1, 1)),
+        xp.reshape(xp.arange(H, dtype=xp.int32), (H, 1, 1)),
+        xp.reshape(xp.arange(rows, dtype=xp.int32), (rows, 1)),
+        xp.arange(columns, dtype=xp.int32),
+    )
+    return xp.broadcast_to(mask.allowed(at, xp=xp), (B, 1, rows, columns))
+
+
+def inputs(rng, put, rows, columns, width=E, dtype="float64"):
+    shapes = (B, H, rows, D), (B, G, columns, D), (B, G, columns, width)
+    return put([rng.standard_normal(shape) for shape in shapes], dtype=dtype)
+
+
+@pytest.mark.parametrize("width", [D, E])
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+@pytest.mark.parametrize("name", MASKS)
+def test_a_rule_is_its_array(name, rows, columns, width, backend, put, get, rng):
+    arrays = inputs(rng, put, rows, columns, width)
+    mask = MASKS[name](put, rows, columns)
+    allowed = as_array(mask, rows, columns, arrays[0], backend)
+    sinks = put(rng.standard_normal(H))
+    for options in ({}, {"sinks": sinks}):
+        expected = attention(*arrays, mask=allowed, implementation="dense", return_logsumexp=True, **options)
+        for implementation in ("auto", "dense", "blockwise"):
+            found = attention(*arrays, mask=mask, implementation=implementation, return_logsumexp=True, **options)
+            np.testing.assert_allclose(get(found.output), get(expected.output), rtol=0, atol=1e-13)
+            np.testing.assert_allclose(get(found.logsumexp), get(expected.logsumexp), rtol=0, atol=1e-13)
+        alone = attention(*arrays, mask=mask, **options)
+        np.testing.assert_array_equal(
+            get(alone), get(attention(*arrays, mask=mask, return_logsumexp=True, **options).output)
+        )
+
+
+@pytest.mark.parametrize("name", ["lengths", "offset", "windows", "cache", "rule and array"])
+def test_weights_are_those_of_all_keys(name, backend, put, get, rng):
+    rows, columns = 2, 130
+    arrays = inputs(rng, put, rows, columns)
+    mask = MASKS[name](put, rows, columns)
+    allowed = as_array(mask, rows, columns, arrays[0], backend)
+    expected = attention(*arrays, mask=allowed, implementation="dense", return_weights=True)
+    for implementation in ("auto", "dense"):
+        found = attention(*arrays, mask=mask, implementation=implementation, return_weights=True)
+        np.testing.assert_allclose(get(found.weights), get(expected.weights), rtol=0, atol=1e-14)
+        np.testing.assert_array_equal(
+            get(found.output), get(attention(*arrays, mask=mask, implementation=implementation))
+        )
+
+
+@pytest.mark.parametrize("name", ["length", "offset", "window", "windows", "cache"])
+def test_positions_are_those_of_all_keys(name, backend, put, get, rng):
+    """Bias, score modification and dropout know which keys were left."""
+    rows, columns = 2, 130
+    arrays = inputs(rng, put, rows, columns)
+    mask = MASKS[name](put, rows, columns)
+    allowed = as_array(mask, rows, columns, arrays[0], backend)
+    for options in (
+        {"bias": put(rng.standard_normal((H, rows, columns)))},
+        {"bias": put(rng.standard_normal((rows, 1)))},
+        {"score_mod": alibi(H), "softcap": 2.0},
+        {"dropout": ac.Dropout(0.4, 3)},
+    ):
+        expected = attention(*arrays, mask=allowed, implementation="dense", **options)
+        found = attention(*arrays, mask=mask, **options)
+        np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+@pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf, 3e38])
+@pytest.mark.parametrize("argument", [1, 2])
+@pytest.mark.parametrize("name", ["lengths", "offset", "windows", "cache", "array"])
+def test_what_is_masked_does_not_leak(name, argument, nonfinite, backend, put, get, rng):
+    """Every key that no query may attend to is spoilt; so is one that the last query alone may attend to."""
+    rows, columns = 2, 130
+    arrays = [get(x) for x in inputs(rng, put, rows, columns, D)]
+    wanted = MASKS["offset" if name == "array" else name]
+    mask = wanted(put, rows, columns)
+    allowed = get(as_array(mask, rows, columns, None, backend))
+    mask = put(allowed) if name == "array" else mask
+    spoilt = [x.astype(np.float32) for x in arrays]
+    hidden = ~allowed.any(axis=-2)[:, 0]
+    spoilt[argument][:, 0][hidden] = nonfinite
+    clean = put([x.astype(np.float32) for x in arrays], dtype="float32")
+    expected = get(attention(*clean, mask=mask, implementation="dense"))
+    found = get(attention(*put(spoilt, dtype="float32"), mask=mask))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    last = allowed[:, 0, 1] & ~allowed[:, 0, 0]
+    spoilt[argument][:, 0][last] = nonfinite
+    found = get(attention(*put(spoilt, dtype="float32"), mask=mask))
+    np.testing.assert_allclose(found[:, :, 0], expected[:, :, 0], rtol=0, atol=2e-6)
+    if last.any() and not math.isfinite(nonfinite):
+        assert not np.isfinite(found[last.any(axis=-1), 0, 1]).any()
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("name", ["lengths", "offset", "windows", "cache"])
+def test_gradients_are_those_of_the_array(name, backend, put, get, rng):
+    """And those of keys that are not attended to are 0, even if these are NaN."""
+    rows, columns = 2, 130
+    arrays = inputs(rng, put, rows, columns, D)
+    mask = MASKS[name](put, rows, columns)
+    allowed = as_array(mask, rows, columns, arrays[0], backend)
+    factor = put(rng.standard_normal((B, H, rows, D)))
+    xp = backend.namespace
+
+    def gradients(mask, implementation, arrays):
+        def loss(*arrays):
+            return xp.sum(xp.multiply(attention(*arrays, mask=mask, implementation=implementation), factor))
+
+        return get(backend.value_and_grad(loss)(*arrays)[1])
+
+    expected = gradients(allowed, "dense", arrays)
+    hidden = ~get(allowed).any(axis=-2)[:, 0]
+    spoilt = [get(x).copy() for x in arrays]
+    for array in spoilt[1:]:
+        array[:, 0][hidden] = math.nan
+    for inputs_ in (arrays, put(spoilt)):
+        for found, wanted in zip(gradients(mask, "auto", inputs_), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
