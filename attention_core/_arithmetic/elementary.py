@@ -58,9 +58,18 @@ _EXP2 = (
 
 
 def exp2(x: Array, xp: Namespace) -> Array:
-    r"""Powers :math:`2^x` for :math:`x \le 0`, with a relative error below :math:`2^{-42}`; below -150 as at -150."""
+    r"""Powers :math:`2^x` for :math:`x \le 1`, with a relative error below :math:`2^{-42}`; below -150 as at -150."""
     x = xp.multiply(xp.maximum(x, scalar64(-150.0, x, xp)), 2.0**-SQUARES)
     return _to_the_256(horner(xp.subtract(x, _EXP2_CENTRE), _EXP2, xp))
+
+
+def exp2_tail(x: Array, xp: Namespace) -> Array:
+    r"""Weights :math:`2^{256 x}` for :math:`x \le 2^{-9}`, with a relative error below :math:`2^{-41}`.
+
+    Below :math:`2^{-290}` they are 0: no weight as small shows in a sum of float32 numbers.
+    """
+    root = exp2(xp.multiply(x, 128.0), xp)
+    return xp.where(xp.less(x, -290 / 256), 0.0, xp.multiply(root, root))
 
 
 _LOG2_CENTRE, _LOG2_OF_CENTRE = 0.53, -0.9159357352115255

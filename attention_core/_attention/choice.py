@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, fan_out
-from attention_core._arrays import Array, cast_to, dtype_name, positions, shape, sizes, upcast
+from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.call import Attention, Call
@@ -15,6 +15,7 @@ from attention_core._attention.dense import dense, dense_scores
 from attention_core._attention.key_range import cut_keys, has_few_queries
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
+from attention_core._attention.reproducible.weights import reproducible_weights
 from attention_core._attention.softmax import logaddexp
 from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, is_exporting, library_name
 from attention_core.masks._mask import is_structured
@@ -159,7 +160,7 @@ def _no_weights(implementation: str) -> ValueError:
 
 
 def _reproducible(call: Call, implementation: str, *, weights: bool) -> Attention:
-    """In reproducible arithmetic, in whose bits blocks do not show; weights are what the unit vectors average to."""
+    """In reproducible arithmetic, in whose bits blocks do not show."""
     if weights and implementation == "blockwise":
         raise _no_weights(implementation)
     xp = call.xp
@@ -167,15 +168,8 @@ def _reproducible(call: Call, implementation: str, *, weights: bool) -> Attentio
         return dense(call, weights=weights)
     query, key, value = fan_out((call.query, call.key, call.value), arithmetic_of("reproducible"), xp)
     call = call._replace(query=query, key=key, value=value)
-    output, logsumexp = reproducible_attention(call)
-    if not weights:
-        return Attention(output, None, logsumexp)
-    columns = shape(call.key, xp=xp)[-2]
-    indices = positions(columns, call.value, xp=xp)
-    units = xp.astype(xp.equal(xp.expand_dims(indices, axis=-1), indices), call.value.dtype)
-    units = xp.broadcast_to(units, (*shape(call.value, xp=xp)[:-1], columns))
-    all_weights, _ = reproducible_attention(call._replace(value=units, dropout=None))
-    return Attention(output, all_weights, logsumexp)
+    output, logsumexp, reference = reproducible_attention(call)
+    return Attention(output, reproducible_weights(call, reference) if weights else None, logsumexp)
 
 
 def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:

@@ -36,13 +36,20 @@ from attention_core._attention.reproducible.slices import Parts, as_three_float3
 from attention_core._backend import Backend, Operation, register
 
 
-def reproducible_attention(call: Call) -> tuple[Array, Array]:
-    """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits."""
+def reproducible_attention(call: Call) -> tuple[Array, Array, Array]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits.
+
+    The third result is `backward_reference`, (B, G, R, M, 4).
+    """
     xp = call.xp
-    output, logsumexp, _ = call.backend.custom_gradient(REPRODUCIBLE, *arrange(call))
+    output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, *arrange(call))
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     width = shape(call.value, xp=xp)[-1]
-    return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
+    output, logsumexp = (
+        xp.reshape(output, (*leading, heads, rows, width)),
+        xp.reshape(logsumexp, (*leading, heads, rows)),
+    )
+    return output, logsumexp, reference
 
 
 def arrange(call: Call) -> tuple[Plan, tuple[Array, ...]]:
