@@ -23,7 +23,7 @@ Many = list[str] | None
 CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = (
-    "attention-core, torch, torch-encoder-layer, keras, keras-grouped, flax, equinox, bert, bert-layer, bert-embeddings"
+    "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer, bert-embeddings"
 )
 OPERATIONS = "attention, multi_head, linear"
 MASKS = "full, causal, window, packed, padded"

@@ -220,14 +220,14 @@ def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_forma
     dims = sizes(x)
     channels, places = (dims[-1], dims[-3:-1]) if last else (dims[-3], dims[-2:])
     for name in ("theta", "phi", "g"):
-        check_linear(name, getattr(parameters, name), f"x, {data_format},", x, axis=-1 if last else -3)
+        check_linear(name, getattr(parameters, name), f"x ({data_format})", x, axis=-1 if last else -3)
     _check_convolution_output(parameters, channels)
     check_rank("sigma", parameters.sigma, 0, "()")
     check_like("sigma", parameters.sigma, "x", x)
     if len(parameters.sigma.shape):
         raise ValueError(f"expected sigma (); got {shape_text(parameters.sigma)}")
     if pool and any(size is not None and size % 2 for size in places):
-        raise ValueError(f"expected even height and width to pool x, {data_format}; got {shape_text(x)}")
+        raise ValueError(f"expected even height and width to pool x ({data_format}); got {shape_text(x)}")
 
 
 def _check_convolution_output(parameters: SaganAttention, channels: int | None) -> None:

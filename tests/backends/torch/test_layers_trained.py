@@ -334,7 +334,7 @@ def test_errors_of_a_call_are_those_of_the_core():
         (lambda: layer(x.numpy()), TypeError, "expected tensors of PyTorch; got ndarray"),
         (lambda: layer({"query": x, "key": [1]}), TypeError, "expected tensors of PyTorch; got list"),
         (lambda: attention_torch.Embeddings(11, 7, 4)(torch.tensor([11])), ValueError, "expected token_ids in 0..10; got 11"),
-        (lambda: attention_torch.SaganAttention(8)(torch.ones(1, 8, 3, 4)), ValueError, "expected even height and width to pool x, channels_first"),
+        (lambda: attention_torch.SaganAttention(8)(torch.ones(1, 8, 3, 4)), ValueError, r"expected even height and width to pool x \(channels_first\)"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
