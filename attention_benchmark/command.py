@@ -10,6 +10,7 @@ import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -20,7 +21,16 @@ from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
 from attention_benchmark.measurement import Measurement, read_json, write_json
 from attention_benchmark.memory import available
 from attention_benchmark.order import Order
-from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, SHAPES, Problem, default_problems
+from attention_benchmark.problem import (
+    DIRECTIONS,
+    MASKS,
+    OPERATIONS,
+    PRESETS,
+    SHAPES,
+    WINDOW,
+    Problem,
+    default_problems,
+)
 from attention_benchmark.processes import Message, installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
 from attention_numpy.writing import FileError, check_writable, write_file
@@ -38,6 +48,12 @@ def bench(
     candidate: Many,
     operation: Many,
     shape: Many,
+    preset: Many,
+    kv_heads: int | None,
+    queries: str | None,
+    offset: int | None,
+    key_lengths: str | None,
+    window: int,
     lengths: str | None,
     mask: Many,
     direction: Many,
@@ -59,6 +75,7 @@ def bench(
     for name, values, known in (
         ("backend", backend, FRAMEWORKS),
         ("operation", operation, OPERATIONS),
+        ("preset", preset, PRESETS),
         ("mask", mask, MASKS),
         ("direction", direction, DIRECTIONS),
         ("dtype", [dtype], TOLERANCE),
@@ -81,8 +98,16 @@ def bench(
             "", (), (), seconds=seconds, rounds=(rounds, rounds) if rounds else None, limit=limit, threads=threads
         )
         problems = _problems(
-            dtype, device, shapes=shape, lengths=lengths, masks=mask, directions=direction, operations=operation
+            dtype,
+            device,
+            shapes=shape,
+            lengths=lengths,
+            masks=mask,
+            directions=direction,
+            operations=operation,
+            presets=preset,
         )
+        problems = _with_cache(problems, kv_heads, queries, offset=offset, key_lengths=key_lengths, window=window)
         orders = _orders(order, problems, _frameworks(backend), _candidates(candidate))
         measurements, about = [], report.environment({}, threads)
         for results, versions in _measured(orders, memory, failures):
@@ -113,9 +138,12 @@ def _problems(
     masks: Many,
     directions: Many,
     operations: Many,
+    presets: Many,
 ) -> list[Problem]:
-    """Choose from the default problems, or combine shapes, masks and directions."""
-    if shapes is None and lengths is None:
+    """Choose from the default problems or those of presets, or combine shapes, masks and directions."""
+    if presets:
+        problems = [Problem(**each, dtype=dtype, device=device) for name in presets for each in PRESETS[name]]
+    elif shapes is None and lengths is None:
         problems = default_problems(dtype, device)
     else:
         dims = [_shape(each) for each in shapes or ()]
@@ -143,6 +171,27 @@ def _problems(
             raise _refusal(f"expected mask {' or '.join(known)} with {operation}; got another")
     _check_sizes(chosen)
     return chosen
+
+
+def _with_cache(problems: list[Problem], kv_heads: int | None, queries: str | None, /, **fields: Any) -> list[Problem]:
+    """The problems with other numbers of key/value heads and queries, and fields of masks, where these are given."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if "key_lengths" in given:
+        given["key_lengths"] = tuple(_integers("key-lengths", given["key_lengths"]))
+    if given.get("window") == WINDOW:
+        del given["window"]  # that of a preset
+    if kv_heads is not None:
+        given["kv_heads"] = kv_heads
+    counts: list[dict[str, Any]] = [{}] if queries is None else [{"queries": n} for n in _integers("queries", queries)]
+    if not given and queries is None:
+        return problems
+    found = [dataclasses.replace(each, **given, **count) for each in problems for count in counts]
+    for each in found:
+        if each.operation != "attention" or each.shape[1] % (each.kv_heads or 1) or each.num_queries > each.shape[2]:
+            raise _refusal("expected attention, key/value heads that divide heads, and no more queries than keys")
+        if not 0 <= each.ahead <= each.shape[2] - each.num_queries:
+            raise _refusal(f"expected an offset in 0..{each.shape[2] - each.num_queries}; got {each.offset}")
+    return found
 
 
 def _shape(text: str) -> tuple[int, int, int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import attention_core
 from attention_benchmark.candidate import Call
-from attention_benchmark.problem import MASKS, Problem
+from attention_benchmark.problem import Problem
 from attention_core import parameters
 
 __all__ = ["auto", "blockwise", "dense", "fused", "linear", "multi_head", "product", "reproducible"]
@@ -57,4 +57,4 @@ def product(problem: Problem) -> Call:
 def _options(problem: Problem, arrays: tuple[Any, ...]) -> dict[str, Any]:
     if problem.is_causal:
         return {"is_causal": True}
-    return {"mask": MASKS[problem.mask].mask(*arrays)}
+    return {"mask": problem.core_mask(*arrays)}

@@ -144,5 +144,5 @@ def as_row(measurement: Measurement) -> dict[str, Any]:
 def of_row(row: Mapping[str, Any]) -> Measurement:
     """Read a measurement from a row of JSON."""
     samples = {name: tuple(row[name]) for name in ("seconds", "products")}
-    problem = Problem(**row["problem"] | {"shape": tuple(row["problem"]["shape"])})
+    problem = Problem.of_row(row["problem"])
     return Measurement(**{**row, **samples, "problem": problem, "candidate": Candidate(**row["candidate"])})

@@ -59,7 +59,7 @@ class Order:
     def read(cls, text: str) -> Self:
         """Read an order from JSON."""
         fields = json.loads(text)
-        problems = tuple(Problem(**each | {"shape": tuple(each["shape"])}) for each in fields["problems"])
+        problems = tuple(map(Problem.of_row, fields["problems"]))
         without = tuple((key, index) for key, index in fields["without"])
         rounds = fields["rounds"] and tuple(fields["rounds"])
         return cls(**fields | {"problems": problems, "without": without, "rounds": rounds})

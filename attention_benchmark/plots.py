@@ -26,7 +26,7 @@ def write_plots(directory: Path, measurements: Sequence[Measurement], suffix: st
     series: dict[tuple[Any, ...], list[Measurement]] = {}
     for each in measurements:
         (batch, heads, _, width), problem = each.problem.shape, each.problem
-        if each.seconds and problem.operation == "attention":
+        if each.seconds and problem.operation == "attention" and problem.queries is None and problem.group == 1:
             series.setdefault((problem.mask, problem.direction, batch, heads, width), []).append(each)
     directory.mkdir(parents=True, exist_ok=True)
     written = []

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 import attention_core
 
-__all__ = ["DIRECTIONS", "MASKS", "OPERATIONS", "MaskKind", "Problem", "default_problems", "drawn_arrays", "laid_out"]
+__all__ = [
+    "DIRECTIONS",
+    "MASKS",
+    "OPERATIONS",
+    "PRESETS",
+    "MaskKind",
+    "Problem",
+    "default_problems",
+    "drawn_arrays",
+    "laid_out",
+]
 
 NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,50 +36,60 @@ OPERATIONS = ("attention", "multi_head", "linear")
 
 
 class MaskKind(NamedTuple):
-    """A mask: its arrays, the core's mask of these, a rule of NumPy, and the number of keys of each query.
+    """A mask: its arrays, the core's mask of a problem and these, a rule of NumPy, and the number of keys of a query.
 
-    The rule does not use the core, so that it can check the core and its peers alike.
+    The rule does not use the core, so that it can check the core and its peers alike. Rule and number take the problem
+    last, and positions of queries, to which the offset has been added.
     """
 
-    arrays: Callable[[int, int], tuple[NumpyArray, ...]]
+    arrays: Callable[[Problem], tuple[NumpyArray, ...]]
     mask: Callable[..., attention_core.Mask | None]
     rule: Callable[..., NumpyArray] | None
-    keys: Callable[[NumpyArray, int], Any]
+    keys: Callable[[NumpyArray, int, Problem], Any]
 
 
-def _no_arrays(batch: int, length: int) -> tuple[NumpyArray, ...]:
+def _no_arrays(problem: Problem) -> tuple[NumpyArray, ...]:
     return ()
 
 
-def _documents(batch: int, length: int) -> tuple[NumpyArray, ...]:
-    return (np.arange(length, dtype=np.int32) // DOCUMENT,)
+def _documents(problem: Problem) -> tuple[NumpyArray, ...]:
+    ids = np.arange(problem.shape[2], dtype=np.int32) // DOCUMENT
+    return ids[problem.ahead : problem.ahead + problem.num_queries], ids
 
 
-def _lengths(batch: int, length: int) -> tuple[NumpyArray, ...]:
-    """Lengths spread evenly, so that half of all keys are padding."""
+def _lengths(problem: Problem) -> tuple[NumpyArray, ...]:
+    """The lengths asked for, or some that are spread evenly, so that half of all keys are padding."""
+    batch, _, length, _ = problem.shape
+    if problem.key_lengths:
+        return (np.resize(np.asarray(problem.key_lengths, dtype=np.int32), batch),)
     return (np.ceil((np.arange(batch) + 0.5) / batch * length).astype(np.int32),)
 
 
 MASKS = {
-    "full": MaskKind(_no_arrays, lambda: None, None, lambda i, n: n),
-    "causal": MaskKind(_no_arrays, attention_core.Causal, lambda i, j: j <= i, lambda i, n: i + 1),
+    "full": MaskKind(_no_arrays, lambda problem: None, None, lambda i, n, problem: n),
+    "causal": MaskKind(
+        _no_arrays,
+        lambda problem: attention_core.Causal(offset=problem.ahead),
+        lambda i, j, problem: j <= i,
+        lambda i, n, problem: np.minimum(i + 1, n),
+    ),
     "window": MaskKind(
         _no_arrays,
-        lambda: attention_core.SlidingWindow(left=WINDOW - 1, right=0),
-        lambda i, j: (j <= i) & (j > i - WINDOW),
-        lambda i, n: np.minimum(i + 1, WINDOW),
+        lambda problem: attention_core.SlidingWindow(left=problem.window - 1, right=0, offset=problem.ahead),
+        lambda i, j, problem: (j <= i) & (j > i - problem.window),
+        lambda i, n, problem: np.minimum(i + 1, problem.window),
     ),
     "packed": MaskKind(
         _documents,
-        lambda ids: attention_core.Segments(ids, ids),
-        lambda i, j, ids: ids[i] == ids[j],
-        lambda i, n: np.minimum(n - i // DOCUMENT * DOCUMENT, DOCUMENT),
+        lambda problem, query_ids, key_ids: attention_core.Segments(query_ids, key_ids),
+        lambda i, j, query_ids, key_ids, problem: key_ids[i] == key_ids[j],
+        lambda i, n, problem: np.minimum(n - i // DOCUMENT * DOCUMENT, DOCUMENT),
     ),
     "padded": MaskKind(
         _lengths,
-        attention_core.KeyLengths,
-        lambda i, j, lengths: j < lengths[:, None, None, None],
-        lambda i, n: n / 2,
+        lambda problem, lengths: attention_core.KeyLengths(lengths),
+        lambda i, j, lengths, problem: j < lengths[:, None, None, None],
+        lambda i, n, problem: np.mean(np.minimum(_lengths(problem)[0], n)) if problem.key_lengths else n / 2,
     ),
 }
 
@@ -81,7 +101,7 @@ class Problem:
     Attributes
     ----------
     shape : tuple of int
-        Batch, heads, length, head dimension.
+        Batch, heads, length of the keys, head dimension.
     mask : str
         A name in `MASKS`.
     direction : str
@@ -91,6 +111,14 @@ class Problem:
     operation : str
         ``"attention"`` of queries, keys and values, ``"multi_head"``: self-attention with its four projections, or
         ``"linear"``: one of these projections, without its bias.
+    kv_heads, queries : int, optional
+        The numbers of key/value heads and of queries; by default those of heads and of keys.
+    offset : int, optional
+        The position of the first query; by default, the queries are the last positions.
+    key_lengths : tuple of int
+        Of the mask ``"padded"``, repeated for the batch.
+    window : int
+        The keys that a query attends to under the mask ``"window"``.
     """
 
     shape: tuple[int, int, int, int]
@@ -99,17 +127,43 @@ class Problem:
     dtype: str = "float32"
     device: str = "cpu"
     operation: str = "attention"
+    kv_heads: int | None = None
+    queries: int | None = None
+    offset: int | None = None
+    key_lengths: tuple[int, ...] = ()
+    window: int = WINDOW
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
+        """Make a problem of what JSON knows of it."""
+        return cls(**{**row, **{name: tuple(row[name]) for name in ("shape", "key_lengths") if name in row}})
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a key/value head."""
+        return self.shape[1] // (self.kv_heads or self.shape[1])
+
+    @property
+    def num_queries(self) -> int:
+        """The number of queries."""
+        return self.queries or self.shape[2]
+
+    @property
+    def ahead(self) -> int:
+        """The position of the first query."""
+        return self.shape[2] - self.num_queries if self.offset is None else self.offset
 
     @property
     def is_causal(self) -> bool:
-        """Whether the mask is causal, for which all frameworks have a flag."""
-        return self.mask == "causal"
+        """Whether the mask is causal from the first query and key on, for which all frameworks have a flag."""
+        return self.mask == "causal" and self.ahead == 0
 
     @property
     def share(self) -> float:
         """The fraction of pairs that the mask allows."""
         length = self.shape[2]
-        return float(np.mean(MASKS[self.mask].keys(np.arange(length), length)) / length)
+        positions = np.arange(self.num_queries) + self.ahead
+        return float(np.mean(MASKS[self.mask].keys(positions, length, self)) / length)
 
     @property
     def flops(self) -> float:
@@ -118,7 +172,7 @@ class Problem:
         projection = (6.0 if self.direction == "both" else 2.0) * batch * length * (heads * width) ** 2
         if self.operation == "linear":
             return projection
-        count = 4.0 * batch * heads * length**2 * width * self.share
+        count = 4.0 * batch * heads * self.num_queries * length * width * self.share
         factor = 3.5 if self.direction == "both" else 1.0  # five more products of that size, one of them recomputed
         return factor * count + (4 * projection if self.operation == "multi_head" else 0.0)
 
@@ -132,35 +186,57 @@ class Problem:
     @property
     def mask_arrays(self) -> tuple[NumpyArray, ...]:
         """The arrays of the mask of the core."""
-        batch, _, length, _ = self.shape
-        return MASKS[self.mask].arrays(batch, length)
+        return MASKS[self.mask].arrays(self)
+
+    def core_mask(self, *arrays: Any) -> attention_core.Mask | None:
+        """The mask of the core, with the arrays of a framework."""
+        return MASKS[self.mask].mask(self, *arrays)
 
     def allowed(self, rows: NumpyArray | None = None) -> NumpyArray | None:
         """Which query may attend to which key, with four axes; ``None`` without a mask."""
         rule, keys = MASKS[self.mask].rule, np.arange(self.shape[2])
         if rule is None:
             return None
-        allowed = rule((keys if rows is None else rows)[:, None], keys, *self.mask_arrays)
+        positions = (np.arange(self.num_queries) if rows is None else rows) + self.ahead
+        allowed = rule(positions[:, None], keys, *self.mask_arrays, self)
         return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+
+    def cut(self) -> tuple[slice, NumpyArray | None]:
+        """The keys that any query may attend to, and the mask among these; ``None`` where there is nothing to mask.
+
+        So a peer has its own best form: a flag, fewer keys, or an array.
+        """
+        allowed = None if self.is_causal else self.allowed()
+        if allowed is None or self.num_queries == self.shape[2]:
+            return slice(None), allowed
+        (some,) = np.nonzero(allowed.any(axis=(0, 1, 2)))
+        keys = slice(int(some[0]), int(some[-1]) + 1)
+        rest = np.ascontiguousarray(allowed[..., keys])
+        return keys, None if rest.all() else rest
 
     @property
     def arrays(self) -> tuple[NumpyArray, ...]:
         """The arrays to differentiate by: query, key and value, or the input and the parameters of projections."""
-        return drawn_arrays(self.shape, self.dtype, self.operation)[:-1]
+        return drawn_arrays(self._dims, self.dtype, self.operation)[:-1]
 
     @property
     def cotangent(self) -> NumpyArray:
         """The cotangent of the output."""
-        return drawn_arrays(self.shape, self.dtype, self.operation)[-1]
+        return drawn_arrays(self._dims, self.dtype, self.operation)[-1]
+
+    @property
+    def _dims(self) -> tuple[int, ...]:
+        return (*self.shape, self.kv_heads or self.shape[1], self.num_queries)
 
 
 @functools.lru_cache(maxsize=2)
-def drawn_arrays(shape: tuple[int, int, int, int], dtype: str, operation: str) -> tuple[NumpyArray, ...]:
+def drawn_arrays(dims: tuple[int, ...], dtype: str, operation: str) -> tuple[NumpyArray, ...]:
     """Draw the arrays of a problem, and its cotangent, from the seed of all problems."""
     rng = np.random.default_rng(20240229)
-    batch, heads, length, width = shape
+    batch, heads, length, width, kv_heads, queries = dims
     if operation == "attention":
-        return tuple(_rounded(rng.standard_normal(shape), dtype) for _ in range(4))
+        query, key = (batch, heads, queries, width), (batch, kv_heads, length, width)
+        return tuple(_rounded(rng.standard_normal(shape), dtype) for shape in (query, key, key, query))
     channels = heads * width
     if operation == "linear":
         drawn = [rng.standard_normal(dims) for dims in ((batch, length, channels), (channels, channels))]
@@ -181,6 +257,49 @@ def _rounded(array: NumpyArray, dtype: str) -> NumpyArray:
 def laid_out(array: NumpyArray, layout: str) -> NumpyArray:
     """Swap heads and length, (batch, heads, length, head dimension), for the layout ``"BLHD"``."""
     return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if layout == "BLHD" else array
+
+
+def _decode(batch: int, heads: tuple[int, int], length: int, width: int, queries: int, mask: str) -> dict[str, Any]:
+    """A few queries at the end of a cache."""
+    shape = (batch, heads[0], length, width)
+    return {"shape": shape, "mask": mask, "kv_heads": heads[1], "queries": queries, "window": 1024}
+
+
+_LONG = (1, (32, 8), 4096, 128)
+PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
+    "training": tuple(
+        {"shape": shape, "mask": mask, "direction": direction, "kv_heads": kv_heads}
+        for shape, kv_heads in (
+            ((32, 12, 128, 64), 12),
+            ((4, 12, 512, 64), 12),
+            ((1, 16, 2048, 64), 16),
+            ((1, 16, 2048, 64), 4),
+        )
+        for mask in ("full", "causal")
+        for direction in DIRECTIONS
+    ),
+    "prefill": (
+        {"shape": (1, 32, 512, 128), "mask": "causal", "kv_heads": 8},
+        *(_decode(*_LONG, queries, mask) for queries in (64, 512) for mask in ("causal", "window")),
+    ),
+    "decode": (
+        _decode(*_LONG, 1, "full"),
+        {**_decode(*_LONG, 1, "padded"), "key_lengths": (3000,)},
+        _decode(*_LONG, 1, "window"),
+        _decode(*_LONG, 4, "causal"),
+        _decode(*_LONG, 16, "causal"),
+        _decode(1, (32, 4), 4096, 128, 1, "full"),
+        _decode(4, (32, 8), 2048, 128, 1, "padded"),
+        _decode(4, (16, 16), 2048, 64, 1, "padded"),
+        _decode(16, (32, 8), 1024, 128, 1, "padded"),
+    ),
+    "small": tuple(
+        {"shape": (1, 1, 8, 16), "mask": mask, "direction": direction}
+        for mask in ("full", "causal")
+        for direction in DIRECTIONS
+    ),
+}
+"""Fields of problems by what they are like."""
 
 
 def default_problems(dtype: str = "float32", device: str = "cpu") -> list[Problem]:

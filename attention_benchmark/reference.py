@@ -28,7 +28,7 @@ class Expected(NamedTuple):
 
 def expected(problem: Problem) -> Expected:
     """Compute output and gradients of some queries in float64."""
-    length = problem.shape[2]
+    length = problem.num_queries
     rows = np.unique(np.append(np.random.default_rng(7).choice(length, min(length, ROWS), replace=False), length - 1))
     cotangent = np.zeros_like(problem.cotangent)
     cotangent[..., rows, :] = problem.cotangent[..., rows, :]
@@ -55,7 +55,8 @@ def _attention(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tup
 def _attend(
     problem: Problem, rows: NumpyArray, inputs: Sequence[NumpyArray], cotangent: NumpyArray
 ) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:
-    query, key, value = inputs
+    query, *shared = inputs
+    key, value = (each.repeat(problem.group, axis=1) for each in shared)
     scale = query.shape[-1] ** -0.5
     chosen = query[..., rows, :] * scale
     scores = chosen @ key.swapaxes(-1, -2)
@@ -69,7 +70,10 @@ def _attend(
     d_scores = weights * (d_weights - (cotangent * output).sum(axis=-1, keepdims=True))
     d_query = np.zeros_like(query)
     d_query[..., rows, :] = d_scores @ key * scale
-    return output, (d_query, d_scores.swapaxes(-1, -2) @ chosen, weights.swapaxes(-1, -2) @ cotangent)
+    per_head = d_scores.swapaxes(-1, -2) @ chosen, weights.swapaxes(-1, -2) @ cotangent
+    batch, _, length, width = problem.shape
+    d_key, d_value = (each.reshape(batch, -1, problem.group, length, width).sum(axis=2) for each in per_head)
+    return output, (d_query, d_key, d_value)
 
 
 def _multi_head(problem: Problem, rows: NumpyArray, cotangent: NumpyArray) -> tuple[NumpyArray, tuple[NumpyArray, ...]]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from attention_benchmark.candidate import Candidate
 from attention_benchmark.measurement import Measurement, fastest_peers, quartiles, ratio
-from attention_benchmark.problem import Problem
+from attention_benchmark.problem import WINDOW, Problem
 
 __all__ = ["Grid", "details", "environment", "markdown", "overviews", "rich_table"]
 
@@ -53,7 +53,7 @@ def _overview(measurements: Sequence[Measurement], operation: str, direction: st
     for candidate in dict.fromkeys(each.candidate for each in chosen):
         by_problem = {each.problem: each for each in chosen if each.candidate == candidate}
         rows.append((*_name(candidate), *(_overview_cell(by_problem.get(problem), peers) for problem in problems)))
-    headings = ("framework", "mode", "candidate", *(f"{_shape(each)} {each.mask}" for each in problems))
+    headings = ("framework", "mode", "candidate", *(f"{_shape(each)} {_mask(each)}" for each in problems))
     return Grid(f"{_title(operation)}, {DIRECTION[direction]}", headings, rows, [IN_BRACKETS, *_reasons(chosen)])
 
 
@@ -75,7 +75,7 @@ def details(measurements: Sequence[Measurement]) -> list[Grid]:
 
 def _detail(problem: Problem, measurements: Sequence[Measurement]) -> Grid:
     title = (
-        f"{_title(problem.operation)}, {DIRECTION[problem.direction]}: {_shape(problem)}, {problem.mask}, "
+        f"{_title(problem.operation)}, {DIRECTION[problem.direction]}: {_shape(problem)}, {_mask(problem)}, "
         f"{problem.dtype}, {problem.device}"
     )
     headings = ("framework", "mode", "candidate", "median", "quartiles", "× peer", "× PyTorch", "of product", "memory")
@@ -126,7 +126,17 @@ def _title(operation: str) -> str:
 
 
 def _shape(problem: Problem) -> str:
-    return "×".join(map(str, problem.shape))
+    """Batch × heads × length × width; key/value heads and queries stand apart where these are others."""
+    batch, heads, length, width = map(str, problem.shape)
+    heads = heads if problem.group == 1 else f"{heads}/{problem.kv_heads}"
+    length = length if problem.num_queries == problem.shape[2] else f"{problem.queries}×{length}"
+    return "×".join((batch, heads, length, width))
+
+
+def _mask(problem: Problem) -> str:
+    numbers = {"window": [problem.window] if problem.window != WINDOW else [], "padded": problem.key_lengths}
+    text = " ".join((problem.mask, *map(str, numbers.get(problem.mask, ()))))
+    return text if problem.offset is None else f"{text} from {problem.offset}"
 
 
 def duration(seconds: float) -> str:

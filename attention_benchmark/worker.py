@@ -229,7 +229,7 @@ def _kind(problem: Problem, candidate: Candidate) -> tuple[str, str, str]:
 
 def _size(problem: Problem) -> float:
     batch, heads, length, _ = problem.shape
-    return float(batch * heads * length**2)
+    return float(batch * heads * problem.num_queries * length)
 
 
 def _rounds(engine: Engine, problem: Problem, entries: list[_Entry], order: Order) -> list[float]:

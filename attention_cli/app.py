@@ -27,6 +27,8 @@ LAYOUTS = (
 )
 OPERATIONS = "attention, multi_head, linear"
 MASKS = "full, causal, window, packed, padded"
+PRESETS = "training, prefill, decode, small"
+WINDOW = 256
 
 
 def _version(wanted: bool) -> None:
@@ -60,6 +62,14 @@ def bench(
     ] = None,
     operation: Annotated[Many, typer.Option(help=f"{OPERATIONS}; repeatable. By default the first two.")] = None,
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None,
+    preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None,
+    queries: Annotated[
+        str | None, typer.Option(help="Numbers of queries, as in 1,4,16. By default the length.")
+    ] = None,
+    offset: Annotated[int | None, typer.Option(help="Position of the first query. By default, the last ones.")] = None,
+    key_lengths: Annotated[str | None, typer.Option(help="Of the mask padded, as in 3000, or one each.")] = None,
+    window: Annotated[int, typer.Option(min=1, help="Keys of a query under the mask window.")] = WINDOW,
     lengths: Annotated[str | None, typer.Option(help="Lengths of a series, as in 512,1024,2048, for plots.")] = None,
     mask: Annotated[Many, typer.Option(help=f"{MASKS}; repeatable.")] = None,
     direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None,
@@ -88,6 +98,12 @@ def bench(
         candidate=candidate,
         operation=operation,
         shape=shape,
+        preset=preset,
+        kv_heads=kv_heads,
+        queries=queries,
+        offset=offset,
+        key_lengths=key_lengths,
+        window=window,
         lengths=lengths,
         mask=mask,
         direction=direction,

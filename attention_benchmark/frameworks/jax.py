@@ -51,9 +51,10 @@ engine = JaxEngine()
 
 def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
     """Prepare a function with a flag for causal, and an array for any other mask."""
-    allowed = None if problem.is_causal else problem.allowed()
+    keys, allowed = problem.cut()
 
     def masked(query: Any, key: Any, value: Any, *mask: Any) -> Any:
+        key, value = key[:, keys], value[:, keys]
         return function(query, key, value, mask=mask[0] if mask else None, is_causal=problem.is_causal)
 
     variables = tuple(laid_out(each, "BLHD") for each in problem.arrays)

@@ -14,10 +14,13 @@ __all__ = ["attention", "multi_head"]
 
 
 def attention(problem: Problem) -> Call:
-    """Prepare the function that Keras has for all its backends."""
-    allowed = None if problem.is_causal else problem.allowed()
+    """Prepare the function that Keras has for all its backends; TensorFlow has to repeat heads for it."""
+    keys, allowed = problem.cut()
 
     def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
+        key, value = key[:, keys], value[:, keys]
+        if problem.group > 1:
+            key, value = (keras.ops.repeat(each, problem.group, axis=2) for each in (key, value))
         return keras.ops.dot_product_attention(query, key, value, None, *mask, is_causal=problem.is_causal)
 
     variables = tuple(laid_out(each, "BLHD") for each in problem.arrays)

@@ -37,15 +37,18 @@ engine = NumpyEngine()
 
 
 def naive(problem: Problem) -> Call:
-    """Prepare the formula with all scores in memory."""
-    allowed = problem.allowed()
+    """Prepare the formula with all scores in memory, the rows of a group in one product."""
+    keys, allowed = (slice(None), problem.allowed()) if problem.is_causal else problem.cut()
     scale = problem.arrays[0].dtype.type(problem.shape[3] ** -0.5)
 
     def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
-        scores = query @ key.swapaxes(-1, -2) * scale
+        folded = query.reshape(*key.shape[:2], -1, query.shape[-1])
+        scores = folded @ key[:, :, keys].swapaxes(-1, -2) * scale
+        scores = scores.reshape(*query.shape[:3], -1)
         if mask:
             scores = np.where(mask[0], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        return weights / weights.sum(axis=-1, keepdims=True) @ value
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return (weights.reshape(*folded.shape[:3], -1) @ value[:, :, keys]).reshape(*query.shape[:3], -1)
 
     return Call(function, problem.arrays, () if allowed is None else (allowed,))

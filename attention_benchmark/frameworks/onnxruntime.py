@@ -46,12 +46,14 @@ def attention(problem: Problem) -> Call:
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(problem.dtype))
     inputs = [onnx.helper.make_tensor_value_info(name, element, each.shape) for name, each in arrays.items()]
     if allowed is not None:
-        allowed = np.ascontiguousarray(np.broadcast_to(allowed, (*allowed.shape[:2], *(problem.shape[2],) * 2)))
+        allowed = np.ascontiguousarray(
+            np.broadcast_to(allowed, (*allowed.shape[:2], problem.num_queries, problem.shape[2]))
+        )
         inputs.append(onnx.helper.make_tensor_value_info("mask", onnx.TensorProto.BOOL, allowed.shape))
     node = onnx.helper.make_node(
         "Attention", [each.name for each in inputs], ["output"], is_causal=int(problem.is_causal)
     )
-    output = onnx.helper.make_tensor_value_info("output", element, problem.shape)
+    output = onnx.helper.make_tensor_value_info("output", element, arrays["query"].shape)
     session = _session(node, inputs, output)
     names = [each.name for each in inputs]
 

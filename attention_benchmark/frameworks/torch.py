@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attention_benchmark.candidate import Call
 from attention_benchmark.frameworks import Step, device_of
-from attention_benchmark.problem import WINDOW, Problem
+from attention_benchmark.problem import Problem
 from attention_torch import backend
 
 __all__ = ["TorchEngine", "engine", "flex", "fused", "multi_head"]
@@ -60,11 +60,16 @@ engine = TorchEngine()
 
 def fused(problem: Problem) -> Call:
     """Prepare PyTorch's choice among its kernels."""
-    allowed = None if problem.is_causal else problem.allowed()
+    keys, allowed = problem.cut()
 
     def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask[0] if mask else None, is_causal=problem.is_causal
+            query,
+            key[:, :, keys],
+            value[:, :, keys],
+            attn_mask=mask[0] if mask else None,
+            is_causal=problem.is_causal,
+            enable_gqa=problem.group > 1,
         )
 
     return Call(function, problem.arrays, () if allowed is None else (allowed,))
@@ -75,16 +80,21 @@ def flex(problem: Problem) -> Call:
     device = device_of(backend, problem.device)
     batch, _, length, _ = problem.shape
     arrays = [torch.from_numpy(each).to(device) for each in problem.mask_arrays]
+    ahead, window = problem.ahead, problem.window
     rules: dict[str, Callable[..., Any]] = {
-        "causal": lambda b, h, q, k: k <= q,
-        "window": lambda b, h, q, k: (k <= q) & (k > q - WINDOW),
-        "packed": lambda b, h, q, k: arrays[0][q] == arrays[0][k],
+        "causal": lambda b, h, q, k: k <= q + ahead,
+        "window": lambda b, h, q, k: (k <= q + ahead) & (k > q + ahead - window),
+        "packed": lambda b, h, q, k: arrays[0][q] == arrays[1][k],
         "padded": lambda b, h, q, k: k < arrays[0][b],
     }
     rule = rules.get(problem.mask)
     batches = batch if problem.mask == "padded" else None
-    blocks = None if rule is None else create_block_mask(rule, batches, None, length, length, device=device)
-    return Call(lambda query, key, value: flex_attention(query, key, value, block_mask=blocks), problem.arrays)
+    blocks = rule and create_block_mask(rule, batches, None, problem.num_queries, length, device=device)
+
+    def function(query: Any, key: Any, value: Any) -> Any:
+        return flex_attention(query, key, value, block_mask=blocks, enable_gqa=problem.group > 1)
+
+    return Call(function, problem.arrays)
 
 
 def multi_head(problem: Problem) -> Call:

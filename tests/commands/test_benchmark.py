@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from attention_benchmark import CANDIDATES, Measurement, Problem, command, processes, report, worker
 from attention_benchmark.measurement import fastest_peers, quartiles, ratio, read_json, write_json
 from attention_benchmark.order import Order
-from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, default_problems
+from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, PRESETS, default_problems
 from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
 from attention_cli.app import app
@@ -26,6 +26,11 @@ PROBLEMS = (
     Problem(SHAPE, "packed"),
     Problem(SHAPE, "window"),
     Problem(SHAPE, "causal", "both"),
+    Problem((2, 4, 70, 8), "causal", "both", kv_heads=2, queries=3),
+    Problem((2, 4, 70, 8), "window", kv_heads=2, queries=1, window=9),
+    Problem((2, 4, 70, 8), "window", kv_heads=2, queries=5, offset=20, window=9),
+    Problem((2, 4, 70, 8), "padded", "both", kv_heads=2, queries=3, key_lengths=(30, 50)),
+    Problem((2, 4, 40, 8), "causal", "both", kv_heads=2),
     Problem((2, 3, 7, 8), "causal", "both", operation="multi_head"),
     Problem((2, 3, 7, 8), "full", "both", operation="linear"),
 )
@@ -187,6 +192,27 @@ def test_reference_agrees_with_the_naive_formula(mask):
     assert worst_error([output], wanted) > TOLERANCE["float32"]
 
 
+@pytest.mark.parametrize("problem", [each for each in PROBLEMS if each.queries], ids=str)
+def test_reference_agrees_with_the_naive_formula_of_grouped_heads_and_a_few_queries(problem):
+    call = NAIVE.prepare(problem)
+    assert worst_error([call.function(*call.variables, *call.constants)], expected(problem)) < 1e-6
+    count = np.broadcast_to(problem.allowed(), (2, 4, problem.queries, 70)).sum()
+    assert dataclasses.replace(problem, direction="forward").flops == pytest.approx(4 * count * 8)
+
+
+def test_peers_get_fewer_keys_where_that_is_all_that_a_mask_does():
+    shape = (1, 4, 70, 8)
+    for fields, keys, has_mask in (
+        ({"mask": "causal", "queries": 1}, slice(0, 70), False),
+        ({"mask": "causal", "queries": 3, "offset": 20}, slice(0, 23), True),
+        ({"mask": "window", "queries": 1, "window": 9}, slice(61, 70), False),
+        ({"mask": "padded", "queries": 2, "key_lengths": (30,)}, slice(0, 30), False),
+    ):
+        found, allowed = Problem(shape, **fields).cut()
+        assert (found, allowed is not None) == (keys, has_mask)
+    assert Problem(shape, "causal").cut() == (slice(None), None)  # for which there is a flag
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_reference_gradients_agree_with_differences(operation):
     problem = Problem((1, 2, 4, 3), "causal", "both", "float64", operation=operation)
@@ -319,6 +345,12 @@ def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
         (("--read", "/"), "expected a file of bench --json; got /: Is a directory"),
         (("--plots", "/dev/null"), "expected a directory for plots; got /dev/null: File exists"),
         (("--json", "/dev/null"), "expected a file to write; got /dev/null, no regular file"),
+        (("--preset", "no"), "expected a preset out of training, prefill, decode, small; got 'no'"),
+        (
+            ("--shape", "1,4,8,2", "--kv-heads", 3),
+            "expected attention, key/value heads that divide heads, and no more queries than keys",
+        ),
+        (("--shape", "1,4,8,2", "--queries", 3, "--offset", 6), "expected an offset in 0..5; got 6"),
     ],
 )
 def test_wrong_arguments_of_the_command_are_named_in_a_line(arguments, message):
@@ -388,6 +420,28 @@ def test_a_process_that_fails_says_so_in_a_line(monkeypatch):
     with pytest.raises(RuntimeError) as error:
         quick("numpy", [Problem((1, 1, 8, 4))], [NAIVE])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_problems(name, monkeypatch):
+    seen = []
+    monkeypatch.setattr(command, "_measured", lambda orders, memory, failures: (seen.extend(orders), [])[1])
+    assert invoke("--backend", "numpy", "--preset", name).exit_code == 0
+    problems = [problem for order in seen for problem in order.problems]
+    assert problems == [Problem(**each) for each in PRESETS[name] if each.get("direction") != "both"]
+    assert all(each.shape[1] % (each.kv_heads or 1) == 0 and each.num_queries <= each.shape[2] for each in problems)
+
+
+def test_queries_heads_and_lengths_are_options(monkeypatch):
+    seen = []
+    monkeypatch.setattr(command, "_measured", lambda orders, memory, failures: (seen.extend(orders), [])[1])
+    options = ("--kv-heads", 2, "--queries", "1,4", "--key-lengths", "30,20", "--offset", 9, "--window", 7)
+    assert invoke("--backend", "numpy", "--shape", "2,4,40,8", "--mask", "padded", *options).exit_code == 0
+    fields = {"kv_heads": 2, "key_lengths": (30, 20), "offset": 9, "window": 7}
+    found = [problem for order in seen for problem in order.problems]
+    assert found == [Problem((2, 4, 40, 8), "padded", queries=count, **fields) for count in (1, 4)]
+    (again,) = [Order.read(order.write()) for order in seen]
+    assert list(again.problems) == found
 
 
 def test_a_wrong_result_is_an_error(monkeypatch):

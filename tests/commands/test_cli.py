@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import attention_core as ac
-from attention_benchmark.problem import MASKS, OPERATIONS
+from attention_benchmark.problem import MASKS, OPERATIONS, PRESETS, WINDOW
 from attention_cli import app as command_line
 from attention_cli import main as program
 from attention_cli.app import app
@@ -216,6 +216,7 @@ def test_help_names_what_there_is():
     assert f"attention-core, {', '.join(LAYOUTS)}" == command_line.LAYOUTS
     assert ", ".join(OPERATIONS) == command_line.OPERATIONS
     assert ", ".join(MASKS) == command_line.MASKS
+    assert (", ".join(PRESETS), WINDOW) == (command_line.PRESETS, command_line.WINDOW)
 
 
 def test_a_run_of_nothing_does_not_hold():
