@@ -110,7 +110,7 @@ def _with_sinks(result: Attention, call: Call) -> Attention:
 def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
     if call.arithmetic == "reproducible":
         return _reproducible(call, implementation, weights=weights)
-    whole = call
+    whole = call  # of which blocks leave out by themselves what is masked
     if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:
         call = cut_keys(call)
     automatic = implementation == "auto"
@@ -129,7 +129,7 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
     elif from_kernel is not None:
         result = Attention(from_kernel[0], None, from_kernel[1])
     elif implementation == "blockwise":
-        result = _blockwise(call)
+        result = _blockwise(whole)
     else:
         if logsumexp and not automatic:
             raise ValueError(
@@ -138,7 +138,7 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
             )
         result = Attention((kernel or _first_kernel(call)).attend(call))
     if logsumexp and result.logsumexp is None:
-        result = result._replace(logsumexp=(dense(call) if is_dense_faster(call) else _blockwise(call)).logsumexp)
+        result = result._replace(logsumexp=(dense(call) if is_dense_faster(call) else _blockwise(whole)).logsumexp)
     if weights and result.weights is None:
         result = result._replace(weights=dense(whole, weights=True, logsumexp=False).weights)
     return result

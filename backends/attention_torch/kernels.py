@@ -24,7 +24,7 @@ class ScaledDotProduct:
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel, or that of blocks if it turns out that something could leak."""
-        if call.mask is not None and guards.looks_afterwards(call):
+        if (call.mask is not None or call.bias is not None) and guards.looks_afterwards(call):
             return self.attend_with_logsumexp(call)[0]
         if guards.has_key_lengths(call):
             return sdpa.attend_per_sample(call, self.attend)

@@ -110,28 +110,49 @@ def test_positions_are_those_of_all_keys(name, backend, put, get, rng):
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 @pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf, 3e38])
 @pytest.mark.parametrize("argument", [1, 2])
-@pytest.mark.parametrize("name", ["lengths", "offset", "windows", "cache", "array"])
+@pytest.mark.parametrize("name", ["lengths", "offset", "windows", "cache", "array", "bias"])
 def test_what_is_masked_does_not_leak(name, argument, nonfinite, backend, put, get, rng):
     """Every key that no query may attend to is spoilt; so is one that the last query alone may attend to."""
     rows, columns = 2, 130
     arrays = [get(x) for x in inputs(rng, put, rows, columns, D)]
-    wanted = MASKS["offset" if name == "array" else name]
-    mask = wanted(put, rows, columns)
+    mask = MASKS["offset" if name in ("array", "bias") else name](put, rows, columns)
     allowed = get(as_array(mask, rows, columns, None, backend))
-    mask = put(allowed) if name == "array" else mask
+    options = {
+        "array": {"mask": put(allowed)},
+        "bias": {"bias": put(np.where(allowed, 0.0, -math.inf), dtype="float32")},
+    }.get(name, {"mask": mask})
     spoilt = [x.astype(np.float32) for x in arrays]
     hidden = ~allowed.any(axis=-2)[:, 0]
     spoilt[argument][:, 0][hidden] = nonfinite
     clean = put([x.astype(np.float32) for x in arrays], dtype="float32")
-    expected = get(attention(*clean, mask=mask, implementation="dense"))
-    found = get(attention(*put(spoilt, dtype="float32"), mask=mask))
+    expected = get(attention(*clean, **options, implementation="dense"))
+    found = get(attention(*put(spoilt, dtype="float32"), **options))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
     last = allowed[:, 0, 1] & ~allowed[:, 0, 0]
     spoilt[argument][:, 0][last] = nonfinite
-    found = get(attention(*put(spoilt, dtype="float32"), mask=mask))
+    found = get(attention(*put(spoilt, dtype="float32"), **options))
     np.testing.assert_allclose(found[:, :, 0], expected[:, :, 0], rtol=0, atol=2e-6)
     if last.any() and not math.isfinite(nonfinite):
         assert not np.isfinite(found[last.any(axis=-1), 0, 1]).any()
+
+
+@pytest.mark.parametrize("width", [D, E])
+@pytest.mark.parametrize("name", ["array", "rule", "bias"])
+def test_a_key_that_is_not_finite_gives_nan_under_a_mask(name, width, backend, put, get, rng):
+    """Even where its score would be -inf, and so its weight 0."""
+    rows, columns = 2, 130
+    query, key, value = map(get, inputs(rng, put, rows, columns, width))
+    key[:, :, -1, 0] = math.inf
+    allowed = np.arange(columns) <= np.arange(rows)[:, None] + columns - rows
+    options = {
+        "array": {"mask": put(allowed)},
+        "rule": {"mask": ac.Causal(offset=columns - rows)},
+        "bias": {"bias": put(np.where(allowed, 0.0, -math.inf))},
+    }[name]
+    found = get(attention(*put([query, key, value]), **options))
+    assert np.isnan(found[:, :, 1]).all()
+    np.testing.assert_allclose(found, get(attention(*put([query, key, value]), **options, implementation="blockwise")))
+    assert (query[:, :, 1, 0] < 0).any()
 
 
 @pytest.mark.needs("gradients")

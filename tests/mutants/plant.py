@@ -27,6 +27,7 @@ MIRRORS = {
     "_arithmetic/fast": "functions",
     "_attention/blocks": "blockwise",
     "_attention/blocks/scores": "blockwise",
+    "_attention/key_range": "few_queries",
     "_attention/reproducible/pieces": "reproducible_pieces",
     "_functions/multi_head": "encoder",
 }
