@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -57,7 +58,7 @@ def shape(array: Array, /, *, xp: Namespace) -> tuple[Any, ...]:
     dims = tuple(array.shape)
     if None in dims:  # a graph with open dimensions: the library computes them
         return tuple(xp.shape(array)) if hasattr(xp, "shape") else _dynamic_shape(array)
-    if [dim for dim in dims if dim != dim]:
+    if not all(map(operator.eq, dims, dims)):  # NaN
         raise ValueError(f"expected known dimensions; got {dims}: call compute_chunk_sizes() first")
     return dims
 

@@ -43,6 +43,7 @@ from attention_core._attention.key_range import has_few_queries, key_ranges
 from attention_core._attention.magnitudes import known_finite_products, known_finite_scores, products_are_finite
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
+    Autocast,
     Backend,
     BlockOperations,
     DefaultBackend,
@@ -70,6 +71,7 @@ __all__ = [
     "DIFFERENTIATED_ONCE",
     "FLOATING",
     "Array",
+    "Autocast",
     "Backend",
     "BlockOperations",
     "Call",
@@ -122,6 +124,6 @@ __all__ = [
 ]
 
 
-_PROTOCOLS = ("Backend", "Call", "Kernel", "KernelWithLogsumexp", "Loops", "Operation", "Tuning", "Verdict")
+_PROTOCOLS = ("Autocast", "Backend", "Call", "Kernel", "KernelWithLogsumexp", "Loops", "Operation", "Tuning", "Verdict")
 for _name in (*_PROTOCOLS, "available_backends", "get_backend"):
     vars()[_name].__module__ = __name__  # by which documentation knows it

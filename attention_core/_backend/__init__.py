@@ -1,5 +1,6 @@
 """What a library lends to the core, and how it is found. The public names are those of `attention_core.backend`."""
 
+from attention_core._backend._autocast import Autocast, autocast_at_door
 from attention_core._backend._default import DefaultBackend
 from attention_core._backend._find import (
     array_namespace,
@@ -29,6 +30,7 @@ from attention_core._backend._registry import register, registered, registered_n
 
 __all__ = [
     "DIFFERENTIATED_ONCE",
+    "Autocast",
     "Backend",
     "BlockOperations",
     "DefaultBackend",
@@ -41,6 +43,7 @@ __all__ = [
     "Tuning",
     "Verdict",
     "array_namespace",
+    "autocast_at_door",
     "available_backends",
     "backend_for",
     "backend_of",

@@ -6,7 +6,7 @@ import functools
 
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, upcast
-from attention_core._backend import array_namespace, is_concrete
+from attention_core._backend import array_namespace, autocast_at_door, is_concrete
 from attention_core._checks import (
     check_floating,
     check_integer,
@@ -21,6 +21,7 @@ from attention_core.parameters import Embeddings, LayerNorm
 from attention_core.random import Dropout, check_dropout, seeded
 
 
+@autocast_at_door(place=1, lowers=False)
 def embed_tokens(
     parameters: Embeddings,
     token_ids: Array,

@@ -7,7 +7,7 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of
 from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
-from attention_core._backend import array_namespace
+from attention_core._backend import array_namespace, autocast_at_door
 from attention_core._checks import check_flags, check_number, check_parameters, once_per_signature
 from attention_core._functions.attention import check_options
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
@@ -19,6 +19,7 @@ from attention_core.parameters import EncoderLayer, FeedForward
 from attention_core.random import Dropout, fold_in, seeded
 
 
+@autocast_at_door(place=1, lowers=False)
 def encoder_layer(
     parameters: EncoderLayer,
     x: Array,

@@ -6,12 +6,13 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, upcast
-from attention_core._backend import array_namespace
+from attention_core._backend import array_namespace, autocast_at_door
 from attention_core._checks import check_linear, check_parameters, once_per_signature
 from attention_core.parameters import FeedForward, Linear
 from attention_core.random import Dropout, check_dropout, seeded
 
 
+@autocast_at_door(place=1)
 def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
     r"""Apply an affine map to the channels.
 
@@ -49,6 +50,7 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     return cast_to(arithmetic_of(arithmetic).affine(x, weight, bias, xp=xp), dtype, xp=xp)
 
 
+@autocast_at_door(lowers=False)
 def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
     r"""Apply the Gaussian error linear unit, in its exact form (no tanh).
 
@@ -87,6 +89,7 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
 
 
+@autocast_at_door(place=1)
 def feed_forward(
     parameters: FeedForward,
     x: Array,

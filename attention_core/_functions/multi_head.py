@@ -18,7 +18,7 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Attention
-from attention_core._backend import array_namespace
+from attention_core._backend import array_namespace, autocast_at_door
 from attention_core._checks import (
     check_bias,
     check_function,
@@ -40,6 +40,7 @@ from attention_core.parameters import Linear, MultiHeadAttention
 from attention_core.random import Dropout
 
 
+@autocast_at_door(place=1)
 def multi_head_attention(
     parameters: MultiHeadAttention,
     query: Array,

@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
-from attention_core._backend import array_namespace
+from attention_core._backend import array_namespace, autocast_at_door
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -18,6 +18,7 @@ from attention_core._checks import (
 )
 
 
+@autocast_at_door(lowers=False)
 def rotary_embedding(
     x: Array,
     positions: Array,

@@ -7,7 +7,7 @@ from typing import Any
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
 from attention_core._attention.call import Attention
-from attention_core._backend import array_namespace
+from attention_core._backend import array_namespace, autocast_at_door
 from attention_core._checks import (
     check_flags,
     check_like,
@@ -24,6 +24,7 @@ from attention_core._functions.multi_head import tuple_leaves
 from attention_core.parameters import Linear, SaganAttention
 
 
+@autocast_at_door(place=1, lowers=False)
 def sagan_attention(
     parameters: SaganAttention,
     x: Array,
@@ -112,6 +113,7 @@ def sagan_attention(
     return Attention(result, cast_to(found.weights, dtype, xp=xp)) if return_weights else result
 
 
+@autocast_at_door(lowers=False)
 def spectral_norm(
     weight: Array,
     u: Array,

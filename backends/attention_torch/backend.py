@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Loops, Operation, PythonLoops, Tuning
+from attention_core.backend import DIFFERENTIATED_ONCE, Array, Kernel, Loops, Operation, PythonLoops, Tuning
 from attention_numpy.trees import (
     NumpyArray,
     as_floating,
@@ -66,6 +66,7 @@ class TorchBackend:
     loops: Loops = TorchLoops(array_api_compat.torch)
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(),)
+    is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -94,6 +95,17 @@ class TorchBackend:
         if isinstance(array, FakeTensor) or array.is_meta:
             return False
         return not (array.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    def autocast_dtype(self, array: Array, /) -> torch.dtype | None:
+        """The dtype of `torch.autocast`, where it is on."""
+        device = array.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return None
+
+    def without_autocast(self, array: Array, /) -> contextlib.AbstractContextManager[Any]:
+        """Turn `torch.autocast` off."""
+        return torch.autocast(array.device.type, enabled=False)  # type: ignore[no-any-return]
 
     def devices(self) -> list[str]:
         """Names of the devices; the last is ``"meta"``, whose tensors have a shape and a dtype but no values."""
@@ -206,7 +218,8 @@ class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
         """Compute the gradients of the arrays, from these, the results and as many cotangents."""
         operation, plan = operation_and_plan
         middle = (count + len(tensors)) // 2
-        return operation.backward(plan, tensors[:count], tensors[count:middle], tensors[middle:], backend)
+        with backend.without_autocast(tensors[0]):  # it may be on again where one goes backward
+            return operation.backward(plan, tensors[:count], tensors[count:middle], tensors[middle:], backend)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, operation_and_plan: Any, count: int, *tensors: Any) -> Any:
@@ -295,4 +308,4 @@ def _fresh(variable: torch.Tensor) -> torch.Tensor:
     return variable.view_as(variable) if variable.requires_grad else variable.detach().requires_grad_()
 
 
-backend: Backend = TorchBackend()
+backend = TorchBackend()

@@ -6,8 +6,9 @@ have the names of `attention_core.layers.named_arrays`, those of the state under
 In training, what is dropped depends on the ``seed`` given to the call or, without one, on the default generator, so
 that `torch.manual_seed` governs it. In evaluation nothing is dropped, with or without a seed.
 
-Under `torch.autocast`, inputs and parameters of a layer that takes floating point are cast to its dtype, except from
-float64. The layer then computes and returns as with parameters of that dtype.
+Under `torch.autocast`, layers return the dtypes that PyTorch's own modules do. Attention, multi-head attention and
+feed-forward cast inputs and parameters to the dtype of autocast, except from float64. Encoder layers, embeddings and
+feature maps keep the dtype of their input or tables; their parameters are cast to it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
@@ -14,7 +13,7 @@ from attention_core import layers
 from attention_core.backend import dtype_name
 from attention_core.layers import check_fit, named_arrays
 from attention_core.random import check_seed, plain_seed, seed_words
-from attention_numpy.trees import constructor, is_numpy_array, map_arrays, map_leaves
+from attention_numpy.trees import constructor, is_numpy_array, map_arrays
 from attention_torch import operators
 from attention_torch.backend import backend
 
@@ -260,19 +259,9 @@ class Layer(Tree):
         if "seed" in options:
             options["seed"] = self._seed(options["seed"], device)
         parameters = self.read()
-        dtype = _autocast_dtype(device.type)
-
-        def lower(leaf: Any) -> Any:
-            eligible = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dtype != torch.float64
-            return leaf.to(dtype) if eligible else leaf
-
-        # The core computes in float32 where it must.
-        with contextlib.nullcontext() if dtype is None else torch.autocast(device.type, enabled=False):
-            if self.state is not None:
-                options["state"] = self._step(parameters)
-            if dtype is not None and any(tensor.is_floating_point() for tensor in tensors):
-                parameters, arrays, options = map_leaves(lower, (parameters, arrays, options))
-            return self.definition(parameters, *arrays, **options, xp=backend.namespace)
+        if self.state is not None:
+            options["state"] = self._step(parameters)
+        return self.definition(parameters, *arrays, **options, xp=backend.namespace)
 
     def _seed(self, seed: Any, device: torch.device) -> Any:
         """The seed of a call in training, as a tensor where it is drawn, so that compilers draw it anew."""
@@ -306,13 +295,6 @@ def _hold_parameter(module: torch.nn.Module, name: str, tensor: torch.Tensor | N
 def _copy(to: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in to.items():
         tensor.copy_(values[name])
-
-
-def _autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype of `torch.autocast`, where it is on."""
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return None
 
 
 def _check_dtype(dtype: Any) -> None:

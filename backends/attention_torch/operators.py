@@ -101,7 +101,8 @@ def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tens
     operation, plan = _decode_text(text)
     middle = len(results) // 2
     ends = tuple(results[:middle]), tuple(results[middle:])
-    gradients = operation.backward(plan, tuple(arrays), *ends, _backend())
+    with torch.autocast(arrays[0].device.type, enabled=False):  # it may be on again where one goes backward
+        gradients = operation.backward(plan, tuple(arrays), *ends, _backend())
     return [gradient.contiguous() for gradient in gradients if gradient is not None]
 
 

@@ -51,7 +51,7 @@ def test_all_dtypes_are_trained(name, dtype):
         assert bool(torch.isfinite(tensor.grad).all())
 
 
-def test_autocast_computes_as_with_parameters_of_its_dtype(name, layer):
+def test_autocast_lowers_the_layers_that_pytorch_lowers(name, layer):
     layer.eval()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = layer(*inputs_of(name))
@@ -61,7 +61,7 @@ def test_autocast_computes_as_with_parameters_of_its_dtype(name, layer):
         assert parameter.grad.dtype == torch.float32
         assert bool(torch.isfinite(parameter.grad).all())
         assert bool(parameter.grad.any())
-    if name == "Embeddings":  # ids are of no dtype to cast from, as with torch.nn.Embedding
+    if name in ("Embeddings", "EncoderLayer", "SaganAttention"):  # a lookup, and sums with what is given
         equal(found, layer(*inputs_of(name)))
     else:
         narrow = copy.deepcopy(layer).to(torch.bfloat16)

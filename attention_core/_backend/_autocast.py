@@ -1,0 +1,98 @@
+"""Functions under a library's autocast: arguments are cast at the door, and nothing inside."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from attention_core._arrays import FLOATING, Array, DType, cast_to, dtype_name
+from attention_core._backend._find import _backends, array_namespace, backend_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_CAST_OPTIONS = ("key", "value", "bias", "sinks")
+
+
+class Autocast(Protocol):
+    """What a backend lends, besides the members of `Backend`, if its library casts arguments of functions by itself.
+
+    Attributes
+    ----------
+    is_autocasting : callable
+        Whether the library does so now, for arrays of any device. It is called at every call of a public function.
+    """
+
+    is_autocasting: Callable[[], bool]
+
+    def autocast_dtype(self, array: Array, /) -> DType | None:
+        """Return the dtype that arguments are cast to on the device of an array; ``None`` if they are not."""
+
+    def without_autocast(self, array: Array, /) -> AbstractContextManager[Any]:
+        """Turn it off on the device of an array."""
+
+
+def autocast_at_door(*, place: int = 0, lowers: bool = True) -> Callable[[Function], Function]:
+    """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
+
+    Parameters
+    ----------
+    place : int
+        Of the positional argument whose library, device and, perhaps, dtype decide.
+    lowers : bool
+        Whether arguments are cast to the dtype of autocast, as those of products. Otherwise they are cast to that of
+        the argument which decides, as those of a normalization.
+    """
+
+    def decorate(function: Function) -> Function:
+        backends, find, cast_call = _backends, backend_of, _cast_call
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            if len(arguments) > place:
+                array = arguments[place]
+                backend = backends.get(type(array)) or find(array)
+                is_autocasting = getattr(backend, "is_autocasting", None)
+                if is_autocasting is not None and is_autocasting():
+                    return cast_call(backend, function, array, lowers, arguments=arguments, options=options)
+            return function(*arguments, **options)
+
+        # With the globals of the function, by which doctest knows in which module it is.
+        wrapper = types.FunctionType(
+            called.__code__, function.__globals__, function.__name__, called.__defaults__, called.__closure__
+        )
+        return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
+
+    return decorate
+
+
+def _cast_call(
+    backend: Any,
+    function: Callable[..., Any],
+    array: Array,
+    lowers: bool,
+    *,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    dtype = backend.autocast_dtype(array)
+    if dtype is None:
+        return function(*arguments, **options)
+    with backend.without_autocast(array):
+        target = dtype if lowers else array.dtype
+        if dtype_name(array.dtype) in FLOATING and dtype_name(target) != "float64":
+            xp = array_namespace(array)
+            arguments = _cast(arguments, target, xp)
+            options = {
+                name: _cast(each, target, xp) if name in _CAST_OPTIONS else each for name, each in options.items()
+            }
+        return function(*arguments, **options)
+
+
+def _cast(tree: Any, dtype: DType, xp: Any) -> Any:
+    if isinstance(tree, tuple):
+        branches = [_cast(branch, dtype, xp) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
+    if not hasattr(tree, "dtype") or dtype_name(tree.dtype) not in FLOATING or dtype_name(tree.dtype) == "float64":
+        return tree
+    return cast_to(tree, dtype, xp=xp)
