@@ -33,12 +33,12 @@ class Autocast(Protocol):
         """Turn it off on the device of an array."""
 
 
-def autocast_at_door(*, place: int = 0, lowers: bool = True) -> Callable[[Function], Function]:
+def autocast_at_door(*, position: int = 0, lowers: bool = True) -> Callable[[Function], Function]:
     """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
 
     Parameters
     ----------
-    place : int
+    position : int
         Of the positional argument whose library, device and, perhaps, dtype decide.
     lowers : bool
         Whether arguments are cast to the dtype of autocast, as those of products. Otherwise they are cast to that of
@@ -49,8 +49,8 @@ def autocast_at_door(*, place: int = 0, lowers: bool = True) -> Callable[[Functi
         backends, find, cast_call = _backends, backend_of, _cast_call
 
         def called(*arguments: Any, **options: Any) -> Any:
-            if len(arguments) > place:
-                array = arguments[place]
+            if len(arguments) > position:
+                array = arguments[position]
                 backend = backends.get(type(array)) or find(array)
                 is_autocasting = getattr(backend, "is_autocasting", None)
                 if is_autocasting is not None and is_autocasting():

@@ -21,7 +21,7 @@ from attention_core.parameters import Embeddings, LayerNorm
 from attention_core.random import Dropout, check_dropout, seeded
 
 
-@autocast_at_door(place=1, lowers=False)
+@autocast_at_door(position=1, lowers=False)
 def embed_tokens(
     parameters: Embeddings,
     token_ids: Array,

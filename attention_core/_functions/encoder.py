@@ -19,7 +19,7 @@ from attention_core.parameters import EncoderLayer, FeedForward
 from attention_core.random import Dropout, fold_in, seeded
 
 
-@autocast_at_door(place=1, lowers=False)
+@autocast_at_door(position=1, lowers=False)
 def encoder_layer(
     parameters: EncoderLayer,
     x: Array,

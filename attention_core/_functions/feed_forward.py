@@ -12,7 +12,7 @@ from attention_core.parameters import FeedForward, Linear
 from attention_core.random import Dropout, check_dropout, seeded
 
 
-@autocast_at_door(place=1)
+@autocast_at_door(position=1)
 def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
     r"""Apply an affine map to the channels.
 
@@ -89,7 +89,7 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
 
 
-@autocast_at_door(place=1)
+@autocast_at_door(position=1)
 def feed_forward(
     parameters: FeedForward,
     x: Array,

@@ -40,7 +40,7 @@ from attention_core.parameters import Linear, MultiHeadAttention
 from attention_core.random import Dropout
 
 
-@autocast_at_door(place=1)
+@autocast_at_door(position=1)
 def multi_head_attention(
     parameters: MultiHeadAttention,
     query: Array,

@@ -11,7 +11,7 @@ from attention_core._checks import check_number, check_parameters, check_vector,
 from attention_core.parameters import LayerNorm
 
 
-@autocast_at_door(place=1, lowers=False)
+@autocast_at_door(position=1, lowers=False)
 def layer_norm(
     parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, arithmetic: str = "fast", xp: Namespace | None = None
 ) -> Array:
@@ -95,7 +95,7 @@ def _checked_channels(name: str, x: Array) -> int | None:
     return sizes(x)[-1]
 
 
-@autocast_at_door(place=1, lowers=False)
+@autocast_at_door(position=1, lowers=False)
 def rms_norm(
     scale: Array, x: Array, /, *, epsilon: float = 1e-6, arithmetic: str = "fast", xp: Namespace | None = None
 ) -> Array:

@@ -24,7 +24,7 @@ from attention_core._functions.multi_head import tuple_leaves
 from attention_core.parameters import Linear, SaganAttention
 
 
-@autocast_at_door(place=1, lowers=False)
+@autocast_at_door(position=1, lowers=False)
 def sagan_attention(
     parameters: SaganAttention,
     x: Array,

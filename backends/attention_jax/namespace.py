@@ -1,7 +1,12 @@
-"""The array namespace of JAX: everything in ``jax.numpy``, four functions excepted."""
+"""The array namespace of JAX: everything in ``jax.numpy``, four functions excepted, and those that broadcast.
+
+The latter give arrays one number of axes, so that they keep their meaning under any ``jax_numpy_rank_promotion``.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy
@@ -36,6 +41,34 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
     sharding = jax.typeof(x).sharding
     keeps = axis is not None and AxisType.Explicit in sharding.mesh.axis_types
     return jax.numpy.repeat(x, repeats, axis=axis, out_sharding=sharding if keeps else None)
+
+
+BROADCASTING = (
+    *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "pow", "atan2", "hypot"),
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "minimum", "maximum"),
+    *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    *("bitwise_left_shift", "bitwise_right_shift", "where", "matmul", "vecdot"),
+)
+
+
+def _with_one_rank(name: str) -> Callable[..., Array]:
+    function: Callable[..., Array] = globals().get(name) or getattr(jax.numpy, name)
+
+    @functools.wraps(function)
+    def promoted(*arrays: Any, **options: Any) -> Array:
+        ranks = [getattr(array, "ndim", 0) for array in arrays]
+        rank = max(ranks)
+        if min(ranks) == rank or (name == "matmul" and min(ranks) < 2):  # of a vector, which is no stack
+            return function(*arrays, **options)
+        pairs = zip(arrays, ranks, strict=True)
+        # JAX itself lets numbers, and arrays without axes, be combined with any array.
+        return function(*[x[(None,) * (rank - own)] if 0 < own < rank else x for x, own in pairs], **options)
+
+    return promoted
+
+
+for _name in BROADCASTING:
+    vars()[_name] = _with_one_rank(_name)
 
 
 def __getattr__(name: str) -> Any:
