@@ -2,6 +2,7 @@
 
 import sys as _sys
 from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING
 
 from attention_core._attention.call import Attention
 from attention_core._attention.choice import Candidate as _Candidate
@@ -94,6 +95,20 @@ __all__ = [
     "spectral_norm",
     "split_heads",
 ]
+
+if TYPE_CHECKING:  # by that name alone checkers know it
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """The version, which is read when it is first asked for: that takes longer than importing the core."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version  # noqa: PLC0415
+
+        globals()[name] = version("attention-core")
+        return globals()[name]
+
 
 for _name in __all__:
     if "._" in vars()[_name].__module__:

@@ -438,6 +438,15 @@ def test_an_implementation_that_is_asked_for_is_run_in_full():
     assert (nothing.exit_code, nothing.stdout.splitlines()[-1]) == (1, "0 passed, 0 failed")
 
 
+def test_the_core_is_a_program_and_has_a_version():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "attention_core", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert (done.stdout, done.stderr) == (f"attention-core {ac.__version__}\n", "")
+    with pytest.raises(AttributeError, match="has no attribute '__versions__'"):
+        ac.__versions__  # noqa: B018
+
+
 def test_the_command_starts_as_a_program():
     script = "from attention_cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=True)
