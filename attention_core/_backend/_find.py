@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -57,7 +58,10 @@ def _namespace_of(array: Array) -> Namespace:
     if hasattr(array, "mask"):
         raise TypeError(f"expected a plain array; got {type(array).__name__}, whose own mask would be lost")
     try:
-        xp = array_api_compat.array_namespace(array)
+        if is_compiling(array):
+            xp = sys.modules[_compat_name(type(array))]
+        else:
+            xp = array_api_compat.array_namespace(array)
     except TypeError:
         xp = None
     # What array-api-compat wraps itself needs no backend, and looking for one would not trace under torch.compile.
@@ -68,6 +72,18 @@ def _namespace_of(array: Array) -> Namespace:
         raise TypeError(f"expected an array; got {type(array).__name__}")
     _namespaces[type(array)] = xp
     return xp
+
+
+_namespace_of.autograph_info__ = {}  # type: ignore[attr-defined]  # TensorFlow cannot convert it, and would complain
+
+
+def _compat_name(kind: type) -> str:
+    """The name of the namespace of array-api-compat for a class of arrays."""
+    return importlib.import_module(f"array_api_compat.{_home_of(kind)}").__name__
+
+
+# torch.compile runs this. It would trace array-api-compat, and complain about its caches.
+_compat_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def backend_of(array: Array) -> Backend | None:

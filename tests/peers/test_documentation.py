@@ -5,8 +5,11 @@ a section goes from one heading of the second level to the next. One that import
 """
 
 import contextlib
+import importlib
 import io
 import re
+import tomllib
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +19,10 @@ ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ("torch", "jax", "tensorflow")
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<printed>.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
-# Frameworks announce what they deprecate in one another when they are first imported.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+# Python shows no other warnings of libraries.
+SHOWN = (UserWarning, FutureWarning, RuntimeWarning, SyntaxWarning)
+# What frameworks print of themselves when they start, on their stream of logs.
+STARTED = re.compile(r"^(WARNING: All log messages before absl|[IW]0000 .*\n?)", re.MULTILINE)
 
 
 class Section(NamedTuple):
@@ -57,9 +62,24 @@ def imported(section):
 @pytest.mark.parametrize(
     "section", [pytest.param(each, id=str(each), marks=pytest.mark.needs(*imported(each))) for each in SECTIONS]
 )
-def test_page_prints_what_it_says(section, tmp_path, monkeypatch):
+def test_page_prints_what_it_says_and_no_warning(section, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
+    with warnings.catch_warnings():  # of frameworks about one another, when they are first imported
+        warnings.simplefilter("ignore")
+        for framework in imported(section):
+            importlib.import_module(framework)
+    capfd.readouterr()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        for category in SHOWN:
+            warnings.simplefilter("always", category)
+        run_blocks(section, names)
+    assert not [str(each.message) for each in caught]
+    assert not STARTED.sub("", capfd.readouterr().err).strip()
+
+
+def run_blocks(section, names):
     for block in BLOCK.finditer(section.text):
         printed = io.StringIO()
         line = section.line + section.text[: block.start()].count("\n")
@@ -69,6 +89,21 @@ def test_page_prints_what_it_says(section, tmp_path, monkeypatch):
             exec(code, names)
         if block["printed"] is not None:
             assert printed.getvalue().strip() == block["printed"].strip()
+
+
+def test_links_of_the_package_index_are_absolute():
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
+        "fancy-pypi-readme"
+    ]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for each in hook["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    links = re.findall(r"\]\(([^)]*)\)|src(?:set)?=\"([^\"]*)\"", text)
+    assert len(links) > 15
+    ours = [link.partition("/main/")[2] for pair in links for link in pair if "attention-core/attention-core/" in link]
+    assert all(link.startswith("https://") for pair in links for link in pair if link)
+    assert len(ours) > 15
+    assert all((ROOT / link).exists() for link in ours)
 
 
 def test_there_are_examples_for_every_framework():
