@@ -1,0 +1,105 @@
+"""The fixture ``fuzz`` draws cases for a short while in the tests, and for minutes in ``nox -s fuzz``.
+
+``ATTENTION_CORE_FUZZ_MINUTES`` is shared out among the tests of this folder. Without it, every test draws a few cases,
+always the same. ``--hypothesis-seed`` chooses the cases of a long run; examples that failed are kept in
+``.hypothesis/fuzz``, one folder for each test, and replayed first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.strategies import SearchStrategy
+
+MINUTES = float(os.environ.get("ATTENTION_CORE_FUZZ_MINUTES", "0"))
+SHORT = 8  # cases of a test where no minutes are given
+EXAMPLES = Path(__file__).parents[2] / ".hypothesis" / "fuzz"
+ALL_CHECKS = list(HealthCheck)
+
+
+class Fuzzer:
+    """Draws cases of one test until its time is over, counts them, and fails with the smallest that fails."""
+
+    def __init__(self, name: str, seed: int, seconds: float, cases: int) -> None:
+        self.name, self.seed, self.seconds, self.cases = name, seed, seconds, cases
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, check: Callable[[Any], str | None], strategy: SearchStrategy[Any]) -> None:
+        """Check what a strategy draws. The check returns the word under which the case counts, if not the test's."""
+
+        def one(case: Any) -> None:
+            word = check(case)
+            self.counts[word or ""] += 1
+
+        if not self.seconds:
+            given = hypothesis.given(strategy)(one)
+            settings(_SETTINGS, max_examples=self.cases, derandomize=True, database=None)(given)()
+            return
+        end, examples = time.monotonic() + self.seconds, 20
+        phases = [Phase.reuse, Phase.generate, Phase.shrink]
+        while time.monotonic() < end:
+            started, before = time.monotonic(), self.counts.total()
+            self._round(hypothesis.given(strategy)(one), examples, phases)
+            elapsed, done = time.monotonic() - started, self.counts.total() - before
+            left = min(10.0, end - time.monotonic())
+            examples, phases = max(5, min(2000, int(done / max(elapsed, 1e-3) * left))), [Phase.generate, Phase.shrink]
+
+    def _round(self, given: Callable[[], None], examples: int, phases: list[Phase]) -> None:
+        self.seed += 1
+        database = DirectoryBasedExampleDatabase(EXAMPLES / re.sub(r"\W+", "_", self.name))
+        options = settings(_SETTINGS, max_examples=examples, database=database, phases=phases)
+        options(hypothesis.seed(self.seed)(given))()
+
+
+_SETTINGS = settings(deadline=None, suppress_health_check=ALL_CHECKS, verbosity=Verbosity.normal, print_blob=False)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Share out the minutes."""
+    config.stash[_SHARE] = 60 * MINUTES / max(1, sum("fuzz" in getattr(item, "fixturenames", ()) for item in items))
+
+
+_SHARE = pytest.StashKey[float]()
+
+
+@pytest.fixture
+def fuzz(request: pytest.FixtureRequest) -> Any:
+    """A function ``fuzz(check, *strategies)``."""
+    seed = int(request.config.getoption("--hypothesis-seed") or 0) * 1_000_003
+    marker = request.node.get_closest_marker("cases")
+    fuzzer = Fuzzer(request.node.name, seed, request.config.stash[_SHARE], marker.args[0] if marker else SHORT)
+    yield fuzzer
+    for word, count in fuzzer.counts.items():
+        request.node.user_properties.append(("fuzz", (f"{request.node.name} {word}".strip(), count)))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how many cases each category had, and how many findings."""
+    if not MINUTES:
+        return
+    cases: Counter[str] = Counter()
+    findings: Counter[str] = Counter()
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            category = report.location[2].partition("[")[0].removeprefix("test_")
+            findings[category] += outcome == "failed" and report.when == "call"
+    for outcome in ("passed", "failed", "error", ""):
+        for report in terminalreporter.stats.get(outcome, []):
+            if getattr(report, "when", None) == "teardown":
+                for name, value in report.user_properties:
+                    if name == "fuzz":
+                        cases[value[0].partition("[")[0].removeprefix("test_")] += value[1]
+    terminalreporter.section("cases")
+    for category in sorted(cases | findings):
+        terminalreporter.write_line(f"{category:<40}{cases[category]:>9} cases{findings[category]:>4} findings")
+    terminalreporter.write_line(f"{'all':<40}{cases.total():>9} cases{findings.total():>4} findings")
