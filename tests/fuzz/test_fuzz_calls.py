@@ -1,0 +1,66 @@
+"""Wrong calls of every public function: an error of the contract before any work, the same on every library."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import fuzz_known
+import numpy as np
+import pytest
+from fuzz_calls import Call, built, call_of, calls
+
+from attention_core import get_backend
+
+NUMPY = get_backend("numpy")
+
+
+def outcome(call: Call, backend: Any) -> tuple[str, str]:
+    """The class and the words of the error, or the shapes and floating types of the result."""
+    valid = call_of(call)
+    try:
+        positional = [built(each, backend.from_numpy) for each in valid.positional]
+        options = {name: built(each, backend.from_numpy) for name, each in valid.options.items()}
+        if hasattr(valid.function, "needs_xp"):
+            options["xp"] = backend.namespace
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of numbers that overflow or divide by zero
+            result = valid.function(*positional, **options)
+    except Exception as error:
+        return type(error).__name__, plain(str(error), backend)
+    return "", described(result)
+
+
+def plain(message: str, backend: Any) -> str:
+    """The words without those that name a library."""
+    kind = type(backend.from_numpy(np.ones(2, np.float32))).__name__
+    return re.sub(rf"\b({kind}|array_api_strict|{backend.name})\b", "…", message)
+
+
+def described(result: Any) -> str:
+    """Shapes, and floating types, of all arrays."""
+    if isinstance(result, tuple):
+        return f"({', '.join(map(described, result))})"
+    if not hasattr(result, "dtype"):
+        return "" if isinstance(result, str | int | None) else type(result).__name__
+    name = str(result.dtype).rpartition(".")[-1].rpartition("'")[0] or str(result.dtype).rpartition(".")[-1]
+    return f"{name if 'float' in name else ''}{tuple(result.shape)}"
+
+
+def check(call: Call, backend: Any) -> str | None:
+    if fuzz_known.is_known_call(call):
+        return "known"
+    kind, words = outcome(call, backend)
+    if kind:
+        assert kind in ("TypeError", "ValueError"), f"{kind}: {words}"
+        assert words.startswith("expected ") and "; got " in words and "\n" not in words, f"{kind}: {words}"
+    if backend.name != "numpy" and not any(wrong == "fused" for _, wrong in call.changes):
+        expected = outcome(call, NUMPY)
+        assert (kind, words) == expected, f"{backend.name} says {kind} {words!r}, numpy {expected[0]} {expected[1]!r}"
+    return "refused" if kind else "right"
+
+
+@pytest.mark.cases(60)
+def test_malformed_calls(fuzz, backend):
+    fuzz(lambda call: check(call, backend), calls())
