@@ -285,3 +285,22 @@ def test_an_epsilon_too_small_for_float64_acts_like_zero(put, get):
     parameters = ac.parameters.LayerNorm(put(ones), put(ones))
     found = get(ac.layer_norm(parameters, put(x), epsilon=1e-310, **EXACTLY))
     np.testing.assert_array_equal(found, 1.0)
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("masked", [np.nan, np.inf, -np.inf])
+def test_a_masked_key_reaches_no_gradient_under_a_softcap(backend, xp, put, get, masked):
+    query, value = (put(np.ones(dims, np.float32)) for dims in ((1, 1, 2), (1, 2, 3)))
+    key = put(np.asarray([[[1, 2], [masked, 1]]], np.float32))
+    mask, options = put(np.asarray([True, False])), {"softcap": 2.0, **EXACTLY}
+
+    def of_output(*arrays):
+        return xp.sum(ac.scaled_dot_product_attention(*arrays, mask=mask, **options))
+
+    def of_scores(query, key):
+        scores = ac.attention_scores(query, key, mask=mask, **options)
+        return xp.sum(xp.where(mask, scores, 0.0))
+
+    for loss, arrays in ((of_output, (query, key, value)), (of_scores, (query, key))):
+        for gradient in backend.value_and_grad(loss)(*arrays)[1]:
+            assert np.isfinite(get(gradient)).all()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import tanh
 from attention_core._arithmetic.exact import to_float64, uncontracted
 from attention_core._arrays import Array, Namespace
-from attention_core._attention.blocks.grid import Grid, Sample
+from attention_core._attention.blocks.grid import Grid, Sample, may_mask
 from attention_core._attention.blocks.scores import block_context
 from attention_core._attention.reproducible.slices import SCORE_UNIT, packed_matmul
 from attention_core._attention.scores import masked_scores
@@ -38,7 +39,10 @@ def exact_score_block(
         scores, derivative = _soften(scores, plan.softcap, xp)
     if bias is not None:
         bias = uncontracted(xp.multiply(to_float64(bias, xp), SCORE_UNIT), xp)
-    return ExactScoreBlock(masked_scores(scores, allowed, bias, None, xp=xp), derivative, at)
+    scores = masked_scores(scores, allowed, bias, None, xp=xp)
+    if derivative is not None and may_mask(grid):  # that of a masked key may be nan
+        derivative = xp.where(xp.equal(scores, -math.inf), 0.0, derivative)
+    return ExactScoreBlock(scores, derivative, at)
 
 
 def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]:

@@ -68,7 +68,7 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     def multiply_derivative(rows: QueryRows, _: None) -> tuple[Array, ...]:
         of_sample = sample_slice(grid, padded, rows.sample.index, rows.sample.head)
         block = grid.loops.block(of_sample, rows.i, grid.sizes[0], -2)
-        return (xp.multiply(scores_at(rows, False, 0).softcap_derivative, block),)
+        return (xp.multiply(scores_at(rows, may_mask(grid), 0).softcap_derivative, block),)
 
     (product,) = for_each_rows(grid, multiply_derivative, (row_accumulator(grid, grid.lengths[1], "float64"),))
     return product
