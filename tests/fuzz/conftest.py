@@ -21,6 +21,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.strategies import SearchStrategy
 
+from attention_core import available_backends, get_backend
+
 MINUTES = float(os.environ.get("ATTENTION_CORE_FUZZ_MINUTES", "0"))
 SHORT = 8  # cases of a test where no minutes are given
 EXAMPLES = Path(__file__).parents[2] / ".hypothesis" / "fuzz"
@@ -103,3 +105,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for category in sorted(cases | findings):
         terminalreporter.write_line(f"{category:<40}{cases[category]:>9} cases{findings[category]:>4} findings")
     terminalreporter.write_line(f"{'all':<40}{cases.total():>9} cases{findings.total():>4} findings")
+
+
+@pytest.fixture(scope="session")
+def several() -> list[Any]:
+    """The libraries at hand that differentiate; a test that compares them is skipped where there is one only."""
+    asked = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name] or available_backends()
+    found = [get_backend(name) for name in ("torch", "jax", "tensorflow") if name in asked]
+    if len(found) < 2:
+        pytest.skip("there is no second library to compare with")
+    return found
