@@ -6,12 +6,15 @@ and with it the exclusion that names it.
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import attention_core as ac
+from attention_numpy import files
 
 KNOWN: dict[str, Callable[[], bool]] = {}
 """What shows a misbehaviour, by its name: a function that returns whether it is still there."""
@@ -46,6 +49,18 @@ def MIXED_CHANNELS() -> bool:  # noqa: N802
     query, key = np.asarray([[[8192, 2**-13]]], np.float16), np.asarray([[[3 * 2**-13, 3 * 8192]]], np.float16)
     scores = ac.attention_scores(query, key, scale=0.5, arithmetic="reproducible")
     return float(scores[0, 0, 0]) != 3
+
+
+@known("a line break in a name of a file is printed as it is")
+def LINES_IN_NAMES() -> bool:  # noqa: N802
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/tree.safetensors"
+        files.save_arrays(path, {}, {"attention-core": json.dumps({"version": 1, "tree": ["\n"], "settings": None})})
+        try:
+            files.load_tree(path)
+        except files.FileError as error:
+            return "\n" in str(error)
+    return False
 
 
 WORDS = {"arithmetic", "implementation", "data_format", "dtype", "dims"}

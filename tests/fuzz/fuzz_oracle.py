@@ -269,7 +269,7 @@ def gradients(problem: Problem, arrays: dict[str, np.ndarray], truth: Truth, g: 
 
 
 def _of_parameter(problem: Problem, name: str, place: np.ndarray, d_scores: np.ndarray) -> np.ndarray:
-    summed = d_scores.reshape(-1, *d_scores.shape[-3:]).sum(axis=0)
+    summed = d_scores.sum(axis=tuple(range(d_scores.ndim - 3)))
     if name == "weight":
         return (place * summed).sum()
     table = np.zeros((problem.score_mod[1], problem.heads), dtype=LONG)

@@ -44,8 +44,8 @@ def described(result: Any) -> str:
         return f"({', '.join(map(described, result))})"
     if not hasattr(result, "dtype"):
         return "" if isinstance(result, str | int | None) else type(result).__name__
-    name = str(result.dtype).rpartition(".")[-1].rpartition("'")[0] or str(result.dtype).rpartition(".")[-1]
-    return f"{name if 'float' in name else ''}{tuple(result.shape)}"
+    floating = re.search(r"b?float\d+", str(result.dtype))
+    return f"{floating[0] if floating else ''}{tuple(result.shape)}"
 
 
 def check(call: Call, backend: Any) -> str | None:

@@ -1,0 +1,111 @@
+"""Files of layers and trees whose bytes, header or metadata were changed: read whole, or refused by `FileError`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from attention_core import layers
+from attention_core.layers import named_arrays
+from attention_numpy import files
+
+LAYERS = (
+    layers.MultiHeadAttention(6, 2, dropout=0.1, extra_key_value=True),
+    layers.SaganAttention(8, head_channels=2),
+    layers.Embeddings(5, 4, 6, num_segments=2),
+    layers.DotProductAttention(softcap=2.0),
+)
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=4)  # LINES_IN_NAMES
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | WORDS | st.sampled_from(["F32", "weight", "tuple", "layer"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | st.sampled_from(["tuple", "dict", "Linear"]), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def saved(index: int, path: Path) -> bytes:
+    """The bytes of a file of one of `LAYERS`."""
+    layer = LAYERS[index]
+    files.save_layer(path, layer, layer.init(0, xp=np), layer.init_state(0, xp=np))
+    return path.read_bytes()
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    branches = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [path, *(found for name, branch in branches for found in places(branch, (*path, name)))]
+
+
+def replaced(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """The tree with the node at a path replaced, or left out where the value is `...`."""
+    if not path:
+        return value
+    tree, name = copy.copy(tree), path[0]
+    if value is ... and len(path) == 1:
+        del tree[name]
+    else:
+        tree[name] = replaced(tree[name], path[1:], value)
+    return tree
+
+
+def with_header(data: bytes, change: Any) -> bytes:
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps(change(json.loads(data[8 : 8 + size]))).encode()
+    return len(header).to_bytes(8, "little") + header + data[8 + size :]
+
+
+def within_metadata(header: Any, change: Any) -> Any:
+    """A change of what this project writes, as text in the metadata of the format."""
+    inner = change(json.loads(header["__metadata__"]["attention-core"]))
+    return header | {"__metadata__": {"attention-core": json.dumps(inner)}}
+
+
+@st.composite
+def changes(draw: Any) -> tuple[int, str, Any]:
+    """Which file, which part of it is changed, and how: a number that chooses the place, and what comes there."""
+    kind = draw(st.sampled_from(["bytes", "cut", "grow", "header", "metadata", "metadata", "metadata"]))
+    place = draw(st.floats(0, 1, exclude_max=True))
+    what = draw(st.binary(min_size=1, max_size=9) if kind in ("bytes", "grow") else st.just(...) | JSON)
+    return draw(st.integers(0, len(LAYERS) - 1)), kind, (place, what)
+
+
+def changed(data: bytes, kind: str, place: float, what: Any) -> bytes:
+    if kind == "cut":
+        return data[: int(place * len(data))]
+    if kind in ("bytes", "grow"):
+        at = int(place * len(data))
+        return data[:at] + what + data[at + (len(what) if kind == "bytes" else 0) :]
+
+    def at_place(tree: Any) -> Any:
+        paths = places(tree)[1:] or [()]
+        return replaced(tree, paths[int(place * len(paths))], what)
+
+    return with_header(data, at_place if kind == "header" else lambda header: within_metadata(header, at_place))
+
+
+def check(case: tuple[int, str, Any], folder: Path, originals: list[bytes]) -> str:
+    index, kind, (place, what) = case
+    path = folder / "changed.safetensors"
+    path.write_bytes(changed(originals[index], kind, place, what))
+    try:
+        definition, parameters, state = files.load_layer(path)
+    except files.FileError as error:
+        assert "\n" not in str(error), error
+        assert "expected " in str(error), error
+        return f"{kind} refused"
+    layers.check_fit(definition, parameters, state)
+    for array in (named_arrays(parameters) | named_arrays(state, "state")).values():
+        assert isinstance(array, np.ndarray)
+        array.tobytes()
+    return f"{kind} read"
+
+
+@pytest.mark.cases(40)
+def test_changed_files(fuzz, tmp_path):
+    originals = [saved(index, tmp_path / "original.safetensors") for index in range(len(LAYERS))]
+    fuzz(lambda case: check(case, tmp_path, originals), changes())

@@ -1,0 +1,109 @@
+"""A KeyboardInterrupt at any line of the project: the next call gives the same bits, and files are whole."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import fuzz_oracle as oracle
+import numpy as np
+import pytest
+from fuzz_problems import Built, Problem, arrays_of, forced_blocks, planted, problems
+from hypothesis import strategies as st
+from test_fuzz_forward import pool_of
+
+import attention_core as ac
+from attention_core import layers
+from attention_numpy import files
+
+PROJECT = tuple(str(Path(module.__file__).parent) for module in (ac, sys.modules["attention_numpy"]))
+
+
+class Interrupt:
+    """Raises at the n-th line that the project runs, by the debugger's hook; counts the lines."""
+
+    def __init__(self, line: int) -> None:
+        self.left, self.raised = line, False
+
+    def __call__(self, frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PROJECT):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.raised = True
+                raise KeyboardInterrupt
+        return self
+
+    def __enter__(self) -> Interrupt:
+        self.before = sys.gettrace()
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> bool:
+        sys.settrace(self.before)
+        return kind is KeyboardInterrupt
+
+
+def bits(problem: Problem, backend: Any) -> list[bytes]:
+    arrays = arrays_of(problem)
+    arrays = planted(problem, arrays, oracle.allowed_pairs(problem, arrays))
+    built = Built(problem, backend.from_numpy, arrays)
+    found = ac.scaled_dot_product_attention(*built.qkv, **built.options() | {"return_logsumexp": True})
+    return [backend.to_numpy(each).tobytes() for each in found if each is not None]
+
+
+def check_call(case: tuple[Problem, int], backend: Any) -> str:
+    problem, line = case
+    with forced_blocks(problem, backend):
+        expected, tuning = bits(problem, backend), backend.tuning
+        with Interrupt(line) as interrupt:
+            bits(problem, backend)
+        assert backend.tuning is tuning
+        assert bits(problem, backend) == expected
+    return "interrupted" if interrupt.raised else "over before"
+
+
+def check_first_call(line: int, backend: Any) -> str:
+    """Nothing is remembered yet of the signature: a length of its own makes it new."""
+    x = backend.from_numpy(np.ones((1, 2, 3 + line % 5, 4), np.float32))
+    with Interrupt(line) as interrupt:
+        ac.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1 + line / 7)
+    for wrong in ({"scale": "text"}, {"softcap": -1.0}, {"is_causal": 2}):
+        with pytest.raises((TypeError, ValueError), match="expected"):
+            ac.scaled_dot_product_attention(x, x, x, **{"is_causal": True, "scale": 1 + line / 7} | wrong)
+    found = backend.to_numpy(ac.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1 + line / 7))
+    np.testing.assert_array_equal(found, 1)
+    return "interrupted" if interrupt.raised else "over before"
+
+
+def check_save(line: int, folder: Path) -> str:
+    """The file is the old one or the new one, and nothing else is left."""
+    path = folder / "layer.safetensors"
+    old, new = layers.FeedForward(3, 4), layers.FeedForward(4, 5)
+    parameters = [each.init(0, xp=np) for each in (old, new)]
+    files.save_layer(path, old, parameters[0])
+    with Interrupt(line) as interrupt:
+        files.save_layer(path, new, parameters[1])
+    assert files.load_layer(path)[0] in (old, new)
+    assert [each.name for each in folder.iterdir()] == [path.name]
+    return "interrupted" if interrupt.raised else "over before"
+
+
+@pytest.mark.cases(6)
+def test_interrupted_calls(fuzz, backend):
+    drawn = problems(pool=pool_of(backend), dtypes=("float32",), arithmetics=("fast", "reproducible"))
+    fuzz(lambda case: check_call(case, backend), st.tuples(drawn, st.integers(1, 1500)))
+
+
+@pytest.mark.cases(20)
+def test_interrupted_first_calls(fuzz, backend):
+    fuzz(lambda line: check_first_call(line, backend), st.integers(1, 500))
+
+
+# An interrupt between the end of a block and the closing of its file leaves that to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.cases(20)
+def test_interrupted_saves(fuzz, tmp_path):
+    fuzz(lambda line: check_save(line, tmp_path), st.integers(1, 400))

@@ -1,0 +1,233 @@
+"""Native layers against their definitions on NumPy: settings and calls that are wrong, and reproducible bits."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from fuzz_calls import ARRAYS, OTHERS, WRONG, fits
+from hypothesis import strategies as st
+from test_fuzz_bits import assert_same_bits
+from test_fuzz_calls import described, plain
+
+from attention_core import get_backend, layers
+from attention_core.layers import named_arrays, tree_from_names
+
+NUMPY = get_backend("numpy")
+RNG = np.random.default_rng(11)
+
+
+class Valid(NamedTuple):
+    """Settings, inputs and options of a call that is right."""
+
+    settings: dict[str, Any]
+    inputs: list[np.ndarray]
+    options: dict[str, Any]
+
+
+def _floats(*dims: int) -> np.ndarray:
+    return RNG.standard_normal(dims).astype(np.float32)
+
+
+def _flags(*dims: int) -> np.ndarray:
+    return RNG.random(dims) < 0.7
+
+
+RETURNS: dict[str, Any] = {}
+LAYERS: dict[str, Valid] = {
+    "DotProductAttention": Valid(
+        {"scale": 0.5, "softcap": 2.0, "is_causal": False, "dropout": 0.1, "implementation": "auto", "arithmetic": "fast"},
+        [_floats(2, 3, 5), _floats(2, 4, 5), _floats(2, 4, 6)],
+        {"mask": _flags(3, 4), "query_mask": _flags(2, 3), "key_mask": _flags(2, 4), "bias": _floats(3, 4)},
+    ),
+    "MultiHeadAttention": Valid(
+        {"channels": 6, "num_heads": 2, "num_key_value_heads": 1, "key_channels": 5, "value_channels": 4, "head_dim": 3, "value_head_dim": 2, "output": True, "output_channels": 7, "bias": True, "query_bias": False, "extra_key_value": True, "zero_attention": False, "scale": 0.5, "softcap": 2.0, "is_causal": True, "dropout": 0.1, "implementation": "auto", "arithmetic": "fast"},
+        [_floats(2, 3, 6), _floats(2, 4, 5), _floats(2, 4, 4)],
+        {"mask": _flags(2, 3, 4), "query_mask": _flags(2, 3), "key_mask": _flags(2, 4), "bias": _floats(2, 3, 4)},
+    ),
+    "FeedForward": Valid(
+        {"channels": 6, "inner": 5, "output_channels": 4, "bias": True, "dropout": 0.1, "arithmetic": "fast"}, [_floats(2, 3, 6)], {}
+    ),
+    "EncoderLayer": Valid(
+        {"channels": 6, "num_heads": 2, "inner": 5, "norm_first": True, "bias": True, "epsilon": 1e-5, "dropout": 0.1, "implementation": "auto", "arithmetic": "fast"},
+        [_floats(2, 3, 6)],
+        {"mask": _flags(3, 3), "key_mask": _flags(2, 3)},
+    ),
+    "Embeddings": Valid(
+        {"num_tokens": 7, "num_positions": 5, "channels": 6, "num_segments": 2, "norm": True, "epsilon": 1e-5, "dropout": 0.1, "arithmetic": "fast"},
+        [RNG.integers(0, 7, (2, 3)).astype("int32")],
+        {"position_ids": RNG.integers(0, 5, (3,)).astype("int32"), "segment_ids": RNG.integers(0, 2, (2, 3)).astype("int32")},
+    ),
+    "SaganAttention": Valid(
+        {"channels": 8, "head_channels": 3, "value_channels": 5, "output": True, "bias": True, "pool": True, "spectral_norm": True, "data_format": "channels_last", "arithmetic": "fast"},
+        [_floats(2, 4, 2, 8)],
+        {},
+    ),
+}  # fmt: skip
+
+
+class Native(NamedTuple):
+    """How a framework makes a layer, and calls it in evaluation."""
+
+    make: Callable[[str, dict[str, Any]], Any]
+    call: Callable[[Any, list[Any], dict[str, Any]], Any]
+
+
+def native(backend: Any) -> Native:
+    """The layers of a framework; of NumPy the definitions, with their first parameters."""
+    if backend.name in ("numpy", "array_api_strict"):
+        xp = backend.namespace
+
+        def call(layer: Any, inputs: list[Any], options: dict[str, Any]) -> Any:
+            state = {"state": layer.init_state(1, xp=xp)} if layer.state != () else {}
+            return layer(layer.init(1, xp=xp), *inputs, **options, **state, xp=xp)
+
+        return Native(lambda name, settings: getattr(layers, name)(**settings), call)
+    module = importlib.import_module(f"attention_{backend.name}")
+    if backend.name == "torch":
+        return Native(lambda name, settings: getattr(module, name)(**settings, seed=1).eval(), lambda layer, inputs, options: layer(*inputs, **options))
+    if backend.name == "jax":
+        return Native(lambda name, settings: getattr(module, name).init(1, **settings), lambda layer, inputs, options: layer(*inputs, **options))
+    return Native(lambda name, settings: getattr(module, name)(**settings, seed=1), lambda layer, inputs, options: layer(*inputs, **options, training=False))
+
+
+class Change(NamedTuple):
+    """A layer, and what takes the place of a setting, an input or an option."""
+
+    layer: str
+    part: str
+    place: Any
+    wrong: str
+
+
+def changed(change: Change) -> Valid:
+    valid = LAYERS[change.layer]
+    part = getattr(valid, change.part)
+    new = list(part) if isinstance(part, list) else dict(part)
+    new[change.place] = WRONG[change.wrong](part[change.place])
+    return valid._replace(**{change.part: new})
+
+
+def outcome(change: Change, backend: Any) -> tuple[str, str]:
+    valid, framework = changed(change), native(backend)
+
+    def put(value: Any) -> Any:
+        return backend.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            layer = framework.make(change.layer, {name: put(value) for name, value in valid.settings.items()})
+            options = {name: put(value) for name, value in valid.options.items()}
+            result = framework.call(layer, list(map(put, valid.inputs)), options)
+    except Exception as error:
+        return type(error).__name__, plain(str(error), backend)
+    return "", described(result)
+
+
+@st.composite
+def wrong_layers(draw: Any) -> Change:
+    name = draw(st.sampled_from(list(LAYERS)))
+    part = draw(st.sampled_from([part for part in Valid._fields if getattr(LAYERS[name], part)]))
+    content = getattr(LAYERS[name], part)
+    place = draw(st.sampled_from(list(range(len(content)) if isinstance(content, list) else content)))
+    words = OTHERS if part == "settings" else ARRAYS | OTHERS
+    wrongs = [wrong for wrong in words if fits(content[place], wrong) and not isinstance(WRONG[wrong](content[place]), tuple)]
+    return Change(name, part, place, draw(st.sampled_from(wrongs)))
+
+
+PRINTED_ARRAYS = {"implementation", "arithmetic", "data_format"}
+
+
+def check_wrong(change: Change, backend: Any) -> str:
+    kind, words = outcome(change, backend)
+    if change.place in PRINTED_ARRAYS and "array" in change.wrong:  # as in fuzz_known.WORDS
+        return "known"
+    if kind:
+        assert kind in ("TypeError", "ValueError"), f"{kind}: {words}"
+        assert words.startswith("expected ") and "; got " in words and "\n" not in words, f"{kind}: {words}"
+    expected = outcome(change, NUMPY)
+    if change.part == "settings" or change.wrong in ARRAYS:
+        assert (kind, words) == expected, f"{backend.name} says {kind} {words!r}, numpy {expected[0]} {expected[1]!r}"
+    else:  # a layer says what arrays it takes; JAX also takes those of NumPy
+        assert bool(kind) == bool(expected[0]), f"{backend.name} says {kind} {words!r}, numpy {expected[0]} {expected[1]!r}"
+    return "refused" if kind else "right"
+
+
+# Bits
+
+
+@st.composite
+def exact_layers(draw: Any) -> tuple[str, dict[str, Any], list[np.ndarray], dict[str, Any], int]:
+    """A layer in reproducible arithmetic with inputs of its own, and a seed of dropout."""
+    name = draw(st.sampled_from(list(LAYERS)))
+    valid, seed = LAYERS[name], draw(st.integers(0, 2**16))
+    settings = valid.settings | {"arithmetic": "reproducible"}
+    for flag in ("bias", "norm_first", "is_causal", "pool", "norm"):
+        if flag in settings:
+            settings[flag] = draw(st.booleans())
+    if "softcap" in settings:
+        settings["softcap"] = draw(st.none() | st.just(2.0))
+    rng, size = np.random.default_rng(seed), draw(st.sampled_from([1.0, 1.0, 0.01, 8.0]))
+    inputs = [x if x.dtype.kind == "i" else (rng.standard_normal(x.shape) * size).astype(np.float32) for x in valid.inputs]
+    options = {key: value for key, value in valid.options.items() if draw(st.booleans())}
+    return name, settings, inputs, options, seed
+
+
+def results(case: Any, backend: Any, *, with_gradients: bool = False, mode: str | None = None) -> list[np.ndarray]:
+    """The output of a layer of perturbed parameters, or the gradients of all of them."""
+    name, settings, inputs, options, seed = case
+    layer, xp, put = getattr(layers, name)(**settings), backend.namespace, backend.from_numpy
+    rng = np.random.default_rng(seed + 1)
+    first = layer.init(seed, xp=NUMPY.namespace)
+    shaken = {key: (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32) for key, x in named_arrays(first).items()}
+    parameters = put(tree_from_names(first, shaken))
+    more = {"state": put(layer.init_state(seed, xp=NUMPY.namespace))} if layer.state != () else {}
+    if "dropout" in settings:
+        more["seed"] = seed
+    arrays, given = put(inputs), put(options)
+
+    def call(parameters: Any, *arrays: Any) -> Any:
+        return layer(parameters, *arrays, **given, **more, xp=xp)
+
+    if not with_gradients:
+        return [backend.to_numpy(call(parameters, *arrays))]
+    factor = put(rng.standard_normal(call(parameters, *arrays).shape).astype(np.float32))
+
+    def loss(*variables: Any) -> Any:
+        return xp.sum(xp.multiply(call(*variables), factor))
+
+    found = backend.compile(lambda *variables: backend.value_and_grad(loss)(*variables)[1], mode=mode)(parameters, *arrays)
+    trees = [backend.to_numpy(each) for each in found]
+    return [*named_arrays(trees[0]).values(), *(each for each in trees[1:] if each is not None)]
+
+
+def test_wrong_layers(fuzz, backend):
+    fuzz(lambda change: check_wrong(change, backend), wrong_layers())
+
+
+@pytest.mark.cases(4)
+def test_bits_of_layers(fuzz, backend):
+    def check(case: Any) -> str:
+        assert_same_bits(results(case, backend), results(case, NUMPY))
+        return case[0]
+
+    fuzz(check, exact_layers())
+
+
+@pytest.mark.cases(2)
+def test_bits_of_gradients_of_layers(fuzz, several):
+    first, *others = several
+
+    def check(case: Any) -> str:
+        expected = results(case, first, with_gradients=True)
+        for backend in others:
+            for mode in (backend.modes[0], backend.modes[-1]):
+                assert_same_bits(results(case, backend, with_gradients=True, mode=mode), expected)
+        return case[0]
+
+    fuzz(check, exact_layers())
