@@ -31,7 +31,7 @@ COMPILED_ONCE = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 PYTEST = ("pytest", "-n", "auto")
-TESTS = tuple(f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands"))
+TESTS = tuple(f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz"))
 PEERS = ("tests/peers", "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients")
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
@@ -87,6 +87,20 @@ def conformance(session):
     command, environment = ("attention-core", "conformance", "--model", model), QUIET | COMPILED_ONCE
     session.run(*command, *arguments, env=environment)
     session.run(*command, "--identical", "--case", "model", env=environment)
+
+
+@nox.session(default=False)
+def fuzz(session):
+    """Draw calls of everything on all backends for `-- --minutes 30`, and compare with formulas and with each other.
+
+    The cases depend on `--hypothesis-seed`; what failed is kept in .hypothesis/fuzz, and tried first the next time.
+    """
+    install(session, "-e", f".[cli,array-api-strict,flax,{','.join(FRAMEWORKS)}]", "keras", groups=("test",))
+    words = list(session.posargs)
+    minutes = words.pop(words.index("--minutes") + 1) if "--minutes" in words else "10"
+    words = [word for word in words if word != "--minutes"]
+    lasting = {"ATTENTION_CORE_BACKENDS": ",".join(BACKENDS), "ATTENTION_CORE_FUZZ_MINUTES": minutes}
+    session.run("pytest", *chosen(words, ("tests/fuzz",)), env=QUIET | ONE_THREAD | COMPILED_ONCE | lasting)
 
 
 @nox.session(default=False)

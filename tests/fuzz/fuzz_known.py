@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import attention_core as ac
+import attention_core.layers
 from attention_numpy import files
 
 KNOWN: dict[str, Callable[[], bool]] = {}
@@ -38,12 +39,6 @@ def SMALL_WEIGHTS() -> bool:  # noqa: N802 (a name of a constant)
     return abs(float(output[0, 0, 0]) / 2.0611536e-9 - 1) > 1e-5
 
 
-@known("a sink of -inf gives nan to a query that may attend to nothing")
-def SINK_OF_NO_WEIGHT() -> bool:  # noqa: N802
-    x, sinks = np.ones((1, 1, 1)), np.asarray([-np.inf])
-    return bool(np.isnan(ac.scaled_dot_product_attention(x, x, x, mask=np.asarray([False]), sinks=sinks)).any())
-
-
 @known("reproducible arithmetic loses scores of large channels times small ones")
 def MIXED_CHANNELS() -> bool:  # noqa: N802
     query, key = np.asarray([[[8192, 2**-13]]], np.float16), np.asarray([[[3 * 2**-13, 3 * 8192]]], np.float16)
@@ -60,6 +55,18 @@ def LINES_IN_NAMES() -> bool:  # noqa: N802
             files.load_tree(path)
         except files.FileError as error:
             return "\n" in str(error)
+    return False
+
+
+@known("a bias of a layer that is no array is an AttributeError")
+def BIAS_THAT_IS_NO_ARRAY() -> bool:  # noqa: N802
+    x = np.ones((2, 3))
+    try:
+        ac.layers.DotProductAttention()((), x, bias=1.5)
+    except AttributeError:
+        return True
+    except TypeError:
+        return False
     return False
 
 

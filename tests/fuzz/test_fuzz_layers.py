@@ -37,7 +37,6 @@ def _flags(*dims: int) -> np.ndarray:
     return RNG.random(dims) < 0.7
 
 
-RETURNS: dict[str, Any] = {}
 LAYERS: dict[str, Valid] = {
     "DotProductAttention": Valid(
         {"scale": 0.5, "softcap": 2.0, "is_causal": False, "dropout": 0.1, "implementation": "auto", "arithmetic": "fast"},
@@ -135,8 +134,8 @@ def wrong_layers(draw: Any) -> Change:
     part = draw(st.sampled_from([part for part in Valid._fields if getattr(LAYERS[name], part)]))
     content = getattr(LAYERS[name], part)
     place = draw(st.sampled_from(list(range(len(content)) if isinstance(content, list) else content)))
-    words = OTHERS if part == "settings" else ARRAYS | OTHERS
-    wrongs = [wrong for wrong in words if fits(content[place], wrong) and not isinstance(WRONG[wrong](content[place]), tuple)]
+    words = set(OTHERS) - {"2**40", "fused"} if part == "settings" else WRONG  # the former takes memory, or depends
+    wrongs = [wrong for wrong in WRONG if wrong in words and fits(content[place], wrong) and not isinstance(WRONG[wrong](content[place]), tuple)]
     return Change(name, part, place, draw(st.sampled_from(wrongs)))
 
 
@@ -144,14 +143,16 @@ PRINTED_ARRAYS = {"implementation", "arithmetic", "data_format"}
 
 
 def check_wrong(change: Change, backend: Any) -> str:
-    kind, words = outcome(change, backend)
     if change.place in PRINTED_ARRAYS and "array" in change.wrong:  # as in fuzz_known.WORDS
         return "known"
+    if change.place == "bias" and change.part == "options":  # fuzz_known.BIAS_THAT_IS_NO_ARRAY, and of no axes
+        return "known"
+    kind, words = outcome(change, backend)
     if kind:
         assert kind in ("TypeError", "ValueError"), f"{kind}: {words}"
         assert words.startswith("expected ") and "; got " in words and "\n" not in words, f"{kind}: {words}"
     expected = outcome(change, NUMPY)
-    if change.part == "settings" or change.wrong in ARRAYS:
+    if change.part == "settings" or (change.wrong in ARRAYS and change.wrong != "as a list"):
         assert (kind, words) == expected, f"{backend.name} says {kind} {words!r}, numpy {expected[0]} {expected[1]!r}"
     else:  # a layer says what arrays it takes; JAX also takes those of NumPy
         assert bool(kind) == bool(expected[0]), f"{backend.name} says {kind} {words!r}, numpy {expected[0]} {expected[1]!r}"
