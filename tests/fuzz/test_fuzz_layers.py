@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -124,8 +125,20 @@ def outcome(change: Change, backend: Any) -> tuple[str, str]:
             options = {name: put(value) for name, value in valid.options.items()}
             result = framework.call(layer, list(map(put, valid.inputs)), options)
     except Exception as error:
-        return type(error).__name__, plain(str(error), backend)
+        return type(error).__name__, plain(of_keras(str(error)), backend)
     return "", described(result)
+
+
+def of_keras(message: str) -> str:
+    """The words that Keras put its own around."""
+    wrapped = re.search(r"^Exception encountered when calling [^\n]*\n\n(?:\x1b\[1m)?(.*?)(?:\x1b\[0m)?\n\n", message, re.DOTALL)
+    return wrapped[1] if wrapped else message
+
+
+def is_of_keras(change: Change, words: str) -> bool:
+    """Whether Keras itself casts what is wrong, or refuses it in words of its own."""
+    cast = change.wrong in ("as float16", "as float64") or (change.place == "output" and "array" in change.wrong)  # which is known
+    return cast or words.startswith("Only input tensors may be passed")
 
 
 @st.composite
@@ -148,6 +161,8 @@ def check_wrong(change: Change, backend: Any) -> str:
     if change.place == "bias" and change.part == "options":  # fuzz_known.BIAS_THAT_IS_NO_ARRAY, and of no axes
         return "known"
     kind, words = outcome(change, backend)
+    if backend.name == "tensorflow" and is_of_keras(change, words):
+        return "of Keras"
     if kind:
         assert kind in ("TypeError", "ValueError"), f"{kind}: {words}"
         assert words.startswith("expected ") and "; got " in words and "\n" not in words, f"{kind}: {words}"
