@@ -125,6 +125,13 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"expected {name} as a positive integer; got {value}")
 
 
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise unless the value is one of these words."""
+    if not isinstance(value, str) or value not in choices:
+        got = repr(value) if isinstance(value, str) else type_text(value)
+        raise ValueError(f"expected {name} out of {', '.join(choices)}; got {got}")
+
+
 def check_flags(**flags: Any) -> None:
     """Raise unless these options are True or False: no number, text, array or boolean of another library."""
     for name, value in flags.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_core._arithmetic import fast, reproducible
 from attention_core._arrays import Array, Namespace, dtype_name
-from attention_core._checks import check_floating, check_rank
+from attention_core._checks import check_choice, check_floating, check_rank
 
 ARITHMETICS = {"fast": fast, "reproducible": reproducible}
 WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, by the names their libraries use
@@ -43,8 +43,7 @@ def check_input(name: str, x: Array, least: int, layout: str, *, arithmetic: Any
 
 def check_arithmetic_name(arithmetic: Any) -> None:
     """Raise unless this names an arithmetic."""
-    if not isinstance(arithmetic, str) or arithmetic not in ARITHMETICS:
-        raise ValueError(f"expected an arithmetic out of {', '.join(ARITHMETICS)}; got {arithmetic!r}")
+    check_choice("an arithmetic", arithmetic, ARITHMETICS)
 
 
 def fan_out(arrays: tuple[Array, ...], arithmetic: Any, xp: Namespace) -> list[Array]:

@@ -18,6 +18,7 @@ from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.reproducible.weights import reproducible_weights
 from attention_core._attention.softmax import logaddexp
 from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, is_exporting, library_name
+from attention_core._checks import check_choice
 from attention_core.masks._mask import is_structured
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
@@ -77,8 +78,7 @@ class Explanation(NamedTuple):
 
 def check_implementation(implementation: Any) -> None:
     """Raise unless this names an implementation."""
-    if not isinstance(implementation, str) or implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"expected an implementation out of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}")
+    check_choice("an implementation", implementation, IMPLEMENTATIONS)
 
 
 def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:

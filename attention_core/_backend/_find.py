@@ -58,10 +58,7 @@ def _namespace_of(array: Array) -> Namespace:
     if hasattr(array, "mask"):
         raise TypeError(f"expected a plain array; got {type(array).__name__}, whose own mask would be lost")
     try:
-        if is_compiling(array):
-            xp = sys.modules[_compat_name(type(array))]
-        else:
-            xp = array_api_compat.array_namespace(array)
+        xp = sys.modules[_compat_name(type(array))] if is_compiling(array) else array_api_compat.array_namespace(array)
     except TypeError:
         xp = None
     # What array-api-compat wraps itself needs no backend, and looking for one would not trace under torch.compile.

@@ -216,7 +216,7 @@ def _mask_with_extra_key(mask: Mask | Array | None, is_causal: bool, length: Any
 
 def _bias_with_extra_key(bias: Array, length: Any, xp: Namespace) -> Array:
     """A bias over one key more than there are, which is 0 for the last."""
-    *dims, _ = shape(bias, xp=xp)
+    dims = shape(bias, xp=xp)[:-1]
     last = xp.zeros((*dims, 1), dtype=bias.dtype, **on_device_of(bias))
     return xp.concat([xp.broadcast_to(bias, (*dims, length)), last], axis=-1)
 

@@ -9,6 +9,7 @@ from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text,
 from attention_core._attention.call import Attention
 from attention_core._backend import array_namespace, autocast_at_door
 from attention_core._checks import (
+    check_choice,
     check_flags,
     check_like,
     check_linear,
@@ -211,8 +212,7 @@ def _flatten_places(maps: Array, xp: Namespace) -> Array:
 
 def check_data_format(data_format: Any) -> None:
     """Raise unless this is a data format."""
-    if data_format not in ("channels_last", "channels_first"):
-        raise ValueError(f"expected data_format channels_last or channels_first; got {data_format!r}")
+    check_choice("data_format", data_format, ("channels_last", "channels_first"))
 
 
 def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_format: str, arithmetic: Any) -> None:

@@ -319,7 +319,7 @@ def _query_key_value(query: Any, key: Array | None, value: Array | None) -> tupl
 
 
 def _with_heads(array: Any, xp: Namespace) -> Any:
-    """Insert an axis for heads into an array (..., M, N) with leading axes; return a structured mask as it is."""
-    if array is None or isinstance(array, Mask) or len(array.shape) < 3:
+    """Insert an axis for heads into an array (..., M, N) with leading axes; return as it is what is no such array."""
+    if not hasattr(array, "shape") or len(array.shape) < 3:
         return array
     return xp.expand_dims(array, axis=-3)

@@ -123,3 +123,29 @@ def test_the_options_above_are_those_that_there_are():
     names = {flag for _, flag in OPTIONS}
     assert {"is_causal", "return_weights", "return_logsumexp", "norm_first", "pool", "ragged", "interleaved"} <= names
     assert len(OPTIONS) > 25
+
+
+@pytest.mark.parametrize("option", ["arithmetic", "implementation"])
+def test_an_array_as_a_word_is_named_by_its_type_in_one_line(put, option):
+    x = put(np.ones((1, 2, 3), np.float32))
+    with pytest.raises(ValueError, match=rf"expected an {option} out of [a-z, ]+; got \S+$"):
+        ac.scaled_dot_product_attention(x, x, x, **{option: x})
+
+
+@pytest.mark.parametrize("bias", [1.5, True, [0.0], "none", {}])
+def test_a_bias_of_a_layer_that_is_no_array_is_named(put, bias):
+    x = put(np.ones((2, 3), np.float32))
+    with pytest.raises(TypeError, match="expected bias"):
+        layers.DotProductAttention()((), x, x, x, bias=bias)
+
+
+def test_a_bias_may_be_a_number_in_an_array_next_to_an_extra_key(put, get, rng):
+    weight = put(rng.standard_normal((4, 4)))
+    one = Linear(weight)
+    extra = put(rng.standard_normal(4))
+    heads = MultiHeadAttention(one, one, one, one, extra, extra)
+    x = put(rng.standard_normal((3, 4)))
+    found, expected = (
+        get(ac.multi_head_attention(heads, x, num_heads=2, bias=put(np.full(dims, 0.5)))) for dims in ((), (3, 3))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-13)

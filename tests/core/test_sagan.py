@@ -105,7 +105,7 @@ def test_wrong_feature_maps_are_named(rng, put):
     bad = np.ones
     for call, error, message in (
         (lambda: ac.sagan_attention(put(p), put(bad((2, 3, WIDTH, C)))), ValueError, r"expected even height and width to pool x \(channels_last\); got \(2, 3, 6, 8\)"),
-        (lambda: ac.sagan_attention(put(p), x, data_format="NHWC"), ValueError, "expected data_format channels_last or channels_first; got 'NHWC'"),
+        (lambda: ac.sagan_attention(put(p), x, data_format="NHWC"), ValueError, "expected data_format out of channels_last, channels_first; got 'NHWC'"),
         (lambda: ac.sagan_attention(put(p), put(bad((WIDTH, C)))), ValueError, r"expected x \(..., height, width, C\); got \(6, 8\)"),
         (lambda: ac.sagan_attention(put(p._replace(output=Linear(bad((E, 1))))), x), ValueError, r"expected output.weight back to 8 channels; got \(3, 1\)"),
         (lambda: ac.sagan_attention(put(p._replace(output=None)), x), ValueError, r"expected g.weight back to 8 channels; got \(8, 3\)"),
