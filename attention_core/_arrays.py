@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import operator
 from numbers import Real
 from typing import Any, TypeAlias
@@ -144,3 +145,10 @@ def scalar_like(number: float, like: Array, xp: Namespace) -> Array:
 def number_like(number: float | Array, like: Array, xp: Namespace) -> float | Array:
     """A number in the type of an array."""
     return float(number) if isinstance(number, Real) else xp.astype(number, like.dtype)
+
+
+def type_text(value: Any) -> str:
+    """The name of the type of a value; with its library if it would be mistaken for one of Python's."""
+    kind = type(value)
+    taken = hasattr(builtins, kind.__name__) and kind.__module__ != "builtins"
+    return f"{kind.__module__}.{kind.__name__}" if taken else kind.__name__

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from numbers import Rational, Real
+from numbers import Integral, Rational, Real
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -24,29 +23,28 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
     sizes_differ,
+    type_text,
 )
-from attention_core._backend import array_namespace, is_compiling, is_concrete, is_of_eager_type, registered_name
+from attention_core._backend import (
+    array_namespace,
+    common_namespace,
+    is_compiling,
+    is_concrete,
+    is_of_eager_type,
+    library_name,
+    registered_name,
+)
 from attention_core.parameters import Linear
 
 FLOAT64_MAX = sys.float_info.max
+MAX_SIZE = 2**31 - 1  # counters are int32
+MAX_POSITIONS = 2**29 - 1  # three times as much still fits int32
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
 
 Checked = TypeVar("Checked")
 _PLAIN = (bool, int, float, Fraction, str, type(None), ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 _MAX_SIGNATURES = 1024
-
-
-def type_text(value: Any) -> str:
-    """The name of the type of a value; with its library if it would be mistaken for one of Python's."""
-    kind = type(value)
-    taken = hasattr(builtins, kind.__name__) and kind.__module__ != "builtins"
-    return f"{kind.__module__}.{kind.__name__}" if taken else kind.__name__
-
-
-def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any]) -> Namespace:
-    """The namespace that arrays share, known by the names of arguments; it must be ``xp`` if that is given."""
-    return array_namespace(*arrays.values())
 
 
 def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
@@ -83,11 +81,10 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
         if kind in _PLAIN or (isinstance(value, Real) and hasattr(value, "dtype")):
             parts.append((kind, value))  # 1, 1.0 and True are equal, and not the same
         elif hasattr(value, "dtype"):
-            if not is_of_eager_type(value):
+            if not is_of_eager_type(value) or getattr(value, "is_nested", False):  # whose shape raises
                 return None
-            parts.append(
-                (kind, value.shape, value.dtype, getattr(value, "device", None), getattr(value, "committed", None))
-            )
+            place = getattr(value, "device", None), getattr(value, "committed", None), getattr(value, "layout", None)
+            parts.append((kind, value.shape, value.dtype, place))
         elif kind in _FUNCTIONS:
             parts.append(callable)
         elif isinstance(value, tuple) or registered_name(kind):
@@ -117,12 +114,32 @@ def check_length(name: str, array: Array, axis: int, length: int | None, reason:
         raise ValueError(f"expected {name} ({', '.join(dims)}) {reason}; got {shape_text(array)}")
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Raise unless the value is a positive Python integer."""
+def check_positive(name: str, value: Any, *, most: int = MAX_SIZE) -> None:
+    """Raise unless the value is a positive Python integer, and not so large that no array and no loop is as long."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"expected {name} as a positive integer; got {type(value).__name__}")
+        raise TypeError(f"expected {name} as a positive integer; got {type_text(value)}")
     if value < 1:
-        raise ValueError(f"expected {name} as a positive integer; got {value}")
+        raise ValueError(f"expected {name} as a positive integer; got {number_text(value)}")
+    if value > most:
+        raise ValueError(f"expected {name} of at most {most}; got {number_text(value)}")
+
+
+def check_sizes(name: str, dims: Any) -> None:
+    """Raise unless these are the sizes of an array that can be: a tuple of integers that are not negative."""
+    if not isinstance(dims, tuple) or not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in dims):
+        got = f"({', '.join(map(type_text, dims))})" if isinstance(dims, tuple) else type_text(dims)
+        raise TypeError(f"expected {name} as a tuple of sizes; got {got}")
+    for dim in dims:
+        if not 0 <= dim <= MAX_SIZE:
+            raise ValueError(f"expected {name} as a tuple of sizes in 0..{MAX_SIZE}; got {number_text(dim)}")
+
+
+def number_text(value: Any) -> str:
+    """A number, or its magnitude where it has more digits than one reads, or than Python prints."""
+    if not isinstance(value, int | Fraction):
+        return str(value)
+    above, below = value.numerator.bit_length(), value.denominator.bit_length()
+    return f"about {'-' if value < 0 else ''}2**{above - below}" if max(above, below) > 256 else str(value)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
@@ -290,7 +307,9 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         raise TypeError(f"expected {name} as a number; got {type(value).__name__}")
     limit = FLOAT64_MAX if isinstance(value, Rational) else math.inf  # integers and fractions may be beyond all floats
     if not -limit < value < limit or (positive and value <= 0):  # type: ignore[operator]
-        raise ValueError(f"expected {name} as a {'positive ' if positive else ''}finite number; got {value}")
+        raise ValueError(
+            f"expected {name} as a {'positive ' if positive else ''}finite number; got {number_text(value)}"
+        )
 
 
 def check_scores(query: Array, key: Array, bias: Array | None, *, needs_scale: bool) -> None:
@@ -305,6 +324,11 @@ def check_scores(query: Array, key: Array, bias: Array | None, *, needs_scale: b
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
     if needs_scale and dims[-1] == 0:
         raise ValueError(f"expected a scale for vectors without elements; got query {shape_text(query)}")
+
+
+def only_array(value: Any) -> Array | None:
+    """The value if it is an array; ``None`` for numbers, those of NumPy included."""
+    return value if hasattr(value, "dtype") and not isinstance(value, Real) else None
 
 
 def check_scaling(scale: Any, softcap: Any) -> None:
@@ -373,14 +397,46 @@ def _check_added(name: str, array: Any, query: Array, *, hints: Mapping[str, str
     check_device(name, array, "query", query)
 
 
+def plain_integer(value: Any) -> Any:
+    """An integer of any library as one of Python, so that it is the same on all; anything else as it is."""
+    return int(value) if isinstance(value, Integral) and hasattr(value, "dtype") else value
+
+
 def check_start(name: str, start: Any) -> Any:
-    """Return a position, once it is known to be a Python integer that is not negative, or a 0-d integer array."""
+    """Return a position, once it is known to be an integer that is not negative, or a 0-d integer array."""
+    start = plain_integer(start)
     if hasattr(start, "dtype"):
         check_integer(name, start)
         if len(start.shape):
             raise ValueError(f"expected {name} as an integer; got an array of shape {shape_text(start)}")
     elif isinstance(start, bool) or not isinstance(start, int):
-        raise TypeError(f"expected {name} as an integer; got {type(start).__name__}")
-    elif not 0 <= start < 2**29:
-        raise ValueError(f"expected {name} in [0, 2**29); got {start}")
+        raise TypeError(f"expected {name} as an integer; got {type_text(start)}")
+    elif not 0 <= start <= MAX_POSITIONS:
+        raise ValueError(f"expected {name} in [0, 2**29); got {number_text(start)}")
     return start
+
+
+def check_offset(name: str, offset: Any) -> Any:
+    """Return what is added to positions, once it is known to be an integer below 2**29, or an integer array."""
+    offset = offset if type(offset) is int else plain_integer(offset)
+    if hasattr(offset, "dtype"):
+        check_integer(name, offset)
+    elif isinstance(offset, bool) or not isinstance(offset, int):
+        raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
+    return offset
+
+
+def check_placement(dtype: Any, device: Any, xp: Namespace) -> dict[str, Any]:
+    """Return the keyword of a device for new arrays, once the library has made one of a floating-point dtype there."""
+    placed = {} if device is None else {"device": device}
+    try:
+        made = xp.zeros((), dtype=xp.float32, **placed)
+    except Exception as error:
+        raise ValueError(f"expected device as one of {library_name(xp)}; got {device!r}") from error
+    try:
+        made = xp.zeros((), dtype=dtype, **placed)
+    except Exception as error:
+        raise TypeError(f"expected dtype as one of {library_name(xp)}; got {dtype!r}") from error
+    if isinstance(dtype, str) or dtype_name(made.dtype) not in FLOATING:
+        raise TypeError(f"expected dtype as one of {library_name(xp)}, of floating point; got {dtype!r}")
+    return placed

@@ -14,8 +14,9 @@ from statistics import NormalDist
 from typing import Any
 
 from attention_core._arrays import FLOATING, Array, Namespace, take_rows
+from attention_core._backend import own_namespace
 from attention_core._checks import check_number
-from attention_core.random import random_bits, uniform_integers
+from attention_core.random import check_elements, random_bits, uniform_integers
 
 __all__ = ["glorot_uniform", "he_uniform", "lecun_normal", "normal", "truncated_normal", "uniform"]
 
@@ -63,6 +64,7 @@ def uniform(
     >>> bool(xp.all(xp.abs(uniform(3, (5, 7), limit=0.25, xp=xp)) <= 0.25))
     True
     """
+    xp = own_namespace(xp)
     _check(dims, dtype)
     check_number("limit", limit, positive=True)
     half = 2**23
@@ -205,6 +207,7 @@ def lecun_normal(
 def _quantiles(
     seed: Any, dims: tuple[int, ...], /, *, cut: float, stddev: float, dtype: str, xp: Namespace, device: Any
 ) -> Array:
+    xp = own_namespace(xp)
     _check(dims, dtype)
     check_number("stddev", stddev, positive=True)
     placement = {} if device is None else {"device": device}
@@ -240,10 +243,7 @@ def _wide(dtype: str, xp: Namespace) -> Any:
 
 
 def _check(dims: tuple[int, ...], dtype: str) -> None:
-    if not isinstance(dims, tuple) or not all(isinstance(dim, int) and dim >= 0 for dim in dims):
-        raise ValueError(f"expected a shape as a tuple of sizes; got {dims!r}")
-    if math.prod(dims) >= 2**31:
-        raise ValueError(f"expected fewer than 2**31 elements, the counters there are; got {dims}")
+    check_elements(dims)
     if dtype not in FLOATING:
         raise ValueError(f"expected dtype {', '.join(FLOATING)}; got {dtype!r}")
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, positions, shape, shape_text
-from attention_core._backend import backend_for
-from attention_core._checks import check_integer
+from attention_core._backend import backend_for, own_namespace
+from attention_core._checks import check_integer, check_sizes, number_text, only_array, plain_integer
 
 __all__ = [
     "Dropout",
@@ -76,7 +76,7 @@ def check_dropout_rate(rate: Any) -> None:
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         raise TypeError(f"expected a dropout rate as a number; got {type(rate).__name__}")
     if not 0 <= rate < 1:
-        raise ValueError(f"expected a dropout rate in [0, 1); got {rate}")
+        raise ValueError(f"expected a dropout rate in [0, 1); got {number_text(rate)}")
 
 
 def seeded(dropout: Dropout | None, x: Array, xp: Namespace) -> Dropout | None:
@@ -86,6 +86,11 @@ def seeded(dropout: Dropout | None, x: Array, xp: Namespace) -> Dropout | None:
     seed = dropout.seed if isinstance(dropout.seed, int) else backend_for(x, xp).draw_seed(dropout.seed)
     check_seed(seed)
     return Dropout(dropout.rate, seed)
+
+
+def seed_array(dropout: Any) -> dict[str, Any]:
+    """The seed of a dropout by name, if it is an array: it has to be of one library with the others."""
+    return {"dropout.seed": only_array(dropout.seed)} if isinstance(dropout, Dropout) else {}
 
 
 def plain_seed(seed: Any, is_array: Callable[[Any], bool], /) -> Any:
@@ -106,9 +111,10 @@ def plain_seed(seed: Any, is_array: Callable[[Any], bool], /) -> Any:
 
 def check_seed(seed: Any) -> None:
     """Raise unless this is an integer in [0, 2**64) or an integer array of one or two words."""
+    seed = plain_integer(seed)
     if isinstance(seed, int) and not isinstance(seed, bool):
         if not 0 <= seed < 2**64:
-            raise ValueError(f"expected a seed in [0, 2**64); got {seed}")
+            raise ValueError(f"expected a seed in [0, 2**64); got {number_text(seed)}")
     elif not hasattr(seed, "dtype"):
         raise TypeError(f"expected a seed as an integer or an integer array; got {type(seed).__name__}")
     else:
@@ -127,6 +133,7 @@ def seed_words(seed: Any, /, *, xp: Namespace) -> tuple[Any, Any]:
     xp : array namespace
     """
     check_seed(seed)
+    seed = plain_integer(seed)
     if isinstance(seed, int):
         return _signed(seed), _signed(seed >> 32)
     words = xp.reshape(xp.astype(seed, xp.int32), (-1,))
@@ -210,8 +217,16 @@ def _product(word: Array, factor: int, xp: Namespace) -> Array:
 
 def fold_in(seed: Any, number: int, /, *, xp: Namespace) -> Any:
     """Derive a new seed from a seed and a number: an integer, or two words."""
+    seed = plain_integer(seed)
     low, high = (hash_words(*seed_words(seed, xp=xp), _FOLDED, number, word, xp=xp) for word in (0, 1))
     return low | high << 32 if isinstance(seed, int) else xp.concat([low, high], axis=0)
+
+
+def check_elements(dims: Any) -> None:
+    """Raise unless this is a shape of no more elements than there are counters."""
+    check_sizes("a shape", dims)
+    if math.prod(dims) >= 2**31:
+        raise ValueError(f"expected fewer than 2**31 elements, the counters there are; got {dims}")
 
 
 def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: Any = None) -> Array:
@@ -228,6 +243,8 @@ def random_bits(seed: Any, dims: tuple[int, ...], /, *, xp: Namespace, device: A
     >>> random_bits(7, (2, 3), xp=xp).shape
     (2, 3)
     """
+    xp = own_namespace(xp)
+    check_elements(dims)
     like = {} if device is None else {"device": device}
     index = xp.arange(math.prod(dims), dtype=xp.int32, **like)
     return xp.reshape(hash_words(*seed_words(seed, xp=xp), _FLAT, index, xp=xp), dims)

@@ -9,9 +9,19 @@ from typing import Any
 
 from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, shape, shape_text, sizes
 from attention_core._backend import array_namespace, register
-from attention_core._checks import check_flags, check_floating, check_function, check_integer, check_positive
+from attention_core._checks import (
+    MAX_POSITIONS,
+    check_flags,
+    check_floating,
+    check_function,
+    check_offset,
+    check_positive,
+    number_text,
+)
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
+
+MAX_HEADS = MAX_DISTANCE = 2**16  # as long are the lists of rates, and of buckets
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +103,8 @@ def alibi(num_heads: int, /, *, offset: Any = 0) -> ScoreMod:
     Array([[ 0.        , -0.0625    ],
            [ 0.        , -0.00390625]], dtype=array_api_strict.float64)
     """
-    check_positive("num_heads", num_heads)
-    number, arrays = _split_offset(offset)
+    check_positive("num_heads", num_heads, most=MAX_HEADS)
+    number, arrays = _split_offset(check_offset("offset", offset))
     return ScoreMod(_Alibi(num_heads, number), arrays, num_heads)
 
 
@@ -118,7 +128,7 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
     bidirectional : bool
         Whether keys after the query have separate buckets.
     max_distance : int
-        D, more than e.
+        D, more than e, at most 65536.
     offset : int or Array of int, shape () or (...)
         o, the position of the first query: the number of cached keys. It may differ along the leading axes.
 
@@ -145,7 +155,8 @@ def relative_bias(table: Array, /, *, bidirectional: bool = True, max_distance: 
     Array([3., 3., 3., 2., 1., 0.], dtype=array_api_strict.float64)
     """
     check_flags(bidirectional=bidirectional)
-    check_positive("max_distance", max_distance)
+    check_positive("max_distance", max_distance, most=MAX_DISTANCE)
+    offset = check_offset("offset", offset)
     buckets, heads = _table_sizes(table)
     numbers = tuple(_buckets(buckets, bidirectional, max_distance))
     number, arrays = _split_offset(offset)
@@ -204,13 +215,23 @@ def _buckets(buckets: int, bidirectional: bool, farthest: int) -> list[int]:
     if farthest <= exact:
         raise ValueError(f"expected max_distance > {exact}, the distances with a bucket each; got {farthest}")
     steps = count - exact
-    near = [min(distance, exact) for distance in range(farthest + 1)]
-    for step in range(1, steps):  # log(r / e) / log(D / e) >= step / steps, in integers
-        bound = farthest**step * exact ** (steps - step)
-        for distance in range(exact, farthest + 1):
-            near[distance] += int(distance**steps >= bound)
+    firsts = [*range(1, exact + 1), *(_first_distance(step, steps, exact, farthest) for step in range(1, steps))]
+    near = [0] * firsts[0]
+    for bucket, (first, stop) in enumerate(zip(firsts, [*firsts[1:], farthest + 1], strict=True), start=1):
+        near += [bucket] * (stop - first)
     after = [count + bucket for bucket in near] if bidirectional else [0] * (farthest + 1)
     return [*near[:0:-1], 0, *after[1:]]
+
+
+def _first_distance(step: int, steps: int, exact: int, farthest: int) -> int:
+    """The least r with log(r / e) / log(D / e) >= step / steps: by powers of integers where floats leave it open."""
+    estimate = float(exact * (farthest / exact) ** (step / steps))
+    near = math.floor(estimate + 0.5)
+    if abs(estimate - near) > 1e-6:
+        return math.ceil(estimate)
+    divisor = math.gcd(step, steps)
+    power, whole = step // divisor, steps // divisor
+    return near + int(near**whole < farthest**power * exact ** (whole - power))
 
 
 def _table_sizes(table: Array) -> tuple[int, int]:
@@ -226,10 +247,9 @@ def _table_sizes(table: Array) -> tuple[int, int]:
 def _split_offset(offset: Any) -> tuple[int, tuple[Array, ...]]:
     """The offset as a field of the function and its arrays: a number and none, or 0 and one."""
     if hasattr(offset, "dtype"):
-        check_integer("offset", offset)
         return 0, (offset,)
-    if isinstance(offset, bool) or not isinstance(offset, int):
-        raise TypeError(f"expected offset as an integer or an integer array; got {type(offset).__name__}")
+    if abs(offset) > MAX_POSITIONS:
+        raise ValueError(f"expected offset below 2**29 in magnitude; got {number_text(offset)}")
     return offset, ()
 
 

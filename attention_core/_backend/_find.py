@@ -6,12 +6,13 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace
+from attention_core._arrays import Array, Namespace, type_text
 from attention_core._backend._default import DefaultBackend
 from attention_core._backend._protocol import Backend
 
@@ -54,9 +55,70 @@ def array_namespace(*arrays: Array) -> Namespace:
     return found
 
 
-def _namespace_of(array: Array) -> Namespace:
-    if hasattr(array, "mask"):
-        raise TypeError(f"expected a plain array; got {type(array).__name__}, whose own mask would be lost")
+def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Namespace:
+    """The array namespace of arguments, known by their names: arrays, named tuples of arrays, numbers and ``None``.
+
+    Raises
+    ------
+    TypeError
+        As `array_namespace`, with the name of the argument; also when ``xp`` is not the namespace of their library.
+    """
+    found: Namespace = None
+    for name, array in [leaf for each in arrays.items() for leaf in _named_leaves(*each)]:
+        if array is None or isinstance(array, int | float):
+            continue
+        library = _namespaces.get(type(array)) or _namespace_of(array, name)
+        if not is_dense(array):
+            raise TypeError(f"expected {name} as a dense array; got a sparse or nested one")
+        if found is None:
+            found = library
+        elif library is not found:
+            raise TypeError(
+                f"expected arrays of one library; got {library_name(found)} and {library_name(library)} ({name})"
+            )
+    if found is None:
+        name, value = next(iter(arrays.items()))
+        raise TypeError(f"expected {name} as an array; got {type_text(value)}")
+    return found if xp is None or xp is found else _agreeing(xp, found)
+
+
+def _named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The leaves of a named tuple by the names of its fields, or a single leaf."""
+    if not isinstance(value, tuple) or not hasattr(value, "_fields"):
+        return [(name, value)]
+    branches = [_named_leaves(f"{name}.{field}", each) for field, each in zip(value._fields, value, strict=True)]
+    return [leaf for branch in branches for leaf in branch]
+
+
+def _agreeing(xp: Any, found: Namespace) -> Namespace:
+    """The namespace to compute with: the library's own, or one of another making for the same library."""
+    check_namespace(xp)
+    if library_name(xp) != library_name(found):
+        raise TypeError(f"expected xp as the namespace of the arrays, that of {library_name(found)}; got {xp.__name__}")
+    return found if isinstance(xp, ModuleType) else xp
+
+
+def own_namespace(xp: Any, /) -> Namespace:
+    """The namespace of a library to make arrays with, by the library's own module as well."""
+    check_namespace(xp)
+    return get_backend(xp.__name__).namespace if xp.__name__ in entries() and xp.__name__ in sys.modules else xp
+
+
+def check_namespace(xp: Any, /) -> None:
+    """Raise unless this can be a namespace of functions: a module, or an object with the name of one."""
+    if not isinstance(getattr(xp, "__name__", None), str) or isinstance(xp, type) or callable(xp):
+        raise TypeError(f"expected xp as an array namespace; got {type_text(xp)}")
+
+
+def is_dense(array: Array, /) -> bool:
+    """Whether an array is neither sparse nor nested; such tensors of PyTorch have the class of the others."""
+    return not getattr(array, "is_nested", False) and str(getattr(array, "layout", "strided")).endswith("strided")
+
+
+def _namespace_of(array: Array, name: str = "") -> Namespace:
+    if hasattr(array, "mask") and not callable(array.mask):
+        expected = f"{name} as a plain array" if name else "a plain array"
+        raise TypeError(f"expected {expected}; got {type(array).__name__}, whose own mask would be lost")
     try:
         xp = sys.modules[_compat_name(type(array))] if is_compiling(array) else array_api_compat.array_namespace(array)
     except TypeError:
@@ -66,7 +128,7 @@ def _namespace_of(array: Array) -> Namespace:
         backend = backend_of(array)
         xp = backend.namespace if backend else xp
     if xp is None:
-        raise TypeError(f"expected an array; got {type(array).__name__}")
+        raise TypeError(f"expected {f'{name} as an array' if name else 'an array'}; got {type_text(array)}")
     _namespaces[type(array)] = xp
     return xp
 
@@ -201,7 +263,6 @@ def available_backends() -> list[str]:
     return [name for name in entries() if importlib.util.find_spec(name) is not None]
 
 
-@functools.cache
 def get_backend(name: str, /) -> Backend:
     """Load the backend of a library by name.
 
@@ -217,11 +278,16 @@ def get_backend(name: str, /) -> Backend:
     >>> get_backend("numpy").modes
     ('eager',)
     """
-    entry = entries().get(name)
-    if entry is None:
-        raise ValueError(f"expected a backend out of {', '.join(entries())}; got {name!r}")
+    if not isinstance(name, str) or name not in entries():
+        got = repr(name) if isinstance(name, str) else type_text(name)
+        raise ValueError(f"expected a backend out of {', '.join(entries())}; got {got}")
+    return _load(name)
+
+
+@functools.cache
+def _load(name: str) -> Backend:
     if importlib.util.find_spec(name) is None:
         raise ImportError(
             f"backend {name!r} needs its library: pip install 'attention-core[{name.replace('_', '-')}]'", name=name
         )
-    return cast(Backend, entry.load())
+    return cast(Backend, entries()[name].load())

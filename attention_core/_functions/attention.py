@@ -10,7 +10,7 @@ from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, sizes
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
-from attention_core._backend import Backend, array_namespace, autocast_at_door, backend_for
+from attention_core._backend import Backend, autocast_at_door, backend_for, common_namespace
 from attention_core._checks import (
     check_flags,
     check_function,
@@ -19,11 +19,12 @@ from attention_core._checks import (
     check_sinks,
     check_value,
     once_per_signature,
+    only_array,
 )
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
-from attention_core.random import Dropout, check_dropout, seeded
+from attention_core.random import Dropout, check_dropout, seed_array, seeded
 from attention_core.scores import ScoreMod
 
 ScoreModification = Callable[..., Array]
@@ -252,6 +253,22 @@ def attention_scores(
     return cast_to(all_scores(call), query.dtype, xp=call.xp)
 
 
+def option_arrays(
+    *,
+    scale: Any = None,
+    softcap: Any = None,
+    score_mod: Any = None,
+    sinks: Any = None,
+    dropout: Any = None,
+    **_: Any,
+) -> dict[str, Any]:
+    """The arrays among options of attention, by name: they have to be of one library with the others."""
+    arrays = {"scale": only_array(scale), "softcap": only_array(softcap), "sinks": sinks, **seed_array(dropout)}
+    if isinstance(score_mod, ScoreMod):
+        arrays |= {f"score_mod.arrays[{index}]": array for index, array in enumerate(score_mod.arrays)}
+    return arrays
+
+
 def check_options(
     query: Array,
     num_heads: int | None,
@@ -271,9 +288,9 @@ def check_options(
     check_flags(is_causal=is_causal, return_weights=return_weights, return_logsumexp=return_logsumexp)
     check_implementation(implementation)
     check_arithmetic(arithmetic, "query", query)
+    check_scaling(scale, softcap)
     if arithmetic == "reproducible":
         _check_reproducible(implementation, scale, softcap, {"score_mod": score_mod, "sinks": sinks})
-    check_scaling(scale, softcap)
     check_score_mod(score_mod, num_heads)
     if sinks is not None:
         check_sinks(sinks, query, num_heads)
@@ -345,11 +362,12 @@ def _check_call(
     *, query: Array, key: Array, value: Array, mask: Any = None, bias: Any = None, starts: Any = None, **options: Any
 ) -> tuple[Namespace, Backend]:
     """Raise unless the arguments fit together; return their namespace and backend."""
-    xp = options.pop("xp", None)
     check_arithmetic(options.get("arithmetic", "fast"), "query", query)
     mask = None if mask is None else as_mask(mask)  # which tells what is no mask
-    if xp is None:
-        xp = array_namespace(query, key, value, bias, options.get("sinks"), *mask_arrays(mask))
+    check_scaling(options.get("scale"), options.get("softcap"))
+    named = {"query": query, "key": key, "value": value, "bias": bias, **mask_arrays(mask)}
+    named |= dict(zip(("query_start", "key_start"), map(only_array, starts or ()), strict=False))
+    xp = common_namespace(options.pop("xp", None), named | option_arrays(**options))
     check_scores(query, key, bias, needs_scale=options.get("scale") is None)
     check_value(value, key)
     check_options(query, sizes(query)[-3], **options)

@@ -16,8 +16,9 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import array_namespace
+from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import (
+    MAX_POSITIONS,
     check_broadcastable,
     check_device,
     check_flags,
@@ -25,9 +26,12 @@ from attention_core._checks import (
     check_length,
     check_like,
     check_parameters,
+    check_placement,
     check_positive,
     check_rank,
+    check_sizes,
     check_value,
+    plain_integer,
     value_range,
 )
 from attention_core.masks import And, Causal, KeyLengths, Mask
@@ -90,7 +94,7 @@ def empty_cache(
     Raises
     ------
     TypeError, ValueError
-        When a size is not a positive integer.
+        When a size is not a positive integer, the dtype not of floating point, or the device not one of the library.
 
     Examples
     --------
@@ -100,16 +104,18 @@ def empty_cache(
     """
     value_dim = head_dim if value_dim is None else value_dim
     check_flags(ragged=ragged)
+    check_sizes("leading", leading)
     check_positive("num_heads", num_heads)
-    check_positive("capacity", capacity)
+    check_positive("capacity", capacity, most=MAX_POSITIONS)
     check_positive("head_dim", head_dim)
     check_positive("value_dim", value_dim)
-    on_device = {} if device is None else {"device": device}
+    xp = own_namespace(xp)
     dtype = xp.float32 if dtype is None else dtype
+    on_device = check_placement(dtype, device, xp)
     key, value = (
         xp.zeros((*leading, num_heads, capacity, width), dtype=dtype, **on_device) for width in (head_dim, value_dim)
     )
-    return KeyValueCache(key, value, xp.zeros(tuple(leading) if ragged else (), dtype=xp.int32, **on_device))
+    return KeyValueCache(key, value, xp.zeros(leading if ragged else (), dtype=xp.int32, **on_device))
 
 
 def append(
@@ -155,7 +161,7 @@ def append(
     Array([1., 2., 0., 0.], dtype=array_api_strict.float32)
     """
     check_parameters("cache", cache, KeyValueCache)
-    xp = array_namespace(*cache, key, value, num_new) if xp is None else xp
+    xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
     _check_cache(cache)
     _check_new(cache, key, value, num_new)
     index = positions(shape(cache.key, xp=xp)[-2], cache.key, xp=xp)
@@ -200,12 +206,13 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
     length = cache.length if isinstance(cache, KeyValueCache) else cache
     check_rank("length", length, 0, "() or (...)")
     check_integer("length", length)
+    num_new = plain_integer(num_new)
     if not hasattr(num_new, "dtype"):
-        check_positive("num_new", num_new)
-        xp = array_namespace(length)
+        check_positive("num_new", num_new, most=MAX_POSITIONS)
+        xp = common_namespace(None, {"length": length})
         return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
     check_integer("num_new", num_new)
-    xp = array_namespace(length, num_new)
+    xp = common_namespace(None, {"length": length, "num_new": num_new})
     length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32)
     return And(Causal(offset=xp.subtract(length, num_new)), KeyLengths(length))
 

@@ -6,7 +6,7 @@ import functools
 
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, upcast
-from attention_core._backend import array_namespace, autocast_at_door, is_concrete
+from attention_core._backend import autocast_at_door, common_namespace, is_concrete
 from attention_core._checks import (
     check_floating,
     check_integer,
@@ -18,7 +18,7 @@ from attention_core._checks import (
 )
 from attention_core._functions.normalization import check_layer_norm
 from attention_core.parameters import Embeddings, LayerNorm
-from attention_core.random import Dropout, check_dropout, seeded
+from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
 
 @autocast_at_door(position=1, lowers=False)
@@ -83,7 +83,8 @@ def embed_tokens(
     if parameters.norm is not None:
         check_parameters("norm", parameters.norm, LayerNorm)
     tables = parameters.token, parameters.position, parameters.segment
-    xp = array_namespace(*tables, *(parameters.norm or ()), token_ids, position_ids, segment_ids) if xp is None else xp
+    ids = {"token_ids": token_ids, "position_ids": position_ids, "segment_ids": segment_ids}
+    xp = common_namespace(xp, {**ids, "embeddings": parameters, **seed_array(dropout)})
     check_arithmetic(arithmetic, "token", parameters.token)
     _check_embeddings(parameters, epsilon, dropout)
     _check_ids(parameters, token_ids, position_ids, segment_ids)
@@ -94,10 +95,10 @@ def embed_tokens(
         segment_ids = xp.zeros_like(token_ids)
     dtype = parameters.token.dtype
     maps = arithmetic_of(arithmetic)
-    dims, ids = shape(token_ids, xp=xp), (token_ids, position_ids, segment_ids)
+    dims, rows = shape(token_ids, xp=xp), (token_ids, position_ids, segment_ids)
     found = [
-        maps.lookup(upcast(table, xp=xp), rows, dims, xp=xp)
-        for table, rows in zip(tables, ids, strict=True)
+        maps.lookup(upcast(table, xp=xp), ids, dims, xp=xp)
+        for table, ids in zip(tables, rows, strict=True)
         if table is not None
     ]
     x = functools.reduce(functools.partial(maps.add, xp=xp), found)

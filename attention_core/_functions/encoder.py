@@ -7,11 +7,11 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of
 from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
-from attention_core._backend import array_namespace, autocast_at_door
+from attention_core._backend import autocast_at_door, common_namespace
 from attention_core._checks import check_flags, check_number, check_parameters, once_per_signature
-from attention_core._functions.attention import check_options
+from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
-from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections, tuple_leaves
+from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
 from attention_core._functions.normalization import check_layer_norm
 from attention_core.masks import Mask
 from attention_core.masks._tree import mask_arrays
@@ -135,8 +135,7 @@ def _check_call(
     """Raise unless the arguments fit together; return their namespace."""
     check_parameters("layer", parameters, EncoderLayer)
     check_projections("attention", parameters.attention)
-    if xp is None:
-        xp = array_namespace(x, *tuple_leaves(parameters), *mask_arrays(mask))
+    xp = common_namespace(xp, {"x": x, "layer": parameters, **mask_arrays(mask), **option_arrays(**options)})
     check_parameters("feed_forward", parameters.feed_forward, FeedForward)
     check_multi_head(parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_heads, mask=mask, bias=None)
     check_options(x, num_heads, **options)

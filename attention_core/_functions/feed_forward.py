@@ -6,10 +6,10 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, upcast
-from attention_core._backend import array_namespace, autocast_at_door
+from attention_core._backend import autocast_at_door, common_namespace
 from attention_core._checks import check_linear, check_parameters, once_per_signature
 from attention_core.parameters import FeedForward, Linear
-from attention_core.random import Dropout, check_dropout, seeded
+from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
 
 @autocast_at_door(position=1)
@@ -149,7 +149,7 @@ def expand_and_contract(
 @once_per_signature
 def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Namespace | None) -> Namespace:
     check_parameters("linear", parameters, Linear)
-    xp = array_namespace(x, *parameters) if xp is None else xp
+    xp = common_namespace(xp, {"x": x, "linear": parameters})
     check_input("x", x, 1, "(..., in)", arithmetic=arithmetic)
     check_linear("linear", parameters, "x", x)
     return xp
@@ -157,7 +157,7 @@ def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Nam
 
 @once_per_signature
 def _check_gelu(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
-    xp = array_namespace(x) if xp is None else xp
+    xp = common_namespace(xp, {"x": x})
     check_input("x", x, 0, "(...)", arithmetic=arithmetic)
     return xp
 
@@ -169,7 +169,7 @@ def _check_feed_forward_call(
     check_parameters("feed_forward", parameters, FeedForward)
     for name in FeedForward._fields:
         check_parameters(f"feed_forward.{name}", getattr(parameters, name), Linear)
-    xp = array_namespace(x, *parameters.expand, *parameters.contract) if xp is None else xp
+    xp = common_namespace(xp, {"x": x, "feed_forward": parameters, **seed_array(dropout)})
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     check_feed_forward("feed_forward", parameters, "x", x)
     if dropout is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attention_core._arrays import Array, Namespace, shape, sizes
-from attention_core._backend import array_namespace
+from attention_core._backend import common_namespace
 from attention_core._checks import check_positive, check_rank
 
 
@@ -34,7 +34,7 @@ def split_heads(x: Array, num_heads: int, /, *, xp: Namespace | None = None) -> 
     >>> split_heads(xp.zeros((2, 5, 12)), 3).shape
     (2, 3, 5, 4)
     """
-    xp = array_namespace(x) if xp is None else xp
+    xp = common_namespace(xp, {"x": x})
     check_rank("x", x, 2, "(..., L, H * D)")
     check_positive("num_heads", num_heads)
     channels = sizes(x)[-1]
@@ -68,7 +68,7 @@ def merge_heads(x: Array, /, *, xp: Namespace | None = None) -> Array:
     >>> merge_heads(xp.zeros((2, 3, 5, 4))).shape
     (2, 5, 12)
     """
-    xp = array_namespace(x) if xp is None else xp
+    xp = common_namespace(xp, {"x": x})
     check_rank("x", x, 3, "(..., H, L, D)")
     return merge_channels(x, xp)
 

@@ -18,7 +18,7 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Attention
-from attention_core._backend import array_namespace, autocast_at_door
+from attention_core._backend import autocast_at_door, common_namespace
 from attention_core._checks import (
     check_bias,
     check_function,
@@ -28,10 +28,18 @@ from attention_core._checks import (
     check_positive,
     check_prepared,
     check_rank,
+    check_scaling,
     check_vector,
     once_per_signature,
 )
-from attention_core._functions.attention import check_options, make_call, rounded_attention, unchecked_call, with_causal
+from attention_core._functions.attention import (
+    check_options,
+    make_call,
+    option_arrays,
+    rounded_attention,
+    unchecked_call,
+    with_causal,
+)
 from attention_core._functions.heads import merge_channels, split_channels
 from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask
@@ -238,8 +246,9 @@ def _check_call(
 ) -> Namespace:
     """Raise unless the arguments fit together; return their namespace."""
     check_projections("attention", parameters)
-    if xp is None:
-        xp = array_namespace(query, key, value, bias, options["sinks"], *mask_arrays(mask), *tuple_leaves(parameters))
+    check_scaling(options["scale"], options["softcap"])
+    named = {"query": query, "key": key, "value": value, "attention": parameters, "bias": bias}
+    xp = common_namespace(xp, named | mask_arrays(mask) | option_arrays(**options))
     check_multi_head(
         parameters, (query, key, value), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
     )
@@ -249,10 +258,6 @@ def _check_call(
     if options["scale"] is None and sizes(parameters.query.weight)[1] == 0:
         raise ValueError("expected a scale for vectors without elements; got heads of width 0")
     return xp
-
-
-def tuple_leaves(tree: Any) -> list[Array]:
-    return [leaf for branch in tree for leaf in tuple_leaves(branch)] if isinstance(tree, tuple) else [tree]
 
 
 def check_projections(name: str, parameters: MultiHeadAttention) -> None:

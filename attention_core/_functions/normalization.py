@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
-from attention_core._backend import array_namespace, autocast_at_door
+from attention_core._backend import autocast_at_door, common_namespace
 from attention_core._checks import check_number, check_parameters, check_vector, once_per_signature
 from attention_core.parameters import LayerNorm
 
@@ -72,7 +72,7 @@ def _check_layer_norm_call(
     *, x: Array, parameters: LayerNorm, epsilon: Any, arithmetic: Any, xp: Namespace | None
 ) -> Namespace:
     check_parameters("layer_norm", parameters, LayerNorm)
-    xp = array_namespace(x, *parameters) if xp is None else xp
+    xp = common_namespace(xp, {"x": x, "layer_norm": parameters})
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     check_number("epsilon", epsilon, positive=True)
     check_layer_norm("layer_norm", parameters, "x", x)
@@ -81,7 +81,7 @@ def _check_layer_norm_call(
 
 @once_per_signature
 def _check_rms_norm(*, x: Array, scale: Array, epsilon: Any, arithmetic: Any, xp: Namespace | None) -> Namespace:
-    xp = array_namespace(x, scale) if xp is None else xp
+    xp = common_namespace(xp, {"x": x, "scale": scale})
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     check_number("epsilon", epsilon, positive=True)
     check_vector("scale", scale, _checked_channels("x", x), "x", model=x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, TypeAlias
 
-from attention_core._arrays import Array, Namespace, dtype_name, shape_text, shapes_differ, sizes
+from attention_core._arrays import Array, Namespace, dtype_name, shape_text, shapes_differ, sizes, type_text
 from attention_core._attention.choice import attend, is_dense_faster
 from attention_core._attention.reproducible.pieces import (
     ExactPartial,
@@ -17,12 +17,12 @@ from attention_core._attention.reproducible.pieces import (
     reproducible_partial,
 )
 from attention_core._attention.softmax import logaddexp
-from attention_core._backend import array_namespace, autocast_at_door, is_concrete
+from attention_core._backend import autocast_at_door, common_namespace, is_concrete
 from attention_core._checks import check_start
 from attention_core._functions.attention import ScoreModification, make_call
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
-from attention_core.random import Dropout, check_dropout
+from attention_core.random import Dropout, check_dropout, seed_array
 
 
 @autocast_at_door()
@@ -100,7 +100,7 @@ def partial_attention(
     call = make_call(query, key, value, implementation=implementation, **options)
     check_extent(extent, arithmetic, query, value)
     if extent is not None:
-        array_namespace(query, *extent)
+        common_namespace(call.xp, {"query": query, "extent": Extent(*extent)})
         return reproducible_partial(call, Extent(*extent))
     if implementation == "auto":  # few kernels return the logsumexp
         implementation = "dense" if is_dense_faster(call) else "blockwise"
@@ -231,7 +231,7 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
     if isinstance(first, ExactPartial):
         return _merge_exact(first, others, xp)
     _check_pairs(Partial, (first, *others))
-    xp = array_namespace(*(array for each in (first, *others) for array in each)) if xp is None else xp
+    xp = common_namespace(xp, _numbered(Partial, (first, *others)))
     merged = Partial(*first)
     for other in others:
         logsumexp = logaddexp(merged.logsumexp, other[1], xp=xp)
@@ -242,11 +242,22 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
     return merged
 
 
+def _numbered(kind: Any, tuples: tuple[Any, ...]) -> dict[str, Any]:
+    """Tuples of a kind by names that tell them apart."""
+    return {f"{kind.__name__}[{index}]": kind(*each) for index, each in enumerate(tuples)}
+
+
 def _check_pairs(kind: type[Partial | Extent], pairs: tuple[Any, ...]) -> None:
     for pair in pairs:
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise TypeError(f"expected {kind.__name__}({', '.join(kind._fields)}); got {type(pair).__name__}")
+        if not isinstance(pair, kind) and (type(pair) is not tuple or len(pair) != 2):
+            raise TypeError(f"expected {kind.__name__}({', '.join(kind._fields)}); got {type_text(pair)}")
     _check_alike(f"{kind.__name__.lower()}s", kind._fields, pairs)
+    first, second = (sizes(array) for array in pairs[0])
+    if kind is Partial and shapes_differ(second, first[:-1]):
+        raise ValueError(
+            f"expected the logsumexp of a Partial (..., H, M) to match its output {shape_text(pairs[0][0])}; got"
+            f" {shape_text(pairs[0][1])}"
+        )
 
 
 def _check_alike(kind: str, names: tuple[str, ...], tuples: tuple[Any, ...]) -> None:
@@ -269,7 +280,7 @@ def _merge_exact(first: ExactPartial, others: tuple[Any, ...], xp: Namespace | N
             raise TypeError(f"expected ExactPartial like the first; got {type(each).__name__}")
     _check_alike("partials", ("weights", "values"), tuple(each[:2] for each in (first, *others)))
     _check_alike("extents", ("scores", "values"), tuple(each.extent for each in (first, *others)))
-    xp = array_namespace(*first[:2]) if xp is None else xp
+    xp = common_namespace(xp, _numbered(ExactPartial, (first, *others)))
     for each in others:
         for ours, theirs in zip(first.extent, each.extent, strict=True):
             if ours is theirs or not (is_concrete(ours) and is_concrete(theirs)):
@@ -309,7 +320,7 @@ def merge_extents(first: Extent, /, *others: Extent, xp: Namespace | None = None
     array([[[2., 2.]]])
     """
     _check_pairs(Extent, (first, *others))
-    xp = array_namespace(*first) if xp is None else xp
+    xp = common_namespace(xp, _numbered(Extent, (first, *others)))
     merged = Extent(*first)
     for other in others:
         merged = merge_two_extents(merged, Extent(*other), xp)
@@ -353,7 +364,10 @@ def complete_partial(partial: AnyPartial, /, *, dropout: Dropout | None = None, 
     if dropout is not None:
         check_dropout(dropout)
     if isinstance(partial, ExactPartial):
-        return Partial(*complete_exactly(partial, dropout, array_namespace(*partial[:2]) if xp is None else xp))
-    if not isinstance(partial, tuple) or len(partial) != 2 or isinstance(partial, Extent):
-        raise TypeError(f"expected Partial or ExactPartial; got {type(partial).__name__}")
+        named = _numbered(ExactPartial, (partial,)) | seed_array(dropout)
+        return Partial(*complete_exactly(partial, dropout, common_namespace(xp, named)))
+    if not isinstance(partial, Partial) and type(partial) is not tuple:
+        raise TypeError(f"expected Partial or ExactPartial; got {type_text(partial)}")
+    _check_pairs(Partial, (partial,))
+    common_namespace(xp, _numbered(Partial, (partial,)))
     return Partial(*partial)

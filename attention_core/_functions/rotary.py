@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
-from attention_core._backend import array_namespace, autocast_at_door
+from attention_core._backend import autocast_at_door, common_namespace
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -15,6 +15,7 @@ from attention_core._checks import (
     check_number,
     check_positive,
     check_rank,
+    number_text,
 )
 
 
@@ -87,7 +88,7 @@ def rotary_embedding(
     >>> [round(float(turned[0, 0, channel]), 4) for channel in (0, 1)]
     [0.5403, 0.8415]
     """
-    xp = array_namespace(x, positions) if xp is None else xp
+    xp = common_namespace(xp, {"x": x, "positions": positions})
     width = _checked_width(x, positions, base=base, interleaved=interleaved, width=width, arithmetic=arithmetic)
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
@@ -111,7 +112,7 @@ def _checked_width(
         raise TypeError(f"expected base as a Python number; got {type(base).__name__}")
     check_number("base", base)
     if base < 1:
-        raise ValueError(f"expected base >= 1; got {base}")
+        raise ValueError(f"expected base >= 1; got {number_text(base)}")
     if channels is None:
         raise ValueError(f"expected x with a known number of channels; got {shape_text(x)}")
     if width is not None:

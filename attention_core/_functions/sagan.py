@@ -7,7 +7,7 @@ from typing import Any
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
 from attention_core._attention.call import Attention
-from attention_core._backend import array_namespace, autocast_at_door
+from attention_core._backend import autocast_at_door, common_namespace
 from attention_core._checks import (
     check_choice,
     check_flags,
@@ -21,8 +21,9 @@ from attention_core._checks import (
 )
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.heads import move_axis
-from attention_core._functions.multi_head import tuple_leaves
 from attention_core.parameters import Linear, SaganAttention
+
+MAX_ITERATIONS = 1000  # far beyond convergence: each is part of a traced program
 
 
 @autocast_at_door(position=1, lowers=False)
@@ -88,7 +89,7 @@ def sagan_attention(
     for name, convolution in zip(("theta", "phi", "g", "output"), parameters[:4], strict=True):
         if not (convolution is None and name == "output"):
             check_parameters(name, convolution, Linear)
-    xp = array_namespace(x, *tuple_leaves(parameters)) if xp is None else xp
+    xp = common_namespace(xp, {"x": x, "parameters": parameters})
     check_flags(pool=pool, return_weights=return_weights)
     _check_sagan(parameters, x, pool=pool, data_format=data_format, arithmetic=arithmetic)
     dtype = x.dtype
@@ -141,7 +142,7 @@ def spectral_norm(
     u : Array, shape (out,)
         The current estimate of the right singular vector; at first random.
     iterations : int
-        Steps of power iteration, at least 1.
+        Steps of power iteration, 1 to 1000.
     epsilon : float
         Added to the norms.
     arithmetic : {"fast", "reproducible"}
@@ -172,12 +173,12 @@ def spectral_norm(
     Array([[1. , 0. ],
            [0. , 0.5]], dtype=array_api_strict.float64)
     """
-    xp = array_namespace(weight, u) if xp is None else xp
+    xp = common_namespace(xp, {"weight": weight, "u": u})
     check_input("weight", weight, 2, "(..., out)", arithmetic=arithmetic)
     check_vector("u", u, sizes(weight)[-1], "weight", model=weight)
     if 0 in sizes(weight):
         raise ValueError(f"expected weight with at least one element; got {shape_text(weight)}")
-    check_positive("iterations", iterations)
+    check_positive("iterations", iterations, most=MAX_ITERATIONS)
     check_number("epsilon", epsilon, positive=True)
     dtype, epsilon = weight.dtype, float(epsilon)
     weight, u = upcast((weight, u), xp=xp)

@@ -9,7 +9,7 @@ from typing import Any
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace, on_device_of, upcast
 from attention_core._attention.call import Attention
-from attention_core._backend import array_namespace
+from attention_core._backend import common_namespace
 from attention_core._checks import check_boolean, check_rank
 from attention_core._functions.attention import scaled_dot_product_attention
 from attention_core._functions.multi_head import multi_head_attention
@@ -109,7 +109,7 @@ class DotProductAttention(Layer):
         query, key, value = _query_key_value(query, key, value)
         for name, array in (("query", query), ("key", key), ("value", value)):
             check_rank(name, array, 2, "(..., length, channels)")
-        xp = array_namespace(query, key, value) if xp is None else xp
+        xp = common_namespace(xp, {"query": query, "key": key, "value": value})
         if mask is not None and not isinstance(mask, Mask):
             check_boolean("mask", mask)
         mask, bias = (_with_heads(array, xp) for array in (mask, bias))
@@ -272,9 +272,9 @@ class MultiHeadAttention(Layer):
             Or `Attention` if a return flag is set.
         """
         query, key, value = _query_key_value(query, key, value)
-        xp = array_namespace(query, key, value) if xp is None else xp
         sinks = None
         if self.zero_attention:
+            xp = common_namespace(xp, {"query": query})
             sinks = xp.zeros((self.num_heads,), dtype=upcast(query, xp=xp).dtype, **on_device_of(query))
         return multi_head_attention(
             parameters,

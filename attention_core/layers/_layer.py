@@ -14,6 +14,7 @@ from attention_core import parameters as trees
 from attention_core._arithmetic import check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._attention.choice import check_implementation
+from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import check_boolean, check_flags, check_floating, check_number, check_positive, check_rank
 from attention_core._functions.sagan import check_data_format
 from attention_core.masks import Mask
@@ -174,13 +175,14 @@ def dropout_in_training(rate: float, seed: Any) -> Dropout | None:
     return None if seed is None or rate == 0 else Dropout(rate, seed)
 
 
-def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Array | None, xp: Namespace) -> Any:
+def all_masks(mask: Mask | Array | None, query_mask: Array | None, key_mask: Array | None, xp: Namespace | None) -> Any:
     """Combine masks over pairs, over queries and over keys into one, or ``None``."""
     rules = [] if mask is None else [mask]
     for name, padding, axis in (("query_mask", query_mask, -1), ("key_mask", key_mask, -2)):
         if padding is not None:
             check_rank(name, padding, 1, "(..., length)")
             check_boolean(name, padding)
+            xp = common_namespace(xp, {name: padding})
             rules.append(xp.expand_dims(xp.expand_dims(padding, axis=axis), axis=-3))
     if len(rules) < 2:
         return rules[0] if rules else None
@@ -271,7 +273,7 @@ def _described(value: Any) -> str:
 
 def _draw_all(tree: Any, seed: Any, /, *, purpose: int, dtype: str, xp: Namespace, device: Any) -> Any:
     """Replace the `Initial` leaves of a tree by their values, each drawn from a seed of its own."""
-    leaves = named_arrays(tree)
+    xp, leaves = own_namespace(xp), named_arrays(tree)
     seed = fold_in(seed, purpose, xp=xp) if leaves else None
     values = {
         name: leaf.values(fold_in(seed, index, xp=xp), dtype=dtype, xp=xp, device=device)

@@ -7,7 +7,6 @@ from typing import Any
 
 from attention_core import parameters as trees
 from attention_core._arrays import Array, Namespace
-from attention_core._backend import array_namespace
 from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward
@@ -138,7 +137,6 @@ class EncoderLayer(Layer):
 
         ``mask``, ``key_mask`` and ``seed`` are those of `MultiHeadAttention`.
         """
-        xp = array_namespace(x) if xp is None else xp
         return encoder_layer(
             parameters,
             x,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attention_core._arrays import Array, Namespace
-from attention_core._backend import array_namespace
+from attention_core._backend import common_namespace
 from attention_core._checks import check_positive, check_rank
 from attention_core.layouts._layout import PROJECTIONS, LayoutError
 from attention_core.parameters import Linear, MultiHeadAttention
@@ -84,7 +84,9 @@ def join_heads(
             raise LayoutError(
                 f"expected the {name} of all heads with the same shape and bias; got {sorted(map(str, shapes))}"
             )
-    xp = array_namespace(*(each.weight for row in rows for each in row)) if xp is None else xp
+    xp = common_namespace(
+        xp, {f"heads[{index}][{at}]": each for index, row in enumerate(rows) for at, each in enumerate(row)}
+    )
 
     def joined(maps: Sequence[Linear]) -> Linear:
         weight = xp.concat([each.weight for each in maps], axis=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace, shape_text
-from attention_core._backend import array_namespace
+from attention_core._backend import common_namespace
 from attention_core._checks import check_positive
 from attention_core.parameters import EncoderLayer, LayerNorm, Linear, MultiHeadAttention
 
@@ -50,7 +50,7 @@ class Arrays:
         self._left = dict(arrays)
         if not self._left:
             raise LayoutError(f"expected the arrays of {layout}; got none")
-        self.xp = array_namespace(*self._left.values()) if xp is None else xp
+        self.xp = common_namespace(xp, self._left)
 
     def find(self, name: str, *dims: int | None) -> Array | None:
         """Take an array that may be absent."""
@@ -104,7 +104,7 @@ def present(arrays: Mapping[str, Array | None]) -> dict[str, Array]:
 
 
 def namespace_of(tree: Any, xp: Namespace | None) -> Namespace:
-    return array_namespace(*layers.named_arrays(tree).values()) if xp is None else xp
+    return common_namespace(xp, layers.named_arrays(tree))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from attention_core._arrays import Array, Namespace, shape_text, sizes
-from attention_core._backend import array_namespace
+from attention_core._backend import common_namespace
 from attention_core._checks import (
+    MAX_POSITIONS,
     check_boolean,
     check_floating,
     check_integer,
@@ -24,7 +25,7 @@ def mask_from_ignore(mask: Array, /, *, xp: Namespace | None = None) -> Array:
     >>> mask_from_ignore(xp.asarray([False, True]))
     Array([ True, False], dtype=array_api_strict.bool)
     """
-    xp = array_namespace(mask) if xp is None else xp
+    xp = common_namespace(xp, {"mask": mask})
     check_boolean("mask", mask)
     return xp.logical_not(mask)
 
@@ -38,7 +39,7 @@ def mask_from_integers(mask: Array, /, *, xp: Namespace | None = None) -> Array:
     >>> mask_from_integers(xp.asarray([1, 0]))
     Array([ True, False], dtype=array_api_strict.bool)
     """
-    xp = array_namespace(mask) if xp is None else xp
+    xp = common_namespace(xp, {"mask": mask})
     check_integer("mask", mask)
     return xp.not_equal(mask, 0)
 
@@ -59,7 +60,7 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
     >>> mask_from_additive(xp.asarray([0.0, -10000.0]))
     Array([ True, False], dtype=array_api_strict.bool)
     """
-    xp = array_namespace(mask) if xp is None else xp
+    xp = common_namespace(xp, {"mask": mask})
     check_floating("mask", mask)
     check_number("threshold", threshold)
     return xp.greater(mask, float(threshold))
@@ -74,8 +75,8 @@ def mask_from_lengths(lengths: Array, key_length: int, /, *, xp: Namespace | Non
     >>> mask_from_lengths(xp.asarray([1, 3]), 3).shape
     (2, 1, 1, 3)
     """
-    xp = array_namespace(lengths) if xp is None else xp
-    check_positive("key_length", key_length)
+    xp = common_namespace(xp, {"lengths": lengths})
+    check_positive("key_length", key_length, most=MAX_POSITIONS)
     rule = KeyLengths(lengths)
     return rule.to_array(1, key_length, like=lengths, xp=xp)
 
@@ -89,7 +90,7 @@ def mask_from_padding(mask: Array, /, *, xp: Namespace | None = None) -> Array:
     >>> mask_from_padding(xp.ones((2, 5), dtype=xp.bool)).shape
     (2, 1, 1, 5)
     """
-    xp = array_namespace(mask) if xp is None else xp
+    xp = common_namespace(xp, {"mask": mask})
     check_rank("mask", mask, 1, "(..., N)")
     check_boolean("mask", mask)
     return xp.expand_dims(xp.expand_dims(mask, axis=-2), axis=-2)
@@ -104,7 +105,7 @@ def mask_from_query_key(query_mask: Array, key_mask: Array, /, *, xp: Namespace 
     >>> mask_from_query_key(xp.ones((2, 3), dtype=xp.bool), xp.ones((2, 5), dtype=xp.bool)).shape
     (2, 1, 3, 5)
     """
-    xp = array_namespace(query_mask, key_mask) if xp is None else xp
+    xp = common_namespace(xp, {"query_mask": query_mask, "key_mask": key_mask})
     for name, mask in (("query_mask", query_mask), ("key_mask", key_mask)):
         check_rank(name, mask, 1, "(..., length)")
         check_boolean(name, mask)

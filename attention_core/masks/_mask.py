@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
-from attention_core._checks import check_allowed, check_boolean, check_broadcastable
+from attention_core._backend import common_namespace, own_namespace
+from attention_core._checks import check_allowed, check_boolean, check_broadcastable, check_start
 
 Sizes = tuple[int | None, ...]
 
@@ -148,8 +149,10 @@ class Mask(ABC):
                [ True,  True, False],
                [False,  True,  True]], dtype=array_api_strict.bool)
         """
+        lengths = check_start("num_queries", num_queries), check_start("num_keys", num_keys)
+        xp = own_namespace(xp) if like is None else common_namespace(xp, {"like": like})
         device = {} if like is None else on_device_of(like)
-        rows, columns = (xp.arange(length, dtype=xp.int32, **device) for length in (num_queries, num_keys))
+        rows, columns = (xp.arange(length, dtype=xp.int32, **device) for length in lengths)
         zero = xp.zeros((), dtype=xp.int32, **device)
         return self.allowed(Positions(zero, zero, xp.expand_dims(rows, axis=-1), columns), xp=xp)
 

@@ -22,7 +22,15 @@ from attention_core._arrays import (
     take_rows,
 )
 from attention_core._backend import array_namespace, is_concrete
-from attention_core._checks import check_allowed, check_broadcastable, check_function, check_integer, check_rank
+from attention_core._checks import (
+    check_allowed,
+    check_broadcastable,
+    check_function,
+    check_integer,
+    check_offset,
+    check_rank,
+    number_text,
+)
 from attention_core.masks._mask import KeyRange, Mask, Positions, Sizes, Spans, logical_or
 
 _POSITION_LIMIT = 2**29  # above all positions; three times as much still fits int32
@@ -49,7 +57,7 @@ class Causal(Mask):
     offset: Any = 0
 
     def __post_init__(self) -> None:
-        _check_integral("offset", self.offset)
+        object.__setattr__(self, "offset", check_offset("offset", self.offset))
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         return xp.less_equal(at.key, _with_offset(at.query, self.offset, xp))
@@ -59,7 +67,7 @@ class Causal(Mask):
         return some, xp.less_equal(key.last, _with_offset(query.first, self.offset, xp))
 
     def reach(self) -> tuple[float, float]:
-        return -math.inf, self.offset if isinstance(self.offset, int) else math.inf
+        return -math.inf, _clamped(self.offset) if isinstance(self.offset, int) else math.inf
 
     def is_relative(self) -> bool:
         return type(self) is Causal and isinstance(self.offset, int)
@@ -101,8 +109,8 @@ class SlidingWindow(Mask):
             if reach is not None and (isinstance(reach, bool) or not isinstance(reach, int)):
                 raise TypeError(f"expected {name} as an integer or None; got {type(reach).__name__}")
             if reach is not None and reach < 0:
-                raise ValueError(f"expected {name} >= 0; got {reach}")
-        _check_integral("offset", self.offset)
+                raise ValueError(f"expected {name} >= 0; got {number_text(reach)}")
+        object.__setattr__(self, "offset", check_offset("offset", self.offset))
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         query = _with_offset(at.query, self.offset, xp)
@@ -116,8 +124,8 @@ class SlidingWindow(Mask):
     def reach(self) -> tuple[float, float]:
         if not isinstance(self.offset, int):
             return -math.inf, math.inf
-        left, right = (math.inf if reach is None else reach for reach in (self.left, self.right))
-        return self.offset - left, self.offset + right
+        left, right = (math.inf if reach is None else _clamped(reach) for reach in (self.left, self.right))
+        return _clamped(self.offset) - left, _clamped(self.offset) + right
 
     def is_relative(self) -> bool:
         return type(self) is SlidingWindow and isinstance(self.offset, int)
@@ -170,10 +178,10 @@ class KeyLengths(Mask):
     lengths: Any
 
     def __post_init__(self) -> None:
-        _check_integral("lengths", self.lengths)
+        object.__setattr__(self, "lengths", check_offset("lengths", self.lengths))
         least = _minimum(self.lengths)
         if least is not None and least < 0:
-            raise ValueError(f"expected lengths >= 0; got {least}")
+            raise ValueError(f"expected lengths >= 0; got {number_text(least)}")
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         return xp.less(at.key, _over_batch(self.lengths, at.key, xp))
@@ -340,13 +348,6 @@ def is_top_left_causal(mask: Any, /) -> bool:
     (True, False)
     """
     return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
-
-
-def _check_integral(name: str, value: Any) -> None:
-    if hasattr(value, "dtype"):
-        check_integer(name, value)
-    elif isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"expected {name} as an integer or an integer array; got {type(value).__name__}")
 
 
 def _check_leading(name: str, value: Any, target: Sizes) -> None:

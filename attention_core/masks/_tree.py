@@ -67,7 +67,7 @@ def check_mask(mask: Any, target: Sizes, query: Array) -> None:
     """Raise unless a mask fits scores of shape (..., H, M, N) and lies on the device of the query."""
     rule = as_mask(mask)
     rule.check(target)
-    for array in mask_arrays(rule):
+    for array in mask_arrays(rule).values():
         check_device("mask", array, "query", query)
 
 
@@ -87,10 +87,8 @@ def check_covered(mask: Mask | Array, starts: tuple[Any, Any], lengths: tuple[in
                 )
 
 
-def mask_arrays(mask: Mask | Array | None) -> tuple[Array | None, ...]:
-    """The arrays of a mask, by which its library is found."""
-    if not isinstance(mask, Mask):
-        return (mask,)
+def mask_arrays(mask: Mask | Array | None) -> dict[str, Array]:
+    """The arrays of a mask by name, by which its library is found."""
     arrays: list[Array] = []
-    flatten(mask, arrays)
-    return tuple(arrays)
+    flatten(None if mask is None else as_mask(mask), arrays)
+    return {"mask" if len(arrays) == 1 else f"mask[{index}]": array for index, array in enumerate(arrays)}

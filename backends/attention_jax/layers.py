@@ -199,7 +199,8 @@ class Layer(_FixedSettings):
         taken = _taken(self.kind)
         inputs, options = jax.tree.map(_input, inputs), jax.tree.map(_option, options)
         options |= {name: value for name, value in layer_options.items() if name in taken}
-        return self.definition(self.parameters, *inputs, **options, xp=backend.namespace)
+        parameters = jax.tree.map(_option, self.parameters)  # which may have been fetched from a device
+        return self.definition(parameters, *inputs, **options, xp=backend.namespace)
 
     def __repr__(self) -> str:
         return f"attention_jax.{self.definition!r}"

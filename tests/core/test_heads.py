@@ -28,7 +28,7 @@ def test_wrong_heads_are_named(put):
         (lambda: ac.split_heads(x, 2.0), TypeError, "expected num_heads as a positive integer; got float"),
         (lambda: ac.split_heads(put(np.zeros(12)), 3), ValueError, r"expected x \(..., L, H \* D\); got \(12,\)"),
         (lambda: ac.merge_heads(put(np.zeros((5, 12)))), ValueError, r"expected x \(..., H, L, D\); got \(5, 12\)"),
-        (lambda: ac.merge_heads([1.0]), TypeError, "expected an array; got list"),
+        (lambda: ac.merge_heads([1.0]), TypeError, "expected x as an array; got list"),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -84,7 +84,7 @@ def test_empty_shapes_are_shapes(get, xp):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda xp: initializers.uniform(1, 3, xp=xp), ValueError, "expected a shape as a tuple of sizes; got 3"),
+        (lambda xp: initializers.uniform(1, 3, xp=xp), TypeError, "expected a shape as a tuple of sizes; got int"),
         (lambda xp: initializers.uniform(1, (3, -1), xp=xp), ValueError, "expected a shape as a tuple of sizes"),
         (lambda xp: initializers.uniform(1, (3,), limit=0.0, xp=xp), ValueError, "expected limit as a positive finite number; got 0.0"),
         (lambda xp: initializers.normal(1, (3,), stddev=-1.0, xp=xp), ValueError, "expected stddev as a positive finite number; got -1.0"),

@@ -28,14 +28,16 @@ def test_nothing_has_no_namespace():
 
 def test_masked_arrays_are_refused():
     masked = np.ma.masked_array(np.ones((1, 2, 3)), mask=False)
-    with pytest.raises(TypeError, match="expected a plain array; got MaskedArray, whose own mask would be lost"):
+    with pytest.raises(
+        TypeError, match="expected query as a plain array; got MaskedArray, whose own mask would be lost"
+    ):
         ac.scaled_dot_product_attention(masked, masked, masked)
 
 
 @pytest.mark.needs(lambda backend: backend.name != "numpy")
 def test_libraries_are_not_mixed(backend, put):
     x, foreign = put(np.ones((1, 2, 3))), np.ones((1, 2, 3))
-    with pytest.raises(TypeError, match=f"expected arrays of one library; got {backend.name} and numpy"):
+    with pytest.raises(TypeError, match=f"expected arrays of one library; got {backend.name} and numpy .value"):
         ac.scaled_dot_product_attention(x, x, foreign)
     with pytest.raises(TypeError, match=f"expected arrays of one library; got {backend.name} and numpy"):
         ac.scaled_dot_product_attention(x, x, x, mask=ac.Causal() & np.ones(2, dtype=bool))

@@ -1,70 +1,17 @@
 """Options of all public functions and layers: what is no boolean is refused by each, in the same words everywhere."""
 
-import functools
 import inspect
 import math
 import types
 
 import numpy as np
 import pytest
+from option_helpers import calls
 
 import attention_core as ac
 from attention_core import initializers, layers, layouts, masks, random, scores
-from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
 
-C, L = 8, 6
 MODULES = (ac, initializers, layers, layouts, masks, random, scores)
-
-
-def parameters(put):
-    """Trees of parameters of C channels: one affine map everywhere."""
-    same = Linear(put(np.eye(C, dtype="float32")))
-    norm = LayerNorm(*(put(np.ones(C, "float32")) for _ in range(2)))
-    return MultiHeadAttention(same, same, same, same), FeedForward(same, same), norm, same
-
-
-def calls(put, xp):
-    """Every public function with a boolean option, as a function of options."""
-    attention, feed, norm, same = parameters(put)
-    heads, x = put(np.ones((1, 2, L, 4), "float32")), put(np.ones((L, C), "float32"))
-    layer = ac.parameters.EncoderLayer(attention, norm, feed, norm)
-    sagan = ac.parameters.SaganAttention(same, same, same, same, put(np.zeros((), "float32")))
-    image = put(np.ones((2, 4, C), "float32"))
-    weights = {
-        "in_proj_weight": put(np.ones((3 * C, C), "float32")),
-        "out_proj.weight": put(np.eye(C, dtype="float32")),
-    }
-    encoder = {f"self_attn.{name}": array for name, array in weights.items()}
-    encoder |= {f"{name}.weight": put(np.eye(C, dtype="float32")) for name in ("linear1", "linear2")}
-    biased = ("linear1.bias", "linear2.bias", "norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")
-    biased = (*biased, "self_attn.out_proj.bias")
-    encoder |= {name: put(np.ones(C, "float32")) for name in biased}
-    encoder["self_attn.in_proj_bias"] = put(np.ones(3 * C, "float32"))
-    attend = {
-        name: functools.partial(getattr(ac, name), heads, heads, heads)
-        for name in ("scaled_dot_product_attention", "explain_attention", "partial_attention", "attention_extent")
-    }
-    return attend | {
-        "multi_head_attention": lambda **options: ac.multi_head_attention(attention, x, num_heads=2, **options),
-        "encoder_layer": lambda **options: ac.encoder_layer(layer, x, num_heads=2, **options),
-        "sagan_attention": lambda **options: ac.sagan_attention(sagan, image, **options),
-        "rotary_embedding": lambda **options: ac.rotary_embedding(heads, put(np.arange(L)), **options),
-        "relative_bias": lambda **options: scores.relative_bias(put(np.ones((8, 2), "float32")), **options),
-        "empty_cache": lambda **options: ac.empty_cache((2,), 2, 4, 3, xp=xp, **options),
-        "from_torch_encoder_layer": lambda **options: layouts.from_torch_encoder_layer(encoder, num_heads=2, **options),
-        "from_torch": lambda **options: layouts.from_torch(weights, num_heads=2, **options),
-        "DotProductAttention": lambda **options: layers.DotProductAttention(**options),
-        "MultiHeadAttention": lambda **options: layers.MultiHeadAttention(C, 2, **options),
-        "EncoderLayer": lambda **options: layers.EncoderLayer(C, 2, 4, **options),
-        "FeedForward": lambda **options: layers.FeedForward(C, 4, **options),
-        "Embeddings": lambda **options: layers.Embeddings(5, 5, C, **options),
-        "SaganAttention": lambda **options: layers.SaganAttention(C, **options),
-        "DotProductAttention.__call__": lambda **options: layers.DotProductAttention()((), x, **options),
-        "MultiHeadAttention.__call__": lambda **options: layers.MultiHeadAttention(C, 2)(attention, x, **options),
-        "SaganAttention.__call__": lambda **options: layers.SaganAttention(
-            C, head_channels=C, value_channels=C, spectral_norm=False
-        )(sagan, image, **options),
-    }
 
 
 def flags_of(function):

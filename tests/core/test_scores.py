@@ -270,3 +270,16 @@ def test_arrays_that_take_the_place_of_scores_are_left_alone(implementation, mas
     ]
     np.testing.assert_array_equal(*found)
     np.testing.assert_array_equal(get(held), table)
+
+
+@pytest.mark.parametrize("buckets", [4, 8, 12, 20, 32, 54])
+def test_buckets_begin_where_powers_of_integers_say(buckets):
+    """The last of log(r / e) / log(D / e) >= step / steps, in integers, at every distance up to the greatest."""
+    exact = buckets // 2
+    steps = buckets - exact
+    for farthest in (*range(exact + 1, 90), exact * 2**5, exact * 3**4, 1000, 1024, 2187):
+        bias = relative_bias(np.ones((buckets, 1)), bidirectional=False, max_distance=farthest)
+        before = bias.function.buckets[farthest::-1]
+        for distance, bucket in enumerate(before):
+            reached = [s for s in range(steps) if distance**steps >= farthest**s * exact ** (steps - s)]
+            assert bucket == (distance if distance < exact else exact + max(reached))

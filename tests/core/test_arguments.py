@@ -1,0 +1,307 @@
+"""Wrong arguments of all public functions: numbers without bound, namespaces, arrays of other libraries, names."""
+
+import inspect
+import types
+import warnings
+from fractions import Fraction
+
+import array_api_strict
+import numpy as np
+import pytest
+from option_helpers import calls
+
+import attention_core as ac
+from attention_core import initializers, layers, masks, random, scores
+from attention_core._backend import common_namespace
+from attention_core.parameters import Linear
+
+HUGE = 2**70
+GIANT = 2**1100
+X = np.ones((1, 2, 4, 6), "float32")
+MODULES = (ac, initializers, masks, random, scores)
+
+
+def attend(put, **options):
+    return ac.scaled_dot_product_attention(*put([X, X, X]), **options)
+
+
+# Each would allocate, loop or overflow by a number.
+NUMBERS = {
+    "relative_bias": lambda put, xp: scores.relative_bias(put(np.ones((8, 2))), max_distance=HUGE),
+    "relative_bias of ten millions": lambda put, xp: scores.relative_bias(put(np.ones((8, 2))), max_distance=10**7),
+    "relative_bias beyond its list": lambda put, xp: scores.relative_bias(put(np.ones((8, 2))), max_distance=65537),
+    "alibi beyond its list": lambda put, xp: scores.alibi(65537),
+    "a thousand iterations and one": lambda put, xp: ac.spectral_norm(
+        *put([X, np.ones(6, "float32")]), iterations=1001
+    ),
+    "mask_from_lengths beyond all positions": lambda put, xp: ac.mask_from_lengths(put(np.asarray([2])), 2**29),
+    "offset of relative_bias": lambda put, xp: scores.relative_bias(put(np.ones((8, 2))), offset=HUGE),
+    "alibi": lambda put, xp: scores.alibi(HUGE),
+    "offset of alibi": lambda put, xp: scores.alibi(2, offset=-HUGE),
+    "ScoreMod": lambda put, xp: scores.ScoreMod(min, num_heads=HUGE),
+    "scale of an extent": lambda put, xp: ac.attention_extent(*put([X, X, X]), scale=GIANT),
+    "reproducible scale": lambda put, xp: attend(put, arithmetic="reproducible", scale=GIANT),
+    "reproducible softcap": lambda put, xp: attend(put, arithmetic="reproducible", softcap=GIANT),
+    "scale": lambda put, xp: attend(put, scale=GIANT),
+    "scale of too many digits": lambda put, xp: attend(put, scale=10**5000),
+    "softcap": lambda put, xp: attend(put, softcap=Fraction(GIANT, 3)),
+    "dropout": lambda put, xp: attend(put, dropout=ac.Dropout(10**5000, 0)),
+    "seed": lambda put, xp: attend(put, dropout=ac.Dropout(0.1, 10**5000)),
+    "query_start": lambda put, xp: ac.partial_attention(*put([X, X, X]), query_start=10**5000),
+    "epsilon": lambda put, xp: ac.rms_norm(*put([np.ones(6, "float32"), X]), epsilon=GIANT),
+    "base": lambda put, xp: ac.rotary_embedding(*put([X, np.arange(4)]), base=GIANT),
+    "width": lambda put, xp: ac.rotary_embedding(*put([X, np.arange(4)]), width=HUGE),
+    "iterations": lambda put, xp: ac.spectral_norm(*put([X, np.ones(6, "float32")]), iterations=HUGE),
+    "split_heads": lambda put, xp: ac.split_heads(put(X), HUGE),
+    "num_heads": lambda put, xp: layers.MultiHeadAttention(HUGE, HUGE),
+    "channels": lambda put, xp: layers.FeedForward(HUGE, 4),
+    "mask_from_lengths": lambda put, xp: ac.mask_from_lengths(put(np.asarray([2])), HUGE),
+    "to_array": lambda put, xp: ac.Causal().to_array(HUGE, 3, xp=xp),
+    "to_array of keys": lambda put, xp: ac.Causal().to_array(3, HUGE, xp=xp),
+    "cache_mask": lambda put, xp: ac.cache_mask(put(np.asarray(3)), HUGE),
+    "heads of a cache": lambda put, xp: ac.empty_cache((2,), HUGE, 4, 3, xp=xp),
+    "capacity of a cache": lambda put, xp: ac.empty_cache((2,), 2, HUGE, 3, xp=xp),
+    "width of a cache": lambda put, xp: ac.empty_cache((2,), 2, 4, HUGE, xp=xp),
+    "values of a cache": lambda put, xp: ac.empty_cache((2,), 2, 4, 3, value_dim=HUGE, xp=xp),
+    "batch of a cache": lambda put, xp: ac.empty_cache((2, HUGE), 2, 4, 3, xp=xp),
+    "a negative batch of a cache": lambda put, xp: ac.empty_cache((-2,), 2, 4, 3, xp=xp),
+    "random_bits": lambda put, xp: random.random_bits(0, (HUGE,), xp=xp),
+    "initializer": lambda put, xp: initializers.normal(0, (2, HUGE), xp=xp),
+    "glorot_uniform": lambda put, xp: initializers.glorot_uniform(0, (2, HUGE), xp=xp),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_number_is_allocated_or_counted_by_before_it_is_checked(name, put, xp):
+    with pytest.raises(ValueError, match=r"^expected .*; got .{1,60}$"):
+        NUMBERS[name](put, xp)
+
+
+def test_windows_and_offsets_beyond_all_positions_are_without_limit(put, get):
+    want = get(attend(put))
+    for mask in (ac.Causal(offset=GIANT), ac.SlidingWindow(left=GIANT, right=GIANT), ac.SlidingWindow(GIANT)):
+        for implementation in ("dense", "blockwise"):
+            np.testing.assert_allclose(get(attend(put, mask=mask, implementation=implementation)), want, rtol=1e-6)
+
+
+def functions_with(parameter):
+    found = {}
+    for module in MODULES:
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if isinstance(thing, types.FunctionType) and parameter in inspect.signature(thing).parameters:
+                found[name] = thing
+    return found
+
+
+@pytest.mark.parametrize(
+    "wrong", ["text", 3, object(), int, array_api_strict.asarray, {}], ids=lambda each: type(each).__name__
+)
+def test_what_is_no_namespace_is_refused(wrong, put, xp):
+    """By every function above that takes one."""
+    named = calls(put, xp)
+    taken = [name for name in functions_with("xp") if name in named and name != "empty_cache"]
+    assert len(taken) >= 7
+    for name in taken:
+        with pytest.raises(TypeError, match="expected xp as an array namespace; got "):
+            named[name](xp=wrong)
+    more = {
+        "append": lambda **o: ac.append(ac.empty_cache((), 2, 4, 6, xp=xp), *put([X[0], X[0]]), **o),
+        "attention_scores": lambda **o: ac.attention_scores(*put([X, X]), **o),
+        "empty_cache": lambda **o: ac.empty_cache((2,), 2, 4, 3, **o),
+        "gelu": lambda **o: ac.gelu(put(X), **o),
+        "linear": lambda **o: ac.linear(Linear(put(np.eye(6, dtype="float32"))), put(X), **o),
+        "mask_from_padding": lambda **o: ac.mask_from_padding(put(np.ones(3, bool)), **o),
+        "merge_heads": lambda **o: ac.merge_heads(put(X), **o),
+        "rms_norm": lambda **o: ac.rms_norm(*put([np.ones(6, "float32"), X]), **o),
+        "split_heads": lambda **o: ac.split_heads(put(X), 2, **o),
+        "to_array": lambda **o: ac.Causal().to_array(2, 2, **o),
+        "init": lambda **o: layers.FeedForward(2, 2).init(0, **o),
+        "normal": lambda **o: initializers.normal(0, (2,), **o),
+        "random_bits": lambda **o: random.random_bits(0, (2,), **o),
+        "uniform": lambda **o: initializers.uniform(0, (2,), **o),
+    }
+    for call in more.values():
+        with pytest.raises(TypeError, match="expected xp as an array namespace; got "):
+            call(xp=wrong)
+
+
+@pytest.mark.needs(lambda backend: backend.name != "array_api_strict")
+def test_the_namespace_of_another_library_is_refused(backend, put):
+    with pytest.raises(
+        TypeError, match=f"expected xp as the namespace of the arrays, that of {backend.name}; got array_api"
+    ):
+        attend(put, xp=array_api_strict)
+
+
+def test_the_module_of_a_library_stands_for_its_namespace(backend, put, get):
+    module = __import__(backend.name)
+    assert common_namespace(module, {"x": put(X)}) is backend.namespace
+    np.testing.assert_array_equal(get(attend(put, xp=module)), get(attend(put)))
+    assert get(ac.empty_cache((2,), 2, 4, 3, xp=module).key).shape == (2, 2, 4, 3)
+    assert get(ac.Causal().to_array(2, 3, xp=module)).shape == (2, 3)
+
+
+FOREIGN = {
+    "scale": lambda a: {"scale": a.asarray(1.0)},
+    "softcap": lambda a: {"softcap": a.asarray(1.0)},
+    "sinks": lambda a: {"sinks": a.asarray([1.0, 2.0])},
+    "bias": lambda a: {"bias": a.zeros((4, 4))},
+    "mask": lambda a: {"mask": a.ones((4, 4), dtype=a.bool)},
+    "dropout.seed": lambda a: {"dropout": ac.Dropout(0.5, a.asarray(1))},
+    r"score_mod.arrays\[0\]": lambda a: {"score_mod": scores.ScoreMod(lambda s, *_: s, (a.asarray(1.0),))},
+}
+
+
+@pytest.mark.needs(lambda backend: backend.name != "array_api_strict")
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("given", [False, True], ids=["found", "given"])
+def test_arrays_of_another_library_are_named(name, given, backend, put, xp):
+    options = FOREIGN[name](array_api_strict) | ({"xp": xp} if given else {})
+    with pytest.raises(
+        TypeError, match=rf"expected arrays of one library; got {backend.name} and array_api_strict \({name}\)"
+    ):
+        attend(put, **options)
+
+
+@pytest.mark.parametrize("wrong", ["abc", [1.0, 2.0], object(), {}, b"1"], ids=lambda each: type(each).__name__)
+def test_what_is_no_array_is_named(wrong, put, xp):
+    got = type(wrong).__name__
+    attention = layers.MultiHeadAttention(6, 2)
+    tree = attention.init(0, xp=xp)
+    uses = {
+        "query": lambda: ac.scaled_dot_product_attention(wrong, *put([X, X])),
+        "key": lambda: ac.scaled_dot_product_attention(put(X), wrong, put(X)),
+        "value": lambda: ac.scaled_dot_product_attention(*put([X, X]), wrong),
+        "sinks": lambda: attend(put, sinks=wrong),
+        "bias": lambda: attend(put, bias=wrong),
+        "mask": lambda: attend(put, mask=wrong),
+        "x": lambda: ac.gelu(wrong),
+        "positions": lambda: ac.rotary_embedding(put(X), wrong),
+        "u": lambda: ac.spectral_norm(put(X), wrong),
+        "query_mask": lambda: ac.mask_from_query_key(wrong, put(np.ones(3, bool))),
+        "attention.key.weight": lambda: ac.multi_head_attention(
+            tree._replace(key=tree.key._replace(weight=wrong)), put(X), num_heads=2
+        ),
+    }
+    for name, use in uses.items():
+        with pytest.raises(
+            TypeError, match=rf"expected {name} (as an array|as a boolean array or a Mask|of dtype); got {got}"
+        ):
+            use()
+    for call in (lambda: ac.multi_head_attention(tree, put(X), num_heads=2, sinks=wrong),):
+        with pytest.raises(TypeError, match=f"expected sinks as an array; got {got}"):
+            call()
+
+
+def test_backends_are_named_by_text():
+    for wrong in ([], None, 3, {}, "no library"):
+        with pytest.raises(
+            ValueError, match=r"expected a backend out of .*numpy.*; got (list|NoneType|int|dict|'no library')$"
+        ):
+            ac.get_backend(wrong)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", object(), "float32", 3, None.__class__], ids=str)
+def test_caches_are_of_a_floating_point_dtype(dtype, xp):
+    dtype = getattr(xp, dtype) if dtype in ("int32", "bool") else dtype
+    with pytest.raises(TypeError, match=r"expected dtype as one of .*; got "):
+        ac.empty_cache((2,), 2, 4, 3, dtype=dtype, xp=xp)
+
+
+def test_caches_lie_on_a_device_of_the_library(xp):
+    for device in ("no device", object(), 10**6):
+        with pytest.raises(ValueError, match=r"expected device as one of .*; got "):
+            ac.empty_cache((2,), 2, 4, 3, device=device, xp=xp)
+
+
+@pytest.mark.parametrize("leading", [[2], 2, (2.0,), (True,), "2", None], ids=str)
+def test_the_batch_of_a_cache_is_a_tuple_of_integers(leading, xp):
+    with pytest.raises(TypeError, match="expected leading as a tuple of sizes; got "):
+        ac.empty_cache(leading, 2, 4, 3, xp=xp)
+
+
+def test_integers_of_numpy_are_integers_on_every_library(put, get):
+    """One answer everywhere: as positions, offsets, lengths and seeds, they are those of Python."""
+    three = np.int64(3)
+    for make in (lambda n: ac.Causal(offset=n), lambda n: ac.KeyLengths(n), lambda n: ac.SlidingWindow(2, 1, offset=n)):
+        np.testing.assert_array_equal(get(attend(put, mask=make(three))), get(attend(put, mask=make(3))))
+    for make in (lambda n: {"dropout": ac.Dropout(0.5, n)}, lambda n: {"score_mod": scores.alibi(2, offset=n)}):
+        np.testing.assert_array_equal(get(attend(put, **make(three))), get(attend(put, **make(3))))
+    for number in (three, 3):
+        partial = ac.partial_attention(*put([X, X, X]), is_causal=True, query_start=number)
+        assert get(partial.output).shape == X.shape
+    length = put(np.asarray(5))
+    np.testing.assert_array_equal(*(get(ac.cache_mask(length, n).offset) for n in (np.int64(2), 2)))
+    with pytest.raises(TypeError, match="expected num_heads as a positive integer; got int64"):
+        ac.split_heads(put(X), three)
+
+
+def test_fractions_and_booleans_of_numpy_have_one_answer(put, get):
+    for option in ("scale", "softcap"):
+        np.testing.assert_array_equal(get(attend(put, **{option: Fraction(1, 2)})), get(attend(put, **{option: 0.5})))
+        with pytest.raises(
+            TypeError, match=f"expected {option} of dtype float16, bfloat16, float32, float64; got bool"
+        ):
+            attend(put, **{option: np.True_})
+    for make in (ac.Causal, ac.KeyLengths):
+        with pytest.raises(TypeError, match="of an integer dtype; got bool"):
+            make(np.True_)
+        with pytest.raises(TypeError, match="as an integer or an integer array; got Fraction"):
+            make(Fraction(2))
+
+
+def test_what_is_like_a_partial_is_none(put):
+    pair = put([np.ones((2, 4, 6)), np.ones((2, 4))])
+    got = ac.complete_partial(ac.Partial(*pair))
+    assert got.output is pair[0]
+    for wrong, name in (
+        (Linear(*pair), "Linear"),
+        (ac.Dropout(0.1, 1), "Dropout"),
+        ([*pair], "list"),
+        (None, "NoneType"),
+    ):
+        with pytest.raises(TypeError, match=f"expected Partial or ExactPartial; got {name}"):
+            ac.complete_partial(wrong)
+        with pytest.raises(TypeError, match=rf"expected Partial\(output, logsumexp\); got {name}"):
+            ac.merge_partials(ac.Partial(*pair), wrong)
+    with pytest.raises(
+        ValueError, match=r"expected the logsumexp of a Partial .* to match its output \(2, 4, 6\); got \(2, 4, 6\)"
+    ):
+        ac.complete_partial(ac.Partial(pair[0], pair[0]))
+    with pytest.raises(TypeError, match="as arrays; got str"):
+        ac.complete_partial(ac.Partial("a", "b"))
+
+
+@pytest.mark.needs("torch")
+def test_sparse_and_nested_tensors_are_refused_by_name():
+    """Also after a dense tensor of the same shape and dtype was taken."""
+    torch = pytest.importorskip("torch")
+    dense = torch.ones(1, 2, 4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pieces = [torch.ones(2, 4, 6), torch.ones(2, 3, 6)]
+        others = [
+            dense.to_sparse(),
+            torch.nested.nested_tensor(pieces),
+            torch.nested.nested_tensor(pieces, layout=torch.jagged),
+        ]
+    for other in others:
+        for place, name in enumerate(("query", "key", "value")):
+            ac.scaled_dot_product_attention(dense, dense, dense)
+            arguments = [dense] * 3
+            arguments[place] = other
+            with pytest.raises(TypeError, match=f"expected {name} as a dense array; got a sparse or nested one"):
+                ac.scaled_dot_product_attention(*arguments)
+        for call in (lambda other=other: ac.gelu(other), lambda other=other: ac.merge_heads(other)):
+            with pytest.raises(TypeError, match="expected x as a dense array; got a sparse or nested one"):
+                call()
+
+
+@pytest.mark.needs("tensorflow")
+def test_ragged_and_sparse_tensors_are_refused_by_name():
+    tf = pytest.importorskip("tensorflow")
+    dense = tf.ones((1, 2, 4, 6))
+    for other in (tf.ragged.constant([[[[1.0], [2.0, 3.0]]]]), tf.sparse.from_dense(dense)):
+        with pytest.raises(TypeError, match=r"expected query as an array; got (Ragged|Sparse)Tensor"):
+            ac.scaled_dot_product_attention(other, dense, dense)
