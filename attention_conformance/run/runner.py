@@ -54,6 +54,11 @@ def check(
     -------
     list of Result
 
+    Raises
+    ------
+    ValueError
+        When nothing is to be run: a device, dtype or mode that the backend has not.
+
     Examples
     --------
     >>> from attention_conformance import CASES, check
@@ -66,6 +71,10 @@ def check(
     trials = plan(
         chosen_cases, [chosen], devices=devices, dtypes=dtypes, modes=modes, implementations=implementations or (None,)
     )
+    if not trials:
+        asked = {"devices": devices, "dtypes": dtypes, "modes": modes, "implementations": implementations}
+        chosen_by = ", ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+        raise ValueError(f"expected cases, devices, dtypes and modes that {chosen.name} has; got {chosen_by or 'none'}")
     return list(run(trials, function))
 
 

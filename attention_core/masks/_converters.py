@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attention_core._arrays import Array, Namespace, shape_text, sizes
-from attention_core._backend import common_namespace
+from attention_core._backend import common_namespace, is_concrete
 from attention_core._checks import (
     MAX_POSITIONS,
     check_boolean,
@@ -12,6 +12,7 @@ from attention_core._checks import (
     check_number,
     check_positive,
     check_rank,
+    number_text,
 )
 from attention_core.masks._rules import KeyLengths
 
@@ -41,6 +42,8 @@ def mask_from_integers(mask: Array, /, *, xp: Namespace | None = None) -> Array:
     """
     xp = common_namespace(xp, {"mask": mask})
     check_integer("mask", mask)
+    others = xp.logical_and(xp.not_equal(mask, 0), xp.not_equal(mask, 1))
+    _check_none(others, mask, "of 0 and 1", xp)
     return xp.not_equal(mask, 0)
 
 
@@ -51,7 +54,7 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
     ----------
     mask : Array of floating point
     threshold : float
-        Keys whose number is not above it are ignored.
+        Below 0. Keys whose number is not above it are ignored.
     xp : array namespace, optional
 
     Examples
@@ -63,7 +66,18 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
     xp = common_namespace(xp, {"mask": mask})
     check_floating("mask", mask)
     check_number("threshold", threshold)
+    if not threshold < 0:
+        raise ValueError(f"expected threshold < 0; got {number_text(threshold)}")
+    others = xp.logical_not(xp.logical_or(xp.equal(mask, 0), xp.less_equal(mask, float(threshold))))
+    _check_none(others, mask, f"of 0 and numbers of at most {threshold}: other biases are for bias=", xp)
     return xp.greater(mask, float(threshold))
+
+
+def _check_none(others: Array, mask: Array, expected: str, xp: Namespace) -> None:
+    """Raise if numbers of a mask can be read, and some mean neither."""
+    if is_concrete(mask) and bool(xp.any(others)):
+        first = float(xp.min(xp.where(others, mask, xp.max(mask))))
+        raise ValueError(f"expected mask {expected}; got {first:g}")
 
 
 def mask_from_lengths(lengths: Array, key_length: int, /, *, xp: Namespace | None = None) -> Array:

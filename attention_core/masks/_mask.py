@@ -11,7 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
 from attention_core._backend import common_namespace, own_namespace
-from attention_core._checks import check_allowed, check_boolean, check_broadcastable, check_start
+from attention_core._checks import (
+    check_allowed,
+    check_boolean,
+    check_broadcastable,
+    check_positive,
+    check_sizes,
+    check_start,
+)
 
 Sizes = tuple[int | None, ...]
 
@@ -33,6 +40,24 @@ class Positions(NamedTuple):
     head: Array
     query: Array
     key: Array
+
+
+class PairPositions(Positions):
+    """Positions of queries and keys alone. What looks at batch or head is told so, instead of seeing the first."""
+
+    @property
+    def batch(self) -> Array:
+        raise _without("batch")
+
+    @property
+    def head(self) -> Array:
+        raise _without("head")
+
+
+def _without(name: str) -> ValueError:
+    return ValueError(
+        f"expected a rule of query and key, or to_array(..., num_heads=, leading=) of one of {name}; got one of {name}"
+    )
 
 
 class Spans(NamedTuple):
@@ -137,8 +162,35 @@ class Mask(ABC):
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
 
-    def to_array(self, num_queries: int, num_keys: int, /, *, like: Array | None = None, xp: Namespace) -> Array:
-        """Make a boolean array, broadcastable to (..., H, M, N), of a rule that uses neither batch nor head.
+    def to_array(
+        self,
+        num_queries: int,
+        num_keys: int,
+        /,
+        *,
+        num_heads: int | None = None,
+        leading: tuple[int, ...] | None = None,
+        like: Array | None = None,
+        xp: Namespace,
+    ) -> Array:
+        """Make a boolean array, broadcastable to (..., H, M, N).
+
+        Parameters
+        ----------
+        num_queries, num_keys : int
+            M, N.
+        num_heads : int, optional
+            H; a rule that looks at batch or head needs it.
+        leading : tuple of int, optional
+            The sizes of the axes before the heads; by default none.
+        like : Array, optional
+            On whose device to make it.
+        xp : array namespace
+
+        Raises
+        ------
+        ValueError
+            When a rule looks at batch or head, and their number is not given.
 
         Examples
         --------
@@ -153,8 +205,14 @@ class Mask(ABC):
         xp = own_namespace(xp) if like is None else common_namespace(xp, {"like": like})
         device = {} if like is None else on_device_of(like)
         rows, columns = (xp.arange(length, dtype=xp.int32, **device) for length in lengths)
-        zero = xp.zeros((), dtype=xp.int32, **device)
-        return self.allowed(Positions(zero, zero, xp.expand_dims(rows, axis=-1), columns), xp=xp)
+        if num_heads is not None:
+            check_positive("num_heads", num_heads)
+        dims = () if leading is None else leading
+        check_sizes("leading", dims)
+        batch = xp.reshape(xp.arange(math.prod(dims), dtype=xp.int32, **device), (*dims, 1, 1, 1))
+        head = xp.reshape(xp.arange(num_heads or 1, dtype=xp.int32, **device), (-1, 1, 1))
+        kind = PairPositions if num_heads is None else Positions
+        return self.allowed(kind(batch, head, xp.expand_dims(rows, axis=-1), columns), xp=xp)
 
     def __and__(self, other: Mask | Array) -> Mask:
         return And(self, as_mask(other))
@@ -164,6 +222,9 @@ class Mask(ABC):
 
     def __invert__(self) -> Mask:
         return Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("expected masks combined by &, | and ~; got `and`, `or`, `not` or `if`, which drop one")
 
     __rand__ = __and__
     __ror__ = __or__

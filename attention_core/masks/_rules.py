@@ -31,7 +31,7 @@ from attention_core._checks import (
     check_rank,
     number_text,
 )
-from attention_core.masks._mask import KeyRange, Mask, Positions, Sizes, Spans, logical_or
+from attention_core.masks._mask import KeyRange, Mask, PairPositions, Positions, Sizes, Spans, logical_or
 
 _POSITION_LIMIT = 2**29  # above all positions; three times as much still fits int32
 
@@ -304,6 +304,8 @@ class MaskFunction(Mask):
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         result = self.function(*at, *self.arrays)
         check_allowed("the result of a MaskFunction", result, at)
+        if isinstance(at, PairPositions) and len(result.shape) > 2:
+            _ = at.head  # raises: an axis more than those of queries and keys comes from batch or head
         return result
 
 

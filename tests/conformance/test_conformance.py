@@ -459,3 +459,12 @@ def test_compiled_modes_run_a_case_in_its_dtypes_unless_others_are_asked_for():
     assert ran == {("mask", "float32"), *(("dtype-is-kept", dtype) for dtype in DTYPES)}
     asked = plan([BY_NAME["mask"]], [Compiling()], modes=["compiled"], dtypes=["float16"])
     assert [result.passed for result in run(asked)] == [True]
+
+
+@pytest.mark.parametrize(
+    "options", [{"devices": ["no device"]}, {"dtypes": ["int8"]}, {"modes": ["xla!"]}, {"cases": []}]
+)
+def test_a_check_of_nothing_raises(options):
+    """`all` of no results would be true."""
+    with pytest.raises(ValueError, match="expected cases, devices, dtypes and modes that numpy has; got "):
+        check(core, backend="numpy", **options)

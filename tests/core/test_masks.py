@@ -1,6 +1,7 @@
 """Masks: what they allow, what they know of blocks, and how other conventions come in."""
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -169,7 +170,7 @@ def test_conventions_come_in_by_name(put, get):
     for ignored in (-10000.0, -np.inf, float(np.finfo(np.float32).min)):
         np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.where(keep, 0.0, ignored)))), keep)
     np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.array([-2.0, 0.0])), threshold=-1.0)), [False, True])
-    np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.array([-0.5, -1e4])))), [True, False])
+    np.testing.assert_array_equal(get(ac.mask_from_additive(put(np.array([0.0, -1e4])))), [True, False])
     lengths = get(ac.mask_from_lengths(put(np.array([2, 1])), 3))
     np.testing.assert_array_equal(lengths, keep[:, None, None, :])
     np.testing.assert_array_equal(get(ac.mask_from_padding(put(keep))), keep[:, None, None, :])
@@ -266,3 +267,68 @@ def test_only_a_causal_mask_without_offset_is_top_left_causal(xp):
     others = (ac.Causal(1), ac.Causal(xp.asarray(0)), ~rule, rule & rule, ac.SlidingWindow(right=0), None)
     assert is_top_left_causal(rule)
     assert not any(map(is_top_left_causal, others))
+
+
+LOOKING = {
+    "head": lambda b, h, q, k: k <= q + h,
+    "batch": lambda b, h, q, k: k <= q + b,
+    "both": lambda b, h, q, k: (k + h) <= (q + b),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ByHead(ac.masks.Mask):
+    """A rule of a user that looks at heads."""
+
+    def allowed(self, at, /, *, xp):
+        return xp.less_equal(at.key, xp.add(at.query, at.head))
+
+
+@pytest.mark.parametrize("name", [*LOOKING, "derived"])
+def test_a_rule_of_batch_or_head_is_no_array_of_pairs(name, put, get, xp):
+    """It is refused, alone or combined, unless both are counted; then it is the mask that attention uses."""
+    rule = ByHead() if name == "derived" else ac.MaskFunction(LOOKING[name])
+    for mask in (rule, ac.Causal() & rule, ~rule | ac.KeyLengths(2)):
+        with pytest.raises(
+            ValueError, match=r"expected a rule of query and key, or to_array\(..., num_heads=, leading=\)"
+        ):
+            mask.to_array(M, N, xp=xp)
+        q, k = put([np.ones((2, 3, size, 4)) for size in (M, N)])
+        array = mask.to_array(M, N, num_heads=3, leading=(2,), like=q, xp=xp)
+        results = (ac.scaled_dot_product_attention(q, k, k, mask=each, return_weights=True) for each in (mask, array))
+        np.testing.assert_array_equal(*(get(result.weights) for result in results))
+
+
+def test_masks_have_no_truth_value(put):
+    array = put(np.ones((M, N), dtype=bool))
+    for use in (lambda: ac.Causal() and array, lambda: ac.Causal() or ac.KeyLengths(3), lambda: not ac.Causal()):
+        with pytest.raises(TypeError, match=r"expected masks combined by &, . and ~; got `and`, `or`, `not` or `if`"):
+            use()
+
+
+@pytest.mark.parametrize("numbers", [[0, -5, 3], [0, -0.5], [1, 0], [np.nan, 0], [0, -999]])
+def test_additive_masks_hold_nothing_else(numbers, put):
+    with pytest.raises(
+        ValueError, match=r"expected mask of 0 and numbers of at most -1000.0: other biases are for bias="
+    ):
+        ac.mask_from_additive(put(np.asarray(numbers, "float32")))
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, -1], [0, 255], [-1, 0]])
+def test_integer_masks_hold_nothing_but_0_and_1(numbers, put):
+    with pytest.raises(ValueError, match="expected mask of 0 and 1; got "):
+        ac.mask_from_integers(put(np.asarray(numbers, "int64")))
+
+
+def test_masks_of_either_kind_are_taken(put, get):
+    assert get(ac.mask_from_additive(put(np.asarray([0, -np.inf, -1e4, -0.0, -3e38], "float32")))).tolist() == [
+        1,
+        0,
+        0,
+        1,
+        0,
+    ]
+    assert get(ac.mask_from_integers(put(np.asarray([1, 0, 1], "uint8")))).tolist() == [1, 0, 1]
+    assert get(ac.mask_from_additive(put(np.zeros((0, 3), "float32")))).shape == (0, 3)
+    with pytest.raises(ValueError, match=r"expected threshold < 0; got 0.5"):
+        ac.mask_from_additive(put(np.zeros(3, "float32")), threshold=0.5)

@@ -10,6 +10,7 @@ from option_helpers import calls
 
 import attention_core as ac
 from attention_core import initializers, layers, layouts, masks, random, scores
+from attention_core.parameters import Linear, MultiHeadAttention
 
 MODULES = (ac, initializers, layers, layouts, masks, random, scores)
 
