@@ -312,8 +312,8 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         )
 
 
-def check_scores(query: Array, key: Array, bias: Array | None, *, needs_scale: bool) -> None:
-    """Raise unless query, key and bias fit together; vectors without elements have no scale of their own."""
+def check_scores(query: Array, key: Array, bias: Array | None) -> None:
+    """Raise unless query, key and bias fit together."""
     check_rank("query", query, 3, "(..., heads, M, D)")
     check_rank("key", key, 3, "(..., heads, N, D)")
     check_floating("query", query)
@@ -322,8 +322,6 @@ def check_scores(query: Array, key: Array, bias: Array | None, *, needs_scale: b
     _check_heads("key", key, (None, dims[-1]), "query", model=query)
     if bias is not None:
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
-    if needs_scale and dims[-1] == 0:
-        raise ValueError(f"expected a scale for vectors without elements; got query {shape_text(query)}")
 
 
 def only_array(value: Any) -> Array | None:

@@ -80,7 +80,7 @@ def default_scale(query: Array, xp: Namespace) -> float | Array:
     """One over the root of the head dimension."""
     width = shape(query, xp=xp)[-1]
     if isinstance(width, int) or not hasattr(width, "dtype"):
-        return width**-0.5
+        return max(width, 1) ** -0.5  # of no elements, all scores are 0
     inverse = xp.divide(1.0, xp.sqrt(xp.astype(width, xp.float64)))  # as precise as a Python float
     return xp.astype(inverse, query.dtype)
 

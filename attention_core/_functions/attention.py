@@ -368,7 +368,7 @@ def _check_call(
     named = {"query": query, "key": key, "value": value, "bias": bias, **mask_arrays(mask)}
     named |= dict(zip(("query_start", "key_start"), map(only_array, starts or ()), strict=False))
     xp = common_namespace(options.pop("xp", None), named | option_arrays(**options))
-    check_scores(query, key, bias, needs_scale=options.get("scale") is None)
+    check_scores(query, key, bias)
     check_value(value, key)
     check_options(query, sizes(query)[-3], **options)
     if mask is not None:

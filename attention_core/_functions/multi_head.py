@@ -255,8 +255,6 @@ def _check_call(
     check_options(query, num_heads, **options)
     if prepare is not None:
         check_function("prepare", prepare)
-    if options["scale"] is None and sizes(parameters.query.weight)[1] == 0:
-        raise ValueError("expected a scale for vectors without elements; got heads of width 0")
     return xp
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_core.backend import (
+    DIFFERENTIATED_ONCE,
     Call,
     default_scale,
     fold_group,
@@ -25,6 +26,8 @@ from attention_torch.guards import causal_part, may_leak, sample_ranges, scores_
 __all__ = ["attend", "attend_per_sample", "kernel_inputs", "with_array_mask", "with_batch_of"]
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
+# Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
+KERNEL = torch._C._nn.scaled_dot_product_attention
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -42,13 +45,44 @@ class Inputs(NamedTuple):
     scale: float
 
 
+class Once(torch.autograd.Function):  # type: ignore[misc]
+    """The same tensors, whose gradients are not differentiated again: most kernels of PyTorch have none of it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the tensors."""
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Pass the gradients on."""
+        return Refused.apply(*gradients)  # type: ignore[no-any-return]
+
+
+class Refused(Once):
+    """Gradients that are not differentiated."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Raise."""
+        raise NotImplementedError(DIFFERENTIATED_ONCE)
+
+
 def attend(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E)."""
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
+    if not torch.compiler.is_compiling() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        query, key, value = Once.apply(query, key, value)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
     choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else contextlib.nullcontext()
     with choice:
-        output = torch.nn.functional.scaled_dot_product_attention(
+        output = KERNEL(
             query,
             key,
             value,

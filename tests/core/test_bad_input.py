@@ -28,7 +28,6 @@ SHAPES = {
     "value of another length": ({"value": (B, G, 3, E)}, r"expected value \(2, 3, 5, E\) to match key \(2, 3, 5, 7\); got \(2, 3, 3, 8\)"),
     "value of other heads": ({"value": (B, H, N, E)}, r"expected value \(2, 3, 5, E\) to match key \(2, 3, 5, 7\); got \(2, 6, 5, 8\)"),
     "value of another batch": ({"value": (3, G, N, E)}, r"expected value \(2, 3, 5, E\) to match key"),
-    "no width and no scale": ({"query": (B, H, M, 0), "key": (B, G, N, 0)}, r"expected a scale for vectors without elements; got query \(2, 6, 4, 0\)"),
 }  # fmt: skip
 
 

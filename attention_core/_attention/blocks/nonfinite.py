@@ -42,6 +42,7 @@ def _one_pass(grid: Grid, average: Any, number: Any, results: tuple[Array, ...])
 
 def _values_or_indicators(grid: Grid, number: Any, infinity: Any, values: Array) -> Array:
     xp = grid.xp
+    infinity = infinity if isinstance(infinity, float) else xp.astype(infinity, values.dtype)
     indicators = xp.astype(xp.logical_or(xp.isnan(values), xp.equal(values, infinity)), values.dtype)
     return _select_pass(number, finite_or_zero(grid, values), indicators, xp)
 

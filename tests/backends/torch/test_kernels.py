@@ -273,3 +273,26 @@ def test_refused_while_values_cannot_be_seen(torch, arrays):
     torch._dynamo.reset()
     compiled = torch.compile(lambda *arrays: attention(*arrays, mask=allowed), fullgraph=True, backend="eager")
     close([compiled(*spoilt)], [attention(*arrays, mask=allowed)])
+
+
+def test_the_function_of_pytorch_may_be_replaced_by_one_that_calls_this(monkeypatch, torch):
+    def replacement(query, key, value, **options):
+        return ac.scaled_dot_product_attention(query, key, value, implementation="fused")
+
+    x = torch.ones(1, 2, 20, 4)
+    expected = ac.scaled_dot_product_attention(x, x, x, implementation="fused")
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", replacement)
+    found = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    assert torch.equal(found, expected)
+
+
+def test_a_fused_result_is_differentiated_once_as_blocks_are(torch):
+    errors = []
+    for implementation in ("fused", "blockwise"):
+        x = torch.linspace(-1, 1, 160).reshape(1, 2, 20, 4).requires_grad_()
+        output = ac.scaled_dot_product_attention(x, x, x, implementation=implementation)
+        (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        with pytest.raises(NotImplementedError) as caught:
+            gradient.sum().backward()
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]

@@ -1,0 +1,50 @@
+"""Calls under settings of JAX that refuse to promote ranks or dtypes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax
+from attention_core import Causal, Dropout, KeyLengths, Segments, SlidingWindow, scaled_dot_product_attention
+
+QUERY, KEY = (jnp.asarray(np.random.default_rng(3).standard_normal((2, h, 20, 4)), jnp.float32) for h in (2, 1))
+HALVES = jnp.asarray([0, 1]).repeat(10)
+CALLS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "window": {"mask": SlidingWindow(8, 0)},
+    "lengths": {"mask": KeyLengths(jnp.asarray([3, 20])) & Causal()},
+    "segments": {"mask": Segments(HALVES, HALVES)},
+    "mask and bias": {"mask": jnp.ones((2, 1, 1, 20), bool), "bias": jnp.linspace(0, 1, 20)},
+    "dropout": {"dropout": Dropout(0.1, seed=1)},
+}
+WAYS = {
+    "dense": {"implementation": "dense"},
+    "blocks": {"implementation": "blockwise"},
+    "reproducible": {"arithmetic": "reproducible"},
+}
+
+
+@pytest.fixture(params=["jax_numpy_rank_promotion=raise", "jax_numpy_dtype_promotion=strict"])
+def strictly(request):
+    name, value = request.param.split("=")
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    yield
+    jax.config.update(name, before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CALLS)
+def test_attention_promotes_nothing(name, way, strictly):
+    def loss(query, key):
+        return jnp.sum(jnp.square(scaled_dot_product_attention(query, key, key, **CALLS[name], **WAYS[way])))
+
+    jax.grad(loss, argnums=(0, 1))(QUERY, KEY)
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_an_encoder_layer_promotes_nothing(arithmetic, strictly):
+    layer = attention_jax.EncoderLayer.init(0, 8, 2, 16, arithmetic=arithmetic)
+    jax.grad(lambda x: jnp.sum(jnp.square(layer(x))))(jnp.ones((2, 5, 8)))
