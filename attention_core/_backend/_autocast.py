@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from attention_core._arrays import FLOATING, Array, DType, cast_to, dtype_name
-from attention_core._backend._find import _backends, array_namespace, backend_of
+from attention_core._backend._find import array_namespace, backend_of, is_compiling
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks")
+_known: dict[type, Any] = {}  # a table of its own: a compiler must not look into that of backends before it is filled
 
 
 class Autocast(Protocol):
@@ -46,7 +47,7 @@ def autocast_at_door(*, position: int = 0, lowers: bool = True) -> Callable[[Fun
     """
 
     def decorate(function: Function) -> Function:
-        backends, find, cast_call = _backends, backend_of, _cast_call
+        backends, find, cast_call = _known, _find, _cast_call
 
         def called(*arguments: Any, **options: Any) -> Any:
             if len(arguments) > position:
@@ -64,6 +65,13 @@ def autocast_at_door(*, position: int = 0, lowers: bool = True) -> Callable[[Fun
         return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
 
     return decorate
+
+
+def _find(array: Array) -> Any:
+    backend = backend_of(array)
+    if not is_compiling(array) and backend is not None:
+        _known[type(array)] = backend
+    return backend
 
 
 def _cast_call(

@@ -16,7 +16,7 @@ CALLS = {
     "window": {"mask": SlidingWindow(8, 0)},
     "lengths": {"mask": KeyLengths(jnp.asarray([3, 20])) & Causal()},
     "segments": {"mask": Segments(HALVES, HALVES)},
-    "mask and bias": {"mask": jnp.ones((2, 1, 1, 20), bool), "bias": jnp.linspace(0, 1, 20)},
+    "mask and bias": {"mask": jnp.ones((2, 1, 1, 20), bool), "bias": jnp.linspace(0, 1, 20, dtype=jnp.float32)},
     "dropout": {"dropout": Dropout(0.1, seed=1)},
 }
 WAYS = {
@@ -47,4 +47,4 @@ def test_attention_promotes_nothing(name, way, strictly):
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 def test_an_encoder_layer_promotes_nothing(arithmetic, strictly):
     layer = attention_jax.EncoderLayer.init(0, 8, 2, 16, arithmetic=arithmetic)
-    jax.grad(lambda x: jnp.sum(jnp.square(layer(x))))(jnp.ones((2, 5, 8)))
+    jax.grad(lambda x: jnp.sum(jnp.square(layer(x))))(jnp.ones((2, 5, 8), jnp.float32))
