@@ -15,7 +15,7 @@ CALLS, STEP = 3000, 300
 
 
 def plain(query, key, value):
-    """Attention by the formula, in operations of TensorFlow."""
+    """Attention of TensorFlow alone."""
     scores = tf.matmul(query, key, transpose_b=True) / query.shape[-1] ** 0.5
     return tf.matmul(tf.nn.softmax(scores), value)
 

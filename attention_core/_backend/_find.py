@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _namespaces: dict[type, Namespace] = {}
+_compat: dict[str, Namespace] = {}
 _backends: dict[type, Backend] = {}
 _eager_types: set[type] = set()
 
@@ -120,7 +121,8 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
         expected = f"{name} as a plain array" if name else "a plain array"
         raise TypeError(f"expected {expected}; got {type(array).__name__}, whose own mask would be lost")
     try:
-        xp = sys.modules[_compat_name(type(array))] if is_compiling(array) else array_api_compat.array_namespace(array)
+        traced = is_compiling(array)
+        xp = _compat[_learn_compat(type(array))] if traced else array_api_compat.array_namespace(array)
     except TypeError:
         xp = None
     # What array-api-compat wraps itself needs no backend, and looking for one would not trace under torch.compile.
@@ -136,13 +138,15 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
 _namespace_of.autograph_info__ = {}  # type: ignore[attr-defined]  # TensorFlow cannot convert it, and would complain
 
 
-def _compat_name(kind: type) -> str:
-    """The name of the namespace of array-api-compat for a class of arrays."""
-    return importlib.import_module(f"array_api_compat.{_home_of(kind)}").__name__
+def _learn_compat(kind: type) -> str:
+    """Find the namespace of array-api-compat for a class of arrays; return the name of its library."""
+    home = _home_of(kind)
+    _compat[home] = importlib.import_module(f"array_api_compat.{home}")
+    return home
 
 
 # torch.compile runs this. It would trace array-api-compat, and complain about its caches.
-_compat_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_learn_compat._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def backend_of(array: Array) -> Backend | None:

@@ -72,7 +72,7 @@ def _prefix(target: Path) -> str:
 
 @contextlib.contextmanager
 def _temporary(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A new file beside the target, locked as long as its saver lives, and removed afterwards."""
+    """A new file next to the target, locked as long as its saver lives, and removed afterwards."""
     while True:
         temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
         try:

@@ -62,7 +62,7 @@ class Once(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Pass the gradients on."""
-        return Refused.apply(*gradients)
+        return Refused.apply(*gradients)  # type: ignore[no-any-return]
 
 
 class Refused(Once):

@@ -369,8 +369,8 @@ def test_arrays_that_do_not_fit_are_refused_before_any_work(arguments, monkeypat
     )
 
 
-def broken(document, place, value):
-    *way, last = place
+def broken(document, address, value):
+    *way, last = address
     branch = document
     for name in way:
         branch = branch[name]
@@ -379,7 +379,7 @@ def broken(document, place, value):
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("address", "value"),
     [
         (("measurements",), None),
         (("environment",), []),
@@ -396,10 +396,10 @@ def broken(document, place, value):
         (("measurements", 0, "candidate", "framework"), None),
     ],
 )
-def test_a_file_that_is_not_of_the_benchmark_is_told_in_a_line(tmp_path, place, value):
+def test_a_file_that_is_not_of_the_benchmark_is_told_in_a_line(tmp_path, address, value):
     path = tmp_path / "found.json"
     write_json(path, made_up(), report.environment({"torch": "1"}, 2))
-    path.write_text(broken(json.loads(path.read_text()), place, value))
+    path.write_text(broken(json.loads(path.read_text()), address, value))
     result = invoke("--read", path, "--details", "--markdown", tmp_path / "tables.md")
     told = f"attention-core: expected a file of bench --json; got {path}, which holds something else\n"
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", told)
