@@ -21,6 +21,7 @@ else:
     np = optional("numpy", "NumPy arrays")
 
 __all__ = [
+    "ARRAYS",
     "as_floating",
     "bfloat16",
     "check_numpy",
@@ -28,7 +29,6 @@ __all__ = [
     "differentiate",
     "is_array",
     "is_floating",
-    "is_numpy_array",
     "known_device",
     "known_mode",
     "map_arrays",
@@ -109,11 +109,6 @@ def check_numpy() -> None:
         With the command that installs it.
     """
     np.ndarray  # noqa: B018 (what stands in for it raises)
-
-
-def is_numpy_array(leaf: Any, /) -> bool:
-    """Whether this is an array of NumPy, which may not be installed."""
-    return isinstance(leaf, ARRAYS)
 
 
 def as_floating(array: Any, dtype: str | None, dtypes: Sequence[str], /, *, hint: str = "") -> NumpyArray:

@@ -13,7 +13,7 @@ from attention_core import layers
 from attention_core.backend import dtype_name
 from attention_core.layers import check_fit, named_arrays
 from attention_core.random import check_seed, plain_seed, seed_words
-from attention_numpy.trees import constructor, is_numpy_array, map_arrays
+from attention_numpy.trees import ARRAYS, constructor, map_arrays
 from attention_torch import operators
 from attention_torch.backend import backend
 
@@ -253,7 +253,7 @@ class Layer(Tree):
             if not isinstance(leaf, torch.Tensor):
                 raise TypeError(f"expected tensors of PyTorch; got {type(leaf).__name__}")
         for name, leaf in options.items():
-            if is_numpy_array(leaf):
+            if isinstance(leaf, ARRAYS):
                 raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
         device = tensors[0].device if tensors else torch.device("cpu")
         if "seed" in options:
