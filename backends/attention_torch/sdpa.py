@@ -18,6 +18,7 @@ from attention_core.backend import (
     group_size,
     has_few_queries,
     is_top_left_causal,
+    repeat_kv,
     score_positions,
 )
 from attention_core.masks import Given, Mask
@@ -34,7 +35,7 @@ WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 class Inputs(NamedTuple):
     """What the kernel is given: arrays (B, H, M, D) and (B, G, N, D), its mask, and its two options.
 
-    No key or value is repeated for the query heads that share it. Few queries are rows of one head instead.
+    On a CPU, no key or value is repeated for the query heads that share it. Few queries are rows of one head anywhere.
     """
 
     query: torch.Tensor
@@ -151,10 +152,8 @@ def kernel_inputs(call: Call) -> Inputs:
         return Inputs(query=query, key=key, value=value, mask=mask, is_causal=is_causal, scale=scale)
     if not is_causal and has_few_queries(rows, key.shape[-2]):
         query, mask = fold_group(query, group, xp=call.xp), _fold_mask(mask, group, rows)
-    elif query.device.type != "cpu" or not TAKES_GROUPS:  # a stride of 0 is no repetition
-        mask = _split_mask(mask, group, key.shape[-3], key.shape[0])
-        query = query.reshape(-1, group, *query.shape[-2:])
-        key, value = (x.reshape(-1, 1, *x.shape[-2:]).expand(-1, group, -1, -1) for x in (key, value))
+    elif query.device.type != "cpu" or not TAKES_GROUPS:  # as kernels for GPUs have no groups with some types and masks
+        key, value = (repeat_kv(x, group, xp=call.xp) for x in (key, value))
     return Inputs(query=query, key=key, value=value, mask=mask, is_causal=is_causal, scale=scale)
 
 
@@ -162,25 +161,13 @@ def _fold_mask(mask: torch.Tensor | None, group: int, rows: int) -> torch.Tensor
     """A mask of scores (B, H, M, N) as one of scores (B, G, R M, N)."""
     if mask is None or (mask.shape[-2] == 1 and (mask.dim() == 2 or mask.shape[-3] == 1)):
         return mask
-    apart = _with_groups(mask, group)
+    mask = mask if mask.dim() == 4 else mask.reshape(1, 1, *mask.shape)
+    apart = mask.unsqueeze(2) if mask.shape[1] == 1 else mask.unflatten(1, (-1, group))
     return apart.expand(-1, -1, group, rows, -1).flatten(-3, -2)
 
 
-def _split_mask(mask: torch.Tensor | None, group: int, num_kv_heads: int, batch: int) -> torch.Tensor | None:
-    """A mask of scores (B, H, M, N) as one of scores (B G, R, M, N)."""
-    if mask is None or mask.dim() == 2 or mask.shape[:2].numel() == 1:
-        return mask
-    return _with_groups(mask, group).expand(batch, num_kv_heads, -1, -1, -1).flatten(0, 1)
-
-
-def _with_groups(mask: torch.Tensor, group: int) -> torch.Tensor:
-    """A mask of two or four axes as one of five: B, G, R, M and N, or 1."""
-    mask = mask if mask.dim() == 4 else mask.reshape(1, 1, *mask.shape)
-    return mask.unsqueeze(2) if mask.shape[1] == 1 else mask.unflatten(1, (-1, group))
-
-
 def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
-    """An array (B, G, R M, ...) or (B G, R, M, ...) with the axes of the call, (..., H, M, ...)."""
+    """An array (B, H, M, ...) or (B, G, R M, ...) with the axes of the call, (..., H, M, ...)."""
     dims = (*call.query.shape[:-1], *array.shape[3:])
     return array if array.shape == dims else array.reshape(dims)
 
