@@ -17,11 +17,10 @@ from typing import Any
 
 import hypothesis
 import pytest
+from fuzz_problems import differentiating
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.strategies import SearchStrategy
-
-from attention_core import available_backends, get_backend
 
 MINUTES = float(os.environ.get("ATTENTION_CORE_FUZZ_MINUTES", "0"))
 SHORT = 8  # cases of a test where no minutes are given
@@ -109,9 +108,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session")
 def several() -> list[Any]:
-    """The libraries at hand that differentiate; a test that compares them is skipped where there is one only."""
-    asked = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name] or available_backends()
-    found = [get_backend(name) for name in ("torch", "jax", "tensorflow") if name in asked]
-    if len(found) < 2:
-        pytest.skip("there is no second library to compare with")
-    return found
+    """The libraries at hand that differentiate."""
+    return differentiating()

@@ -72,18 +72,25 @@ MASK = Made(ac.Causal, {"offset": _integers(2)})
 WINDOW = Made(ac.SlidingWindow, {"left": 2, "right": 1, "offset": 0})
 SEGMENTS = Made(ac.Segments, {"query_ids": _integers(2, 3), "key_ids": _integers(2, 6)})
 DROPOUT = Made(ac.Dropout, {"rate": 0.5, "seed": 3})
-TABLE = Made(lambda table, **options: ac.relative_bias(table, **options), {"table": _floats(8, 4), "bidirectional": True, "max_distance": 20, "offset": 0})
+TABLE = Made(
+    lambda table, **options: ac.relative_bias(table, **options),
+    {"table": _floats(8, 4), "bidirectional": True, "max_distance": 20, "offset": 0},
+)
 OPTIONS: dict[str, Any] = {"mask": MASK, "bias": _floats(4, 3, 6), "is_causal": False, "scale": 0.5, "softcap": 2.0}
 FAST = {"score_mod": TABLE, "sinks": _floats(4), "dropout": DROPOUT, "implementation": "auto", "arithmetic": "fast"}
 RETURNS = {"return_weights": False, "return_logsumexp": True}
-HEADS = parameters.MultiHeadAttention(_linear(6, 20), _linear(7, 10), _linear(5, 6), _linear(12, 4), _floats(10), _floats(6))
+HEADS = parameters.MultiHeadAttention(
+    _linear(6, 20), _linear(7, 10), _linear(5, 6), _linear(12, 4), _floats(10), _floats(6)
+)
 SELF = parameters.MultiHeadAttention(_linear(8, 8), _linear(8, 8), _linear(8, 8), _linear(8, 8))
 FORWARD = parameters.FeedForward(_linear(8, 5), _linear(5, 8))
 CACHE = Made(ac.KeyValueCache, {"key": _floats(2, 2, 9, 5), "value": _floats(2, 2, 9, 3), "length": _integers(2)})
 PARTIAL = Made(ac.Partial, {"output": _floats(2, 4, 3, 5), "logsumexp": _floats(2, 4, 3)})
 EXTENT = Made(ac.Extent, {"scores": _floats(2, 4, 3, 3), "values": _floats(2, 2, 1, 3)})
 TABLES = parameters.Embeddings(_floats(9, 4), _floats(7, 4), _floats(3, 4), _norm(4))
-MAPS = parameters.SaganAttention(_linear(8, 3), _linear(8, 3), _linear(8, 5), _linear(5, 8), np.asarray(0.5, np.float32))
+MAPS = parameters.SaganAttention(
+    _linear(8, 3), _linear(8, 3), _linear(8, 5), _linear(5, 8), np.asarray(0.5, np.float32)
+)
 SHAPE = Made(lambda dims: dims, {"dims": (3, 4)})
 
 
@@ -272,7 +279,9 @@ def changed(tree: Any, path: Path, wrong: str) -> Any:
     name, *rest = path
     if isinstance(tree, Valid):
         if isinstance(name, int):
-            return tree._replace(positional=[changed(each, rest, wrong) if n == name else each for n, each in enumerate(tree.positional)])
+            return tree._replace(
+                positional=[changed(each, rest, wrong) if n == name else each for n, each in enumerate(tree.positional)]
+            )
         return tree._replace(options=tree.options | {name: changed(tree.options[name], rest, wrong)})
     if isinstance(tree, Made):
         return tree._replace(arguments=tree.arguments | {name: changed(tree.arguments[name], rest, wrong)})

@@ -15,6 +15,7 @@ import numpy as np
 
 import attention_core as ac
 import attention_core.layers
+from attention_core.layouts import LAYOUTS
 from attention_numpy import files
 
 KNOWN: dict[str, Callable[[], bool]] = {}
@@ -70,6 +71,19 @@ def BIAS_THAT_IS_NO_ARRAY() -> bool:  # noqa: N802
     return False
 
 
+@known("a number among the arrays of a layout is an AttributeError")
+def NUMBERS_AS_ARRAYS() -> bool:  # noqa: N802
+    layout, layer = LAYOUTS["keras"], ac.layers.MultiHeadAttention(4, 2)
+    arrays = layout.write(layer, layer.init(0, xp=np))
+    try:
+        layout.read(arrays | {"query/bias": 1.5})
+    except AttributeError:
+        return True
+    except (TypeError, ValueError):
+        return False
+    return False
+
+
 WORDS = {"arithmetic", "implementation", "data_format", "dtype", "dims"}
 FLAGS = {"return_weights", "return_logsumexp", "norm_first", "pool", "ragged"}
 INITIALIZERS = {"uniform", "normal", "truncated", "glorot", "he", "lecun"}
@@ -87,10 +101,12 @@ def _is_known_change(function: str, path: tuple[Any, ...], wrong: str) -> bool:
         (
             slot == "max_distance" and huge,  # loops
             slot in FLAGS,  # are not checked
-            (slot in WORDS or "dims" in path or (function in INITIALIZERS and slot == 1)) and wrong in HOLDS_ARRAYS,  # are printed with their arrays
+            (slot in WORDS or "dims" in path or (function in INITIALIZERS and slot == 1))
+            and wrong in HOLDS_ARRAYS,  # are printed with their arrays
             "dims" in path and wrong == "True",
             slot == "offset" and path[0] in ("score_mod", "offset") and huge,
-            slot == "score_mod" and wrong in ("a function", "a class"),  # that take other arguments: errors of their own
+            slot == "score_mod"
+            and wrong in ("a function", "a class"),  # that take other arguments: errors of their own
             function == "cache mask" and slot == 1 and huge,
             function in ("causal", "window", "segments", "lengths") and slot in (1, 2),  # of to_array: are not checked
             function == "segments",  # to_array does not look at the shapes

@@ -160,7 +160,11 @@ def _bucket(distance: int, buckets: int, bidirectional: bool, farthest: int) -> 
     if distance < exact:
         return first + distance
     # The largest b with (farthest / exact)^(b / (count - exact)) <= distance / exact, compared in integers.
-    steps = [b for b in range(count - exact) if (farthest**b) * exact ** (count - exact) <= distance ** (count - exact) * exact**b]
+    steps = [
+        b
+        for b in range(count - exact)
+        if (farthest**b) * exact ** (count - exact) <= distance ** (count - exact) * exact**b
+    ]
     return first + min(count - 1, exact + max(steps))
 
 
@@ -240,7 +244,9 @@ def spacing(scale: np.ndarray, dtype: str) -> np.ndarray:
 # Gradients
 
 
-def gradients(problem: Problem, arrays: dict[str, np.ndarray], truth: Truth, g: np.ndarray) -> dict[str, tuple[Any, Any]]:
+def gradients(
+    problem: Problem, arrays: dict[str, np.ndarray], truth: Truth, g: np.ndarray
+) -> dict[str, tuple[Any, Any]]:
     """For every array the gradient of ``sum(output * g)``, and the same sum over magnitudes."""
     query, key, value = widened(problem, arrays)
     g, weights, kept = g.astype(LONG), truth.weights, truth.kept
@@ -252,10 +258,10 @@ def gradients(problem: Problem, arrays: dict[str, np.ndarray], truth: Truth, g: 
     into, into_size = scale * truth.derivatives * d_scores, abs(scale) * size
     found = {
         "query": (into @ key, into_size @ abs(key)),
-        "key": tuple(_grouped(problem, np.swapaxes(a, -1, -2) @ b) for a, b in ((into, query), (into_size, abs(query)))),
-        "value": tuple(
-            _grouped(problem, np.swapaxes(weights * kept, -1, -2) @ each) for each in (g, abs(g))
+        "key": tuple(
+            _grouped(problem, np.swapaxes(a, -1, -2) @ b) for a, b in ((into, query), (into_size, abs(query)))
         ),
+        "value": tuple(_grouped(problem, np.swapaxes(weights * kept, -1, -2) @ each) for each in (g, abs(g))),
     }
     if "bias" in arrays:
         found["bias"] = tuple(_like(each, arrays["bias"].shape) for each in (d_scores, size))

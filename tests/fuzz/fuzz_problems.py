@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -83,6 +84,14 @@ class Problem:
     def scores_shape(self) -> tuple[int, ...]:
         """(..., H, M, N)."""
         return (*self.leading, self.heads, self.rows, self.columns)
+
+
+def differentiating() -> list[Any]:
+    """The backends asked for whose library differentiates, PyTorch first."""
+    asked = [
+        name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name
+    ] or ac.backend.available_backends()
+    return [ac.backend.get_backend(name) for name in ("torch", "jax", "tensorflow") if name in asked]
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -253,7 +262,9 @@ def forced_blocks(problem: Problem, backend: Any) -> Iterator[None]:
         yield
         return
     lengths = problem.rows, problem.columns, problem.columns
-    queries, keys, backward = (max(1, -(-length // count)) for length, count in zip(lengths, problem.blocks, strict=True))
+    queries, keys, backward = (
+        max(1, -(-length // count)) for length, count in zip(lengths, problem.blocks, strict=True)
+    )
     tuning, sizes = backend.tuning, block_plan._reproducible_block_sizes
     small = {"dense_below": 0, "structured_below": 0, "backward_keys": backward, "exact_scores": queries * keys}
     backend.tuning = tuning._replace(queries=1, keys=keys, min_queries=queries, **small)

@@ -8,7 +8,7 @@ from typing import Any
 import fuzz_oracle as oracle
 import numpy as np
 import pytest
-from fuzz_problems import Built, Problem, arrays_of, forced_blocks, planted, problems
+from fuzz_problems import Built, Problem, arrays_of, differentiating, forced_blocks, planted, problems
 from test_fuzz_forward import pool_of
 
 import attention_core as ac
@@ -41,7 +41,10 @@ def check_forward(problem: Problem, backend: Any) -> str | None:
 
 def check_gradients(problem: Problem, backend: Any, compiled: Any) -> str | None:
     """In two sizes of blocks on one library; `test_backward_across_libraries` compares libraries."""
-    found, expected = gradients(problem, backend, compiled), gradients(dataclasses.replace(problem, blocks=None), backend, compiled)
+    found, expected = (
+        gradients(problem, backend, compiled),
+        gradients(dataclasses.replace(problem, blocks=None), backend, compiled),
+    )
     assert_same_bits(found, expected)
 
 
@@ -68,7 +71,9 @@ def gradients(problem: Problem, backend: Any, compiled: Any = lambda function: f
 
 
 def differentiable(problem: Problem) -> Problem:
-    return dataclasses.replace(problem, weights=False, logsumexp=False, leading=problem.leading if 0 not in problem.leading else ())
+    return dataclasses.replace(
+        problem, weights=False, logsumexp=False, leading=problem.leading if 0 not in problem.leading else ()
+    )
 
 
 def exact_problems(backend: Any) -> Any:
@@ -87,6 +92,8 @@ def test_bits_of_gradients(fuzz, backend):
     fuzz(lambda problem: check_gradients(problem, backend, lambda f: f), exact_problems(backend).map(differentiable))
 
 
+@pytest.mark.needs(lambda: len(differentiating()) > 1)
+@pytest.mark.cases(1)
 def test_bits_of_gradients_across_libraries(fuzz, several):
     """Every library against the first, which is PyTorch where it is there; JAX and TensorFlow also compiled."""
 
@@ -95,6 +102,8 @@ def test_bits_of_gradients_across_libraries(fuzz, several):
         expected = gradients(problem, first)
         for backend in others:
             for mode in (backend.modes[0], backend.modes[-1]):
-                assert_same_bits(gradients(problem, backend, lambda f, b=backend, m=mode: b.compile(f, mode=m)), expected)
+                assert_same_bits(
+                    gradients(problem, backend, lambda f, b=backend, m=mode: b.compile(f, mode=m)), expected
+                )
 
     fuzz(check, problems(pool="few", dtypes=HALVES, arithmetics=("reproducible",)).map(differentiable))

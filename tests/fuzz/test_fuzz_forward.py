@@ -37,7 +37,9 @@ def differences(problem: Problem, arrays: dict[str, np.ndarray], result: Any) ->
             near = w * bound[..., None] + 0.51 * oracle.spacing(w, problem.dtype) + smallest
             found["weights"] = (result.weights, truth.weights, near)
         if problem.logsumexp:
-            size = oracle.EPSILON[wide] * (2 + 2 * truth.kappa + abs(np.where(np.isfinite(truth.logsumexp), truth.logsumexp, 0)))
+            size = oracle.EPSILON[wide] * (
+                2 + 2 * truth.kappa + abs(np.where(np.isfinite(truth.logsumexp), truth.logsumexp, 0))
+            )
             found["logsumexp"] = (result.logsumexp, truth.logsumexp, bound + size.astype(float))
     return {name: worst(*parts) for name, parts in found.items()}
 

@@ -98,7 +98,10 @@ def _embed(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
     ids, segments = f.rng.integers(0, 7, (*dims, columns)), f.rng.integers(0, 2, (*dims, columns))
     put = f.backend.from_numpy
     found = ac.embed_tokens(
-        Embeddings(token, position, segment), put(ids.astype(np.int32)), segment_ids=put(segments.astype(np.int32)), arithmetic=f.arithmetic
+        Embeddings(token, position, segment),
+        put(ids.astype(np.int32)),
+        segment_ids=put(segments.astype(np.int32)),
+        arithmetic=f.arithmetic,
     )
     parts = t[ids], np.broadcast_to(p, (*dims, columns, rows)), s[segments]
     return found, sum(parts), sum(map(abs, parts))
@@ -120,10 +123,17 @@ def _spectral_norm(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -
     u = flat.T @ v
     u = u / (np.sqrt((u * u).sum()) + LONG(1e-6))
     sigma, size = v @ flat @ u, abs(v) @ abs(flat) @ abs(u)
-    return ac.spectral_norm(weight, vector, epsilon=1e-6, arithmetic=f.arithmetic)[0], w / sigma, abs(w / sigma) * (8 + 40 * size / abs(sigma)) ** 2
+    return (
+        ac.spectral_norm(weight, vector, epsilon=1e-6, arithmetic=f.arithmetic)[0],
+        w / sigma,
+        abs(w / sigma) * (8 + 40 * size / abs(sigma)) ** 2,
+    )
 
 
-FORMULAS = {each.__name__.strip("_"): each for each in (_linear, _gelu, _feed_forward, _layer_norm, _rms_norm, _rotary, _embed, _heads, _spectral_norm)}
+FORMULAS = {
+    each.__name__.strip("_"): each
+    for each in (_linear, _gelu, _feed_forward, _layer_norm, _rms_norm, _rotary, _embed, _heads, _spectral_norm)
+}
 
 
 @st.composite
@@ -133,7 +143,14 @@ def formulas(draw: Any, backend: Any) -> tuple[Any, ...]:
     few = backend.name in ("jax", "tensorflow")
     dims = draw(st.sampled_from([(), (2,)] if few else [(), (2,), (3, 1), (0,)]))
     sizes = [draw(st.sampled_from([3, 5]) if few else st.integers(1, 9)) for _ in range(2)]
-    return draw(st.sampled_from(list(FORMULAS))), draw(st.sampled_from(dtypes)), draw(st.integers(0, 2**16)), draw(st.sampled_from(["fast", "reproducible"])), dims, sizes
+    return (
+        draw(st.sampled_from(list(FORMULAS))),
+        draw(st.sampled_from(dtypes)),
+        draw(st.integers(0, 2**16)),
+        draw(st.sampled_from(["fast", "reproducible"])),
+        dims,
+        sizes,
+    )
 
 
 def check_formula(case: tuple[Any, ...], backend: Any) -> str | None:
@@ -146,7 +163,11 @@ def check_formula(case: tuple[Any, ...], backend: Any) -> str | None:
     assert found.dtype == numpy_dtype(dtype)
     assert found.shape == wanted.shape
     size = size.astype(float)
-    allowed = size * oracle.EPSILON[wide_name(dtype)] * (2 * max(sizes) + 16) + 0.51 * oracle.spacing(abs(wanted), dtype) + 1e-35
+    allowed = (
+        size * oracle.EPSILON[wide_name(dtype)] * (2 * max(sizes) + 16)
+        + 0.51 * oracle.spacing(abs(wanted), dtype)
+        + 1e-35
+    )
     error = abs(found.astype(LONG) - wanted)
     assert (error <= allowed).all(), f"{float((error / allowed).max())} times the bound"
     return name
@@ -158,7 +179,9 @@ def draws(draw: Any) -> tuple[Any, ...]:
     name = draw(st.sampled_from(initializers.__all__))
     matrix = name in ("glorot_uniform", "he_uniform", "lecun_normal")
     dims = draw(st.tuples(*[st.integers(1, 9)] * 2) if matrix else st.lists(st.integers(0, 5), max_size=3).map(tuple))
-    seed = draw(st.integers(0, 2**64 - 1) | st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1)))
+    seed = draw(
+        st.integers(0, 2**64 - 1) | st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1))
+    )
     return name, seed, dims, draw(st.sampled_from(["float32", "float64"]))
 
 

@@ -14,14 +14,18 @@ from test_fuzz_forward import mixed_channels, pool_of, worst
 import attention_core as ac
 
 
-def gradients(problem: Problem, backend: Any, arrays: dict[str, np.ndarray], g: np.ndarray, mode: str) -> dict[str, np.ndarray]:
+def gradients(
+    problem: Problem, backend: Any, arrays: dict[str, np.ndarray], g: np.ndarray, mode: str
+) -> dict[str, np.ndarray]:
     xp, names = backend.namespace, list(arrays)
     built, factor = Built(problem, backend.from_numpy, arrays), backend.from_numpy(g)
     wide = getattr(xp, g.dtype.name)
 
     def loss(*variables: Any) -> Any:
         replaced = dict(zip(names, variables, strict=True))
-        output = ac.scaled_dot_product_attention(replaced["query"], replaced["key"], replaced["value"], **built.options(replaced))
+        output = ac.scaled_dot_product_attention(
+            replaced["query"], replaced["key"], replaced["value"], **built.options(replaced)
+        )
         return xp.sum(xp.multiply(xp.astype(output, wide), factor))
 
     with forced_blocks(problem, backend):
@@ -41,13 +45,19 @@ def check(problem: Problem, backend: Any, mode: str) -> str:
     wanted = oracle.gradients(problem, arrays, truth, rounded)
     bound = float(oracle.relative_bound(problem, truth).max(initial=0))
     epsilon = oracle.EPSILON[wide]
-    loose = 4 * bound + epsilon * (32 + 2 * problem.rows * problem.heads * int(np.prod(problem.leading)) + 2 * problem.columns)
-    if problem.arithmetic == "reproducible":  # SMALL_WEIGHTS, MIXED_CHANNELS, and gradients cut below a bound of their row
+    loose = 4 * bound + epsilon * (
+        32 + 2 * problem.rows * problem.heads * int(np.prod(problem.leading)) + 2 * problem.columns
+    )
+    if (
+        problem.arithmetic == "reproducible"
+    ):  # SMALL_WEIGHTS, MIXED_CHANNELS, and gradients cut below a bound of their row
         loose += 8 * float(mixed_channels(problem, arrays).max(initial=0))
     for name, (exact, size) in wanted.items():
         assert found[name].dtype == arrays[name].dtype, name
         size = size.astype(float)
-        lost = oracle.TINY[wide] * 2.0**20 + (cut(problem) * size.max(initial=0) if problem.arithmetic == "reproducible" else 0)
+        lost = oracle.TINY[wide] * 2.0**20 + (
+            cut(problem) * size.max(initial=0) if problem.arithmetic == "reproducible" else 0
+        )
         allowed = loose * size + oracle.spacing(size, problem.dtype) + lost
         share = worst(found[name], exact, allowed)
         assert share <= 1, f"{name}: {share}"

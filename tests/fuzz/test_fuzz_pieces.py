@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import fuzz_oracle as oracle
@@ -35,14 +36,17 @@ def check_pieces(case: tuple[Problem, tuple[int, ...], int], backend: Any) -> st
     options = built.options()
     for name in ("return_weights", "return_logsumexp"):
         del options[name]
-    spans = [(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    spans = list(itertools.pairwise(cuts))
     np.random.default_rng(order).shuffle(spans)
     with forced_blocks(problem, backend):
         found = merged(problem, built, options, spans, exact=exact)
         if exact:
             whole = ac.scaled_dot_product_attention(*built.qkv, **built.options())
             output = backend.to_numpy(found.output).astype(arrays["query"].dtype)
-            assert_same_bits([output, backend.to_numpy(found.logsumexp)], [backend.to_numpy(whole.output), backend.to_numpy(whole.logsumexp)])
+            assert_same_bits(
+                [output, backend.to_numpy(found.logsumexp)],
+                [backend.to_numpy(whole.output), backend.to_numpy(whole.logsumexp)],
+            )
             return "exact"
     found = ac.Attention(backend.to_numpy(found.output), None, backend.to_numpy(found.logsumexp))
     assert found.output.dtype.name == oracle.wide_name(problem.dtype)
@@ -64,10 +68,14 @@ def merged(problem: Problem, built: Built, options: dict[str, Any], spans: list[
 
     if not exact:
         parts = [of(*span) for span in spans]
-        return ac.complete_partial(ac.merge_partials(*[ac.partial_attention(*arrays, **given) for arrays, given in parts]))
+        return ac.complete_partial(
+            ac.merge_partials(*[ac.partial_attention(*arrays, **given) for arrays, given in parts])
+        )
     narrow = {"dropout", "implementation", "arithmetic"}
     parts = [of(*span) for span in spans]
-    extents = [ac.attention_extent(*arrays, **{k: v for k, v in given.items() if k not in narrow}) for arrays, given in parts]
+    extents = [
+        ac.attention_extent(*arrays, **{k: v for k, v in given.items() if k not in narrow}) for arrays, given in parts
+    ]
     extent = ac.merge_extents(*extents)
     partials = [ac.partial_attention(*arrays, **given, extent=extent) for arrays, given in parts]
     return ac.complete_partial(ac.merge_partials(*partials), dropout=options.get("dropout"))
@@ -80,7 +88,14 @@ def appends(draw: Any) -> tuple[Any, ...]:
     ragged = draw(st.booleans()) and leading != ()
     counts = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
     kept = draw(st.booleans()) if ragged else False
-    return leading, ragged, tuple(counts), kept, draw(st.integers(0, 99)), draw(st.sampled_from(["fast", "reproducible"]))
+    return (
+        leading,
+        ragged,
+        tuple(counts),
+        kept,
+        draw(st.integers(0, 99)),
+        draw(st.sampled_from(["fast", "reproducible"])),
+    )
 
 
 def check_cache(case: tuple[Any, ...], backend: Any) -> None:
@@ -105,7 +120,11 @@ def check_cache(case: tuple[Any, ...], backend: Any) -> None:
         added = count if number is None else put(number)
         if number is None and count == 0:
             continue
-        found = get(ac.scaled_dot_product_attention(put(query), cache.key, cache.value, mask=ac.cache_mask(cache, added), arithmetic=arithmetic))
+        found = get(
+            ac.scaled_dot_product_attention(
+                put(query), cache.key, cache.value, mask=ac.cache_mask(cache, added), arithmetic=arithmetic
+            )
+        )
         allowed = np.arange(capacity) <= np.arange(count)[:, None] + before[..., None, None]
         if number is not None:
             allowed &= np.arange(capacity) < lengths[..., None, None]
@@ -115,7 +134,9 @@ def check_cache(case: tuple[Any, ...], backend: Any) -> None:
     for array, rows in zip(cache[:2], held, strict=True):
         for sample in np.ndindex(*leading):
             filled = int(lengths[sample] if ragged else lengths)
-            np.testing.assert_array_equal(get(array)[(*sample, slice(None), slice(0, filled))], rows[(*sample, slice(None), slice(0, filled))])
+            np.testing.assert_array_equal(
+                get(array)[(*sample, slice(None), slice(0, filled))], rows[(*sample, slice(None), slice(0, filled))]
+            )
 
 
 @pytest.mark.needs(lambda backend: backend.name != "array_api_strict")
