@@ -43,8 +43,8 @@ class Fuzzer:
             self.counts[word or ""] += 1
 
         if not self.seconds:
-            given = hypothesis.given(strategy)(one)
-            settings(_SETTINGS, max_examples=self.cases, derandomize=True, database=None)(given)()
+            test = hypothesis.given(strategy)(one)
+            settings(_SETTINGS, max_examples=self.cases, derandomize=True, database=None)(test)()
             return
         end, examples = time.monotonic() + self.seconds, 20
         phases = [Phase.reuse, Phase.generate, Phase.shrink]
@@ -55,11 +55,11 @@ class Fuzzer:
             left = min(10.0, end - time.monotonic())
             examples, phases = max(5, min(2000, int(done / max(elapsed, 1e-3) * left))), [Phase.generate, Phase.shrink]
 
-    def _round(self, given: Callable[[], None], examples: int, phases: list[Phase]) -> None:
+    def _round(self, test: Callable[[], None], examples: int, phases: list[Phase]) -> None:
         self.seed += 1
         database = DirectoryBasedExampleDatabase(EXAMPLES / re.sub(r"\W+", "_", self.name))
         options = settings(_SETTINGS, max_examples=examples, database=database, phases=phases)
-        options(hypothesis.seed(self.seed)(given))()
+        options(hypothesis.seed(self.seed)(test))()
 
 
 _SETTINGS = settings(deadline=None, suppress_health_check=ALL_CHECKS, verbosity=Verbosity.normal, print_blob=False)

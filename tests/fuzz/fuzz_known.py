@@ -32,7 +32,7 @@ def known(name: str) -> Callable[[Callable[[], bool]], str]:
     return enter
 
 
-@known("reproducible arithmetic loses weights that are small beside the largest")
+@known("reproducible arithmetic loses weights that are far below the largest")
 def SMALL_WEIGHTS() -> bool:  # noqa: N802 (a name of a constant)
     query, key = np.ones((1, 1, 1), np.float32), np.asarray([[[0.0], [-20.0]]], np.float32)
     value = np.asarray([[[0.0], [1.0]]], np.float32)
@@ -96,22 +96,22 @@ def is_known_call(call: Any) -> bool:
 
 
 def _is_known_change(function: str, path: tuple[Any, ...], wrong: str) -> bool:
-    slot, huge = path[-1], wrong in ("2**40", "-2**40")
+    name, huge = path[-1], wrong in ("2**40", "-2**40")
     return any(
         (
-            slot == "max_distance" and huge,  # loops
-            slot in FLAGS,  # are not checked
-            (slot in WORDS or "dims" in path or (function in INITIALIZERS and slot == 1))
+            name == "max_distance" and huge,  # loops
+            name in FLAGS,  # are not checked
+            (name in WORDS or "dims" in path or (function in INITIALIZERS and name == 1))
             and wrong in HOLDS_ARRAYS,  # are printed with their arrays
             "dims" in path and wrong == "True",
-            slot == "offset" and path[0] in ("score_mod", "offset") and huge,
-            slot == "score_mod"
+            name == "offset" and path[0] in ("score_mod", "offset") and huge,
+            name == "score_mod"
             and wrong in ("a function", "a class"),  # that take other arguments: errors of their own
-            function == "cache mask" and slot == 1 and huge,
-            function in ("causal", "window", "segments", "lengths") and slot in (1, 2),  # of to_array: are not checked
+            function == "cache mask" and name == 1 and huge,
+            function in ("causal", "window", "segments", "lengths") and name in (1, 2),  # of to_array: are not checked
             function == "segments",  # to_array does not look at the shapes
-            function == "from lengths" and slot == 1 and huge,
-            function == "multi-head" and slot == "bias" and wrong == "no axes",
+            function == "from lengths" and name == 1 and huge,
+            function == "multi-head" and name == "bias" and wrong == "no axes",
             function in ("merge", "merge extents") or path[0] == "extent",  # dtypes by names of the library
         )
     )

@@ -126,7 +126,7 @@ def _changed(problem: Problem, scores: np.ndarray, arrays: dict[str, np.ndarray]
     query, key = np.arange(problem.rows)[:, None], np.arange(problem.columns)[None, :]
     head = np.arange(problem.heads).reshape(-1, 1, 1)
     if kind == "alibi":
-        rates = np.asarray(_slopes(problem.heads), dtype=LONG).reshape(-1, 1, 1)
+        rates = np.asarray(_alibi_rates(problem.heads), dtype=LONG).reshape(-1, 1, 1)
         return np.broadcast_to(-rates * abs(key - query - numbers[0]), scores.shape), {}
     if kind == "relative":
         buckets, bidirectional, farthest, offset = numbers
@@ -138,7 +138,7 @@ def _changed(problem: Problem, scores: np.ndarray, arrays: dict[str, np.ndarray]
     return np.broadcast_to(odd * arrays["weight"].astype(LONG), scores.shape), {"weight": odd}
 
 
-def _slopes(heads: int) -> list[float]:
+def _alibi_rates(heads: int) -> list[float]:
     """ALiBi: powers of 2^(-8/n) for n a power of two, else filled up with every other one of twice as many."""
     lower = 1
     while lower * 2 <= heads:
@@ -269,17 +269,17 @@ def gradients(
         pairs = (-truth.sink_weight * mean[..., 0], truth.sink_weight * mean_size[..., 0])
         found["sinks"] = tuple(each.sum(axis=(*range(each.ndim - 2), -1)) for each in pairs)
     _, parameters = _changed(problem, truth.scores, arrays)
-    for name, place in parameters.items():
-        found[name] = tuple(_of_parameter(problem, name, place, each) for each in (d_scores, size))
+    for name, index in parameters.items():
+        found[name] = tuple(_of_parameter(problem, name, index, each) for each in (d_scores, size))
     return found
 
 
-def _of_parameter(problem: Problem, name: str, place: np.ndarray, d_scores: np.ndarray) -> np.ndarray:
+def _of_parameter(problem: Problem, name: str, index: np.ndarray, d_scores: np.ndarray) -> np.ndarray:
     summed = d_scores.sum(axis=tuple(range(d_scores.ndim - 3)))
     if name == "weight":
-        return (place * summed).sum()
+        return (index * summed).sum()
     table = np.zeros((problem.score_mod[1], problem.heads), dtype=LONG)
-    for query, row in enumerate(place):
+    for query, row in enumerate(index):
         for key, bucket in enumerate(row):
             table[bucket] += summed[:, query, key]
     return table

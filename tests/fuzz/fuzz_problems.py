@@ -1,7 +1,7 @@
 """Problems of attention as plain facts: what Hypothesis draws, what it shrinks, and what a finding prints.
 
-A `Problem` holds numbers and words only. Its arrays come from its seed, its masks and score modifications are trees of
-tuples, which the oracle reads by its own rules and `Built` turns into those of the core.
+A `Problem` holds numbers and words only. Its arrays come from its seed. Masks and score modifications are
+trees of tuples. The oracle reads them by its own rules, and `Built` turns them into those of the core.
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ SETTINGS = {
 
 
 class Conversion(NamedTuple):
-    """A layout, a definition by its place, the name of an array or setting, and what takes its place."""
+    """A layout, a definition by its number, the name of an array or setting, and what takes its place."""
 
     layout: str
-    place: int
+    number: int
     name: int | str
     wrong: str
 
@@ -67,16 +67,16 @@ class Conversion(NamedTuple):
 @st.composite
 def conversions(draw: Any) -> Conversion:
     layout = draw(st.sampled_from(list(DEFINITIONS)))
-    place = draw(st.integers(0, len(DEFINITIONS[layout]) - 1))
+    number = draw(st.integers(0, len(DEFINITIONS[layout]) - 1))
     name = draw(st.none() | st.integers(0, 20) | st.sampled_from(SETTINGS[layout]))
     return Conversion(
-        layout, place, "" if name is None else name, draw(st.sampled_from([*WRONG, "left out", "renamed"]))
+        layout, number, "" if name is None else name, draw(st.sampled_from([*WRONG, "left out", "renamed"]))
     )
 
 
 def convert(case: Conversion, backend: Any) -> tuple[str, str]:
     """Write, change, and read; the error, or an empty word where there was none."""
-    layout, definition = LAYOUTS[case.layout], DEFINITIONS[case.layout][case.place]
+    layout, definition = LAYOUTS[case.layout], DEFINITIONS[case.layout][case.number]
     parameters = definition.init(3, xp=NUMPY.namespace)
     try:
         written = layout.write(definition, backend.from_numpy(parameters))

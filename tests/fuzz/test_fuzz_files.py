@@ -76,31 +76,31 @@ def within_metadata(header: Any, change: Any) -> Any:
 
 @st.composite
 def changes(draw: Any) -> tuple[int, str, Any]:
-    """Which file, which part of it is changed, and how: a number that chooses the place, and what comes there."""
+    """Which file, which part of it is changed, and how: how far into it, and what comes there."""
     kind = draw(st.sampled_from(["bytes", "cut", "grow", "header", "metadata", "metadata", "metadata"]))
-    place = draw(st.floats(0, 1, exclude_max=True))
+    fraction = draw(st.floats(0, 1, exclude_max=True))
     what = draw(st.binary(min_size=1, max_size=9) if kind in ("bytes", "grow") else st.just(...) | JSON)
-    return draw(st.integers(0, len(LAYERS) - 1)), kind, (place, what)
+    return draw(st.integers(0, len(LAYERS) - 1)), kind, (fraction, what)
 
 
-def changed(data: bytes, kind: str, place: float, what: Any) -> bytes:
+def changed(data: bytes, kind: str, fraction: float, what: Any) -> bytes:
     if kind == "cut":
-        return data[: int(place * len(data))]
+        return data[: int(fraction * len(data))]
     if kind in ("bytes", "grow"):
-        at = int(place * len(data))
+        at = int(fraction * len(data))
         return data[:at] + what + data[at + (len(what) if kind == "bytes" else 0) :]
 
     def at_place(tree: Any) -> Any:
         paths = places(tree)[1:] or [()]
-        return replaced(tree, paths[int(place * len(paths))], what)
+        return replaced(tree, paths[int(fraction * len(paths))], what)
 
     return with_header(data, at_place if kind == "header" else lambda header: within_metadata(header, at_place))
 
 
 def check(case: tuple[int, str, Any], folder: Path, originals: list[bytes]) -> str:
-    index, kind, (place, what) = case
+    index, kind, (fraction, what) = case
     path = folder / "changed.safetensors"
-    path.write_bytes(changed(originals[index], kind, place, what))
+    path.write_bytes(changed(originals[index], kind, fraction, what))
     try:
         definition, parameters, state = files.load_layer(path)
     except files.FileError as error:

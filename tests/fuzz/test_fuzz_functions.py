@@ -189,8 +189,8 @@ def check_draw(case: tuple[Any, ...], backend: Any) -> None:
     name, seed, dims, dtype = case
 
     def drawn(backend: Any) -> np.ndarray:
-        given = backend.from_numpy(np.asarray(seed, np.int32)) if isinstance(seed, tuple) else seed
-        return backend.to_numpy(getattr(initializers, name)(given, dims, dtype=dtype, xp=backend.namespace))
+        drawn_seed = backend.from_numpy(np.asarray(seed, np.int32)) if isinstance(seed, tuple) else seed
+        return backend.to_numpy(getattr(initializers, name)(drawn_seed, dims, dtype=dtype, xp=backend.namespace))
 
     found = drawn(backend)
     assert found.shape == dims

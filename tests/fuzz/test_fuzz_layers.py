@@ -110,7 +110,7 @@ class Change(NamedTuple):
 
     layer: str
     part: str
-    place: Any
+    argument: Any
     wrong: str
 
 
@@ -118,7 +118,7 @@ def changed(change: Change) -> Valid:
     valid = LAYERS[change.layer]
     part = getattr(valid, change.part)
     new = list(part) if isinstance(part, list) else dict(part)
-    new[change.place] = WRONG[change.wrong](part[change.place])
+    new[change.argument] = WRONG[change.wrong](part[change.argument])
     return valid._replace(**{change.part: new})
 
 
@@ -150,7 +150,7 @@ def of_keras(message: str) -> str:
 def is_of_keras(change: Change, words: str) -> bool:
     """Whether Keras itself casts what is wrong, or refuses it in words of its own."""
     cast = change.wrong in ("as float16", "as float64") or (
-        change.place == "output" and "array" in change.wrong
+        change.argument == "output" and "array" in change.wrong
     )  # which is known
     return cast or words.startswith("Only input tensors may be passed")
 
@@ -160,23 +160,23 @@ def wrong_layers(draw: Any) -> Change:
     name = draw(st.sampled_from(list(LAYERS)))
     part = draw(st.sampled_from([part for part in Valid._fields if getattr(LAYERS[name], part)]))
     content = getattr(LAYERS[name], part)
-    place = draw(st.sampled_from(list(range(len(content)) if isinstance(content, list) else content)))
+    argument = draw(st.sampled_from(list(range(len(content)) if isinstance(content, list) else content)))
     words = set(OTHERS) - {"2**40", "fused"} if part == "settings" else WRONG  # the former takes memory, or depends
     wrongs = [
         wrong
         for wrong in WRONG
-        if wrong in words and fits(content[place], wrong) and not isinstance(WRONG[wrong](content[place]), tuple)
+        if wrong in words and fits(content[argument], wrong) and not isinstance(WRONG[wrong](content[argument]), tuple)
     ]
-    return Change(name, part, place, draw(st.sampled_from(wrongs)))
+    return Change(name, part, argument, draw(st.sampled_from(wrongs)))
 
 
 PRINTED_ARRAYS = {"implementation", "arithmetic", "data_format"}
 
 
 def check_wrong(change: Change, backend: Any) -> str:
-    if change.place in PRINTED_ARRAYS and "array" in change.wrong:  # as in fuzz_known.WORDS
+    if change.argument in PRINTED_ARRAYS and "array" in change.wrong:  # as in fuzz_known.WORDS
         return "known"
-    if change.place == "bias" and change.part == "options":  # fuzz_known.BIAS_THAT_IS_NO_ARRAY, and of no axes
+    if change.argument == "bias" and change.part == "options":  # fuzz_known.BIAS_THAT_IS_NO_ARRAY, and of no axes
         return "known"
     kind, words = outcome(change, backend)
     if backend.name == "tensorflow" and is_of_keras(change, words):
@@ -228,10 +228,10 @@ def results(case: Any, backend: Any, *, with_gradients: bool = False, mode: str 
     more = {"state": put(layer.init_state(seed, xp=NUMPY.namespace))} if layer.state != () else {}
     if "dropout" in settings:
         more["seed"] = seed
-    arrays, given = put(inputs), put(options)
+    arrays, options_put = put(inputs), put(options)
 
     def call(parameters: Any, *arrays: Any) -> Any:
-        return layer(parameters, *arrays, **given, **more, xp=xp)
+        return layer(parameters, *arrays, **options_put, **more, xp=xp)
 
     if not with_gradients:
         return [backend.to_numpy(call(parameters, *arrays))]

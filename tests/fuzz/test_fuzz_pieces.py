@@ -69,15 +69,16 @@ def merged(problem: Problem, built: Built, options: dict[str, Any], spans: list[
     if not exact:
         parts = [of(*span) for span in spans]
         return ac.complete_partial(
-            ac.merge_partials(*[ac.partial_attention(*arrays, **given) for arrays, given in parts])
+            ac.merge_partials(*[ac.partial_attention(*arrays, **options_of) for arrays, options_of in parts])
         )
     narrow = {"dropout", "implementation", "arithmetic"}
     parts = [of(*span) for span in spans]
     extents = [
-        ac.attention_extent(*arrays, **{k: v for k, v in given.items() if k not in narrow}) for arrays, given in parts
+        ac.attention_extent(*arrays, **{k: v for k, v in options_of.items() if k not in narrow})
+        for arrays, options_of in parts
     ]
     extent = ac.merge_extents(*extents)
-    partials = [ac.partial_attention(*arrays, **given, extent=extent) for arrays, given in parts]
+    partials = [ac.partial_attention(*arrays, **options_of, extent=extent) for arrays, options_of in parts]
     return ac.complete_partial(ac.merge_partials(*partials), dropout=options.get("dropout"))
 
 
