@@ -316,18 +316,23 @@ def call_of(call: Call) -> Valid:
     return valid
 
 
+@functools.cache
+def places(name: str) -> list[tuple[Path, list[str]]]:
+    """Every node of a call with the changes that say something of it."""
+    nodes = [(path, node) for path, node in leaves(VALID[name]) if path != METHOD.get(name)]
+    return [(path, [wrong for wrong in WRONG if fits(node, wrong)]) for path, node in nodes]
+
+
 @st.composite
 def calls(draw: Any) -> Call:
     """Calls with one change, sometimes with two at different places."""
     name = draw(st.sampled_from(list(VALID)))
-    places = [(path, node) for path, node in leaves(VALID[name]) if path != METHOD.get(name)]
-    changes: list[tuple[Path, str]] = []
-    for _ in range(draw(st.sampled_from([1, 1, 2]))):
-        free = [(path, node) for path, node in places if not any(_nested(path, other) for other, _ in changes)]
-        if free:
-            path, node = draw(st.sampled_from(free))
-            changes.append((path, draw(st.sampled_from([wrong for wrong in WRONG if fits(node, wrong)]))))
-    return Call(name, tuple(changes))
+    chosen = [
+        places(name)[draw(st.integers(0, len(places(name)) - 1))] for _ in range(draw(st.sampled_from([1, 1, 2])))
+    ]
+    if len(chosen) == 2 and _nested(chosen[0][0], chosen[1][0]):
+        del chosen[1]
+    return Call(name, tuple((path, wrongs[draw(st.integers(0, len(wrongs) - 1))]) for path, wrongs in chosen))
 
 
 def _nested(path: Path, other: Path) -> bool:
