@@ -5,10 +5,14 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reproducible_helpers import EXACTLY, float32, same
 
 import attention_core as ac
 from attention_core import scaled_dot_product_attention as attention
+from attention_core._attention.blocks import plan as _plan
+from attention_core._attention.reproducible import refinement
 
 GAPS = [0, 1, 5, 10, 15, 20, 26, 40, 60, 80]
 
@@ -66,11 +70,143 @@ def test_gradients_of_weights_are_those_of_float64(backend, rng):
 
 @pytest.mark.parametrize("mask", [None, ac.Causal(40), ac.SlidingWindow(20, 3)])
 def test_the_size_of_blocks_does_not_show_in_weights(mask, backend, put, get, rng, monkeypatch):
-    from attention_core._attention.blocks import plan
-
     arrays = float32(rng, 2, 2, 37, 8) * 9, float32(rng, 2, 1, 150, 8), float32(rng, 2, 1, 150, 3)
     options = {"mask": mask, "return_weights": True, **EXACTLY}
     whole = attention(*arrays, **options).weights
-    monkeypatch.setattr(plan, "REPRODUCIBLE_KEYS", 64)
+    monkeypatch.setattr(_plan, "REPRODUCIBLE_KEYS", 64)
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(exact_scores=2**11))
     same(get(attention(*put(arrays), **options)).weights, whole)
+
+
+def ordinary(*dims):
+    return np.random.default_rng(7).standard_normal(dims)
+
+
+SHAPES = {  # scores and values of a gap
+    "two keys": lambda gap: ([0, gap], [[1], [0]]),
+    "mirror": lambda gap: ([gap, 0], [[1], [0]]),
+    "one-hot": lambda gap: ([0, gap], np.eye(2)),
+    "identity": lambda gap: ([gap, *ordinary(63)], np.eye(64)),
+    "sink of zeros": lambda gap: ([gap, *ordinary(70)], [[0] * 3, *ordinary(70, 3)]),
+    "sink of small values": lambda gap: ([gap, *ordinary(70)], [[1e-9, 1e-5, 1e-3], *ordinary(70, 3)]),
+    "sink of a large value": lambda gap: ([gap, *ordinary(70)], [[1e30, 1, 0], *ordinary(70, 3)]),
+    "equal keys": lambda gap: ([gap, *[0] * 3000], [[0, 1], *ordinary(3000, 2)]),
+    "tiny and huge values": lambda gap: ([0, gap, 2 * gap], [[1e37, 0], [1e-30, 1e37], [0, 1e-37]]),
+}
+
+
+def largest_error(found, value, powers, total):
+    """The largest error of outputs (E,), in units in the last place of their scale."""
+    errors = [0.0]
+    for output, column in zip(found, value.T, strict=True):
+        terms = [power * mpmath.mpf(float(number)) / total for power, number in zip(powers, column, strict=True)]
+        size = mpmath.fsum(map(abs, terms))
+        if size < 2.0**-126:
+            assert output == 0
+        else:
+            errors.append(ulps(output, mpmath.fsum(terms), size))
+    return max(errors)
+
+
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_error_is_half_an_ulp_of_the_scale_however_small_the_weights_are(name, gap, put, get):
+    arrays = scored(*SHAPES[name](gap))
+    found = get(attention(*put(arrays), scale=1.0, return_logsumexp=True, **EXACTLY))
+    with mpmath.workdps(60):
+        powers, total = exponentials(arrays[1][0, :, 0])
+        assert largest_error(found.output[0, 0], arrays[2][0], powers, total) <= 0.51
+        logsumexp = mpmath.log(total)
+        assert abs(float(found.logsumexp[0, 0]) - logsumexp) <= 0.51 * np.spacing(np.float32(logsumexp)) + 2.0**-36
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_dropout_of_the_largest_weight_leaves_the_others_accurate(gap, put, get):
+    arrays = scored([gap, *ordinary(40)], ordinary(41, 3))
+    units = scored([gap, *ordinary(40)], np.eye(41))
+    for seed in range(40):
+        dropout = ac.Dropout(0.5, seed)
+        kept = attention(*(x.astype(np.float64) for x in units), scale=0.0, dropout=dropout)[0, 0] > 0
+        if not kept[0]:
+            break
+    found = get(attention(*put(arrays), scale=1.0, dropout=dropout, **EXACTLY))
+    with mpmath.workdps(60):
+        powers, total = exponentials(arrays[1][0, :, 0])
+        powers = [2 * power * bool(keep) for power, keep in zip(powers, kept, strict=True)]
+        assert largest_error(found[0, 0], arrays[2][0], powers, total) <= 0.51
+
+
+def sharp(rng, dims=(2, 2, 37, 150)):
+    """Inputs of which every block has elements that are summed again, and others that are not."""
+    batch, heads, rows, columns = dims
+    query, key = float32(rng, batch, heads, rows, 16) * 4, float32(rng, batch, 1, columns, 16)
+    value = float32(rng, batch, 1, columns, 5)
+    key[..., 0, :], value[..., 0, :2] = 3.0, 0.0  # a sink, or the contrary
+    value[..., 3] *= rng.random((columns,)) < 0.05
+    value[..., 4] *= 1e-12 ** rng.random((columns,))
+    return query, key, value
+
+
+OPTIONS = {
+    "full": {},
+    "causal": {"mask": ac.Causal(113)},
+    "window": {"mask": ac.SlidingWindow(40, 3), "softcap": 20.0},
+    "dropout": {"dropout": ac.Dropout(0.3, 5)},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_neither_library_nor_mode_nor_blocks_show_in_elements_summed_again(
+    name, mode, backend, put, get, rng, monkeypatch
+):
+    arrays, options = sharp(rng), {**OPTIONS[name], "return_logsumexp": True, **EXACTLY}
+    whole = attention(*arrays, **options)
+
+    def function(*arrays):
+        found = attention(*arrays, **options)
+        return found.output, found.logsumexp
+
+    if mode == "compiled":
+        function = backend.compile(function)
+    for sizes in ((2048, 2**17), (64, 2**11)):
+        monkeypatch.setattr(_plan, "REPRODUCIBLE_KEYS", sizes[0])
+        monkeypatch.setattr(backend, "tuning", backend.tuning._replace(exact_scores=sizes[1]))
+        for found, wanted in zip(get(function(*put(arrays))), whole[::2], strict=True):
+            same(found, wanted)
+
+
+def test_some_elements_are_summed_again_and_some_are_not(rng, monkeypatch):
+    arrays = sharp(rng)
+    refined = attention(*arrays, **EXACTLY)
+    monkeypatch.setattr(
+        "attention_core._attention.reproducible.forward.refine", lambda *sums, weight: (sums[3], weight)
+    )
+    changed = np.mean(attention(*arrays, **EXACTLY) != refined, axis=(0, 1, 2))
+    assert np.all(changed[[0, 4]] > 0.001)
+    assert np.all(changed < 0.9)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.booleans(), st.booleans())
+def test_rows_that_are_not_in_doubt_have_no_element_to_sum_again(seed, spread, masked, dropped):
+    rng = np.random.default_rng(seed)
+    arrays = [
+        (float32(rng, *dims) * 2.0 ** (rng.integers(-spread, spread + 1, dims) / 6)).astype(np.float32)
+        for dims in ((2, 20, 3), (1, 45, 3), (1, 45, 5))
+    ]
+    arrays[2][rng.random(arrays[2].shape) < 0.3] = 0
+    options = {"mask": rng.random((20, 45)) < 0.5} if masked else {}
+    options |= {"dropout": ac.Dropout(0.4, seed % 99)} if dropped else {}
+    found = attention(*arrays, **options, **EXACTLY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refinement, "doubtful", lambda margins, *_: np.ones(margins.shape, bool))
+        same(attention(*arrays, **options, **EXACTLY), found)
+
+
+@pytest.mark.parametrize("order", [[3, 0, 2, 1], [0], [2, 1]])
+def test_a_row_has_the_same_bits_among_others(order, put, get, rng):
+    query, key, value = sharp(rng, (1, 2, 4, 30))
+    whole = get(attention(*put([query, key, value]), **EXACTLY))
+    some = get(attention(*put([np.ascontiguousarray(query[..., order, :]), key, value]), **EXACTLY))
+    same(some, np.ascontiguousarray(whole[..., order, :]))

@@ -294,7 +294,7 @@ def _add_queries(block: _KeyBlock, index: Any, masked: bool, step: Any, state: A
         d_bias = _add_d_bias(block, queries, d_bias, d_scores, i=i)
     if scores.softcap_derivative is not None:
         d_scores *= scores.softcap_derivative
-    parts = weight_slices(d_scores, D_SCORE_BITS, 2, xp)
+    parts = weight_slices(d_scores, D_SCORE_BITS, 2, grid)
     d_key = _add_sums(d_key, sliced_matmul(parts, queries.query_columns, matmul_transposed, xp), over_queries, xp)
     d_value = _add_sums(
         d_value, sliced_matmul(weights, queries.d_output_columns, matmul_transposed, xp), over_queries, xp
@@ -312,14 +312,14 @@ def _d_scores(block: _KeyBlock, queries: _QueryBlock, scores: ExactScoreBlock) -
     exponents = scores.scores
     exponents -= reference  # in the memory of the scores, which are not used again
     weights = exp2_weight(exponents, xp)
-    d_weights = packed_matmul(queries.d_output, block.values, grid.plan.num_slices, xp)
+    d_weights = packed_matmul(grid, queries.d_output, block.values, "d_weights")
     if dropout is not None:
         d_weights = apply_dropout(d_weights, dropout, scores.at, heads, xp=xp)
         d_weights = uncontracted(xp.multiply(d_weights, dropout_scale(dropout)), xp)
     d_scores = xp.subtract(d_weights, delta)
     d_scores *= weights
     d_scores *= inverse_bound
-    parts = weight_slices(weights, WEIGHT_BITS[2], 2, xp)
+    parts = weight_slices(weights, WEIGHT_BITS[2], 2, grid)
     return [apply_dropout(part, dropout, scores.at, heads, xp=xp) for part in parts], d_scores
 
 

@@ -26,13 +26,17 @@ from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operan
 from attention_core._attention.call import Call, dropout_scale, upcast_call
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.reduction import (
+    QueryRows,
     Reduction,
+    SlicedValues,
+    Sums,
     divide_by_weight,
     logsumexp_of,
     reduce_keys,
     weighted_totals,
 )
-from attention_core._attention.reproducible.slices import Parts, as_three_float32, needs_carry, without_carry
+from attention_core._attention.reproducible.refinement import refine
+from attention_core._attention.reproducible.slices import as_three_float32, needs_carry, without_carry
 from attention_core._backend import Backend, Operation, register
 
 
@@ -78,9 +82,12 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
 def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     xp, carry = grid.xp, needs_carry(grid, 1)
 
-    def finish(anchor: Array, value_power: Array, value_sums: Parts, weight_sums: Parts) -> tuple[Array, ...]:
-        sums = without_carry(value_sums, carry, xp), without_carry(weight_sums, carry, xp)
-        return *weighted_totals(*sums, value_power, xp=xp), anchor
+    def finish(rows: QueryRows, values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+        exact = without_carry(sums.values, carry, xp), without_carry(sums.weights, carry, xp)
+        total, weight = weighted_totals(*exact, values.power, xp=xp)
+        if sums.margins:
+            total, weight = refine(rows, values, sums, total, weight=weight)
+        return total, weight, sums.anchor
 
     width = shape(grid.operands.value, xp=xp)[-1]
     total, weight, anchor = reduce_keys(grid, Reduction(finish, (width, 1, 1), "float64", value_part))

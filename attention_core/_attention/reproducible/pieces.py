@@ -31,6 +31,8 @@ from attention_core._attention.reproducible.forward import arrange
 from attention_core._attention.reproducible.reduction import (
     QueryRows,
     Reduction,
+    SlicedValues,
+    Sums,
     anchor_max,
     divide_by_weight,
     for_each_rows,
@@ -223,8 +225,8 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
     row_max = pad_rows(grid, from_three_float32(scores, xp))
 
-    def finish(anchor: Array, value_power: Array, value_sums: Parts, weight_sums: Parts) -> tuple[Array, ...]:
-        return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (weight_sums, value_sums))
+    def finish(rows: QueryRows, values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+        return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (sums.weights, sums.values))
 
     extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
     return reduce_keys(grid, Reduction(finish, widths, "int32", lambda values: values, extent=extent))

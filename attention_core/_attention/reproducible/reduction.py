@@ -25,6 +25,7 @@ from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
+from attention_core._attention.reproducible.margins import block_margins, bound_of, first_magnitudes
 from attention_core._attention.reproducible.slices import (
     MAX_TOP,
     MIN_TOP,
@@ -132,10 +133,10 @@ def anchor_max(row_max: Array, xp: Namespace) -> Array:
 class Reduction(NamedTuple):
     """How the sums over all keys are taken, and what is made of them.
 
-    ``finish(anchor, value_power, value_sums, weight_sums)`` returns arrays (G, R, m, ...). See `anchor_max`.
+    ``finish(rows, values, sums)`` returns arrays (G, R, m, ...).
     """
 
-    finish: Callable[[Array, Array, Parts, Parts], tuple[Array, ...]]
+    finish: Callable[[QueryRows, SlicedValues, Sums], tuple[Array, ...]]
     widths: tuple[Any, ...]  # of the arrays that ``finish`` returns
     dtype: str  # likewise
     value_part: Callable[[Array], Array]  # the part of the values that is averaged, such as the finite ones
@@ -143,42 +144,57 @@ class Reduction(NamedTuple):
     extent: tuple[Array, Array] | None = None
 
 
-class _SlicedValues(NamedTuple):
+class SlicedValues(NamedTuple):
     """The values of one element of the batch in slices, and which numbers all sums are relative to."""
 
     values: Array  # (G, N, count * E)
+    exact: Array  # the values themselves, (G, N, E)
     power: Array  # above all values of a channel, (G, 1, E)
     row_max: Array | None  # (G, R, M, 1); None if that of the keys at hand is to be found
+    magnitudes: Array | None  # by `first_magnitudes`; None where no sum is refined
+    factors: Array | None  # likewise
+    memo: dict[str, Any]  # what `refinement` computes once
+
+
+class Sums(NamedTuple):
+    """Exact sums over all keys, and the number that scores are relative to."""
+
+    anchor: Array  # see `anchor_max`
+    values: Parts
+    weights: Parts
+    margins: Parts  # one array, see `block_margins`; none where no sum is refined
 
 
 def reduce_keys(grid: Grid, reduction: Reduction) -> tuple[Array, ...]:
     """The results of ``reduction.finish`` for all queries, (B, G, R, M, ...)."""
 
-    def finish_rows(rows: QueryRows, values: _SlicedValues) -> tuple[Array, ...]:
-        anchor, value_sums, weight_sums = _sum_over_keys(rows, values)
-        return reduction.finish(anchor, values.power, value_sums, weight_sums)
+    def finish_rows(rows: QueryRows, values: SlicedValues) -> tuple[Array, ...]:
+        return reduction.finish(rows, values, _sum_over_keys(rows, values))
 
     accumulators = tuple(row_accumulator(grid, last, reduction.dtype) for last in reduction.widths)
     return for_each_rows(grid, finish_rows, accumulators, functools.partial(_slice_values, grid, reduction))
 
 
-def _slice_values(grid: Grid, reduction: Reduction, sample: Sample) -> _SlicedValues:
+def _slice_values(grid: Grid, reduction: Reduction, sample: Sample) -> SlicedValues:
     xp, count = grid.xp, grid.plan.num_slices
     values = reduction.value_part(to_float64(sample.value, xp))
+    magnitudes = factors = row_max = None
     if reduction.extent is None:
-        row_max, power = None, power_above_max(values, -2, xp)
+        power = power_above_max(values, -2, xp)
     else:
         row_max, power = (sample_slice(grid, x, sample.index, sample.head) for x in reduction.extent)
-    return _SlicedValues(concat_slices(values, power, VALUE_BITS[count], count, xp=xp), power, row_max)
+    slices = concat_slices(values, power, VALUE_BITS[count], count, xp=xp)
+    if reduction.extent is None and count == 2:
+        magnitudes, factors = first_magnitudes(slices, xp)
+    return SlicedValues(slices, values, power, row_max=row_max, magnitudes=magnitudes, factors=factors, memo={})
 
 
-def _sum_over_keys(rows: QueryRows, values: _SlicedValues) -> tuple[Array, Parts, Parts]:
-    """The number that scores are relative to, and exact sums of weighted values and of weights."""
+def _sum_over_keys(rows: QueryRows, values: SlicedValues) -> Sums:
     grid, xp = rows.grid, rows.grid.xp
     if values.row_max is None and isinstance(grid.counts[1], int) and grid.counts[1] == 1:
         block = scores_at(rows, may_mask(grid), 0)  # one block of scores serves both passes
         anchor = anchor_max(xp.max(block.scores, axis=-1, keepdims=True), xp)
-        return anchor, *_block_sums(rows, values, anchor, block, j=0)
+        return Sums(anchor, *_block_sums(rows, values, anchor, block, j=0))
     if values.row_max is None:
         row_max = max_scores(rows)
     else:
@@ -191,31 +207,43 @@ def _sum_over_keys(rows: QueryRows, values: _SlicedValues) -> tuple[Array, Parts
         new = _block_sums(rows, values, anchor, scores_at(rows, masked, j), j=j)
         return tuple(tuple(map(xp.add, *pair)) for pair in zip(sums, new, strict=True))
 
-    return anchor, *visit_blocks(grid.loops, whole, seen, add_keys, state=_zero_sums(rows, anchor))
+    zeros = _zero_sums(rows, anchor, values)
+    return Sums(anchor, *visit_blocks(grid.loops, whole, seen, add_keys, state=zeros))
 
 
-def _zero_sums(rows: QueryRows, like: Array) -> tuple[Parts, ...]:
+def _zero_sums(rows: QueryRows, like: Array, values: SlicedValues) -> tuple[Parts, ...]:
     grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
     carry = needs_carry(grid, 1)
     *dims, _ = shape(rows.query, xp=xp)
-    widths = slice_widths(shape(grid.operands.value, xp=xp)[-1], count, carry), [1] * (count * (2 if carry else 1))
-    return tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
+    width = shape(grid.operands.value, xp=xp)[-1]
+    widths = slice_widths(width, count, carry), [1] * (count * (2 if carry else 1))
+    zeros = tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
+    if values.magnitudes is None:
+        return *zeros, ()
+    last = shape(values.magnitudes, xp=xp)[-1]
+    return *zeros, (xp.zeros((*dims, last), dtype=xp.float32, **on_device_of(like)),)
 
 
 def _block_sums(
-    rows: QueryRows, values: _SlicedValues, anchor: Array, block: ExactScoreBlock, *, j: Any
-) -> tuple[Parts, Parts]:
-    """Exact sums over one block of keys: of weighted values, and of weights."""
+    rows: QueryRows, values: SlicedValues, anchor: Array, block: ExactScoreBlock, *, j: Any
+) -> tuple[Parts, ...]:
+    """Sums over one block of keys: of weighted values, and of weights, and margins."""
     grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
     carry, dropout = needs_carry(grid, 1), dropout_of(grid)
     scores = block.scores
     scores -= anchor  # in their own memory: they are not used again
-    weights = weight_slices(exp2_weight(scores, xp), WEIGHT_BITS[count], count, xp)
+    powers = exp2_weight(scores, xp)
+    margins: Parts = ()
+    if values.magnitudes is not None:
+        magnitudes = grid.loops.block(values.magnitudes, j, grid.sizes[1], -2)
+        bound = bound_of(grid, block.allowed, rows.i, j, like=powers)
+        margins = (block_margins(grid, powers, block, bound, magnitudes=magnitudes),)
+    weights = weight_slices(powers, WEIGHT_BITS[count], count, grid)
     weight_sums = tuple(xp.sum(part, axis=-1, keepdims=True) for part in weights)
     kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
     value_sums = sliced_matmul(kept, value_block, matmul_per_group, xp)
-    return with_carry(value_sums, carry, xp), with_carry(weight_sums, carry, xp)
+    return with_carry(value_sums, carry, xp), with_carry(weight_sums, carry, xp), margins
 
 
 # Averages

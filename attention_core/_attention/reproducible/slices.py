@@ -22,7 +22,7 @@ from attention_core._arrays import Array, Namespace, shape
 from attention_core._attention.blocks.grid import Grid, pad
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Plan
-from attention_core._attention.blocks.scores import matmul_per_group
+from attention_core._attention.blocks.scores import matmul_into_workspace
 
 SCORE_UNIT = LOG2_E / 256  # scores times this are the x of `exp2_weight`, which returns 2**(256 x)
 WEIGHT_BITS = {1: 24, 2: 18}  # bits of a slice of a weight, by the number of slices
@@ -72,35 +72,36 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     return xp.concat(scaled[::-1] if first_last else scaled, axis=-1)
 
 
-def packed_matmul(query: Array, key: Array, count: int, xp: Namespace) -> Array:
+def packed_matmul(grid: Grid, query: Array, key: Array, name: str) -> Array:
     """Products of packed queries (G, R, m, 2 D) and keys (G, n, 2 D): (G, R, m, n).
 
     Each is the sum of two exact numbers, rounded once: of the product of the first slices, and of both mixed products.
+    They may lie in memory that the next product of this name overwrites.
     """
-    transposed = xp.matrix_transpose(key)
-    if count == 1:
-        return matmul_per_group(query, transposed, xp)
-    width = shape(key, xp=xp)[-1] // 2
-    scores = matmul_per_group(query[..., :width], transposed[..., width:, :], xp)
-    scores += matmul_per_group(query, transposed, xp)
+    transposed = grid.xp.matrix_transpose(key)
+    if grid.plan.num_slices == 1:
+        return matmul_into_workspace(grid, name, query, transposed)
+    width = shape(key, xp=grid.xp)[-1] // 2
+    scores = matmul_into_workspace(grid, name, query[..., :width], transposed[..., width:, :])
+    scores += matmul_into_workspace(grid, "mixed", query, transposed)
     return scores
 
 
 # Sums of products of slices
 
 
-def weight_slices(weights: Array, bits: int, count: int, xp: Namespace) -> list[Array]:
+def weight_slices(weights: Array, bits: int, count: int, grid: Grid) -> list[Array]:
     """Numbers of magnitude about 1 as integers; a second slice holds the remainder of the first.
 
-    Works in the memory of the weights, which are not used again.
+    Works in the memory of the weights, which are not used again: fresh memory takes longer than the rounding.
     """
     weights *= 2.0**bits
-    high = xp.round(weights)
     if count == 1:
-        return [high]
+        return [grid.loops.inplace(grid.xp.round, weights)]
+    high = grid.xp.round(weights)
     weights -= high
     weights *= 2.0**bits
-    return [high, xp.round(weights)]
+    return [high, grid.loops.inplace(grid.xp.round, weights)]
 
 
 def concat_slices(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> Array:
