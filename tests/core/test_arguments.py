@@ -202,7 +202,11 @@ def test_backends_are_named_by_text():
             ac.get_backend(wrong)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "bool", object(), "float32", 3, None.__class__], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    ["int32", "bool", object(), "float32", 3, None.__class__],
+    ids=lambda dtype: dtype if isinstance(dtype, str) else type(dtype).__name__,
+)
 def test_caches_are_of_a_floating_point_dtype(dtype, xp):
     dtype = getattr(xp, dtype) if dtype in ("int32", "bool") else dtype
     with pytest.raises(TypeError, match=r"expected dtype as one of .*; got "):
