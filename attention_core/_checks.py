@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
@@ -40,6 +42,8 @@ FLOAT64_MAX = sys.float_info.max
 MAX_SIZE = 2**31 - 1  # counters are int32
 MAX_POSITIONS = 2**29 - 1  # three times as much still fits int32
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
+
+_TRUTH = "truth value|boolean value|as a python .?bool|tracerbool"  # what libraries say of `if array`
 
 Checked = TypeVar("Checked")
 _PLAIN = (bool, int, float, Fraction, str, type(None), ModuleType)
@@ -83,10 +87,10 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
         elif hasattr(value, "dtype"):
             if not is_of_eager_type(value) or getattr(value, "is_nested", False):  # whose shape raises
                 return None
-            place = getattr(value, "device", None), getattr(value, "committed", None), getattr(value, "layout", None)
-            parts.append((kind, value.shape, value.dtype, place))
+            device, committed = getattr(value, "device", None), getattr(value, "committed", None)
+            parts.append((kind, value.shape, value.dtype, device, committed, getattr(value, "layout", None)))
         elif kind in _FUNCTIONS:
-            parts.append(callable)
+            parts.append((callable, getattr(value, "__code__", None)))
         elif isinstance(value, tuple) or registered_name(kind):
             fields = value if isinstance(value, tuple) else [getattr(value, name) for name in kind.__match_args__]
             inner = _signature(fields)
@@ -165,6 +169,37 @@ def check_function(name: str, function: Any, arrays: Any = ()) -> None:
         raise TypeError(f"expected the arrays of {name} as a tuple of arrays; got {got}")
 
 
+def _no_array_text(value: Any) -> str:
+    """The type of what is no array, and what to write instead."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: {value.__name__}(...) is a mask"
+    if callable(value):
+        return f"{type_text(value)}: MaskFunction(function) is a mask"
+    return type_text(value) if value is None else f"{type_text(value)}: make it an array of the library"
+
+
+def check_arity(name: str, function: Any, arguments: str, count: int) -> None:
+    """Raise if a function in Python is known not to take so many positional arguments."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(function, FunctionType) or code is None or code.co_flags & inspect.CO_VARARGS:
+        return
+    least = code.co_argcount - len(function.__defaults__ or ())
+    if not least <= count <= code.co_argcount:
+        raise TypeError(f"expected {name} as a function of {arguments}; got one of {code.co_argcount} arguments")
+
+
+def result_of(name: str, function: Any, *arguments: Any) -> Any:
+    """Call a function of users; one that asks whether an array is true is told so, in the same words everywhere."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        if not re.search(_TRUTH, f"{type(error).__name__} {error}", re.IGNORECASE):
+            raise
+        raise TypeError(
+            f"expected {name} of arrays, with &, | and where; got one with `if`, `and`, `or` or `not` of an array"
+        ) from error
+
+
 def check_allowed(name: str, allowed: Any, positions: tuple[Array, ...]) -> None:
     """Raise unless a rule of a mask returned a boolean array of the library that broadcasts to the positions."""
     check_boolean(name, allowed, "a boolean array")
@@ -231,7 +266,7 @@ def check_integer(name: str, array: Array) -> None:
 def check_boolean(name: str, array: Array, kinds: str = "a boolean array or a Mask") -> None:
     """Raise unless the array is boolean; the message names the converters."""
     if not hasattr(array, "dtype"):
-        raise TypeError(f"expected {name} as {kinds}; got {type_text(array)}")
+        raise TypeError(f"expected {name} as {kinds}; got {_no_array_text(array)}")
     if dtype_name(array.dtype) != "bool":
         raise TypeError(
             f"expected {name} of dtype bool, True = may attend; got {dtype_name(array.dtype)}: {_CONVERTERS}"
@@ -263,7 +298,7 @@ def _device(array: Array) -> Any:
     return getattr(array, "device", None) or None
 
 
-def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...]) -> None:
+def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...], hint: str = "") -> None:
     """Raise unless the array broadcasts to the target without growing it."""
     dims = sizes(array)
     fits = len(dims) <= len(target)
@@ -272,7 +307,7 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...])
         fits = not any(dim != 1 and sizes_differ(dim, goal) for dim, goal in zip(dims, aligned, strict=True))
     if not fits:
         wanted = ", ".join("?" if goal is None else str(goal) for goal in target)
-        raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}")
+        raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}{hint}")
 
 
 def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int = -1) -> None:
@@ -326,7 +361,7 @@ def check_scores(query: Array, key: Array, bias: Array | None) -> None:
 
 def only_array(value: Any) -> Array | None:
     """The value if it is an array; ``None`` for numbers, those of NumPy included."""
-    return value if hasattr(value, "dtype") and not isinstance(value, Real) else None
+    return None if isinstance(value, Real) or not hasattr(value, "dtype") else value
 
 
 def check_scaling(scale: Any, softcap: Any) -> None:
@@ -397,7 +432,7 @@ def _check_added(name: str, array: Any, query: Array, *, hints: Mapping[str, str
 
 def plain_integer(value: Any) -> Any:
     """An integer of any library as one of Python, so that it is the same on all; anything else as it is."""
-    return int(value) if isinstance(value, Integral) and hasattr(value, "dtype") else value
+    return int(value) if isinstance(value, Integral) and not isinstance(value, int) else value
 
 
 def check_start(name: str, start: Any) -> Any:

@@ -11,6 +11,7 @@ from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, 
 from attention_core._backend import array_namespace, register
 from attention_core._checks import (
     MAX_POSITIONS,
+    check_arity,
     check_flags,
     check_floating,
     check_function,
@@ -21,6 +22,7 @@ from attention_core._checks import (
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
 
+_ARGUMENTS = "scores, batch, head, query, key and its arrays"
 MAX_HEADS = MAX_DISTANCE = 2**16  # as long are the lists of rates, and of buckets
 
 
@@ -61,6 +63,7 @@ class ScoreMod:
 
     def __post_init__(self) -> None:
         check_function("function", self.function, self.arrays)
+        check_arity("function", self.function, _ARGUMENTS, 5 + len(self.arrays))
         if self.num_heads is not None:
             check_positive("num_heads", self.num_heads)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from attention_core._arrays import Array, Namespace, number_like
-from attention_core._checks import check_new_scores
+from attention_core._checks import check_new_scores, result_of
 from attention_core.masks import Mask, Positions
 
 
@@ -53,7 +53,7 @@ def modify_scores(
         scores = xp.multiply(xp.tanh(xp.divide(scores, softcap)), softcap)
     if score_mod is None:
         return scores
-    new = score_mod(scores, *at)  # type: ignore[misc]
+    new = result_of("score_mod", score_mod, scores, *at)  # type: ignore[misc]
     check_new_scores(new, scores)
     return xp.add(new, 0.0)  # a copy, over which exponentials may be written
 

@@ -102,7 +102,10 @@ def _agreeing(xp: Any, found: Namespace) -> Namespace:
 def own_namespace(xp: Any, /) -> Namespace:
     """The namespace of a library to make arrays with, by the library's own module as well."""
     check_namespace(xp)
-    return get_backend(xp.__name__).namespace if xp.__name__ in entries() and xp.__name__ in sys.modules else xp
+    name: str = xp.__name__
+    if "." in name or name not in entries():  # not the module that users import; compilers trace no further
+        return xp
+    return get_backend(name).namespace
 
 
 def check_namespace(xp: Any, /) -> None:

@@ -12,6 +12,7 @@ from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
 from attention_core._backend import Backend, autocast_at_door, backend_for, common_namespace
 from attention_core._checks import (
+    check_arity,
     check_flags,
     check_function,
     check_scaling,
@@ -389,6 +390,7 @@ def check_score_mod(score_mod: Any, num_heads: int | None) -> None:
     if score_mod is None:
         return
     check_function("score_mod", score_mod)
+    check_arity("score_mod", score_mod, "scores, batch, head, query and key", 5)
     wanted = score_mod.num_heads if isinstance(score_mod, ScoreMod) else None
     if wanted is not None and num_heads not in (wanted, None):
         raise ValueError(f"expected a score_mod for {num_heads} heads, those of query; got one for {wanted}")

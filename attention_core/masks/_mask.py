@@ -251,7 +251,16 @@ class Given(Mask):
         return mask
 
     def check(self, target: Sizes, /) -> None:
-        check_broadcastable("mask", self.mask, target)
+        check_broadcastable("mask", self.mask, target, _lacking_axes(sizes(self.mask), target))
+
+
+def _lacking_axes(dims: Sizes, target: Sizes) -> str:
+    """What to write for a mask over sequences that lacks the axis of heads, or of queries as well."""
+    if len(target) == 4 and dims == (target[0], *target[2:]):
+        return f": insert the axis of heads, ({dims[0]}, 1, {dims[1]}, {dims[2]})"
+    if len(target) == 4 and dims == (target[0], target[3]):
+        return ": mask_from_padding inserts the axes of heads and queries"
+    return ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,12 +24,14 @@ from attention_core._arrays import (
 from attention_core._backend import array_namespace, is_concrete
 from attention_core._checks import (
     check_allowed,
+    check_arity,
     check_broadcastable,
     check_function,
     check_integer,
     check_offset,
     check_rank,
     number_text,
+    result_of,
 )
 from attention_core.masks._mask import KeyRange, Mask, PairPositions, Positions, Sizes, Spans, logical_or
 
@@ -300,9 +302,10 @@ class MaskFunction(Mask):
 
     def __post_init__(self) -> None:
         check_function("function", self.function, self.arrays)
+        check_arity("function", self.function, "batch, head, query, key and its arrays", 4 + len(self.arrays))
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        result = self.function(*at, *self.arrays)
+        result = result_of("the function of a MaskFunction", self.function, *at, *self.arrays)
         check_allowed("the result of a MaskFunction", result, at)
         if isinstance(at, PairPositions) and len(result.shape) > 2:
             _ = at.head  # raises: an axis more than those of queries and keys comes from batch or head

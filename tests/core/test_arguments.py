@@ -155,9 +155,9 @@ FOREIGN = {
 
 @pytest.mark.needs(lambda backend: backend.name != "array_api_strict")
 @pytest.mark.parametrize("name", FOREIGN)
-@pytest.mark.parametrize("given", [False, True], ids=["found", "given"])
-def test_arrays_of_another_library_are_named(name, given, backend, put, xp):
-    options = FOREIGN[name](array_api_strict) | ({"xp": xp} if given else {})
+@pytest.mark.parametrize("explicit", [False, True], ids=["found", "explicit"])
+def test_arrays_of_another_library_are_named(name, explicit, backend, put, xp):
+    options = FOREIGN[name](array_api_strict) | ({"xp": xp} if explicit else {})
     with pytest.raises(
         TypeError, match=rf"expected arrays of one library; got {backend.name} and array_api_strict \({name}\)"
     ):
@@ -291,10 +291,10 @@ def test_sparse_and_nested_tensors_are_refused_by_name():
             torch.nested.nested_tensor(pieces, layout=torch.jagged),
         ]
     for other in others:
-        for place, name in enumerate(("query", "key", "value")):
+        for index, name in enumerate(("query", "key", "value")):
             ac.scaled_dot_product_attention(dense, dense, dense)
             arguments = [dense] * 3
-            arguments[place] = other
+            arguments[index] = other
             with pytest.raises(TypeError, match=f"expected {name} as a dense array; got a sparse or nested one"):
                 ac.scaled_dot_product_attention(*arguments)
         for call in (lambda other=other: ac.gelu(other), lambda other=other: ac.merge_heads(other)):

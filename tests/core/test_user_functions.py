@@ -122,3 +122,72 @@ def test_the_result_of_prepare_is_a_pair(prepare, message, put, rng):
     x = put(rng.standard_normal((B, M, D)).astype("float32"))
     with pytest.raises(TypeError, match=message):
         ac.multi_head_attention(MultiHeadAttention(same, same, same), x, num_heads=2, prepare=prepare)
+
+
+WRONG_MASKS = {
+    "class": (Causal, TypeError, r"expected mask as a boolean array or a Mask; got the class Causal: Causal\(...\) is a mask"),
+    "lambda": (lambda b, h, q, k: q >= k, TypeError, r"got function: MaskFunction\(function\) is a mask"),
+    "list": ([[True] * N] * M, TypeError, "got list: make it an array of the library"),
+    "no heads": (np.ones((B, M, N), bool), ValueError, r"to broadcast to \(2, 3, 4, 5\); got \(2, 4, 5\): insert the axis of heads, \(2, 1, 4, 5\)"),
+    "padding": (np.ones((B, N), bool), ValueError, r"got \(2, 5\): mask_from_padding inserts the axes of heads and queries"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_MASKS)
+def test_a_wrong_mask_is_told_what_to_write(name, put, rng):
+    mask, error, message = WRONG_MASKS[name]
+    with pytest.raises(error, match=message):
+        ac.scaled_dot_product_attention(*arrays(put, rng), mask=put(mask) if isinstance(mask, np.ndarray) else mask)
+
+
+def test_a_frame_is_no_mask(put, rng):
+    frame = pytest.importorskip("pandas").DataFrame(np.ones((M, N), bool))
+    with pytest.raises(TypeError, match="expected mask as a boolean array or a Mask; got DataFrame: make it an array"):
+        ac.scaled_dot_product_attention(*arrays(put, rng), mask=frame)
+
+
+def test_functions_take_all_their_arguments(put, rng):
+    wanted = "expected function as a function of batch, head, query, key and its arrays; got one of"
+    for function, others in ((lambda q, k: q >= k, ()), (lambda b, h, q, k: q >= k, (put(np.ones(1)),))):
+        with pytest.raises(TypeError, match=wanted):
+            MaskFunction(function, others)
+    for function in (
+        lambda *at: at[2] >= at[3],
+        lambda b, h, q, k, n=0: q >= k,
+        functools.partial(lambda n, *at: n, 1),
+    ):
+        MaskFunction(function)
+    with pytest.raises(TypeError, match="expected function as a function of scores, batch, head, query, key and its"):
+        ScoreMod(lambda scores, q, k: scores)
+    ac.scaled_dot_product_attention(*arrays(put, rng), score_mod=lambda s, b, h, q, k: s)
+    with pytest.raises(
+        TypeError, match="expected score_mod as a function of scores, batch, head, query and key; got one of 3"
+    ):
+        ac.scaled_dot_product_attention(*arrays(put, rng), score_mod=lambda s, q, k: s)
+
+
+def branching(b, h, q, k):
+    if q >= k:
+        return q >= k
+    return q < k
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_functions_do_not_ask_whether_an_array_is_true(form, put, rng):
+    message = "of arrays, with &, . and where; got one with `if`, `and`, `or` or `not` of an array"
+    for function in (branching, lambda b, h, q, k: q >= k and h == 0, lambda b, h, q, k: not (q < k)):
+        with pytest.raises(TypeError, match=f"expected the function of a MaskFunction {message}"):
+            ac.scaled_dot_product_attention(*arrays(put, rng), mask=MaskFunction(function), **FORMS[form])
+    if form != "reproducible":
+        with pytest.raises(TypeError, match=f"expected score_mod {message}"):
+            ac.scaled_dot_product_attention(
+                *arrays(put, rng), score_mod=lambda s, b, h, q, k: s if s > 0 else -s, **FORMS[form]
+            )
+
+
+def test_errors_of_functions_are_their_own(put, rng):
+    def broken(b, h, q, k):
+        raise KeyError("of the user")
+
+    with pytest.raises(KeyError, match="of the user"):
+        ac.scaled_dot_product_attention(*arrays(put, rng), mask=MaskFunction(broken))
