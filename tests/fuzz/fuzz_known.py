@@ -40,6 +40,12 @@ def SMALL_WEIGHTS() -> bool:  # noqa: N802 (a name of a constant)
     return abs(float(output[0, 0, 0]) / 2.0611536e-9 - 1) > 1e-5
 
 
+@known("in reproducible arithmetic, a large masked value takes digits of small values")
+def LARGE_MASKED_VALUES() -> bool:  # noqa: N802
+    x, value = np.zeros((1, 2, 1), np.float32), np.asarray([[[1e-9], [1e6]]], np.float32)
+    return not ac.scaled_dot_product_attention(x, x, value, is_causal=True, arithmetic="reproducible")[0, 0, 0]
+
+
 @known("reproducible arithmetic loses scores of large channels times small ones")
 def MIXED_CHANNELS() -> bool:  # noqa: N802
     query, key = np.asarray([[[8192, 2**-13]]], np.float16), np.asarray([[[3 * 2**-13, 3 * 8192]]], np.float16)
