@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,17 @@ class Fuzzer:
         self.name, self.seed, self.seconds, self.cases = name, seed, seconds, cases
         self.counts: Counter[str] = Counter()
 
-    def __call__(self, check: Callable[[Any], str | None], strategy: SearchStrategy[Any]) -> None:
-        """Check what a strategy draws. The check returns the word under which the case counts, if not the test's."""
+    def __call__(
+        self, check: Callable[[Any], str | None], strategy: SearchStrategy[Any], corpus: Sequence[Any] = ()
+    ) -> None:
+        """Check a corpus, and what a strategy draws. The check returns the word under which the case counts, if not the test's."""
 
         def one(case: Any) -> None:
             word = check(case)
             self.counts[word or ""] += 1
 
+        for case in corpus:
+            one(case)
         if not self.seconds:
             test = hypothesis.given(strategy)(one)
             settings(_SETTINGS, max_examples=self.cases, derandomize=True, database=None)(test)()

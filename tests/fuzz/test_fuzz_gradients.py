@@ -8,6 +8,7 @@ from typing import Any
 import fuzz_oracle as oracle
 import numpy as np
 import pytest
+from fuzz_corpus import GRADIENTS
 from fuzz_problems import Built, Problem, arrays_of, forced_blocks, planted, problems
 from test_fuzz_forward import mixed_channels, pool_of, worst
 
@@ -43,23 +44,15 @@ def check(problem: Problem, backend: Any, mode: str) -> str:
     found = gradients(problem, backend, arrays, g, mode)
     rounded = g.astype(arrays["query"].dtype)  # the cast of the output back to the type of the loss rounds it
     wanted = oracle.gradients(problem, arrays, truth, rounded)
-    bound = float(oracle.relative_bound(problem, truth).max(initial=0))
-    epsilon = oracle.EPSILON[wide]
-    loose = 4 * bound + epsilon * (
-        32 + 2 * problem.rows * problem.heads * int(np.prod(problem.leading)) + 2 * problem.columns
-    )
-    if (
-        problem.arithmetic == "reproducible"
-    ):  # SMALL_WEIGHTS, MIXED_CHANNELS, and gradients cut below a bound of their row
-        loose += 8 * float(mixed_channels(problem, arrays).max(initial=0))
-    for name, (exact, size) in wanted.items():
+    exact, epsilon = problem.arithmetic == "reproducible", oracle.EPSILON[wide]
+    sums = problem.rows * problem.heads * int(np.prod(problem.leading)) + problem.columns
+    loose = 4 * float(oracle.relative_bound(problem, truth).max(initial=0)) + epsilon * (32 + 2 * sums)
+    loose += 8 * float(mixed_channels(problem, arrays).max(initial=0)) if exact else 0  # MIXED_CHANNELS
+    for name, (number, size) in wanted.items():
         assert found[name].dtype == arrays[name].dtype, name
         size = size.astype(float)
-        lost = oracle.TINY[wide] * 2.0**20 + (
-            cut(problem) * size.max(initial=0) if problem.arithmetic == "reproducible" else 0
-        )
-        allowed = loose * size + oracle.spacing(size, problem.dtype) + lost
-        share = worst(found[name], exact, allowed)
+        lost = oracle.TINY[wide] * 2.0**20 + (cut(problem) * size.max(initial=0) if exact else 0)  # SMALL_WEIGHTS
+        share = worst(found[name], number, loose * size + oracle.spacing(size, problem.dtype) + lost)
         assert share <= 1, f"{name}: {share}"
     return f"{problem.arithmetic} {mode}"
 
@@ -80,7 +73,7 @@ def differentiable(problem: Problem) -> Problem:
 def test_gradients(fuzz, backend):
     dtypes = tuple(name for name in ("float32", "float64", "float16", "bfloat16") if name in backend.dtypes)
     strategy = problems(pool=pool_of(backend), dtypes=dtypes, arithmetics=("fast", "fast", "reproducible"))
-    fuzz(lambda problem: check(problem, backend, backend.modes[0]), strategy.map(differentiable))
+    fuzz(lambda problem: check(problem, backend, backend.modes[0]), strategy.map(differentiable), GRADIENTS)
 
 
 @pytest.mark.needs("gradients", lambda backend: backend.name != "torch")
