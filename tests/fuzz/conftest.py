@@ -40,8 +40,17 @@ class Fuzzer:
     ) -> None:
         """Check a corpus, and what a strategy draws. The check returns the word under which the case counts, if not the test's."""
 
+        end, failed = time.monotonic() + self.seconds, False
+
         def one(case: Any) -> None:
-            word = check(case)
+            nonlocal failed
+            if self.seconds and not failed and time.monotonic() > end:
+                return  # what is left of a round; a failure is shrunk whatever the time
+            try:
+                word = check(case)
+            except BaseException:
+                failed = True
+                raise
             self.counts[word or ""] += 1
 
         for case in corpus:
@@ -50,8 +59,7 @@ class Fuzzer:
             test = hypothesis.given(strategy)(one)
             settings(_SETTINGS, max_examples=self.cases, derandomize=True, database=None)(test)()
             return
-        end, examples = time.monotonic() + self.seconds, 20
-        phases = [Phase.reuse, Phase.generate, Phase.shrink]
+        examples, phases = 5, [Phase.reuse, Phase.generate, Phase.shrink]
         while time.monotonic() < end:
             started, before = time.monotonic(), self.counts.total()
             self._round(hypothesis.given(strategy)(one), examples, phases)
