@@ -23,8 +23,8 @@ from attention_core._attention.reproducible.slices import VALUE_BITS
 
 LOG_TAU = -7
 FILTER = 2.0**LOG_TAU * 17 / 16
-COARSE_BITS = 16  # bits of a magnitude in exact comparisons, of which 2**19 can be added
-CREDIT = 1025  # added to each magnitude that is not 0, in the unit of the last of these bits: covers what is left out
+COARSE_BITS = 12  # bits of a magnitude in exact comparisons, of which 2**19 can be added
+CREDIT = 65  # added to each magnitude that is not 0, in the unit of the last of these bits: covers what is left out
 PENALTY = 4  # in that unit, for a weight of 1
 STEP = 2.0 ** (VALUE_BITS[2] - COARSE_BITS)  # that unit, in those of a first slice of a value
 

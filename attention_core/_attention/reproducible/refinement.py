@@ -43,7 +43,8 @@ WINDOWS = 7  # of weights from 1 down to the last bit of 2**-290
 PAIR = 2 * VALUE_BITS[2]  # bits of the values that are summed in one visit
 PAIRS = 7  # of values from the largest to the smallest float32
 GUARD = 2.0**34  # the scale of an element over what its windows leave out, at least
-NEAR = 4  # rows in doubt that are no further apart are summed again together
+SIZE_BITS = 22  # bits of half of a weight in the comparisons of sizes
+NEAR, MOST = 4, 32  # rows in doubt that are no further apart are summed again together: few enough to stay in a cache
 
 
 def refine(rows: QueryRows, values: SlicedValues, sums: Sums, total: Array, weight: Array) -> tuple[Array, Array]:
@@ -73,8 +74,8 @@ def _runs(flags: list[bool]) -> list[tuple[int, int]]:
     """Where runs of rows in doubt start and stop, with up to a few other rows among them."""
     runs: list[tuple[int, int]] = []
     for place in (place for place, flag in enumerate(flags) if flag):
-        start = runs.pop()[0] if runs and place - runs[-1][1] < NEAR else place
-        runs.append((start, place + 1))
+        near = runs and place - runs[-1][1] < NEAR and place - runs[-1][0] < MOST
+        runs.append((runs.pop()[0] if near else place, place + 1))
     return runs
 
 
@@ -133,8 +134,7 @@ class _WindowSums(NamedTuple):
     """Sums over the keys, (G, R, m, ...), of half of each weight; the last column is that of the weights alone."""
 
     values: Array  # (..., E + 1), weighted values
-    size: Array  # weighted magnitudes
-    first_size: Array  # those of the first slice of the weights
+    size: Array  # weighted magnitudes, by the first bits of both
     credit: Array  # the upper bounds of magnitudes, not weighted: what the keys would add with a weight of 1
 
 
@@ -151,15 +151,15 @@ class _Window(NamedTuple):
 def _sum_window(window: _Window, inverse: Array) -> _WindowSums:
     """The sums over a window; ``inverse`` is that of its power of two."""
     xp, loops = window.rows.grid.xp, window.rows.grid.loops
-    signed, sizes, (credit,) = _visit_keys(window, window.columns.pair)
+    signed, weights, (size, credit) = _visit_keys(window, window.columns.pair)
     units = [2.0 ** (-BITS * n) for n in range(1, SLICES + 1)]
-    size = _add_slices(sizes, units, xp)
     one = xp.ones_like(window.lift)
     state = _combine_pair(signed, units, xp), one, one
     add_pair = functools.partial(_add_pair, window, units)
     values, _, _ = loops.loop(1, window.columns.num_pairs, add_pair, state)
-    values, size = (xp.multiply(x, inverse) for x in (xp.concat([values, size[..., -1:]], axis=-1), size))
-    return _WindowSums(values, size, sizes[0], credit)
+    values = xp.concat([values, _add_slices(weights, units, xp)], axis=-1)
+    size = xp.multiply(size, xp.multiply(inverse, 2.0**-SIZE_BITS))
+    return _WindowSums(xp.multiply(values, inverse), size, credit)
 
 
 def _add_pair(window: _Window, units: list[float], _: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -188,7 +188,7 @@ def _add_slices(parts: Parts, units: list[float], xp: Namespace) -> Array:
 
 
 def _visit_keys(window: _Window, pair: Array) -> tuple[Parts, ...]:
-    """Exact sums over all keys, for each slice of the weights; and one that is not weighted."""
+    """Exact sums over all keys, for each slice of the weights: of values, and of the weights alone; then sizes."""
     grid, xp = window.rows.grid, window.rows.grid.xp
     carry = needs_carry(grid, 1)
     next_block, whole, seen = window.rows.visits
@@ -199,7 +199,7 @@ def _visit_keys(window: _Window, pair: Array) -> tuple[Parts, ...]:
 
     *dims, _ = shape(window.rows.query, xp=xp)
     width = shape(pair, xp=xp)[-1] // 2
-    lasts = [2 * width] * (SLICES * (2 if carry else 1)), [width + 1] * SLICES, [width + 1]
+    lasts = [2 * width] * (SLICES * (2 if carry else 1)), [1] * SLICES, [width + 1] * 2
     zeros = tuple(tuple(zeros_with(window.anchor, *dims, last, xp=xp) for last in each) for each in lasts)
     signed, *others = visit_blocks(grid.loops, whole, seen, add_keys, state=zeros)
     return without_carry(signed, carry, xp), *others
@@ -212,29 +212,38 @@ def _block_sums(window: _Window, pair: Array, masked: bool, j: Any) -> tuple[Par
     columns = (pair, window.columns.coarse, window.columns.credit)
     pair, coarse, credit = (grid.loops.block(x, j, grid.sizes[1], -2) for x in columns)
     weights = exp2_tail(xp.subtract(block.scores, window.anchor), xp)
-    slices = _weight_slices(xp.multiply(weights, xp.multiply(window.lift, 0.5)), xp)
     allowed = xp.ones_like(weights)
     if block.allowed is not None:
         allowed = xp.where(block.allowed, allowed, 0.0)
-    *kept, counted = (
-        apply_dropout(x, dropout_of(grid), block.at, num_heads_of(grid), xp=xp) for x in (*slices, allowed)
+    weights *= xp.multiply(window.lift, 0.5)
+    compared = xp.subtract(
+        xp.floor(xp.multiply(weights, 2.0**SIZE_BITS)), xp.multiply(xp.floor(weights), 2.0**SIZE_BITS)
     )
+    all_parts = *_weight_slices(weights, xp), compared, allowed
+    *kept, kept_compared, counted = (
+        apply_dropout(x, dropout_of(grid), block.at, num_heads_of(grid), xp=xp) for x in all_parts
+    )
+    *totals, compared_total, count = (xp.sum(x, axis=-1, keepdims=True) for x in all_parts)
     signed = tuple(matmul_per_group(part, pair, xp) for part in kept)
-    sizes = [(matmul_per_group(part, coarse, xp), part_of_all) for part, part_of_all in zip(kept, slices, strict=True)]
-    sizes.append((matmul_per_group(counted, credit, xp), allowed))
-    *of_slices, of_all = (
-        xp.concat([of_channels, xp.sum(each, axis=-1, keepdims=True)], axis=-1) for of_channels, each in sizes
+    sizes = (
+        xp.concat([matmul_per_group(part, column, xp), total], axis=-1)
+        for part, column, total in ((kept_compared, coarse, compared_total), (counted, credit, count))
     )
-    return with_carry(signed, needs_carry(grid, 1), xp), tuple(of_slices), (of_all,)
+    return with_carry(signed, needs_carry(grid, 1), xp), tuple(totals), tuple(sizes)
 
 
 def _weight_slices(x: Array, xp: Namespace) -> list[Array]:
-    """The first bits after the point, as integers from 0 to below 2**18: all products and differences are exact."""
+    """The first bits after the point, as integers from 0 to below 2**18: all products and differences are exact.
+
+    Works in the memory of ``x``, which is not used again.
+    """
     slices, above = [], xp.floor(x)
     for _ in range(SLICES):
-        x = xp.multiply(x, 2.0**BITS)
+        x *= 2.0**BITS
         below = xp.floor(x)
-        slices.append(xp.subtract(below, xp.multiply(above, 2.0**BITS)))
+        above *= -(2.0**BITS)
+        above += below
+        slices.append(above)
         above = below
     return slices
 
@@ -260,7 +269,7 @@ def _refine_rows(
     one = xp.ones((), dtype=xp.float64, **on_device_of(anchor))
     window = _Window(rows, values, anchor, columns, lift=one)
     first = _sum_window(window, one)
-    chosen = xp.logical_and(xp.less(first.first_size, _least_size(first, xp)), xp.greater(first.credit, 0.0))
+    chosen = xp.logical_and(xp.less(first.size, _least_size(first, xp)), xp.greater(first.credit, 0.0))
     still_open = xp.logical_and(chosen, _is_short(first.size, first.credit, one, xp))
     progress = _Progress(first.values, first.size, still_open, one, one)
     add_window = functools.partial(_add_window, window, first.credit)
@@ -271,9 +280,9 @@ def _refine_rows(
 
 
 def _least_size(first: _WindowSums, xp: Namespace) -> Array:
-    """The size of the first slice from which on two slices of each weight are accurate."""
-    least = xp.multiply(first.credit, 2.0 ** (BITS - 1 + LOG_TAU))
-    penalty = xp.multiply(first.first_size[..., -1:], float(PENALTY))
+    """The size of half of the weights from which on two slices of each are accurate."""
+    least = xp.multiply(first.credit, 2.0 ** (LOG_TAU - 1))
+    penalty = xp.multiply(first.size[..., -1:], float(PENALTY))
     return xp.concat([xp.add(least[..., :-1], penalty), least[..., -1:]], axis=-1)
 
 
