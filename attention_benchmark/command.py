@@ -173,19 +173,19 @@ def _problems(
     return chosen
 
 
-def _with_cache(problems: list[Problem], kv_heads: int | None, queries: str | None, /, **fields: Any) -> list[Problem]:
-    """The problems with other numbers of key/value heads and queries, and fields of masks, where these are given."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    if "key_lengths" in given:
-        given["key_lengths"] = tuple(_integers("key-lengths", given["key_lengths"]))
-    if given.get("window") == WINDOW:
-        del given["window"]  # that of a preset
+def _with_cache(problems: list[Problem], kv_heads: int | None, queries: str | None, /, **options: Any) -> list[Problem]:
+    """The problems with other numbers of key/value heads and queries, and fields of masks, as far as they are there."""
+    fields = {name: value for name, value in options.items() if value is not None}
+    if "key_lengths" in fields:
+        fields["key_lengths"] = tuple(_integers("key-lengths", fields["key_lengths"]))
+    if fields.get("window") == WINDOW:
+        del fields["window"]  # that of a preset
     if kv_heads is not None:
-        given["kv_heads"] = kv_heads
+        fields["kv_heads"] = kv_heads
     counts: list[dict[str, Any]] = [{}] if queries is None else [{"queries": n} for n in _integers("queries", queries)]
-    if not given and queries is None:
+    if not fields and queries is None:
         return problems
-    found = [dataclasses.replace(each, **given, **count) for each in problems for count in counts]
+    found = [dataclasses.replace(each, **fields, **count) for each in problems for count in counts]
     for each in found:
         if each.operation != "attention" or each.shape[1] % (each.kv_heads or 1) or each.num_queries > each.shape[2]:
             raise _refusal("expected attention, key/value heads that divide heads, and no more queries than keys")
