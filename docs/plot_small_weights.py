@@ -1,14 +1,19 @@
 """Draw docs/images/small-weights.svg, the errors of small weights in reproducible arithmetic, and print their table.
 
-Scores are a gap and standard normal numbers. The truth is computed by mpmath, to 60 digits.
+Scores are a gap and standard normal numbers. The truth is computed by mpmath, to 60 digits. Gradients are those of
+PyTorch. With the argument ``time``, print how much longer sharp attention takes instead.
 """
 
+import statistics
+import sys
+import time
 import warnings
 from pathlib import Path
 
 import matplotlib as mpl
 import mpmath
 import numpy as np
+import torch
 
 from attention_core import Dropout, scaled_dot_product_attention
 from attention_core._attention.reproducible import forward
@@ -93,13 +98,67 @@ def table(found):
     print("| weights returned |", *(f"{error:.2f} |" for error in worst))
 
 
+def gradient_errors(gap):
+    """The largest errors of the gradients of keys and values of one query, in ulps of their scales.
+
+    These are p (|dP| + sum p |dP|) |q| for keys, with dP = dO v, and p |dO| for values.
+    """
+    rng = np.random.default_rng(1)
+    query, key, value, d_output = (rng.standard_normal((1, n, 2)).astype(np.float32) for n in (1, 6, 6, 1))
+    query, key[0, 0] = np.abs(query), gap / 2 / np.abs(query[0, 0])
+    tensors = [torch.tensor(x, requires_grad=True) for x in (query, key, value)]
+    output = scaled_dot_product_attention(*tensors, scale=1.0, arithmetic="reproducible")
+    torch.sum(output * torch.tensor(d_output)).backward()
+    q, k, v, d = (
+        [[mpmath.mpf(float(number)) for number in row] for row in x[0]] for x in (query, key, value, d_output)
+    )
+    powers = [mpmath.exp(mpmath.fdot(q[0], row)) for row in k]
+    p = [power / mpmath.fsum(powers) for power in powers]
+    d_weights = [mpmath.fdot(d[0], row) for row in v]
+    delta, size = mpmath.fdot(p, d_weights), mpmath.fdot(p, map(abs, d_weights))
+    of_keys, of_values = [], []
+    for weight, of_weight, d_key, d_value in zip(p, d_weights, tensors[1].grad[0], tensors[2].grad[0], strict=True):
+        for channel in range(2):
+            terms = weight * (of_weight - delta) * q[0][channel], weight * d[0][channel]
+            scales = weight * (abs(of_weight) + size) * q[0][channel], abs(terms[1])
+            of_keys.append(in_ulps(d_key[channel], terms[0], scales[0]))
+            of_values.append(in_ulps(d_value[channel], terms[1], scales[1]))
+    return max(of_keys), max(of_values)
+
+
+def gradient_table():
+    """The rows of gradients."""
+    errors_of = [gradient_errors(gap) for gap in TABLE[:4]]
+    for number, name in enumerate(("keys", "values")):
+        print(f"| gradients of {name} |", *(f"{found[number]:,.2g} |" for found in errors_of))
+
+
+def times(deviation, rounds=9):
+    """Seconds of forward passes on NumPy and PyTorch whose scores have a standard deviation."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 1, 2, 1024, 64)).astype(np.float32)
+    query = query * np.float32(deviation)
+    for arrays in ((query, key, value), tuple(map(torch.from_numpy, (query, key, value)))):
+        for _ in range(rounds):
+            start = time.perf_counter()
+            scaled_dot_product_attention(*arrays, arithmetic="reproducible")
+            yield time.perf_counter() - start
+
+
+def time_table(rounds=9):
+    """Times over those of scores with a standard deviation of 1, the medians of rounds."""
+    found = {deviation: list(times(deviation, rounds)) for deviation in (1, 2, 8)}
+    for number, name in enumerate(("NumPy", "PyTorch eager")):
+        medians = [statistics.median(found[d][number * rounds :][:rounds]) for d in found]
+        print(f"| {name} |", *(f"{median / medians[0]:.1f} |" for median in medians))
+
+
 def draw(found):
     """Draw one line for each arithmetic: the largest error of all cases."""
     mpl.rcParams.update({"svg.hashsalt": "attention-core", "font.size": 10})
     figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
     colours = {"two slices": "#6e7781", "reproducible": "#1f6feb", "fast": "#c2410c"}
     for name, lines in found.items():
-        worst = [max(line[place][0] for line in lines.values()) for place in range(len(GAPS))]
+        worst = [max(line[number][0] for line in lines.values()) for number in range(len(GAPS))]
         axes.plot(GAPS, worst, color=colours[name], label=name)
     axes.set_yscale("log")
     axes.set_xlabel("gap between the largest score and the others")
@@ -112,7 +171,12 @@ def draw(found):
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("error")
-    results = measure()
-    table(results)
-    draw(results)
+    if sys.argv[1:] == ["time"]:
+        torch.set_num_threads(1)
+        time_table()
+    else:
+        warnings.simplefilter("error")
+        results = measure()
+        table(results)
+        gradient_table()
+        draw(results)

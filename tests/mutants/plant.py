@@ -28,7 +28,10 @@ MIRRORS = {
     "_attention/blocks": "blockwise",
     "_attention/blocks/scores": "blockwise",
     "_attention/key_range": "few_queries",
+    "_attention/reproducible/margins": "reproducible_small_weights",
     "_attention/reproducible/pieces": "reproducible_pieces",
+    "_attention/reproducible/refinement": "reproducible_small_weights",
+    "_attention/reproducible/weights": "reproducible_small_weights",
     "_functions/multi_head": "encoder",
 }
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

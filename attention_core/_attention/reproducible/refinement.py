@@ -10,8 +10,8 @@ of the row. Two slices have errors relative to that one, and to the largest valu
   slices as they have bits.
 * Windows are added until the scale of those so far is :math:`2^{34}` times what they may leave out.
 
-Every comparison is one of exact sums of integers over the keys of a row. So which elements are summed again, and by how
-many windows, depends on their row and channel alone: not on the block they are in, nor on the elements next to them.
+Every comparison is one of exact sums of integers over the keys of a row. So row and channel alone decide whether an
+element is summed again, and by how many windows: neither the block that it lies in, nor the elements next to it.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def refine(rows: QueryRows, values: SlicedValues, sums: Sums, total: Array, weig
 def _runs(flags: list[bool]) -> list[tuple[int, int]]:
     """Where runs of rows in doubt start and stop, with up to a few other rows among them."""
     runs: list[tuple[int, int]] = []
-    for place in (place for place, flag in enumerate(flags) if flag):
-        near = runs and place - runs[-1][1] < NEAR and place - runs[-1][0] < MOST
-        runs.append((runs.pop()[0] if near else place, place + 1))
+    for row in (row for row, flag in enumerate(flags) if flag):
+        near = runs and row - runs[-1][1] < NEAR and row - runs[-1][0] < MOST
+        runs.append((runs.pop()[0] if near else row, row + 1))
     return runs
 
 
