@@ -62,7 +62,7 @@ def _with_one_rank(name: str) -> Callable[..., Array]:
             return function(*arrays, **options)
         pairs = zip(arrays, ranks, strict=True)
         # JAX itself lets numbers, and arrays without axes, be combined with any array.
-        return function(*[x[(None,) * (rank - own)] if 0 < own < rank else x for x, own in pairs], **options)
+        return function(*[x[(None,) * (rank - ndim)] if 0 < ndim < rank else x for x, ndim in pairs], **options)
 
     return promoted
 
