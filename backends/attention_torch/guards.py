@@ -30,6 +30,7 @@ __all__ = [
     "has_key_lengths",
     "is_taken_apart",
     "looks_afterwards",
+    "loses_nan",
     "may_leak",
     "refusal",
     "sample_ranges",
@@ -221,6 +222,16 @@ def _has_few_keys(call: Call) -> bool:
     """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
     return call.query.device.type == "cpu" and isinstance(columns, int) and columns < VECTOR_LANES
+
+
+def loses_nan(call: Call) -> bool:
+    """Whether the kernel overlooks NaN in queries and keys that can be read."""
+    return (
+        call.key.shape[-2] > 0
+        and _has_few_keys(call)
+        and is_concrete(call.query)
+        and not _sums_are_finite(call.query, call.key)
+    )
 
 
 def _sums_are_finite(*arrays: torch.Tensor) -> bool:

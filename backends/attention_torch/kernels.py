@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attention_core.backend import Call, Verdict
+from attention_core.backend import Call, Verdict, blockwise
 from attention_torch import compiled, flash_cpu, guards, sdpa
 
 __all__ = ["ScaledDotProduct"]
@@ -27,10 +27,15 @@ class ScaledDotProduct:
         if (call.mask is not None or call.bias is not None) and guards.looks_afterwards(call):
             return self.attend_with_logsumexp(call)[0]
         if guards.has_key_lengths(call):
-            return sdpa.attend_per_sample(call, self.attend)
+            return sdpa.attend_per_sample(call, self._attend_to_sample)
         if guards.decides_at_run_time(call) and guards.may_leak(call):
             return compiled.attend(call)
         return sdpa.attend(call)
+
+    def _attend_to_sample(self, call: Call) -> torch.Tensor:
+        if guards.loses_nan(call):
+            return blockwise(call)[0].to(call.query.dtype)
+        return self.attend(call)
 
     def has_logsumexp(self, call: Call) -> bool:
         """Whether the operator of the kernel gives the same output, and the logsumexp of the definition."""

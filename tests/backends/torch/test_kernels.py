@@ -150,6 +150,18 @@ def test_not_preferred_as_a_query_that_is_nan_is_lost_among_few_keys(columns, mo
         assert not kernel(torch, (query, key, key))[:, :, 5].any()
 
 
+@pytest.mark.parametrize("lengths", [5, [40, 3]])
+def test_a_query_that_is_nan_is_not_lost_among_the_few_keys_of_a_length(lengths, torch, put, rng):
+    arrays = put([rng.standard_normal((2, 1, 40, 8)) for _ in range(3)])
+    mask = ac.KeyLengths(lengths if isinstance(lengths, int) else put(np.asarray(lengths)))
+    assert explain_attention(*arrays, mask=mask).chosen == "fused"
+    arrays[0][:, :, 5] = math.nan
+    for options in ({"mask": mask}, {"mask": mask, "is_causal": True}):
+        found = attention(*arrays, **options)
+        assert torch.isnan(found[:, :, 5]).all()
+        close([found], [attention(*arrays, **options, implementation="dense")])
+
+
 @pytest.mark.parametrize("nonfinite", [math.nan, math.inf])
 def test_refused_as_what_is_masked_leaks(nonfinite, torch, arrays, put):
     allowed = put(np.arange(N) < N - 1)
