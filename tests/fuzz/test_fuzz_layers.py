@@ -247,6 +247,7 @@ def results(case: Any, backend: Any, *, with_gradients: bool = False, mode: str 
     return [*named_arrays(trees[0]).values(), *(each for each in trees[1:] if each is not None)]
 
 
+@pytest.mark.needs("float16")  # which is one of the wrong types
 def test_wrong_layers(fuzz, backend):
     fuzz(lambda change: check_wrong(change, backend), wrong_layers())
 
