@@ -308,6 +308,8 @@ def _refusing_files() -> Iterator[None]:
 def _check_plots(directory: Path | None) -> None:
     if directory is None:
         return
+    if directory.exists() and not directory.is_dir():
+        raise _refusal(f"expected a directory for plots; got {directory}: File exists")
     if importlib.util.find_spec("matplotlib") is None:
         raise _refusal("expected matplotlib for --plots; got none: pip install matplotlib")
     try:

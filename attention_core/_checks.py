@@ -43,7 +43,9 @@ MAX_SIZE = 2**31 - 1  # counters are int32
 MAX_POSITIONS = 2**29 - 1  # three times as much still fits int32
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
 
-_TRUTH = "truth value|boolean value|as a python .?bool|tracerbool"  # what libraries say of `if array`
+_TRUTH = (
+    "truth value|boolean value|bool is only allowed|as a python .?bool|tracerbool"  # what libraries say of `if array`
+)
 
 Checked = TypeVar("Checked")
 _PLAIN = (bool, int, float, Fraction, str, type(None), ModuleType)

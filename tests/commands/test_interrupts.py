@@ -1,5 +1,6 @@
 """An interrupt ends the command with one line and status 130, at any time, with its processes, and leaves files whole."""
 
+import contextlib
 import json
 import os
 import signal
@@ -42,7 +43,8 @@ def is_alive(number):
 def interrupted(process, number=signal.SIGINT):
     """Signal the group of a process, as a terminal does; return its status and errors, and what it left running."""
     below = children_of(process.pid)
-    os.killpg(process.pid, number)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=120)
     deadline = time.monotonic() + 10
     while (left := [each for each in below if is_alive(each)]) and time.monotonic() < deadline:
@@ -69,8 +71,8 @@ ONE_LINE = (130, "attention-core: interrupted\n", [])
 def test_an_interrupt_while_libraries_are_imported_is_one_line(arguments, delay):
     process = start(*arguments)
     time.sleep(delay)
-    if process.poll() is None:
-        assert interrupted(process) == ONE_LINE
+    found = interrupted(process)
+    assert found == ONE_LINE or found[0] == 0  # it may have ended by itself
 
 
 @pytest.mark.parametrize(("arguments", "count"), [(CONFORMANCE, 2), (BENCH, 1)], ids=["conformance", "bench"])

@@ -176,8 +176,6 @@ PRINTED_ARRAYS = {"implementation", "arithmetic", "data_format"}
 def check_wrong(change: Change, backend: Any) -> str:
     if change.argument in PRINTED_ARRAYS and "array" in change.wrong:  # as in fuzz_known.WORDS
         return "known"
-    if change.argument == "bias" and change.part == "options":  # fuzz_known.BIAS_THAT_IS_NO_ARRAY, and of no axes
-        return "known"
     kind, words = outcome(change, backend)
     if backend.name == "tensorflow" and is_of_keras(change, words):
         return "of Keras"
