@@ -136,7 +136,7 @@ def test_dropout_of_the_largest_weight_leaves_the_others_accurate(gap, put, get)
         assert largest_error(found[0, 0], arrays[2][0], powers, total) <= 0.51
 
 
-def sharp(rng, dims=(2, 2, 37, 150)):
+def sharp(rng, dims=(2, 2, 40, 150)):
     """Inputs of which every block has elements that are summed again, and others that are not."""
     batch, heads, rows, columns = dims
     query, key = float32(rng, batch, heads, rows, 16) * 4, float32(rng, batch, 1, columns, 16)
@@ -210,3 +210,14 @@ def test_a_row_has_the_same_bits_among_others(order, put, get, rng):
     whole = get(attention(*put([query, key, value]), **EXACTLY))
     some = get(attention(*put([np.ascontiguousarray(query[..., order, :]), key, value]), **EXACTLY))
     same(some, np.ascontiguousarray(whole[..., order, :]))
+
+
+def test_small_weights_of_more_keys_than_are_summed_at_once(put, get, rng):
+    query, key, value = scored([30, *ordinary(9000)], np.concatenate([np.zeros((1, 3)), ordinary(9000, 3)]))
+    found = get(attention(*put([query, key, value]), scale=1.0, **EXACTLY))
+    order = rng.permutation(9001)
+    same(get(attention(*put([query, key[:, order], value[:, order]]), scale=1.0, **EXACTLY)), found)
+    powers = np.exp(key[0, :, 0].astype(np.longdouble))
+    terms = powers[:, None] * value[0] / powers.sum()
+    size = np.abs(terms).sum(axis=0).astype(np.float32)
+    assert np.all(np.abs(found[0, 0] - terms.sum(axis=0)) <= 0.51 * np.spacing(size))

@@ -19,10 +19,11 @@ from attention_core._attention.blocks.grid import Grid, cached_by_distance, drop
 from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock
-from attention_core._attention.reproducible.slices import VALUE_BITS
+from attention_core._attention.reproducible.slices import VALUE_BITS, WEIGHT_BITS
 
 LOG_TAU = -7
 FILTER = 2.0**LOG_TAU * 17 / 16
+WEIGHT_UNIT = 2.0 ** WEIGHT_BITS[2]
 COARSE_BITS = 12  # bits of a magnitude in exact comparisons, of which 2**19 can be added
 CREDIT = 65  # added to each magnitude that is not 0, in the unit of the last of these bits: covers what is left out
 PENALTY = 4  # in that unit, for a weight of 1
@@ -43,6 +44,7 @@ def first_magnitudes(slices: Array, xp: Namespace) -> tuple[Array, Array]:
     sizes = xp.where(used, sizes, 2.0 ** VALUE_BITS[2])
     ones = xp.ones((*dims, 1), dtype=xp.float32, **on_device_of(slices))
     lesser = xp.concat([xp.minimum(sizes[..., first], sizes[..., second]), ones], axis=-1)
+    lesser = xp.multiply(lesser, 1 / WEIGHT_UNIT)
     some = xp.astype(xp.logical_or(used[..., first], used[..., second]), xp.float32)
     factors = xp.concat([some, xp.multiply(ones[..., :1, :], 2.0 ** (1 - VALUE_BITS[2]))], axis=-1)
     return lesser, xp.expand_dims(factors, axis=-3)
@@ -51,7 +53,7 @@ def first_magnitudes(slices: Array, xp: Namespace) -> tuple[Array, Array]:
 def block_margins(grid: Grid, weights: Array, block: ExactScoreBlock, bound: Any, magnitudes: Array) -> Array:
     r"""Sums :math:`\sum_j (w_{ij} - \tau) |v_{je}|` over a block of keys; in the last column, without the values.
 
-    ``bound`` is tau where keys are allowed, and else 0.
+    The weights are their first slices, and ``bound`` is tau in their units where keys are allowed, and else 0.
     """
     xp, dropout = grid.xp, dropout_of(grid)
     excess = grid.loops.inplace(xp.subtract, xp.astype(weights, xp.float32), bound)
@@ -59,20 +61,21 @@ def block_margins(grid: Grid, weights: Array, block: ExactScoreBlock, bound: Any
         return matmul_per_group(excess, magnitudes, xp)
     kept = apply_dropout(excess, dropout, block.at, num_heads_of(grid), xp=xp)
     of_channels = matmul_per_group(kept, magnitudes[..., :-1], xp)
-    return xp.concat([of_channels, xp.sum(excess, axis=-1, keepdims=True)], axis=-1)
+    of_weights = xp.multiply(xp.sum(excess, axis=-1, keepdims=True), 1 / WEIGHT_UNIT)
+    return xp.concat([of_channels, of_weights], axis=-1)
 
 
 def bound_of(grid: Grid, allowed: Array | None, i: Any, j: Any, like: Array) -> Any:
     """The third argument of `block_margins`."""
     if allowed is None:
-        return FILTER
+        return FILTER * WEIGHT_UNIT
     xp = grid.xp
     compute = functools.partial(_times_filter, allowed, xp)
     return cached_by_distance(grid, "bound", i, j, like=like, compute=compute)
 
 
 def _times_filter(allowed: Array, xp: Namespace) -> Array:
-    return xp.multiply(xp.astype(allowed, xp.float32), FILTER)
+    return xp.multiply(xp.astype(allowed, xp.float32), FILTER * WEIGHT_UNIT)
 
 
 def doubtful(margins: Array, weight: Array, factors: Array, xp: Namespace) -> Array:

@@ -232,13 +232,12 @@ def _block_sums(
     carry, dropout = needs_carry(grid, 1), dropout_of(grid)
     scores = block.scores
     scores -= anchor  # in their own memory: they are not used again
-    powers = exp2_weight(scores, xp)
+    weights = weight_slices(exp2_weight(scores, xp), WEIGHT_BITS[count], count, grid)
     margins: Parts = ()
     if values.magnitudes is not None:
         magnitudes = grid.loops.block(values.magnitudes, j, grid.sizes[1], -2)
-        bound = bound_of(grid, block.allowed, rows.i, j, like=powers)
-        margins = (block_margins(grid, powers, block, bound, magnitudes=magnitudes),)
-    weights = weight_slices(powers, WEIGHT_BITS[count], count, grid)
+        bound = bound_of(grid, block.allowed, rows.i, j, like=weights[0])
+        margins = (block_margins(grid, weights[0], block, bound, magnitudes=magnitudes),)
     weight_sums = tuple(xp.sum(part, axis=-1, keepdims=True) for part in weights)
     kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)

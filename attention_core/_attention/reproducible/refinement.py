@@ -43,6 +43,7 @@ WINDOWS = 7  # of weights from 1 down to the last bit of 2**-290
 PAIR = 2 * VALUE_BITS[2]  # bits of the values that are summed in one visit
 PAIRS = 7  # of values from the largest to the smallest float32
 GUARD = 2.0**34  # the scale of an element over what its windows leave out, at least
+PART = 8  # rows that a traced loop sums again together
 SIZE_BITS = 22  # bits of half of a weight in the comparisons of sizes
 NEAR, MOST = 4, 32  # rows in doubt that are no further apart are summed again together: few enough to stay in a cache
 
@@ -52,8 +53,8 @@ def refine(rows: QueryRows, values: SlicedValues, sums: Sums, total: Array, weig
     loops, xp = rows.grid.loops, rows.grid.xp
     in_doubt = doubtful(sums.margins[0], weight, values.factors, xp)
     if loops.traced:
-        again = functools.partial(_refine_rows, rows, values, sums.anchor, total, weight)
-        return loops.cond(xp.any(in_doubt), again, lambda: (total, weight))  # type: ignore[no-any-return]
+        refine_parts = functools.partial(_refine_parts, rows, values, in_doubt, (sums.anchor, total, weight))
+        return loops.cond(xp.any(in_doubt), refine_parts, lambda: (total, weight))  # type: ignore[no-any-return]
     flags = loops.to_list(xp.any(in_doubt, axis=(0, 1, 3)))
     pieces: list[tuple[Array, Array]] = []
     last = 0
@@ -68,6 +69,33 @@ def refine(rows: QueryRows, values: SlicedValues, sums: Sums, total: Array, weig
     pieces.append((total[..., last:, :], weight[..., last:, :]))
     first, second = (xp.concat(list(parts), axis=-2) for parts in zip(*pieces, strict=True))
     return first, second
+
+
+def _refine_parts(
+    rows: QueryRows, values: SlicedValues, in_doubt: Array, arrays: tuple[Array, Array, Array]
+) -> tuple[Array, Array]:
+    """The same in a traced loop over parts of equal size; those without a row in doubt are left as they are."""
+    grid, loops = rows.grid, rows.grid.loops
+    size = next((size for size in range(PART, NEAR, -1) if grid.sizes[0] % size == 0), grid.sizes[0])
+    count = grid.sizes[0] // size
+    part_grid = grid._replace(sizes=(size, grid.sizes[1]), counts=(grid.counts[0] * count, grid.counts[1]))
+
+    def add_part(index: Any, stacks: Any) -> Any:
+        query, flags, *of_part = (loops.block(x, index, size, -2) for x in (rows.query, in_doubt, *arrays))
+        part = rows._replace(grid=part_grid, query=query, i=rows.i * count + index)
+        again = functools.partial(_refine_rows, part, values, *of_part)
+        found = loops.cond(grid.xp.any(flags), again, lambda: tuple(of_part[1:]))
+        return tuple(loops.add_block(stack, index, block) for stack, block in zip(stacks, found, strict=True))
+
+    stacks = tuple(loops.zero_blocks(count, functools.partial(_zero_part, x, size, grid.xp)) for x in arrays[1:])
+    stacks = loops.loop(0, count, add_part, stacks)
+    total, weight = (loops.block_at(loops.stack_blocks(loops.concat_blocks(x, count, -2)), 0) for x in stacks)
+    return total, weight
+
+
+def _zero_part(x: Array, size: int, xp: Namespace, _: Any) -> Array:
+    *dims, _, width = shape(x, xp=xp)
+    return zeros_with(x, *dims, size, width, xp=xp)
 
 
 def _runs(flags: list[bool]) -> list[tuple[int, int]]:
