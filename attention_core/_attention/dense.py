@@ -12,6 +12,7 @@ from attention_core._attention.call import (
     apply_dropout,
     fold_group,
     group_size,
+    repeat_kv,
     scale_query,
     score_positions,
     unfold_group,
@@ -21,7 +22,7 @@ from attention_core._attention.key_range import has_few_queries
 from attention_core._attention.magnitudes import known_finite_products
 from attention_core._attention.scores import allowed_by, masked_scores, modify_scores
 from attention_core._attention.softmax import finite_vectors, softmax, weighted_sum
-from attention_core._backend import is_concrete
+from attention_core._backend import is_concrete, is_exporting
 from attention_core.masks import Mask, Positions
 
 
@@ -31,7 +32,7 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     Asking for weights or logsumexp never changes the output. With a softmax of the library, the output uses it, and
     the others are computed separately.
     """
-    call = upcast_call(call)
+    call = _ungrouped_in_export(upcast_call(call))
     at, allowed = _where_allowed(call)
     if allowed is None or call.query.shape[-2] == call.key.shape[-2] or not _looks_afterwards(call):
         # No accelerator is waited for.
@@ -45,6 +46,15 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
             if bool(xp.all(xp.isfinite(result.output))):
                 return result
     return _attend(call, at, allowed, _products(call, False), False, weights, logsumexp)
+
+
+def _ungrouped_in_export(call: Call) -> Call:
+    """The call with keys and values repeated: PyTorch cannot prove for every length that folded rows come apart again."""
+    if not is_exporting(call.query):
+        return call
+    group = group_size(call.query, call.key, call.xp)
+    key, value = (repeat_kv(x, group, xp=call.xp) for x in (call.key, call.value))
+    return call._replace(key=key, value=value)
 
 
 def _looks_afterwards(call: Call) -> bool:
@@ -100,7 +110,7 @@ def _attend(
 
 def dense_scores(call: Call) -> Array:
     """All scores of a call, with -inf where masked."""
-    call = upcast_call(call)
+    call = _ungrouped_in_export(upcast_call(call))
     at, allowed = _where_allowed(call)
     nothing_leaks = allowed is None or (is_on_host(call.query) and known_finite_products(call))
     return _scores(call, allowed, at, _products(call, nothing_leaks))

@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_core._arrays import Array, sizes
 from attention_core._attention.call import Call
-from attention_core._backend import is_concrete
+from attention_core._backend import is_concrete, is_exporting
 from attention_core.masks import Mask
 from attention_core.masks._mask import KeyRange
 
@@ -21,7 +21,12 @@ def has_few_queries(rows: Any, columns: Any) -> bool:
 
 
 def key_ranges(call: Call) -> list[KeyRange] | None:
-    """The keys that queries may attend to, as indices: of all samples, or of each; ``None`` if they are not known."""
+    """The keys that queries may attend to, as indices: of all samples, or of each; ``None`` if they are not known.
+
+    They are not known in a program for export, which may be for any length.
+    """
+    if is_exporting(call.query):
+        return None
     dims = (*sizes(call.query), *sizes(call.key)[-2:])
     *leading, _, rows, _, columns, _ = dims
     query_start, start = call.starts

@@ -18,7 +18,6 @@ from attention_core.backend import (
     blockwise,
     cast_to,
     group_size,
-    has_few_queries,
     is_top_left_causal,
     products_are_finite,
     register,
@@ -27,7 +26,7 @@ from attention_core.backend import (
 from attention_core.masks import Causal, Given, Mask, flatten, unflatten
 from attention_torch import sdpa
 from attention_torch.flash_cpu import FLASH_CPU, FLASH_CPU_BACKWARD, with_unit_stride
-from attention_torch.guards import all_products_are_finite
+from attention_torch.guards import all_products_are_finite, few_queries
 
 __all__ = ["attend"]
 
@@ -37,7 +36,7 @@ def attend(call: Call) -> torch.Tensor:
     if is_top_left_causal(call.mask) and call.bias is None and _fits_flash_cpu(call):
         return _attend_causal(call)
     scale = None if call.scale is None else float(call.scale)
-    few = has_few_queries(call.query.shape[-2], call.key.shape[-2]) or not isinstance(call.mask, torch.Tensor | Given)
+    few = few_queries(call) or not isinstance(call.mask, torch.Tensor | Given)
     if few and call.query.device.type == "cpu" and not is_top_left_causal(call.mask):
         return _attend_eagerly(call, scale)
     with torch.no_grad():

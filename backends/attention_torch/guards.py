@@ -55,11 +55,16 @@ def faster(call: Call) -> bool:
         return False
     if decides_at_run_time(call) and may_leak(call):
         *leading, rows, _ = query.shape
-        if has_few_queries(rows, call.key.shape[-2]):
+        if few_queries(call):
             return True
         if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
             return False
     return call.mask is not None or not _has_few_keys(call) or _sums_are_finite(query, call.key)
+
+
+def few_queries(call: Call) -> bool:
+    """Whether this is a step of decoding; not known in a program for export, which may be for any length."""
+    return not torch.compiler.is_exporting() and has_few_queries(call.query.shape[-2], call.key.shape[-2])
 
 
 def refusal(call: Call) -> str | None:
@@ -134,17 +139,19 @@ def has_key_lengths(call: Call) -> bool:
 
 def _fits_as_array(call: Call) -> bool:
     """Whether a rule takes less time as an array than the keys and values take to be read."""
-    if not isinstance(call.mask, Mask):
+    if not isinstance(call.mask, Mask) or torch.compiler.is_exporting():
         return False
     (rows, _), (*_, num_kv_heads, columns, width) = call.query.shape[-2:], call.key.shape
-    if has_few_queries(rows, columns):
+    if few_queries(call):
         return True
     return 2 * rows <= columns and rows <= 2 * num_kv_heads * width and key_ranges(call) is not None
 
 
 def is_taken_apart(call: Call) -> bool:
     """Whether each of the batch has a run of keys of its own, and there are so many that an array would cost more."""
-    if call.bias is not None or not isinstance(call.mask, Mask) or call.key.numel() < MIN_ELEMENTS * len(call.query):
+    if call.bias is not None or not isinstance(call.mask, Mask) or torch.compiler.is_exporting():
+        return False
+    if call.key.numel() < MIN_ELEMENTS * len(call.query):
         return False
     ranges = key_ranges(call)
     return (

@@ -92,7 +92,7 @@ def attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
 @attend.register_fake  # type: ignore[untyped-decorator]
 def _(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     operation, plan = _decode_text(text)
-    return list(operation.abstract(plan, tuple(arrays), _backend()))
+    return [result.contiguous() for result in operation.abstract(plan, tuple(arrays), _backend())]
 
 
 @custom_op("attention_core::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]

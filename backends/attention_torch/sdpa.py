@@ -16,13 +16,12 @@ from attention_core.backend import (
     default_scale,
     fold_group,
     group_size,
-    has_few_queries,
     is_top_left_causal,
     repeat_kv,
     score_positions,
 )
 from attention_core.masks import Given, Mask
-from attention_torch.guards import causal_part, may_leak, sample_ranges, scores_are_finite
+from attention_torch.guards import causal_part, few_queries, may_leak, sample_ranges, scores_are_finite
 
 __all__ = ["attend", "attend_per_sample", "kernel_inputs", "with_array_mask", "with_batch_of"]
 
@@ -150,7 +149,7 @@ def kernel_inputs(call: Call) -> Inputs:
     group = group_size(query, key, call.xp)
     if group == 1:
         return Inputs(query=query, key=key, value=value, mask=mask, is_causal=is_causal, scale=scale)
-    if not is_causal and has_few_queries(rows, key.shape[-2]):
+    if not is_causal and few_queries(call):
         query, mask = fold_group(query, group, xp=call.xp), _fold_mask(mask, group, rows)
     elif query.device.type != "cpu" or not TAKES_GROUPS:  # as kernels for GPUs have no groups with some types and masks
         key, value = (repeat_kv(x, group, xp=call.xp) for x in (key, value))
@@ -182,7 +181,7 @@ def _scaled(call: Call) -> tuple[torch.Tensor, float]:
     if isinstance(scale, torch.Tensor):
         return call.query * scale.to(call.query.dtype), 1.0
     # What may leak gets here only if all is finite. To multiply few queries takes less time than to look at all keys.
-    is_short = 2 * call.query.numel() <= call.key.numel()
+    is_short = not torch.compiler.is_exporting() and 2 * call.query.numel() <= call.key.numel()
     if scale > 0 and not is_short and (may_leak(call) or scores_are_finite(call)):
         return call.query, float(scale)
     return call.query * (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
