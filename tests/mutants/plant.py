@@ -23,6 +23,7 @@ TESTS = ROOT / "tests/core"
 # The tests that ought to catch a fault in a file or a room, where they have another name than it.
 MIRRORS = {
     "_arithmetic": "reproducible",
+    "_checks": "arguments",
     "_arithmetic/angles": "rotary",
     "_arithmetic/fast": "functions",
     "_attention/blocks": "blockwise",
@@ -35,7 +36,7 @@ MIRRORS = {
     "_functions/multi_head": "encoder",
 }
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-LIMIT_S = 300
+LIMIT_S = 600
 
 
 class Fault(NamedTuple):
