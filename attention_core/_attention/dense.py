@@ -34,22 +34,23 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     """
     call = _ungrouped_in_export(upcast_call(call))
     at, allowed = _where_allowed(call)
+    wanted = {"weights": weights, "logsumexp": logsumexp}
     if allowed is None or call.query.shape[-2] == call.key.shape[-2] or not _looks_afterwards(call):
         # No accelerator is waited for.
         nothing_leaks = allowed is None or (is_on_host(call.query) and known_finite_products(call))
-        return _attend(call, at, allowed, _products(call, nothing_leaks), nothing_leaks, weights, logsumexp)
+        return _attend(call, at, allowed, _products(call, nothing_leaks), nothing_leaks=nothing_leaks, **wanted)
     xp = call.xp
     with call.backend.loops.without_warnings():
         raw = _products(call, True)
         if bool(xp.all(xp.isfinite(raw))):
-            result = _attend(call, at, allowed, raw, True, weights, logsumexp)
+            result = _attend(call, at, allowed, raw, nothing_leaks=True, **wanted)
             if bool(xp.all(xp.isfinite(result.output))):
                 return result
-    return _attend(call, at, allowed, _products(call, False), False, weights, logsumexp)
+    return _attend(call, at, allowed, _products(call, False), nothing_leaks=False, **wanted)
 
 
 def _ungrouped_in_export(call: Call) -> Call:
-    """The call with keys and values repeated: PyTorch cannot prove for every length that folded rows come apart again."""
+    """The call with keys and values repeated: PyTorch cannot prove that folded rows of any number come apart again."""
     if not is_exporting(call.query):
         return call
     group = group_size(call.query, call.key, call.xp)
@@ -76,6 +77,7 @@ def _attend(
     at: Positions | None,
     allowed: Array | None,
     raw: Array,
+    *,
     nothing_leaks: bool,
     weights: bool,
     logsumexp: bool,

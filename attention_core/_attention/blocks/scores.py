@@ -60,12 +60,12 @@ def block_context(
             bias = bias if is_broadcast(bias, axis) else grid.loops.block(bias, index, grid.sizes[axis], axis)
     if not masked:
         return at, bias, None
-    compute = functools.partial(_allowed_in_block, grid, sample, bias, i, j, at, raw)
+    compute = functools.partial(_allowed_in_block, grid, sample, bias, at=at, raw=raw, i=i, j=j)
     return at, bias, cached_by_distance(grid, "allowed", i, j, like=raw, compute=compute)
 
 
 def _allowed_in_block(
-    grid: Grid, sample: Sample, bias: Array | None, i: Any, j: Any, at: Positions | None, raw: Array
+    grid: Grid, sample: Sample, bias: Array | None, *, at: Positions | None, raw: Array, i: Any, j: Any
 ) -> Array:
     """Where a block is allowed: by the mask, by a bias that is not -inf, and inside of the keys that there are."""
     xp = grid.xp

@@ -299,7 +299,7 @@ def _refine_rows(
     first = _sum_window(window, one)
     chosen = xp.logical_and(xp.less(first.size, _least_size(first, xp)), xp.greater(first.credit, 0.0))
     still_open = xp.logical_and(chosen, _is_short(first.size, first.credit, one, xp))
-    progress = _Progress(first.values, first.size, still_open, one, one)
+    progress = _Progress(first.values, first.size, still_open, lift=one, inverse=one)
     add_window = functools.partial(_add_window, window, first.credit)
     progress = _Progress(*grid.loops.loop(1, WINDOWS, add_window, tuple(progress)))
     unit = xp.multiply(xp.expand_dims(values.power, axis=-3), 2.0)
