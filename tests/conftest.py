@@ -16,9 +16,12 @@ Tests in a folder named like a backend need that backend.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import inspect
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("JAX_ENABLE_X64", "1")  # tests are stated in float64 too
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -87,6 +90,19 @@ def is_met_for(item):
         return FACTS[need](values["backend"])
 
     return is_met
+
+
+MOST_MAPS = 30_000  # of memory; Linux grants a process 65,530, and JAX, which needs some for each program, then crashes
+TESTS_RUN = pytest.StashKey[int]()
+
+
+def pytest_runtest_teardown(item):
+    """Let JAX forget its programs before there are too many. They are counted after every eighth test."""
+    count = item.session.stash[TESTS_RUN] = item.session.stash.get(TESTS_RUN, 0) + 1
+    maps = Path("/proc/self/maps")
+    if count % 8 == 0 and "jax" in sys.modules and maps.exists() and maps.read_text().count("\n") > MOST_MAPS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(params=BACKENDS, scope="session")
