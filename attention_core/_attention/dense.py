@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from attention_core._arrays import Array, is_on_host, shape, sizes
+from attention_core._arrays import Array, has_sharding, is_on_host, shape, sizes
 from attention_core._attention.call import (
     Attention,
     Call,
@@ -32,7 +32,7 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     Asking for weights or logsumexp never changes the output. With a softmax of the library, the output uses it, and
     the others are computed separately.
     """
-    call = _ungrouped_in_export(upcast_call(call))
+    call = _repeated_where_folding_fails(upcast_call(call))
     at, allowed = _where_allowed(call)
     wanted = {"weights": weights, "logsumexp": logsumexp}
     if allowed is None or call.query.shape[-2] == call.key.shape[-2] or not _looks_afterwards(call):
@@ -49,9 +49,14 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     return _attend(call, at, allowed, _products(call, False), nothing_leaks=False, **wanted)
 
 
-def _ungrouped_in_export(call: Call) -> Call:
-    """The call with keys and values repeated: PyTorch cannot prove that folded rows of any number come apart again."""
-    if not is_exporting(call.query):
+def _repeated_where_folding_fails(call: Call) -> Call:
+    """The call with keys and values repeated for all heads, where queries of a group cannot be one below the other.
+
+    In exported programs, PyTorch cannot prove that folded rows of any number come apart again. In JAX, heads or rows
+    may be sharded, and folding would gather them; a few queries are gathered for less than repeated keys cost.
+    """
+    rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
+    if not is_exporting(call.query) and (not has_sharding(call.query) or has_few_queries(rows, columns)):
         return call
     group = group_size(call.query, call.key, call.xp)
     key, value = (repeat_kv(x, group, xp=call.xp) for x in (call.key, call.value))
@@ -112,7 +117,7 @@ def _attend(
 
 def dense_scores(call: Call) -> Array:
     """All scores of a call, with -inf where masked."""
-    call = _ungrouped_in_export(upcast_call(call))
+    call = _repeated_where_folding_fails(upcast_call(call))
     at, allowed = _where_allowed(call)
     nothing_leaks = allowed is None or (is_on_host(call.query) and known_finite_products(call))
     return _scores(call, allowed, at, _products(call, nothing_leaks))
