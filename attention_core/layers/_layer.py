@@ -121,9 +121,13 @@ class Layer(ABC):
         return changed
 
     @classmethod
-    def check_assigned(cls, name: str, /) -> None:
-        """Raise `AttributeError` if this is a setting: adapters' layers call it before they set an attribute."""
-        if any(field.name == name for field in fields(cls)):
+    def check_assigned(cls, name: str, value: Any, /) -> None:
+        """Raise `AttributeError` if a setting is to be set: adapters call it before they set an attribute of a layer.
+
+        A class of a user may hold a layer or an array under the name of a setting.
+        """
+        is_plain = value is None or isinstance(value, bool | int | float | str)
+        if is_plain and any(field.name == name for field in fields(cls)):
             raise AttributeError(
                 f"expected {name} by with_settings({name}=...), as settings are fixed; got an assignment"
             )

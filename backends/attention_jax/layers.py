@@ -51,7 +51,7 @@ class _FixedSettings:
     kind: ClassVar[Any] = layers.Layer
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.kind.check_assigned(name)
+        self.kind.check_assigned(name, value)
         super().__setattr__(name, value)
 
 

@@ -100,7 +100,7 @@ class Layer(nnx.Module):  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "definition" in vars(self):
-            self.definition.check_assigned(name)
+            self.definition.check_assigned(name, value)
         super().__setattr__(name, value)
 
     def set_view(self, deterministic: bool | None = None) -> None:

@@ -175,7 +175,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.kind.check_assigned(name)
+        self.kind.check_assigned(name, value)
         super().__setattr__(name, value)
 
     def _drawn(self) -> tuple[Any, Any]:

@@ -227,8 +227,7 @@ class Layer(Tree):
         return layer
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.__dict__.get("_modules", ()) and name not in self.__dict__.get("_parameters", ()):
-            self.kind.check_assigned(name)
+        self.kind.check_assigned(name, value)
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:

@@ -313,11 +313,6 @@ def in_a_process_of_its_own(code, backend):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_backend_is_imported_without_the_layers():
-    code = "import sys, attention_tensorflow; attention_tensorflow.backend; assert 'attention_tensorflow.layers' not in sys.modules"
-    in_a_process_of_its_own(code, "tensorflow")
-
-
 def test_keras_on_another_library_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(RuntimeError, match=r"expected Keras on TensorFlow.*got Keras on jax"):
