@@ -307,12 +307,6 @@ def test_a_copy_is_a_layer_of_its_own(rng, name):
         assert not np.array_equal(found, expected)
 
 
-def in_a_process_of_its_own(code, backend):
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_keras_on_another_library_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(RuntimeError, match=r"expected Keras on TensorFlow.*got Keras on jax"):
