@@ -1,8 +1,8 @@
 """Attention, written once against the Python array API standard."""
 
 import sys as _sys
+import typing as _typing
 from types import ModuleType as _ModuleType
-from typing import TYPE_CHECKING
 
 from attention_core._attention.call import Attention
 from attention_core._attention.choice import Candidate as _Candidate
@@ -96,7 +96,7 @@ __all__ = [
     "split_heads",
 ]
 
-if TYPE_CHECKING:  # by that name alone checkers know it
+if _typing.TYPE_CHECKING:  # by that name alone checkers know it
     __version__: str
 else:
 

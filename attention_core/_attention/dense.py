@@ -32,7 +32,7 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     Asking for weights or logsumexp never changes the output. With a softmax of the library, the output uses it, and
     the others are computed separately.
     """
-    call = _repeated_where_folding_fails(upcast_call(call))
+    call = upcast_call(call)
     at, allowed = _where_allowed(call)
     wanted = {"weights": weights, "logsumexp": logsumexp}
     if allowed is None or call.query.shape[-2] == call.key.shape[-2] or not _looks_afterwards(call):
@@ -49,18 +49,16 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     return _attend(call, at, allowed, _products(call, False), nothing_leaks=False, **wanted)
 
 
-def _repeated_where_folding_fails(call: Call) -> Call:
-    """The call with keys and values repeated for all heads, where queries of a group cannot be one below the other.
+def _folds(call: Call, group: Any) -> bool:
+    """Whether the queries of a group are one below the other; else its key and value are repeated for all of its heads.
 
     In exported programs, PyTorch cannot prove that folded rows of any number come apart again. In JAX, heads or rows
-    may be sharded, and folding would gather them; a few queries are gathered for less than repeated keys cost.
+    may be sharded, and folding would gather them; a few queries are gathered for less than repeated keys cost. A
+    library without a backend may be a lazy one, which reshapes little.
     """
-    rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
-    if not is_exporting(call.query) and (not has_sharding(call.query) or has_few_queries(rows, columns)):
-        return call
-    group = group_size(call.query, call.key, call.xp)
-    key, value = (repeat_kv(x, group, xp=call.xp) for x in (call.key, call.value))
-    return call._replace(key=key, value=value)
+    if (isinstance(group, int) and group == 1) or not call.backend.owns(call.query) or is_exporting(call.query):
+        return False
+    return not has_sharding(call.query) or has_few_queries(sizes(call.query)[-2], sizes(call.key)[-2])
 
 
 def _looks_afterwards(call: Call) -> bool:
@@ -102,10 +100,11 @@ def _attend(
     numerators = exponentials if probabilities is None else probabilities
     cond = backend.loops.cond if backend.loops.traced else None
     kept = apply_dropout(numerators, dropout, at, shape(call.query, xp=xp)[-3], xp=xp)
-    is_grouped = not isinstance(group, int) or group > 1
-    folded = fold_group(kept, group, xp=xp) if is_grouped else kept
-    output = weighted_sum(folded, call.value, None if nothing_leaks else allowed, cond=cond, xp=xp)
-    output = unfold_group(output, group, xp=xp) if is_grouped else output
+    is_folded = _folds(call, group)
+    folded = fold_group(kept, group, xp=xp) if is_folded else kept
+    value = call.value if is_folded else repeat_kv(call.value, group, xp=xp)
+    output = weighted_sum(folded, value, None if nothing_leaks else allowed, cond=cond, xp=xp)
+    output = unfold_group(output, group, xp=xp) if is_folded else output
     if probabilities is None:
         output = xp.divide(output, total)
     return Attention(
@@ -117,7 +116,7 @@ def _attend(
 
 def dense_scores(call: Call) -> Array:
     """All scores of a call, with -inf where masked."""
-    call = _repeated_where_folding_fails(upcast_call(call))
+    call = upcast_call(call)
     at, allowed = _where_allowed(call)
     nothing_leaks = allowed is None or (is_on_host(call.query) and known_finite_products(call))
     return _scores(call, allowed, at, _products(call, nothing_leaks))
@@ -143,9 +142,11 @@ def _products(call: Call, nothing_leaks: bool) -> Array:
     """The products of all queries and keys (..., H, M, N), in which nothing that is not finite may leak."""
     xp, loops = call.xp, call.backend.loops
     group = group_size(call.query, call.key, xp)
-    is_grouped = not isinstance(group, int) or group > 1
-    if is_grouped:
+    is_folded = _folds(call, group)
+    if is_folded:
         call = call._replace(query=fold_group(call.query, group, xp=xp))
+    else:
+        call = call._replace(key=repeat_kv(call.key, group, xp=xp))
     if nothing_leaks:
         raw = _product(call)
     elif not loops.traced or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a condition
@@ -153,7 +154,7 @@ def _products(call: Call, nothing_leaks: bool) -> Array:
     else:
         finite = xp.isfinite(xp.add(xp.sum(call.query), xp.sum(call.key)))
         raw = loops.cond(finite, lambda: _product(call), lambda: _clean_product(call))
-    return unfold_group(raw, group, xp=xp) if is_grouped else raw
+    return unfold_group(raw, group, xp=xp) if is_folded else raw
 
 
 def _product(call: Call) -> Array:
