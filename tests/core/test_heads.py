@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+from attention_core.backend import repeat_kv
 
 
 def test_head_h_takes_channels_from_h_times_width(rng, put, get):
@@ -32,3 +33,11 @@ def test_wrong_heads_are_named(put):
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_repeated_heads_keep_their_order(put, get, xp):
+    x = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    repeated = get(repeat_kv(put(x), 2, xp=xp))
+    assert repeated.shape == (2, 6, 4, 5)
+    for head in range(6):
+        np.testing.assert_array_equal(repeated[:, head], x[:, head // 2])
