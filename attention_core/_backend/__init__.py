@@ -1,6 +1,6 @@
 """What a library lends to the core, and how it is found. The public names are those of `attention_core.backend`."""
 
-from attention_core._backend._autocast import Autocast, autocast_at_door
+from attention_core._backend._autocast import Autocast, with_autocast
 from attention_core._backend._default import DefaultBackend
 from attention_core._backend._find import (
     array_namespace,
@@ -47,7 +47,6 @@ __all__ = [
     "Tuning",
     "Verdict",
     "array_namespace",
-    "autocast_at_door",
     "available_backends",
     "backend_for",
     "backend_of",
@@ -65,4 +64,5 @@ __all__ = [
     "register",
     "registered",
     "registered_name",
+    "with_autocast",
 ]

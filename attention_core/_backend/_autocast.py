@@ -1,4 +1,4 @@
-"""Functions under a library's autocast: arguments are cast at the door, and nothing inside."""
+"""Functions under a library's autocast: arguments are cast once, and nothing inside."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Autocast(Protocol):
         """Turn it off on the device of an array."""
 
 
-def autocast_at_door(*, position: int = 0, lowers: bool = True) -> Callable[[Function], Function]:
+def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Function], Function]:
     """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
 
     Parameters

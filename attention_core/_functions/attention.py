@@ -10,7 +10,7 @@ from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, sizes
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
-from attention_core._backend import Backend, autocast_at_door, backend_for, common_namespace
+from attention_core._backend import Backend, backend_for, common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,
     check_flags,
@@ -32,7 +32,7 @@ ScoreModification = Callable[..., Array]
 SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
 
 
-@autocast_at_door()
+@with_autocast()
 def scaled_dot_product_attention(
     query: Array,
     key: Array,
@@ -152,7 +152,7 @@ def rounded_attention(call: Call, implementation: str, *, weights: bool = False,
     )
 
 
-@autocast_at_door()
+@with_autocast()
 def explain_attention(
     query: Array,
     key: Array,
@@ -208,7 +208,7 @@ def explain_attention(
     return explain(call, weights=return_weights, logsumexp=return_logsumexp)
 
 
-@autocast_at_door()
+@with_autocast()
 def attention_scores(
     query: Array,
     key: Array,

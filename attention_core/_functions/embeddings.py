@@ -6,7 +6,7 @@ import functools
 
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, upcast
-from attention_core._backend import autocast_at_door, common_namespace, is_concrete
+from attention_core._backend import common_namespace, is_concrete, with_autocast
 from attention_core._checks import (
     check_floating,
     check_integer,
@@ -21,7 +21,7 @@ from attention_core.parameters import Embeddings, LayerNorm
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
 
-@autocast_at_door(position=1, lowers=False)
+@with_autocast(position=1, lowers=False)
 def embed_tokens(
     parameters: Embeddings,
     token_ids: Array,

@@ -7,7 +7,7 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of
 from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
-from attention_core._backend import autocast_at_door, common_namespace
+from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import check_flags, check_number, check_parameters, once_per_signature
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
@@ -19,7 +19,7 @@ from attention_core.parameters import EncoderLayer, FeedForward
 from attention_core.random import Dropout, fold_in, seeded
 
 
-@autocast_at_door(position=1, lowers=False)
+@with_autocast(position=1, lowers=False)
 def encoder_layer(
     parameters: EncoderLayer,
     x: Array,

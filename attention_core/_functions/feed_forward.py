@@ -6,13 +6,13 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, upcast
-from attention_core._backend import autocast_at_door, common_namespace
+from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import check_linear, check_parameters, once_per_signature
 from attention_core.parameters import FeedForward, Linear
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
 
-@autocast_at_door(position=1)
+@with_autocast(position=1)
 def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
     r"""Apply an affine map to the channels.
 
@@ -50,7 +50,7 @@ def linear(parameters: Linear, x: Array, /, *, arithmetic: str = "fast", xp: Nam
     return cast_to(arithmetic_of(arithmetic).affine(x, weight, bias, xp=xp), dtype, xp=xp)
 
 
-@autocast_at_door(lowers=False)
+@with_autocast(lowers=False)
 def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
     r"""Apply the Gaussian error linear unit, in its exact form (no tanh).
 
@@ -89,7 +89,7 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
 
 
-@autocast_at_door(position=1)
+@with_autocast(position=1)
 def feed_forward(
     parameters: FeedForward,
     x: Array,

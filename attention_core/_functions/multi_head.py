@@ -18,7 +18,7 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Attention
-from attention_core._backend import autocast_at_door, common_namespace
+from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_bias,
     check_function,
@@ -48,7 +48,7 @@ from attention_core.parameters import Linear, MultiHeadAttention
 from attention_core.random import Dropout
 
 
-@autocast_at_door(position=1)
+@with_autocast(position=1)
 def multi_head_attention(
     parameters: MultiHeadAttention,
     query: Array,

@@ -6,12 +6,12 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
-from attention_core._backend import autocast_at_door, common_namespace
+from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import check_number, check_parameters, check_vector, once_per_signature
 from attention_core.parameters import LayerNorm
 
 
-@autocast_at_door(position=1, lowers=False)
+@with_autocast(position=1, lowers=False)
 def layer_norm(
     parameters: LayerNorm, x: Array, /, *, epsilon: float = 1e-5, arithmetic: str = "fast", xp: Namespace | None = None
 ) -> Array:
@@ -95,7 +95,7 @@ def _checked_channels(name: str, x: Array) -> int | None:
     return sizes(x)[-1]
 
 
-@autocast_at_door(position=1, lowers=False)
+@with_autocast(position=1, lowers=False)
 def rms_norm(
     scale: Array, x: Array, /, *, epsilon: float = 1e-6, arithmetic: str = "fast", xp: Namespace | None = None
 ) -> Array:

@@ -17,7 +17,7 @@ from attention_core._attention.reproducible.pieces import (
     reproducible_partial,
 )
 from attention_core._attention.softmax import logaddexp
-from attention_core._backend import autocast_at_door, common_namespace, is_concrete
+from attention_core._backend import common_namespace, is_concrete, with_autocast
 from attention_core._checks import check_start
 from attention_core._functions.attention import ScoreModification, make_call
 from attention_core.masks import Mask
@@ -25,7 +25,7 @@ from attention_core.masks._mask import as_mask
 from attention_core.random import Dropout, check_dropout, seed_array
 
 
-@autocast_at_door()
+@with_autocast()
 def partial_attention(
     query: Array,
     key: Array,
@@ -108,7 +108,7 @@ def partial_attention(
     return Partial(result.output, result.logsumexp)
 
 
-@autocast_at_door()
+@with_autocast()
 def attention_extent(
     query: Array,
     key: Array,

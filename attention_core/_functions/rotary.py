@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
-from attention_core._backend import autocast_at_door, common_namespace
+from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -19,7 +19,7 @@ from attention_core._checks import (
 )
 
 
-@autocast_at_door(lowers=False)
+@with_autocast(lowers=False)
 def rotary_embedding(
     x: Array,
     positions: Array,

@@ -7,7 +7,7 @@ from typing import Any
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
 from attention_core._attention.call import Attention
-from attention_core._backend import autocast_at_door, common_namespace
+from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_choice,
     check_flags,
@@ -26,7 +26,7 @@ from attention_core.parameters import Linear, SaganAttention
 MAX_ITERATIONS = 1000  # far beyond convergence: each is part of a traced program
 
 
-@autocast_at_door(position=1, lowers=False)
+@with_autocast(position=1, lowers=False)
 def sagan_attention(
     parameters: SaganAttention,
     x: Array,
@@ -115,7 +115,7 @@ def sagan_attention(
     return Attention(result, cast_to(found.weights, dtype, xp=xp)) if return_weights else result
 
 
-@autocast_at_door(lowers=False)
+@with_autocast(lowers=False)
 def spectral_norm(
     weight: Array,
     u: Array,

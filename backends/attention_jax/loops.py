@@ -35,7 +35,10 @@ class JaxLoops(TracedLoops):
         """Run a body from start to before stop."""
         if not self.axes:
             return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, state)
-        step = lambda index, state: vary(body(index, state), self.axes)  # noqa: E731
+
+        def step(index: Any, state: Any) -> Any:
+            return vary(body(index, state), self.axes)
+
         return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), step, vary(state, self.axes))
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:

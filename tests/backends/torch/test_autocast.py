@@ -1,4 +1,4 @@
-"""Public functions under `torch.autocast`: cast at the door, as PyTorch's own are, and never inside."""
+"""Public functions under `torch.autocast`: cast once, as PyTorch's own are, and never inside."""
 
 import functools
 import subprocess
