@@ -123,10 +123,10 @@ def _tensorflow(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
     }
 
 
-def measured(ours: Step, other: Step) -> tuple[float, list[float]]:
+def measured(ours: Step, other: Step, turns: int = TURNS) -> tuple[float, list[float]]:
     """The median time of our step in milliseconds, and the quartiles of its ratio to the other."""
     times: list[tuple[float, float]] = []
-    for turn in range(TURNS + 2):
+    for turn in range(turns + 2):
         pair = []
         for step in (ours, other) if turn % 2 else (other, ours):
             started = time.perf_counter()

@@ -52,6 +52,7 @@ from attention_core._backend import (
     Loops,
     Operation,
     PythonLoops,
+    RowUpdates,
     TracedLoops,
     Tuning,
     Verdict,
@@ -83,6 +84,7 @@ __all__ = [
     "Namespace",
     "Operation",
     "PythonLoops",
+    "RowUpdates",
     "TracedLoops",
     "Tuning",
     "Verdict",
@@ -124,6 +126,6 @@ __all__ = [
 ]
 
 
-_PROTOCOLS = ("Autocast", "Backend", "Call", "Kernel", "KernelWithLogsumexp", "Loops", "Operation", "Tuning", "Verdict")
-for _name in (*_PROTOCOLS, "available_backends", "get_backend"):
+_PROTOCOLS = ("Autocast", "Backend", "Call", "Kernel", "KernelWithLogsumexp", "Loops", "Operation", "RowUpdates")
+for _name in (*_PROTOCOLS, "Tuning", "Verdict", "available_backends", "get_backend"):
     vars()[_name].__module__ = __name__  # by which documentation knows it

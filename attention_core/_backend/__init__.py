@@ -27,6 +27,7 @@ from attention_core._backend._protocol import (
     KernelWithLogsumexp,
     Loops,
     Operation,
+    RowUpdates,
     Tuning,
     Verdict,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "Loops",
     "Operation",
     "PythonLoops",
+    "RowUpdates",
     "TracedLoops",
     "Tuning",
     "Verdict",

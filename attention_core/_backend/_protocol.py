@@ -211,6 +211,21 @@ class KernelWithLogsumexp(Kernel, Protocol):
 
 
 @runtime_checkable
+class RowUpdates(Protocol):
+    """What a backend lends, besides the members of `Backend`, if its library writes rows without reading the others.
+
+    A `KeyValueCache` of any other library is computed anew by every `append`.
+    """
+
+    def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
+        """Return an array (..., C, D) with rows (..., L, D) written over those at start, ..., start + L - 1.
+
+        ``start`` is a 0-d array of integers, or one of shape (...) for arrays (..., G, C, D); no row is beyond C. With
+        ``donate`` the memory of the array may be written over: the array is not used again.
+        """
+
+
+@runtime_checkable
 class Backend(Protocol):
     """The part of a framework that the core, its tests and the conformance command use besides its array namespace.
 

@@ -16,7 +16,7 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import common_namespace, own_namespace
+from attention_core._backend import RowUpdates, backend_of, common_namespace, is_concrete, own_namespace
 from attention_core._checks import (
     MAX_POSITIONS,
     check_broadcastable,
@@ -119,20 +119,31 @@ def empty_cache(
 
 
 def append(
-    cache: KeyValueCache, key: Array, value: Array, /, *, num_new: Array | None = None, xp: Namespace | None = None
+    cache: KeyValueCache,
+    key: Array,
+    value: Array,
+    /,
+    *,
+    num_new: Array | None = None,
+    donate: bool = False,
+    xp: Namespace | None = None,
 ) -> KeyValueCache:
     """Write L new positions after the filled ones: at length, …, length + L - 1 of each sequence.
 
     Parameters
     ----------
     cache : KeyValueCache
-        It is not changed.
+        It is not changed, unless it is donated.
     key : Array, shape (..., G, L, D)
         Of the dtype of the cache.
     value : Array, shape (..., G, L, E)
     num_new : Array of int, shape (...), optional
         How many of the L positions to keep for each sequence, the first ones, for padding at the end. By default all.
         The cache must be ragged, and have room for all L.
+    donate : bool
+        Whether the arrays of the cache may be written over, so that a step copies none of them. Afterwards, only the
+        cache that is returned may be used. PyTorch, NumPy and JAX write in place; other libraries copy all the same.
+        Inside ``jax.jit`` and its loops the compiler decides: donate the cache to the jitted function.
     xp : array namespace, optional
 
     Returns
@@ -162,17 +173,16 @@ def append(
     """
     check_parameters("cache", cache, KeyValueCache)
     xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
+    check_flags(donate=donate)
     _check_cache(cache)
     _check_new(cache, key, value, num_new)
-    index = positions(shape(cache.key, xp=xp)[-2], cache.key, xp=xp)
-    length = xp.expand_dims(xp.astype(cache.length, xp.int32), axis=-1)  # (..., 1)
-    behind = xp.subtract(index, length)  # (..., C): the index of the new position that belongs there
+    length = xp.astype(cache.length, xp.int32)
     count = shape(key, xp=xp)[-2]
     filled = count if num_new is None else xp.astype(num_new, xp.int32)
     return KeyValueCache(
-        _written(cache.key, key, behind, count, xp=xp),
-        _written(cache.value, value, behind, count, xp=xp),
-        xp.add(xp.astype(cache.length, xp.int32), filled),
+        _written(cache.key, key, length, donate, xp=xp),
+        _written(cache.value, value, length, donate, xp=xp),
+        xp.add(length, filled),
     )
 
 
@@ -217,23 +227,40 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
     return And(Causal(offset=xp.subtract(length, num_new)), KeyLengths(length))
 
 
-def _written(old: Array, new: Array, behind: Array, count: Any, xp: Namespace) -> Array:
-    """Write new rows over old ones: (..., G, C, D), (..., G, L, D), (..., C) -> (..., G, C, D)."""
+def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespace) -> Array:
+    """Write new rows behind the filled ones: (..., G, C, D), (..., G, L, D), () or (...) -> (..., G, C, D)."""
+    capacity, count, backend = shape(old, xp=xp)[-2], shape(new, xp=xp)[-2], backend_of(old)
     if isinstance(count, int) and count == 0:
         return old
+    if not isinstance(backend, RowUpdates) or not isinstance(count, int) or not isinstance(capacity, int):
+        return _overlaid(old, new, _index_of_new(capacity, length, old, xp), xp=xp)
+    if is_concrete(length):
+        return backend.update_rows(old, new, length, donate=donate)
+    start = xp.clip(length, 0, capacity - count)  # of as many rows, all within the capacity
+    index = xp.add(xp.expand_dims(start, axis=-1), positions(count, old, xp=xp))
+    rows = _overlaid(_rows_at(old, index, xp), new, xp.subtract(index, xp.expand_dims(length, axis=-1)), xp=xp)
+    return backend.update_rows(old, rows, start, donate=donate)
+
+
+def _index_of_new(capacity: Any, length: Array, like: Array, xp: Namespace) -> Array:
+    """The index of the new position that belongs at each of the cache, out of range where none does: (..., C)."""
+    return xp.subtract(positions(capacity, like, xp=xp), xp.expand_dims(length, axis=-1))
+
+
+def _overlaid(old: Array, new: Array, behind: Array, *, xp: Namespace) -> Array:
+    """Take new rows where an index has one: (..., G, C, D), (..., G, L, D), (..., C) -> (..., G, C, D)."""
+    count = shape(new, xp=xp)[-2]
     if isinstance(count, int) and count == 1:
         return xp.where(_over_heads(xp.equal(behind, 0), xp), new, old)
     here = xp.logical_and(xp.greater_equal(behind, 0), xp.less(behind, count))
     index = xp.clip(behind, 0, xp.subtract(count, 1) if hasattr(count, "dtype") else count - 1)
+    return xp.where(_over_heads(here, xp), _rows_at(new, index, xp), old)
+
+
+def _rows_at(new: Array, index: Array, xp: Namespace) -> Array:
+    """Take rows by one index, or one for each sequence: (..., G, L, D), (C,) or (..., C) -> (..., G, C, D)."""
     if len(index.shape) == 1:
-        rows = xp.take(new, xp.astype(index, index_dtype(index, xp=xp)), axis=-2)
-    else:
-        rows = _take_per_sequence(new, index, xp)
-    return xp.where(_over_heads(here, xp), rows, old)
-
-
-def _take_per_sequence(new: Array, index: Array, xp: Namespace) -> Array:
-    """Take rows by an index for each sequence: (..., G, L, D), (..., C) -> (..., G, C, D)."""
+        return xp.take(new, xp.astype(index, index_dtype(index, xp=xp)), axis=-2)
     *leading, heads, count, width = shape(new, xp=xp)
     wide = index_dtype(index, xp=xp)
     capacity = shape(index, xp=xp)[-1]

@@ -124,6 +124,10 @@ class JaxBackend:
             return jax.random.bits(source, (2,), "uint32")
         return source
 
+    def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
+        """Write rows into a copy, which a compiler leaves out where the array is donated or not used again."""
+        return (_update_donated if donate and self.is_concrete(array) else _update_rows)(array, rows, start)
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""
         # vmap takes a compiled function apart later, where float64 may not be had any more.
@@ -139,6 +143,16 @@ class JaxBackend:
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
         """Return the value of a function, and what turns its cotangent into one for each array."""
         return jax.vjp(function, *arrays)  # type: ignore[no-any-return]
+
+
+def _update_rows(array: Array, rows: Array, start: Array) -> Array:
+    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=-2)
+    for _ in range(start.ndim):
+        update = jax.vmap(update)
+    return update(array, rows, start)
+
+
+_update_donated = jax.jit(_update_rows, donate_argnums=0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

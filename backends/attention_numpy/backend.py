@@ -122,6 +122,22 @@ class NumpyBackend:
             return source.integers(-(2**31), 2**31, 2, np.int32)
         return source
 
+    def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
+        """Write rows into the array, or into a copy.
+
+        Raises
+        ------
+        ValueError
+            When an array that is donated is read-only.
+        """
+        if donate and not array.flags.writeable:
+            raise ValueError("expected arrays that can be written with donate=True; got a read-only one")
+        written = array if donate else array.copy()
+        for sequence in np.ndindex(start.shape):
+            first = int(start[sequence])
+            written[(*sequence, ..., slice(first, first + rows.shape[-2]), slice(None))] = rows[sequence]
+        return written
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward: nothing is ever differentiated."""
         return operation.forward(plan, arrays, self)

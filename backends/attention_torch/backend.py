@@ -155,6 +155,16 @@ class TorchBackend:
             return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, generator=source, device=source.device)
         return source
 
+    def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
+        """Write rows into the tensor, or into a copy, without waiting for a device that holds the start."""
+        index = start.long().unsqueeze(-1) + torch.arange(rows.shape[-2], device=start.device)
+        if start.dim() == 0:
+            return array.index_copy_(-2, index, rows) if donate else array.index_copy(-2, index, rows)
+        sequences, new = (x.reshape(-1, *x.shape[-3:]).transpose(1, 2) for x in (array, rows))
+        places = torch.arange(len(sequences), device=start.device).unsqueeze(-1), index.reshape(len(sequences), -1)
+        written = sequences.index_put_(places, new) if donate else sequences.index_put(places, new)
+        return written.transpose(1, 2).reshape(array.shape)
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:

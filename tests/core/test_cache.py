@@ -114,6 +114,39 @@ def test_rows_are_written_behind_the_lengths(count, ragged, put, get, rng):
 
 
 @pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_donated_cache_is_written_over(count, ragged, backend, rng):
+    """The same numbers; in the memory of the cache on libraries that write in place."""
+    _, key, value = drawn(rng, length=C)
+    lengths = np.asarray([2, 5], dtype=np.int32) if ragged else np.asarray(4, dtype=np.int32)
+    _, new_key, new_value = drawn(rng, length=count)
+    arrays = backend.from_numpy((KeyValueCache(key, value, lengths), new_key, new_value))
+    expected = backend.to_numpy(append(*arrays))
+    kept = backend.from_numpy((key, value, lengths))
+    cache = append(*arrays, donate=True)
+    for result, wanted in zip(backend.to_numpy(cache), expected, strict=True):
+        np.testing.assert_array_equal(result, wanted)
+    if backend.name in ("numpy", "torch"):
+        pointer = {"numpy": lambda x: x.ctypes.data, "torch": lambda x: x.data_ptr()}[backend.name]
+        assert [pointer(x) for x in cache[:2]] == [pointer(x) for x in arrays[0][:2]]
+    if backend.name == "jax":
+        assert arrays[0].key.is_deleted()
+        assert arrays[0].value.is_deleted()
+    for mode in backend.modes[1:]:
+        compiled = backend.compile(functools.partial(append, donate=True), mode=mode)
+        result = compiled(KeyValueCache(*kept), *backend.from_numpy((new_key, new_value)))
+        for array, wanted in zip(backend.to_numpy(result), expected, strict=True):
+            np.testing.assert_array_equal(array, wanted)
+
+
+def test_a_read_only_cache_is_not_donated():
+    cache = new_cache(np)
+    cache.key.flags.writeable = False
+    with pytest.raises(ValueError, match="expected arrays that can be written with donate=True; got a read-only one"):
+        append(cache, np.ones((B, G, 1, D)), np.ones((B, G, 1, E)), donate=True)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
 def test_what_does_not_fit_is_refused_before_anything_is_written(ragged, put, rng, xp):
     lengths = np.asarray([2, 7] if ragged else 7, dtype=np.int32)
     _, key, value = drawn(rng, length=C)

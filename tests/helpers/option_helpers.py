@@ -24,6 +24,7 @@ def calls(put, xp):
     heads, x = put(np.ones((1, 2, L, 4), "float32")), put(np.ones((L, C), "float32"))
     layer = ac.parameters.EncoderLayer(attention, norm, feed, norm)
     sagan = ac.parameters.SaganAttention(same, same, same, same, put(np.zeros((), "float32")))
+    cache = ac.KeyValueCache(heads, heads, put(np.zeros((), "int32")))
     image = put(np.ones((2, 4, C), "float32"))
     weights = {
         "in_proj_weight": put(np.ones((3 * C, C), "float32")),
@@ -45,6 +46,7 @@ def calls(put, xp):
         "sagan_attention": lambda **options: ac.sagan_attention(sagan, image, **options),
         "rotary_embedding": lambda **options: ac.rotary_embedding(heads, put(np.arange(L)), **options),
         "relative_bias": lambda **options: scores.relative_bias(put(np.ones((8, 2), "float32")), **options),
+        "append": lambda **options: ac.append(cache, cache.key, cache.value, **options),
         "empty_cache": lambda **options: ac.empty_cache((2,), 2, 4, 3, xp=xp, **options),
         "from_torch_encoder_layer": lambda **options: layouts.from_torch_encoder_layer(encoder, num_heads=2, **options),
         "from_torch": lambda **options: layouts.from_torch(weights, num_heads=2, **options),
