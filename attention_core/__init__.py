@@ -12,7 +12,7 @@ from attention_core._functions.attention import attention_scores, explain_attent
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
 from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
-from attention_core._functions.feed_forward import feed_forward, gelu, linear
+from attention_core._functions.feed_forward import feed_forward, gated_feed_forward, gelu, linear, silu
 from attention_core._functions.heads import merge_heads, split_heads
 from attention_core._functions.multi_head import multi_head_attention
 from attention_core._functions.normalization import layer_norm, rms_norm
@@ -72,6 +72,7 @@ __all__ = [
     "encoder_layer",
     "explain_attention",
     "feed_forward",
+    "gated_feed_forward",
     "gelu",
     "get_backend",
     "layer_norm",
@@ -92,6 +93,7 @@ __all__ = [
     "rotary_embedding",
     "sagan_attention",
     "scaled_dot_product_attention",
+    "silu",
     "spectral_norm",
     "split_heads",
 ]

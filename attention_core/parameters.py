@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from attention_core._arrays import Array
 
-__all__ = ["Embeddings", "EncoderLayer", "FeedForward", "LayerNorm", "Linear", "MultiHeadAttention", "SaganAttention"]
+__all__ = [
+    "Embeddings",
+    "EncoderLayer",
+    "FeedForward",
+    "GatedFeedForward",
+    "LayerNorm",
+    "Linear",
+    "MultiHeadAttention",
+    "SaganAttention",
+]
 
 
 class Linear(NamedTuple):
@@ -44,6 +53,14 @@ class MultiHeadAttention(NamedTuple):
 class FeedForward(NamedTuple):
     """Two affine maps with a GELU in between: (C, inner) and (inner, C)."""
 
+    expand: Linear
+    contract: Linear
+
+
+class GatedFeedForward(NamedTuple):
+    """Two affine maps (C, inner), one of which gates the other, and one back (inner, C)."""
+
+    gate: Linear
     expand: Linear
     contract: Linear
 

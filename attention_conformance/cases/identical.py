@@ -20,6 +20,7 @@ from attention_core import Dropout
 from attention_core.parameters import (
     Embeddings,
     EncoderLayer,
+    GatedFeedForward,
     Linear,
     SaganAttention,
 )
@@ -286,6 +287,11 @@ def _feed_forward(source: Source) -> Trees:
     return {"parameters": source.feed_forward(16, 48), "x": source.normal(2, 5, 16)}
 
 
+def _gated_feed_forward(source: Source) -> Trees:
+    maps = source.linear(16, 48), source.linear(16, 48), source.linear(48, 16)
+    return {"parameters": GatedFeedForward(*maps), "x": source.normal(2, 5, 16)}
+
+
 def _multi_head(groups: int, *, extra: bool) -> Callable[[Source], Trees]:
     return lambda source: {
         "parameters": source.projections(16, groups, extra=extra),
@@ -383,6 +389,9 @@ LAYERS = [
     ),
     _layer("gelu", "x from -40 to 40", ac.gelu, _line, names=("x",)),
     _layer("gelu-extremes", "subnormals, infinities and nan", ac.gelu, _line_of_extremes, names=("x",)),
+    _layer("silu", "x from -40 to 40", ac.silu, _line, names=("x",)),
+    _layer("silu-extremes", "subnormals, infinities and nan", ac.silu, _line_of_extremes, names=("x",)),
+    _layer("gated-feed-forward", "two maps, one gated by the other", ac.gated_feed_forward, _gated_feed_forward),
     _layer("feed-forward", "two maps", ac.feed_forward, _feed_forward),
     _layer("feed-forward-dropout", "two maps, and dropout", ac.feed_forward, _feed_forward, dropout=DROPOUT),
     _layer(

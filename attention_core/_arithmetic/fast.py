@@ -57,9 +57,22 @@ def gelu(x: Array, /, *, xp: Namespace) -> Array:
     return xp.multiply(xp.multiply(x, 0.5), doubled)
 
 
+def silu(x: Array, /, *, xp: Namespace) -> Array:
+    r"""Sigmoid linear unit, :math:`x / (1 + e^{-x})`, by exponentials that never overflow."""
+    negative = xp.less(x, 0.0)
+    exponential = xp.exp(xp.where(negative, x, xp.negative(x)))
+    share = xp.divide(xp.where(negative, exponential, 1.0), xp.add(exponential, 1.0))
+    return xp.multiply(x, share)
+
+
 def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     """Add two arrays."""
     return xp.add(x, y)
+
+
+def multiply(x: Array, y: Array, /, *, xp: Namespace) -> Array:
+    """Multiply two arrays of one shape."""
+    return xp.multiply(x, y)
 
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:

@@ -231,6 +231,49 @@ def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
 GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward)
 
 
+def silu(x: Array, /, *, xp: Namespace) -> Array:
+    r"""Sigmoid linear unit, :math:`x / (1 + e^{-x})`."""
+    return run(SILU, Constants(), x, xp=xp)[0]
+
+
+def _sigmoids(x: Array, xp: Namespace) -> tuple[Array, Array]:
+    r"""The logistic function :math:`\sigma(x) = 1 / (1 + e^{-x})`, and :math:`\sigma(-x)`."""
+    exponential = exp2(xp.multiply(xp.negative(xp.abs(x)), 1 / LN_2), xp)
+    total = xp.add(exponential, 1.0)
+    above, below = xp.divide(1.0, total), uncontracted(xp.divide(exponential, total), xp)
+    negative = xp.less(x, 0.0)
+    return xp.where(negative, below, above), xp.where(negative, above, below)
+
+
+def _silu(xp: Namespace, plan: Constants, x: Array) -> Array:
+    share, _ = _sigmoids(x, xp)
+    vanishes = xp.logical_and(xp.less(x, -104.0), xp.greater(x, -math.inf))  # below all numbers of float32
+    return xp.where(vanishes, 0.0, xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, share)))
+
+
+def _silu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
+    share, rest = _sigmoids(x, xp)
+    bounded = xp.maximum(xp.minimum(x, scalar64(150.0, x, xp)), scalar64(-150.0, x, xp))  # beyond, no digit changes
+    slope = xp.add(uncontracted(xp.multiply(bounded, rest), xp), 1.0)
+    derivative = xp.where(xp.less(x, -150.0), 0.0, uncontracted(xp.multiply(share, slope), xp))
+    return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
+
+
+SILU = rounded_once("reproducible.silu", _silu, _silu_backward)
+
+
+def multiply(x: Array, y: Array, /, *, xp: Namespace) -> Array:
+    """Multiply two arrays of one shape."""
+    return run(MULTIPLY, Constants(), x, y, xp=xp)[0]
+
+
+MULTIPLY = rounded_once(
+    "reproducible.multiply",
+    lambda xp, plan, x, y: xp.multiply(x, y),
+    lambda xp, plan, d_output, x, y: (xp.multiply(d_output, y), xp.multiply(d_output, x)),
+)
+
+
 def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     """Add two arrays of one shape."""
     return run(ADD, Constants(), x, y, xp=xp)[0]

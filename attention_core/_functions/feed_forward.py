@@ -1,14 +1,14 @@
-"""Affine maps, GELU, and the feed-forward block of a transformer."""
+"""Affine maps, activations, and the feed-forward blocks of a transformer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
-from attention_core._arrays import Array, Namespace, cast_to, upcast
+from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, sizes_differ, upcast
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_linear, check_parameters, once_per_signature
-from attention_core.parameters import FeedForward, Linear
+from attention_core._checks import check_choice, check_linear, check_parameters, once_per_signature
+from attention_core.parameters import FeedForward, GatedFeedForward, Linear
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
 
@@ -84,9 +84,49 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     >>> [round(float(y), 6) for y in gelu(xp.asarray([-1.0, 0.0, 1.0]))]
     [-0.158655, 0.0, 0.841345]
     """
-    xp = _check_gelu(x=x, arithmetic=arithmetic, xp=xp)
+    xp = _check_activation(x=x, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
+
+
+@with_autocast(lowers=False)
+def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) -> Array:
+    r"""Apply the sigmoid linear unit, also known as swish.
+
+    .. math:: x\, \sigma(x) = \frac{x}{1 + e^{-x}}
+
+    Parameters
+    ----------
+    x : Array
+        Of a floating-point dtype; 16-bit types are computed in float32.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array
+        Of the shape and dtype of ``x``.
+
+    Raises
+    ------
+    TypeError
+        When ``x`` is not of a floating-point dtype.
+
+    References
+    ----------
+    D. Hendrycks, K. Gimpel, "Gaussian error linear units", 2016. P. Ramachandran et al., "Searching for activation
+    functions", 2017.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> [round(float(y), 6) for y in silu(xp.asarray([-1.0, 0.0, 1.0]))]
+    [-0.268941, 0.0, 0.731059]
+    """
+    xp = _check_activation(x=x, arithmetic=arithmetic, xp=xp)
+    dtype = x.dtype
+    return cast_to(arithmetic_of(arithmetic).silu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
 
 
 @with_autocast(position=1)
@@ -138,6 +178,66 @@ def feed_forward(
     return cast_to(expand_and_contract(parameters, x, dropout, arithmetic_of(arithmetic), xp=xp), dtype, xp=xp)
 
 
+@with_autocast(position=1)
+def gated_feed_forward(
+    parameters: GatedFeedForward,
+    x: Array,
+    /,
+    *,
+    activation: str = "silu",
+    dropout: Dropout | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Apply an affine map to each position, gated by another, and one back: SwiGLU or GeGLU.
+
+    .. math:: y = \bigl(f(x W_g + b_g) \odot (x W_1 + b_1)\bigr) W_2 + b_2
+
+    Parameters
+    ----------
+    parameters : GatedFeedForward
+        ``gate`` and ``expand`` of shape (C, inner), and ``contract`` of shape (inner, out).
+    x : Array, shape (..., C)
+        16-bit types are computed in float32 and rounded once.
+    activation : {"silu", "gelu"}
+        f: SwiGLU, as in Llama, or GeGLU.
+    dropout : Dropout, optional
+        Applied to the result.
+    arithmetic : {"fast", "reproducible"}
+        As in `scaled_dot_product_attention`.
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., out)
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes or shapes do not fit.
+
+    References
+    ----------
+    N. Shazeer, "GLU variants improve transformer", 2020.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core.parameters import GatedFeedForward, Linear
+    >>> one, two = Linear(xp.ones((1, 1))), Linear(2 * xp.ones((1, 1)))
+    >>> round(float(gated_feed_forward(GatedFeedForward(one, two, one), xp.ones((1, 1)))[0, 0]), 6)
+    1.462117
+    """
+    options = {"activation": activation, "dropout": dropout, "arithmetic": arithmetic}
+    xp = _check_gated_call(x=x, parameters=parameters, xp=xp, **options)
+    dtype, dropout, ops = x.dtype, seeded(dropout, x, xp), arithmetic_of(arithmetic)
+    (gate, expand, contract), x = upcast((parameters, x), xp=xp)
+    to_gate, to_expand = ops.copies(x, 2, xp=xp)
+    gated = getattr(ops, activation)(ops.affine(to_gate, *gate, xp=xp), xp=xp)
+    inner = ops.multiply(gated, ops.affine(to_expand, *expand, xp=xp), xp=xp)
+    return cast_to(ops.drop(ops.affine(inner, *contract, xp=xp), dropout, xp=xp), dtype, xp=xp)
+
+
 def expand_and_contract(
     parameters: FeedForward, x: Array, dropout: Dropout | None, ops: Any, *, xp: Namespace
 ) -> Array:
@@ -156,7 +256,7 @@ def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Nam
 
 
 @once_per_signature
-def _check_gelu(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
+def _check_activation(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
     xp = common_namespace(xp, {"x": x})
     check_input("x", x, 0, "(...)", arithmetic=arithmetic)
     return xp
@@ -166,12 +266,42 @@ def _check_gelu(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace
 def _check_feed_forward_call(
     *, x: Array, parameters: FeedForward, dropout: Dropout | None, arithmetic: Any, xp: Namespace | None
 ) -> Namespace:
-    check_parameters("feed_forward", parameters, FeedForward)
-    for name in FeedForward._fields:
+    xp = _check_maps(x, parameters, FeedForward, dropout, arithmetic=arithmetic, xp=xp)
+    check_feed_forward("feed_forward", parameters, "x", x)
+    return xp
+
+
+@once_per_signature
+def _check_gated_call(
+    *,
+    x: Array,
+    parameters: GatedFeedForward,
+    activation: Any,
+    dropout: Dropout | None,
+    arithmetic: Any,
+    xp: Namespace | None,
+) -> Namespace:
+    check_choice("an activation", activation, ("silu", "gelu"))
+    xp = _check_maps(x, parameters, GatedFeedForward, dropout, arithmetic=arithmetic, xp=xp)
+    gate, expand, contract = parameters
+    check_linear("feed_forward.gate", gate, "x", x)
+    check_linear("feed_forward.expand", expand, "x", x)
+    if sizes_differ(sizes(expand.weight)[1], sizes(gate.weight)[1]):
+        expected = f"(*, {sizes(gate.weight)[1]}) to match feed_forward.gate.weight"
+        raise ValueError(f"expected feed_forward.expand.weight {expected}; got {shape_text(expand.weight)}")
+    check_linear("feed_forward.contract", contract, "feed_forward.expand.weight", expand.weight)
+    return xp
+
+
+def _check_maps(
+    x: Array, parameters: Any, kind: Any, dropout: Dropout | None, *, arithmetic: Any, xp: Namespace | None
+) -> Namespace:
+    """Raise unless the parameters of a feed-forward block are affine maps, and input and dropout are right."""
+    check_parameters("feed_forward", parameters, kind)
+    for name in kind._fields:
         check_parameters(f"feed_forward.{name}", getattr(parameters, name), Linear)
     xp = common_namespace(xp, {"x": x, "feed_forward": parameters, **seed_array(dropout)})
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
-    check_feed_forward("feed_forward", parameters, "x", x)
     if dropout is not None:
         check_dropout(dropout)
     return xp

@@ -110,6 +110,7 @@ def test_what_is_no_namespace_is_refused(wrong, put, xp):
         "attention_scores": lambda **o: ac.attention_scores(*put([X, X]), **o),
         "empty_cache": lambda **o: ac.empty_cache((2,), 2, 4, 3, **o),
         "gelu": lambda **o: ac.gelu(put(X), **o),
+        "silu": lambda **o: ac.silu(put(X), **o),
         "linear": lambda **o: ac.linear(Linear(put(np.eye(6, dtype="float32"))), put(X), **o),
         "mask_from_padding": lambda **o: ac.mask_from_padding(put(np.ones(3, bool)), **o),
         "merge_heads": lambda **o: ac.merge_heads(put(X), **o),

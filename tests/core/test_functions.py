@@ -2,11 +2,12 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core.parameters import Embeddings, FeedForward, LayerNorm, Linear
+from attention_core.parameters import Embeddings, FeedForward, GatedFeedForward, LayerNorm, Linear
 
 
 def close(got, expected, ulps=16):
@@ -60,6 +61,59 @@ def test_feed_forward_is_linear_gelu_linear(rng, put, get):
     x = rng.standard_normal((2, 4, 5))
     parameters = put(FeedForward(Linear(w1, b1), Linear(w2, b2)))
     close(get(ac.feed_forward(parameters, put(x))), gauss(x @ w1 + b1) @ w2 + b2, ulps=64)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_gated_feed_forward_multiplies_two_maps(activation, arithmetic, rng, put, get):
+    shapes = ((5, 11), (11,), (5, 11), (11,), (11, 3), (3,))
+    wg, bg, w1, b1, w2, b2 = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    x = rng.standard_normal((2, 4, 5)).astype(np.float32)
+    parameters = put(GatedFeedForward(Linear(wg, bg), Linear(w1, b1), Linear(w2, b2)), dtype="float32")
+    result = ac.gated_feed_forward(parameters, put(x, dtype="float32"), activation=activation, arithmetic=arithmetic)
+    f = {"silu": logistic, "gelu": gauss}[activation]
+    wg, bg, w1, b1, w2, b2, x = (each.astype(np.float64) for each in (wg, bg, w1, b1, w2, b2, x))
+    np.testing.assert_allclose(get(result), (f(x @ wg + bg) * (x @ w1 + b1)) @ w2 + b2, rtol=0, atol=2e-5)
+
+
+def logistic(x):
+    return x / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "dtype"), [("fast", "float32"), ("fast", "float64"), ("reproducible", "float32")]
+)
+def test_silu_is_exact_from_the_least_to_the_greatest_numbers(arithmetic, dtype, put, get):
+    """Neither a warning nor a loss of digits, where exponentials overflow or vanish."""
+    x = np.concatenate([np.linspace(-85, 85, 401), [-1e30, -200.0, -1e-30, 0.0, 1e-30, 200.0, 1e30]]).astype(dtype)
+    result = get(ac.silu(put(x, dtype=dtype), arithmetic=arithmetic))
+    with mpmath.workdps(30):
+        expected = np.asarray([float(mpmath.mpf(float(v)) / (1 + mpmath.exp(-mpmath.mpf(float(v))))) for v in x])
+    most = 0.51 if arithmetic == "reproducible" else 4
+    tiny = float(np.finfo(dtype).tiny)
+    assert (np.abs(result - expected) <= most * np.spacing(np.abs(expected).astype(dtype)) + tiny).all()
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_the_gradient_of_silu(arithmetic, backend):
+    x = np.asarray([-1e30, -200.0, -90.0, -3.0, -1e-3, 0.0, 1e-3, 3.0, 90.0, 200.0, 1e30], dtype=np.float32)
+    xp = backend.namespace
+    function = backend.value_and_grad(lambda x: xp.sum(ac.silu(x, arithmetic=arithmetic)))
+    ((gradient,),) = [backend.to_numpy(function(backend.from_numpy(x))[1])]
+    with np.errstate(over="ignore", under="ignore"):
+        share = 1 / (1 + np.exp(-x.astype(np.float64)))
+    expected = share + x.astype(np.float64) * share * (1 - share)
+    np.testing.assert_allclose(gradient, np.where(x < -1e3, 0, expected), rtol=1e-6, atol=1e-35)
+
+
+def test_a_gate_of_another_width_is_refused(put):
+    one, two = Linear(np.ones((5, 4))), Linear(np.ones((5, 3)))
+    back = Linear(np.ones((3, 5)))
+    with pytest.raises(ValueError, match=r"expected feed_forward.expand.weight \(\*, 4\) to match feed_forward.gate"):
+        ac.gated_feed_forward(put(GatedFeedForward(one, two, back)), put(np.ones((2, 5))))
+    with pytest.raises(ValueError, match="expected an activation out of silu, gelu; got 'relu'"):
+        ac.gated_feed_forward(put(GatedFeedForward(two, two, back)), put(np.ones((2, 5))), activation="relu")
 
 
 def tables(rng):

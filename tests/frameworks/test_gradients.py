@@ -17,6 +17,7 @@ from attention_core import (
     embed_tokens,
     encoder_layer,
     feed_forward,
+    gated_feed_forward,
     gelu,
     get_backend,
     layer_norm,
@@ -25,6 +26,7 @@ from attention_core import (
     multi_head_attention,
     sagan_attention,
     scaled_dot_product_attention,
+    silu,
     spectral_norm,
     split_heads,
 )
@@ -32,6 +34,7 @@ from attention_core.parameters import (
     Embeddings,
     EncoderLayer,
     FeedForward,
+    GatedFeedForward,
     LayerNorm,
     Linear,
     MultiHeadAttention,
@@ -125,6 +128,11 @@ CASES = {
         (SAGAN, normal(C, 4, 3)),
     ),
     "spectral_norm": (lambda w, u: spectral_norm(w, u, iterations=2), (normal(3, 2, 4), normal(4))),
+    "silu": (silu, (3 * normal(4, 5),)),
+    "gated_feed_forward": (
+        lambda p, x: gated_feed_forward(p, x, activation="gelu", dropout=Dropout(0.2, 3)),
+        (GatedFeedForward(affine(C, 10), affine(C, 10), affine(10, C)), X),
+    ),
 }
 
 

@@ -84,6 +84,7 @@ HEADS = parameters.MultiHeadAttention(
 )
 SELF = parameters.MultiHeadAttention(_linear(8, 8), _linear(8, 8), _linear(8, 8), _linear(8, 8))
 FORWARD = parameters.FeedForward(_linear(8, 5), _linear(5, 8))
+GATED = parameters.GatedFeedForward(_linear(8, 5), _linear(8, 5), _linear(5, 8))
 CACHE = Made(ac.KeyValueCache, {"key": _floats(2, 2, 9, 5), "value": _floats(2, 2, 9, 3), "length": _integers(2)})
 PARTIAL = Made(ac.Partial, {"output": _floats(2, 4, 3, 5), "logsumexp": _floats(2, 4, 3)})
 EXTENT = Made(ac.Extent, {"scores": _floats(2, 4, 3, 3), "values": _floats(2, 2, 1, 3)})
@@ -140,7 +141,13 @@ VALID: dict[str, Valid] = {
     ),
     "feed-forward": Valid(ac.feed_forward, [FORWARD, _floats(2, 3, 8)], {"dropout": DROPOUT, "arithmetic": "fast"}),
     "linear": Valid(ac.linear, [_linear(5, 3), _floats(2, 5)], {"arithmetic": "reproducible"}),
+    "gated feed-forward": Valid(
+        ac.gated_feed_forward,
+        [GATED, _floats(2, 3, 8)],
+        {"activation": "gelu", "dropout": DROPOUT, "arithmetic": "fast"},
+    ),
     "gelu": Valid(ac.gelu, [_floats(2, 5)], {"arithmetic": "fast"}),
+    "silu": Valid(ac.silu, [_floats(2, 5)], {"arithmetic": "fast"}),
     "layer norm": Valid(ac.layer_norm, [_norm(5), _floats(2, 5)], {"epsilon": 1e-5, "arithmetic": "fast"}),
     "rms norm": Valid(ac.rms_norm, [_floats(5), _floats(2, 5)], {"epsilon": 1e-5, "arithmetic": "fast"}),
     "embed": Valid(

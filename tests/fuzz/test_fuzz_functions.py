@@ -14,7 +14,7 @@ from test_fuzz_bits import assert_same_bits
 
 import attention_core as ac
 from attention_core import get_backend, initializers
-from attention_core.parameters import Embeddings, FeedForward, LayerNorm, Linear
+from attention_core.parameters import Embeddings, FeedForward, GatedFeedForward, LayerNorm, Linear
 
 NUMPY = get_backend("numpy")
 LONG = oracle.LONG
@@ -60,6 +60,24 @@ def _feed_forward(f: Formula, dims: tuple[int, ...], rows: int, columns: int) ->
     inner, size = first(exact, abs(exact))
     active = inner * (1 + erf(inner / np.sqrt(LONG(2)))) / 2
     return ac.feed_forward(FeedForward(expand, contract), x, arithmetic=f.arithmetic), *second(active, 2 * size)
+
+
+def _silu(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
+    x, exact = f.draw(*dims, rows, size=3)
+    return ac.silu(x, arithmetic=f.arithmetic), exact / (1 + np.exp(-exact)), abs(exact)
+
+
+def _gated_feed_forward(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
+    (gate, first), (expand, second), (contract, third) = (
+        f.linear(rows, columns),
+        f.linear(rows, columns),
+        f.linear(columns, rows),
+    )
+    x, exact = f.draw(*dims, rows, size=0.3)
+    (gated, size), (inner, other) = first(exact, abs(exact)), second(exact, abs(exact))
+    active = gated / (1 + np.exp(-gated))
+    parameters = GatedFeedForward(gate, expand, contract)
+    return ac.gated_feed_forward(parameters, x, arithmetic=f.arithmetic), *third(active * inner, 4 * size * other)
 
 
 def _layer_norm(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -> Any:
@@ -132,7 +150,19 @@ def _spectral_norm(f: Formula, dims: tuple[int, ...], rows: int, columns: int) -
 
 FORMULAS = {
     each.__name__.strip("_"): each
-    for each in (_linear, _gelu, _feed_forward, _layer_norm, _rms_norm, _rotary, _embed, _heads, _spectral_norm)
+    for each in (
+        _linear,
+        _gelu,
+        _silu,
+        _feed_forward,
+        _gated_feed_forward,
+        _layer_norm,
+        _rms_norm,
+        _rotary,
+        _embed,
+        _heads,
+        _spectral_norm,
+    )
 }
 
 

@@ -45,5 +45,6 @@ LAYERS = {
     "linear": lambda x, w, **o: ac.linear(ac.parameters.Linear(w), x, **o),
     "layer_norm": lambda x, w, **o: ac.layer_norm(ac.parameters.LayerNorm(w[:, 0], w[:, 1]), x, **o),
     "gelu": lambda x, w, **o: ac.gelu(x, **o),
+    "silu": lambda x, w, **o: ac.silu(x, **o),
     "spectral_norm": lambda x, w, **o: ac.spectral_norm(w, w[0, :], **o)[0],
 }

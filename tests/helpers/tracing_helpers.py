@@ -12,6 +12,7 @@ from attention_core import (
     embed_tokens,
     encoder_layer,
     feed_forward,
+    gated_feed_forward,
     gelu,
     get_backend,
     layer_norm,
@@ -21,12 +22,14 @@ from attention_core import (
     multi_head_attention,
     sagan_attention,
     scaled_dot_product_attention,
+    silu,
     spectral_norm,
 )
 from attention_core.parameters import (
     Embeddings,
     EncoderLayer,
     FeedForward,
+    GatedFeedForward,
     LayerNorm,
     Linear,
     MultiHeadAttention,
@@ -162,6 +165,8 @@ CASES = {
     "linear": (linear, (SELF.query, X)),
     "layer_norm": (layer_norm, (NORM, X)),
     "feed_forward": (feed_forward, (MLP, X)),
+    "silu": (silu, (normal(3, 5),)),
+    "gated_feed_forward": (gated_feed_forward, (GatedFeedForward(affine(C, 10), affine(C, 10), affine(10, C)), X)),
 }
 
 FEW = ("causal", "everything", "encoder_layer", "embed_tokens", "sagan_attention", "combined_with_array")

@@ -43,6 +43,7 @@ from attention_core import (
     embed_tokens,
     encoder_layer,
     feed_forward,
+    gated_feed_forward,
     gelu,
     get_backend,
     initializers,
@@ -56,6 +57,7 @@ from attention_core import (
     spectral_norm,
     split_heads,
 )
+from attention_core.parameters import GatedFeedForward
 from attention_numpy.trees import map_arrays
 
 CORE = pathlib.Path(attention_core.__file__).parent
@@ -100,6 +102,7 @@ CASES = {name: attention_case(name) for name in OPTIONS} | {
     "layer_norm": (layer_norm, (NORM, X)),
     "gelu": (gelu, (normal(3, 5),)),
     "feed_forward": (feed_forward, (MLP, X)),
+    "gated_feed_forward": (gated_feed_forward, (GatedFeedForward(MLP.expand, MLP.expand, MLP.contract), X)),
     "multi_head_attention": (
         lambda p, x: multi_head_attention(p, x, num_heads=4, num_key_value_heads=2, is_causal=True),
         (HEADS, X),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attention_core as ac
-from attention_core.parameters import Embeddings, FeedForward, LayerNorm, Linear, MultiHeadAttention
+from attention_core.parameters import Embeddings, FeedForward, GatedFeedForward, LayerNorm, Linear, MultiHeadAttention
 
 DTYPES = [torch.bfloat16, torch.float16]
 CALLS = {
@@ -126,6 +126,8 @@ def test_a_backward_pass_inside_of_autocast_is_that_outside():
         (lambda x: ac.multi_head_attention(HEADS, x, num_heads=2), torch.nn.Linear(8, 8)),
         (lambda x: ac.attention_scores(x, x), torch.nn.Linear(8, 8)),
         (lambda x: ac.gelu(x), torch.nn.GELU()),
+        (lambda x: ac.silu(x), torch.nn.SiLU()),
+        (lambda x: ac.gated_feed_forward(GatedFeedForward(MATRIX, MATRIX, MATRIX), x), torch.nn.Linear(8, 8)),
         (lambda x: ac.layer_norm(NORM, x), torch.nn.LayerNorm(8)),
         (lambda x: ac.rms_norm(NORM.scale, x), torch.nn.RMSNorm(8, elementwise_affine=False)),
         (lambda x: ac.rotary_embedding(x, torch.arange(5)), torch.nn.GELU()),
