@@ -130,12 +130,12 @@ class NumpyBackend:
         ValueError
             When an array that is donated is read-only.
         """
-        if donate and not array.flags.writeable:
+        if donate and isinstance(array, np.ndarray) and not array.flags.writeable:
             raise ValueError("expected arrays that can be written with donate=True; got a read-only one")
-        written = array if donate else array.copy()
+        written = array if donate else self.namespace.asarray(array, copy=True)
         for sequence in np.ndindex(start.shape):
             first = int(start[sequence])
-            written[(*sequence, ..., slice(first, first + rows.shape[-2]), slice(None))] = rows[sequence]
+            written[(*sequence, ..., slice(first, first + rows.shape[-2]), slice(None))] = rows[(*sequence, ...)]
         return written
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
