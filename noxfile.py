@@ -104,6 +104,13 @@ def fuzz(session):
 
 
 @nox.session(default=False)
+def reproducers(session):
+    """Run the script of every named case that a CPU can run, and compare with what it showed last."""
+    install(session, "-e", ".[cli]", groups=("reproducers",))
+    session.run("attention-core", "cases", "--cpu", "--run", *session.posargs, env=QUIET)
+
+
+@nox.session(default=False)
 def benchmark(session):
     """Time all implementations and the attentions of the frameworks; what came of it is in benchmark.json."""
     install(session, "-e", f".[cli,{','.join(FRAMEWORKS)}]", groups=("benchmark",))

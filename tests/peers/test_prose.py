@@ -57,6 +57,7 @@ ALLOWED = {
     r"__slots__": "Python",
     r"\.law\b|\"law\"|def law\(": "a former name of `Initial.initializer`",
     r"\battend\(|\battend[,_]|import \w*attend\b": "a function",
+    r"^# title = .*$": "of a public thread, as it stands",
     r"[\"']tile[\"']|repeat, tile;|or tile, (?:where|if) heads|repeat or tile": "an order of heads, as the function's",
 }
 FILLERS = {"own", "given", "place"}

@@ -1,0 +1,42 @@
+"""A window as long as the keys is causal attention, and a shorter one is not.
+
+A window of N - 1 keys to the left and none to the right hides exactly the future. The two options are written by
+different code, so that comparing them needs no reference. In the thread a user doubted both ends of the window.
+"""
+
+# /// script
+# dependencies = ["jax"]
+#
+# [tool.attention-core]
+# thread = "Dao-AILab/flash-attention#1133"
+# title = "correctness of `window_size`"
+# property = "window"
+# line = 3
+# versions = "flash-attn; the script asks jax"
+# needs = "cpu"
+# geometry = { B = 1, H = 1, M = 6, N = 6, D = 4, E = 4 }
+# like = ["window"]
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "jax 0.10.2"
+# detail = "got [True, False]"
+# ///
+
+import sys
+
+try:
+    import jax
+    import numpy as np
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 6, 1, 4))
+causal = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+windows = [jax.nn.dot_product_attention(query, key, value, local_window_size=(left, 0)) for left in (5, 4)]
+got = [bool(np.allclose(window, causal, atol=1e-6)) for window in windows]
+print("expected [True, False]: equal for 5 keys to the left, not for 4")
+print("got     ", got)
+sys.exit(int(got != [True, False]))

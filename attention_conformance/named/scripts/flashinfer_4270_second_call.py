@@ -1,0 +1,45 @@
+"""A second call of the same shape, with other strides, uses the plan of the first.
+
+Preparing a kernel takes time, so that libraries keep what they prepared under a key. If the key lacks strides or
+types, a second call of the same shape finds the wrong plan, and reads its memory as that of the first. Each call
+alone is right. A test that starts a process for each case never sees it.
+"""
+
+# /// script
+# dependencies = ["torch"]
+#
+# [tool.attention-core]
+# thread = "flashinfer-ai/flashinfer#4270"
+# title = "Fix silent wrong results in the cuDNN SDPA prefill/decode paths"
+# property = "repetition"
+# line = 0
+# versions = "flashinfer with cuDNN; the script asks torch"
+# needs = "cpu"
+# geometry = { B = 1, H = 2, M = 40, N = 40, D = 64, E = 64 }
+# like = []
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "torch 2.13.0"
+# detail = "got [-0.56640625, -0.033203125, -0.07958984375] on cpu"
+# ///
+
+import sys
+
+try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attention
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+query, key, value = (torch.randn(1, 2, 40, 64, device=device, dtype=torch.bfloat16) for _ in range(3))
+expected = attention(query, key, value).float()  # the first call
+strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value)]
+got = attention(*strided).float()
+print("expected", expected[0, 0, 1, :3].tolist())
+print("got     ", got[0, 0, 1, :3].tolist(), "on", device)
+sys.exit(int(not torch.allclose(got, expected, atol=2e-2)))

@@ -1,0 +1,46 @@
+"""Asking for scores drops the causal mask.
+
+The layer has two paths: the fused one, and one that can return the scores. On the second path, the causal mask was
+not made. Asking for scores, dropout in training, or inputs of another rank took that path. The model saw the future
+in training, and not in the test that used the fused path.
+"""
+
+# /// script
+# dependencies = ["keras", "numpy"]
+#
+# [tool.attention-core]
+# thread = "keras-team/keras#23038"
+# title = "MultiHeadAttention silently drops the causal mask when `use_causal_mask=True` and the fused SDPA path is disabled (dropout > 0, `return_attention_scores=True`, or non-4D inputs) — regression in #22910"
+# property = "causal"
+# line = 3
+# versions = "reported in June 2026; right in 3.15.1"
+# needs = "cpu"
+# geometry = { B = 1, H = 1, M = 4, N = 4, D = 4, E = 4 }
+# like = ["weights-change-nothing"]
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "keras 3.15.1, numpy 2.4.6"
+# detail = "got [0. 0. 0. 0.]"
+# ///
+
+import sys
+
+try:
+    import os
+
+    os.environ.setdefault("KERAS_BACKEND", "numpy")
+    import keras
+    import numpy as np
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+keras.utils.set_random_seed(0)
+layer, x = keras.layers.MultiHeadAttention(1, 4), np.random.default_rng(0).standard_normal((1, 4, 8), np.float32)
+_, scores = layer(x, x, use_causal_mask=True, return_attention_scores=True)
+above = np.triu(keras.ops.convert_to_numpy(scores)[0, 0], 1)
+print("expected zeros above the diagonal")
+print("got     ", above[0])
+sys.exit(int(above.any()))

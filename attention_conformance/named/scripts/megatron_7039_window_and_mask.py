@@ -1,0 +1,53 @@
+"""A window replaces the mask of the caller.
+
+The module takes a mask, for padding or documents, and a window as a setting. With a window it makes a mask of its
+own, and uses that in place of the caller's. Padded keys, or another document, become visible within the window.
+Either rule alone is right. The line stands in 0.16.1, where it makes its mask on a GPU.
+"""
+
+# /// script
+# dependencies = ["megatron-core", "torch"]
+#
+# [tool.attention-core]
+# thread = "NVIDIA/Megatron-LM#7039"
+# title = "Sliding-window path in FusedScaleMaskSoftmax silently discards the caller-provided attention mask"
+# property = "combined rules"
+# line = 2
+# versions = "closed"
+# needs = "cuda"
+# geometry = { B = 1, H = 1, M = 4, N = 4 }
+# like = []
+#
+# [tool.attention-core.shown]
+# result = "not run"
+# date = ""
+# versions = ""
+# detail = "it needs a GPU of NVIDIA"
+# ///
+
+import sys
+
+try:
+    import torch
+    from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
+    from megatron.core.transformer.enums import AttnMaskType
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+if not torch.cuda.is_available():
+    print("not here: a GPU")
+    sys.exit(77)
+
+
+def softmax(window):
+    fill = lambda scores, mask: scores.masked_fill(mask, -10000.0)
+    return FusedScaleMaskSoftmax(False, False, AttnMaskType.padding, False, fill, True, None, window_size=window)
+
+
+mask = torch.zeros(1, 1, 4, 4, dtype=torch.bool, device="cuda")
+mask[..., 2] = True  # True excludes here
+got = softmax((1, 0))(torch.zeros(1, 1, 4, 4, device="cuda"), mask)
+print("expected no weight in the masked key 2")
+print("got     ", got[0, 0, :, 2].tolist())
+sys.exit(int(not (got[..., 2] <= 1e-3).all()))

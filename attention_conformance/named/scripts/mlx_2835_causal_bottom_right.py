@@ -1,0 +1,42 @@
+"""Causal counts from the bottom right, and PyTorch's from the top left.
+
+With as many queries as keys, all libraries agree on the triangle. With 2 queries and 4 keys, MLX aligns it with the
+last key, as decoding wants it, and PyTorch with the first. A model that is carried from one to the other changes
+silently. Both say so in their documentation; here it is `Causal(offset=2)`.
+"""
+
+# /// script
+# dependencies = ["mlx", "numpy"]
+#
+# [tool.attention-core]
+# thread = "ml-explore/mlx#2835"
+# title = "[BUG] Result of scaled_dot_product_attention does not match PyTorch when S_Q != S_KV, mask=\"causal\""
+# property = "causal"
+# line = 3
+# versions = "open; as documented"
+# needs = "cpu"
+# geometry = { B = 1, H = 1, M = 2, N = 4, D = 4, E = 4 }
+# like = ["causal-more-keys"]
+#
+# [tool.attention-core.shown]
+# result = "documented"
+# date = "2026-11-22"
+# versions = "mlx 0.32.4, numpy 2.4.6"
+# detail = "got [1.  1.5]"
+# ///
+
+import sys
+
+try:
+    import mlx.core as mx
+    import numpy as np
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+value = mx.array(np.broadcast_to(np.arange(4, dtype=np.float32)[:, None], (1, 1, 4, 4)).copy())
+got = mx.fast.scaled_dot_product_attention(mx.zeros((1, 1, 2, 4)), value, value, scale=0.5, mask="causal")
+got = np.array(got)[0, 0, :, 0]
+print("expected [0.  0.5], from the top left")
+print("got     ", got)
+sys.exit(int(not np.allclose(got, [0, 0.5])))

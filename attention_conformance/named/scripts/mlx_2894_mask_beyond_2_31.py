@@ -1,0 +1,47 @@
+"""A boolean mask of 46,342 × 46,342 is read at negative addresses.
+
+The mask has more than 2³¹ elements, and the kernel counted them in a signed number of 32 bits. The last queries read
+the mask before its beginning. The script has equal scores and values that count keys, so that a wrong row says how
+many keys it saw.
+"""
+
+# /// script
+# dependencies = ["mlx", "numpy"]
+#
+# [tool.attention-core]
+# thread = "ml-explore/mlx#2894"
+# title = "mx.fast.scaled_dot_product_attention produces incorrect results with boolean masks > 2^31 elements"
+# property = "sizes"
+# line = 0
+# versions = "reported in December 2025; closed"
+# needs = "metal"
+# geometry = { B = 1, H = 1, M = 46342, N = 46342, D = 64, E = 64 }
+# like = []
+#
+# [tool.attention-core.shown]
+# result = "not run"
+# date = ""
+# versions = ""
+# detail = "it needs a GPU of Apple"
+# ///
+
+import sys
+
+try:
+    import mlx.core as mx
+    import numpy as np
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+if not mx.metal.is_available():
+    print("not here: Metal")
+    sys.exit(77)
+size = 46342
+query = mx.zeros((1, 1, size, 64))
+value = mx.concatenate([mx.ones((1, 1, 1, 64)), mx.zeros((1, 1, size - 1, 64))], axis=2)
+mask = mx.arange(size)[:, None] >= mx.arange(size)
+got = 1 / np.array(mx.fast.scaled_dot_product_attention(query, query, value, scale=1.0, mask=mask))[0, 0, -1, 0]
+print("expected", size, "keys for the last query, within 1%")
+print("got     ", got)
+sys.exit(int(not abs(got / size - 1) <= 0.01))

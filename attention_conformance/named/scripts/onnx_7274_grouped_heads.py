@@ -1,0 +1,54 @@
+"""Four heads share two in the order 0 1 0 1, and not 0 0 1 1.
+
+Grouped heads share keys. Neighbouring query heads share in the models that are published; repeating the list of key
+heads as a whole gives another order. Both have the right shape. The reference of a standard had the other one, and
+its tests were made from it.
+"""
+
+# /// script
+# dependencies = ["onnx", "numpy"]
+#
+# [tool.attention-core]
+# thread = "onnx/onnx#7274"
+# title = "Update attention gqa to use repeat interleave within repeat kv"
+# property = "grouped heads"
+# line = 9
+# versions = "the reference before the change; right in 1.23.2"
+# needs = "cpu"
+# geometry = { B = 1, H = 4, G = 2, M = 1, N = 3, D = 4, E = 4 }
+# like = ["grouped-heads"]
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "onnx 1.23.2, numpy 2.4.6"
+# detail = "got [1. 1. 2. 2.]"
+# ///
+
+import sys
+
+try:
+    import numpy as np
+    from onnx import TensorProto, helper
+    from onnx.reference import ReferenceEvaluator
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+names = {"query": 1, "key": 1, "value": 1}
+node = helper.make_node("Attention", list(names), ["output"])
+graph = helper.make_graph(
+    [node],
+    "one",
+    [helper.make_tensor_value_info(name, kind, None) for name, kind in names.items()],
+    [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+
+
+key = np.zeros((1, 2, 3, 4), np.float32)
+value = np.stack([np.full((3, 4), 1, np.float32), np.full((3, 4), 2, np.float32)])[None]
+(got,) = ReferenceEvaluator(model).run(None, {"query": np.zeros((1, 4, 1, 4), np.float32), "key": key, "value": value})
+print("expected [1. 1. 2. 2.]")
+print("got     ", got[0, :, 0, 0])
+sys.exit(int(got[0, :, 0, 0].tolist() != [1, 1, 2, 2]))

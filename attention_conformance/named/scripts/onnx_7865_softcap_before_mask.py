@@ -1,0 +1,55 @@
+"""Softcap after the mask makes masked keys visible.
+
+Softcap bounds a score by c · tanh(score / c). If the mask has already put -inf there, softcap makes it -c, which is
+an ordinary score. The masked key gets weight again. The order was written down differently in the standard and in its
+reference, and backends followed either.
+"""
+
+# /// script
+# dependencies = ["onnx", "numpy"]
+#
+# [tool.attention-core]
+# thread = "onnx/onnx#7865"
+# title = "Softcap in Attention op"
+# property = "softcap"
+# line = 7
+# versions = "mended; right in 1.23.2"
+# needs = "cpu"
+# geometry = { B = 1, H = 1, M = 1, N = 3, D = 4, E = 4 }
+# like = ["softcap-before-bias-and-mask"]
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "onnx 1.23.2, numpy 2.4.6"
+# detail = "got [2. 3. 4. 5.]"
+# ///
+
+import sys
+
+try:
+    import numpy as np
+    from onnx import TensorProto, helper
+    from onnx.reference import ReferenceEvaluator
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+names = {"query": 1, "key": 1, "value": 1, "mask": 9}
+node = helper.make_node("Attention", list(names), ["output"], softcap=2.0)
+graph = helper.make_graph(
+    [node],
+    "one",
+    [helper.make_tensor_value_info(name, kind, None) for name, kind in names.items()],
+    [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+
+
+query, value = np.zeros((1, 1, 1, 4), np.float32), np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4)
+arrays = {"query": query, "key": value, "value": value, "mask": np.array([[True, True, False]])}
+(got,) = ReferenceEvaluator(model).run(None, arrays)
+expected = value[0, 0, :2].mean(0)
+print("expected", expected)
+print("got     ", got[0, 0, 0])
+sys.exit(int(not np.allclose(got, expected)))

@@ -1,0 +1,55 @@
+"""A query after a cache of another length for each sample is causal from its own position.
+
+A static cache has room for N keys, and each sample has used another number of them. The new query is the last of its
+sample's keys, so the offset differs between samples. The standard had one offset of 0, from which such a query sees
+key 0 only. Combining a boolean mask by a product of 0 and -inf gave NaN besides.
+"""
+
+# /// script
+# dependencies = ["onnx", "numpy"]
+#
+# [tool.attention-core]
+# thread = "onnx/onnx#8054"
+# title = "Attention op: support offset-aware causal masking for KV-cache decode and chunked/mid-cache prefill (nonpad_kv_seqlen)"
+# property = "causal"
+# line = 3
+# versions = "reported in June 2026; right in 1.23.2"
+# needs = "cpu"
+# geometry = { B = 2, H = 1, M = 1, N = 4, D = 4, E = 4 }
+# like = ["causal-offset-per-entry"]
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "onnx 1.23.2, numpy 2.4.6"
+# detail = "got [1.5 0.5]"
+# ///
+
+import sys
+
+try:
+    import numpy as np
+    from onnx import TensorProto, helper
+    from onnx.reference import ReferenceEvaluator
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+names = {"query": 1, "key": 1, "value": 1, "mask": 9, "lengths": 7}
+node = helper.make_node("Attention", ["query", "key", "value", "mask", "", "", "lengths"], ["output"], is_causal=1)
+graph = helper.make_graph(
+    [node],
+    "one",
+    [helper.make_tensor_value_info(name, kind, None) for name, kind in names.items()],
+    [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+
+
+value = np.broadcast_to(np.arange(4, dtype=np.float32)[:, None], (2, 1, 4, 4)).copy()
+zeros, mask = np.zeros((2, 1, 1, 4), np.float32), np.ones((1, 4), bool)
+arrays = {"query": zeros, "key": value, "value": value, "mask": mask, "lengths": np.array([4, 2])}
+(got,) = ReferenceEvaluator(model).run(None, arrays)
+print("expected [1.5 0.5], the averages of 4 and of 2 keys")
+print("got     ", got[:, 0, 0, 0])
+sys.exit(int(not np.allclose(got[:, 0, 0, 0], [1.5, 0.5])))

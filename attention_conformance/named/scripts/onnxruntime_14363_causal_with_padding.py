@@ -1,0 +1,54 @@
+"""A causal query whose only key is padding attends to it.
+
+The node takes a flag for causality and a mask for padding, and writes each as a very negative number. If padding
+stands on the left, the first query has no key under both rules. Causality is the more negative one, so that the
+padded key wins, with a weight of 1. The thread found differences of up to a half of the output.
+"""
+
+# /// script
+# dependencies = ["onnxruntime", "onnx", "numpy"]
+#
+# [tool.attention-core]
+# thread = "microsoft/onnxruntime#14363"
+# title = "[Bug] Attention and QAttention don't work properly in some cases"
+# property = "combined rules"
+# line = 4
+# versions = "open since 2023; 1.31.1 too"
+# needs = "cpu"
+# geometry = { B = 1, H = 1, M = 4, N = 4, D = 8, E = 8 }
+# like = ["causal-and-mask"]
+#
+# [tool.attention-core.shown]
+# result = "wrong"
+# date = "2026-11-22"
+# versions = "onnxruntime 1.31.1, onnx 1.23.2, numpy 2.4.6"
+# detail = "got [3.9208155 1.4021853 1.082861 ] where the value of the masked key is [3.9208155 1.4021853 1.082861 ]"
+# ///
+
+import sys
+
+try:
+    import numpy as np
+    from onnx import TensorProto, helper
+    from onnxruntime import InferenceSession
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+floats = {"x": [1, 4, 8], "weight": [8, 24], "bias": [24], "output": [1, 4, 8]}
+floats = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in floats.items()}
+mask = helper.make_tensor_value_info("mask", TensorProto.INT32, [1, 4])
+options = {"domain": "com.microsoft", "num_heads": 1, "unidirectional": 1}
+node = helper.make_node("Attention", ["x", "weight", "bias", "mask"], ["output"], **options)
+output = floats.pop("output")
+graph = helper.make_graph([node], "one", [*floats.values(), mask], [output])
+domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+session = InferenceSession(helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString())
+random = np.random.default_rng(0)
+arrays = {"x": random.standard_normal((1, 4, 8), np.float32), "weight": random.standard_normal((8, 24), np.float32)}
+arrays |= {"bias": np.zeros(24, np.float32), "mask": np.array([[0, 1, 1, 1]], np.int32)}
+(got,) = session.run(None, arrays)
+masked = (arrays["x"] @ arrays["weight"])[0, 0, 16:]
+print("expected zeros for query 0")
+print("got     ", got[0, 0, :3], "where the value of the masked key is", masked[:3])
+sys.exit(int(got[0, 0].any()))

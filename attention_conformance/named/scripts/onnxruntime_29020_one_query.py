@@ -1,0 +1,54 @@
+"""One query with four keys is causal from the top left on one device, from the bottom right on the other.
+
+The standard counts from the top left if there is no cache, so that the only query sees key 0. The kernel for CPUs had
+a path for one query, which saw all keys; the kernel for GPUs did not. A model gave other results when it was moved.
+Both answers are a convention; two at once are a mistake.
+"""
+
+# /// script
+# dependencies = ["onnxruntime", "onnx", "numpy"]
+#
+# [tool.attention-core]
+# thread = "microsoft/onnxruntime#29020"
+# title = "Opset-23 Attention op: is_causal alignment differs between CPU (bottom-right) and CUDA (upper-left) for q_len < kv_len with no past"
+# property = "causal"
+# line = 3
+# versions = "mended; right in 1.31.1"
+# needs = "cpu"
+# geometry = { B = 1, H = 1, M = 1, N = 4, D = 4, E = 4 }
+# like = ["causal-more-keys"]
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "onnxruntime 1.31.1, onnx 1.23.2, numpy 2.4.6"
+# detail = "got 0.0 where 1.5 is the average of all"
+# ///
+
+import sys
+
+try:
+    import numpy as np
+    from onnx import TensorProto, helper
+    from onnxruntime import InferenceSession
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+names = {"query": 1, "key": 1, "value": 1}
+node = helper.make_node("Attention", list(names), ["output"], is_causal=1)
+graph = helper.make_graph(
+    [node],
+    "one",
+    [helper.make_tensor_value_info(name, kind, None) for name, kind in names.items()],
+    [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+
+
+value = np.broadcast_to(np.arange(4, dtype=np.float32)[:, None], (1, 1, 4, 4)).copy()
+session = InferenceSession(model.SerializeToString())
+(got,) = session.run(None, {"query": np.zeros((1, 1, 1, 4), np.float32), "key": value, "value": value})
+print("expected 0.0, the first value")
+print("got     ", got[0, 0, 0, 0], "where 1.5 is the average of all")
+sys.exit(int(got[0, 0, 0, 0] != 0))

@@ -1,0 +1,46 @@
+"""One query after eight keys is causal from the top left, and sees the first key only.
+
+A decoding step has one new query and all keys so far, and users expect `is_causal=True` to change nothing. PyTorch
+aligns the triangle with the first key, so the query sees key 0 alone. Both conventions exist, and the documentation
+of PyTorch names its one. `causal_lower_right` is the other; here it is `Causal(offset=7)`.
+"""
+
+# /// script
+# dependencies = ["torch"]
+#
+# [tool.attention-core]
+# thread = "pytorch/pytorch#103082"
+# title = "Ambiguitiy in causal-mask in scaled_dot_product_attention"
+# property = "causal"
+# line = 3
+# versions = "since 2.0, as documented"
+# needs = "cpu"
+# geometry = { B = 1, H = 1, M = 1, N = 8, D = 4, E = 4 }
+# like = ["causal-more-keys"]
+#
+# [tool.attention-core.shown]
+# result = "documented"
+# date = "2026-11-22"
+# versions = "torch 2.13.0"
+# detail = """\
+#   got [-0.21586325764656067, -0.7425481677055359, 0.5627213716506958, 0.25962740182876587] the first \
+#   value: True\
+#   """
+# ///
+
+import sys
+
+try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attention
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+torch.manual_seed(0)
+query, key, value = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 8, 4), torch.randn(1, 1, 8, 4)
+expected = attention(query, key, value)
+got = attention(query, key, value, is_causal=True)
+print("expected", expected.flatten().tolist())
+print("got     ", got.flatten().tolist(), "the first value:", torch.equal(got[0, 0, 0], value[0, 0, 0]))
+sys.exit(int(not torch.allclose(got, expected)))

@@ -1,0 +1,47 @@
+"""A mask of documents in one sequence gives other results in bfloat16 on a GPU.
+
+Documents are packed into one sequence of 600, and a mask keeps each to itself: it is True in blocks along the
+diagonal. On a GPU, the result in bfloat16 was far from that in float32, beyond any rounding. The script compares with
+float64.
+"""
+
+# /// script
+# dependencies = ["torch"]
+#
+# [tool.attention-core]
+# thread = "pytorch/pytorch#108503"
+# title = "F.scaled_dot_product_attention incorrect results when using CUDA, masking, and bfloat16"
+# property = "mask"
+# line = 1
+# versions = "CUDA; closed"
+# needs = "cpu"
+# geometry = { B = 1, H = 2, M = 600, N = 600, D = 64, E = 64 }
+# like = ["mask", "documents-in-a-window"]
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-23"
+# versions = "torch 2.13.0"
+# detail = "got an error of 0.0020006573886851564 on cpu"
+# ///
+
+import sys
+
+try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attention
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+query, key, value = (torch.randn(1, 2, 600, 64, device=device, dtype=torch.bfloat16) for _ in range(3))
+document = torch.arange(600, device=device) // 150
+mask = document[:, None] == document
+scores = (query.double() @ key.double().mT / 8).masked_fill(~mask, -torch.inf)
+expected = torch.softmax(scores, -1) @ value.double()
+got = attention(query, key, value, attn_mask=mask[None, None]).double()
+print("expected an error below 0.02")
+print("got      an error of", (got - expected).abs().max().item(), "on", device)
+sys.exit(int(not torch.allclose(got, expected, atol=0.02)))

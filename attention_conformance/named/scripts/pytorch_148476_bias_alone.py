@@ -1,0 +1,46 @@
+"""The gradient of the bias alone is asked for.
+
+A learnt bias, such as relative positions, may be the only array that needs a gradient; the projections are frozen.
+The forward kernel kept the logsumexp only if query, key or value needed a gradient. The backward kernel then read an
+empty array: an illegal address on a GPU.
+"""
+
+# /// script
+# dependencies = ["torch"]
+#
+# [tool.attention-core]
+# thread = "pytorch/pytorch#148476"
+# title = "Illegal memory access in scaled_dot_product_attention if only attn_mask requires grad"
+# property = "gradient"
+# line = 0
+# versions = "2.6 on CUDA; right on a CPU; mended in June 2026"
+# needs = "cpu"
+# geometry = { B = 1, H = 2, M = 5, N = 7, D = 8, E = 8 }
+# like = []
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "torch 2.13.0"
+# detail = "got [0.0728008821606636, -0.006622904911637306, 0.0104261739179492] on cpu"
+# ///
+
+import sys
+
+try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attention
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+torch.manual_seed(0)
+query, key, value = (torch.randn(1, 2, size, 8, device=device) for size in (5, 7, 7))
+bias = torch.randn(1, 2, 5, 7, device=device, requires_grad=True)
+(got,) = torch.autograd.grad(attention(query, key, value, attn_mask=bias).sum(), bias)
+query.requires_grad_()
+_, expected = torch.autograd.grad(attention(query, key, value, attn_mask=bias).sum(), (query, bias))
+print("expected", expected[0, 0, 0, :3].tolist())
+print("got     ", got[0, 0, 0, :3].tolist(), "on", device)
+sys.exit(int(not torch.allclose(got, expected, atol=1e-5)))

@@ -1,0 +1,44 @@
+"""Heads that were moved by a permutation of axes are read in the wrong order.
+
+A layer computes (batch, length, heads, width) and permutes the middle axes, which moves no memory. A kernel that
+ignores strides then reads other heads and positions. Most tests make their inputs in the final shape, contiguous, and
+so cannot see it. It is the most frequent silent mistake of attention kernels.
+"""
+
+# /// script
+# dependencies = ["torch"]
+#
+# [tool.attention-core]
+# thread = "pytorch/pytorch#181133"
+# title = "[MPS] scaled_dot_product_attention returns wrong values for non-contiguous (permute-produced) q/k/v"
+# property = "memory layout"
+# line = 0
+# versions = "MPS; closed"
+# needs = "cpu"
+# geometry = { B = 84, H = 3, M = 3, N = 3, D = 64, E = 64 }
+# like = []
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "torch 2.13.0"
+# detail = "got [-0.5092886090278625, -0.3072547912597656, -0.6548970937728882] on cpu"
+# ///
+
+import sys
+
+try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attention
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+torch.manual_seed(0)
+query, key, value = (torch.randn(84, 3, 3, 64, device=device).permute(0, 2, 1, 3) for _ in range(3))
+expected = attention(query.contiguous(), key.contiguous(), value.contiguous())
+got = attention(query, key, value)
+print("expected", expected[0, 0, 0, :3].tolist())
+print("got     ", got[0, 0, 0, :3].tolist(), "on", device)
+sys.exit(int(not torch.allclose(got, expected, atol=1e-4)))

@@ -1,0 +1,45 @@
+"""Asking for weights drops causality.
+
+A module has one path that returns the weights and one that does not. The first one ignored `is_causal=True`, so that
+looking at the weights of a causal model showed those of another model. Newer versions raise an error, and ask for the
+mask as an array.
+"""
+
+# /// script
+# dependencies = ["torch"]
+#
+# [tool.attention-core]
+# thread = "pytorch/pytorch#99282"
+# title = "MultiheadAttention is_causal=True is ignored if need_weights=True"
+# property = "causal"
+# line = 3
+# versions = "2.0.0; refused in 2.13.0"
+# needs = "cpu"
+# geometry = { B = 1, H = 2, M = 3, N = 3, D = 4, E = 4 }
+# like = ["weights"]
+#
+# [tool.attention-core.shown]
+# result = "refused"
+# date = "2026-11-22"
+# versions = "torch 2.13.0"
+# detail = "refused: Need attn_mask if specifying the is_causal hint. You may use the Transformer module method …"
+# ///
+
+import sys
+
+try:
+    import torch
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+torch.manual_seed(0)
+module, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 3, 8)
+try:
+    _, got = module(x, x, x, is_causal=True, need_weights=True)
+except RuntimeError as error:
+    print("refused:", error)
+    sys.exit(0)
+print("expected zeros above the diagonal")
+print("got     ", got[0, 0].tolist())
+sys.exit(int(got.triu(1).any()))

@@ -1,0 +1,66 @@
+"""Lengths that do not fill the last block give infinity.
+
+Kernels compute in blocks of 16, 32, 64 or 128 positions, and the last one is seldom full. What lies behind the last
+key must get no weight; in the thread its exponential overflowed. Tests like round numbers, and round numbers fill
+blocks. The script takes lengths around the usual blocks, with widths that are no power of two among them, forward and
+backward.
+"""
+
+# /// script
+# dependencies = ["torch"]
+#
+# [tool.attention-core]
+# thread = "torch-spyre/torch-spyre#3248"
+# title = "fix(sdpa): mask exp padding lanes so unpadded kv seqlen doesn't produce inf"
+# property = "sizes"
+# line = 0
+# versions = "torch-spyre before the change; the script asks torch"
+# needs = "cpu"
+# geometry = { B = 1, H = 2 }
+# like = []
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-23"
+# versions = "torch 2.13.0"
+# detail = """\
+#   got {(1, 16): '0e+00', (13, 72): '7e-06', (16, 32): '3e-06', (63, 64): '4e-06', (65, 80): '7e-06', \
+#   (127, 96): …\
+#   """
+# ///
+
+import sys
+
+try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attention
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+torch.manual_seed(0)
+errors = {}
+for size, width in (
+    (1, 16),
+    (13, 72),
+    (16, 32),
+    (63, 64),
+    (65, 80),
+    (127, 96),
+    (129, 128),
+    (192, 64),
+    (255, 32),
+    (257, 256),
+):
+    arrays = [torch.randn(1, 2, size, width, requires_grad=True) for _ in range(3)]
+    query, key, value = (x.detach().double().requires_grad_() for x in arrays)
+    future = torch.ones(size, size, dtype=torch.bool).triu(1)
+    weights = torch.softmax((query @ key.mT / width**0.5).masked_fill(future, -torch.inf), -1)
+    output, expected = attention(*arrays, is_causal=True), weights @ value
+    got = [output, *torch.autograd.grad((output * output).sum(), arrays)]
+    truth = [expected, *torch.autograd.grad((expected * expected).sum(), (query, key, value))]
+    differences = [(one - two).abs().max() for one, two in zip(got, truth, strict=True)]
+    errors[size, width] = torch.stack(differences).max().item()
+print("expected errors below 1e-4, for each length and width")
+print("got     ", {sizes: f"{error:.0e}" for sizes, error in errors.items()})
+sys.exit(int(not all(error < 1e-4 for error in errors.values())))

@@ -1,0 +1,44 @@
+"""Query, key and value are views of one packed array.
+
+One projection computes query, key and value together, and a layer takes them apart without a copy. The strides of
+each then step over the other two. In the thread a device ignored strides, and padding for another reason repaired the
+layout by copying. So only lengths that need no padding were wrong.
+"""
+
+# /// script
+# dependencies = ["mlx", "numpy"]
+#
+# [tool.attention-core]
+# thread = "torch-spyre/torch-spyre#4331"
+# title = "SDPA silently returns wrong results when q/k/v are non-contiguous views"
+# property = "memory layout"
+# line = 0
+# versions = "torch-spyre; the script asks mlx"
+# needs = "cpu"
+# geometry = { B = 2, H = 4, M = 6, N = 6, D = 64, E = 64 }
+# like = []
+#
+# [tool.attention-core.shown]
+# result = "right"
+# date = "2026-11-22"
+# versions = "mlx 0.32.4, numpy 2.4.6"
+# detail = "got [-0.37212554  0.0085423  -0.10682917]"
+# ///
+
+import sys
+
+try:
+    import mlx.core as mx
+    import numpy as np
+except ImportError as absent:
+    print("not here:", absent)
+    sys.exit(77)
+
+packed = mx.array(np.random.default_rng(0).standard_normal((2, 6, 3, 4, 64), np.float32))
+query, key, value = (packed[:, :, part].transpose(0, 2, 1, 3) for part in range(3))
+copies = [mx.array(np.array(x)) for x in (query, key, value)]
+expected = np.array(mx.fast.scaled_dot_product_attention(*copies, scale=0.125))
+got = np.array(mx.fast.scaled_dot_product_attention(query, key, value, scale=0.125))
+print("expected", expected[0, 1, 1, :3])
+print("got     ", got[0, 1, 1, :3])
+sys.exit(int(not np.allclose(got, expected, atol=1e-5)))
