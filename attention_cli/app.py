@@ -227,3 +227,42 @@ def conformance(
             details=details,
             quick=quick,
         )
+
+
+@app.command(short_help="List mistakes of published attentions.")
+def cases(
+    word: Annotated[Many, typer.Option(help="A word of the name, the story or the title; repeatable.")] = None,
+    property_: Annotated[
+        Many, typer.Option("--property", help="A property, such as 'fully masked row'; repeatable.")
+    ] = None,
+    package: Annotated[Many, typer.Option(help="A package, such as torch; repeatable.")] = None,
+    like: Annotated[Many, typer.Option(help="A case of the kit that shows the same property; repeatable.")] = None,
+    line: Annotated[int | None, typer.Option(min=0, max=12, help="A line of the contract; 0 for none of them.")] = None,
+    on_cpu: Annotated[bool, typer.Option("--cpu", help="Those whose reproducer runs on a CPU.")] = False,
+    failing: Annotated[bool, typer.Option("--failing", help="Those that were wrong when last run.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Run them all, and compare with what they showed last.")] = False,
+) -> None:
+    """List the named cases: each is a mistake from a public thread, with a reproducer.
+
+    With --run, the exit status is 1 if a reproducer shows something else than when it was run last.
+    """
+    from attention_cli import named as work  # noqa: PLC0415 (help needs none of it)
+
+    work.cases(
+        word=word, property_=property_, package=package, like=like, line=line, on_cpu=on_cpu, failing=failing, run_=run
+    )
+
+
+@app.command(short_help="Tell one of them, with a script that shows it.")
+def case(
+    name: Annotated[str, typer.Argument(help="The name, or a part of it, such as the number of the thread.")],
+    run: Annotated[bool, typer.Option("--run", help="Run the script instead.")] = False,
+) -> None:
+    """Print the story, the thread, the versions and the reproducer of a named case.
+
+    With --run, the exit status is 0 if the result is right, and 1 if it is wrong. It is 3 if the script crashed, and
+    77 if a package or a device is not here.
+    """
+    from attention_cli import named as work  # noqa: PLC0415 (help needs none of it)
+
+    work.case(name, run_=run)

@@ -198,7 +198,7 @@ def test_only_junit_needs_junitparser(tmp_path):
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", told)
 
 
-@pytest.mark.parametrize("command", [[], ["conformance"], ["bench"], ["convert"], ["backends"]])
+@pytest.mark.parametrize("command", [[], ["conformance"], ["bench"], ["convert"], ["backends"], ["cases"], ["case"]])
 def test_help_is_whole_and_imports_no_library(command):
     script = (
         "import sys\nfrom attention_cli.main import run\nsys.argv = ['attention-core', *sys.argv[1:]]\n"

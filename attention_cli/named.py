@@ -1,0 +1,96 @@
+"""The commands ``cases`` and ``case``: mistakes of published attentions, listed, told and run."""
+
+from __future__ import annotations
+
+import textwrap
+
+import typer
+from rich.table import Table
+
+from attention_cli.terminal import Many, check_known, console, refusal
+from attention_conformance.named import PROPERTIES, RESULTS, NamedCase, find_case, named_cases, run
+
+__all__ = ["case", "cases"]
+
+WIDTH = 80
+
+
+def cases(
+    *,
+    word: Many,
+    property_: Many,
+    package: Many,
+    like: Many,
+    line: int | None,
+    on_cpu: bool,
+    failing: bool,
+    run_: bool,
+) -> None:
+    """List the cases that are asked for, and run them if asked to."""
+    check_known("property", property_, PROPERTIES)
+    known = sorted({name for case in named_cases() for name in case.packages})
+    check_known("package", package, known)
+    chosen = [
+        case
+        for case in named_cases()
+        if all(case.matches(each) for each in word or ())
+        and (not property_ or case.property in property_)
+        and (not package or set(package) & set(case.packages))
+        and (not like or set(like) & set(case.like))
+        and (line is None or case.line == line)
+        and (not on_cpu or case.needs == "cpu")
+        and (not failing or case.shown.result == "wrong")
+    ]
+    if not chosen:
+        raise refusal("expected cases that match; got none")
+    if run_:
+        raise typer.Exit(_run_all(chosen))
+    rows = Table("case", "property", "result", box=None, pad_edge=False)
+    for each in chosen:
+        rows.add_row(each.name, each.property, each.shown.result)
+    screen = console()
+    screen.print(rows)
+    failed = sum(each.shown.result == "wrong" for each in chosen)
+    screen.print(f"\n{len(chosen)} cases, {failed} wrong when last run")
+
+
+def _run_all(chosen: list[NamedCase]) -> int:
+    """Run cases, a line each; 1 if one shows something else than it did."""
+    screen, others = console(), 0
+    for each in chosen:
+        ran = run(each)
+        same = ran.status in (RESULTS[each.shown.result], 77)
+        others += not same
+        screen.print(f"{each.name}: {ran.word}{'' if same else f'; expected {each.shown.result}'}")
+    screen.print(f"\n{len(chosen)} cases, {others} other than when last run")
+    return int(others > 0)
+
+
+def case(name: str, *, run_: bool) -> None:
+    """Tell a case and print its script, or run it."""
+    try:
+        found = find_case(name)
+    except ValueError as error:
+        raise refusal(str(error)) from error
+    if run_:
+        ran = run(found)
+        typer.echo(ran.printed, nl=False)
+        typer.echo(ran.word)
+        raise typer.Exit(ran.status)
+    line = f"line {found.line} of the contract" if found.line else "no line of the contract"
+    shown = found.shown
+    facts = {
+        "thread": f"{found.thread}, {found.title!r}",
+        "url": found.url,
+        "property": f"{found.property} ({line}): {PROPERTIES[found.property]}",
+        "versions": found.versions,
+        "needs": f"{', '.join(found.packages)} on {found.needs}",
+        "like": f"cases {', '.join(found.like)} of the kit" if found.like else "no case of the kit",
+        "shown": ", ".join(filter(None, (shown.result, shown.versions, shown.date))) + f": {shown.detail}",
+    }
+    typer.echo(f"{found.name}\n\n{textwrap.fill(found.summary, WIDTH)}\n")
+    for word, text in facts.items():
+        first = f"{word + ':':<10}"
+        typer.echo(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * 10, break_long_words=False))
+    typer.echo("\n" + "\n\n".join(textwrap.fill(part, WIDTH) for part in found.story.split("\n\n")))
+    typer.echo(f"\n{found.script()}", nl=False)
