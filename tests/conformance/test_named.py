@@ -1,0 +1,184 @@
+"""Named cases: the data is complete, the scripts ask for what they need, and the commands tell and run them."""
+
+import ast
+import dataclasses
+import re
+import sys
+import tomllib
+from datetime import date
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_conformance import CASES as CATALOGUE
+from attention_conformance.cases.contract import LINES
+from attention_conformance.named import PROPERTIES, RESULTS, find_case, named_cases, run
+from attention_conformance.named.page import renewed
+
+ROOT = Path(__file__).parents[2]
+CASES = named_cases()
+MODULES = {  # of packages that are imported under another name
+    "flash-attn": "flash_attn",
+    "flashinfer-python": "flashinfer",
+    "megatron-core": "megatron",
+}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+def script_of(tmp_path, code, packages=("numpy",)):
+    """A case with a script of one's own."""
+    path = tmp_path / "script.py"
+    path.write_text(code)
+    return dataclasses.replace(CASES[0], path=path, packages=packages)
+
+
+def test_there_are_at_least_forty_and_most_ran():
+    assert len(CASES) >= 40
+    assert sum(case.shown.result != "not run" for case in CASES) >= 30
+    assert len({case.name for case in CASES}) == len({case.summary for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_case_says_everything(case):
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", case.thread)
+    assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/issues/\d+", case.url)
+    assert case.thread.rpartition("#")[2] in case.name
+    assert case.title
+    assert case.versions
+    assert case.property in PROPERTIES
+    assert case.line in {0, *LINES}
+    assert case.needs in ("cpu", "cuda", "metal")
+    assert set(case.geometry) <= set("BHGMNDE")
+    assert set(case.like) <= {case.name for case in CATALOGUE}
+    assert case.summary.endswith(".")
+    assert len(re.findall(r"\.(?:\s|$)", case.story)) >= 3
+    for sentence in re.split(r"(?<=[.!?])\s+", f"{case.summary} {case.story}"):
+        assert len(sentence.split()) <= 30, sentence
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_it_showed_is_recorded(case):
+    shown = case.shown
+    assert shown.result in RESULTS
+    assert shown.detail
+    if shown.result == "not run":
+        assert case.needs != "cpu"
+        assert not shown.date
+        assert not shown.versions
+    else:
+        assert date.fromisoformat(shown.date)
+        assert [part.split()[0] for part in shown.versions.split(", ")] == list(case.packages)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_script_imports_its_packages_alone_prints_both_results_and_exits(case):
+    tree = ast.parse(case.script())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imports]
+    modules = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert modules - {"numpy"} == {MODULES.get(name, name) for name in case.packages} - {"numpy"}
+    guarded = next(node for node in tree.body if isinstance(node, ast.Try))
+    assert {ast.unparse(node) for node in imports} - {ast.unparse(node) for node in guarded.body} == {"import sys"}
+    assert ast.unparse(tree.body[-1]).startswith("sys.exit(int(")
+    assert case.script().count('print("expected') == case.script().count('print("got') == 1
+    assert len(tree.body) <= 24
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "word"),
+    [
+        ("print('seen')", 0, "right"),
+        ("import sys; print('seen'); sys.exit(1)", 1, "wrong"),
+        ("import sys; print('seen'); sys.exit(77)", 77, "not here"),
+        ("print('seen'); raise ValueError('no result')", 3, "crashed"),
+        ("import os; print('seen', flush=True); os.abort()", 3, "crashed"),
+    ],
+)
+def test_a_run_tells_a_wrong_result_from_none(tmp_path, code, status, word):
+    ran = run(script_of(tmp_path, code))
+    assert (ran.status, ran.word) == (status, word)
+    assert ran.printed.startswith("seen\n")
+
+
+def test_a_run_that_hangs_ends(tmp_path):
+    ran = run(script_of(tmp_path, "import time; time.sleep(60)"), seconds=0.5)
+    assert (ran.status, ran.printed) == (3, "no result in 0 s\n")
+
+
+def test_a_package_that_is_absent_is_not_here(tmp_path):
+    ran = run(script_of(tmp_path, "raise ValueError", ("numpy", "no-such-package[cpu]>=1")))
+    assert (ran.status, ran.printed) == (77, "not here: no-such-package\n")
+
+
+@pytest.mark.needs("torch")
+def test_a_reproducer_shows_what_it_showed():
+    result = invoke("case", "101967", "--run")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "wrong"
+    assert "got      [nan, nan, nan, nan]" in result.stdout
+
+
+def test_a_case_is_told_by_a_part_of_its_name():
+    result = invoke("case", "160064")
+    case = find_case("160064")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("pytorch-160064-masked-head\n\nAsking for weights")
+    for text in (case.thread, case.url, "(line 6 of the contract)", case.shown.versions, case.script()):
+        assert text in result.stdout
+
+
+def test_a_number_is_that_of_a_thread_before_it_is_a_part_of_one():
+    assert find_case("1133").name.startswith("flash-attention-1133-")
+    assert find_case("81133").name == "pytorch-181133-permuted"
+
+
+def test_a_part_of_several_names_is_refused():
+    result = invoke("case", "pytorch")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("attention-core: expected a part of one name out of pytorch-")
+    assert invoke("case", "no such name").exit_code == 2
+
+
+def test_cases_are_listed_by_word_property_package_line_and_device():
+    def names(*options):
+        return {line.split()[0] for line in invoke("cases", *options).stdout.splitlines()[1:-2]}
+
+    assert names() == {case.name for case in CASES}
+    assert names("--package", "jax", "--property", "decode") == {"flax-5591-cached-decoding"}
+    assert names("--word", "padding", "--word", "NaN") == {
+        case.name for case in CASES if case.matches("padding") and case.matches("nan")
+    }
+    assert names("--line", "12", "--cpu") == set()
+    assert "pytorch-103749-padding-mask" in names("--like", "empty-row-mask")
+    assert names("--like", "pieces-empty") == {"flashinfer-4051-merge-of-nothing"}
+    assert names("--cpu") == {case.name for case in CASES if case.needs == "cpu"}
+    assert names("--failing") == {case.name for case in CASES if case.shown.result == "wrong"}
+    assert "expected a property out of mask, " in invoke("cases", "--property", "speed").stderr
+
+
+def test_a_run_of_all_compares_with_the_last(tmp_path, monkeypatch):
+    cases = [script_of(tmp_path, "import sys; sys.exit(1)")]
+    cases = [dataclasses.replace(each, shown=dataclasses.replace(each.shown, result="wrong")) for each in cases]
+    monkeypatch.setattr("attention_cli.named.named_cases", lambda: tuple(cases))
+    assert invoke("cases", "--run").exit_code == 0
+    cases[0].path.write_text("")
+    result = invoke("cases", "--run")
+    assert result.exit_code == 1
+    assert f"{cases[0].name}: right; expected wrong" in result.stdout
+
+
+def test_the_session_installs_what_a_cpu_can_run():
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    installed = {name.partition("[")[0] for name in groups["reproducers"]}
+    assert {name for case in CASES if case.needs == "cpu" for name in case.packages} == installed
+
+
+def test_the_page_is_made_of_the_data():
+    page = (ROOT / "docs/reference/named-cases.md").read_text(encoding="utf-8")
+    assert renewed(page) == page
+    assert all(f"| `{case.name}`: " in page for case in CASES)
