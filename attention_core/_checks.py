@@ -211,23 +211,27 @@ def check_allowed(name: str, allowed: Any, positions: tuple[Array, ...]) -> None
 
 def check_new_scores(new: Any, scores: Array) -> None:
     """Raise unless a function of scores returned an array of the library, shape and dtype that it was given."""
-    name = "the result of score_mod"
+    check_like_array("the result of score_mod", new, "its scores", scores)
+
+
+def check_like_array(name: str, new: Any, model_name: str, model: Array) -> None:
+    """Raise unless a function of users returned an array of the library, shape and dtype of another."""
     if not hasattr(new, "dtype"):
         raise TypeError(f"expected {name} as an array; got {type_text(new)}")
-    common_namespace(None, {"scores": scores, name: new})
-    if new.dtype != scores.dtype:
+    common_namespace(None, {model_name.removeprefix("its "): model, name: new})
+    if new.dtype != model.dtype:
         raise TypeError(
-            f"expected {name} of dtype {dtype_name(scores.dtype)}, that of its scores; got {dtype_name(new.dtype)}"
+            f"expected {name} of dtype {dtype_name(model.dtype)}, that of {model_name}; got {dtype_name(new.dtype)}"
         )
-    if shapes_differ(sizes(new), sizes(scores)):
-        raise ValueError(f"expected {name} {shape_text(scores)}, as its scores; got {shape_text(new)}")
+    if shapes_differ(sizes(new), sizes(model)):
+        raise ValueError(f"expected {name} {shape_text(model)}, as {model_name}; got {shape_text(new)}")
 
 
 def check_prepared(prepared: Any) -> None:
-    """Raise unless what `prepare` returned is a pair; attention checks its arrays."""
-    if not isinstance(prepared, tuple | list) or len(prepared) != 2:
+    """Raise unless what `prepare` returned are three; attention checks its arrays."""
+    if not isinstance(prepared, tuple | list) or len(prepared) != 3:
         got = f"{len(prepared)} of them" if isinstance(prepared, tuple | list) else type_text(prepared)
-        raise TypeError(f"expected the result of prepare as a tuple (query, key); got {got}")
+        raise TypeError(f"expected the result of prepare as a tuple (query, key, value); got {got}")
 
 
 def _broadcast_sizes(arrays: tuple[Array, ...]) -> tuple[int | None, ...]:

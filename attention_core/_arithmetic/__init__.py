@@ -9,6 +9,7 @@ from attention_core._arrays import Array, Namespace, dtype_name
 from attention_core._checks import check_choice, check_floating, check_rank
 
 ARITHMETICS = {"fast": fast, "reproducible": reproducible}
+ACTIVATIONS = ("gelu", "relu", "silu")  # functions of both
 WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, by the names their libraries use
 
 
@@ -44,6 +45,11 @@ def check_input(name: str, x: Array, least: int, layout: str, *, arithmetic: Any
 def check_arithmetic_name(arithmetic: Any) -> None:
     """Raise unless this names an arithmetic."""
     check_choice("an arithmetic", arithmetic, ARITHMETICS)
+
+
+def check_activation(activation: Any) -> None:
+    """Raise unless this names an activation of a feed-forward."""
+    check_choice("an activation", activation, ACTIVATIONS)
 
 
 def fan_out(arrays: tuple[Array, ...], arithmetic: Any, xp: Namespace) -> list[Array]:

@@ -65,6 +65,11 @@ def silu(x: Array, /, *, xp: Namespace) -> Array:
     return xp.multiply(x, share)
 
 
+def relu(x: Array, /, *, xp: Namespace) -> Array:
+    """Rectified linear unit, with the gradient 0 at 0, and NaN of NaN."""
+    return xp.where(xp.less_equal(x, 0.0), 0.0, x)
+
+
 def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     """Add two arrays."""
     return xp.add(x, y)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of
+from attention_core._arithmetic import arithmetic_of, check_activation
 from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
+from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_flags, check_number, check_parameters, once_per_signature
+from attention_core._checks import (
+    check_flags,
+    check_function,
+    check_like_array,
+    check_number,
+    check_parameters,
+    once_per_signature,
+)
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
@@ -26,14 +35,19 @@ def encoder_layer(
     /,
     *,
     num_heads: int,
+    num_key_value_heads: int | None = None,
     norm_first: bool = True,
     mask: Mask | Array | None = None,
+    is_causal: bool = False,
+    activation: str = "gelu",
     epsilon: float = 1e-5,
     dropout: Dropout | None = None,
+    hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
+    return_weights: bool = False,
     implementation: str = "auto",
     arithmetic: str = "fast",
     xp: Namespace | None = None,
-) -> Array:
+) -> Any:
     r"""Apply the encoder layer of a transformer: self-attention and feed-forward, each on a residual branch.
 
     .. math::
@@ -49,14 +63,26 @@ def encoder_layer(
     x : Array, shape (..., L, C)
         16-bit types are computed in float32 and rounded once.
     num_heads : int
+        H.
+    num_key_value_heads : int, optional
+        A divisor of H; by default H.
     norm_first : bool
         Whether to normalize the input of each branch (GPT-2), or the sum after it (the first transformer, BERT).
     mask : Mask or Array of bool, broadcastable to (..., H, L, L), optional
         True = may attend.
+    is_causal : bool
+        Whether no position attends to later ones.
+    activation : {"gelu", "relu"}
+        Of the feed-forward, as in `feed_forward`.
     epsilon : float
         Of both normalizations.
     dropout : Dropout, optional
         Applied to the attention weights and to both branches, each with a seed derived from this one.
+    hook : callable, optional
+        ``hook(name, function, h)`` is computed in place of ``function(h)``, before dropout. The name is that of the
+        parameters of this part: ``"attention"``, ``"attention_norm"``, ``"feed_forward"`` or ``"feed_forward_norm"``.
+        With ``return_weights``, attention returns ``Attention``.
+    return_weights : bool
     implementation : {"auto", "dense", "blockwise", "fused"}
         Of attention, as in `scaled_dot_product_attention`.
     arithmetic : {"fast", "reproducible"}
@@ -66,6 +92,7 @@ def encoder_layer(
     Returns
     -------
     Array, shape (..., L, C)
+        Or, with ``return_weights``, ``Attention(output, weights)`` with weights (..., H, L, L).
 
     Raises
     ------
@@ -88,29 +115,51 @@ def encoder_layer(
     >>> bool(xp.all(encoder_layer(layer, x, num_heads=2) == x))
     True
     """
-    options: dict[str, Any] = {"num_heads": num_heads, "mask": mask}
-    options |= {"implementation": implementation, "arithmetic": arithmetic}
-    numbers = {"epsilon": epsilon, "norm_first": norm_first}
-    xp = _check_call(x=x, parameters=parameters, dropout=dropout, xp=xp, **numbers, **options)
+    num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+    options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "mask": mask}
+    options |= {"is_causal": is_causal, "implementation": implementation, "arithmetic": arithmetic}
+    more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
+    more |= {"dropout": dropout, "return_weights": return_weights}
+    xp = _check_call(x=x, parameters=parameters, xp=xp, **more, **options)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     ops = arithmetic_of(arithmetic)
     in_weights, in_attention, in_feed_forward = _dropouts(seeded(dropout, x, xp), 3, xp)
 
-    def attend(h: Array) -> Array:
+    weights = None
+
+    def attend(h: Array) -> Any:
         result = attend_heads(
-            parameters.attention, (h, h, h), num_kv_heads=num_heads, dropout=in_weights, xp=xp, **options
+            parameters.attention, (h, h, h), dropout=in_weights, weights=return_weights, xp=xp, **options
         )
-        return ops.drop(result.output, in_attention, xp=xp)
+        return result if return_weights else result.output
 
     def feed(h: Array) -> Array:
-        return expand_and_contract(parameters.feed_forward, h, in_feed_forward, ops, xp=xp)
+        return expand_and_contract(parameters.feed_forward, h, activation, ops, xp=xp)
 
-    for norm, branch in ((parameters.attention_norm, attend), (parameters.feed_forward_norm, feed)):
+    for name, branch, in_branch in (("attention", attend, in_attention), ("feed_forward", feed, in_feed_forward)):
+        norm = getattr(parameters, f"{name}_norm")
         normal = functools.partial(ops.normalize, scale=norm.scale, offset=norm.offset, epsilon=float(epsilon), xp=xp)
+        if hook is not None:
+            normal = functools.partial(_hooked, hook, f"{name}_norm", normal)
+            branch = functools.partial(_hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
-        x = ops.add(x, branch(normal(h)), xp=xp) if norm_first else normal(ops.add(x, branch(h), xp=xp))
-    return cast_to(x, dtype, xp=xp)
+        y = branch(normal(h) if norm_first else h)
+        if return_weights and name == "attention":
+            y, weights = y.output, y.weights
+        x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
+        x = x if norm_first else normal(x)
+    x = cast_to(x, dtype, xp=xp)
+    return Attention(x, cast_to(weights, dtype, xp=xp)) if return_weights else x
+
+
+def _hooked(hook: Callable[..., Any], name: str, function: Callable[[Array], Any], h: Array) -> Any:
+    """What a hook returns for a part of the layer: like its input, and the weights where they are asked for."""
+    result = hook(name, function, h)
+    output = getattr(result, "output", result)
+    if not hasattr(output, "dtype") or output.dtype != h.dtype or output.shape != h.shape:
+        check_like_array(f"the result of hook for {name}", output, "its input", h)
+    return result
 
 
 def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropout | None]:
@@ -126,8 +175,11 @@ def _check_call(
     x: Array,
     parameters: EncoderLayer,
     num_heads: int,
+    num_kv_heads: int,
     epsilon: float,
     norm_first: bool,
+    activation: str,
+    hook: Any,
     mask: Any,
     xp: Any,
     **options: Any,
@@ -137,10 +189,15 @@ def _check_call(
     check_projections("attention", parameters.attention)
     xp = common_namespace(xp, {"x": x, "layer": parameters, **mask_arrays(mask), **option_arrays(**options)})
     check_parameters("feed_forward", parameters.feed_forward, FeedForward)
-    check_multi_head(parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_heads, mask=mask, bias=None)
+    check_multi_head(
+        parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=None
+    )
     check_options(x, num_heads, **options)
     check_number("epsilon", epsilon, positive=True)
     check_flags(norm_first=norm_first)
+    check_activation(activation)
+    if hook is not None:
+        check_function("hook", hook)
     check_layer_norm("attention_norm", parameters.attention_norm, "x", x)
     check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x)
     check_feed_forward("feed_forward", parameters.feed_forward, "x", x)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_core._arithmetic import arithmetic_of, check_input
+from attention_core._arithmetic import arithmetic_of, check_activation, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, sizes_differ, upcast
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_choice, check_linear, check_parameters, once_per_signature
+from attention_core._checks import check_linear, check_parameters, once_per_signature
 from attention_core.parameters import FeedForward, GatedFeedForward, Linear
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
 
@@ -84,7 +84,7 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     >>> [round(float(y), 6) for y in gelu(xp.asarray([-1.0, 0.0, 1.0]))]
     [-0.158655, 0.0, 0.841345]
     """
-    xp = _check_activation(x=x, arithmetic=arithmetic, xp=xp)
+    xp = _check_elementwise(x=x, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
 
@@ -124,7 +124,7 @@ def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     >>> [round(float(y), 6) for y in silu(xp.asarray([-1.0, 0.0, 1.0]))]
     [-0.268941, 0.0, 0.731059]
     """
-    xp = _check_activation(x=x, arithmetic=arithmetic, xp=xp)
+    xp = _check_elementwise(x=x, arithmetic=arithmetic, xp=xp)
     dtype = x.dtype
     return cast_to(arithmetic_of(arithmetic).silu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
 
@@ -135,11 +135,12 @@ def feed_forward(
     x: Array,
     /,
     *,
+    activation: str = "gelu",
     dropout: Dropout | None = None,
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
-    r"""Apply two affine maps to each position, with a GELU in between.
+    r"""Apply two affine maps to each position, with an activation in between.
 
     .. math:: y = \operatorname{gelu}(x W_1 + b_1)\, W_2 + b_2
 
@@ -149,6 +150,8 @@ def feed_forward(
         ``expand`` of shape (C, inner) and ``contract`` of shape (inner, out).
     x : Array, shape (..., C)
         16-bit types are computed in float32 and rounded once.
+    activation : {"gelu", "relu"}
+        The GELU is exact, without tanh.
     dropout : Dropout, optional
         Applied to the result.
     arithmetic : {"fast", "reproducible"}
@@ -172,10 +175,12 @@ def feed_forward(
     >>> round(float(feed_forward(FeedForward(one, one), xp.ones((1, 1)))[0, 0]), 6)
     0.841345
     """
-    xp = _check_feed_forward_call(x=x, parameters=parameters, dropout=dropout, arithmetic=arithmetic, xp=xp)
-    dtype, dropout = x.dtype, seeded(dropout, x, xp)
+    options = {"activation": activation, "dropout": dropout, "arithmetic": arithmetic}
+    xp = _check_feed_forward_call(x=x, parameters=parameters, xp=xp, **options)
+    dtype, ops, dropout = x.dtype, arithmetic_of(arithmetic), seeded(dropout, x, xp)
     parameters, x = upcast((parameters, x), xp=xp)
-    return cast_to(expand_and_contract(parameters, x, dropout, arithmetic_of(arithmetic), xp=xp), dtype, xp=xp)
+    y = expand_and_contract(parameters, x, activation, ops, xp=xp)
+    return cast_to(ops.drop(y, dropout, xp=xp), dtype, xp=xp)
 
 
 @with_autocast(position=1)
@@ -199,8 +204,8 @@ def gated_feed_forward(
         ``gate`` and ``expand`` of shape (C, inner), and ``contract`` of shape (inner, out).
     x : Array, shape (..., C)
         16-bit types are computed in float32 and rounded once.
-    activation : {"silu", "gelu"}
-        f: SwiGLU, as in Llama, or GeGLU.
+    activation : {"silu", "gelu", "relu"}
+        f: SwiGLU, as in Llama, GeGLU, or ReGLU.
     dropout : Dropout, optional
         Applied to the result.
     arithmetic : {"fast", "reproducible"}
@@ -238,12 +243,10 @@ def gated_feed_forward(
     return cast_to(ops.drop(ops.affine(inner, *contract, xp=xp), dropout, xp=xp), dtype, xp=xp)
 
 
-def expand_and_contract(
-    parameters: FeedForward, x: Array, dropout: Dropout | None, ops: Any, *, xp: Namespace
-) -> Array:
-    """The body of `feed_forward`, in the type of the computation."""
-    inner = ops.gelu(ops.affine(x, *parameters.expand, xp=xp), xp=xp)
-    return ops.drop(ops.affine(inner, *parameters.contract, xp=xp), dropout, xp=xp)
+def expand_and_contract(parameters: FeedForward, x: Array, activation: str, ops: Any, *, xp: Namespace) -> Array:
+    """The body of `feed_forward` before dropout, in the type of the computation."""
+    inner = getattr(ops, activation)(ops.affine(x, *parameters.expand, xp=xp), xp=xp)
+    return ops.affine(inner, *parameters.contract, xp=xp)
 
 
 @once_per_signature
@@ -256,7 +259,7 @@ def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Nam
 
 
 @once_per_signature
-def _check_activation(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
+def _check_elementwise(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Namespace:
     xp = common_namespace(xp, {"x": x})
     check_input("x", x, 0, "(...)", arithmetic=arithmetic)
     return xp
@@ -264,8 +267,9 @@ def _check_activation(*, x: Array, arithmetic: Any, xp: Namespace | None) -> Nam
 
 @once_per_signature
 def _check_feed_forward_call(
-    *, x: Array, parameters: FeedForward, dropout: Dropout | None, arithmetic: Any, xp: Namespace | None
+    *, x: Array, parameters: FeedForward, activation: Any, dropout: Dropout | None, arithmetic: Any, xp: Any
 ) -> Namespace:
+    check_activation(activation)
     xp = _check_maps(x, parameters, FeedForward, dropout, arithmetic=arithmetic, xp=xp)
     check_feed_forward("feed_forward", parameters, "x", x)
     return xp
@@ -281,7 +285,7 @@ def _check_gated_call(
     arithmetic: Any,
     xp: Namespace | None,
 ) -> Namespace:
-    check_choice("an activation", activation, ("silu", "gelu"))
+    check_activation(activation)
     xp = _check_maps(x, parameters, GatedFeedForward, dropout, arithmetic=arithmetic, xp=xp)
     gate, expand, contract = parameters
     check_linear("feed_forward.gate", gate, "x", x)

@@ -20,6 +20,7 @@ from attention_core._arrays import (
 from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
+    check_arity,
     check_bias,
     check_function,
     check_like,
@@ -65,7 +66,7 @@ def multi_head_attention(
     softcap: float | Array | None = None,
     score_mod: Callable[..., Array] | None = None,
     sinks: Array | None = None,
-    prepare: Callable[[Array, Array], tuple[Array, Array]] | None = None,
+    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
     dropout: Dropout | None = None,
     return_weights: bool = False,
     return_logsumexp: bool = False,
@@ -96,8 +97,8 @@ def multi_head_attention(
     num_key_value_heads : int, optional
         G, a divisor of H; by default H.
     prepare : callable, optional
-        ``prepare(query, key)`` maps the heads, (..., H, M, D) and (..., G, N, D), before attention. Apply rotary
-        positions and the normalization of queries and keys here.
+        ``prepare(query, key, value)`` maps the heads, (..., H, M, D), (..., G, N, D) and (..., G, N, E), before
+        attention, and returns all three. Apply rotary positions and the normalization of queries and keys here.
     mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
         As in `scaled_dot_product_attention`.
     return_weights, return_logsumexp, implementation, arithmetic, xp
@@ -156,7 +157,7 @@ def attend_heads(
     *,
     num_heads: int,
     num_kv_heads: int,
-    prepare: Callable[[Array, Array], tuple[Array, Array]] | None = None,
+    prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
     mask: Mask | Array | None = None,
     bias: Array | None = None,
     is_causal: bool = False,
@@ -177,9 +178,9 @@ def attend_heads(
         )
     )
     if prepare is not None:
-        prepared = prepare(query, key)
+        prepared = prepare(query, key, value)
         check_prepared(prepared)
-        query, key = prepared
+        query, key, value = prepared
     if parameters.extra_key is not None:
         length = shape(key, xp=xp)[-2]
         mask, is_causal = _mask_with_extra_key(mask, is_causal, length), False
@@ -255,6 +256,7 @@ def _check_call(
     check_options(query, num_heads, **options)
     if prepare is not None:
         check_function("prepare", prepare)
+        check_arity("prepare", prepare, "query, key and value", 3)
     return xp
 
 

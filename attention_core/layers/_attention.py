@@ -246,7 +246,7 @@ class MultiHeadAttention(Layer):
         key_mask: Array | None = None,
         bias: Array | None = None,
         score_mod: Callable[..., Array] | None = None,
-        prepare: Callable[[Array, Array], tuple[Array, Array]] | None = None,
+        prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
         seed: Any = None,
         return_weights: bool = False,
         return_logsumexp: bool = False,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from attention_core import initializers
 from attention_core import parameters as trees
-from attention_core._arithmetic import check_arithmetic_name
+from attention_core._arithmetic import check_activation, check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._attention.choice import check_implementation
 from attention_core._backend import common_namespace, own_namespace
@@ -155,6 +155,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, 
     "epsilon": functools.partial(check_number, positive=True),
     "dropout": lambda _, rate: check_dropout_rate(rate),
     "implementation": lambda _, implementation: check_implementation(implementation),
+    "activation": lambda _, activation: check_activation(activation),
     "arithmetic": lambda _, arithmetic: check_arithmetic_name(arithmetic),
     "data_format": lambda _, data_format: check_data_format(data_format),
 }

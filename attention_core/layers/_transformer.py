@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from attention_core.masks import Mask
 
 @dataclass(frozen=True)
 class FeedForward(Layer):
-    """Feed-forward block: linear, GELU, linear, dropout, at every position.
+    """Feed-forward block: linear, activation, linear, dropout, at every position.
 
     Parameters
     ----------
@@ -27,6 +28,7 @@ class FeedForward(Layer):
     bias : bool
     dropout : float
     arithmetic : {"fast", "reproducible"}
+    activation : {"gelu", "relu"}
 
     Raises
     ------
@@ -40,6 +42,7 @@ class FeedForward(Layer):
     bias: bool = True
     dropout: float = 0.0
     arithmetic: str = "fast"
+    activation: str = "gelu"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -60,7 +63,12 @@ class FeedForward(Layer):
         Without a seed nothing is dropped.
         """
         return feed_forward(
-            parameters, x, dropout=dropout_in_training(self.dropout, seed), arithmetic=self.arithmetic, xp=xp
+            parameters,
+            x,
+            activation=self.activation,
+            dropout=dropout_in_training(self.dropout, seed),
+            arithmetic=self.arithmetic,
+            xp=xp,
         )
 
 
@@ -83,6 +91,11 @@ class EncoderLayer(Layer):
         Of the weights of attention, and of both branches.
     implementation : {"auto", "dense", "blockwise", "fused"}
     arithmetic : {"fast", "reproducible"}
+    num_key_value_heads : int, optional
+        A divisor of the number of heads; by default that number.
+    is_causal : bool
+    activation : {"gelu", "relu"}
+        Of the feed-forward.
 
     Raises
     ------
@@ -99,6 +112,9 @@ class EncoderLayer(Layer):
     dropout: float = 0.0
     implementation: str = "auto"
     arithmetic: str = "fast"
+    num_key_value_heads: int | None = None
+    is_causal: bool = False
+    activation: str = "gelu"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -109,7 +125,9 @@ class EncoderLayer(Layer):
         return MultiHeadAttention(
             self.channels,
             self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
             bias=self.bias,
+            is_causal=self.is_causal,
             dropout=self.dropout,
             implementation=self.implementation,
             arithmetic=self.arithmetic,
@@ -131,20 +149,28 @@ class EncoderLayer(Layer):
         mask: Mask | Array | None = None,
         key_mask: Array | None = None,
         seed: Any = None,
+        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
+        return_weights: bool = False,
         xp: Namespace | None = None,
-    ) -> Array:
+    ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C).
 
-        ``mask``, ``key_mask`` and ``seed`` are those of `MultiHeadAttention`.
+        ``mask``, ``key_mask`` and ``seed`` are those of `MultiHeadAttention`, ``hook`` and ``return_weights`` those of
+        `attention_core.encoder_layer`.
         """
         return encoder_layer(
             parameters,
             x,
             num_heads=self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
             norm_first=self.norm_first,
             mask=all_masks(mask, None, key_mask, xp),
+            is_causal=self.is_causal,
+            activation=self.activation,
             epsilon=self.epsilon,
             dropout=dropout_in_training(self.dropout, seed),
+            hook=hook,
+            return_weights=return_weights,
             implementation=self.implementation,
             arithmetic=self.arithmetic,
             xp=xp,

@@ -11,6 +11,7 @@ from attention_core.layouts._layout import (
     Arrays,
     Layout,
     LayoutError,
+    all_pairs,
     check_kind,
     check_settings,
     encoder_of,
@@ -254,6 +255,7 @@ def _bert_embeddings(
 def _check_bert_layer(definition: Any) -> None:
     check_kind(BERT_LAYER, definition, layers.EncoderLayer)
     check_settings(BERT_LAYER, ("norm_first", definition.norm_first, False), ("bias", definition.bias, True))
+    check_settings(BERT_LAYER, ("activation", definition.activation, "gelu"), *all_pairs(definition))
 
 
 def _check_bert_embeddings(definition: Any) -> None:

@@ -210,6 +210,12 @@ def check_attention(
     return sizes
 
 
+def all_pairs(definition: layers.EncoderLayer) -> tuple[tuple[str, Any, Any], ...]:
+    """The settings of attention that other encoders do not have, as `check_settings` takes them."""
+    groups = definition.num_key_value_heads or definition.num_heads
+    return ("is_causal", definition.is_causal, False), ("num_key_value_heads", groups, definition.num_heads)
+
+
 def encoder_of(
     layout: str, tree: EncoderLayer, /, *, num_heads: int, **settings: Any
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:

@@ -13,6 +13,7 @@ from attention_core.layouts._layout import (
     Layout,
     LayoutError,
     Sizes,
+    all_pairs,
     attention_of,
     check_attention,
     check_kind,
@@ -171,9 +172,10 @@ def from_torch_encoder_layer(
     num_heads: int,
     norm_first: bool = False,
     epsilon: float = 1e-5,
+    activation: str = "gelu",
     xp: Namespace | None = None,
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
-    """Read the weights of `torch.nn.TransformerEncoderLayer` with biases and ``activation="gelu"``.
+    """Read the weights of `torch.nn.TransformerEncoderLayer` with biases.
 
     Dropout has no counterpart: in training the module also drops inside the feed-forward.
 
@@ -187,6 +189,7 @@ def from_torch_encoder_layer(
     norm_first : bool
     epsilon : float
         ``layer_norm_eps``.
+    activation : {"gelu", "relu"}
     xp : array namespace, optional
 
     Returns
@@ -207,7 +210,8 @@ def from_torch_encoder_layer(
         reader.norm("norm2"),
     )
     reader.close()
-    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads=num_heads, norm_first=norm_first, epsilon=epsilon)
+    settings: dict[str, Any] = {"norm_first": norm_first, "epsilon": epsilon, "activation": activation}
+    return encoder_of(TORCH_ENCODER_LAYER, tree, num_heads=num_heads, **settings)
 
 
 def to_torch_encoder_layer(
@@ -218,7 +222,7 @@ def to_torch_encoder_layer(
     Raises
     ------
     LayoutError
-        When the layer has dropout or no biases.
+        When the layer has dropout, ``is_causal``, grouped heads or no biases.
     TypeError, ValueError
         When the parameters do not fit the definition.
     """
@@ -241,7 +245,7 @@ def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
         "nhead": definition.num_heads,
         "dim_feedforward": definition.inner,
         "dropout": 0.0,
-        "activation": "gelu",
+        "activation": definition.activation,
         "layer_norm_eps": definition.epsilon,
         "norm_first": definition.norm_first,
     }
@@ -250,6 +254,7 @@ def torch_encoder_arguments(definition: layers.EncoderLayer) -> dict[str, Any]:
 def _check_torch_encoder(definition: Any) -> None:
     check_kind(TORCH_ENCODER_LAYER, definition, layers.EncoderLayer)
     check_settings(TORCH_ENCODER_LAYER, ("dropout", definition.dropout, 0.0), ("bias", definition.bias, True))
+    check_settings(TORCH_ENCODER_LAYER, *all_pairs(definition))
 
 
 def from_equinox(

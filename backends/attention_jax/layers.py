@@ -287,7 +287,7 @@ class MultiHeadAttention(Layer):
 
 
 class FeedForward(Layer):
-    """Linear, GELU, linear, dropout, at every position: `attention_core.layers.FeedForward`.
+    """Linear, activation, linear, dropout, at every position: `attention_core.layers.FeedForward`.
 
     Examples
     --------

@@ -169,7 +169,7 @@ class MultiHeadAttention(AttentionLayer):
         key_mask: Array | None = None,
         bias: Array | None = None,
         score_mod: Callable[..., Array] | None = None,
-        prepare: Callable[[Array, Array], tuple[Array, Array]] | None = None,
+        prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
         seed: Any = None,
         return_weights: bool = False,
         return_logsumexp: bool = False,
@@ -222,11 +222,11 @@ class MultiHeadAttention(AttentionLayer):
 
 @_registered
 class FeedForward(Layer):
-    """Linear, GELU, linear, dropout, at every position, as a layer of Keras.
+    """Linear, activation, linear, dropout, at every position, as a layer of Keras.
 
     Parameters
     ----------
-    channels, inner, output_channels, bias, dropout
+    channels, inner, output_channels, bias, dropout, activation
         As in `attention_core.layers.FeedForward`.
     seed : int, optional
         Of the first weights, which are then the same on every framework, and of the dropout.
@@ -261,8 +261,8 @@ class EncoderLayer(AttentionLayer):
 
     Parameters
     ----------
-    channels, num_heads, inner, norm_first, bias, epsilon, dropout, implementation
-        As in `attention_core.layers.EncoderLayer`.
+    channels, num_heads, inner, norm_first, bias, epsilon, dropout, implementation, num_key_value_heads, is_causal
+        As in `attention_core.layers.EncoderLayer`, and so is ``activation``.
     seed : int, optional
         Of the first weights, which are then the same on every framework, and of the dropout.
     **kwargs
@@ -291,8 +291,10 @@ class EncoderLayer(AttentionLayer):
         attention_mask: Mask | Array | None = None,
         key_mask: Array | None = None,
         seed: Any = None,
+        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
+        return_weights: bool = False,
         training: bool | None = None,
-    ) -> Array:
+    ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C).
 
         Parameters
@@ -305,15 +307,19 @@ class EncoderLayer(AttentionLayer):
             attend to the others, but nothing else depends on their output.
         seed : int or integer tensor, optional
             Of the dropout, instead of one drawn from the layer's generator.
+        hook, return_weights
+            As in `attention_core.encoder_layer`.
         training : bool, optional
             Whether anything is dropped.
 
         Returns
         -------
         tensor, shape (..., L, C)
+            Or, with ``return_weights``, a named tuple of output and weights.
         """
         key_mask = attached(x) if key_mask is None else key_mask
-        return self._apply(x, mask=attention_mask, key_mask=key_mask, seed=seed, training=training)
+        options = {"key_mask": key_mask, "seed": seed, "hook": hook, "return_weights": return_weights}
+        return self._apply(x, mask=attention_mask, training=training, **options)
 
 
 @_registered

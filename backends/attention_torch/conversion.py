@@ -129,11 +129,11 @@ def _torch(module: Any) -> dict[str, Any]:
 
 def _torch_encoder_layer(module: Any) -> dict[str, Any]:
     activation, layout = module.activation, LAYOUTS["torch-encoder-layer"].module
-    exact = activation is torch.nn.functional.gelu or (
-        isinstance(activation, torch.nn.GELU) and activation.approximate == "none"
-    )
-    if not exact:
-        raise LayoutError(f"expected activation gelu of {layout}; got {activation}")
+    exact = isinstance(activation, torch.nn.GELU) and activation.approximate == "none"
+    known = {torch.nn.functional.gelu: "gelu", torch.nn.functional.relu: "relu"}
+    name = "gelu" if exact else "relu" if isinstance(activation, torch.nn.ReLU) else known.get(activation)
+    if name is None:
+        raise LayoutError(f"expected activation gelu or relu of {layout}; got {activation}")
     rates = (module.self_attn.dropout, module.dropout.p, module.dropout1.p, module.dropout2.p)
     if any(rates):
         raise LayoutError(f"expected dropout 0 of {layout}, which also drops inside the feed-forward; got {max(rates)}")
@@ -142,6 +142,7 @@ def _torch_encoder_layer(module: Any) -> dict[str, Any]:
     return {
         "num_heads": module.self_attn.num_heads,
         "norm_first": module.norm_first,
+        "activation": name,
         "epsilon": _one("layer_norm_eps", module.norm1.eps, module.norm2.eps),
     }
 

@@ -114,7 +114,7 @@ class MultiHeadAttention(Layer):
         key_mask: Array | None = None,
         bias: Array | None = None,
         score_mod: Callable[..., Array] | None = None,
-        prepare: Callable[[Array, Array], tuple[Array, Array]] | None = None,
+        prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
         seed: Any = None,
         return_weights: bool = False,
         return_logsumexp: bool = False,
@@ -140,7 +140,7 @@ class MultiHeadAttention(Layer):
 
 
 class FeedForward(Layer):
-    """Linear, GELU, linear, dropout, at every position: `attention_core.layers.FeedForward`.
+    """Linear, activation, linear, dropout, at every position: `attention_core.layers.FeedForward`.
 
     Examples
     --------
@@ -167,13 +167,26 @@ class EncoderLayer(Layer):
     kind = layers.EncoderLayer
 
     def forward(
-        self, x: Array, *, mask: Mask | Array | None = None, key_mask: Array | None = None, seed: Any = None
+        self,
+        x: Array,
+        *,
+        mask: Mask | Array | None = None,
+        key_mask: Array | None = None,
+        seed: Any = None,
+        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
+        return_weights: bool = False,
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C).
 
-        Arguments and errors are those of a call of `attention_core.layers.EncoderLayer`.
+        Arguments and errors are those of a call of `attention_core.layers.EncoderLayer`. Without ``hook``, the hooks of
+        the four modules are called: with the input, and with the output before dropout.
         """
-        return self._call(x, mask=mask, key_mask=key_mask, seed=seed)
+        hook = self._compute_part if hook is None else hook
+        return self._call(x, mask=mask, key_mask=key_mask, seed=seed, hook=hook, return_weights=return_weights)
+
+    def _compute_part(self, name: str, function: Callable[[Array], Any], h: Array) -> Any:
+        """Call a module with what it is to compute, so that its hooks are called."""
+        return getattr(self, name)(h, function=function)
 
 
 class Embeddings(Layer):

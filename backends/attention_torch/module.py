@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any, ClassVar, TypeVar
@@ -35,9 +36,15 @@ class Tree(torch.nn.Module):  # type: ignore[misc]
             else:
                 hold(self, name, branch)
 
+    def _compute(self, h: torch.Tensor, *, function: Callable[[torch.Tensor], Any]) -> Any:
+        """Compute a part of a layer by the function that the layer gives it, for the sake of hooks."""
+        return function(h)
+
+    forward: Callable[..., Any] = _compute
+
     def read(self) -> Any:
         """The tensors that are held now."""
-        branches = [getattr(self, name) for name in getattr(self.form, "_fields", ())]
+        branches = map(functools.partial(getattr, self), getattr(self.form, "_fields", ()))
         return self.form(*[branch.read() if isinstance(branch, Tree) else branch for branch in branches])
 
     def extra_repr(self) -> str:
@@ -245,7 +252,7 @@ class Layer(Tree):
 
     def _call(self, *arrays: Any, **options: Any) -> Any:
         """Call the definition with what is held."""
-        arrays = tuple(dict(each) if isinstance(each, Mapping) else each for each in arrays)
+        arrays = tuple([dict(each) if isinstance(each, Mapping) else each for each in arrays])
         leaves = [leaf for each in arrays for leaf in (each.values() if isinstance(each, dict) else [each])]
         tensors = [leaf for leaf in leaves if leaf is not None]
         for leaf in tensors:

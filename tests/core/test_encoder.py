@@ -25,6 +25,17 @@ def affine(rng, *shape, bias=True):
     return Linear(rng.standard_normal(shape) / math.sqrt(shape[0]), rng.standard_normal(shape[1]) if bias else None)
 
 
+def repeated(p, count):
+    """Projections with a copy of each key/value head for the query heads that share it."""
+
+    def columns(array):
+        heads = array.reshape(*array.shape[:-1], -1, C // 5)
+        return np.repeat(heads, count, axis=-2).reshape(*array.shape[:-1], -1)
+
+    key, value = (Linear(*map(columns, each)) for each in (p.key, p.value))
+    return p._replace(key=key, value=value)
+
+
 def apply(p, x):
     return x @ p.weight + (0 if p.bias is None else p.bias)
 
@@ -175,6 +186,39 @@ def test_encoder_layer_is_its_formula(rng, put, get, norm_first):
     close(get(ac.encoder_layer(put(p), put(x), **options)), expected, ulps=512)
 
 
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_encoder_layer_is_causal_with_grouped_heads_weights_and_an_activation(arithmetic, rng, put, get):
+    """As with repeated heads, a causal mask and another map in between."""
+    p, x = encoder(rng), rng.standard_normal((2, M, C)).astype("float32")
+    grouped = p.attention._replace(key=affine(rng, C, 2), value=affine(rng, C, 2))
+    grouped, p = put((p._replace(attention=grouped), p._replace(attention=repeated(grouped, 5))), dtype="float32")
+    causal, common = put(np.tri(M, dtype=bool)), {"num_heads": 5, "arithmetic": arithmetic}
+    result = ac.encoder_layer(
+        grouped, put(x), num_key_value_heads=1, is_causal=True, activation="relu", return_weights=True, **common
+    )
+    seen = []
+
+    def hook(name, function, h):
+        seen.append(name)
+        return function(h)
+
+    expected = ac.encoder_layer(p, put(x), mask=causal, activation="relu", hook=hook, **common)
+    close(get(result.output), get(expected), ulps=256)
+    assert seen == ["attention_norm", "attention", "feed_forward_norm", "feed_forward"]
+    assert get(result.weights).shape == (2, 5, M, M)
+    assert not get(result.weights)[..., ~np.tri(M, dtype=bool)].any()
+    assert np.abs(get(ac.encoder_layer(p, put(x), mask=causal, **common)) - get(expected)).max() > 0.01  # the GELU
+
+
+def test_relu_is_zero_below_zero(put, get):
+    one = Linear(put(np.eye(3, dtype="float32")))
+    for arithmetic in ("fast", "reproducible"):
+        y = ac.feed_forward(
+            FeedForward(one, one), put(np.array([-2.0, 0.0, 3.0], "float32")), activation="relu", arithmetic=arithmetic
+        )
+        np.testing.assert_array_equal(get(y), [0.0, 0.0, 3.0])
+
+
 def test_encoder_dropout_has_a_seed_of_its_own_for_every_place(rng, put, get):
     """With attention and feed-forward giving constants, what is kept on one branch is not what is kept on the other."""
     zero = Linear(np.zeros((C, C)))
@@ -225,6 +269,9 @@ def test_wrong_inputs_and_heads_are_named(parameters, inputs, rng, put):
         (lambda: ac.encoder_layer(put(e), x, num_heads=2, mask=put(np.ones((N, N), dtype=bool))), ValueError, "expected mask to broadcast"),
         (lambda: ac.encoder_layer(put(e._replace(attention_norm=LayerNorm(np.ones(3), np.ones(C)))), x, num_heads=2), ValueError, r"expected attention_norm.scale \(10,\)"),
         (lambda: ac.encoder_layer(put(e._replace(feed_forward=FeedForward(Linear(np.ones((C, 3))), Linear(np.ones((3, 4)))))), x, num_heads=2), ValueError, "expected feed_forward.contract back to 10 channels; got 4"),
+        (lambda: ac.encoder_layer(put(e), x, num_heads=2, activation="tanh"), ValueError, "expected an activation out of gelu, relu; got 'tanh'"),
+        (lambda: ac.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: None), TypeError, "expected the result of hook for attention_norm as an array; got NoneType"),
+        (lambda: ac.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: function(h)[..., :2]), ValueError, r"expected the result of hook for attention_norm \(2, 6, 10\), as its input; got \(2, 6, 2\)"),
         (lambda: ac.encoder_layer(put(e), x, num_heads=2, epsilon=-1.0), ValueError, "expected epsilon as a positive finite number; got -1.0"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):

@@ -63,7 +63,7 @@ def test_feed_forward_is_linear_gelu_linear(rng, put, get):
     close(get(ac.feed_forward(parameters, put(x))), gauss(x @ w1 + b1) @ w2 + b2, ulps=64)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu"])
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 def test_gated_feed_forward_multiplies_two_maps(activation, arithmetic, rng, put, get):
     shapes = ((5, 11), (11,), (5, 11), (11,), (11, 3), (3,))
@@ -71,7 +71,7 @@ def test_gated_feed_forward_multiplies_two_maps(activation, arithmetic, rng, put
     x = rng.standard_normal((2, 4, 5)).astype(np.float32)
     parameters = put(GatedFeedForward(Linear(wg, bg), Linear(w1, b1), Linear(w2, b2)), dtype="float32")
     result = ac.gated_feed_forward(parameters, put(x, dtype="float32"), activation=activation, arithmetic=arithmetic)
-    f = {"silu": logistic, "gelu": gauss}[activation]
+    f = {"silu": logistic, "gelu": gauss, "relu": lambda x: np.maximum(x, 0)}[activation]
     wg, bg, w1, b1, w2, b2, x = (each.astype(np.float64) for each in (wg, bg, w1, b1, w2, b2, x))
     np.testing.assert_allclose(get(result), (f(x @ wg + bg) * (x @ w1 + b1)) @ w2 + b2, rtol=0, atol=2e-5)
 
@@ -112,8 +112,8 @@ def test_a_gate_of_another_width_is_refused(put):
     back = Linear(np.ones((3, 5)))
     with pytest.raises(ValueError, match=r"expected feed_forward.expand.weight \(\*, 4\) to match feed_forward.gate"):
         ac.gated_feed_forward(put(GatedFeedForward(one, two, back)), put(np.ones((2, 5))))
-    with pytest.raises(ValueError, match="expected an activation out of silu, gelu; got 'relu'"):
-        ac.gated_feed_forward(put(GatedFeedForward(two, two, back)), put(np.ones((2, 5))), activation="relu")
+    with pytest.raises(ValueError, match="expected an activation out of gelu, relu, silu; got 'tanh'"):
+        ac.gated_feed_forward(put(GatedFeedForward(two, two, back)), put(np.ones((2, 5))), activation="tanh")
 
 
 def tables(rng):

@@ -111,17 +111,28 @@ def test_functions_that_keep_to_the_contract_compute(form, backend, put, get, rn
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda query, key: None, r"expected the result of prepare as a tuple \(query, key\); got NoneType"),
-        (lambda query, key: query, r"expected the result of prepare as a tuple \(query, key\); got "),
-        (lambda query, key: (query, key, key), r"expected the result of prepare as a tuple \(query, key\); got 3 of them"),
-        (lambda query, key: (query, None), r"expected (key|an array)"),
+        (lambda query, key, value: None, r"expected the result of prepare as a tuple \(query, key, value\); got NoneType"),
+        (lambda query, key, value: query, r"expected the result of prepare as a tuple \(query, key, value\); got "),
+        (lambda query, key, value: (query, key), r"expected the result of prepare as a tuple \(query, key, value\); got 2 of them"),
+        (lambda query, key, value: (query, None, value), r"expected (key|an array)"),
+        (lambda query, key: (query, key), "expected prepare as a function of query, key and value; got one of 2 arguments"),
     ],
 )  # fmt: skip
-def test_the_result_of_prepare_is_a_pair(prepare, message, put, rng):
+def test_the_result_of_prepare_are_three(prepare, message, put, rng):
     same = Linear(put(np.eye(D, dtype="float32")))
     x = put(rng.standard_normal((B, M, D)).astype("float32"))
     with pytest.raises(TypeError, match=message):
         ac.multi_head_attention(MultiHeadAttention(same, same, same), x, num_heads=2, prepare=prepare)
+
+
+def test_prepare_gets_values(put, get, rng):
+    same = Linear(put(np.eye(D, dtype="float32")))
+    tree, x = MultiHeadAttention(same, same, same), put(rng.standard_normal((B, M, D)).astype("float32"))
+    plain, flipped = (
+        get(ac.multi_head_attention(tree, x, num_heads=2, prepare=prepare))
+        for prepare in (None, lambda query, key, value: (query, key, -value))
+    )
+    np.testing.assert_array_equal(flipped, -plain)
 
 
 WRONG_MASKS = {

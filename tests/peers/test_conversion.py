@@ -98,14 +98,14 @@ def test_what_is_converted_shares_no_memory(torch, of_torch):
 
 
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_encoder_layer_of_torch(torch, of_torch, rng, norm_first):
+@pytest.mark.parametrize(("norm_first", "activation"), [(True, "gelu"), (False, "relu")])
+def test_encoder_layer_of_torch(torch, of_torch, rng, norm_first, activation):
     theirs = torch.nn.TransformerEncoderLayer(
         12,
         3,
         20,
         0.0,
-        activation="gelu",
+        activation=activation,
         layer_norm_eps=1e-6,
         batch_first=True,
         norm_first=norm_first,
@@ -128,15 +128,20 @@ def test_encoder_layer_of_torch(torch, of_torch, rng, norm_first):
     ):
         for module in (theirs, back):  # with a gradient, as without one PyTorch fuses, and rounds otherwise
             agree(ours(x, **our_masks).detach(), module(x, **masks).detach(), "torch.nn.TransformerEncoderLayer")
+    causal = ours.with_settings(is_causal=True)
+    expected = theirs(x, src_mask=~torch.tril(torch.ones(5, 5, dtype=torch.bool)), is_causal=True)
+    agree(causal(x).detach(), expected.detach(), "torch.nn.TransformerEncoderLayer")
+    with pytest.raises(LayoutError, match=r"expected is_causal False for torch.nn.TransformerEncoderLayer"):
+        of_torch.to_module(causal, torch.nn.TransformerEncoderLayer)
 
 
 @pytest.mark.needs("torch")
 def test_what_modules_of_torch_have_and_layers_have_not_is_named(torch, of_torch):
     encoder = torch.nn.TransformerEncoderLayer
     for module, text in (
-        (encoder(8, 2, dropout=0.0), "expected activation gelu"),
+        (encoder(8, 2, dropout=0.0, activation=torch.nn.functional.silu), "expected activation gelu or relu"),
         (encoder(8, 2, dropout=0.1, activation="gelu"), "expected dropout 0"),
-        (encoder(8, 2, dropout=0.0, activation=torch.nn.GELU("tanh")), "expected activation gelu"),
+        (encoder(8, 2, dropout=0.0, activation=torch.nn.GELU("tanh")), "expected activation gelu or relu"),
         (encoder(8, 2, dropout=0.0, activation="gelu", bias=False), "expected norm1.bias"),
     ):
         with pytest.raises(LayoutError, match=text):

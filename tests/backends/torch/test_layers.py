@@ -279,3 +279,24 @@ def test_other_dtypes_and_devices_are_moved_to(name, layer):
     torch.testing.assert_close(found.float(), layer(*inputs_of(name)), rtol=0, atol=1e-5)
     away = copy.deepcopy(layer).to("meta")
     assert away(*(x.to("meta") for x in inputs_of(name))).shape == expected.shape
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_modules_of_an_encoder_call_their_hooks(norm_first):
+    """With inputs and outputs, which a hook may change; nothing else changes."""
+    layer = attention_torch.EncoderLayer(6, 2, 10, norm_first=norm_first, seed=3).eval()
+    x, called = torch.randn(2, 3, 6), []
+    plain = layer(x)
+    for name in ("attention_norm", "attention", "feed_forward_norm", "feed_forward"):
+        module = getattr(layer, name)
+        module.register_forward_pre_hook(lambda module, inputs, name=name: called.append((name, inputs[0].shape)))
+    torch.testing.assert_close(layer(x), plain, rtol=0, atol=0)
+    assert sorted(called) == sorted((name, x.shape) for name in layer.definition.parameters._fields)
+    weights = []
+    layer.attention.register_forward_hook(lambda module, inputs, result: weights.append(result.weights))
+    result = layer(x, return_weights=True)
+    assert result.weights is weights[0]
+    torch.testing.assert_close(result.output, plain, rtol=0, atol=1e-6)
+    again = copy.deepcopy(layer)
+    again.attention.register_forward_hook(lambda module, inputs, result: result._replace(output=0 * result.output))
+    assert not torch.equal(again(x, return_weights=True).output, plain)
