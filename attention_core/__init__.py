@@ -26,6 +26,7 @@ from attention_core._functions.pieces import (
 )
 from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
+from attention_core._keywords import name_keywords as _name_keywords
 from attention_core.backend import Backend, available_backends, get_backend
 from attention_core.masks import (
     Causal,
@@ -112,6 +113,7 @@ else:
         return globals()[name]
 
 
+_name_keywords(vars(), __all__)
 for _name in __all__:
     if "._" in vars()[_name].__module__:
         vars()[_name].__module__ = __name__  # by which pickles and documentation know it

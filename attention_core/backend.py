@@ -66,6 +66,7 @@ from attention_core._backend import (
 )
 from attention_core._backend import entries as announced_backends
 from attention_core._checks import check_flags
+from attention_core._keywords import keyword_error, names_keywords, names_of
 from attention_core.masks import is_top_left_causal
 
 __all__ = [
@@ -107,8 +108,11 @@ __all__ = [
     "is_floating",
     "is_top_left_causal",
     "key_ranges",
+    "keyword_error",
     "known_finite_products",
     "known_finite_scores",
+    "names_keywords",
+    "names_of",
     "on_device_of",
     "positions",
     "products_are_finite",

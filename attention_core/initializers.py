@@ -16,6 +16,7 @@ from typing import Any
 from attention_core._arrays import FLOATING, Array, Namespace, take_rows
 from attention_core._backend import own_namespace
 from attention_core._checks import check_number
+from attention_core._keywords import name_keywords
 from attention_core.random import check_elements, random_bits, uniform_integers
 
 __all__ = ["glorot_uniform", "he_uniform", "lecun_normal", "normal", "truncated_normal", "uniform"]
@@ -251,3 +252,6 @@ def _check(dims: tuple[int, ...], dtype: str) -> None:
 def _check_matrix(dims: tuple[int, int]) -> None:
     if not isinstance(dims, tuple) or len(dims) != 2 or not all(isinstance(dim, int) and dim > 0 for dim in dims):
         raise ValueError(f"expected a shape (in, out); got {dims!r}")
+
+
+name_keywords(vars(), __all__)

@@ -19,6 +19,7 @@ from attention_core._checks import (
     check_positive,
     number_text,
 )
+from attention_core._keywords import name_keywords
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
 
@@ -275,3 +276,6 @@ def _take(values: Array, index: Array, xp: Namespace) -> Array:
     """Elements of a 1-D array by an index array of any shape."""
     flat = xp.reshape(xp.astype(index, index_dtype(index, xp=xp), copy=False), (-1,))
     return xp.reshape(xp.take(values, flat, axis=0), shape(index, xp=xp))
+
+
+name_keywords(vars(), __all__)

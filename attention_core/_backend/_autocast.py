@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from attention_core._arrays import FLOATING, Array, DType, cast_to, dtype_name
 from attention_core._backend._find import array_namespace, backend_of, is_compiling
+from attention_core._keywords import Names, keyword_error, names_of, places_error
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks")
@@ -48,20 +49,32 @@ def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Functi
 
     def decorate(function: Function) -> Function:
         backends, find, cast_call = _known, _find, _cast_call
+        error_of, error_of_places = keyword_error, places_error
+        names = names_of(function) or Names((), (), 0)
+        known, places = names.keywords, names.places
 
         def called(*arguments: Any, **options: Any) -> Any:
-            if len(arguments) > position:
-                array = arguments[position]
-                backend = backends.get(type(array)) or find(array)
-                is_autocasting = getattr(backend, "is_autocasting", None)
-                if is_autocasting is not None and is_autocasting():
-                    return cast_call(backend, function, array, lowers, arguments=arguments, options=options)
-            return function(*arguments, **options)
+            try:
+                if len(arguments) > position:
+                    array = arguments[position]
+                    backend = backends.get(type(array)) or find(array)
+                    is_autocasting = getattr(backend, "is_autocasting", None)
+                    if is_autocasting is not None and is_autocasting():
+                        return cast_call(backend, function, array, lowers, arguments=arguments, options=options)
+                return function(*arguments, **options)
+            except TypeError:
+                for option in options:
+                    if option not in known:
+                        raise error_of(function.__name__, names, option) from None
+                if len(arguments) > places:
+                    raise error_of_places(function.__name__, names, len(arguments)) from None
+                raise
 
         # With the globals of the function, by which doctest knows in which module it is.
         wrapper = types.FunctionType(
             called.__code__, function.__globals__, function.__name__, called.__defaults__, called.__closure__
         )
+        wrapper.names = names  # type: ignore[attr-defined]
         return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
 
     return decorate

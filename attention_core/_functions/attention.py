@@ -351,11 +351,14 @@ def unchecked_call(
     return Call(query=query, key=key, value=value, xp=xp, backend=backend, mask=mask, **options)
 
 
+_CAUSAL = Causal()
+
+
 def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | None:
     """The mask, and `Causal` if it is asked for. Not by ``&``, which compilers trace as their own."""
     if not is_causal:
         return mask
-    return Causal() if mask is None else And(Causal(), as_mask(mask))
+    return _CAUSAL if mask is None else And(_CAUSAL, as_mask(mask))
 
 
 @once_per_signature

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from attention_core._keywords import name_keywords
 from attention_core.layers._attention import DotProductAttention, MultiHeadAttention
 from attention_core.layers._layer import Initial, Layer, check_fit, named_arrays, tree_from_names
 from attention_core.layers._sagan import SaganAttention, SpectralVectors
@@ -47,8 +48,8 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
 
     Examples
     --------
-    >>> layer_from_settings({"layer": "FeedForward", "channels": 4, "inner": 16})
-    FeedForward(channels=4, inner=16, output_channels=None, bias=True, dropout=0.0, arithmetic='fast')
+    >>> layer_from_settings({"layer": "FeedForward", "channels": 4, "inner": 16}).inner
+    16
     """
     name = settings.get("layer")
     if name not in KINDS:
@@ -70,6 +71,7 @@ KINDS: dict[Any, type[Layer]] = {
 }
 """The classes of layers by name."""
 
+name_keywords(vars(), __all__)
 for _name in __all__:
     if hasattr(vars()[_name], "__module__"):
         vars()[_name].__module__ = __name__  # by which pickles and documentation know it

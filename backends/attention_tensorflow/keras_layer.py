@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from attention_core import Attention
 from attention_core import layers as definitions
-from attention_core.backend import Array, check_flags
+from attention_core.backend import Array, check_flags, keyword_error, names_of
 from attention_core.layers import check_fit, named_arrays, tree_from_names
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
@@ -59,8 +59,14 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
             seed = operator.index(seed)
             check_seed(seed)
         options = {field.name: kwargs.pop(field.name) for field in fields(self.kind) if field.name in kwargs}
+        try:
+            super().__init__(**kwargs)
+        except ValueError as error:
+            if "keyword" not in str(error):
+                raise
+            names: Any = names_of(self.kind.__init__)
+            raise keyword_error(self.kind.__name__, names, _unknown(kwargs)) from None
         definition = self.kind(*settings, **options)
-        super().__init__(**kwargs)
         self.definition = definition
         self.seed = seed
         # Where a mask would hide nothing, Keras is to warn that it gets lost.
@@ -71,6 +77,18 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         self._seeds = None
         if getattr(definition, "dropout", 0) > 0:
             self._seeds = keras.random.SeedGenerator(self._start % 2**32)
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Call the layer, in every way in which a layer of Keras is called."""
+        try:
+            return super().__call__(*inputs, **options)
+        except TypeError:
+            names: Any = names_of(self.call)
+            known = () if names is None else (*names.keywords, "mask")
+            for option in options if names else ():
+                if option not in known:
+                    raise keyword_error(self.kind.__name__, names._replace(keywords=known), option) from None
+            raise
 
     def build(self, input_shape: Any = None) -> None:
         """Make the variables. Their sizes are settings, so that a shape need not be given."""
@@ -209,6 +227,11 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
             for name, value in named_arrays(advanced, _STATE).items():
                 self._own[name].assign(value)
         return _found(result)
+
+
+def _unknown(options: Mapping[str, Any]) -> str:
+    """The first of some options that layers of Keras do not take."""
+    return next(name for name in options if name not in ("name", "dtype", "trainable", "autocast"))
 
 
 def _is_array(seed: Any) -> bool:

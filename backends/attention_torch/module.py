@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from attention_core import layers
-from attention_core.backend import dtype_name
+from attention_core.backend import dtype_name, names_keywords
 from attention_core.layers import check_fit, named_arrays
 from attention_core.random import check_seed, plain_seed, seed_words
 from attention_numpy.trees import ARRAYS, constructor, map_arrays
@@ -115,6 +115,7 @@ class Layer(Tree):
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
             cls.__init__ = constructor(Layer, cls.kind, defaults=cls.defaults)  # type: ignore[method-assign]
+            cls.forward = names_keywords(cls.forward, cls.kind.__name__)
             _CLASSES.setdefault(cls.kind, cls)
 
     def reset_parameters(self, seed: Any = None) -> None:
@@ -253,8 +254,12 @@ class Layer(Tree):
     def _call(self, *arrays: Any, **options: Any) -> Any:
         """Call the definition with what is held."""
         arrays = tuple([dict(each) if isinstance(each, Mapping) else each for each in arrays])
-        leaves = [leaf for each in arrays for leaf in (each.values() if isinstance(each, dict) else [each])]
-        tensors = [leaf for leaf in leaves if leaf is not None]
+        tensors = [
+            leaf
+            for each in arrays
+            for leaf in (each.values() if isinstance(each, dict) else (each,))
+            if leaf is not None
+        ]
         for leaf in tensors:
             if not isinstance(leaf, torch.Tensor):
                 raise TypeError(f"expected tensors of PyTorch; got {type(leaf).__name__}")
@@ -263,7 +268,7 @@ class Layer(Tree):
                 raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
         device = tensors[0].device if tensors else torch.device("cpu")
         if "seed" in options:
-            options["seed"] = self._seed(options["seed"], device)
+            options["seed"] = self._seed(options["seed"], device) if self.training else None
         parameters = self.read()
         if self.state is not None:
             options["state"] = self._step(parameters)
@@ -271,7 +276,7 @@ class Layer(Tree):
 
     def _seed(self, seed: Any, device: torch.device) -> Any:
         """The seed of a call in training, as a tensor where it is drawn, so that compilers draw it anew."""
-        if not self.training or self.definition.dropout == 0:
+        if self.definition.dropout == 0:
             return None
         if seed is None:
             return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device)

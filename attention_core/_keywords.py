@@ -1,0 +1,199 @@
+"""Keywords that a function does not take: other libraries' words for its own, and names that are close to one.
+
+A call with the right keywords is not looked at: what Python raises for others is put into words afterwards.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# By our own keywords, what to write, and what others call it. The first is told that the function takes.
+_WORDS = {
+    "mask": (
+        (
+            "mask=..., True = may attend, or mask_from_additive(...)",
+            "attn_mask attention_mask src_mask tgt_mask",
+        ),
+        ("mask=MaskFunction(...)", "block_mask mask_mod"),
+        ("mask=SlidingWindow(left, right)", "window_size sliding_window local_window_size window attention_window"),
+        ("mask=Segments(...)", "segment_ids cu_seqlens cu_seqlens_q cu_seqlens_k decoder_segment_ids"),
+        ("mask=KeyLengths(...)", "key_lengths kv_lengths seq_lens seqlens valid_length valid_lens sequence_length"),
+        ("mask=KeyLengths(...)", "query_seq_lengths key_value_seq_lengths seqused_k cache_seqlens lengths"),
+    ),
+    "key_mask": (
+        ("key_mask=..., True = may attend: ~key_padding_mask", "key_padding_mask src_key_padding_mask"),
+        ("key_mask=...", "padding_mask value_mask memory_key_padding_mask"),
+    ),
+    "is_causal": (("is_causal=True", "use_causal_mask causal is_decoder use_causal_masking causal_mask"),),
+    "return_weights": (
+        ("return_weights=True", "need_weights return_attention_scores output_attentions return_attention_weights"),
+        ("return_weights=True, which returns those of each head", "average_attn_weights sow_weights return_attn"),
+    ),
+    "return_logsumexp": (
+        ("return_logsumexp=True", "return_lse return_softmax_lse return_residual return_attn_probs return_aux"),
+    ),
+    "num_heads": (("num_heads=...", "nhead n_heads n_head num_attention_heads num_query_heads nheads heads"),),
+    "num_key_value_heads": (
+        ("num_key_value_heads=...", "num_kv_heads n_kv_heads kv_heads num_query_groups kv_num_heads enable_gqa"),
+    ),
+    "channels": (
+        ("channels=...", "embed_dim d_model hidden_size hidden_dim dim input_dim in_features in_channels model_dim"),
+        ("channels=...", "qkv_features query_size features embedding_dim output_dim n_embd embedding_size filters"),
+    ),
+    "key_channels": (("key_channels=...", "kdim key_size key_in_features"),),
+    "value_channels": (("value_channels=...", "vdim value_size value_in_features"),),
+    "head_dim": (("head_dim=...", "key_dim qk_size head_size dim_head dim_k attention_head_size"),),
+    "value_head_dim": (("value_head_dim=...", "value_dim vo_size dim_v"),),
+    "output_channels": (("output_channels=...", "out_features output_shape output_size out_channels out_dim"),),
+    "inner": (
+        ("inner=...", "dim_feedforward intermediate_size intermediate_dim d_ff mlp_dim ffn_dim"),
+    ),
+    "bias": (
+        ("bias=...", "use_bias qkv_bias add_bias attn_bias attention_bias use_query_bias position_bias"),
+        ("bias=..., or score_mod=...", "relative_position_bias rel_pos_bias"),
+    ),
+    "extra_key_value": (("extra_key_value=True", "add_bias_kv"),),
+    "zero_attention": (("zero_attention=True", "add_zero_attn"),),
+    "scale": (("scale=...", "softmax_scale sm_scale attention_scale scaling qk_scale query_scale use_scale"),),
+    "softcap": (("softcap=...", "logits_soft_cap logit_cap soft_cap attn_logits_soft_cap attn_logit_softcapping"),),
+    "score_mod": (("score_mod=alibi(num_heads)", "alibi_slopes alibi use_alibi"),),
+    "sinks": (("sinks=...", "sink s_aux attention_sinks learnable_sink"),),
+    "dropout": (
+        (
+            "dropout=..., a rate in layers, and Dropout(rate, seed) in functions",
+            "dropout_p dropout_rate attention_dropout attn_dropout drop_rate hidden_dropout_prob attn_pdrop",
+        ),
+        ("dropout=Dropout(rate, seed)", "dropout_rng dropout_seed generator rng"),
+    ),
+    "seed": (("seed=... in training", "rngs generator rng dropout_rng dropout_seed key prng_key"),),
+    "activation": (("activation=...", "activation_fn hidden_act act act_layer activation_function hidden_activation"),),
+    "epsilon": (("epsilon=...", "eps layer_norm_eps norm_eps layer_norm_epsilon rms_norm_eps variance_epsilon"),),
+    "norm_first": (("norm_first=...", "pre_norm normalize_before normalize_first prenorm"),),
+    "implementation": (
+        ("implementation=...", "backend impl kernel attn_implementation flash_attention use_flash use_flash_attention"),
+    ),
+    "arithmetic": (("arithmetic='reproducible'", "deterministic precision reproducible"),),
+    "num_tokens": (("num_tokens=...", "vocab_size num_embeddings vocabulary_size num_words"),),
+    "num_positions": (("num_positions=...", "max_position_embeddings max_length maxlen sequence_length max_len"),),
+    "num_segments": (("num_segments=...", "type_vocab_size"),),
+    "segment_ids": (("segment_ids=...", "token_type_ids"),),
+    "position_ids": (("position_ids=...", "positions input_pos"),),
+    "iterations": (("iterations=...", "n_power_iterations power_iterations num_iterations n_steps"),),
+    "base": (("base=...", "theta rope_theta rope_base max_wavelength"),),
+    "offset": (("offset=...", "diagonal k shift"),),
+    "left": (("left=..., right=...", "window_size window size sliding_window"),),
+    "lengths": (("lengths=...", "seq_lens key_lengths valid_length kv_lengths"),),
+    "data_format": (("data_format=...", "channels_first channels_last layout"),),
+    "xp": (("xp=..., the namespace of the library", "np namespace framework array_namespace"),),
+}
+# Of what there is no keyword for.
+_WITHOUT = {
+    "is_causal use_causal_mask causal": "is_causal=True as a setting, when the layer is made",
+    "key_padding_mask key_mask padding_mask src_key_padding_mask": "mask=mask_from_padding(...), True = may attend",
+    "batch_first": "no batch_first, as the batch is first",
+    "enable_gqa num_kv_heads num_key_value_heads": "no groups, as key and value may have fewer heads than query",
+    "dropout dropout_p dropout_rate p rate": "dropout as a setting, when the layer is made, and seed=... in training",
+    "query key value q k v queries keys values": "query, key and value by position",
+    "x input inputs inputs_q inputs_k inputs_v hidden_states src tensor": "arrays by position",
+    "parameters params weights state_dict": "parameters by position, first",
+    "training train inference deterministic": "dropout in training alone",
+    "dtype precision preferred_element_type": "no dtype, as results are of the dtype of the arrays",
+    "device": "no device, as results are on the device of the arrays",
+    "axis dim": "no axis, as the last one holds the channels",
+    "num_heads nhead n_heads": "heads as the axis before the length; split_heads makes it",
+}
+
+
+@functools.cache
+def _others() -> dict[str, list[tuple[str, str]]]:
+    """By a word of others: pairs of our keyword, and of what to write."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for ours, rows in _WORDS.items():
+        for text, words in rows:
+            for word in words.split():
+                found.setdefault(word, []).append((ours, text))
+    return found
+
+
+def _hint(word: str, known: Iterable[str]) -> str | None:
+    """What to write instead of another library's word, in a function with these keywords."""
+    hints = (text for ours, text in _others().get(word, ()) if ours in known)
+    return next(hints, None) or next((text for words, text in _WITHOUT.items() if word in words.split()), None)
+
+
+class Names(NamedTuple):
+    """The names of arguments: those that are positional only, those that may be keywords, and how many have a place."""
+
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...]
+    places: int
+
+
+def names_of(function: Callable[..., Any], /) -> Names | None:
+    """The names of a function's arguments; ``None`` where it takes any, or is not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS):
+        return None
+    first, count = code.co_posonlyargcount, code.co_argcount
+    return Names(code.co_varnames[:first], code.co_varnames[first : count + code.co_kwonlyargcount], count)
+
+
+def keyword_error(name: str, names: Names, unknown: str, /) -> TypeError:
+    """The error for a keyword that a function of these names does not take."""
+    hint = f"{unknown} by position" if unknown in names.positional else _hint(unknown, names.keywords)
+    if hint is not None:
+        return TypeError(f"expected {hint}, in {name}; got the keyword {unknown}")
+    close = [each for each in difflib.get_close_matches(unknown, names.keywords) if each != unknown]
+    question = f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return TypeError(f"{name}() got an unexpected keyword argument {unknown!r}{question}")
+
+
+def places_error(name: str, names: Names, count: int, /) -> TypeError:
+    """The error for more positional arguments than a function of these names takes."""
+    arrays = ", ".join(each for each in (*names.positional, *names.keywords)[: names.places] if each != "self")
+    return TypeError(f"expected {arrays} of {name} by position, and options by keyword; got {count} by position")
+
+
+def names_keywords(function: Function, name: str, /) -> Function:
+    """Let a function raise `keyword_error` and `places_error` where Python raises for what a call gives.
+
+    The signature stays, to readers, `inspect` and type checkers.
+    """
+    names = names_of(function)
+    if names is None or hasattr(function, "names"):
+        return function
+    known, places = names.keywords, names.places
+    is_method = names.positional[:1] == ("self",) or known[:1] == ("self",)
+
+    @functools.wraps(function)
+    def named(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except TypeError:
+            for option in options:
+                if option not in known:
+                    raise keyword_error(name, names, option) from None
+            if len(arguments) > places:
+                raise places_error(name, names, len(arguments) - is_method) from None
+            raise
+
+    named.names = names  # type: ignore[attr-defined]
+    return cast("Function", named)
+
+
+def name_keywords(namespace: dict[str, Any], names: Iterable[str], /) -> None:
+    """Let the functions, dataclasses and calls of a public module name keywords."""
+    for name in names:
+        thing = namespace[name]
+        if isinstance(thing, type):
+            for method in ("__init__", "__call__"):
+                if inspect.isfunction(vars(thing).get(method)):
+                    setattr(thing, method, names_keywords(vars(thing)[method], name))
+        elif inspect.isfunction(thing):
+            namespace[name] = names_keywords(thing, name)
