@@ -173,6 +173,8 @@ def check_function(name: str, function: Any, arrays: Any = ()) -> None:
 
 def _no_array_text(value: Any) -> str:
     """The type of what is no array, and what to write instead."""
+    if isinstance(value, str):
+        return "str: is_causal=True or Causal() is a mask" if "causal" in value else "str"
     if isinstance(value, type):
         return f"the class {value.__name__}: {value.__name__}(...) is a mask"
     if callable(value):

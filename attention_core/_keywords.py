@@ -51,9 +51,7 @@ _WORDS = {
     "head_dim": (("head_dim=...", "key_dim qk_size head_size dim_head dim_k attention_head_size"),),
     "value_head_dim": (("value_head_dim=...", "value_dim vo_size dim_v"),),
     "output_channels": (("output_channels=...", "out_features output_shape output_size out_channels out_dim"),),
-    "inner": (
-        ("inner=...", "dim_feedforward intermediate_size intermediate_dim d_ff mlp_dim ffn_dim"),
-    ),
+    "inner": (("inner=...", "dim_feedforward intermediate_size intermediate_dim d_ff mlp_dim ffn_dim"),),
     "bias": (
         ("bias=...", "use_bias qkv_bias add_bias attn_bias attention_bias use_query_bias position_bias"),
         ("bias=..., or score_mod=...", "relative_position_bias rel_pos_bias"),
@@ -78,7 +76,7 @@ _WORDS = {
     "implementation": (
         ("implementation=...", "backend impl kernel attn_implementation flash_attention use_flash use_flash_attention"),
     ),
-    "arithmetic": (("arithmetic='reproducible'", "deterministic precision reproducible"),),
+    "arithmetic": (("arithmetic='reproducible' for the same bits", "deterministic precision reproducible"),),
     "num_tokens": (("num_tokens=...", "vocab_size num_embeddings vocabulary_size num_words"),),
     "num_positions": (("num_positions=...", "max_position_embeddings max_length maxlen sequence_length max_len"),),
     "num_segments": (("num_segments=...", "type_vocab_size"),),
@@ -104,6 +102,8 @@ _WITHOUT = {
     "parameters params weights state_dict": "parameters by position, first",
     "training train inference deterministic": "dropout in training alone",
     "dtype precision preferred_element_type": "no dtype, as results are of the dtype of the arrays",
+    "approximate": "no approximation, as the GELU is exact",
+    "n_power_iterations power_iterations": "no iterations, as each call in training takes one",
     "device": "no device, as results are on the device of the arrays",
     "axis dim": "no axis, as the last one holds the channels",
     "num_heads nhead n_heads": "heads as the axis before the length; split_heads makes it",
@@ -146,7 +146,9 @@ def names_of(function: Callable[..., Any], /) -> Names | None:
 
 def keyword_error(name: str, names: Names, unknown: str, /) -> TypeError:
     """The error for a keyword that a function of these names does not take."""
-    hint = f"{unknown} by position" if unknown in names.positional else _hint(unknown, names.keywords)
+    by_position = [unknown, *(ours for ours, _ in _others().get(unknown, ()))]
+    found = next((f"{ours} by position" for ours in by_position if ours in names.positional), None)
+    hint = found or _hint(unknown, names.keywords)
     if hint is not None:
         return TypeError(f"expected {hint}, in {name}; got the keyword {unknown}")
     close = [each for each in difflib.get_close_matches(unknown, names.keywords) if each != unknown]

@@ -285,10 +285,13 @@ def _layer_structure(path: Path, parameters: Any, state: Any, prefix: str, array
 
 
 def _check_fit(path: Path, definition: layers.Layer, parameters: Any, state: Any) -> None:
+    if not isinstance(definition, layers.Layer):
+        raise FileError(f"expected a definition out of attention_core.layers; got {type(definition).__name__}")
     try:
         check_fit(definition, parameters, state)
     except (TypeError, ValueError) as error:
-        raise FileError(f"expected the arrays of {definition} in {path}; got others: {error}") from error
+        name = type(definition).__name__
+        raise FileError(f"expected the arrays of {name} in {path}; got others: {error}") from error
 
 
 # --- arrays by name ---

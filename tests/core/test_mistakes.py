@@ -1,0 +1,106 @@
+"""Mistakes of newcomers in five roles, as a table of inputs and messages: the same words on every library."""
+
+import functools
+import importlib
+import inspect
+import pickle
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_conformance import check
+from attention_core import initializers, layers, layouts, masks, parameters, random, scores
+from attention_numpy import files
+
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def words(put, xp):
+    """The names that inputs are written with."""
+    heads = np.ones((2, 4, 6, 8), "float32")
+    x = np.ones((2, 6, 8), "float32")
+    mha = layers.MultiHeadAttention(8, 2)
+    encoder = layers.EncoderLayer(8, 2, 16)
+    made = {"heads": heads, "x": x, "image": np.ones((2, 4, 4, 8), "float32"), "ids": np.asarray([[1, 2, 3]])}
+    made |= {"pairs": np.ones((6, 6), bool), "is_token": np.ones((2, 6), bool), "scale": np.ones(8, "float32")}
+    put_in = put(made)
+    sagan = layers.SaganAttention(8)
+    return {
+        **{each.__name__.rpartition(".")[2]: each for each in (initializers, layers, layouts, masks, random, scores)},
+        "check": check,
+        "files": files,
+        "ac": ac,
+        "np": np,
+        "xp": xp,
+        "put": put,
+        "parameters": parameters,
+        "mha": mha,
+        "encoder": encoder,
+        "attend": ac.scaled_dot_product_attention,
+        "explain": ac.explain_attention,
+        **put_in,
+        "q": put_in["heads"],
+        "k": put_in["heads"],
+        "v": put_in["heads"],
+        "sagan": sagan,
+        "cache": ac.empty_cache((2,), 4, 10, 8, xp=xp),
+        "tree": mha.init(0, xp=xp),
+        "encoder_tree": encoder.init(0, xp=xp),
+        "kernels": sagan.init(0, xp=xp),
+        "vectors": sagan.init_state(0, xp=xp),
+    }
+
+
+def said(mistake, names):
+    """What a mistake is answered with."""
+    try:
+        eval(mistake, dict(names))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+@pytest.mark.parametrize("role", TABLE)
+def test_a_mistake_is_told_what_to_write(role, backend, put, xp):
+    names = words(put, xp)
+    got = {mistake: said(mistake, names) for mistake in TABLE[role]}
+    array = type(names["q"]).__name__
+    assert got == {mistake: message.replace("got ARRAY", f"got {array}") for mistake, message in TABLE[role].items()}
+
+
+@pytest.mark.needs(lambda backend: backend.name in ("torch", "jax", "tensorflow"))
+def test_layers_of_frameworks_are_told_the_same(backend, put):
+    kind = importlib.import_module(f"attention_{backend.name}").MultiHeadAttention
+    make = functools.partial(kind.init, 0) if backend.name == "jax" else kind
+    layer, x = make(8, 2), put(np.ones((2, 6, 8), "float32"))
+    for call, hint in (
+        (lambda **options: make(num_heads=2, **options), "embed_dim: channels=..."),
+        (lambda **options: make(8, 2, **options), "batch_first: no batch_first, as the batch is first"),
+        (lambda **options: make(8, 2, **options), "add_zero_attn: zero_attention=True"),
+        (lambda **options: layer(x, **options), "need_weights: return_weights=True"),
+        (lambda **options: layer(x, **options), "attn_mask: mask=..., True = may attend, or mask_from_additive(...)"),
+        (lambda **options: layer(x, **options), "use_causal_mask: is_causal=True as a setting, when the layer is made"),
+    ):
+        word, _, text = hint.partition(": ")
+        with pytest.raises(TypeError) as raised:
+            call(**{word: True})
+        assert str(raised.value) == f"expected {text}, in MultiHeadAttention; got the keyword {word}"
+
+
+def test_signatures_stay_as_they_are_written():
+    """To those who read them, and pickled functions keep their addresses."""
+    assert list(inspect.signature(ac.split_heads).parameters) == ["x", "num_heads", "xp"]
+    assert list(inspect.signature(ac.SlidingWindow).parameters) == ["left", "right", "offset"]
+    assert "is_causal" in inspect.signature(ac.scaled_dot_product_attention).parameters
+    assert list(inspect.signature(layers.FeedForward).parameters)[:2] == ["channels", "inner"]
+    for function in (ac.split_heads, ac.mask_from_padding, ac.rms_norm):
+        assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_there_are_enough_mistakes_and_each_message_is_one_line():
+    messages = [message for rows in TABLE.values() for message in rows.values()]
+    assert len(messages) >= 146
+    assert not [message for message in messages if "\n" in message or len(message) > 320]
