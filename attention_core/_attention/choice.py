@@ -28,6 +28,11 @@ REASONS = {
     "fused": "a kernel of the library gives the answer of the definition",
 }
 
+_SLOWER: dict[str, dict[str, str]] = {  # by what is chosen, why not the others
+    "blockwise": {"dense": "holds all scores at once"},
+    "fused": {"blockwise": "slower than the kernel", "dense": "slower than the kernel, and holds all scores at once"},
+}
+
 
 class Candidate(NamedTuple):
     """One way to run a call.
@@ -42,12 +47,15 @@ class Candidate(NamedTuple):
         Why this way is not open to the call, or ``None`` where it is.
     memory : int or None
         About how many bytes it needs at a time besides its arguments; ``None`` where sizes are unknown.
+    slower : str or None
+        Why it is not taken although it is open, or ``None`` where it is taken or refused.
     """
 
     name: str
     kernel: str | None
     refusal: str | None
     memory: int | None
+    slower: str | None = None
 
 
 class Explanation(NamedTuple):
@@ -69,9 +77,10 @@ class Explanation(NamedTuple):
 
     def __str__(self) -> str:
         lines = [f"{self.chosen}: {self.reason}"]
-        for name, kernel, refusal, memory in self.candidates:
+        for name, kernel, refusal, memory, slower in self.candidates:
             label = name if kernel is None else f"{name} ({kernel})"
             size = "memory unknown" if memory is None else f"about {memory / 2**20:.3g} MiB"
+            size = size if slower is None else f"{size}, not taken: {slower}"
             lines.append(f"  {label}: {size}" if refusal is None else f"  {label}: refused: {refusal}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
@@ -182,6 +191,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     notes = ["return_weights: the dense form computes the weights"] if weights else []
     verdicts = [kernel.judge(call) for kernel in backend.kernels]
     preferred = None if has_no_elements(call) else _first_preferred(backend.kernels, verdicts)
+    taken = preferred
     computed_again = (logsumexp or call.sinks is not None) and not _has_logsumexp(preferred, call)
     if call.sinks is not None and computed_again:
         preferred = None
@@ -189,7 +199,13 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     if chosen == "fused" and computed_again:
         notes.append(f"return_logsumexp: computed separately, {_choose(call, None)}")
     kernels = [
-        Candidate("fused", kernel.name, verdict.refusal, _memory(call, 0))
+        Candidate(
+            "fused",
+            kernel.name,
+            verdict.refusal,
+            _memory(call, 0),
+            None if verdict.refusal or kernel is preferred else _disadvantage(call, kernel, verdict, taken=taken),
+        )
         for kernel, verdict in zip(backend.kernels, verdicts, strict=True)
     ]
     if not kernels:
@@ -197,16 +213,46 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     chunks = chunks_of_call(call)
     if chunks:
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if norms bound all scores")
+    slower = {"blockwise": _disadvantage_of_blocks(call)} if chosen == "dense" else _SLOWER[chosen]
     return Explanation(
         chosen,
         REASONS[chosen],
         (
             *kernels,
-            Candidate("blockwise", None, None, _memory(call, backend.tuning.queries * backend.tuning.keys)),
-            Candidate("dense", None, None, _memory(call, math.inf)),
+            Candidate(
+                "blockwise",
+                None,
+                None,
+                _memory(call, backend.tuning.queries * backend.tuning.keys),
+                slower.get("blockwise"),
+            ),
+            Candidate("dense", None, None, _memory(call, math.inf), slower.get("dense")),
         ),
         tuple(notes),
     )
+
+
+def _disadvantage_of_blocks(call: Call) -> str:
+    """Why the dense form is taken, and not blocks, as `is_dense_faster` decides."""
+    rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
+    if has_no_elements(call):
+        return "there is nothing to cut"
+    if rows is None or columns is None:
+        return "lengths are not known before it runs"
+    if is_exporting(call.query):
+        return "an exported program would need an operator of attention-core"
+    return "saves nothing for so few queries" if has_few_queries(rows, columns) else "slower for so few scores"
+
+
+def _disadvantage(call: Call, kernel: Kernel, verdict: Verdict, *, taken: Kernel | None) -> str:
+    """Why a kernel that gives the answer is not taken."""
+    if has_no_elements(call):
+        return "query, key or value is empty"
+    if not verdict.is_faster:
+        return verdict.slower or "slower than what is written here"
+    if kernel is taken:
+        return "returns no logsumexp here, which sinks need"
+    return "another kernel comes first"
 
 
 def _explain_reproducible(call: Call) -> Explanation:
@@ -219,7 +265,8 @@ def _explain_reproducible(call: Call) -> Explanation:
         "in reproducible arithmetic, there are blocks alone, and their size does not show",
         (
             *(Candidate("fused", name, "adds up in an order of its own", None) for name in kernels or [None]),
-            *(Candidate(name, None, None, memory) for name in ("blockwise", "dense")),
+            Candidate("blockwise", None, None, memory),
+            Candidate("dense", None, None, memory, "is computed in the same blocks"),
         ),
     )
 

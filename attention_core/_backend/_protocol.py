@@ -168,10 +168,13 @@ class Verdict(NamedTuple):
         Why the kernel would not give the defined answer, or ``None`` where it does.
     is_faster : bool
         Whether the kernel is faster than the core's own implementations. Otherwise, it is taken only by name.
+    slower : str or None
+        Why it is not faster, in words that follow its name.
     """
 
     refusal: str | None
     is_faster: bool = True
+    slower: str | None = None
 
 
 class Kernel(Protocol):

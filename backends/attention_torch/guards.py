@@ -26,7 +26,6 @@ __all__ = [
     "all_products_are_finite",
     "causal_part",
     "decides_at_run_time",
-    "faster",
     "has_key_lengths",
     "is_taken_apart",
     "looks_afterwards",
@@ -35,6 +34,7 @@ __all__ = [
     "refusal",
     "sample_ranges",
     "scores_are_finite",
+    "slower",
 ]
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -44,22 +44,22 @@ MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by 
 NEAR_LOWEST = -1e30  # below which kernels for GPUs were seen to take a bias for a mask of theirs
 
 
-def faster(call: Call) -> bool:
-    """Whether the kernel is faster than blocks, or than the dense form where a compiler fuses that.
-
-    It is not on a CPU in 16 bits, where it rounds weights that blocks do not round. It is not where values have another
-    width than keys, for which PyTorch has the dense form only. With few keys, it loses NaN.
-    """
+def slower(call: Call) -> str | None:
+    """Why the kernel is slower than blocks, or than the dense form where a compiler fuses that; else ``None``."""
     query, value = call.query, call.value
-    if (query.device.type == "cpu" and query.dtype in HALVES) or query.shape[-1] != value.shape[-1]:
-        return False
+    if query.device.type == "cpu" and query.dtype in HALVES:
+        return "rounds weights of 16 bits on a CPU, which blocks do not round"
+    if query.shape[-1] != value.shape[-1]:
+        return "is PyTorch's dense form where values have another width than keys"
     if decides_at_run_time(call) and may_leak(call):
         *leading, rows, _ = query.shape
         if few_queries(call):
-            return True
+            return None
         if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
-            return False
-    return call.mask is not None or not _has_few_keys(call) or _sums_are_finite(query, call.key)
+            return "gains less in a compiled program than reading the arguments costs"
+    if call.mask is not None or not _has_few_keys(call) or _sums_are_finite(query, call.key):
+        return None
+    return "loses NaN where there are few keys, and these are not finite"
 
 
 def few_queries(call: Call) -> bool:

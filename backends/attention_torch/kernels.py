@@ -20,7 +20,8 @@ class ScaledDotProduct:
 
         Query, key and value are read where something is masked, and where there are few keys.
         """
-        return Verdict(guards.refusal(call), guards.faster(call))
+        slower = guards.slower(call)
+        return Verdict(guards.refusal(call), slower is None, slower)
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel, or that of blocks if it turns out that something could leak."""

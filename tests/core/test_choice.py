@@ -81,6 +81,9 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
     refusals = {each.name: each.refusal for each in explanation.candidates}
     assert refusals[explanation.chosen] is None
     assert refusals["dense"] is None
+    for each in explanation.candidates:
+        is_taken = each.name == explanation.chosen
+        assert [each.refusal, each.slower].count(None) == (2 if is_taken else 1), each
     assert explanation.reason == choice.REASONS[explanation.chosen]
     if refusals["fused"] is not None:
         assert explanation.chosen == ("blockwise" if large else "dense")
