@@ -250,6 +250,21 @@ def test_an_exported_program_needs_no_operator_of_ours(backend, streaming, put, 
     torch.testing.assert_close(program.module()(x), Module()(x))
 
 
+@pytest.mark.needs("torch")
+def test_a_kernel_that_is_right_and_not_taken_is_told_why(backend, put, rng):
+    """It rounds in 16 bits; has no kernel for other widths; and there is nothing to compute."""
+    x = put(rng.standard_normal((1, 2, 20, 8)).astype("float32"))
+    for arrays, reason in (
+        ((x.half(),) * 3, "rounds weights of 16 bits on a CPU, which blocks do not round"),
+        ((x, x, x[..., :4]), "is PyTorch's dense form where values have another width than keys"),
+        ((x, x[:, :, :0], x[:, :, :0]), "query, key or value is empty"),
+    ):
+        fused, blockwise, dense = ac.explain_attention(*arrays).candidates
+        assert (fused.refusal, fused.slower) == (None, reason)
+        assert (dense.slower, blockwise.slower is None) == (None, False)
+        assert f"not taken: {reason}" in str(ac.explain_attention(*arrays))
+
+
 def test_reproducible_arithmetic_is_explained(put, rng):
     query = put(rng.standard_normal((1, 2, 5, 8)).astype(np.float32))
     told = ac.explain_attention(query, query, query, arithmetic="reproducible")
