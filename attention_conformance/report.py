@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "environment",
     "failures",
     "line_table",
+    "machine",
     "model_table",
     "reason_of",
     "reasons",
@@ -201,9 +203,30 @@ def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
+        **machine(),
         "attention-core": version("attention-core"),
         "backends": backends,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The processor, the vector instructions that it has, and how many of its threads this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # only Linux has it
+        lines = []
+    told: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        told.setdefault(name.strip(), value.strip())
+    known = told.get("flags", told.get("Features", "")).split()
+    vector = [flag for flag in known if flag.startswith(("sse", "avx", "fma", "amx", "asimd", "neon", "sve", "f16c"))]
+    available = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return {
+        "processor": told.get("model name") or platform.processor() or platform.machine(),
+        "architecture": platform.machine(),
+        "instructions": sorted(set(vector)),
+        "threads": len(available),
     }
 
 

@@ -33,6 +33,7 @@ WINDOW = Rule("SlidingWindow", {"left": 2, "right": 1})
 LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})
 SEGMENTS = Rule("Segments", {"query_ids": "query_ids", "key_ids": "key_ids"})
 EVERYTHING: dict[str, Any] = {"return_weights": True, "return_logsumexp": True}
+BATCHED = ("query", "key", "value", "mask", "lengths", "query_ids", "key_ids")
 EXTREMES = (0.0, -0.0, np.inf, -np.inf, np.nan)
 
 
@@ -53,6 +54,8 @@ class Identical:
     variables : tuple of str
         What is differentiated by; empty where the results themselves are meant. The results are then multiplied by
         cotangents, drawn as well, and added up.
+    batched : tuple of str
+        Inputs whose first axis is the batch, if all have the same: its entries can be computed one by one.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Identical:
     function: Callable[[Trees], Any]
     dtype: str = "float32"
     variables: tuple[str, ...] = ()
+    batched: tuple[str, ...] = ()
 
     def trees(self) -> Trees:
         """Make the inputs, with cotangents for the results where there are variables."""
@@ -90,7 +94,8 @@ def _attention(
     **options: Any,
 ) -> Identical:
     options = {"return_logsumexp": True, **options}
-    return Identical(name, shows, inputs, functools.partial(_attend, mask, options), dtype=dtype)
+    batched = () if "dropout" in options else BATCHED  # which draws for every entry of the batch
+    return Identical(name, shows, inputs, functools.partial(_attend, mask, options), dtype=dtype, batched=batched)
 
 
 def _ordinary(source: Source) -> Trees:

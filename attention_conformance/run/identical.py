@@ -1,5 +1,8 @@
 """Whether the bits are the same: every case of `identical_cases` in every way of running, against published hashes.
 
+A way is a device and a mode of a library. Eager calls are computed again with other blocks, the entries of a batch apart,
+and, in a process of their own, with one thread.
+
 SHA-256 is taken of each result (or gradient) in order. Its dtype and shape come first, as the line ``float32 (2, 3)``
 with a newline, and then its elements in C order, little-endian. Every NaN of 16 bits counts as 0x7fff: libraries turn
 the one NaN of float32 into different ones.
@@ -7,11 +10,12 @@ the one NaN of float32 into different ones.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +31,24 @@ from attention_conformance.run.model import identical_case, load_model
 from attention_conformance.run.processes import Message, Order, Plan, Started
 from attention_conformance.run.result import Result, one_line
 from attention_core import Backend, get_backend
+from attention_numpy.trees import map_arrays
 from attention_numpy.writing import write_file
 
 __all__ = ["Found", "Verdict", "catalogue", "compare", "digest", "table", "verdicts", "work", "write_json"]
 
 Named = tuple[tuple[str, NumpyArray], ...]
 
+APART, SMALL_BLOCKS = "batch apart", "small blocks"
+SMALL_ROWS = 32
+"""Up to how many queries reproducible arithmetic takes in one block, however small blocks are to be."""
+
 
 @dataclass(frozen=True, eq=False)
 class Found(Result):
-    """A `Result` that holds what was computed: ``arrays`` by name, in order."""
+    """A `Result` that holds what was computed, ``arrays`` by name, in order, and in which ``variation``."""
 
     arrays: Named = ()
+    variation: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ def digest(arrays: Named) -> str:
     return found.hexdigest()
 
 
-def catalogue(model: Path | None) -> tuple[Identical, ...]:
+def catalogue(model: Path | None, sentences: Sequence[str] = ()) -> tuple[Identical, ...]:
     """All cases, with that of an encoder in a directory where one is given.
 
     Raises
@@ -95,36 +105,66 @@ def catalogue(model: Path | None) -> tuple[Identical, ...]:
     ModelError
         When a file of the directory is missing, broken, or does not fit the others.
     """
-    return IDENTICAL if model is None else (*IDENTICAL, identical_case(load_model(model)))
+    return IDENTICAL if model is None else (*IDENTICAL, identical_case(load_model(model, sentences)))
 
 
 def work(order: Order) -> Iterator[Message]:
-    """Carry out an order in this process: every case on every device in every mode."""
+    """Carry out an order in this process: every case on every device in every mode, and eager in every variation."""
+    yield from work_on([case for case in catalogue(order.model, order.sentences) if case.name in order.cases], order)
+
+
+def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
+    """Carry out an order with the cases that are given."""
     with quiet_start():
         backend = get_backend(order.backend)
     trials = [
-        (case, device, mode)
+        (case, device, mode, variation)
         for device in devices_of(backend)
         if order.devices is None or device in order.devices
         for mode in backend.modes
         if order.modes is None or mode in order.modes
-        for case in catalogue(order.model)
-        if case.name in order.cases and all(holds(backend, device, each) for each in (case.dtype, "float64"))
+        for case in cases
+        if all(holds(backend, device, each) for each in (case.dtype, "float64"))
         if backend.differentiates or not case.variables
+        for variation in (variations(case) if mode == "eager" and order.threads is None else ("",))
     ]
     yield Plan(backend.name, len(trials), backend.versions())
-    for case, device, mode in trials[order.skip :]:
+    threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
+    for case, device, mode, variation in trials[order.skip :]:
         yield Started(case.name, backend.name, device, case.dtype, mode=mode, implementation="", measure="identical")
-        yield run(case, backend, device, mode)
+        found = run(case, backend, device, mode, variation=variation)
+        yield replace(found, variation=", ".join(filter(None, (threads, variation))))
 
 
-def run(case: Identical, backend: Backend, device: str, mode: str) -> Found:
+def variations(case: Identical) -> tuple[str, ...]:
+    """In which variations a case is not what it is without: in small blocks if it has several, in entries of a batch."""
+    trees = case.trees()
+    rows = max((leaf.shape[-2] for leaf in _arrays(trees) if leaf.ndim > 1), default=0)
+    return ("", *([SMALL_BLOCKS] if rows > SMALL_ROWS else []), *([APART] if len(_entries(case, trees)) > 1 else []))
+
+
+def _entries(case: Identical, trees: Trees) -> list[Trees]:
+    """The inputs of every entry of a batch; all in one where there are none that can be computed alone."""
+    names = [name for name in case.batched if name in trees]
+    split = {name: trees[name] for name in names if trees[name].shape[:1] == trees[names[0]].shape[:1]}
+    count = len(trees[names[0]]) if names and trees[names[0]].ndim else 0
+    if len(split) != len(names) or count < 2 or not set(case.variables) <= set(names):
+        return [trees]
+    cotangents = trees.get("cotangents", ())
+    return [
+        {**trees, **{name: tree[index : index + 1] for name, tree in split.items()}}
+        | ({"cotangents": tuple(map_arrays(lambda y: y[index : index + 1], cotangents))} if cotangents else {})
+        for index in range(count)
+    ]
+
+
+def run(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Found:
     """Compute a case in one way; an exception is a failed result."""
     started = time.perf_counter()
     detail, arrays = "", None
     try:
         with np.errstate(all="ignore"):
-            arrays = computed(case, backend, device, mode)
+            arrays = computed(case, backend, device, mode, variation=variation)
     except Exception as unexpected:
         detail = one_line(unexpected)
     names = (case.name, backend.name, device, case.dtype, mode, "", "identical")
@@ -132,9 +172,28 @@ def run(case: Identical, backend: Backend, device: str, mode: str) -> Found:
     return Found(*names, 0.0, 0.0, passed, detail, seconds, arrays=arrays or ())
 
 
-def computed(case: Identical, backend: Backend, device: str, mode: str) -> Named:
+def computed(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Named:
     """The results of a case, or its gradients, as NumPy arrays."""
-    trees = backend.from_numpy(case.trees(), device=device)
+    trees = case.trees()
+    if variation != APART:
+        with _small_blocks(backend) if variation == SMALL_BLOCKS else contextlib.nullcontext():
+            return _computed(case, backend, device, mode, trees=trees)
+    parts = [_computed(case, backend, device, mode, trees=entry) for entry in _entries(case, trees)]
+    return tuple((each[0][0], np.concatenate([array for _, array in each])) for each in zip(*parts, strict=True))
+
+
+@contextlib.contextmanager
+def _small_blocks(backend: Backend) -> Iterator[None]:
+    tuning = backend.tuning
+    backend.tuning = tuning._replace(exact_scores=1)
+    try:
+        yield
+    finally:
+        backend.tuning = tuning
+
+
+def _computed(case: Identical, backend: Backend, device: str, mode: str, trees: Trees) -> Named:
+    trees = backend.from_numpy(trees, device=device)
     if not case.variables:
         return tuple(_leaves("", backend.to_numpy(backend.compile(case.function, mode=mode)(trees))))
     variables = {name: trees.pop(name) for name in case.variables}
@@ -163,6 +222,16 @@ def _gradients(case: Identical, backend: Backend) -> Callable[[tuple[Any, ...], 
         return tuple(found)
 
     return gradients
+
+
+def _arrays(tree: Any) -> Iterator[NumpyArray]:
+    if isinstance(tree, Mapping):
+        tree = tuple(tree.values())
+    if isinstance(tree, (tuple, list)):
+        for branch in tree:
+            yield from _arrays(branch)
+    elif tree is not None:
+        yield np.asarray(tree)
 
 
 def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
@@ -234,7 +303,8 @@ def _words(array: NumpyArray) -> NumpyArray:
 
 
 def _way(result: Result) -> str:
-    return f"{result.backend} ({result.device}, {result.mode})"
+    variation = result.variation if isinstance(result, Found) else ""
+    return f"{result.backend} ({', '.join(filter(None, (result.device, result.mode, variation)))})"
 
 
 def table(judged: Iterable[Verdict]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,8 +89,8 @@ class ModelTrial:
     reason: str = ""
 
 
-def load_model(directory: Path) -> Model:
-    """Load an encoder and turn the sentences into tokens.
+def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
+    """Load an encoder and turn sentences, by default those of `PAIRS`, into tokens.
 
     Raises
     ------
@@ -97,7 +98,7 @@ def load_model(directory: Path) -> Model:
         When a file is missing, broken, or does not fit the others.
     """
     bert = load_bert(directory)
-    rows = [bert.token_ids(sentence) for pair in PAIRS for sentence in pair]
+    rows = [bert.token_ids(sentence) for sentence in sentences or itertools.chain(*PAIRS)]
     length = max(map(len, rows))
     token_ids = np.array([row + [0] * (length - len(row)) for row in rows], dtype=np.int32)
     is_token = np.arange(length) < np.array([[len(row)] for row in rows])
@@ -225,7 +226,8 @@ def identical_case(model: Model) -> Identical:
     """The encoder and its sentences as a case of which every way of running must give the same bits."""
     trees = {"parameters": model.parameters, "token_ids": model.token_ids, "is_token": model.is_token}
     encode = functools.partial(_encode, model.bert.config)
-    return Identical("model", f"tokens and sentences by {model.name}", lambda _: dict(trees), encode)
+    batched = ("token_ids", "is_token")
+    return Identical("model", f"tokens and sentences by {model.name}", lambda _: dict(trees), encode, batched=batched)
 
 
 def _encode(config: Config, trees: Trees) -> Encoded:

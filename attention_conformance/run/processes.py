@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import multiprocessing
+import os
 import signal
 import warnings
 from collections import deque
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from attention_conformance.cases import CASES
 from attention_conformance.run.implementations import IMPLEMENTATIONS, is_quick
@@ -41,6 +42,12 @@ class Order:
         A directory with an encoder, to be run as well.
     quick : bool
         Whether to run eager calls in float32 alone, on the first device unless others are named.
+    threads : int, optional
+        How many threads a library may start; a process that is running keeps those it has.
+    sentences : tuple of str
+        What the model encodes in place of its own sentences.
+    recipe : Recipe, optional
+        What is computed in place of the cases.
     skip : int
         How many trials have been run already.
     """
@@ -53,6 +60,9 @@ class Order:
     implementations: tuple[str, ...] | None = None
     model: Path | None = None
     quick: bool = False
+    threads: int | None = None
+    sentences: tuple[str, ...] = ()
+    recipe: Any = None
     skip: int = 0
 
 
@@ -77,6 +87,16 @@ class Started:
     implementation: str
     measure: str
 
+
+THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "NPROC",
+)
+"""Environment variables by which libraries limit their threads."""
 
 Message: TypeAlias = Plan | Started | Result
 Worker: TypeAlias = Callable[[Order], Iterator[Message]]
@@ -161,7 +181,7 @@ def _start(order: Order, worker: Worker, running: dict[Connection, _Running]) ->
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(worker, order, sender), daemon=True)
-    with _blocked_interrupts():
+    with _blocked_interrupts(), _limited_threads(order.threads):
         process.start()
         running[receiver] = _Running(order, process)
     sender.close()  # so that the end of the process is the end of the messages
@@ -180,7 +200,27 @@ def _blocked_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def _limited_threads(threads: int | None) -> Iterator[None]:
+    """Let a process that is started here find a number of threads, which libraries read when they are imported."""
+    if threads is None:
+        yield
+        return
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, str(threads)))
+    try:
+        yield
+    finally:
+        for name, setting in before.items():
+            if setting is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = setting
+
+
 def _child(worker: Worker, order: Order, connection: Connection) -> None:
+    if order.threads is not None and hasattr(os, "sched_setaffinity"):  # some libraries ignore the variables
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order.threads])
     warnings.simplefilter("ignore")  # of libraries, about themselves: what goes wrong in a case is in its result
     logging.disable(logging.CRITICAL)
     for message in worker(order):
