@@ -170,6 +170,50 @@ def convert(
     )
 
 
+@app.command(short_help="Hash a call or a saved layer in every way of running.")
+def digest(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES", help="Inputs as safetensors, and at most one saved layer.")
+    ],
+    backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
+    device: Annotated[Many, typer.Option(help="A device; repeatable. By default all that hold values.")] = None,
+    mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable. By default 1.")
+    ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="is_causal of a call without a layer.")] = False,
+    scale: Annotated[float | None, typer.Option(help="The scale of a call without a layer.")] = None,
+    softcap: Annotated[float | None, typer.Option(help="The softcap of a call without a layer.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The hash that is expected, of 64 hex digits.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write environment, hashes, and the command that repeats them to this file.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Backends at a time, each in a process; 0: all in this one.")] = CPUS,
+) -> None:
+    """Hash the results of a call of attention, or of a saved layer, on given inputs, with SHA-256.
+
+    A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
+    Reproducible arithmetic computes them on every backend in every mode. Eager calls run again in small blocks, with
+    the samples of a batch apart, and with other numbers of threads.
+
+    The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
+    given.
+    """
+    from attention_cli import digest as work  # noqa: PLC0415 (help needs none of it)
+
+    work.digest(
+        files,
+        {"is_causal": causal, "scale": scale, "softcap": softcap},
+        backend=backend,
+        device=device,
+        mode=mode,
+        threads=threads,
+        sha256=sha256,
+        json=json,
+        jobs=jobs,
+    )
+
+
 @app.command(short_help="Check every backend against the contract.")
 def conformance(
     backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
@@ -199,11 +243,15 @@ def conformance(
     identical: Annotated[
         bool, typer.Option("--identical", help="Compare bits instead, in reproducible arithmetic, with published ones.")
     ] = False,
+    sentence: Annotated[
+        Many, typer.Option(help="With --identical, a sentence for the model, or a file of them; repeatable.")
+    ] = None,
 ) -> None:
     """Run the catalogue of cases, and compare each result with an oracle of higher precision.
 
     With --identical, run another catalogue in reproducible arithmetic, in every mode of every backend, and compare the
-    SHA-256 of each result with the published one.
+    SHA-256 of each result with the published one. Eager calls run again in small blocks, with the samples of a batch
+    apart, and with one thread.
 
     The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command
     cannot be run as given.
@@ -213,10 +261,13 @@ def conformance(
     places = {"backend": backend, "device": device, "mode": mode, "case": case}
     if identical:
         others = {"dtype": dtype, "implementation": implementation, "junit": junit, "details": details, "quick": quick}
-        work.identical(**places, model=model, json=json, jobs=jobs, list_=list_, refused=others)
+        work.identical(
+            **places, model=model, json=json, jobs=jobs, list_=list_, refused=others, sentences=sentence or ()
+        )
     else:
         work.conformance(
             **places,
+            sentence=sentence,
             dtype=dtype,
             implementation=implementation,
             model=model,

@@ -8,6 +8,7 @@ import importlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +32,9 @@ from attention_conformance.run.processes import Order, Plan, Started, Worker, ex
 from attention_conformance.run.result import Result
 from attention_conformance.vectors import published, published_model
 
-__all__ = ["conformance", "identical"]
+__all__ = ["check_places", "conformance", "identical", "run_all", "told_computed"]
+
+_LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
 
 AnyCase = TypeVar("AnyCase", Case, Identical)
 
@@ -51,8 +54,11 @@ def conformance(
     list_: bool,
     details: bool,
     quick: bool,
+    sentence: Many,
 ) -> None:
     """Run the cases, compare each result with the oracle, and print a line for each line of the contract."""
+    if sentence:
+        raise refusal("expected --identical with --sentence; got none")
     cases = _chosen_cases(case, CASES)
     if list_:
         _list(
@@ -66,13 +72,13 @@ def conformance(
     names = chosen_backends(backend)
     check_known("dtype", dtype, DTYPES)
     check_known("implementation", implementation, IMPLEMENTATIONS)
-    _check_places(names, device, mode)
+    check_places(names, device, mode)
     _check_model(model)
     options = (device, dtype, mode, implementation)
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in options)
     chosen = tuple(each.name for each in cases)
     orders = [Order(name, chosen, devices, dtypes, modes, implementations, model, quick) for name in names]
-    results, versions = _run_all(orders, jobs)
+    results, versions = run_all(orders, jobs)
     _show(results, details)
     with refusing_files():
         if json:
@@ -95,24 +101,30 @@ def identical(
     jobs: int,
     list_: bool,
     refused: Mapping[str, Any],
+    sentences: Sequence[str] = (),
 ) -> None:
     """Run the cases of which all ways must give the same bits."""
     for option, value in refused.items():
         if value:
             raise refusal(f"expected no --{option} with --identical; got one")
     _check_model(model)
-    cases = _chosen_cases(case, bits.catalogue(model))
+    texts = _sentences(sentences, model)
+    cases = _chosen_cases(case, bits.catalogue(model, texts))
     if list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
         return
     check_file(json)
     names = chosen_backends(backend)
-    _check_places(names, device, mode)
+    check_places(names, device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
-    orders = [Order(name, chosen, devices, modes=modes, model=model) for name in names]
-    results, versions = _run_all(orders, jobs, bits.work, lambda found: f"{len(found)} computed")
-    judged = bits.verdicts(chosen, results, published() | published_model(model))
+    order = Order("", chosen, devices, modes=modes, model=model, sentences=texts)
+    orders = [replace(order, backend=name) for name in names]
+    if jobs and len(report.available_threads()) > 1 and (modes is None or "eager" in modes):
+        orders += [replace(each, modes=("eager",), threads=1) for each in orders]
+    results, versions = run_all(orders, jobs, bits.work, told_computed)
+    known = {"model": None} if texts else published_model(model)
+    judged = bits.verdicts(chosen, results, published() | known)
     screen = console()
     screen.print(bits.table(judged))
     complaints = [line for each in judged for line in each.complaints]
@@ -126,7 +138,7 @@ def identical(
     raise typer.Exit(bool(complaints) or not judged)
 
 
-def _run_all(
+def run_all(
     orders: Sequence[Order],
     jobs: int,
     worker: Worker = work,
@@ -136,7 +148,7 @@ def _run_all(
     results: dict[str, list[Result]] = {order.backend: [] for order in orders}
     versions: dict[str, dict[str, str]] = {}
     columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    longest_first = list(reversed(orders))  # the compiler that takes longest belongs to the last of them
+    longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
     screen = console(stderr=True)
     with (
         Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress,
@@ -144,13 +156,17 @@ def _run_all(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of libraries, about themselves
-        bars = {order.backend: progress.add_task(order.backend, total=None, start=False) for order in longest_first}
+        bars = {
+            name: progress.add_task(name, total=None, start=False) for name in {o.backend: 0 for o in longest_first}
+        }
+        totals = dict.fromkeys(bars, 0)
         ways: dict[str, list[Result]] = {}
         for message in messages:
             if isinstance(message, Plan):
                 versions[message.backend] = message.versions
                 progress.start_task(bars[message.backend])
-                progress.update(bars[message.backend], total=message.trials)
+                totals[message.backend] += message.trials  # of several orders, or of one begun again
+                progress.update(bars[message.backend], total=totals[message.backend])
                 continue
             progress.update(bars[message.backend], description=f"{_way(message)}: {message.case}")
             if isinstance(message, Result):
@@ -189,6 +205,34 @@ def _show(results: Sequence[Result], details: bool) -> None:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
 
 
+def told_computed(results: Sequence[Result]) -> str:
+    """How many results were computed."""
+    return f"{sum(result.passed is True for result in results)} computed"
+
+
+def _sentences(words: Sequence[str], model: Path | None) -> tuple[str, ...]:
+    """Sentences as they are, and those of files, one on each line."""
+    if words and model is None:
+        raise refusal("expected --model with --sentence; got none")
+    found: list[str] = []
+    for each in words:
+        try:
+            lines = Path(each).read_text(encoding="utf-8").splitlines() if _is_file(each) else [each]
+        except (OSError, UnicodeDecodeError) as error:
+            raise refusal(f"expected a file of text; got {each}: {error}") from error
+        found += [line for line in lines if line.strip()]
+    if words and not found:
+        raise refusal("expected a sentence; got none but empty ones")
+    return tuple(found)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a null byte
+        return False
+
+
 def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     table = Table(header_style="bold")
     for heading in headings:
@@ -205,7 +249,8 @@ def _chosen_cases(patterns: Many, cases: Sequence[AnyCase]) -> list[AnyCase]:
     return [case for case in cases if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
 
 
-def _check_places(names: Iterable[str], devices: Many, modes: Many) -> None:
+def check_places(names: Iterable[str], devices: Many, modes: Many) -> None:
+    """Refuse devices and modes that no backend has."""
     if devices or modes:  # only the libraries know which there are
         loaded = load(names)
         check_known("device", devices, dict.fromkeys(each for backend in loaded for each in devices_of(backend)))

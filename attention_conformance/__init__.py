@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attention_conformance.cases import CASES
     from attention_conformance.cases.case import Case
+    from attention_conformance.run.digest import digest
+    from attention_conformance.run.identical import Verdict
     from attention_conformance.run.result import Result
     from attention_conformance.run.runner import check
 
-__all__ = ["CASES", "Case", "Result", "check"]
+__all__ = ["CASES", "Case", "Result", "Verdict", "check", "digest"]
 
-_HOMES = {"CASES": "cases", "Case": "cases.case", "Result": "run.result", "check": "run.runner"}
+_HOMES = {
+    "CASES": "cases",
+    "Case": "cases.case",
+    "Result": "run.result",
+    "Verdict": "run.identical",
+    "check": "run.runner",
+    "digest": "run.digest",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,6 +27,7 @@ from attention_numpy.writing import write_file
 __all__ = [
     "LEGEND",
     "LINE_LEGEND",
+    "available_threads",
     "environment",
     "failures",
     "line_table",
@@ -209,6 +210,11 @@ def environment(backends: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     }
 
 
+def available_threads() -> list[int]:
+    """The threads of the processor that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def machine() -> dict[str, Any]:
     """The processor, the vector instructions that it has, and how many of its threads this process may use."""
     try:
@@ -221,12 +227,11 @@ def machine() -> dict[str, Any]:
         told.setdefault(name.strip(), value.strip())
     known = told.get("flags", told.get("Features", "")).split()
     vector = [flag for flag in known if flag.startswith(("sse", "avx", "fma", "amx", "asimd", "neon", "sve", "f16c"))]
-    available = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return {
         "processor": told.get("model name") or platform.processor() or platform.machine(),
         "architecture": platform.machine(),
         "instructions": sorted(set(vector)),
-        "threads": len(available),
+        "threads": len(available_threads()),
     }
 
 

@@ -94,7 +94,7 @@ def _attention(
     **options: Any,
 ) -> Identical:
     options = {"return_logsumexp": True, **options}
-    batched = () if "dropout" in options else BATCHED  # which draws for every entry of the batch
+    batched = () if "dropout" in options else BATCHED  # which draws for every sample of the batch
     return Identical(name, shows, inputs, functools.partial(_attend, mask, options), dtype=dtype, batched=batched)
 
 

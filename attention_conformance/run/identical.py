@@ -1,7 +1,7 @@
 """Whether the bits are the same: every case of `identical_cases` in every way of running, against published hashes.
 
-A way is a device and a mode of a library. Eager calls are computed again with other blocks, the entries of a batch apart,
-and, in a process of their own, with one thread.
+A way is a device and a mode of a library. Eager calls are computed again with other blocks, with the samples of a batch
+apart, and, in a process of their own, with one thread.
 
 SHA-256 is taken of each result (or gradient) in order. Its dtype and shape come first, as the line ``float32 (2, 3)``
 with a newline, and then its elements in C order, little-endian. Every NaN of 16 bits counts as 0x7fff: libraries turn
@@ -34,7 +34,19 @@ from attention_core import Backend, get_backend
 from attention_numpy.trees import map_arrays
 from attention_numpy.writing import write_file
 
-__all__ = ["Found", "Verdict", "catalogue", "compare", "digest", "table", "verdicts", "work", "write_json"]
+__all__ = [
+    "Found",
+    "Verdict",
+    "arrays_of",
+    "catalogue",
+    "compare",
+    "digest",
+    "table",
+    "verdicts",
+    "work",
+    "work_on",
+    "write_json",
+]
 
 Named = tuple[tuple[str, NumpyArray], ...]
 
@@ -137,25 +149,28 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
 
 
 def variations(case: Identical) -> tuple[str, ...]:
-    """In which variations a case is not what it is without: in small blocks if it has several, in entries of a batch."""
+    """In which variations a case is another computation: in small blocks if it has several, in samples of a batch."""
     trees = case.trees()
-    rows = max((leaf.shape[-2] for leaf in _arrays(trees) if leaf.ndim > 1), default=0)
-    return ("", *([SMALL_BLOCKS] if rows > SMALL_ROWS else []), *([APART] if len(_entries(case, trees)) > 1 else []))
+    inputs = {name: tree for name, tree in trees.items() if name != "parameters"}
+    longest = max((size for leaf in arrays_of(inputs) for size in leaf.shape), default=0)
+    return ("", *([SMALL_BLOCKS] if longest > SMALL_ROWS else []), *([APART] if len(_entries(case, trees)) > 1 else []))
 
 
 def _entries(case: Identical, trees: Trees) -> list[Trees]:
-    """The inputs of every entry of a batch; all in one where there are none that can be computed alone."""
+    """The inputs of every sample of a batch; all in one where there are none that can be computed alone."""
     names = [name for name in case.batched if name in trees]
-    split = {name: trees[name] for name in names if trees[name].shape[:1] == trees[names[0]].shape[:1]}
-    count = len(trees[names[0]]) if names and trees[names[0]].ndim else 0
-    if len(split) != len(names) or count < 2 or not set(case.variables) <= set(names):
+    counts = {trees[name].shape[0] for name in names}
+    count = counts.pop() if len(counts) == 1 else 0
+    if count < 2 or not set(case.variables) <= set(names):
         return [trees]
-    cotangents = trees.get("cotangents", ())
-    return [
-        {**trees, **{name: tree[index : index + 1] for name, tree in split.items()}}
-        | ({"cotangents": tuple(map_arrays(lambda y: y[index : index + 1], cotangents))} if cotangents else {})
-        for index in range(count)
-    ]
+    if case.variables:
+        names.append("cotangents")
+    return [trees | {name: _entry(trees[name], index) for name in names} for index in range(count)]
+
+
+def _entry(tree: Any, index: int) -> Any:
+    """One sample of the batch, which keeps its axis."""
+    return map_arrays(lambda array: array[index : index + 1], tree)
 
 
 def run(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Found:
@@ -224,12 +239,13 @@ def _gradients(case: Identical, backend: Backend) -> Callable[[tuple[Any, ...], 
     return gradients
 
 
-def _arrays(tree: Any) -> Iterator[NumpyArray]:
+def arrays_of(tree: Any) -> Iterator[NumpyArray]:
+    """The arrays of a tree, in order."""
     if isinstance(tree, Mapping):
         tree = tuple(tree.values())
     if isinstance(tree, (tuple, list)):
         for branch in tree:
-            yield from _arrays(branch)
+            yield from arrays_of(branch)
     elif tree is not None:
         yield np.asarray(tree)
 

@@ -72,7 +72,7 @@ def encoder_layer(
         True = may attend.
     is_causal : bool
         Whether no position attends to later ones.
-    activation : {"gelu", "relu"}
+    activation : {"gelu", "relu", "silu"}
         Of the feed-forward, as in `feed_forward`.
     epsilon : float
         Of both normalizations.

@@ -150,7 +150,7 @@ def feed_forward(
         ``expand`` of shape (C, inner) and ``contract`` of shape (inner, out).
     x : Array, shape (..., C)
         16-bit types are computed in float32 and rounded once.
-    activation : {"gelu", "relu"}
+    activation : {"gelu", "relu", "silu"}
         The GELU is exact, without tanh.
     dropout : Dropout, optional
         Applied to the result.

@@ -198,7 +198,10 @@ def test_only_junit_needs_junitparser(tmp_path):
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", told)
 
 
-@pytest.mark.parametrize("command", [[], ["conformance"], ["bench"], ["convert"], ["backends"], ["cases"], ["case"]])
+COMMANDS = ("conformance", "digest", "case", "cases", "bench", "convert", "backends")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_help_is_whole_and_imports_no_library(command):
     script = (
         "import sys\nfrom attention_cli.main import run\nsys.argv = ['attention-core', *sys.argv[1:]]\n"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_conformance.cases.identical import IDENTICAL, Source
-from attention_conformance.run.identical import compare, computed, digest, verdicts, work
+from attention_conformance.run.identical import compare, computed, digest, verdicts, work, work_on
 from attention_conformance.run.libraries import holds
 from attention_conformance.run.processes import Order
 from attention_conformance.vectors import published
+from attention_core import get_backend
 
 BY_NAME = {case.name: case for case in IDENTICAL}
 COMPILED = (  # compilers take seconds for each
@@ -163,6 +165,23 @@ def test_a_case_that_is_not_published_is_told_with_status_1(corrupted):
     assert f"softcap on numpy (cpu, eager): expected a published SHA-256; got {published()['softcap']}" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("variation", "number"),
+    [
+        ("small blocks", lambda trees: get_backend("numpy").tuning.exact_scores),
+        ("batch apart", lambda trees: len(trees["query"])),
+    ],
+)
+def test_a_result_that_depends_on_blocks_or_batch_is_told(variation, number):
+    case = replace(BY_NAME["plain"], inputs=lambda source: source.attention(rows=40))
+    right = [each for each in work_on([case], Order("numpy", ())) if hasattr(each, "arrays")]
+    assert [each.variation for each in right] == ["", "small blocks", "batch apart"]
+    assert verdicts(["plain"], right, {"plain": None})[0].complaints == ()
+    wrong = replace(case, function=lambda trees: np.full_like(trees["query"], number(trees)))
+    (verdict,) = verdicts(["plain"], [*work_on([wrong], Order("numpy", ()))][2::2], {"plain": None})
+    assert [line.partition(":")[0] for line in verdict.complaints] == [f"plain on numpy (cpu, eager, {variation})"]
+
+
 def test_devices_without_float64_are_left_out(backend):
     results = [each for each in work(Order(backend.name, ("plain",), modes=("eager",))) if hasattr(each, "passed")]
     assert [result.detail for result in results if not result.passed] == []
@@ -179,10 +198,12 @@ def test_hashes_are_written_as_json(tmp_path):
     assert identical("--case", "plain", "--json", path).exit_code == 0
     written = json.loads(path.read_text())
     assert written["environment"]["backends"]["numpy"]["numpy"]
+    assert written["environment"]["threads"] >= 1
+    assert {"processor", "architecture", "instructions"} < written["environment"].keys()
     assert written["cases"] == {
         "plain": {
             "sha256": published()["plain"],
-            "ways": {"numpy (cpu, eager)": published()["plain"]},
+            "ways": dict.fromkeys(("numpy (cpu, eager)", "numpy (cpu, eager, batch apart)"), published()["plain"]),
             "complaints": [],
         }
     }
@@ -197,6 +218,7 @@ def test_hashes_are_written_as_json(tmp_path):
         (["--dtype", "float32"], "expected no --dtype with --identical; got one"),
         (["--model", "/no/such/model"], "expected a model directory; got /no/such/model, which is none"),
         (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
+        (["--sentence", "Hello."], "expected --model with --sentence; got none"),
         (["--junit", "results.xml"], "expected no --junit with --identical; got one"),
     ],
 )

@@ -1,0 +1,79 @@
+"""The command ``digest``: the SHA-256 of a call or of a saved layer, in every way of running."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from attention_cli.backends import chosen_backends
+from attention_cli.conformance import check_places, run_all, told_computed
+from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
+from attention_conformance import report
+from attention_conformance.run import digest as work
+from attention_conformance.run import identical as bits
+
+__all__ = ["digest"]
+
+FLAGS = {"is_causal": "--causal", "scale": "--scale", "softcap": "--softcap"}
+
+
+def digest(
+    files: Sequence[Path],
+    options: Mapping[str, Any],
+    *,
+    backend: Many,
+    device: Many,
+    mode: Many,
+    threads: Sequence[int] | None,
+    sha256: str | None,
+    json: Path | None,
+    jobs: int,
+) -> None:
+    """Compute in every way, print the hash, and tell each way that gives another."""
+    if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise refusal(f"expected --sha256 of 64 hex digits; got {sha256!r}")
+    if threads and not jobs:
+        raise refusal("expected --jobs of 1 or more with --threads, which a running process keeps; got 0")
+    check_file(json)
+    names = chosen_backends(backend)
+    check_places(names, device, mode)
+    recipe = work.Recipe(tuple(files), **options)
+    try:
+        shows = work.read(recipe).shows
+    except (TypeError, ValueError) as error:
+        raise refusal(str(error)) from error
+    counts = threads or ((1,) if jobs and len(report.available_threads()) > 1 else ())
+    orders = work.orders(recipe, names, devices=device, modes=mode, threads=counts)
+    results, versions = run_all(orders, jobs, work.work, told_computed)
+    if not results:
+        raise refusal("expected a device with float64 and the dtype of the inputs; got none")
+    verdict = work.judge(results, sha256)
+    screen = console()
+    for line in (f"{shows}: {len(verdict.results)} ways", verdict.sha256 or "no hash"):
+        screen.print(line, highlight=False, soft_wrap=True)
+    for line in verdict.complaints:
+        screen.print(line, style="red", highlight=False, soft_wrap=True)
+    if json:
+        command = _command(recipe, names, device=device, mode=mode, threads=counts, sha256=verdict.sha256)
+        hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        about = {**report.environment(versions), "command": command, "files": hashes}
+        with refusing_files():
+            bits.write_json(json, [verdict], about)
+    raise typer.Exit(bool(verdict.complaints))
+
+
+def _command(
+    recipe: work.Recipe, names: Sequence[str], *, device: Many, mode: Many, threads: Sequence[int], sha256: str
+) -> str:
+    """The command that computes the same again, and compares it with the hash that was found."""
+    words = ["attention-core", "digest", *map(str, recipe.files)]
+    words += [FLAGS[name] if value is True else f"{FLAGS[name]}={value}" for name, value in recipe.options.items()]
+    places = {"backend": names, "device": device, "mode": mode, "threads": threads}
+    words += [f"--{name}={value}" for name, values in places.items() for value in values or ()]
+    return shlex.join([*words, *([f"--sha256={sha256}"] if sha256 else [])])
