@@ -2,6 +2,8 @@
 
 from importlib.metadata import version as version_of
 
+from sphinx.ext.autodoc.mock import _MockObject
+
 project = "attention-core"
 author = "The attention-core developers"
 project_copyright = "The attention-core developers"
@@ -23,6 +25,8 @@ default_role = "py:obj"  # `scaled_dot_product_attention` in a docstring is a li
 autodoc_typehints = "none"  # the docstrings say it with shapes
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
+autodoc_mock_imports = ["flax", "jax", "torch"]  # of which the pages need only the words that we write
+_MockObject.__signature__ = None  # of functions that an adapter asks for theirs
 
 # The examples in docstrings name what stands next to them.
 modules = ("attention_core", "attention_core.initializers", "attention_core.parameters", "attention_conformance")
@@ -33,3 +37,14 @@ html_title = f"attention-core {version}"
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = ">>> "
+
+
+def setup(app):
+    """Leave the pages of frameworks out of the doctests: their libraries are not here."""
+
+    def leave_out(app):
+        if app.builder.name == "doctest":
+            app.config.exclude_patterns += ["reference/torch.md", "reference/jax.md", "reference/nnx.md"]
+            app.config.suppress_warnings += ["toc.not_readable"]
+
+    app.connect("builder-inited", leave_out)

@@ -105,12 +105,15 @@ def digest(
     Examples
     --------
     >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from attention_conformance import digest
     >>> from attention_numpy.files import save_arrays
     >>> path = Path(tempfile.mkdtemp()) / "call.safetensors"
     >>> save_arrays(path, dict.fromkeys(("query", "key", "value"), np.ones((1, 2, 3, 4), np.float32)))
     >>> verdict = digest(path, backends=["numpy"])
     >>> verdict.sha256[:16], verdict.complaints
-    ('', ())
+    ('b9bad60d951dd5c8', ())
     """
     recipe = Recipe(tuple(map(Path, files)), is_causal, scale, softcap)
     if threads and not jobs:
