@@ -8,16 +8,19 @@ whose implementation has no mask function gets no mask at all, and so attends to
 from __future__ import annotations
 
 import importlib
+import inspect
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from attention_core import Dropout, scaled_dot_product_attention
+from attention_core.masks import And, Causal, Mask, Segments, SlidingWindow
+from attention_torch.backend import backend
 
 __all__ = ["NAMES", "register"]
 
-LEAST_VERSION = (4, 53)  # the first with an interface for masks
+LEAST_VERSION = (5, 5)  # whose masks are made for offsets of the queries
 NAMES = {"attention_core": "fast", "attention_core:reproducible": "reproducible"}
 UNSUPPORTED = ("cache", "indices", "block_indices")  # of pages, and of sparse attention
 
@@ -31,7 +34,7 @@ def register() -> None:
     Raises
     ------
     ImportError
-        When transformers is not installed, or is older than 4.53.
+        When transformers is not installed, or is older than 5.5.
 
     Notes
     -----
@@ -45,17 +48,18 @@ def register() -> None:
     for name, arithmetic in NAMES.items():
         function = partial(attend, arithmetic=arithmetic, recorder=recorder)
         package.AttentionInterface.register(name, function)
-        package.AttentionMaskInterface.register(name, masks.sdpa_mask)
+        package.AttentionMaskInterface.register(name, partial(make_mask, masks))
 
 
 def _transformers() -> Any:
     """The package, in a version that has both interfaces."""
+    least = ".".join(map(str, LEAST_VERSION))
     try:
         package = importlib.import_module("transformers")
     except ModuleNotFoundError as error:
-        raise ImportError('expected transformers; got none installed: pip install "attention-core[hf]"') from error
-    if tuple(int(part) for part in package.__version__.split(".")[:2]) < LEAST_VERSION:
-        least = ".".join(map(str, LEAST_VERSION))
+        advice = 'pip install "attention-core[hf]" installs it'
+        raise ImportError(f"expected transformers >= {least}; got none: {advice}") from error
+    if tuple(map(int, package.__version__.split(".")[:2])) < LEAST_VERSION:
         raise ImportError(f"expected transformers >= {least}; got {package.__version__}")
     return package
 
@@ -83,6 +87,7 @@ def attend(
             raise ValueError(f"expected no {name}, of attention that is paged or sparse; got one")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     mask, bias = _mask_and_bias(attention_mask, position_bias, query.dtype)
+    mask = _rule_of(mask)
     weights = _records_weights(options, recorder)
     result = scaled_dot_product_attention(
         query,
@@ -118,12 +123,118 @@ def _mask_and_bias(
     return mask, None if bias is None else bias.to(dtype)
 
 
+class Carried(NamedTuple):
+    """The rule of an array, and the array's version when it was made: models may write over the array."""
+
+    rule: Mask | torch.Tensor
+    version: int
+
+
+def make_mask(masks: Any, /, **options: Any) -> torch.Tensor | None:
+    """Make the boolean mask of a model, (B, 1, M, N), or ``None`` where a flag is enough; it carries its rule.
+
+    Models cut and copy their masks, which rules do not stand. So they get an array. What cuts or copies it loses the
+    rule, by which blocks and unused keys of a cache are skipped.
+    """
+    with torch.inference_mode(False):  # for arrays that count how often they were written over
+        mask: torch.Tensor | None = masks.sdpa_mask(**options)
+    if mask is None or not backend.is_concrete(mask):  # compiled programs would be made for the numbers of a rule
+        return mask
+    rule = _known_rule(masks, **options)
+    if rule is not None:
+        mask.attention_core_rule = Carried(rule, mask._version)
+    return mask
+
+
+def _rule_of(mask: torch.Tensor | None) -> Mask | torch.Tensor | None:
+    """The rule that a mask carries, if there is one and the mask is as it was made."""
+    if mask is None or not backend.is_concrete(mask):
+        return mask
+    carried = getattr(mask, "attention_core_rule", None)
+    return carried.rule if isinstance(carried, Carried) and carried.version == mask._version else mask
+
+
+def _known_rule(
+    masks: Any,
+    *,
+    mask_function: Any,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    attention_mask: torch.Tensor | None = None,
+    **_: Any,
+) -> Mask | torch.Tensor | None:
+    """The rule of a mask where it is known, and faster than its array."""
+    offsets = q_offset, kv_offset
+    if any(isinstance(offset, torch.Tensor) and offset.device.type != "cpu" for offset in offsets):
+        return None  # as reading them would wait for the device
+    q_offset, kv_offset = map(int, offsets)
+    parts = _parts(masks, mask_function, q_offset - kv_offset)
+    if parts is None:
+        return None
+    padding = masks.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is not None:
+        padding = padding[:, None, None, kv_offset : kv_offset + kv_length]
+    if not parts:
+        return padding
+    has_unused_keys = q_offset + q_length < kv_offset + kv_length
+    if q_length * kv_length <= backend.tuning.structured_below and not has_unused_keys:
+        return None
+    rule = parts[0]
+    for part in parts[1:]:
+        rule = And(rule, part)
+    return rule if padding is None else rule & padding
+
+
+def _parts(masks: Any, function: Any, offset: int) -> list[Mask] | None:
+    """The rules that a function of masking_utils combines, or ``None`` where it is another function."""
+    if function is masks.causal_mask_function:
+        return [Causal(offset)]
+    if function is masks.bidirectional_mask_function:
+        return []
+    made_by = MADE_BY.get(getattr(function, "__qualname__", "").partition(".")[0])
+    if made_by is None or function.__module__ != masks.__name__:
+        return None
+    return made_by(masks, inspect.getclosurevars(function).nonlocals, offset)
+
+
+def _all_parts(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
+    found = [_parts(masks, function, offset) for function in inside["mask_functions"]]
+    return None if None in found else [part for parts in found for part in parts or ()]
+
+
+def _window(masks: Any, inside: Any, offset: int) -> list[Mask]:
+    return [SlidingWindow(inside["sliding_window"] - 1, None, offset)]
+
+
+def _window_both_ways(masks: Any, inside: Any, offset: int) -> list[Mask]:
+    return [SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset)]
+
+
+def _packed(masks: Any, inside: Any, offset: int) -> list[Mask]:
+    return [Segments(inside["packed_sequence_mask"], inside["packed_sequence_mask"])]
+
+
+def _remapped(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
+    return _parts(masks, inside["mask_function"], offset)  # in one packed sequence, positions differ as indices do
+
+
+MADE_BY = {  # what the functions of masking_utils return, by their names
+    "and_masks": _all_parts,
+    "sliding_window_overlay": _window,
+    "sliding_window_bidirectional_overlay": _window_both_ways,
+    "packed_sequence_mask_function": _packed,
+    "remap_positions_for_packed_sequence": _remapped,
+}
+
+
 def _dropout(rate: float, query: torch.Tensor) -> Dropout:
     """Dropout with a seed of PyTorch's generator for the device, which checkpoints restore."""
     return Dropout(rate, torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=query.device))
 
 
 def _records_weights(options: dict[str, Any], recorder: Any) -> bool:
-    """Whether a model returns weights: some of its modules are told so, and the others have a hook that records them."""
+    """Whether a model returns weights: some modules are told so, and a hook records those of others."""
     recorded = None if recorder is None else recorder.get()
     return bool(options.get("output_attentions")) or any(name.endswith("attentions") for name in recorded or ())

@@ -1,0 +1,373 @@
+"""Models of transformers on this attention, by ``attn_implementation="attention_core"``.
+
+The reference is transformers' own eager attention. It computes the softmax of most families in float32, also for models
+in float64. Here it gets one in float64, so that nothing but rounding is left between the two. Eager attention as it is
+has NaN, or averages, in fully masked rows: the contract asks for 0, which is what attention-core gives.
+"""
+
+import importlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.needs("torch", "transformers"),
+    # transformers and PyTorch announce what they deprecate in one another; none of it is about these numbers.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+SIZES = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
+COUPLED = {
+    "vocab_size": 61,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
+}
+WINDOW = {"sliding_window": 5}
+MIXED = WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+MODELS = {
+    "Bert": ("BertModel", "BertConfig", SIZES),
+    "GPT2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "Llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "Mistral": ("MistralForCausalLM", "MistralConfig", GROUPED | WINDOW),
+    "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", GROUPED),
+    "Gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        GROUPED | MIXED | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 7},
+    ),
+    "Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", GROUPED | MIXED | {"query_pre_attn_scalar": 7}),
+    "GptOss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        GROUPED | MIXED | {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"},
+    ),
+    "T5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {
+            "vocab_size": 61,
+            "d_model": 24,
+            "d_kv": 6,
+            "d_ff": 40,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "Bart": ("BartForConditionalGeneration", "BartConfig", COUPLED),
+    "ViT": ("ViTModel", "ViTConfig", SIZES | {"image_size": 16, "patch_size": 4}),
+    "Whisper": (
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        COUPLED
+        | {
+            "num_mel_bins": 8,
+            "max_source_positions": 10,
+            "max_target_positions": 64,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+        },
+    ),
+}
+WITHOUT_TOKENS = {"ViT", "Whisper"}  # so that there is nothing to pad
+DECODERS = sorted(MODELS.keys() - {"Bert", "ViT"})
+PADDED = [
+    (family, side)
+    for family in MODELS
+    for side in (None, "right", "left")
+    if side is None or family not in WITHOUT_TOKENS
+]
+ATOL = 1e-12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adapter():
+    transformers = importlib.import_module("transformers")
+    transformers.logging.set_verbosity_error()
+    module = importlib.import_module("attention_torch.transformers")
+    module.register()
+    return module
+
+
+def model_of(family, dtype=torch.float64, **changes):
+    """A small model of random parameters, biases and normalizations too."""
+    transformers = importlib.import_module("transformers")
+    model, config, settings = MODELS[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, config)(**settings | changes)
+    model = getattr(transformers, model)(config).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def inputs_of(family, length=11):
+    ids = torch.randint(3, 61, (2, length), generator=torch.Generator().manual_seed(3))
+    if family == "ViT":
+        return {"pixel_values": torch.linspace(-1, 2, 2 * 3 * 16 * 16, dtype=torch.float64).sin().reshape(2, 3, 16, 16)}
+    if family == "Whisper":
+        sound = torch.linspace(-9, 20, 2 * 8 * 20, dtype=torch.float64).sin().reshape(2, 8, 20)
+        return {"input_features": sound, "decoder_input_ids": ids}
+    return {"input_ids": ids} | ({"decoder_input_ids": ids[:, :7]} if family in ("T5", "Bart") else {})
+
+
+def padding(side, length=11, count=3):
+    mask = torch.ones((2, length), dtype=torch.int64)
+    if side is not None:
+        mask[0, slice(-count, None) if side == "right" else slice(count)] = 0
+    return mask
+
+
+def run(model, implementation, monkeypatch, call=None, **inputs):
+    """Call a model with an implementation; with eager attention, its softmax in the dtype of the model."""
+    model.set_attn_implementation(implementation)
+    softmax = torch.nn.functional.softmax
+    with monkeypatch.context() as patch:
+        if implementation == "eager":
+            patch.setattr(torch.nn.functional, "softmax", lambda x, dim=-1, dtype=None: softmax(x, dim))
+        return (call or model)(**inputs)
+
+
+def values_of(outputs):
+    return outputs.logits if hasattr(outputs, "logits") else outputs.last_hidden_state
+
+
+def outcome(model, implementation, monkeypatch, **inputs):
+    """Values at real tokens, gradients of all parameters, and weights, of one call."""
+    outputs = run(model, implementation, monkeypatch, output_attentions=True, **inputs)
+    values, mask = values_of(outputs), inputs.get("attention_mask")
+    if mask is not None and mask.shape == values.shape[:2]:
+        values = values * mask.unsqueeze(-1)
+    gradients = torch.autograd.grad(values.sin().sum(), trained(model), allow_unused=True)
+    fields = "attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"
+    weights = [each for name in fields for each in getattr(outputs, name, None) or ()]
+    return values.detach(), torch.cat([each.flatten() for each in gradients if each is not None]), weights
+
+
+def trained(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def close(actual, expected, atol=ATOL):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("family", "side"), PADDED)
+def test_models_give_the_numbers_of_eager_attention(family, side, monkeypatch):
+    model, inputs = model_of(family), inputs_of(family)
+    if side is not None:
+        inputs["attention_mask"] = padding(side)
+    expected = outcome(model, "eager", monkeypatch, **inputs)
+    found = outcome(model, "attention_core", monkeypatch, **inputs)
+    close(found[0], expected[0])
+    close(found[1] / expected[1].abs().max(), expected[1] / expected[1].abs().max())
+    assert len(found[2]) == len(expected[2]) >= 2
+    for ours, theirs in zip(found[2], expected[2], strict=True):
+        attended = ours.sum(dim=-1, keepdim=True) > 0  # a fully masked row has weights of 0, and an average in eager
+        close(ours, torch.where(attended, theirs, 0))
+        assert bool(attended.all()) == (
+            side != "left" or ours.shape[-2:] != (11, 11) or family in ("Bert", "T5", "Bart")
+        )
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_generation_chooses_the_tokens_of_eager_attention(family, cache, monkeypatch):
+    model, inputs = model_of(family), inputs_of(family)
+    inputs.pop("decoder_input_ids", None)
+    if family not in WITHOUT_TOKENS:
+        inputs["attention_mask"] = padding("left")
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
+    options |= {"cache_implementation": "static"} if cache == "static" else {}
+    expected, found = (
+        run(model, name, monkeypatch, model.generate, **inputs, **options) for name in ("eager", "attention_core")
+    )
+    assert found.tolist() == expected.tolist()
+    assert found.shape[-1] > 2
+
+
+def test_eager_attention_alone_breaks_the_contract_of_fully_masked_rows():
+    model, inputs = model_of("Llama"), inputs_of("Llama") | {"attention_mask": padding("left")}
+    model.set_attn_implementation("eager")
+    assert bool(values_of(model(**inputs))[0, 3:].isnan().any())  # a softmax in float32 of numbers of float64
+    model.set_attn_implementation("attention_core")
+    outputs = model(**inputs, output_attentions=True)
+    assert not bool(values_of(outputs).isnan().any())
+    assert not bool(outputs.attentions[0][0, :, :3].any())
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_packed_sequences_do_not_see_each_other(length, monkeypatch):
+    model, first = model_of("Mistral", sliding_window=6), length // 3
+    ids = torch.randint(3, 61, (1, length), generator=torch.Generator().manual_seed(5))
+    positions = torch.cat([torch.arange(first), torch.arange(length - first)]).unsqueeze(0)
+    packed = run(model, "attention_core", monkeypatch, input_ids=ids, position_ids=positions, use_cache=False).logits
+    for part in (slice(first), slice(first, None)):
+        close(packed[:, part], run(model, "attention_core", monkeypatch, input_ids=ids[:, part]).logits)
+
+
+def masks_of(adapter, monkeypatch, model, call=None, **inputs):
+    """The masks that attention was computed with, one for each layer."""
+    seen, attention = [], adapter.scaled_dot_product_attention
+    monkeypatch.setattr(
+        adapter,
+        "scaled_dot_product_attention",
+        lambda *x, mask, **k: (seen.append(mask), attention(*x, mask=mask, **k))[1],
+    )
+    with torch.inference_mode():
+        outputs = run(model, "attention_core", monkeypatch, call, **inputs)
+    monkeypatch.undo()
+    return seen, outputs
+
+
+RULED = {  # a family, the side of the padding, whether sequences are packed, and the rules of its first layer
+    "window": ("Mistral", None, False, {"Causal", "SlidingWindow"}),
+    "padding and window": ("GptOss", "left", False, {"Causal", "SlidingWindow", "Given"}),
+    "padding": ("Llama", "right", False, {"Causal", "Given"}),
+    "packed": ("Mistral", None, True, {"Causal", "SlidingWindow", "Segments"}),
+    "causal": ("Qwen3", None, False, set()),
+}
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_long_masks_are_rules_of_the_same_pairs(name, adapter, monkeypatch):
+    family, side, is_packed, rules = RULED[name]
+    model, inputs = model_of(family), inputs_of(family, length=300)
+    if side is not None:
+        inputs["attention_mask"] = padding(side, 300, 70)
+    if is_packed:
+        inputs |= {"position_ids": (torch.arange(300) % 110).expand(2, -1), "use_cache": False}
+    masks, outputs = masks_of(adapter, monkeypatch, model, **inputs)
+    assert {type(part).__name__ for part in parts_of(masks[0])} == rules
+    real = inputs.get("attention_mask", torch.ones((2, 300))).bool()
+    close(values_of(outputs)[real], values_of(run(model, "eager", monkeypatch, **inputs))[real].detach())
+
+
+def parts_of(mask):
+    if mask is None:
+        return []
+    return [*parts_of(mask.first), *parts_of(mask.second)] if type(mask).__name__ == "And" else [mask]
+
+
+def test_a_static_cache_is_read_as_far_as_it_is_filled(adapter, monkeypatch):
+    model, inputs = model_of("Llama"), inputs_of("Llama") | {"attention_mask": padding("left")}
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
+    options["cache_implementation"] = "static"
+    masks, _ = masks_of(adapter, monkeypatch, model, model.generate, **inputs, **options)
+    ranges = [mask.key_ranges(1, (2,))[0].stop for mask in masks[2:6:2]]
+    assert ranges == [12, 13]  # of 15 keys, after 11 of the prompt
+
+
+def test_a_mask_that_a_model_writes_over_is_taken_as_it_is(adapter):
+    masks = importlib.import_module("transformers.masking_utils")
+    ids = torch.zeros((1, 300), dtype=torch.int64)
+    function = masks.packed_sequence_mask_function(ids)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            options = {"batch_size": 1, "q_length": 300, "kv_length": 300, "allow_is_causal_skip": False}
+            mask = adapter.make_mask(
+                masks, mask_function=masks.and_masks(function, masks.causal_mask_function), **options
+            )
+            assert type(adapter._rule_of(mask)).__name__ == "And"
+            assert adapter._rule_of(mask[:, :, :200]).shape == (1, 1, 200, 300)
+            mask[..., 0, 5] = True
+            assert adapter._rule_of(mask) is mask
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
+def test_masks_of_your_own_are_boolean_or_added(dtype, monkeypatch):
+    model, inputs = model_of("Llama"), inputs_of("Llama")
+    allowed = torch.rand((2, 1, 11, 11), generator=torch.Generator().manual_seed(2)) < 0.5
+    allowed |= torch.eye(11, dtype=torch.bool)
+    numbers = torch.linspace(-1, 1, 11, dtype=torch.float64) * (dtype != torch.bool)
+    added = torch.where(allowed, numbers, torch.finfo(torch.float64).min)
+    mask = allowed if dtype == torch.bool else added
+    expected = run(model, "eager", monkeypatch, **inputs, attention_mask=added).logits
+    close(run(model, "attention_core", monkeypatch, **inputs, attention_mask=mask).logits, expected)
+
+
+def test_dropout_draws_its_seed_from_the_generator_of_torch(monkeypatch):
+    model, inputs = model_of("Llama", attention_dropout=0.5).train(), inputs_of("Llama")
+
+    def outcome_of(seed):
+        torch.manual_seed(seed)
+        values = run(model, "attention_core", monkeypatch, **inputs, use_cache=False).logits
+        return values.detach(), torch.autograd.grad(values.sin().sum(), trained(model))
+
+    (first, gradients), (again, _), (other, _) = outcome_of(1), outcome_of(1), outcome_of(2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert all(map(torch.equal, outcome_of(1)[1], gradients))
+    values = run(model.eval(), "attention_core", monkeypatch, **inputs).logits
+    close(values, run(model, "eager", monkeypatch, **inputs).logits)
+
+
+def test_models_compile_as_one_graph():
+    model, inputs = model_of("Mistral", num_hidden_layers=1), inputs_of("Mistral") | {"attention_mask": padding("left")}
+    model.set_attn_implementation("attention_core")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    close(compiled(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("family", ["Gemma2", "Bart"])
+def test_reproducible_attention_is_that_of_the_core(family, adapter, monkeypatch):
+    model, inputs = model_of(family, torch.float32), inputs_of(family) | {"attention_mask": padding("right")}
+    calls, attention = [], adapter.scaled_dot_product_attention
+
+    def spy(*arrays, **options):
+        result = attention(*arrays, **options)
+        calls.append((arrays, options, result))
+        return result
+
+    monkeypatch.setattr(adapter, "scaled_dot_product_attention", spy)
+    with torch.no_grad():
+        found = values_of(run(model, "attention_core:reproducible", monkeypatch, **inputs))
+    (query, key, value), options, result = calls[0]
+    assert options["arithmetic"] == "reproducible"
+    options = options | {"mask": torch.broadcast_to(options["mask"], (2, 1, 11, 11))[:1]}
+    alone = attention(query[:1].contiguous(), key[:1].contiguous(), value[:1].contiguous(), **options)
+    assert torch.equal(alone, result[:1])
+    close(found, values_of(run(model, "attention_core", monkeypatch, **inputs)).detach(), atol=1e-4)
+
+
+def test_what_is_not_supported_is_refused(adapter):
+    module, x = torch.nn.Module(), torch.zeros((1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"^expected no indices, of attention that is paged or sparse; got one$"):
+        adapter.attend(module, x, x, x, None, indices=torch.zeros(1))
+    model, inputs = model_of("GptOss", torch.float32), inputs_of("GptOss")
+    model.set_attn_implementation("attention_core:reproducible")
+    with pytest.raises(ValueError, match="expected no sinks with arithmetic='reproducible'; got one"):
+        model(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [
+        (None, r'^expected transformers >= 5\.5; got none: pip install "attention-core\[hf\]" installs it$'),
+        (SimpleNamespace(__version__="4.57.6"), r"^expected transformers >= 5\.5; got 4\.57\.6$"),
+    ],
+)
+def test_register_says_what_to_install(package, message, adapter, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    with pytest.raises(ImportError, match=message):
+        adapter.register()
