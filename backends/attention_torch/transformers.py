@@ -44,7 +44,8 @@ def register() -> None:
     """
     package = _transformers()
     masks = importlib.import_module("transformers.masking_utils")
-    recorder = getattr(package.utils.output_capturing, "_active_collector", None)
+    recording = importlib.import_module("transformers.utils.output_capturing")
+    recorder = getattr(recording, "_active_collector", None)
     for name, arithmetic in NAMES.items():
         function = partial(attend, arithmetic=arithmetic, recorder=recorder)
         package.AttentionInterface.register(name, function)

@@ -101,7 +101,7 @@ ATOL = 1e-12
 @pytest.fixture(scope="module", autouse=True)
 def adapter():
     transformers = importlib.import_module("transformers")
-    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.set_verbosity_error()
     module = importlib.import_module("attention_torch.transformers")
     module.register()
     return module
