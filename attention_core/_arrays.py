@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+import re
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -145,6 +146,11 @@ def scalar_like(number: float, like: Array, xp: Namespace) -> Array:
 def number_like(number: float | Array, like: Array, xp: Namespace) -> float | Array:
     """A number in the type of an array."""
     return float(number) if isinstance(number, Real) else xp.astype(number, like.dtype)
+
+
+def one_line(text: str) -> str:
+    """A text with its line breaks written as escapes: names in files may hold any."""
+    return re.sub(r"[\n-\r\x1c-\x1e\x85\u2028\u2029]", lambda found: repr(found[0])[1:-1], text)
 
 
 def type_text(value: Any) -> str:

@@ -40,6 +40,7 @@ from attention_core.parameters import Linear
 
 FLOAT64_MAX = sys.float_info.max
 MAX_SIZE = 2**31 - 1  # counters are int32
+OPEN_AXES = (None,) * 8  # axes before the heads, of which nothing is known
 MAX_POSITIONS = 2**29 - 1  # three times as much still fits int32
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
 
@@ -252,6 +253,8 @@ def check_parameters(name: str, value: Any, kind: type[Any]) -> None:
 
 def check_floating(name: str, array: Array) -> None:
     """Raise unless the array has one of the floating-point types that are computed with."""
+    if not hasattr(array, "dtype"):
+        raise TypeError(f"expected {name} as an array; got {type_text(array)}")
     if dtype_name(array.dtype) not in FLOATING:
         raise TypeError(f"expected {name} of dtype {', '.join(FLOATING)}; got {dtype_name(array.dtype)}")
 
@@ -267,6 +270,8 @@ def value_range(integers: Array) -> tuple[int, int]:
 
 def check_integer(name: str, array: Array) -> None:
     """Raise unless the array has an integer type."""
+    if not hasattr(array, "dtype"):
+        raise TypeError(f"expected {name} as an array; got {type_text(array)}")
     if not dtype_name(array.dtype).startswith(("int", "uint")):
         raise TypeError(f"expected {name} of an integer dtype; got {dtype_name(array.dtype)}")
 
@@ -314,7 +319,8 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...],
         aligned = target[len(target) - len(dims) :]
         fits = not any(dim != 1 and sizes_differ(dim, goal) for dim, goal in zip(dims, aligned, strict=True))
     if not fits:
-        wanted = ", ".join("?" if goal is None else str(goal) for goal in target)
+        leading, known = (["..."], target[len(OPEN_AXES) :]) if target[: len(OPEN_AXES)] == OPEN_AXES else ([], target)
+        wanted = ", ".join([*leading, *("?" if goal is None else str(goal) for goal in known)])
         raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}{hint}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from attention_core._arrays import FLOATING, Array, Namespace, take_rows
 from attention_core._backend import own_namespace
-from attention_core._checks import check_number
+from attention_core._checks import check_choice, check_number, check_sizes
 from attention_core._keywords import name_keywords
 from attention_core.random import check_elements, random_bits, uniform_integers
 
@@ -245,13 +245,13 @@ def _wide(dtype: str, xp: Namespace) -> Any:
 
 def _check(dims: tuple[int, ...], dtype: str) -> None:
     check_elements(dims)
-    if dtype not in FLOATING:
-        raise ValueError(f"expected dtype {', '.join(FLOATING)}; got {dtype!r}")
+    check_choice("dtype", dtype, FLOATING)
 
 
 def _check_matrix(dims: tuple[int, int]) -> None:
-    if not isinstance(dims, tuple) or len(dims) != 2 or not all(isinstance(dim, int) and dim > 0 for dim in dims):
-        raise ValueError(f"expected a shape (in, out); got {dims!r}")
+    check_sizes("a shape (in, out)", dims)
+    if len(dims) != 2 or 0 in dims:
+        raise ValueError(f"expected a shape (in, out) of two positive sizes; got {dims}")
 
 
 name_keywords(vars(), __all__)

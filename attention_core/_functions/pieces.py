@@ -174,7 +174,7 @@ def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> No
     shapes = (*sizes(query)[:-1], 3), (*sizes(value)[:-2], 1, sizes(value)[-1])
     for name, array, wanted in zip(("scores", "values"), extent, shapes, strict=True):
         if not hasattr(array, "dtype") or dtype_name(array.dtype) != "float32":
-            got = getattr(array, "dtype", type(array).__name__)
+            got = dtype_name(array.dtype) if hasattr(array, "dtype") else type(array).__name__
             raise TypeError(f"expected the {name} of the extent of dtype float32; got {got}")
         if shapes_differ(sizes(array), wanted):
             raise ValueError(f"expected the {name} of the extent of shape {wanted}; got {shape_text(array)}")
@@ -268,8 +268,9 @@ def _check_alike(kind: str, names: tuple[str, ...], tuples: tuple[Any, ...]) -> 
     for each in tuples:
         for name, array, model in zip(names, each, tuples[0], strict=True):
             if not hasattr(array, "dtype") or array.dtype != model.dtype:
-                got = getattr(array, "dtype", type(array).__name__)
-                raise TypeError(f"expected the {name} of all {kind} of one dtype, {model.dtype}; got {got}")
+                got = dtype_name(array.dtype) if hasattr(array, "dtype") else type(array).__name__
+                expected = dtype_name(model.dtype)
+                raise TypeError(f"expected the {name} of all {kind} of one dtype, {expected}; got {got}")
             if shapes_differ(sizes(array), sizes(model)):
                 raise ValueError(f"expected the {name} of all {kind} {shape_text(model)}; got {shape_text(array)}")
 

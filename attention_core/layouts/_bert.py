@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attention_core import layers
-from attention_core._arrays import Array, Namespace
+from attention_core._arrays import Array, Namespace, type_text
 from attention_core.layouts._layout import (
     Arrays,
     Layout,
@@ -14,6 +14,7 @@ from attention_core.layouts._layout import (
     all_pairs,
     check_kind,
     check_settings,
+    checked_arrays,
     encoder_of,
     linear_arrays,
     namespace_of,
@@ -183,7 +184,7 @@ def from_bert(
     LayoutError, TypeError, ValueError
         As in `from_torch`.
     """
-    arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
+    arrays = {name.removeprefix("bert."): array for name, array in checked_arrays(BERT, arrays).items()}
     indices = {name.split(".")[2] for name in arrays if name.startswith("encoder.layer.")}
     reader = Arrays(BERT, arrays, xp)
     parts: list[tuple[Any, Any]] = [_bert_embeddings(reader, "embeddings.", epsilon, dropout)]
@@ -292,7 +293,8 @@ def bert_embeddings_arguments(definition: layers.Embeddings) -> dict[str, Any]:
 
 def bert_arguments(definitions: Sequence[Any]) -> dict[str, Any]:
     if not isinstance(definitions, list | tuple) or len(definitions) < 2:
-        raise LayoutError(f"expected embeddings and at least one layer for {BERT}; got {definitions!r}")
+        got = f"{len(definitions)} of them" if isinstance(definitions, list | tuple) else type_text(definitions)
+        raise LayoutError(f"expected embeddings and at least one layer for {BERT}; got {got}")
     arguments = bert_embeddings_arguments(definitions[0])
     for definition in definitions[1:]:
         for name, value in bert_layer_arguments(definition).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attention_core._arrays import Array, Namespace
+from attention_core._arrays import Array, Namespace, type_text
 from attention_core._backend import common_namespace
 from attention_core._checks import check_positive, check_rank
 from attention_core.layouts._layout import PROJECTIONS, LayoutError
@@ -15,8 +15,9 @@ ORDERS = ("repeat", "tile")
 
 
 def check_order(layout: str, order: Any, num_heads: int, num_kv_heads: int) -> None:
-    if order not in (None, *ORDERS):
-        raise LayoutError(f"expected head_order out of {', '.join(ORDERS)}; got {order!r}")
+    if order is not None and not (isinstance(order, str) and order in ORDERS):
+        got = repr(order) if isinstance(order, str) else type_text(order)
+        raise LayoutError(f"expected head_order out of {', '.join(ORDERS)}; got {got}")
     if order is None and 1 < num_kv_heads < num_heads:
         raise LayoutError(
             f"expected head_order for {layout}, as {num_heads} heads share {num_kv_heads}: repeat, where neighbours"

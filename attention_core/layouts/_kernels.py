@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace
+from attention_core._checks import check_positive
 from attention_core.layouts._heads import check_order, in_order
 from attention_core.layouts._layout import (
     Arrays,
@@ -276,6 +277,8 @@ def _from_kernels(
     names: _Names, reader: Arrays, /, *, num_heads: int | None, head_order: str | None, dropout: float
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
     xp = reader.xp
+    if num_heads is not None:
+        check_positive("num_heads", num_heads)
 
     def projection(name: str, heads: int | None = None, width: int | None = None) -> tuple[Linear, int, int]:
         kernel = reader.take(f"{name}{names.dot}kernel", None, heads, width)

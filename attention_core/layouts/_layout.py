@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_core import layers
-from attention_core._arrays import Array, Namespace, shape_text
+from attention_core._arrays import Array, Namespace, one_line, shape_text, type_text
 from attention_core._backend import common_namespace
 from attention_core._checks import check_positive
 from attention_core.parameters import EncoderLayer, LayerNorm, Linear, MultiHeadAttention
@@ -16,7 +16,22 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 
 class LayoutError(ValueError):
-    """Weights or settings that a layout lacks, or that have no counterpart in it."""
+    """Weights or settings that a layout lacks, or that have no counterpart in it; said in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def checked_arrays(layout: str, arrays: Any) -> dict[str, Array]:
+    """Return a copy of arrays by name, once they are known to be that; ``None`` stands for an array that is absent."""
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"expected the arrays of {layout} as a mapping from names; got {type_text(arrays)}")
+    for name, array in arrays.items():
+        if not isinstance(name, str):
+            raise TypeError(f"expected the names of the arrays of {layout} as texts; got {type_text(name)}")
+        if array is not None and not hasattr(array, "dtype"):
+            raise TypeError(f"expected {one_line(name)} as an array; got {type_text(array)}")
+    return dict(arrays)
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class Arrays:
 
     def __init__(self, layout: str, arrays: Mapping[str, Array], xp: Namespace | None) -> None:
         self.layout = layout
-        self._left = dict(arrays)
+        self._left = checked_arrays(layout, arrays)
         if not self._left:
             raise LayoutError(f"expected the arrays of {layout}; got none")
         self.xp = common_namespace(xp, self._left)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attention_core._arrays import Array, Namespace, shape_text, sizes
+from attention_core._arrays import Array, Namespace, shape_text, sizes, type_text
 from attention_core._backend import common_namespace, is_concrete
 from attention_core._checks import (
     MAX_POSITIONS,
@@ -13,6 +13,7 @@ from attention_core._checks import (
     check_positive,
     check_rank,
     number_text,
+    only_array,
 )
 from attention_core.masks._rules import KeyLengths
 
@@ -66,6 +67,8 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
     xp = common_namespace(xp, {"mask": mask})
     check_floating("mask", mask)
     check_number("threshold", threshold)
+    if only_array(threshold) is not None:
+        raise TypeError(f"expected threshold as a number; got {type_text(threshold)}")
     if not threshold < 0:
         raise ValueError(f"expected threshold < 0; got {number_text(threshold)}")
     others = xp.logical_not(xp.logical_or(xp.equal(mask, 0), xp.less_equal(mask, float(threshold))))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
 from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import (
+    OPEN_AXES,
     check_allowed,
     check_boolean,
     check_broadcastable,
@@ -202,6 +203,7 @@ class Mask(ABC):
                [False,  True,  True]], dtype=array_api_strict.bool)
         """
         lengths = check_start("num_queries", num_queries), check_start("num_keys", num_keys)
+        known = [length if isinstance(length, int) else None for length in lengths]
         xp = own_namespace(xp) if like is None else common_namespace(xp, {"like": like})
         device = {} if like is None else on_device_of(like)
         rows, columns = (xp.arange(length, dtype=xp.int32, **device) for length in lengths)
@@ -209,6 +211,7 @@ class Mask(ABC):
             check_positive("num_heads", num_heads)
         dims = () if leading is None else leading
         check_sizes("leading", dims)
+        self.check((*(OPEN_AXES if leading is None else dims), num_heads, *known))
         batch = xp.reshape(xp.arange(math.prod(dims), dtype=xp.int32, **device), (*dims, 1, 1, 1))
         head = xp.reshape(xp.arange(num_heads or 1, dtype=xp.int32, **device), (-1, 1, 1))
         kind = PairPositions if num_heads is None else Positions

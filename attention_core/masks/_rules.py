@@ -18,7 +18,9 @@ from attention_core._arrays import (
     is_on_host,
     on_device_of,
     shape,
+    shape_text,
     sizes,
+    sizes_differ,
     take_rows,
 )
 from attention_core._backend import array_namespace, is_concrete
@@ -230,6 +232,10 @@ class Segments(Mask):
         if self.query_ids.dtype != self.key_ids.dtype:
             expected, got = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
             raise TypeError(f"expected key_ids of dtype {expected} to match query_ids; got {got}")
+        first, second = (sizes(ids)[:-1] for ids in (self.query_ids, self.key_ids))
+        if any(1 not in pair and sizes_differ(*pair) for pair in zip(reversed(first), reversed(second), strict=False)):
+            expected, got = shape_text(self.query_ids), shape_text(self.key_ids)
+            raise ValueError(f"expected key_ids of the batch of query_ids {expected}; got {got}")
 
     def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
         query_ids, key_ids = self._ids(at.query, self.query_ids, xp), self._ids(at.key, self.key_ids, xp)

@@ -11,11 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from attention_core.backend import one_line
+
 __all__ = ["FileError", "check_writable", "write_file"]
 
 
 class FileError(ValueError):
-    """A file that cannot be read or written, or does not hold what was expected."""
+    """A file that cannot be read or written, or does not hold what was expected; said in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:

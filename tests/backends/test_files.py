@@ -384,6 +384,7 @@ ARRAY = {"Linear": {"weight": "weight", "bias": None}}
         ({"version": 1, "tree": {"tuple": "weight"}}, "got tuple"),
         ({"version": 1, "tree": {"list": [], "tuple": []}}, "expected a tree in the metadata"),
         ({"version": 1, "tree": 7}, "expected a tree in the metadata of .*; got 7"),
+        ({"version": 1, "tree": ["a\r\nb\u2028"]}, r"expected array a\\r\\nb\\u2028 in .*; got weight$"),
     ],
     ids=lambda each: str(each)[:40],
 )

@@ -150,6 +150,20 @@ def test_arrays_of_other_shapes_are_told(rng, name):
                 LAYOUTS[name].read({**arrays, each: wrong}, **options)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_no_array_is_named(rng, put, name):
+    definition, settings = CASES[name][0]
+    arrays = write(name, definition, put(drawn(wanted(definition), rng)), settings)
+    first = min(arrays)
+    for wrong in (1.5, True, [1.0], Linear(next(iter(arrays.values())))):
+        with pytest.raises(TypeError, match=f"^expected {first} as an array; got {type(wrong).__name__}$"):
+            LAYOUTS[name].read(arrays | {first: wrong}, **settings)
+    with pytest.raises(TypeError, match=r"expected the names of the arrays of .* as texts; got int"):
+        LAYOUTS[name].read({3: arrays[first]}, **settings)
+    with pytest.raises(TypeError, match=r"expected the arrays of .* as a mapping from names; got list"):
+        LAYOUTS[name].read(list(arrays), **settings)
+
+
 def test_integers_are_no_weights(rng):
     definition, options = CASES["torch"][0]
     arrays = LAYOUTS["torch"].write(definition, drawn(definition.parameters, rng))
@@ -324,6 +338,10 @@ def test_the_order_of_grouped_heads_is_never_guessed(rng, name):
             ask()
         with pytest.raises(LayoutError, match="expected head_order out of repeat, tile; got 'interleaved'"):
             ask(head_order="interleaved")
+        with pytest.raises(LayoutError, match=r"expected head_order out of repeat, tile; got ndarray$"):
+            ask(head_order=np.ones((2, 3)))
+    with pytest.raises(TypeError, match=r"expected num_heads as a positive integer; got ndarray$"):
+        LAYOUTS[name].read(arrays, num_heads=np.ones((2, 3)))
     for groups in (1, 6):
         alone = ATTENTION(12, 6, groups)
         LAYOUTS[name].write(alone, drawn(alone.parameters, rng))

@@ -230,6 +230,16 @@ def test_conventions_come_in_by_name(put, get):
             TypeError,
             "expected key_ids of dtype int32 to match query_ids; got int8",
         ),
+        (
+            lambda put: ac.Segments(put(np.zeros((2, M), dtype=int)), put(np.zeros((3, N), dtype=int))),
+            ValueError,
+            r"expected key_ids of the batch of query_ids \(2, 5\); got \(3, 7\)",
+        ),
+        (
+            lambda put: ac.mask_from_additive(put(np.zeros(3)), threshold=put(np.asarray(-5.0))),
+            TypeError,
+            r"expected threshold as a number; got \w+$",
+        ),
     ],
 )
 def test_wrong_masks_are_named(make, error, message, put):
@@ -260,6 +270,16 @@ def test_masks_that_do_not_fit_are_named(make, message, put):
     q, k = put([np.zeros((2, 3, M, 4)), np.zeros((2, 3, N, 4))])
     with pytest.raises(ValueError, match=message):
         ac.scaled_dot_product_attention(q, k, k, mask=make(put))
+
+
+def test_arrays_of_a_rule_fit_the_array_that_is_made_of_it(put, xp):
+    ids = put(np.zeros((2, N), dtype=int))
+    for mask in (ac.Segments(ids, ids), ~ac.Segments(ids, ids) | ac.Causal()):
+        assert mask.to_array(N, N, xp=xp).shape == (2, 1, N, N)
+        with pytest.raises(ValueError, match=r"expected query_ids to broadcast to \(..., 5\); got \(2, 7\)"):
+            mask.to_array(M, N, xp=xp)
+        with pytest.raises(ValueError, match=r"expected query_ids to broadcast to \(3, 7\); got \(2, 7\)"):
+            mask.to_array(N, N, num_heads=1, leading=(3,), xp=xp)
 
 
 def test_only_a_causal_mask_without_offset_is_top_left_causal(xp):

@@ -260,6 +260,7 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 _OBJECT = object()
+CALLABLE = ("a function", "a class")  # in the place of a function of users, their errors are their own
 WRONG = ARRAYS | OTHERS
 
 
@@ -327,7 +328,10 @@ def call_of(call: Call) -> Valid:
 def places(name: str) -> list[tuple[Path, list[str]]]:
     """Every node of a call with the changes that say something of it."""
     nodes = [(path, node) for path, node in leaves(VALID[name]) if path != METHOD.get(name)]
-    return [(path, [wrong for wrong in WRONG if fits(node, wrong)]) for path, node in nodes]
+    return [
+        (path, [wrong for wrong in WRONG if fits(node, wrong) and not (path[-1] == "score_mod" and wrong in CALLABLE)])
+        for path, node in nodes
+    ]
 
 
 @st.composite

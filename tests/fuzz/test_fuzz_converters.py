@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from fuzz_calls import WRONG, fits
-from fuzz_known import HOLDS_ARRAYS
 from hypothesis import strategies as st
 from test_fuzz_bits import assert_same_bits
 from test_fuzz_calls import assert_is_of_the_contract
@@ -123,18 +122,7 @@ def _changed(
     return arrays, settings, not (case.wrong in ("left out", "renamed") or fits(array, case.wrong))
 
 
-def is_known(case: Conversion) -> bool:
-    """Whether a number stands for an array, or an array for the order of heads."""
-    value = WRONG[case.wrong](np.ones((2, 2), np.float32)) if case.wrong in WRONG else None
-    number = isinstance(value, int | float)  # fuzz_known.NUMBERS_AS_ARRAYS
-    return (number and isinstance(case.name, int)) or (
-        case.name in ("head_order", "num_heads") and case.wrong in HOLDS_ARRAYS
-    )
-
-
 def check(case: Conversion, backend: Any) -> str:
-    if is_known(case):
-        return "known"
     kind, words = convert(case, backend)
     if kind:
         assert_is_of_the_contract(kind, words, LayoutError.__name__)

@@ -22,7 +22,7 @@ LAYERS = (
     layers.Embeddings(5, 4, 6, num_segments=2),
     layers.DotProductAttention(softcap=2.0),
 )
-WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=4)  # LINES_IN_NAMES
+WORDS = st.text(st.characters(codec="utf-8"), max_size=4) | st.sampled_from(["\n", "\r\n", "\u2028"])
 JSON = st.recursive(
     st.none()
     | st.booleans()
