@@ -435,13 +435,18 @@ def check_sinks(sinks: Any, query: Array, num_heads: int | None) -> None:
 
 
 def _check_added(name: str, array: Any, query: Array, *, hints: Mapping[str, str] = {}) -> None:
+    check_added_dtype(name, array, query, hints=hints)
+    check_device(name, array, "query", query)
+
+
+def check_added_dtype(name: str, array: Any, query: Array, *, hints: Mapping[str, str] = {}) -> None:
+    """Raise unless what is added to scores is of the query's type or that of the computation."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as a floating-point array; got {type(array).__name__}")
     allowed, got = dict.fromkeys((dtype_name(query.dtype), compute_dtype_name(query.dtype))), dtype_name(array.dtype)
     if got not in allowed:
         expected = " or ".join(allowed)
         raise TypeError(f"expected {name} of dtype {expected} to match query; got {got}{hints.get(got, '')}")
-    check_device(name, array, "query", query)
 
 
 def plain_integer(value: Any) -> Any:

@@ -16,6 +16,7 @@ from attention_core._backend._find import (
     is_dense,
     is_exporting,
     is_of_eager_type,
+    is_of_numpy,
     library_name,
     own_namespace,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "is_dense",
     "is_exporting",
     "is_of_eager_type",
+    "is_of_numpy",
     "library_name",
     "own_namespace",
     "register",

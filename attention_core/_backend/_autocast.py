@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from attention_core._arrays import FLOATING, Array, DType, cast_to, dtype_name
-from attention_core._backend._find import array_namespace, backend_of, is_compiling
+from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
+from attention_core._backend._find import array_namespace, backend_of, is_compiling, is_of_numpy
 from attention_core._keywords import Names, keyword_error, names_of, places_error
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -114,6 +114,6 @@ def _cast(tree: Any, dtype: DType, xp: Any) -> Any:
     if isinstance(tree, tuple):
         branches = [_cast(branch, dtype, xp) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
-    if not hasattr(tree, "dtype") or dtype_name(tree.dtype) not in FLOATING or dtype_name(tree.dtype) == "float64":
+    if not hasattr(tree, "dtype") or is_of_numpy(tree) or dtype_name(tree.dtype) not in (*HALF, "float32"):
         return tree
     return cast_to(tree, dtype, xp=xp)

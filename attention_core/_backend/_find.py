@@ -232,6 +232,18 @@ def library_name(xp: Namespace) -> str:
     return name.partition(".")[0]
 
 
+def is_of_numpy(array: Any, /) -> bool:
+    """Whether this is an array of NumPy, by its class alone, of which compilers know; a masked array is another."""
+    return _is_of_numpy(type(array))
+
+
+def _is_of_numpy(kind: type) -> bool:
+    return kind.__module__ == "numpy" and kind.__name__ in ("ndarray", "memmap")
+
+
+_is_of_numpy._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def is_of_eager_type(array: Array, /) -> bool:
     """Whether arrays of this class were seen with values: their dimensions are integers, and tracers are others."""
     kind = type(array)

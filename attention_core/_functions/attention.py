@@ -22,6 +22,7 @@ from attention_core._checks import (
     once_per_signature,
     only_array,
 )
+from attention_core._functions.constants import with_constants
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
@@ -325,7 +326,9 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 
     With ``starts``, queries and keys are a piece of the whole, and a mask is one over all positions.
     """
-    xp, backend = _check_call(query=query, key=key, value=value, **options)
+    xp, backend, has_constants = _check_call(query=query, key=key, value=value, **options)
+    if has_constants:
+        options = with_constants(query, options)
     return unchecked_call(query, key, value, **{**options, "xp": xp}, backend=backend)
 
 
@@ -363,10 +366,14 @@ def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | No
 
 @once_per_signature
 def _check_call(
-    *, query: Array, key: Array, value: Array, mask: Any = None, bias: Any = None, starts: Any = None, **options: Any
-) -> tuple[Namespace, Backend]:
-    """Raise unless the arguments fit together; return their namespace and backend."""
+    *, query: Array, key: Array, value: Array, starts: Any = None, **options: Any
+) -> tuple[Namespace, Backend, bool]:
+    """Raise unless the arguments fit together; return their namespace and backend, and whether some are constants."""
     check_arithmetic(options.get("arithmetic", "fast"), "query", query)
+    raw = options | {"starts": starts}
+    turned = with_constants(query, raw)
+    options = dict(turned)
+    mask, bias, starts = (options.pop(name, None) for name in ("mask", "bias", "starts"))
     mask = None if mask is None else as_mask(mask)  # which tells what is no mask
     check_scaling(options.get("scale"), options.get("softcap"))
     named = {"query": query, "key": key, "value": value, "bias": bias, **mask_arrays(mask)}
@@ -377,7 +384,7 @@ def _check_call(
     check_options(query, sizes(query)[-3], **options)
     if mask is not None:
         check_attention_mask(mask, query, key, starts)
-    return xp, backend_for(query, xp)
+    return xp, backend_for(query, xp), turned is not raw
 
 
 def check_attention_mask(mask: Mask | Array, query: Array, key: Array, starts: tuple[Any, Any] | None) -> None:

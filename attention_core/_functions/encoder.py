@@ -19,6 +19,7 @@ from attention_core._checks import (
     once_per_signature,
 )
 from attention_core._functions.attention import check_options, option_arrays
+from attention_core._functions.constants import with_constants
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
 from attention_core._functions.normalization import check_layer_norm
@@ -120,7 +121,9 @@ def encoder_layer(
     options |= {"is_causal": is_causal, "implementation": implementation, "arithmetic": arithmetic}
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
     more |= {"dropout": dropout, "return_weights": return_weights}
-    xp = _check_call(x=x, parameters=parameters, xp=xp, **more, **options)
+    xp, has_constants = _check_call(x=x, parameters=parameters, xp=xp, **more, **options)
+    if has_constants:
+        options, dropout = with_constants(x, options), with_constants(x, {"dropout": dropout})["dropout"]
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     ops = arithmetic_of(arithmetic)
@@ -180,11 +183,13 @@ def _check_call(
     norm_first: bool,
     activation: str,
     hook: Any,
-    mask: Any,
     xp: Any,
-    **options: Any,
-) -> Namespace:
-    """Raise unless the arguments fit together; return their namespace."""
+    **raw: Any,
+) -> tuple[Namespace, bool]:
+    """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
+    turned = with_constants(x, raw)
+    options = dict(turned)
+    mask = options.pop("mask")
     check_parameters("layer", parameters, EncoderLayer)
     check_projections("attention", parameters.attention)
     xp = common_namespace(xp, {"x": x, "layer": parameters, **mask_arrays(mask), **option_arrays(**options)})
@@ -202,7 +207,7 @@ def _check_call(
     check_layer_norm("feed_forward_norm", parameters.feed_forward_norm, "x", x)
     check_feed_forward("feed_forward", parameters.feed_forward, "x", x)
     _check_outputs(parameters, sizes(x)[-1])
-    return xp
+    return xp, turned is not raw
 
 
 def _check_outputs(parameters: EncoderLayer, channels: int | None) -> None:

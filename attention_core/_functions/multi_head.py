@@ -41,6 +41,7 @@ from attention_core._functions.attention import (
     unchecked_call,
     with_causal,
 )
+from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
 from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask
@@ -135,7 +136,9 @@ def multi_head_attention(
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout}
     options |= {"implementation": implementation, "arithmetic": arithmetic}
     flags = {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
-    xp = _check_call(query=query, key=key, value=value, parameters=parameters, xp=xp, **options, **flags)
+    xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, xp=xp, **options, **flags)
+    if has_constants:
+        options = with_constants(query, options)
     result = attend_heads(
         upcast(parameters, xp=xp),
         upcast((query, key, value), xp=xp),
@@ -241,12 +244,13 @@ def _check_call(
     num_heads: int,
     num_kv_heads: int,
     prepare: Any,
-    mask: Mask | Array | None,
-    bias: Array | None,
-    **options: Any,
-) -> Namespace:
-    """Raise unless the arguments fit together; return their namespace."""
+    **raw: Any,
+) -> tuple[Namespace, bool]:
+    """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
     check_projections("attention", parameters)
+    turned = with_constants(query, raw)
+    options = dict(turned)
+    mask, bias = options.pop("mask"), options.pop("bias")
     check_scaling(options["scale"], options["softcap"])
     named = {"query": query, "key": key, "value": value, "attention": parameters, "bias": bias}
     xp = common_namespace(xp, named | mask_arrays(mask) | option_arrays(**options))
@@ -257,7 +261,7 @@ def _check_call(
     if prepare is not None:
         check_function("prepare", prepare)
         check_arity("prepare", prepare, "query, key and value", 3)
-    return xp
+    return xp, turned is not raw
 
 
 def check_projections(name: str, parameters: MultiHeadAttention) -> None:

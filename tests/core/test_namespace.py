@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+from attention_core import layers
 from attention_core._arrays import dtype_name, on_device_of, shape
 from attention_core.backend import array_namespace, is_concrete
 
@@ -39,8 +40,61 @@ def test_libraries_are_not_mixed(backend, put):
     x, foreign = put(np.ones((1, 2, 3))), np.ones((1, 2, 3))
     with pytest.raises(TypeError, match=f"expected arrays of one library; got {backend.name} and numpy .value"):
         ac.scaled_dot_product_attention(x, x, foreign)
-    with pytest.raises(TypeError, match=f"expected arrays of one library; got {backend.name} and numpy"):
-        ac.scaled_dot_product_attention(x, x, x, mask=ac.Causal() & np.ones(2, dtype=bool))
+    with pytest.raises(ValueError, match=r"expected mask to broadcast to \(1, 2, 2\); got \(3,\)"):
+        ac.scaled_dot_product_attention(x, x, x, mask=ac.Causal() & np.ones(3, dtype=bool))
+    narrow = put(np.ones((1, 2, 3), "float32"))
+    with pytest.raises(TypeError, match="expected bias of dtype float32 to match query; got float64"):
+        ac.scaled_dot_product_attention(narrow, narrow, narrow, bias=np.zeros((2, 2)))
+
+
+def traced(backend, function):
+    """The function as the library traces it, without compiling what it computes."""
+    if backend.name == "torch":
+        return __import__("torch").compile(function, fullgraph=True, backend="eager")
+    return backend.compile(function, mode=backend.modes[1]) if len(backend.modes) > 1 else function
+
+
+CONSTANTS = {
+    "arrays": lambda rng: {
+        "mask": rng.random((2, 1, 5, 5)) < 0.8,
+        "bias": rng.standard_normal((5, 5), "float32"),
+        "sinks": np.ones(2, "float32"),
+        "scale": np.asarray(0.3, "float32"),
+    },
+    "rules": lambda rng: {
+        "mask": ac.KeyLengths(np.asarray([2, 4])) & ac.Causal(np.asarray([1, 0])) | np.eye(5, dtype=bool),
+        "score_mod": ac.alibi(2, offset=np.asarray(3)),
+        "dropout": ac.Dropout(0.3, np.asarray([1, 2])),
+    },
+    "segments": lambda rng: {"mask": ac.Segments(*2 * [np.asarray([0, 0, 1, 1, 2])]), "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_numpy_arrays_among_options_are_constants(name, implementation, backend, put, get, rng):
+    x, options = rng.standard_normal((2, 2, 5, 4), "float32"), CONSTANTS[name](rng)
+
+    def attend(x):
+        return ac.scaled_dot_product_attention(x, x, x, implementation=implementation, **options)
+
+    for function in (attend, traced(backend, attend))[: 1 + (implementation == "dense" and name != "segments")]:
+        np.testing.assert_allclose(get(function(put(x))), attend(x), rtol=1e-5, atol=1e-6)
+
+
+def test_numpy_masks_of_layers_and_pieces_are_constants(put, get, rng):
+    x, lengths = rng.standard_normal((2, 5, 4), "float32"), ac.KeyLengths(np.asarray([2, 4]))
+    heads, encoder = layers.MultiHeadAttention(4, 2), layers.EncoderLayer(4, 2, 6)
+    options = {"mask": lengths, "bias": np.ones((5, 5), "float32"), "dropout": ac.Dropout(0.2, np.asarray(3))}
+    for function in (
+        lambda x, make: ac.multi_head_attention(make(heads.init(0, xp=np)), x, num_heads=2, **options),
+        lambda x, make: ac.encoder_layer(
+            make(encoder.init(0, xp=np)), x, num_heads=2, mask=lengths, dropout=options["dropout"]
+        ),
+        lambda x, make: ac.partial_attention(*3 * [x[:, None, ...]], mask=lengths, key_start=np.asarray(0)).logsumexp,
+        lambda x, make: ac.attention_scores(*2 * [x[:, None, ...]], mask=np.tril(np.ones((5, 5), bool))),
+    ):
+        np.testing.assert_allclose(get(function(put(x), put)), function(x, lambda tree: tree), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bool", "int32", "int64", "uint8", "float32"])

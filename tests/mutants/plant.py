@@ -33,6 +33,7 @@ MIRRORS = {
     "_attention/reproducible/pieces": "reproducible_pieces",
     "_attention/reproducible/refinement": "reproducible_small_weights",
     "_attention/reproducible/weights": "reproducible_small_weights",
+    "_functions/constants": "namespace",
     "_functions/multi_head": "encoder",
 }
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -160,3 +160,10 @@ def test_what_is_not_lowered_is_computed_as_outside():
 def test_the_first_call_of_a_process_is_cast():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert done.stdout == "torch.bfloat16\n"
+
+
+def test_a_bias_of_numpy_is_a_constant():
+    x, bias = drawn(2, 3, 40, 8), np.linspace(-1, 1, 40, dtype=np.float32)
+    with autocast():
+        found = ac.scaled_dot_product_attention(x, x, x, bias=bias)
+        assert torch.equal(found, ac.scaled_dot_product_attention(x.bfloat16(), x.bfloat16(), x.bfloat16(), bias=bias))
