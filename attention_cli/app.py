@@ -123,6 +123,61 @@ def bench(
     )
 
 
+@app.command(short_help="Check anybody's attention.")
+def check(
+    target: Annotated[str, typer.Argument(help="module:callable, file.py:callable, or a preset such as torch.sdpa.")],
+    backend: Annotated[
+        str | None, typer.Option(help="The library of its arrays: numpy, torch, jax, tensorflow.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="A device of that library.")] = None,
+    layout: Annotated[str | None, typer.Option(help="BHSD, BSHD, SBHD, HSD, SHD or SD.")] = None,
+    mask: Annotated[str | None, typer.Option(help="keep, drop (True hides), additive or none.")] = None,
+    causal: Annotated[str | None, typer.Option(help="top-left, bottom-right or none.")] = None,
+    scale: Annotated[str | None, typer.Option(help="The scale by default: sqrt (1/√D) or one.")] = None,
+    grouped: Annotated[
+        bool | None, typer.Option("--grouped/--no-grouped", help="Whether heads may share keys.")
+    ] = None,
+    backward: Annotated[
+        str | None, typer.Option(help="The second of a raw pair, in the same file or as a target.")
+    ] = None,
+    dtype: Annotated[
+        Many, typer.Option(help="A floating-point type; repeatable. By default two of those it takes.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="exact, kernel (weights of 16 bits), tf32, or 'like TARGET'.")
+    ] = "kernel",
+    case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
+    accept: Annotated[Many, typer.Option(help="A convention, fault or case that passes, by name; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of all inputs.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0,
+    jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None,
+) -> None:
+    """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
+
+    The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
+    wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is 2
+    if the command cannot be run as given, and 3 if a case crashed or took too long.
+    """
+    from attention_cli import check as work  # noqa: PLC0415 (help needs none of it)
+
+    facts = {"backend": backend, "device": device, "layout": layout, "mask": mask, "causal": causal}
+    work.check(
+        target,
+        declared={**facts, "default_scale": scale, "grouped": grouped, "backward": backward},
+        case=case,
+        dtype=dtype,
+        profile=profile,
+        accept=accept,
+        seed=seed,
+        timeout=timeout,
+        jobs=jobs,
+        json=json,
+        resume=resume,
+    )
+
+
 @app.command(short_help="Convert weights from one library's layout to another's.")
 def convert(
     source: Annotated[Path, typer.Argument(help="A file of safetensors.")],

@@ -1,8 +1,9 @@
 """The conformance kit: by how many units in the last place does an attention miss its definition.
 
-`check` runs the catalogue of cases against any callable with the signature of
-`attention_core.scaled_dot_product_attention`; the command ``attention-core conformance`` runs it against the core on
-every backend. The kit needs NumPy and ml_dtypes; only the command needs the libraries of the extra ``cli``.
+`check_subject` checks anybody's attention, which a `Subject` describes. `check` runs the catalogue of cases against any
+callable with the signature of `attention_core.scaled_dot_product_attention`. The commands ``attention-core check`` and
+``attention-core conformance`` run them in processes. The kit needs NumPy and ml_dtypes; only the commands need the
+libraries of the extra ``cli``.
 """
 
 from __future__ import annotations
@@ -14,18 +15,34 @@ if TYPE_CHECKING:
     from attention_conformance.cases import CASES
     from attention_conformance.cases.case import Case
     from attention_conformance.run.digest import digest
+    from attention_conformance.run.finding import Finding
     from attention_conformance.run.identical import Verdict
     from attention_conformance.run.result import Result
     from attention_conformance.run.runner import check
+    from attention_conformance.run.subjects import check_subject
+    from attention_conformance.subjects.subject import Subject
 
-__all__ = ["CASES", "Case", "Result", "Verdict", "check", "digest"]
+__all__ = [
+    "CASES",
+    "Case",
+    "Finding",
+    "Result",
+    "Subject",
+    "Verdict",
+    "check",
+    "check_subject",
+    "digest",
+]
 
 _HOMES = {
     "CASES": "cases",
     "Case": "cases.case",
+    "Finding": "run.finding",
     "Result": "run.result",
+    "Subject": "subjects.subject",
     "Verdict": "run.identical",
     "check": "run.runner",
+    "check_subject": "run.subjects",
     "digest": "run.digest",
 }
 

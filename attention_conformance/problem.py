@@ -76,6 +76,8 @@ class Problem:
     pieces : tuple
         Where the keys are to be cut, as pairs of start and stop, in the order in which the pieces are merged; all keys
         at once where there are none.
+    memory : mapping of str to str
+        How arrays lie in memory, by the names of `attention_conformance.subjects.memory`; contiguous by default.
     """
 
     arrays: Mapping[str, NumpyArray]
@@ -84,6 +86,7 @@ class Problem:
     cotangent: NumpyArray | None = None
     score_mod: Rule | None = None
     pieces: tuple[tuple[int, int], ...] = ()
+    memory: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], int, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,8 @@ def exact_scores(dtype: str, kappa: float) -> float:
 class Draw:
     """Inputs of one case: drawn from a seed in float64, then rounded to the dtype before anybody computes with them."""
 
-    def __init__(self, dtype: str, seed: int, name: str) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: str, seed: int, name: str, *, width: int = 8, value_width: int = 4) -> None:
+        self.dtype, self.width, self.value_width = dtype, width, value_width
         self._random = np.random.default_rng([seed, zlib.crc32(name.encode())])
 
     def array(self, numbers: Any) -> NumpyArray:
@@ -95,11 +95,11 @@ class Draw:
         """Make a problem of normally distributed arrays, all sizes different, some of them replaced."""
         groups = heads if groups is None else groups
         drawn = {
-            "query": self.normal(*leading, heads, rows, 8),
-            "key": self.normal(*leading, groups, columns, 8),
-            "value": self.normal(*leading, groups, columns, 4),
+            "query": self.normal(*leading, heads, rows, self.width),
+            "key": self.normal(*leading, groups, columns, self.width),
+            "value": self.normal(*leading, groups, columns, self.value_width),
         }
-        cotangent = self.normal(*leading, heads, rows, 4) if gradient else None
+        cotangent = self.normal(*leading, heads, rows, self.value_width) if gradient else None
         return Problem({**drawn, **(arrays or {})}, mask, options, cotangent, score_mod, pieces)
 
 
@@ -124,6 +124,9 @@ class Case:
         * ``ulp``: the error of the results against the oracle.
         * ``gradient``: the error of the gradients.
         * ``exact``: whether the output is that of the problem's ``twin``, bit by bit.
+        * ``twice``: whether a second call of a subject gives the same bits.
+        * ``overwritten``: whether it reads new numbers in the same memory.
+        * ``kept``, ``freed``: whether it leaves the first result, and whether many calls keep no memory.
         * ``message``: whether wrong arguments raise the error that the core raises on NumPy.
     compiled : tuple of str
         The dtypes in which compiled modes run the case unless others are asked for: compilers take seconds for each.
@@ -131,6 +134,8 @@ class Case:
         From a problem to another that must give the same output, bit by bit.
     raises : type, optional
         The type of the error that wrong arguments must raise.
+    before : callable, optional
+        From the problem, and a `Draw`, to problems that are called first.
     """
 
     name: str
@@ -143,7 +148,8 @@ class Case:
     compiled: tuple[str, ...] = ("float32",)
     twin: Callable[[Problem], Problem] | None = None
     raises: type[Exception] | None = None
+    before: Callable[[Problem, Draw], Sequence[Problem]] | None = None
 
-    def problem(self, dtype: str, seed: int = 0) -> Problem:
-        """Make the inputs in one dtype."""
-        return self.inputs(Draw(dtype, seed, self.name))
+    def problem(self, dtype: str, seed: int = 0, **widths: int) -> Problem:
+        """Make the inputs in one dtype; ``width`` and ``value_width`` replace those of the catalogue."""
+        return self.inputs(Draw(dtype, seed, self.name, **widths))

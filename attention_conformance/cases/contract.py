@@ -117,7 +117,7 @@ def lowest_bias(draw: Draw) -> Problem:
     """A bias that is the least finite number for all keys of one query; all scores are 0."""
     bias = draw.normal(3, 5, 7)
     bias[:, 2] = -65504.0 if draw.dtype == "float16" else -3e38
-    return draw.problem(arrays={"query": draw.array(np.zeros((2, 3, 5, 8))), "bias": bias})
+    return draw.problem(arrays={"query": draw.array(np.zeros((2, 3, 5, draw.width))), "bias": bias})
 
 
 def unknown_query_sees_nothing(draw: Draw) -> Problem:

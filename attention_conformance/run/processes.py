@@ -26,7 +26,7 @@ from attention_conformance.run.result import Result
 from attention_conformance.run.runner import plan, run
 from attention_core import get_backend
 
-__all__ = ["Message", "Order", "Plan", "Started", "execute", "work"]
+__all__ = ["Message", "Order", "Plan", "Started", "blocked_interrupts", "execute", "work"]
 
 
 @dataclass(frozen=True)
@@ -181,14 +181,14 @@ def _start(order: Order, worker: Worker, running: dict[Connection, _Running]) ->
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(worker, order, sender), daemon=True)
-    with _blocked_interrupts(), _limited_threads(order.threads):
+    with blocked_interrupts(), _limited_threads(order.threads):
         process.start()
         running[receiver] = _Running(order, process)
     sender.close()  # so that the end of the process is the end of the messages
 
 
 @contextlib.contextmanager
-def _blocked_interrupts() -> Iterator[None]:
+def blocked_interrupts() -> Iterator[None]:
     """Put off interrupts; a process that is started here never sees one, and is ended by the one that started it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

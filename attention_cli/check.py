@@ -1,0 +1,166 @@
+"""The command ``check``: anybody's attention, in processes of its own, and what was found about it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
+from attention_conformance import subject_report as report
+from attention_conformance.problem import DTYPES
+from attention_conformance.run.finding import Finding, exit_status
+from attention_conformance.run.profiles import PROFILES
+from attention_conformance.run.subjects import (
+    Asked,
+    Described,
+    Job,
+    Message,
+    Refused,
+    Started,
+    subject_cases,
+    supervised,
+    work,
+)
+from attention_conformance.subjects.subject import LAYOUTS
+
+__all__ = ["check"]
+
+CHOICES = {
+    "layout": LAYOUTS,
+    "mask": ("keep", "drop", "additive", "none"),
+    "causal": ("top-left", "bottom-right", "none"),
+    "default_scale": ("sqrt", "one"),
+}
+QUIET = ("right", "not offered", "refused", "accepted")
+
+
+def check(
+    target: str,
+    *,
+    declared: dict[str, Any],
+    case: Many,
+    dtype: Many,
+    profile: str,
+    accept: Many,
+    seed: int,
+    timeout: float,
+    jobs: int,
+    json: Path | None,
+    resume: Path | None,
+) -> None:
+    """Check a target, show what was found, and exit with its status."""
+    declared = {name: each for name, each in declared.items() if each is not None}
+    for name, known in CHOICES.items():
+        check_known(name.removeprefix("default_"), [declared[name]] if name in declared else [], known)
+    check_known("dtype", dtype, DTYPES)
+    name, _, like = profile.partition(" ")
+    check_known("profile", [] if name == "like" and like else [profile], [*PROFILES, "'like TARGET'"])
+    for pattern in case or ():
+        if not subject_cases([pattern]):
+            raise refusal(f"expected a case; got {pattern!r}, which none matches")
+    check_file(json)
+    former = _former(resume)
+    job = Job(
+        target,
+        declared,
+        cases=tuple(case or ()),
+        dtypes=tuple(dtype or ()),
+        profile="exact" if like else profile,
+        like=like,
+        accepted=tuple(accept or ()),
+        seed=seed,
+        done=frozenset((each.case, each.dtype) for each in former),
+    )
+    run = _Run(job, former)
+    try:
+        with contextlib.closing(supervised(job, timeout) if jobs else work(job)) as messages:  # type: ignore[type-var]
+            run.follow(messages)
+    except BaseException:  # of an interrupt: what was found is told, and kept
+        run.finish(json, interrupted=True)
+        raise
+    if run.reason:
+        raise refusal(run.reason)
+    run.finish(json)
+    raise typer.Exit(exit_status(run.findings))
+
+
+def _former(resume: Path | None) -> list[Finding]:
+    if resume is None:
+        return []
+    try:
+        return [each for each in report.read_findings(resume) if each.case != "end"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise refusal(f"expected a file that --json wrote for --resume; got {str(resume)!r}") from error
+
+
+class _Run:
+    """Follows the messages of a run, and tells of them."""
+
+    def __init__(self, job: Job, former: list[Finding]) -> None:
+        self.job, self.findings, self.reason = job, former, ""
+        self._about: dict[str, Any] = {"target": job.target, "profile": job.profile, "seed": job.seed}
+        self._screen, self._errors = console(), console(stderr=True)
+        for each in (self._screen, self._errors):
+            if not each.is_terminal:
+                each.width = min(each.width, 100)
+
+    def follow(self, messages: Iterator[Message]) -> None:
+        """Tell of each message as it comes."""
+        columns = (TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        off = not self._errors.is_terminal
+        with Progress(*columns, console=self._errors, transient=True, disable=off) as progress:
+            task = progress.add_task(f"loading {self.job.target}", total=None)
+            for message in messages:
+                if isinstance(message, Refused):
+                    self.reason = message.reason
+                elif isinstance(message, Asked):
+                    progress.update(task, description=f"asking about: {message.question}")
+                elif isinstance(message, Described):
+                    self._describe(message)
+                    progress.update(task, total=message.count + len(self.findings), completed=len(self.findings))
+                elif isinstance(message, Started):
+                    progress.update(task, description=f"{message.name} {message.dtype}")
+                else:
+                    self._note(message)
+                    progress.advance(task)
+
+    def _describe(self, message: Described) -> None:
+        if "assumed" in self._about:  # by a process before it crashed
+            return
+        self._about |= {"assumed": dict(message.facts), "versions": dict(message.versions)}
+        versions = ", ".join(f"{name} {each}" for name, each in message.versions.items())
+        self._errors.print(f"{self.job.target} ({versions}), assumed:", style="bold", highlight=False)
+        for line in report.assumptions(message.facts, self.job.declared):
+            self._errors.print(f"  {line}", highlight=False)
+        for each in report.surprises(message.facts, self.job.declared):
+            accepted = each.variant in self.job.accepted
+            self._note(
+                each
+                if not accepted
+                else Finding(each.case, "-", each.line, each.shows, "accepted", variant=each.variant, says=each.says)
+            )
+
+    def _note(self, finding: Finding) -> None:
+        if not self.findings:
+            self._errors.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
+        self.findings.append(finding)
+        if finding.verdict not in QUIET:
+            self._errors.print(report.line_of(finding), highlight=False, soft_wrap=True)
+
+    def finish(self, json: Path | None, *, interrupted: bool = False) -> None:
+        """Show what was found, and write it."""
+        for each in report.tables(self.findings, self._screen.width):
+            self._screen.print(each, highlight=False)
+        for line in report.power(self.findings, f"like {self.job.like}" if self.job.like else self.job.profile):
+            self._screen.print(line, highlight=False)
+        if interrupted:
+            self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
+        typer.echo(report.summary(self.findings))
+        if json is not None:
+            with refusing_files():
+                report.write_findings(json, self.findings, {**self._about, "interrupted": interrupted})

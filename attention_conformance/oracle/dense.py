@@ -1,0 +1,259 @@
+r"""The definition of attention on whole arrays, for problems that are too large for 50 digits.
+
+Numbers of 16 and 32 bits are computed in float64, and numbers of 64 bits in NumPy's longest type. The tests compare
+this reference with the oracle of 50 digits. Planted faults are changes of a `Dense`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.oracle.attention import Exact
+from attention_conformance.oracle.positions import allowed
+from attention_conformance.problem import NumpyArray, Problem, Rule
+
+__all__ = ["Answer", "Dense", "answer", "as_exact", "dense_of", "mask_array"]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One problem as arrays in a wide type, with key and value heads repeated, and its rules as one array.
+
+    Attributes
+    ----------
+    query, key, value : numpy.ndarray, shapes (..., H, M, D), (..., H, N, D) and (..., H, N, E)
+    mask : numpy.ndarray or None
+        What the mask alone lets through, broadcastable to (..., H, M, N).
+    causal : int or None
+        The offset of causality.
+    bias, sinks : numpy.ndarray or None
+    scale : float
+    softcap : float or None
+    group_size : int
+        Query heads for each key/value head.
+    cotangent : numpy.ndarray or None
+    uniform : numpy.ndarray or None
+        Rows (..., M, 1) that get the average of all values instead.
+    """
+
+    query: NumpyArray
+    key: NumpyArray
+    value: NumpyArray
+    mask: NumpyArray | None
+    causal: int | None
+    bias: NumpyArray | None
+    sinks: NumpyArray | None
+    scale: float
+    softcap: float | None
+    group_size: int
+    cotangent: NumpyArray | None = None
+    uniform: NumpyArray | None = None
+
+    @property
+    def positions(self) -> tuple[NumpyArray, NumpyArray]:
+        """Query positions as a column, and key positions as a row."""
+        return np.arange(self.query.shape[-2])[:, None], np.arange(self.key.shape[-2])[None, :]
+
+    @property
+    def through(self) -> NumpyArray:
+        """Every pair of a query and a key that mask, causality and an infinite bias let through."""
+        full = (*self.query.shape[:-1], self.key.shape[-2])
+        rows, columns = self.positions
+        through = np.broadcast_to(True if self.mask is None else self.mask, full)
+        if self.causal is not None:
+            through = through & (columns <= rows + self.causal)
+        return through if self.bias is None else through & (self.bias != -np.inf)
+
+    def changed(self, **fields: Any) -> Dense:
+        """Replace some fields."""
+        return replace(self, **fields)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a `Dense` gives: arrays by name, the scales of their errors, and kappa."""
+
+    arrays: dict[str, NumpyArray]
+    scales: dict[str, NumpyArray]
+    kappa: float
+
+
+def mask_array(rule: Rule, problem: Problem) -> NumpyArray:
+    """A mask as booleans, broadcastable to the scores."""
+    leading, _, rows, columns = problem.sizes
+    if rule.kind == "array":
+        return problem.arrays[str(rule.arguments["name"])]
+    if rule.kind == "not":
+        return ~mask_array(rule.arguments["first"], problem)
+    if rule.kind in ("and", "or"):
+        first, second = (mask_array(part, problem) for part in rule.arguments.values())
+        return first & second if rule.kind == "and" else first | second
+    if rule.kind == "KeyLengths":
+        lengths = np.broadcast_to(problem.arrays[str(rule.arguments["lengths"])], leading)
+        return np.asarray(np.arange(columns) < lengths[..., None, None, None])
+    if rule.kind == "Causal" and not isinstance(rule.arguments.get("offset"), str):
+        offset = rule.arguments.get("offset", 0)
+        return np.asarray(np.arange(columns)[None, :] <= np.arange(rows)[:, None] + offset)
+    options = {name: option for name, option in problem.options.items() if name != "is_causal"}
+    return allowed(replace(problem, mask=rule, options=options))
+
+
+def dense_of(problem: Problem) -> Dense:
+    """A problem without changes of the scores, dropout and pieces as whole arrays."""
+    arrays, options = problem.arrays, problem.options
+    kind: Any = np.longdouble if arrays["query"].dtype == np.float64 else np.float64
+    group_size = problem.sizes[1] // max(1, arrays["key"].shape[-3])
+    width = arrays["query"].shape[-1]
+    causal, mask = 0 if options.get("is_causal") else None, problem.mask
+    if mask is not None and mask.kind == "Causal" and isinstance(mask.arguments.get("offset", 0), int):
+        causal, mask = min(mask.arguments.get("offset", 0), 0 if causal == 0 else math.inf), None
+    scale = options.get("scale")
+    key, value = (np.repeat(arrays[name].astype(kind), group_size, axis=-3) for name in ("key", "value"))
+    return Dense(
+        query=arrays["query"].astype(kind),
+        key=key,
+        value=value,
+        mask=None if mask is None else mask_array(mask, problem),
+        causal=None if causal is None else int(causal),
+        bias=arrays["bias"].astype(kind) if "bias" in arrays else None,
+        sinks=arrays["sinks"].astype(kind) if "sinks" in arrays else None,
+        scale=(width**-0.5 if width else 1.0) if scale is None else scale,
+        softcap=options.get("softcap"),
+        group_size=group_size,
+        cotangent=None if problem.cotangent is None else problem.cotangent.astype(kind),
+    )
+
+
+def answer(dense: Dense) -> Answer:
+    """Output, weights and logsumexp; where there is a cotangent, the gradients instead."""
+    with np.errstate(all="ignore"):
+        return _gradients(dense) if dense.cotangent is not None else _forward(dense)
+
+
+def as_exact(array: NumpyArray, scale: NumpyArray) -> Exact:
+    """Wide numbers as unevaluated sums of two floats."""
+    high = array.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        low = np.where(np.isfinite(high), array - high, 0).astype(np.float64)
+    return Exact(high, low, np.broadcast_to(scale, array.shape).astype(np.float64))
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of all rows, and what they came from."""
+
+    through: NumpyArray
+    weights: NumpyArray
+    sink: NumpyArray
+    logsumexp: NumpyArray
+    derivative: NumpyArray | float
+    unknown: NumpyArray  # rows (..., 1) whose scores are not known
+    kappa: float
+
+
+def _finite(array: NumpyArray) -> NumpyArray:
+    return np.where(np.isfinite(array), array, 0)
+
+
+def _weights(dense: Dense) -> _Weights:
+    query, key, through = _finite(dense.query), _finite(dense.key), dense.through
+    scores = (dense.scale * query) @ np.swapaxes(key, -1, -2)
+    size = abs(dense.scale) * (abs(query) @ np.swapaxes(abs(key), -1, -2))
+    derivative: NumpyArray | float = 1.0
+    if dense.softcap is not None:
+        fraction = np.tanh(scores / dense.softcap)
+        scores, derivative = dense.softcap * fraction, 1 - fraction**2
+    if dense.bias is not None:
+        finite = _finite(dense.bias)
+        scores, size = scores + finite, size + abs(finite)
+    attended = through
+    if dense.uniform is not None:
+        through, scores = through | dense.uniform, np.where(dense.uniform, 0, scores)
+    scores = np.where(through, scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    sinks = None if dense.sinks is None else dense.sinks[:, None, None]
+    top = top if sinks is None else np.maximum(top, sinks)
+    shift = np.where(np.isfinite(top), top, 0)
+    powers = np.exp(scores - shift)
+    power = np.zeros_like(top) if sinks is None else np.exp(sinks - shift)
+    total = powers.sum(axis=-1, keepdims=True) + power
+    divisor = np.where(total > 0, total, 1)
+    bad_key = ~np.isfinite(dense.key).all(axis=-1)[..., None, :]
+    unknown: Any = (attended & bad_key).any(axis=-1, keepdims=True)
+    unknown = unknown | (attended.any(axis=-1, keepdims=True) & ~np.isfinite(dense.query).all(axis=-1, keepdims=True))
+    kappa = float(np.where(through, size, 0).max(initial=0.0))
+    kappa = kappa if sinks is None else max(kappa, float(abs(sinks).max(initial=0.0)))
+    return _Weights(
+        through,
+        powers / divisor,
+        power / divisor,
+        logsumexp=(shift + np.log(total))[..., 0],
+        derivative=derivative,
+        unknown=unknown,
+        kappa=kappa,
+    )
+
+
+def _forward(dense: Dense) -> Answer:
+    found = _weights(dense)
+    value = _finite(dense.value)
+    output, scale = found.weights @ value, found.weights @ abs(value)
+    through = found.through.astype(output.dtype)
+    infinite = [np.matmul(through, (dense.value == sign * np.inf).astype(output.dtype)) > 0 for sign in (1, -1)]
+    if not np.isfinite(dense.value).all():
+        output = np.where(infinite[0], np.inf, np.where(infinite[1], -np.inf, output))
+        unknown = (through @ np.isnan(dense.value).astype(output.dtype) > 0) | (infinite[0] & infinite[1])
+        output = np.where(unknown, np.nan, output)
+    output = np.where(found.unknown, np.nan, output)
+    weights = np.where(found.unknown & found.through, np.nan, found.weights)
+    logsumexp = np.where(found.unknown[..., 0], np.nan, found.logsumexp)
+    scales = {"output": scale, "weights": found.weights, "logsumexp": np.full(logsumexp.shape, 1 + found.kappa)}
+    return Answer({"output": output, "weights": weights, "logsumexp": logsumexp}, scales, found.kappa)
+
+
+def _gradients(dense: Dense) -> Answer:
+    found, d_output = _weights(dense), dense.cotangent
+    assert d_output is not None
+    query, key, value = (_finite(each) for each in (dense.query, dense.key, dense.value))
+    weights, transposed = found.weights, np.swapaxes(found.weights, -1, -2)
+
+    def through_softmax(cotangent: NumpyArray, values: NumpyArray, sign: float) -> tuple[NumpyArray, NumpyArray]:
+        d_weights = cotangent @ np.swapaxes(values, -1, -2)
+        mean = (weights * d_weights).sum(axis=-1, keepdims=True)
+        return weights * (d_weights + sign * mean), mean
+
+    d_scores, mean = through_softmax(d_output, value, -1.0)
+    size, size_mean = through_softmax(abs(d_output), abs(value), 1.0)
+    steep, factor = d_scores * found.derivative, abs(dense.scale)
+    arrays = {
+        "query": dense.scale * (steep @ key),
+        "key": _grouped(dense.scale * (np.swapaxes(steep, -1, -2) @ query), dense),
+        "value": _grouped(transposed @ d_output, dense),
+    }
+    scales = {
+        "query": factor * (size @ abs(key)),
+        "key": _grouped(factor * (np.swapaxes(size, -1, -2) @ abs(query)), dense),
+        "value": _grouped(transposed @ abs(d_output), dense),
+    }
+    if dense.bias is not None:
+        arrays["bias"], scales["bias"] = (_unbroadcast(each, dense.bias.shape) for each in (d_scores, size))
+    if dense.sinks is not None:
+        shape = (dense.sinks.shape[0], 1, 1)
+        summed = [_unbroadcast(found.sink * each, shape)[:, 0, 0] for each in (-mean, size_mean)]
+        arrays["sinks"], scales["sinks"] = summed
+    return Answer(arrays, scales, found.kappa)
+
+
+def _grouped(array: NumpyArray, dense: Dense) -> NumpyArray:
+    *leading, heads, rows, width = array.shape
+    return np.asarray(array.reshape(*leading, heads // dense.group_size, dense.group_size, rows, width).sum(axis=-3))
+
+
+def _unbroadcast(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
+    padded = (1,) * (array.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, (have, want) in enumerate(zip(array.shape, padded, strict=True)) if have != want)
+    return np.asarray(array.sum(axis=axes, keepdims=True)).reshape(shape)

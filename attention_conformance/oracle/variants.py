@@ -1,0 +1,327 @@
+"""Other answers than the contract's: conventions that libraries follow, and faults planted in the definition.
+
+A wrong result that equals one of them is told by its name. A bound that cannot tell them apart from the truth proves
+little, and so each report counts how many of the faults its bounds reject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from attention_conformance.oracle.dense import Answer, Dense, answer
+from attention_conformance.problem import NumpyArray
+
+__all__ = ["CONVENTIONS", "FAULTS", "Variant", "variant_named"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another answer: a name, the line of the contract it leaves, a sentence, and how it is computed.
+
+    ``answer`` gives None where the variant does not apply to a problem, as the truth is the same.
+    """
+
+    name: str
+    line: int
+    says: str
+    answer: Callable[[Dense], Answer | None]
+
+
+Change = Callable[[Dense], Dense | None]
+
+
+def _of(change: Change) -> Callable[[Dense], Answer | None]:
+    def answered(dense: Dense) -> Answer | None:
+        changed = change(dense)
+        return None if changed is None else answer(changed)
+
+    return answered
+
+
+def _out(change: Callable[[NumpyArray, Dense], NumpyArray | None]) -> Callable[[Dense], Answer | None]:
+    """Change the output; where gradients are asked for, every one of them."""
+
+    def answered(dense: Dense) -> Answer | None:
+        truth = answer(dense)
+        names = [name for name in truth.arrays if name not in ("weights", "logsumexp")]
+        with np.errstate(all="ignore"):
+            changed = {name: change(truth.arrays[name], dense) for name in names}
+        if any(each is None for each in changed.values()):
+            return None
+        return Answer({name: each for name, each in changed.items() if each is not None}, truth.scales, truth.kappa)
+
+    return answered
+
+
+def _empty_rows(dense: Dense) -> NumpyArray | None:
+    empty = ~dense.through.any(axis=-1, keepdims=True)
+    return np.asarray(empty) if empty.any() and dense.key.shape[-2] else None
+
+
+def _mean_of_all(dense: Dense) -> Answer | None:
+    empty = _empty_rows(dense)
+    return None if empty is None else answer(dense.changed(uniform=empty))
+
+
+def _mean_without_scores(dense: Dense) -> Answer | None:
+    """The same, where no gradient reaches the scores of such rows."""
+    mean = _mean_of_all(dense)
+    if mean is None or dense.cotangent is None:
+        return None
+    truth = answer(dense)
+    return Answer({**truth.arrays, "value": mean.arrays["value"]}, truth.scales, truth.kappa)
+
+
+def _mean_of_past(dense: Dense) -> Answer | None:
+    """The average of the keys that causality shows, where the rest of the mask empties the row."""
+    empty = _empty_rows(dense)
+    if empty is None or dense.causal is None or dense.cotangent is not None:
+        return None
+    past = answer(dense.changed(mask=None, bias=None, scale=0.0, softcap=None, sinks=None)).arrays["output"]
+    truth = answer(dense)
+    return Answer({"output": np.where(empty, past, truth.arrays["output"])}, truth.scales, truth.kappa)
+
+
+def _nan_of_rows(dense: Dense) -> Answer | None:
+    empty = _empty_rows(dense)
+    if empty is None:
+        return None
+    truth = answer(dense)
+    if dense.cotangent is None:
+        output = np.where(empty, np.nan, truth.arrays["output"])
+        return Answer({"output": output}, truth.scales, truth.kappa)
+    *leading, heads, _, _ = empty.shape
+    kv_heads = empty.any(axis=-2).reshape(*leading, heads // dense.group_size, dense.group_size).any(axis=-1)
+    bad = {"query": empty, "key": kv_heads[..., None, None], "value": kv_heads[..., None, None]}
+    arrays = {name: np.where(bad[name], np.nan, truth.arrays[name]) for name in bad}
+    return Answer({**truth.arrays, **arrays}, truth.scales, truth.kappa)
+
+
+def _causal(offset: Callable[[int, int], int]) -> Change:
+    def change(dense: Dense) -> Dense | None:
+        if dense.causal is None:
+            return None
+        new = offset(dense.query.shape[-2], dense.key.shape[-2])
+        return None if new == dense.causal else dense.changed(causal=new)
+
+    return change
+
+
+def _shifted(amount: int, start: int = 0) -> Change:
+    """Causality off by so many keys, from a query on."""
+
+    def change(dense: Dense) -> Dense | None:
+        rows, columns = dense.positions
+        if dense.causal is None or rows.size <= start:
+            return None
+        mask = columns <= rows + dense.causal + np.where(rows >= start, amount, 0)
+        return dense.changed(causal=None, mask=mask if dense.mask is None else dense.mask & mask)
+
+    return change
+
+
+def _keys(keep: Callable[[NumpyArray], NumpyArray]) -> Change:
+    """Lose some keys."""
+
+    def change(dense: Dense) -> Dense | None:
+        kept = keep(np.arange(dense.key.shape[-2]))
+        if kept.all():
+            return None
+        return dense.changed(mask=kept if dense.mask is None else dense.mask & kept)
+
+    return change
+
+
+def _mask(change_mask: Callable[[NumpyArray], NumpyArray | None]) -> Change:
+    def change(dense: Dense) -> Dense | None:
+        if dense.mask is None:
+            return None
+        full = np.broadcast_to(dense.mask, (*dense.query.shape[:-1], dense.key.shape[-2]))
+        return dense.changed(mask=change_mask(full))
+
+    return change
+
+
+def _bias(change_bias: Callable[[NumpyArray, Dense], NumpyArray | None]) -> Change:
+    def change(dense: Dense) -> Dense | None:
+        return None if dense.bias is None else dense.changed(bias=change_bias(dense.bias, dense))
+
+    return change
+
+
+def _first(array: NumpyArray, axis: int) -> NumpyArray:
+    if array.ndim < -axis:
+        return array
+    return np.asarray(np.repeat(np.take(array, [0], axis=axis), array.shape[axis], axis=axis))
+
+
+def _first_of(axis: int) -> Change:
+    """Key and value of the first head, or of the first sample, for all."""
+
+    def change(dense: Dense) -> Dense | None:
+        if dense.key.ndim < -axis or dense.key.shape[axis] < 2:
+            return None
+        return dense.changed(key=_first(dense.key, axis), value=_first(dense.value, axis))
+
+    return change
+
+
+def _heads_in_turn(dense: Dense) -> Dense | None:
+    heads, size = dense.key.shape[-3], dense.group_size
+    if size == 1 or size == heads:
+        return None
+    order = np.arange(heads) % (heads // size) * size
+    return dense.changed(key=dense.key[..., order, :, :], value=dense.value[..., order, :, :])
+
+
+def _scaled(factor: Callable[[Dense], float]) -> Change:
+    def change(dense: Dense) -> Dense | None:
+        new = factor(dense)
+        return None if new == dense.scale else dense.changed(scale=new)
+
+    return change
+
+
+def _next_value(dense: Dense) -> Dense | None:
+    return dense.changed(value=np.roll(dense.value, 1, axis=-2)) if dense.key.shape[-2] > 1 else None
+
+
+def _without(name: str) -> Change:
+    def change(dense: Dense) -> Dense | None:
+        return None if getattr(dense, name) is None else dense.changed(**{name: None})
+
+    return change
+
+
+def _cap_after_bias(dense: Dense) -> Answer | None:
+    if dense.softcap is None or dense.bias is None or dense.cotangent is not None:
+        return None
+    scores = dense.scale * dense.query @ np.swapaxes(dense.key, -1, -2) + dense.bias
+    bias = dense.softcap * np.tanh(scores / dense.softcap)
+    return answer(dense.changed(softcap=None, scale=0.0, bias=bias))
+
+
+def _rounded(fields: tuple[str, ...], bits: int) -> Change:
+    """Round operands to so many bits after the leading one."""
+
+    def change(dense: Dense) -> Dense | None:
+        def narrow(array: NumpyArray) -> NumpyArray:
+            fraction, exponent = np.frexp(array)
+            return np.asarray(np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1))
+
+        return dense.changed(**{name: narrow(getattr(dense, name)) for name in fields})
+
+    return change
+
+
+def _last_row_lost(array: NumpyArray, dense: Dense) -> NumpyArray | None:
+    if array.ndim < 2 or array.shape[-2] < 2:
+        return array
+    changed = array.copy()
+    changed[..., -1, :] = 0
+    return changed
+
+
+def _unnormalized(dense: Dense) -> Answer | None:
+    if dense.cotangent is not None:
+        return None
+    truth = answer(dense)
+    with np.errstate(all="ignore"):
+        factor = np.minimum(np.exp(np.where(truth.arrays["logsumexp"] > -np.inf, truth.arrays["logsumexp"], 0)), 1e30)
+    return Answer({"output": truth.arrays["output"] * factor[..., None]}, truth.scales, truth.kappa)
+
+
+def _stale_maximum(dense: Dense) -> Answer | None:
+    """Blocks of 64 keys whose sums are not scaled again when a new maximum is found."""
+    keys = dense.key.shape[-2]
+    if not 64 < keys <= 1100 or dense.cotangent is not None:
+        return None
+    parts = [answer(_block(dense, start, start + 64)) for start in range(0, keys, 64)]
+    with np.errstate(all="ignore"):
+        totals = [np.where(np.isfinite(part.arrays["logsumexp"]), 1.0, 0.0)[..., None] for part in parts]
+        total = np.maximum(sum(totals), 1)
+        output = sum(part.arrays["output"] * weight for part, weight in zip(parts, totals, strict=True)) / total
+    truth = answer(dense)
+    return Answer({"output": np.asarray(output)}, truth.scales, truth.kappa)
+
+
+def _block(dense: Dense, start: int, stop: int) -> Dense:
+    _, columns = dense.positions
+    kept = (columns >= start) & (columns < stop)
+    return dense.changed(mask=kept if dense.mask is None else dense.mask & kept)
+
+
+CONVENTIONS = (
+    Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
+            _of(_causal(lambda m, n: n - m))),
+    Variant("top-left-causal", 3, "causality counts from the first query and the first key",
+            _of(_causal(lambda m, n: 0))),
+    Variant("mean-of-masked-row", 4, "a fully masked row gives the average of all values", _mean_of_all),
+    Variant("mean-of-masked-row", 4, "a fully masked row gives the average of all values", _mean_without_scores),
+    Variant("mean-of-past-of-masked-row", 4, "a fully masked row gives the average of the values that causality shows",
+            _mean_of_past),
+    Variant("nan-of-masked-row", 4, "a fully masked row gives NaN", _nan_of_rows),
+)  # fmt: skip
+"""Differences of convention, in the order in which they are tried."""
+
+LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the output, as 0 × NaN is NaN", lambda _: None)
+"""No single answer: NaN where the truth has a number, and the truth elsewhere."""
+
+FAULTS = (
+    Variant("zeros", 8, "the output is 0", _out(lambda array, dense: np.zeros_like(array))),
+    Variant("doubled", 8, "the output is twice the average", _out(lambda array, dense: 2 * array)),
+    Variant("negated", 8, "the output has the other sign", _out(lambda array, dense: -array)),
+    Variant("small-error", 8, "the output is off by a part in 64", _out(lambda array, dense: array * (1 + 2**-6))),
+    Variant("uniform-weights", 7, "all weights are equal", _of(_scaled(lambda dense: 0.0))),
+    Variant("no-scale", 7, "the scores are not scaled", _of(_scaled(lambda dense: 1.0))),
+    Variant("scale-of-width", 7, "the scores are divided by D, not by its square root",
+            _of(_scaled(lambda dense: dense.scale**2))),
+    Variant("scale-off", 7, "the scale is off by a tenth", _of(_scaled(lambda dense: 1.1 * dense.scale))),
+    Variant("absolute-scale", 7, "the sign of the scale is lost", _of(_scaled(lambda dense: abs(dense.scale)))),
+    Variant("no-mask", 1, "the mask is not applied", _of(_without("mask"))),
+    Variant("inverted-mask", 1, "True hides a key", _of(_mask(lambda mask: ~mask))),
+    Variant("mask-of-first-head", 1, "all heads get the mask of the first", _of(_mask(lambda mask: _first(mask, -3)))),
+    Variant("mask-of-first-sample", 1, "all samples get the mask of the first",
+            _of(_mask(lambda mask: _first(mask, -4)))),
+    Variant("mask-of-first-query", 1, "all queries get the mask of the first",
+            _of(_mask(lambda mask: _first(mask, -2)))),
+    Variant("no-bias", 1, "the bias is not added", _of(_without("bias"))),
+    Variant("scaled-bias", 1, "the bias is scaled with the scores",
+            _of(_bias(lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)))),
+    Variant("negated-bias", 1, "the bias is subtracted",
+            _of(_bias(lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)))),
+    Variant("bias-of-first-head", 1, "all heads get the bias of the first",
+            _of(_bias(lambda bias, dense: _first(bias, -3)))),
+    Variant("no-causality", 3, "causality is not applied", _of(_without("causal"))),
+    Variant("strict-causality", 3, "a query does not see the key at its position", _of(_shifted(-1))),
+    Variant("future-key", 3, "every query sees one key of the future", _of(_shifted(1))),
+    Variant("future-key-from-64", 3, "queries from 64 on see one key of the future", _of(_shifted(1, 64))),
+    Variant("strict-from-64", 3, "queries from 64 on do not see the key at their position", _of(_shifted(-1, 64))),
+    Variant("last-key-lost", 10, "the last key is not attended to", _of(_keys(lambda at: at < max(1, at.size - 1)))),
+    Variant("first-key-lost", 10, "the first key is not attended to", _of(_keys(lambda at: (at > 0) | (at.size == 1)))),
+    Variant("ragged-block-lost", 10, "keys after the last whole block of 64 are lost",
+            _of(_keys(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0))),
+    Variant("first-block-alone", 10, "only the first block of 64 keys is attended to", _of(_keys(lambda at: at < 64))),
+    Variant("last-query-lost", 10, "the last query gives 0", _out(_last_row_lost)),
+    Variant("stale-maximum", 8, "blocks of 64 keys are added without scaling to the new maximum", _stale_maximum),
+    Variant("heads-in-turn", 9, "query head h uses key head h % G", _of(_heads_in_turn)),
+    Variant("first-key-head", 9, "all heads use the first key head", _of(_first_of(-3))),
+    Variant("first-sample", 10, "all samples use the keys of the first", _of(_first_of(-4))),
+    Variant("next-value", 10, "the values are those of the next key",
+            _of(_next_value)),
+    Variant("no-softcap", 7, "the softcap is not applied", _of(_without("softcap"))),
+    Variant("softcap-after-bias", 7, "the softcap comes after the bias", _cap_after_bias),
+    Variant("no-sinks", 7, "the sinks are not counted", _of(_without("sinks"))),
+    Variant("unnormalized", 8, "the weights are not divided by their sum", _unnormalized),
+    Variant("query-of-5-bits", 8, "queries are rounded to 5 bits", _of(_rounded(("query",), 4))),
+    Variant("value-of-5-bits", 8, "values are rounded to 5 bits", _of(_rounded(("value",), 4))),
+)  # fmt: skip
+"""Faults of the definition, for the power of the bounds and the words of a diagnosis."""
+
+
+def variant_named(name: str) -> Variant | None:
+    """A convention, leak or fault by its name."""
+    return next((each for each in (*CONVENTIONS, LEAK, *FAULTS) if each.name == name), None)

@@ -1,0 +1,394 @@
+"""Judges one case on a subject: calls it, compares with the oracle, and says what a wrong answer equals."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import traceback as traces
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.kernels import asking
+from attention_conformance.oracle.attention import Exact, attention
+from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
+from attention_conformance.oracle.gradients import gradients as true_gradients
+from attention_conformance.oracle.ulps import worst_error
+from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, Variant
+from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.run.finding import Finding
+from attention_conformance.run.libraries import in_precision
+from attention_conformance.run.profiles import bound_for
+from attention_conformance.run.result import one_line
+from attention_conformance.run.watch import Touched, poisoned, shared, watched
+from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
+from attention_conformance.subjects.fit import fit, meant
+from attention_conformance.subjects.subject import NotOffered, Subject
+from attention_core import Backend, get_backend
+
+__all__ = ["Question", "drawn", "judged"]
+
+SMALL = 40_000
+"""Products in a problem for which 50 digits are affordable."""
+
+MOST_PLANTED = 3_000_000
+"""Products in a problem above which no faults are planted."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One case for one subject, and how it is judged.
+
+    ``like`` is another subject, whose error is allowed twice. ``accepted`` names conventions and faults that pass.
+    """
+
+    subject: Subject
+    case: Case
+    dtype: str
+    profile: str = "kernel"
+    seed: int = 0
+    accepted: tuple[str, ...] = ()
+    like: Subject | None = None
+    power: bool = True
+
+    @property
+    def backend(self) -> Backend:
+        """The library of the subject."""
+        return get_backend(self.subject.backend or "numpy")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The answer, result by result, and what bounds depend on."""
+
+    arrays: dict[str, Exact]
+    kappa: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result that comes nearest to its bound, or is farthest beyond."""
+
+    error: float = 0.0
+    bound: float = math.inf
+    detail: str = ""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the bound is kept."""
+        return self.error <= self.bound
+
+
+def judged(question: Question) -> Finding:
+    """The finding of one case: an exception of the subject is a refusal, and never ends the run."""
+    case, started = question.case, time.perf_counter()
+    with warnings.catch_warnings(), np.errstate(all="ignore"), in_precision(question.backend, question.dtype):
+        warnings.simplefilter("ignore")
+        finding = _judged(
+            question, Finding(case.name, question.dtype, case.line, case.shows, "right", seed=question.seed)
+        )
+    return replace(finding, seconds=time.perf_counter() - started)
+
+
+def _judged(question: Question, blank: Finding) -> Finding:
+    try:
+        problem = fit(drawn(question), question.subject)
+        if question.case.measure == "exact" and not question.subject.asks:
+            raise NotOffered("weights and logsumexp")
+    except NotOffered as lacking:
+        return replace(blank, verdict="not offered", detail=str(lacking))
+    try:
+        got = _MEASURES.get(question.case.measure, _plain)(question, problem)
+    except Touched as touched:
+        return replace(blank, verdict="silently wrong", error=math.inf, bound=0.0, detail=str(touched))
+    except Exception as error:  # whatever a subject raises is a refusal
+        return replace(blank, verdict="refused", detail=one_line(error), traceback=traces.format_exc(limit=-6))
+    return _compared(question, problem, got, blank)
+
+
+def drawn(question: Question) -> Problem:
+    """The problem of a case, with heads as wide as kernels take them."""
+    widths = {} if question.subject.native else {"width": 16, "value_width": 16}
+    return question.case.problem(question.dtype, question.seed, **widths)
+
+
+def variables(question: Question, problem: Problem) -> list[str]:
+    """The arrays whose gradients are compared: those of the case, and of no mask that became a bias."""
+    names = [name for name in drawn(question).variables if name in problem.arrays]
+    return [name for name in names if name in ("query", "key", "value")] if question.subject.backward else names
+
+
+def _call(question: Question, problem: Problem, *, poison: bool = False) -> dict[str, NumpyArray]:
+    """One call: its results, once its arguments are seen to be untouched."""
+    subject, backend = question.subject, question.backend
+    xp = backend.namespace
+    device = subject.device or backend.devices()[0]
+    arrays = place(problem, subject, backend, device)
+    with watched(arrays, backend), poisoned(backend, poison):
+        if problem.cotangent is not None:
+            found = gradients(problem, subject, arrays, backend, variables(question, problem))
+        else:
+            found = outputs(problem, subject, arrays, xp)
+            shared(found, arrays, backend)
+    return to_numpy(found, backend)
+
+
+def _plain(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    for earlier in asking(question.case, problem, question.seed):
+        _call(question, earlier)
+    return _call(question, problem, poison=not question.case.before)
+
+
+def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    first, second = _call(question, problem), _call(question, problem)
+    for name, each in first.items():
+        if each.tobytes() != second[name].tobytes():
+            raise Touched(f"{name} of a second call has other bits")
+    return second
+
+
+def _bits(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    """Results whose output must be that of the twin, bit by bit."""
+    assert question.case.twin is not None
+    found, twin = _call(question, problem), _call(question, question.case.twin(problem))
+    if found["output"].tobytes() != twin["output"].tobytes():
+        raise Touched("asking for weights and logsumexp changes bits of the output")
+    return found
+
+
+def _placed(question: Question, problem: Problem) -> dict[str, Any]:
+    device = question.subject.device or question.backend.devices()[0]
+    return place(problem, question.subject, question.backend, device)
+
+
+def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    """A call, and another after new numbers came into the same memory."""
+    backend = question.backend
+    if backend.name not in ("numpy", "torch"):
+        return _call(question, problem)
+    others = {name: each[::-1].copy() for name, each in problem.arrays.items()}
+    arrays = _placed(question, replace(problem, arrays=others))
+    outputs(problem, question.subject, arrays, backend.namespace)
+    for name, each in _placed(question, problem).items():
+        arrays[name][...] = each
+    return to_numpy(outputs(problem, question.subject, arrays, backend.namespace), backend)
+
+
+def _kept(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    """The first of two calls, looked at after the second."""
+    backend, xp = question.backend, question.backend.namespace
+    others = {name: each[::-1].copy() for name, each in problem.arrays.items()}
+    first = outputs(problem, question.subject, _placed(question, problem), xp)
+    outputs(problem, question.subject, _placed(question, replace(problem, arrays=others)), xp)
+    return to_numpy(first, backend)
+
+
+def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
+    """Calls with arrays of their own, during which the process must not grow by what they got."""
+    found = _call(question, problem)
+    for _ in range(4):
+        _call(question, problem)
+    before, size = _resident(), sum(each.nbytes for each in problem.arrays.values())
+    for _ in range(24):
+        found = _call(question, problem)
+    grown = _resident() - before
+    if grown > 10 * size:
+        raise Touched(f"24 calls with arguments of {size / 2**20:.1f} MiB each kept {grown / 2**20:.1f} MiB")
+    return found
+
+
+def _resident() -> int:
+    """The resident memory of this process in bytes; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as told:
+            return int(told.read().split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+_MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {
+    "twice": _twice,
+    "exact": _bits,
+    "overwritten": _overwritten,
+    "kept": _kept,
+    "freed": _freed,
+}
+
+
+def truth_of(question: Question, problem: Problem) -> Truth:
+    """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
+    asked, size = meant(problem, question.subject), _size(problem)
+    is_small = size <= SMALL or problem.score_mod is not None or "dropout" in problem.options or problem.pieces
+    if not is_small:
+        wide = answer(dense_of(asked))
+        return Truth({name: as_exact(each, wide.scales[name]) for name, each in wide.arrays.items()}, wide.kappa)
+    exact = attention(asked)
+    if problem.cotangent is not None:
+        return Truth(true_gradients(asked), exact.kappa)
+    return Truth({name: getattr(exact, name) for name in ("output", "weights", "logsumexp")}, exact.kappa)
+
+
+def _size(problem: Problem) -> int:
+    leading, heads, rows, columns = problem.sizes
+    width = problem.arrays["query"].shape[-1] + problem.arrays["value"].shape[-1]
+    return int(math.prod(leading) * heads * rows * columns * width)
+
+
+def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding) -> Finding:
+    truth = truth_of(question, problem)
+    wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
+    missing = [name for name in wanted if name not in got]
+    if missing:
+        return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")
+    if question.subject.keeps_dtype is False:
+        kinds = {name: _kind(question, name, problem) for name in got}
+        got = {name: each.astype(kinds[name]) for name, each in got.items()}
+    bounds = _Bounds(question, problem, truth)
+    measured = bounds.measure(got, truth.arrays)
+    found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
+    variants = _Variants(meant(problem, question.subject))
+    if measured.passes:
+        return replace(found, **_power(question, problem, bounds, variants))
+    verdict = "visibly wrong" if _is_visible(got, truth) else "silently wrong"
+    return _told(replace(found, verdict=verdict), question, variants.equal(got, bounds))
+
+
+def _kind(question: Question, name: str, problem: Problem) -> Any:
+    wide = "float64" if question.dtype == "float64" else "float32"
+    return wide if name == "logsumexp" else problem.arrays["query"].dtype
+
+
+def _told(found: Finding, question: Question, variant: Variant | None) -> Finding:
+    """A wrong finding with the name of what it equals, as a difference of convention or as accepted."""
+    if variant is not None:
+        is_convention = any(variant.name == each.name for each in CONVENTIONS)
+        verdict = "differs by convention" if is_convention else found.verdict
+        found = replace(found, variant=variant.name, line=variant.line, says=variant.says, verdict=verdict)
+    is_accepted = {found.variant, found.case} & set(question.accepted)
+    return replace(found, verdict="accepted") if is_accepted else found
+
+
+def _is_visible(got: Mapping[str, NumpyArray], truth: Truth) -> bool:
+    """Whether a wrong result shows: by its shape or dtype, or as NaN or infinity for a number."""
+    for name, each in got.items():
+        exact = truth.arrays[name].high
+        if each.shape != exact.shape or each.dtype.kind not in "fV":
+            return True
+        numbers = each.astype(np.float64)
+        if bool(np.any(~np.isfinite(numbers) & np.isfinite(exact))):
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The bounds of one question."""
+
+    question: Question
+    problem: Problem
+    truth: Truth
+
+    def measure(self, got: Mapping[str, NumpyArray], expected: Mapping[str, Exact]) -> Measured:
+        """The error of each result against what is expected, and the worst of them."""
+        measured = []
+        for name in expected:
+            if name in got:
+                dtype = self.dtype(name)
+                error, where = worst_error(got[name], expected[name], dtype)
+                measured.append(Measured(error, self.bound(name, dtype), f"{name} {where}"))
+        worst = [each for each in measured if math.isnan(each.error)] or measured
+        return max(worst, key=lambda each: each.error / each.bound, default=Measured(math.inf, 0.0, "no result"))
+
+    def dtype(self, name: str) -> str:
+        """The dtype of a result."""
+        wide = "float64" if self.question.dtype == "float64" else "float32"
+        return wide if name == "logsumexp" else self.question.dtype
+
+    def bound(self, name: str, dtype: str) -> float:
+        """The bound of a result: by the profile, or twice the error of another subject."""
+        case = self.question.case
+        profile = "exact" if self.question.like is not None else self.question.profile
+        stated = bound_for(profile, case, name, dtype, self.truth.kappa)
+        if self.question.like is None:
+            return stated
+        return max(stated, 2 * self.others.get(name, 0.0))
+
+    @functools.cached_property
+    def others(self) -> dict[str, float]:
+        """The errors of the subject that this one is compared with; 0 where it is wrong itself."""
+        assert self.question.like is not None
+        question = replace(self.question, subject=self.question.like, like=None)
+        try:
+            problem = fit(drawn(question), question.subject)
+            got, truth = _call(question, problem), truth_of(question, problem)
+        except Exception:  # the other refuses: the bound of the case stands
+            return {}
+        errors = {name: worst_error(each, truth.arrays[name], self.dtype(name))[0] for name, each in got.items()}
+        return {name: error for name, error in errors.items() if error < 2**14}
+
+
+class _Variants:
+    """Other answers to one problem, each computed when it is asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
+        self._dense = None if changed else dense_of(problem)
+
+    def of(self, variant: Variant) -> Answer | None:
+        """The answer of a variant; None where it does not apply, or cannot be computed."""
+        try:
+            return None if self._dense is None else variant.answer(self._dense)
+        except (ValueError, IndexError, MemoryError):  # a fault that these shapes do not take
+            return None
+
+    def _leaks(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> bool:
+        """Whether NaN stands where the truth has a number, and what is not finite among the arguments explains it."""
+        arrays = [each for name, each in bounds.problem.arrays.items() if name in ("key", "value")]
+        if all(bool(np.isfinite(each.astype(np.float64)).all()) for each in arrays):
+            return False
+        truth = bounds.truth.arrays
+        mended = {
+            name: np.where(np.isnan(each.astype(np.float64)), truth[name].high, each).astype(each.dtype)
+            for name, each in got.items()
+            if each.shape == truth[name].high.shape
+        }
+        return set(mended) == set(got) and bounds.measure(mended, truth).passes
+
+    def equal(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> Variant | None:
+        """The first variant that a wrong result equals."""
+        if self._leaks(got, bounds):
+            return LEAK
+        for variant in (*CONVENTIONS, *FAULTS):
+            other = self.of(variant)
+            if other is None:
+                continue
+            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
+            if set(expected) & {"output", "query", "key", "value"} and bounds.measure(got, expected).passes:
+                return variant
+        return None
+
+
+def _power(question: Question, problem: Problem, bounds: _Bounds, variants: _Variants) -> dict[str, Any]:
+    """The faults that the bounds of this problem reject, and how many apply to it."""
+    if not question.power or _size(problem) > MOST_PLANTED:
+        return {}
+    rejected, planted = [], []
+    for fault in FAULTS:
+        other = variants.of(fault)
+        if other is None:
+            continue
+        got = {name: _rounded(each, problem) for name, each in other.arrays.items() if name in bounds.truth.arrays}
+        got = {name: each for name, each in got.items() if name not in ("weights", "logsumexp")}
+        planted.append(fault.name)
+        if not bounds.measure(got, bounds.truth.arrays).passes:
+            rejected.append(fault.name)
+    return {"rejected": tuple(rejected), "planted": tuple(planted)}
+
+
+def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
+    return each.astype(np.float64).astype(problem.arrays["query"].dtype)

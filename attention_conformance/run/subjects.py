@@ -1,0 +1,340 @@
+"""Runs the cases on a subject: in this process, or in others that may crash, hang, or be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import signal
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeAlias
+
+from attention_conformance.cases import CASES
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.kernels import KERNELS
+from attention_conformance.run.finding import Finding
+from attention_conformance.run.judge import Question, judged
+from attention_conformance.run.libraries import quiet_start
+from attention_conformance.run.processes import blocked_interrupts
+from attention_conformance.run.profiles import is_asked
+from attention_conformance.run.result import one_line
+from attention_conformance.subjects.probe import AFTER_A_CRASH, probed, settled
+from attention_conformance.subjects.subject import Subject
+from attention_conformance.subjects.target import TargetError, load_target
+
+__all__ = ["Asked", "Described", "Job", "Refused", "Started", "check_subject", "subject_cases", "supervised"]
+
+SUBJECT_CASES: tuple[Case, ...] = (*(case for case in CASES if case.measure != "message"), *KERNELS)
+"""The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
+
+MOST_CRASHES = 12
+"""Crashes after which a run ends: a new process takes seconds."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run on a target, and what is known of it already.
+
+    Attributes
+    ----------
+    target : str
+    declared : mapping
+        Fields of `Subject`, and ``backward``.
+    cases, dtypes : tuple of str
+        Patterns of names, and dtypes; by default all cases, and two dtypes that the subject takes.
+    profile : str
+    like : str
+        Another target, whose error is allowed twice.
+    accepted : tuple of str
+    seed : int
+    power : bool
+        Whether faults are planted.
+    known : mapping
+        Answers to questions about the subject, of a former process.
+    done : frozenset
+        Pairs of case and dtype that are not to be run again.
+    """
+
+    target: str
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    cases: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    profile: str = "kernel"
+    like: str = ""
+    accepted: tuple[str, ...] = ()
+    seed: int = 0
+    power: bool = True
+    known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    done: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question about the subject: before its answer, and with it."""
+
+    question: str
+    facts: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is supposed of the subject, the versions of its library, and how many cases there are to run."""
+
+    facts: Mapping[str, Any]
+    versions: Mapping[str, str]
+    count: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """The case that is being run."""
+
+    name: str
+    dtype: str
+    line: int
+    shows: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a target cannot be checked at all."""
+
+    reason: str
+
+
+Message: TypeAlias = Asked | Described | Started | Finding | Refused
+
+
+def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:
+    """The cases of these names, as far as a profile asks for them."""
+    chosen = [case for case in SUBJECT_CASES if is_asked(profile, case)]
+    return [case for case in chosen if not patterns or any(fnmatch(case.name, each) for each in patterns)]
+
+
+def check_subject(
+    subject: Subject,
+    *,
+    cases: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    profile: str = "kernel",
+    like: Subject | None = None,
+    accepted: Sequence[str] = (),
+    seed: int = 0,
+    power: bool = True,
+) -> list[Finding]:
+    """Check anybody's attention in this process.
+
+    Parameters
+    ----------
+    subject : Subject
+        What it does not declare is found by its signature and by small calls.
+    cases : sequence of str, optional
+        Names of cases; ``*`` and ``?`` are allowed. By default all.
+    dtypes : sequence of str, optional
+        By default float32 and a type of 16 bits, as far as the subject takes them.
+    profile : str
+        ``exact``, ``kernel`` or ``tf32``.
+    like : Subject, optional
+        Another subject, whose error is allowed twice; the profile is ``exact`` then.
+    accepted : sequence of str
+        Names of conventions, faults and cases that pass.
+    seed : int
+        Seed of all inputs.
+    power : bool
+        Whether faults are planted in the definition, to count which of them the bounds reject.
+
+    Returns
+    -------
+    list of Finding
+
+    Examples
+    --------
+    >>> from attention_conformance import Subject, check_subject
+    >>> from attention_core import scaled_dot_product_attention
+    >>> findings = check_subject(Subject(scaled_dot_product_attention), cases=["empty-row-*"], dtypes=["float32"])
+    >>> {finding.verdict for finding in findings}
+    {'right'}
+    """
+    subject = settled(subject)
+    like = None if like is None else settled(like)
+    job = Job(
+        "", cases=tuple(cases), dtypes=tuple(dtypes), profile=profile, accepted=tuple(accepted), seed=seed, power=power
+    )
+    return [judged(question) for question in _questions(subject, job, like)]
+
+
+def _questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
+    dtypes = job.dtypes or _usual_dtypes(subject)
+    return [
+        Question(subject, case, dtype, job.profile, job.seed, accepted=job.accepted, like=like, power=job.power)
+        for case in subject_cases(job.cases, job.profile)
+        for dtype in dtypes
+        if dtype in case.dtypes and (case.name, dtype) not in job.done
+    ]
+
+
+def _usual_dtypes(subject: Subject) -> tuple[str, ...]:
+    """float32, and the type of 16 bits that is usual in the library."""
+    taken = subject.dtypes or ("float32",)
+    narrow = ("float16", "bfloat16") if subject.backend == "numpy" else ("bfloat16", "float16")
+    usual = ["float32", *[each for each in narrow if each in taken][:1]]
+    return tuple(each for each in usual if each in taken) or taken[:1]
+
+
+def work(job: Job) -> Iterator[Message]:
+    """Do a job in this process."""
+    try:
+        with quiet_start():
+            subject: Subject = load_target(job.target, **job.declared)
+            like = settled(load_target(job.like)) if job.like else None
+    except TargetError as error:
+        yield Refused(str(error))
+        return
+    except Exception as error:  # of the module of the target
+        yield Refused(f"expected {job.target} to load; got {one_line(error)}")
+        return
+    answers = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for question, facts in probed(subject, job.known):
+            yield Asked(question, facts)
+            answers += [] if facts is None else [facts]
+    subject = settled(subject, answers)
+    questions = _questions(subject, job, like)
+    versions = questions[0].backend.versions() if questions else {}
+    yield Described(
+        {name: each for name, each in subject.declared.items() if name != "options"}, versions, len(questions)
+    )
+    for each in questions:
+        yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
+        yield judged(each)
+
+
+def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
+    """Do a job in a process; after a crash, or a case that takes too long, go on in another.
+
+    Parameters
+    ----------
+    job : Job
+    limit : float
+        Seconds for each case, and for each question about the subject.
+    """
+    crashes = 0
+    while True:
+        worker = _Worker(job)
+        try:
+            yield from worker.messages(limit)
+        finally:  # of an interrupt, too
+            worker.end()
+        job = worker.job
+        if worker.is_done:
+            return
+        crashes += 1
+        if worker.at is None:
+            yield Finding("start", "-", 0, "The target loads.", worker.verdict, detail=worker.reason)
+            return
+        if isinstance(worker.at, Started):
+            at = worker.at
+            yield Finding(at.name, at.dtype, at.line, at.shows, worker.verdict, detail=worker.reason, seed=job.seed)
+        else:
+            yield Finding(
+                f"probe: {worker.at.question}",
+                "-",
+                0,
+                "Small calls tell what a subject expects.",
+                worker.verdict,
+                detail=worker.reason,
+            )
+        if crashes >= MOST_CRASHES:
+            yield Finding(
+                "end",
+                "-",
+                0,
+                "The run goes on after a crash.",
+                "crashed",
+                detail=f"{crashes} crashes: the rest is not run",
+            )
+            return
+
+
+class _Worker:
+    """A process at work, and what is known when it ends."""
+
+    def __init__(self, job: Job) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.job, self.is_done = job, False
+        self.at: Started | Asked | None = None
+        self.verdict, self.reason = "crashed", ""
+        self._receiver, sender = context.Pipe(duplex=False)
+        self._process: BaseProcess = context.Process(target=_child, args=(job, sender), daemon=True)
+        with blocked_interrupts():
+            self._process.start()
+        sender.close()  # so that the end of the process is the end of the messages
+
+    def messages(self, limit: float) -> Iterator[Message]:
+        """Pass on messages, and keep track of where the process is."""
+        while True:
+            if not self._receiver.poll(max(limit, 60.0) if self.at is None else limit):
+                self.verdict, self.reason = "timed out", f"no answer within {limit:g} s"
+                break
+            try:
+                message = self._receiver.recv()
+            except EOFError:
+                break
+            self._note(message)
+            if isinstance(message, str):
+                self.is_done = True
+                break
+            yield message
+        self._ended()
+
+    def _note(self, message: Message | str) -> None:
+        if isinstance(message, Started) or (isinstance(message, Asked) and message.facts is None):
+            self.at = message
+        elif isinstance(message, Asked):
+            assert message.facts is not None
+            self.job = replace(self.job, known={**self.job.known, message.question: message.facts})
+        elif isinstance(message, Finding):
+            self.job = replace(self.job, done=self.job.done | {(message.case, message.dtype)})
+
+    def _ended(self) -> None:
+        """What is to be left out by the next process, and why."""
+        if self.is_done:
+            return
+        if self.verdict == "crashed":
+            self._process.join(5)
+            code = self._process.exitcode
+            self.reason = (
+                f"its process died: {_signal_name(code) if code is not None and code < 0 else f'exit status {code}'}"
+            )
+        if isinstance(self.at, Started):
+            self.job = replace(self.job, done=self.job.done | {(self.at.name, self.at.dtype)})
+        elif self.at is not None:
+            question = self.at.question
+            self.job = replace(self.job, known={**self.job.known, question: AFTER_A_CRASH[question]})
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+        self._receiver.close()
+
+
+def _signal_name(code: int) -> str:
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+        return f"{name}, perhaps out of memory" if name == "SIGKILL" else name
+    return f"signal {-code}"
+
+
+def _child(job: Job, connection: Connection) -> None:
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    for message in work(job):
+        connection.send(message)
+    connection.send("done")

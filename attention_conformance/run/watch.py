@@ -1,0 +1,98 @@
+"""Watches a call: that its arguments stay as they are, its results are memory of their own, and are all written."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from attention_core import Backend
+
+__all__ = ["Touched", "poisoned", "shared", "watched"]
+
+MUTABLE = ("numpy", "torch")
+
+
+class Touched(Exception):  # noqa: N818 (a finding about the subject, no error of the kit)
+    """A call changed or kept what it must not, or gave other bits the second time."""
+
+
+@contextlib.contextmanager
+def watched(arrays: Mapping[str, Any], backend: Backend) -> Iterator[None]:
+    """Compare the bytes of all arguments before and after."""
+    if backend.name not in MUTABLE:
+        yield
+        return
+    before = {name: _bytes(each, backend) for name, each in arrays.items()}
+    yield
+    for name, each in arrays.items():
+        if _bytes(each, backend) != before[name]:
+            raise Touched(f"the call changed its argument {name}")
+
+
+def _bytes(array: Any, backend: Backend) -> bytes:
+    return np.asarray(backend.to_numpy(array)).tobytes()
+
+
+def shared(results: Mapping[str, Any], arrays: Mapping[str, Any], backend: Backend) -> None:
+    """Raise if a result shares memory with an argument."""
+    for name, result in results.items():
+        for argument, array in arrays.items():
+            if _overlap(result, array, backend):
+                raise Touched(f"{name} shares memory with the argument {argument}")
+
+
+def _overlap(first: Any, second: Any, backend: Backend) -> bool:
+    if backend.name == "numpy":
+        return bool(np.may_share_memory(first, second) and first.size and second.size)
+    if backend.name == "torch" and first.numel() and second.numel():
+        return bool(first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr())
+    return False
+
+
+@contextlib.contextmanager
+def poisoned(backend: Backend, wanted: bool) -> Iterator[None]:
+    """Fill new memory with NaN before a subject gets it, so that an element that is not written shows."""
+    if not wanted or backend.name not in MUTABLE:
+        yield
+        return
+    with _poisoned_torch() if backend.name == "torch" else _poisoned_numpy():
+        yield
+
+
+@contextlib.contextmanager
+def _poisoned_numpy() -> Iterator[None]:
+    originals = {name: getattr(np, name) for name in ("empty", "empty_like")}
+    for name, original in originals.items():
+        setattr(np, name, _filling(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(np, name, original)
+
+
+def _filling(function: Callable[..., Any]) -> Callable[..., Any]:
+    def filled(*arguments: Any, **options: Any) -> Any:
+        array = function(*arguments, **options)
+        if isinstance(array, np.ndarray) and array.dtype.kind in "fV":
+            with contextlib.suppress(TypeError, ValueError):
+                array[...] = np.nan
+        return array
+
+    return filled
+
+
+@contextlib.contextmanager
+def _poisoned_torch() -> Iterator[None]:
+    """Fill by PyTorch's switches, which other libraries of the process do not see."""
+    torch = importlib.import_module("torch")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

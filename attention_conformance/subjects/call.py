@@ -1,0 +1,224 @@
+"""From a fitted problem to a call of the subject, and to gradients, in the arrays of its library."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.call import output_function
+from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.subjects.memory import stored
+from attention_conformance.subjects.subject import Subject
+from attention_core import Backend
+
+__all__ = ["axes_of", "gradients", "outputs", "place"]
+
+Arrays = dict[str, Any]
+RESULTS = ("output", "weights", "logsumexp")
+
+
+def axes_of(layout: str) -> tuple[int, ...]:
+    """Where the axes of a layout lie in batch, heads, sequence and width; axes that it lacks come first."""
+    return tuple("BHSD".index(letter) for letter in [*(each for each in "BH" if each not in layout), *layout])
+
+
+def place(problem: Problem, subject: Subject, backend: Backend, device: str) -> Arrays:
+    """The arrays of a problem on a device, in the memory that the problem says."""
+    xp, placed = backend.namespace, {}
+    arrays = dict(problem.arrays)
+    if problem.cotangent is not None:
+        arrays["cotangent"] = problem.cotangent
+    for name, each in arrays.items():
+        kind = problem.memory.get(name, "contiguous")
+        axes = None
+        if subject.layout and name in ("query", "key", "value", "cotangent"):
+            axes = axes_of(subject.layout)
+        storage, view = stored(each, kind, axes)
+        placed[name] = view(backend.from_numpy(storage, device=device), xp)
+    return placed
+
+
+def outputs(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Arrays:
+    """What a subject returns, by name, with the axes of the contract."""
+    if subject.native:
+        return output_function(subject.function, problem)(arrays)
+    assert subject.layout is not None
+    return _looped(problem, subject, arrays, xp)
+
+
+def _looped(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Arrays:
+    """Loop over the axes that a layout lacks."""
+    layout = subject.layout or "BHSD"
+    names = [name for name in ("query", "key", "value", "mask", "bias") if name in arrays]
+    if "B" in layout:
+        return _named(_call(problem, subject, arrays, xp), problem, subject, xp)
+    batches, heads = arrays["query"].shape[:2]
+
+    def part(name: str, *index: int) -> Any:
+        each = arrays[name]
+        return each[tuple(min(at, size - 1) for at, size in zip(index, each.shape, strict=False))]
+
+    if "H" in layout:
+        found = [
+            _named(
+                _call(problem, subject, arrays | {name: part(name, batch) for name in names}, xp), problem, subject, xp
+            )
+            for batch in range(batches)
+        ]
+        return {name: xp.stack([each[name] for each in found]) for name in found[0]}
+    shared = heads // max(1, arrays["key"].shape[1])
+    rows = []
+    for batch in range(batches):
+        calls = []
+        for head in range(heads):
+            at = {name: (batch, head // shared if name in ("key", "value") else head) for name in names}
+            one = arrays | {name: part(name, *index) for name, index in at.items()}
+            calls.append(_named(_call(problem, subject, one, xp), problem, subject, xp))
+        rows.append({name: xp.stack([each[name] for each in calls]) for name in calls[0]})
+    return {name: xp.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _call(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Any:
+    ordered = [_turned(arrays[name], subject, xp) for name in subject.order or ("query", "key", "value")]
+    return subject.function(*ordered, **keywords(problem, subject, arrays, xp))
+
+
+def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dict[str, Any]:
+    """The keywords of a call."""
+    found, options = dict(subject.options or {}), problem.options
+    if "mask" in arrays and subject.mask_name:
+        found[subject.mask_name] = xp.logical_not(arrays["mask"]) if subject.mask == "drop" else arrays["mask"]
+    if "bias" in arrays and (subject.bias_name or subject.mask_name):
+        found[subject.bias_name or subject.mask_name or ""] = arrays["bias"]
+    if options.get("is_causal") and subject.causal_name:
+        found[subject.causal_name] = True
+    elif subject.causal_name:
+        found[subject.causal_name] = False
+    for name, keyword in (("scale", subject.scale_name), ("softcap", subject.softcap_name)):
+        if keyword and options.get(name) is not None:
+            found[keyword] = options[name]
+    if "sinks" in arrays and subject.sinks_name:
+        found[subject.sinks_name] = arrays["sinks"]
+    if subject.grouped_name and problem.arrays["query"].shape[-3] != problem.arrays["key"].shape[-3]:
+        found[subject.grouped_name] = True
+    for name, asked in (subject.asks or {}).items():
+        if options.get(f"return_{name}"):
+            found |= asked
+    return found
+
+
+def _order(subject: Subject) -> tuple[int, ...]:
+    """The axes of a call, in the order of the layout."""
+    layout = subject.layout or "BHSD"
+    standard = [letter for letter in "BHSD" if letter in layout]
+    return tuple(standard.index(letter) for letter in layout)
+
+
+def _turned(array: Any, subject: Subject, xp: Any) -> Any:
+    order = _order(subject)
+    return array if order == tuple(range(len(order))) else xp.permute_dims(array, order)
+
+
+def _turned_back(array: Any, subject: Subject, xp: Any) -> Any:
+    order = tuple(int(each) for each in np.argsort(_order(subject)))
+    return (
+        array if order == tuple(range(len(order))) or len(array.shape) != len(order) else xp.permute_dims(array, order)
+    )
+
+
+def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
+    """Results by name; weights and logsumexp only as they were asked for, or always come."""
+    results = list(result) if isinstance(result, tuple | list) else [result]
+    rank, shapes = (
+        len(subject.layout or "BHSD"),
+        [tuple(each.shape) if hasattr(each, "shape") else () for each in results],
+    )
+    wanted = {*(subject.returns or ()), *(name for name in RESULTS if problem.options.get(f"return_{name}"))}
+    rows, columns = problem.sizes[2:]
+    found = {"output": _turned_back(results[0], subject, xp)}
+    sums = [each for each, shape in zip(results[1:], shapes[1:], strict=True) if len(shape) == rank - 1]
+    if "logsumexp" in wanted and len(sums) == 1:
+        is_turned = rank == 4 and sums[0].shape[-1] != rows
+        found["logsumexp"] = xp.permute_dims(sums[0], (0, 2, 1)) if is_turned else sums[0]
+    weights = [each for each, shape in zip(results[1:], shapes[1:], strict=True) if len(shape) == rank]
+    if "weights" in wanted and len(weights) == 1 and tuple(weights[0].shape[-2:]) == (rows, columns):
+        found["weights"] = weights[0]
+    return found
+
+
+def gradients(problem: Problem, subject: Subject, arrays: Arrays, backend: Backend, names: Sequence[str]) -> Arrays:
+    """The gradients of ``sum(output * cotangent)`` in the arrays of these names."""
+    if subject.backward is not None:
+        return _by_pair(problem, subject, arrays, backend)
+    if backend.name == "torch":
+        return _by_torch(problem, subject, arrays, names)
+    xp = backend.namespace
+
+    def loss(variables: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
+        output = outputs(problem, subject, {**variables, **others}, xp)["output"]
+        return xp.sum(xp.multiply(output, others["cotangent"]))
+
+    variables = {name: arrays[name] for name in names}
+    others = {name: each for name, each in arrays.items() if name not in names}
+    _, (found, _) = backend.value_and_grad(loss)(variables, others)
+    return dict(found)
+
+
+def _by_torch(problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str]) -> Arrays:
+    """Gradients for a cotangent with the strides that it has."""
+    torch = importlib.import_module("torch")
+    leaves = {name: arrays[name].detach().requires_grad_() for name in names}
+    namespace = importlib.import_module("array_api_compat.torch")
+    output = outputs(problem, subject, {**arrays, **leaves}, namespace)["output"]
+    found = torch.autograd.grad(output, list(leaves.values()), arrays["cotangent"].to(output.dtype), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaves[name]) if each is None else each for name, each in zip(leaves, found, strict=True)
+    }
+
+
+ROLES = {
+    "d_output": ("d_output", "do", "dout", "d_out", "grad", "grad_output", "cotangent", "g", "dy"),
+    "query": ("query", "q"),
+    "key": ("key", "k"),
+    "value": ("value", "v"),
+    "output": ("output", "out", "o"),
+    "logsumexp": ("logsumexp", "lse", "softmax_lse", "l"),
+}
+"""What the parameters of a backward function are called."""
+
+
+def _by_pair(problem: Problem, subject: Subject, arrays: Arrays, backend: Backend) -> Arrays:
+    """Gradients of a raw pair of functions."""
+    xp, backward = backend.namespace, subject.backward
+    assert backward is not None
+    found = _call(problem, subject, arrays, xp)
+    results = list(found) if isinstance(found, tuple | list) else [found]
+    named = dict(zip(("output", "logsumexp"), results, strict=False))
+    known = {name: _turned(arrays[name], subject, xp) for name in ("query", "key", "value")}
+    known |= {"d_output": _turned(arrays["cotangent"], subject, xp)} | named
+    parameters = [each for each in inspect.signature(backward).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    names, words = list(ROLES), keywords(problem, subject, arrays, xp)
+    positional, chosen = [], {}
+    for position, parameter in enumerate(parameters):
+        role = next((role for role, words in ROLES.items() if parameter.name.lower() in words), None)
+        if parameter.name in words:
+            chosen[parameter.name] = words[parameter.name]
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            continue
+        elif role is None and parameter.default is parameter.empty and position < len(names):
+            positional.append(known[names[position]])
+        elif role is not None:
+            positional.append(known[role])
+    gradients = backward(*positional, **chosen)
+    return {
+        name: _turned_back(each, subject, xp) for name, each in zip(("query", "key", "value"), gradients, strict=False)
+    }
+
+
+def to_numpy(arrays: Arrays, backend: Backend) -> dict[str, NumpyArray]:
+    """Arrays of a library as NumPy arrays."""
+    return {name: np.asarray(backend.to_numpy(each)) for name, each in arrays.items()}

@@ -1,0 +1,95 @@
+"""How arrays lie in memory: the same numbers with other strides, offsets and neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.problem import NumpyArray
+
+__all__ = ["MEMORY", "stored"]
+
+View = Callable[[Any, Any], Any]
+"""From the stored array, and its namespace, to the array."""
+
+
+def _contiguous(array: NumpyArray) -> tuple[NumpyArray, View]:
+    return np.ascontiguousarray(array), lambda x, xp: x
+
+
+def _permuted(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """Heads and positions in the other order."""
+    if array.ndim < 3:
+        return _contiguous(array)
+    order = (*range(array.ndim - 3), array.ndim - 2, array.ndim - 3, array.ndim - 1)
+    return np.ascontiguousarray(array.transpose(order)), lambda x, xp: xp.permute_dims(x, order)
+
+
+def _transposed(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """The last two axes in the other order, so that the last one has a stride."""
+    order = (*range(array.ndim - 2), array.ndim - 1, array.ndim - 2)
+    return np.ascontiguousarray(array.transpose(order)), lambda x, xp: xp.permute_dims(x, order)
+
+
+def _every_second(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """Every second element of the last axis; NaN lies between."""
+    wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), _poison(array), dtype=array.dtype)
+    wide[..., ::2] = array
+    return wide, lambda x, xp: x[..., ::2]
+
+
+def _part(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """The first rows of a longer buffer, whose others hold NaN."""
+    rows = array.shape[-2]
+    tall = np.full((*array.shape[:-2], 2 * rows + 3, array.shape[-1]), _poison(array), dtype=array.dtype)
+    tall[..., :rows, :] = array
+    return tall, lambda x, xp: x[..., :rows, :]
+
+
+def _offset(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """One element after the start of its buffer."""
+    shape, flat = array.shape, np.full(array.size + 1, _poison(array), dtype=array.dtype)
+    flat[1:] = array.ravel()
+    return flat, lambda x, xp: xp.reshape(x[1:], shape)
+
+
+def _expanded(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """The first axis with a stride of 0; its elements have to be equal."""
+    shape = array.shape
+    return np.ascontiguousarray(array[:1]), lambda x, xp: xp.broadcast_to(x, shape)
+
+
+def _interleaved(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """The middle of three arrays that lie packed, as (B, S, 3, H, D); the others hold NaN."""
+    if array.ndim != 4:
+        return _contiguous(array)
+    batch, heads, rows, width = array.shape
+    packed = np.full((batch, rows, 3, heads, width), _poison(array), dtype=array.dtype)
+    packed[:, :, 1] = array.transpose(0, 2, 1, 3)
+    return packed, lambda x, xp: xp.permute_dims(x[:, :, 1, ...], (0, 2, 1, 3))
+
+
+def _poison(array: NumpyArray) -> Any:
+    return True if array.dtype == bool else np.nan
+
+
+MEMORY: dict[str, Callable[[NumpyArray], tuple[NumpyArray, View]]] = {
+    "contiguous": _contiguous,
+    "permuted": _permuted,
+    "transposed": _transposed,
+    "every-second": _every_second,
+    "part": _part,
+    "offset": _offset,
+    "expanded": _expanded,
+    "interleaved": _interleaved,
+}
+
+
+def stored(array: NumpyArray, kind: str, axes: tuple[int, ...] | None) -> tuple[NumpyArray, View]:
+    """The array to be stored, and its view; contiguous arrays lie in the order of the subject's axes."""
+    if kind != "contiguous" or axes is None or array.ndim != len(axes):
+        return MEMORY[kind](array)
+    back = tuple(int(each) for each in np.argsort(axes))
+    return np.ascontiguousarray(array.transpose(axes)), lambda x, xp: xp.permute_dims(x, back)

@@ -1,0 +1,235 @@
+"""Attentions of libraries, by name: how each is called, and what it expects beyond its signature."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.subjects.subject import Subject
+
+__all__ = ["PRESETS", "Preset"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The package that a preset needs, and how its subject is made."""
+
+    package: str
+    make: Callable[[], Subject]
+
+
+def _torch_sdpa() -> Subject:
+    functional = importlib.import_module("torch.nn.functional")
+    return Subject(functional.scaled_dot_product_attention, backend="torch")
+
+
+def _torch_math() -> Subject:
+    functional, kernels = (importlib.import_module(name) for name in ("torch.nn.functional", "torch.nn.attention"))
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
+                  scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
+        with kernels.sdpa_kernel(kernels.SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+
+    return Subject(attention, backend="torch")
+
+
+def _torch_flex() -> Subject:
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+
+    def attention(query: Any, key: Any, value: Any, mask: Any = None, bias: Any = None, is_causal: bool = False,
+                  scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
+        torch = importlib.import_module("torch")
+        full = (*query.shape[:-1], key.shape[-2])
+        masks = None if mask is None else mask.expand(full)
+        biases = None if bias is None else bias.expand(full)
+
+        def allowed(batch: Any, head: Any, row: Any, column: Any) -> Any:
+            seen = row >= column if is_causal else torch.ones_like(row, dtype=torch.bool)
+            return seen if masks is None else seen & masks[batch, head, row, column]
+
+        def biased(score: Any, batch: Any, head: Any, row: Any, column: Any) -> Any:
+            return score if biases is None else score + biases[batch, head, row, column]
+
+        block = None
+        if mask is not None or is_causal:
+            block = flex.create_block_mask(allowed, *full, device=query.device)
+        return flex.flex_attention(
+            query, key, value, score_mod=biased, block_mask=block, scale=scale, enable_gqa=enable_gqa
+        )
+
+    return Subject(attention, backend="torch")
+
+
+def _torch_mha() -> Subject:
+    """The functional multi-head attention with identities for projections: one head, as heads are split inside."""
+    functional, torch = (importlib.import_module(name) for name in ("torch.nn.functional", "torch"))
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+        batch, heads, rows, width = query.shape
+        columns = key.shape[-2]
+        identity = torch.eye(width, dtype=query.dtype, device=query.device)
+        turned = (each.reshape(batch * heads, -1, width).transpose(0, 1) for each in (query, key, value))
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(batch, heads, rows, columns).reshape(batch * heads, rows, columns)
+        output, _ = functional.multi_head_attention_forward(
+            *turned, embed_dim_to_check=width, num_heads=1, in_proj_weight=None, in_proj_bias=None, bias_k=None,
+            bias_v=None, add_zero_attn=False, dropout_p=0.0, out_proj_weight=identity, out_proj_bias=None,
+            attn_mask=attn_mask, need_weights=False, use_separate_proj_weight=True, q_proj_weight=identity,
+            k_proj_weight=identity, v_proj_weight=identity, training=False,
+        )  # fmt: skip
+        return output.transpose(0, 1).reshape(batch, heads, rows, width)
+
+    return Subject(attention, backend="torch", layout="BHSD", mask="drop", same_width=True)
+
+
+def _jax_nn() -> Subject:
+    function = importlib.import_module("jax").nn.dot_product_attention
+    return Subject(function, backend="jax", layout="BSHD", mask="keep", same_width=True, asks={})
+
+
+def _keras_ops() -> Subject:
+    keras = importlib.import_module("keras")
+
+    def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None,
+                  scale: float | None = None, is_causal: bool = False) -> Any:  # fmt: skip
+        return keras.ops.dot_product_attention(
+            query, key, value, bias=bias, mask=mask, scale=scale, is_causal=is_causal
+        )
+
+    return Subject(attention, backend=_keras_library(keras), layout="BSHD", mask="keep")
+
+
+def _keras_library(keras: Any) -> str:
+    return str(keras.config.backend())
+
+
+def _keras_mha() -> Subject:
+    """The layer with identities for projections."""
+    keras = importlib.import_module("keras")
+
+    @functools.cache
+    def layer(heads: int, width: int, dtype: str) -> Any:
+        made = keras.layers.MultiHeadAttention(heads, width, use_bias=False, dtype=dtype)
+        shape = (None, None, heads * width)
+        made.build(shape, shape)
+        identity = np.eye(heads * width)
+        kernels = [identity.reshape(heads * width, heads, width)] * 3 + [identity.reshape(heads, width, heads * width)]
+        made.set_weights([np.asarray(each, np.float32) for each in kernels])
+        return made
+
+    def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, use_causal_mask: bool = False) -> Any:
+        batch, rows, heads, width = query.shape
+        dtype = keras.backend.standardize_dtype(query.dtype)
+        flat = [keras.ops.reshape(each, (batch, -1, heads * width)) for each in (query, key, value)]
+        found = layer(heads, width, dtype)(
+            flat[0], flat[2], flat[1], attention_mask=attention_mask, use_causal_mask=use_causal_mask
+        )
+        return keras.ops.reshape(found, (batch, rows, heads, width))
+
+    return Subject(attention, backend=_keras_library(keras), layout="BSHD", mask="keep", same_width=True, grouped=False)
+
+
+class _Module:
+    """What eager attentions of transformers ask of their module."""
+
+    training, is_causal, num_key_value_groups = False, False, 1
+
+
+def _transformers(sdpa: bool) -> Subject:
+    module = "transformers.integrations.sdpa_attention" if sdpa else "transformers.models.llama.modeling_llama"
+    function = getattr(importlib.import_module(module), "sdpa_attention_forward" if sdpa else "eager_attention_forward")
+
+    def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: float | None = None) -> Any:
+        layer = _Module()
+        layer.num_key_value_groups = query.shape[1] // key.shape[1]
+        scaling = query.shape[-1] ** -0.5 if scaling is None and query.shape[-1] else scaling
+        output, *_ = function(layer, query, key, value, attention_mask, scaling=scaling, dropout=0.0)
+        return output.transpose(1, 2)
+
+    return Subject(attention, backend="torch", layout="BHSD", mask="keep" if sdpa else "additive")
+
+
+def _onnx_model(onnx: Any, options: tuple[tuple[str, Any], ...], masked: str, dtype: str) -> Any:
+    helper, kinds = onnx.helper, onnx.TensorProto
+    kind = {"float32": kinds.FLOAT, "float16": kinds.FLOAT16, "float64": kinds.DOUBLE}[dtype]
+    inputs = [helper.make_tensor_value_info(name, kind, ["B", f"H{name}", f"S{name}", f"D{name}"]) for name in "qkv"]
+    if masked:
+        inputs.append(
+            helper.make_tensor_value_info("m", kinds.BOOL if masked == "bool" else kind, ["b", "h", "M", "N"])
+        )
+    names = [*"qkv", *("m" * bool(masked))]
+    node = helper.make_node("Attention", names, ["o"], **dict(options))
+    output = helper.make_tensor_value_info("o", kind, ["B", "Hq", "Sq", "Dv"])
+    graph = helper.make_graph([node], "attention", inputs, [output])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+
+
+def _onnx(runtime: bool) -> Subject:
+    onnx = importlib.import_module("onnx")
+    running = importlib.import_module("onnxruntime" if runtime else "onnx.reference")
+
+    @functools.cache
+    def session(options: tuple[tuple[str, Any], ...], masked: str, dtype: str) -> Callable[[dict[str, Any]], Any]:
+        model = _onnx_model(onnx, options, masked, dtype)
+        if not runtime:
+            evaluator = running.ReferenceEvaluator(model)
+            return lambda feed: evaluator.run(None, feed)
+        settings = running.SessionOptions()
+        settings.intra_op_num_threads, settings.log_severity_level = 1, 4
+        made = running.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+        return lambda feed: made.run(None, feed)
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
+                  scale: float | None = None, softcap: float | None = None) -> Any:  # fmt: skip
+        options: dict[str, Any] = {"is_causal": int(is_causal)}
+        options |= {name: each for name, each in (("scale", scale), ("softcap", softcap)) if each is not None}
+        feed = {"q": query, "k": key, "v": value} | ({} if attn_mask is None else {"m": attn_mask})
+        masked = "" if attn_mask is None else str(attn_mask.dtype)
+        return session(tuple(options.items()), masked, str(query.dtype))(feed)[0]
+
+    return Subject(attention, backend="numpy", layout="BHSD", mask="keep", full_mask=runtime)
+
+
+def _flax_nnx() -> Subject:
+    function = importlib.import_module("flax.nnx").dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None) -> Any:
+        return function(query, key, value, bias=bias, mask=mask)
+
+    return Subject(attention, backend="jax", layout="BSHD", mask="keep")
+
+
+def _equinox() -> Subject:
+    function = importlib.import_module("equinox.nn._attention").dot_product_attention
+    return Subject(function, backend="jax", layout="SD", mask="keep", full_mask=True, grouped=False)
+
+
+def _own() -> Subject:
+    return Subject(importlib.import_module("attention_core").scaled_dot_product_attention, backend="numpy")
+
+
+PRESETS = {
+    "attention-core": Preset("attention-core", _own),
+    "torch.sdpa": Preset("torch", _torch_sdpa),
+    "torch.sdpa-math": Preset("torch", _torch_math),
+    "torch.flex": Preset("torch", _torch_flex),
+    "torch.mha": Preset("torch", _torch_mha),
+    "jax.nn": Preset("jax", _jax_nn),
+    "keras.ops": Preset("keras", _keras_ops),
+    "keras.mha": Preset("keras", _keras_mha),
+    "transformers.eager": Preset("transformers", functools.partial(_transformers, sdpa=False)),
+    "transformers.sdpa": Preset("transformers", functools.partial(_transformers, sdpa=True)),
+    "onnx.reference": Preset("onnx", functools.partial(_onnx, runtime=False)),
+    "onnxruntime": Preset("onnxruntime", functools.partial(_onnx, runtime=True)),
+    "flax.nnx": Preset("flax", _flax_nnx),
+    "equinox": Preset("equinox", _equinox),
+}
+"""All presets, by the name of the target."""

@@ -1,0 +1,255 @@
+"""What small calls tell about a subject: its layout, the sense of its mask, where its causality counts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.oracle.dense import answer, dense_of
+from attention_conformance.problem import DTYPES, Problem, array, rounded
+from attention_conformance.run.libraries import devices_of, holds, in_precision
+from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
+from attention_conformance.subjects.fit import fit, meant
+from attention_conformance.subjects.signature import read_signature
+from attention_conformance.subjects.subject import LAYOUTS, NotOffered, Subject
+from attention_core import Backend, get_backend
+
+__all__ = ["AFTER_A_CRASH", "PROBES", "probed", "settled"]
+
+Facts = dict[str, Any]
+MATCH = 0.02
+"""The relative distance below which a result is taken to be the one that was expected."""
+
+PLAIN: Facts = {
+    "mask": "none",
+    "causal": "none",
+    "layout": "BHSD",
+    "default_scale": "sqrt",
+    "grouped": False,
+    "same_width": True,
+    "mask_with_causal": False,
+    "full_mask": False,
+    "keeps_dtype": True,
+    "differentiates": False,
+    "native": False,
+    "order": ("query", "key", "value"),
+}
+
+
+def _problem(
+    queries: int = 6, keys: int = 6, *, kv_heads: int = 4, value_width: int = 16, dtype: str = "float32", **more: Any
+) -> Problem:
+    random = np.random.default_rng(7)
+    shapes = {"query": (2, 4, queries, 16), "key": (2, kv_heads, keys, 16), "value": (2, kv_heads, keys, value_width)}
+    arrays = {name: rounded(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
+    return Problem({**arrays, **more.pop("arrays", {})}, **more)
+
+
+def _distance(subject: Subject, problem: Problem, **hypothesis: Any) -> float:
+    """How far a call is from the definition, if the subject is as supposed; infinite where it raises."""
+    supposed = replace(subject, **hypothesis).learned(PLAIN)
+    try:
+        fitted = fit(problem, supposed)
+        got = _output(supposed, fitted)
+    except NotOffered:
+        return np.inf
+    except Exception:  # whatever a subject raises is a refusal
+        return np.inf
+    want = answer(dense_of(meant(fitted, supposed))).arrays["output"]
+    if got.shape != want.shape:
+        return 1e6
+    difference = float(np.linalg.norm(got.astype(np.float64) - want.astype(np.float64)) / np.linalg.norm(want))
+    return difference if np.isfinite(difference) else 1e5
+
+
+def _output(subject: Subject, problem: Problem) -> Any:
+    backend = get_backend(subject.backend or "numpy")
+    device = subject.device or devices_of(backend)[0]
+    with np.errstate(all="ignore"):
+        arrays = place(problem, subject, backend, device)
+        return to_numpy(outputs(problem, subject, arrays, backend.namespace), backend)["output"]
+
+
+def _library(subject: Subject) -> Facts:
+    found = read_signature(subject)
+    names = dict.fromkeys([subject.backend or found["backend"], "numpy"])
+    for name in names:
+        try:
+            get_backend(name)
+        except Exception:  # not installed: another
+            continue
+        with_library = replace(subject, backend=name).learned(found)
+        tries = [_distance(with_library, _problem(), layout=layout) for layout in LAYOUTS]
+        if with_library.native or min(tries) < np.inf or subject.backend:
+            return {**found, "backend": name}
+    return {**found, "backend": next(iter(names))}
+
+
+def _layout(subject: Subject) -> Facts:
+    scales = ["sqrt", "one"] if subject.default_scale is None else [subject.default_scale]
+    layouts = LAYOUTS if subject.layout is None else (subject.layout,)
+    tried = {}
+    for layout in layouts:
+        for scale in scales:
+            tried[layout, scale] = _distance(subject, _problem(), layout=layout, default_scale=scale)
+            if tried[layout, scale] < MATCH:
+                return {"layout": layout, "default_scale": scale}
+    layout, scale = min(tried, key=lambda each: tried[each])
+    return {"layout": layout, "default_scale": "sqrt" if subject.scale_name is None else scale}
+
+
+def _results(subject: Subject) -> Facts:
+    everything = replace(subject.learned(PLAIN), returns=("output", "weights", "logsumexp"))
+    backend = get_backend(subject.backend or "numpy")
+    problem = fit(_problem(5, 7), everything)
+    try:
+        arrays = place(problem, everything, backend, subject.device or devices_of(backend)[0])
+        return {"returns": tuple(outputs(problem, everything, arrays, backend.namespace))}
+    except Exception:  # refused: the cases will tell
+        return {"returns": ("output",)}
+
+
+def _mask(subject: Subject) -> Facts:
+    if not subject.mask_name:
+        return {"mask": "none", "full_mask": False, "bias_name": subject.bias_name or ""}
+    random = np.random.default_rng(3)
+    mask = random.random((2, 1, 6, 6)) < 0.5
+    index = np.arange(6)
+    mask[..., index, index], mask[..., index, (index + 1) % 6] = True, False
+    problem = _problem(arrays={"mask": mask}, mask=array("mask"))
+    senses = ("keep", "drop", "additive") if subject.mask is None else (subject.mask,)
+    shapes = (False, True) if subject.full_mask is None else (subject.full_mask,)
+    tried = {
+        (sense, full): _distance(subject, problem, mask=sense, full_mask=full, bias_name=subject.bias_name or "")
+        for full in shapes
+        for sense in senses
+    }
+    sense, full = min(tried, key=lambda each: tried[each])
+    if tried[sense, full] == np.inf:
+        return {"mask": "none", "full_mask": False, "bias_name": subject.bias_name or ""}
+    if tried[sense, full] > MATCH and ("keep", full) in tried and tried["keep", full] < np.inf:
+        sense = "keep"  # nothing fits: the contract's sense, by which it will be judged
+    shares = not subject.bias_name and tried.get(("additive", full), np.inf) < MATCH
+    return {"mask": sense, "full_mask": full, "bias_name": subject.mask_name if shares else subject.bias_name or ""}
+
+
+def _causal(subject: Subject) -> Facts:
+    if not subject.causal_name and subject.causal in (None, "none"):
+        return {"causal": "none"}
+    problem = _problem(4, 7, options={"is_causal": True})
+    tried = {each: _distance(subject, problem, causal=each) for each in ("top-left", "bottom-right")}
+    best = min(tried, key=lambda each: tried[each])
+    return {"causal": best if tried[best] < MATCH else "top-left"}
+
+
+def _both(subject: Subject) -> Facts:
+    if subject.causal == "none" or not (subject.mask_name or subject.bias_name):
+        return {"mask_with_causal": False}
+    mask = np.ones((2, 1, 6, 6), dtype=bool)
+    mask[..., 2] = False
+    mask[..., 0] = True
+    problem = _problem(arrays={"mask": mask}, mask=array("mask"), options={"is_causal": True})
+    return {"mask_with_causal": _distance(subject, problem, mask_with_causal=True) < np.inf}
+
+
+def _grouped(subject: Subject) -> Facts:
+    return {"grouped": _distance(subject, _problem(kv_heads=2), grouped=True) < np.inf}
+
+
+def _widths(subject: Subject) -> Facts:
+    return {"same_width": not _distance(subject, _problem(value_width=24), same_width=False) < np.inf}
+
+
+def _dtypes(subject: Subject) -> Facts:
+    backend = get_backend(subject.backend or "numpy")
+    device = subject.device or devices_of(backend)[0]
+    taken, kept = [], True
+    for dtype in DTYPES:
+        if not holds(backend, device, dtype):
+            continue
+        with in_precision(backend, dtype):
+            problem = fit(_problem(dtype=dtype), subject.learned(PLAIN))
+            try:
+                found = _output(subject, problem)
+            except Exception:  # refused
+                continue
+        taken.append(dtype)
+        kept = kept and found.dtype == problem.arrays["query"].dtype
+    return {"dtypes": tuple(taken) or ("float32",), "keeps_dtype": kept}
+
+
+def _gradients(subject: Subject) -> Facts:
+    backend = get_backend(subject.backend or "numpy")
+    return {"differentiates": subject.backward is not None or _can_differentiate(subject, backend)}
+
+
+def _can_differentiate(subject: Subject, backend: Backend) -> bool:
+    if not backend.differentiates:
+        return False
+    cotangent = np.ones((2, 4, 6, 16), np.float32)
+    problem = _problem(cotangent=cotangent)
+    arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
+    try:
+        gradients(problem, subject, arrays, backend, ("query",))
+    except Exception:  # no gradient
+        return False
+    return True
+
+
+PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {
+    "signature": (_library, ("backend", "native", "order")),
+    "layout": (_layout, ("layout", "default_scale")),
+    "results": (_results, ("returns",)),
+    "mask": (_mask, ("mask", "full_mask", "bias_name")),
+    "causality": (_causal, ("causal",)),
+    "mask and causality": (_both, ("mask_with_causal",)),
+    "grouped heads": (_grouped, ("grouped",)),
+    "widths": (_widths, ("same_width",)),
+    "dtypes": (_dtypes, ("dtypes", "keeps_dtype")),
+    "gradients": (_gradients, ("differentiates",)),
+}
+"""Questions in their order, and the facts that answer them."""
+
+AFTER_A_CRASH: dict[str, Facts] = {
+    "signature": {"backend": "numpy", "native": False, "order": ("query", "key", "value")},
+    **{
+        name: {fact: PLAIN.get(fact, ("float32",) if fact == "dtypes" else ()) for fact in facts}
+        for name, (_, facts) in PROBES.items()
+        if name != "signature"
+    },
+}
+"""What is supposed where a question ended the process."""
+
+
+def probed(subject: Subject, known: Mapping[str, Facts] | None = None) -> Iterator[tuple[str, Facts | None]]:
+    """Ask every question that the declarations leave open: before it with None, and then with the answer.
+
+    Answers of a former process, by question, are taken as they are.
+    """
+    for name, (question, facts) in PROBES.items():
+        if known and name in known:
+            found = known[name]
+        elif _needs_no_answer(subject, name, facts):
+            found = {}
+        else:
+            yield name, None
+            found = question(subject)
+        subject = subject.learned(found)
+        yield name, found
+
+
+def _needs_no_answer(subject: Subject, question: str, facts: tuple[str, ...]) -> bool:
+    if subject.native:
+        return question not in ("signature", "dtypes", "gradients")
+    return question != "signature" and all(getattr(subject, fact) is not None for fact in facts)
+
+
+def settled(subject: Subject, answers: Iterable[Facts] = ()) -> Subject:
+    """A subject with all questions answered, in this process unless answers are at hand."""
+    for facts in answers or (facts for _, facts in probed(subject) if facts is not None):
+        subject = subject.learned(facts)
+    subject = replace(subject, layout=None) if subject.native else subject
+    return subject.learned({} if subject.native else PLAIN)

@@ -1,0 +1,81 @@
+"""What the signature of an attention tells: names of keywords, the order of its arrays, and its library."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from attention_conformance.subjects.subject import Subject
+
+__all__ = ["read_signature"]
+
+KEYWORDS = {
+    "mask_name": ("attn_mask", "mask", "attention_mask"),
+    "bias_name": ("bias", "attn_bias", "attention_bias"),
+    "causal_name": ("is_causal", "causal", "use_causal_mask"),
+    "scale_name": ("scale", "sm_scale", "softmax_scale", "scaling"),
+    "softcap_name": ("softcap", "soft_cap", "logits_soft_cap", "attn_logits_soft_cap"),
+    "sinks_name": ("sinks", "sink", "s_aux"),
+    "grouped_name": ("enable_gqa",),
+}
+"""Keywords by their usual names."""
+
+ASKS = {
+    "logsumexp": ("return_logsumexp", "return_lse", "return_residual", "return_softmax_lse"),
+    "weights": ("return_weights", "need_weights", "return_attention_scores"),
+}
+LIBRARIES = ("torch", "jax", "tensorflow")
+NATIVE = {"score_mod", "softcap", "sinks", "return_logsumexp", "dropout", "is_causal"}
+
+
+def read_signature(subject: Subject) -> dict[str, Any]:
+    """The facts that a signature tells about a subject."""
+    facts: dict[str, Any] = {"backend": _library(subject.function)}
+    try:
+        parameters = dict(inspect.signature(subject.function).parameters)
+    except (TypeError, ValueError):  # a built-in that does not tell: PyTorch's has its names in the documentation
+        text = (getattr(subject.function, "__doc__", None) or "").partition("->")[0]
+        parameters = {word: None for words in KEYWORDS.values() for word in words if f"{word}=" in text}  # type: ignore[misc]
+        return facts | _keywords(parameters) | {"native": False, "order": ("query", "key", "value")}
+    if set(parameters) >= NATIVE and subject.native is not False:
+        asks = {name: {f"return_{name}": True} for name in ("weights", "logsumexp")}
+        return facts | {"native": True, "asks": asks, "mask": "keep", "causal": "top-left", "grouped": True}
+    first = [name.lower() for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY][:3]
+    order = ("query", "value", "key") if len(first) > 2 and first[1][0] == "v" and first[2][0] == "k" else None
+    asks = {
+        result: {word: True for word in words if word in parameters}
+        for result, words in ASKS.items()
+        if any(word in parameters for word in words)
+    }
+    required = [name for name, each in parameters.items() if each.default is each.empty][3:]
+    words = {*KEYWORDS["mask_name"], *KEYWORDS["bias_name"]}
+    options = {name: None for name in required if name in words}
+    order = order or ("query", "key", "value")
+    return facts | _keywords(parameters) | {"native": False, "order": order, "asks": asks, "options": options}
+
+
+def _keywords(parameters: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        fact: next((word for word in words if word in parameters), None if fact == "bias_name" else "")
+        for fact, words in KEYWORDS.items()
+    }
+    if not found["causal_name"]:
+        found["causal"] = "none"
+    if not found["mask_name"] and not found["bias_name"]:
+        found["mask"] = "none"
+    return found
+
+
+def _library(function: Callable[..., Any]) -> str:
+    """The library whose arrays a function takes: that of its module, or one that its module imported."""
+    module = (getattr(function, "__module__", None) or "").partition(".")[0]
+    if module in LIBRARIES:
+        return module
+    names = getattr(inspect.unwrap(function), "__globals__", None) or {}
+    if not names and module in sys.modules:
+        names = vars(sys.modules[module])
+    seen = {getattr(each, "__name__", "").partition(".")[0] for each in names.values() if inspect.ismodule(each)}
+    seen |= {(getattr(each, "__module__", None) or "").partition(".")[0] for each in names.values() if callable(each)}
+    return next((library for library in LIBRARIES if library in seen), "numpy")
