@@ -157,8 +157,8 @@ def check(
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
-    wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is 2
-    if the command cannot be run as given, and 3 if a case crashed or took too long.
+    wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is
+    2 if the command cannot be run as given, and 3 if a case crashed or took too long.
     """
     from attention_cli import check as work  # noqa: PLC0415 (help needs none of it)
 

@@ -152,7 +152,7 @@ class _Weights:
     logsumexp: NumpyArray
     derivative: NumpyArray | float
     unknown: NumpyArray  # rows (..., 1) whose scores are not known
-    kappa: float
+    kappas: NumpyArray  # of rows (..., M)
 
 
 def _finite(array: NumpyArray) -> NumpyArray:
@@ -182,11 +182,11 @@ def _weights(dense: Dense) -> _Weights:
     power = np.zeros_like(top) if sinks is None else np.exp(sinks - shift)
     total = powers.sum(axis=-1, keepdims=True) + power
     divisor = np.where(total > 0, total, 1)
-    bad_key = ~np.isfinite(dense.key).all(axis=-1)[..., None, :]
+    bad_key = np.expand_dims(~np.isfinite(dense.key).all(axis=-1), -2)
     unknown: Any = (attended & bad_key).any(axis=-1, keepdims=True)
     unknown = unknown | (attended.any(axis=-1, keepdims=True) & ~np.isfinite(dense.query).all(axis=-1, keepdims=True))
-    kappa = float(np.where(through, size, 0).max(initial=0.0))
-    kappa = kappa if sinks is None else max(kappa, float(abs(sinks).max(initial=0.0)))
+    kappas = np.where(through, size, 0).max(axis=-1, initial=0.0)
+    kappas = kappas if sinks is None else np.maximum(kappas, abs(sinks[..., 0]))
     return _Weights(
         through,
         powers / divisor,
@@ -194,7 +194,7 @@ def _weights(dense: Dense) -> _Weights:
         logsumexp=(shift + np.log(total))[..., 0],
         derivative=derivative,
         unknown=unknown,
-        kappa=kappa,
+        kappas=kappas,
     )
 
 
@@ -211,8 +211,14 @@ def _forward(dense: Dense) -> Answer:
     output = np.where(found.unknown, np.nan, output)
     weights = np.where(found.unknown & found.through, np.nan, found.weights)
     logsumexp = np.where(found.unknown[..., 0], np.nan, found.logsumexp)
-    scales = {"output": scale, "weights": found.weights, "logsumexp": np.full(logsumexp.shape, 1 + found.kappa)}
-    return Answer({"output": output, "weights": weights, "logsumexp": logsumexp}, scales, found.kappa)
+    scales = {
+        "output": scale,
+        "weights": found.weights,
+        "logsumexp": np.where(found.unknown[..., 0], 1, 1 + found.kappas),
+    }
+    return Answer(
+        {"output": output, "weights": weights, "logsumexp": logsumexp}, scales, float(found.kappas.max(initial=0.0))
+    )
 
 
 def _gradients(dense: Dense) -> Answer:
@@ -245,7 +251,7 @@ def _gradients(dense: Dense) -> Answer:
         shape = (dense.sinks.shape[0], 1, 1)
         summed = [_unbroadcast(found.sink * each, shape)[:, 0, 0] for each in (-mean, size_mean)]
         arrays["sinks"], scales["sinks"] = summed
-    return Answer(arrays, scales, found.kappa)
+    return Answer(arrays, scales, float(found.kappas.max(initial=0.0)))
 
 
 def _grouped(array: NumpyArray, dense: Dense) -> NumpyArray:

@@ -95,7 +95,7 @@ def _nan_of_rows(dense: Dense) -> Answer | None:
         return Answer({"output": output}, truth.scales, truth.kappa)
     *leading, heads, _, _ = empty.shape
     kv_heads = empty.any(axis=-2).reshape(*leading, heads // dense.group_size, dense.group_size).any(axis=-1)
-    bad = {"query": empty, "key": kv_heads[..., None, None], "value": kv_heads[..., None, None]}
+    bad = {"query": empty, "key": np.expand_dims(kv_heads, (-2, -1)), "value": np.expand_dims(kv_heads, (-2, -1))}
     arrays = {name: np.where(bad[name], np.nan, truth.arrays[name]) for name in bad}
     return Answer({**truth.arrays, **arrays}, truth.scales, truth.kappa)
 

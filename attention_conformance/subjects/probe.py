@@ -20,6 +20,9 @@ from attention_core import Backend, get_backend
 __all__ = ["AFTER_A_CRASH", "PROBES", "probed", "settled"]
 
 Facts = dict[str, Any]
+WIDTH = 64
+"""A width of heads, and with 64 positions a size, that all kernels take."""
+
 MATCH = 0.02
 """The relative distance below which a result is taken to be the one that was expected."""
 
@@ -40,10 +43,20 @@ PLAIN: Facts = {
 
 
 def _problem(
-    queries: int = 6, keys: int = 6, *, kv_heads: int = 4, value_width: int = 16, dtype: str = "float32", **more: Any
+    queries: int = 64,
+    keys: int = 64,
+    *,
+    kv_heads: int = 4,
+    value_width: int = WIDTH,
+    dtype: str = "float32",
+    **more: Any,
 ) -> Problem:
     random = np.random.default_rng(7)
-    shapes = {"query": (2, 4, queries, 16), "key": (2, kv_heads, keys, 16), "value": (2, kv_heads, keys, value_width)}
+    shapes = {
+        "query": (2, 4, queries, WIDTH),
+        "key": (2, kv_heads, keys, WIDTH),
+        "value": (2, kv_heads, keys, value_width),
+    }
     arrays = {name: rounded(random.standard_normal(shape), dtype) for name, shape in shapes.items()}
     return Problem({**arrays, **more.pop("arrays", {})}, **more)
 
@@ -104,7 +117,7 @@ def _layout(subject: Subject) -> Facts:
 def _results(subject: Subject) -> Facts:
     everything = replace(subject.learned(PLAIN), returns=("output", "weights", "logsumexp"))
     backend = get_backend(subject.backend or "numpy")
-    problem = fit(_problem(5, 7), everything)
+    problem = fit(_problem(64, 128), everything)
     try:
         arrays = place(problem, everything, backend, subject.device or devices_of(backend)[0])
         return {"returns": tuple(outputs(problem, everything, arrays, backend.namespace))}
@@ -116,9 +129,9 @@ def _mask(subject: Subject) -> Facts:
     if not subject.mask_name:
         return {"mask": "none", "full_mask": False, "bias_name": subject.bias_name or ""}
     random = np.random.default_rng(3)
-    mask = random.random((2, 1, 6, 6)) < 0.5
-    index = np.arange(6)
-    mask[..., index, index], mask[..., index, (index + 1) % 6] = True, False
+    mask = random.random((2, 1, 64, 64)) < 0.5
+    index = np.arange(64)
+    mask[..., index, index], mask[..., index, (index + 1) % 64] = True, False
     problem = _problem(arrays={"mask": mask}, mask=array("mask"))
     senses = ("keep", "drop", "additive") if subject.mask is None else (subject.mask,)
     shapes = (False, True) if subject.full_mask is None else (subject.full_mask,)
@@ -139,7 +152,7 @@ def _mask(subject: Subject) -> Facts:
 def _causal(subject: Subject) -> Facts:
     if not subject.causal_name and subject.causal in (None, "none"):
         return {"causal": "none"}
-    problem = _problem(4, 7, options={"is_causal": True})
+    problem = _problem(64, 128, options={"is_causal": True})
     tried = {each: _distance(subject, problem, causal=each) for each in ("top-left", "bottom-right")}
     best = min(tried, key=lambda each: tried[each])
     return {"causal": best if tried[best] < MATCH else "top-left"}
@@ -148,7 +161,7 @@ def _causal(subject: Subject) -> Facts:
 def _both(subject: Subject) -> Facts:
     if subject.causal == "none" or not (subject.mask_name or subject.bias_name):
         return {"mask_with_causal": False}
-    mask = np.ones((2, 1, 6, 6), dtype=bool)
+    mask = np.ones((2, 1, 64, 64), dtype=bool)
     mask[..., 2] = False
     mask[..., 0] = True
     problem = _problem(arrays={"mask": mask}, mask=array("mask"), options={"is_causal": True})
@@ -160,7 +173,7 @@ def _grouped(subject: Subject) -> Facts:
 
 
 def _widths(subject: Subject) -> Facts:
-    return {"same_width": not _distance(subject, _problem(value_width=24), same_width=False) < np.inf}
+    return {"same_width": not _distance(subject, _problem(value_width=32), same_width=False) < np.inf}
 
 
 def _dtypes(subject: Subject) -> Facts:
@@ -189,7 +202,7 @@ def _gradients(subject: Subject) -> Facts:
 def _can_differentiate(subject: Subject, backend: Backend) -> bool:
     if not backend.differentiates:
         return False
-    cotangent = np.ones((2, 4, 6, 16), np.float32)
+    cotangent = np.ones((2, 4, 64, WIDTH), np.float32)
     problem = _problem(cotangent=cotangent)
     arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
     try:

@@ -96,6 +96,24 @@ def test_what_was_found_before_an_interrupt_is_shown_and_the_old_file_is_whole(t
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
+def test_an_interrupt_of_a_check_leaves_a_report_and_no_process(tmp_path):
+    kernel, path = tmp_path / "kernel.py", tmp_path / "found.json"
+    kernel.write_text("import time\ndef attention(query, key, value):\n    time.sleep(60 * (query.shape[-2] == 31))\n")
+    process = start("check", f"{kernel}:attention", "--case", "ladder-*", "--json", path)
+    while "first verdict" not in process.stderr.readline():
+        assert process.poll() is None
+    below = children_of(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.splitlines()[-1]) == (130, "attention-core: interrupted")
+    assert "Interrupted: the cases after these were not run." in output
+    assert json.loads(path.read_text())["about"]["interrupted"] is True
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, below)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, below))
+
+
 def test_an_interrupt_within_an_import_that_passes_over_exceptions_ends_the_command(tmp_path):
     (tmp_path / "swallowing.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"

@@ -1,0 +1,193 @@
+"""Anybody's attention: honest kernels of many habits are called right, and every planted fault is caught and named."""
+
+import numpy as np
+import planted_kernels as planted
+import pytest
+
+from attention_conformance import CASES, Subject, check_subject
+from attention_conformance.oracle.attention import attention
+from attention_conformance.oracle.dense import answer, dense_of
+from attention_conformance.oracle.gradients import gradients
+from attention_conformance.oracle.ulps import worst_error
+from attention_conformance.run.finding import WRONG
+from attention_conformance.subjects.probe import settled
+
+TAKES = {
+    "backend": "numpy",
+    "layout": "BHSD",
+    "mask": "keep",
+    "mask_name": "mask",
+    "causal": "top-left",
+    "default_scale": "sqrt",
+    "grouped": True,
+    "same_width": False,
+    "mask_with_causal": True,
+    "full_mask": False,
+    "keeps_dtype": True,
+    "returns": ("output",),
+    "dtypes": ("float32",),
+    "differentiates": False,
+    "bias_name": "",
+}
+
+
+def found(subject, *cases, dtype="float32", **options):
+    """The finding of each case, by its name."""
+    options = {"power": False, **options}
+    return {each.case: each for each in check_subject(subject, cases=cases, dtypes=[dtype], **options)}
+
+
+@pytest.mark.parametrize(("fault", "case"), planted.FORWARD.items())
+def test_a_planted_fault_is_caught(fault, case):
+    assert found(Subject(planted.Kernel(), **TAKES), case)[case].verdict == "right"
+    assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].verdict in WRONG
+
+
+@pytest.mark.parametrize(("fault", "case"), planted.BACKWARD.items())
+def test_a_fault_planted_in_a_raw_backward_function_is_caught(fault, case):
+    takes = TAKES | {"returns": ("output", "logsumexp")}
+    assert found(Subject(planted.forward, backward=planted.Backward(), **takes), case)[case].verdict == "right"
+    assert found(Subject(planted.forward, backward=planted.Backward(fault), **takes), case)[case].verdict in WRONG
+
+
+@pytest.mark.parametrize(("habit", "told"), planted.CONVENTIONS.items())
+def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habit, told):
+    case, name = told
+    subject = Subject(planted.Kernel(habit), **TAKES)
+    differs = found(subject, case)[case]
+    assert (differs.verdict, differs.variant) == ("differs by convention", name)
+    assert found(subject, case, accepted=[name])[case].verdict == "accepted"
+
+
+def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
+    named = {"zeros": "zeros", "mask ignored": "no-mask", "future key from 64": "future-key-from-64", "heads in turn": "heads-in-turn",
+             "no scale": "no-scale"}  # fmt: skip
+    for fault, name in named.items():
+        case = planted.FORWARD[fault]
+        assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].variant == name
+
+
+HONEST = (
+    "mask",
+    "mask-of-*",
+    "masked-nan-*",
+    "causal-more-*",
+    "empty-row-*",
+    "grouped-heads",
+    "scale",
+    "ladder-64*",
+    "ladder-129*",
+    "cross-*",
+    "memory-permuted",
+    "decode-*",
+)
+
+
+def bshd(q, k, v, attn_mask=None, causal=False, softmax_scale=None):
+    """FlashAttention's axes and names."""
+    turned = (np.swapaxes(each, 1, 2) for each in (q, k, v))
+    return np.swapaxes(planted.attention(*turned, attn_mask, causal, softmax_scale), 1, 2)
+
+
+def refusing(query, key, value, mask=None, is_causal=False):
+    """Takes whole blocks of 16 queries, and no scale."""
+    if query.shape[-2] % 16:
+        raise ValueError("expected a multiple of 16 queries")
+    return planted.attention(query, key, value, mask, is_causal)
+
+
+def narrow_weights(query, key, value, mask=None, is_causal=False, scale=None):
+    """Rounds weights to the type of the values before the average, as flash kernels do."""
+    kernel = planted.Kernel()
+    kernel.narrow_to = value.dtype
+    return kernel(query, key, value, mask, is_causal, scale)
+
+
+def additive(query, key, value, attn_bias=None):
+    """One argument for what is added to the scores."""
+    kernel = planted.Kernel()
+    if attn_bias is None:
+        return kernel(query, key, value)
+    kernel.bias = np.where(attn_bias == -np.inf, 0, attn_bias).astype(np.float32)
+    return kernel(query, key, value, attn_bias != -np.inf)
+
+
+def dropping(query, key, value, attn_mask=None):
+    """True hides, as in modules of PyTorch; the whole shape alone."""
+    if attn_mask is not None and attn_mask.shape != (*query.shape[:-1], key.shape[-2]):
+        raise ValueError("expected a mask of the whole shape")
+    return planted.attention(query, key, value, None if attn_mask is None else ~attn_mask)
+
+
+def one_sample(q, k, v, scale, is_causal=False):
+    """(S, H, D) of one sample, and a scale that has to be stated."""
+    if q.ndim != 3:
+        raise ValueError("expected three axes")
+    turned = (np.swapaxes(each, 0, 1)[None] for each in (q, k, v))
+    return np.swapaxes(planted.attention(*turned, None, is_causal, scale)[0], 0, 1)
+
+
+def ungrouped(query, value, key, mask=None):
+    """Equal heads, in Keras' order."""
+    if query.shape[1] != key.shape[1]:
+        raise ValueError("expected equal heads")
+    return planted.attention(query, key, value, mask)
+
+
+HABITS = {
+    bshd: {"layout": "BSHD", "causal": "top-left", "mask": "keep"},
+    refusing: {"mask": "keep", "scale_name": ""},
+    narrow_weights: {"layout": "BHSD", "default_scale": "sqrt"},
+    additive: {"mask": "none", "bias_name": "attn_bias", "causal": "none"},
+    dropping: {"mask": "drop", "full_mask": True},
+    one_sample: {"layout": "SHD", "mask": "none"},
+    ungrouped: {"order": ("query", "value", "key"), "grouped": False},
+    planted.Kernel("bottom right"): {"causal": "bottom-right"},
+    planted.attention: {"same_width": False, "mask_with_causal": True},
+}
+
+
+@pytest.mark.parametrize(("kernel", "habits"), HABITS.items(), ids=lambda each: getattr(each, "__name__", None))
+def test_an_honest_kernel_is_understood_and_not_called_wrong(kernel, habits):
+    subject = settled(Subject(kernel))
+    assert {name: getattr(subject, name) for name in habits} == habits
+    for dtype, cases in {"float32": HONEST, "float16": ("mask", "ladder-64*", "ladder-129*")}.items():
+        findings = found(subject, *cases, dtype=dtype)
+        assert {each.verdict for each in findings.values()} <= {"right", "refused", "not offered"}
+        assert any(each.verdict == "right" for each in findings.values())
+
+
+def test_an_honest_pair_without_autograd_is_right():
+    subject = settled(Subject(planted.forward, backward=planted.Backward()))
+    verdicts = {each.verdict for each in found(subject, "gradient*").values()}
+    assert verdicts == {"right", "not offered"}
+
+
+def test_bounds_reject_faults_of_the_definition_and_say_which_cases_are_idle():
+    findings = found(Subject(planted.Kernel(), **TAKES), "ladder-129*", "grouped-heads", "no-queries", power=True)
+    assert "future-key-from-64" in findings["ladder-129x64-causal"].rejected
+    assert "heads-in-turn" in findings["grouped-heads"].rejected
+    assert findings["no-queries"].is_idle
+    loose = found(Subject(planted.Kernel(), **TAKES), "ladder-129x64-causal", power=True, profile="tf32")
+    assert loose["ladder-129x64-causal"].bound > 100 * findings["ladder-129x64-causal"].bound
+
+
+def test_a_subject_may_be_as_inaccurate_as_another():
+    rough = Subject(planted.Kernel("query in 8 bits"), **TAKES)
+    case = "ladder-31x80-plain"
+    assert found(rough, case)[case].verdict == "silently wrong"
+    assert found(rough, case, like=rough)[case].verdict == "right"
+
+
+def test_the_wide_reference_is_that_of_50_digits():
+    for name in ("mask-and-bias", "attended-inf-value", "attended-nan-key", "sinks", "softcap-before-bias-and-mask",
+                 "empty-row-bias", "gradient-mask-and-bias", "gradient-sinks", "gradient-softcap", "gradient-grouped",
+                 "gradient-empty-row-bias", "gradient-structured"):  # fmt: skip
+        problem = next(case for case in CASES if case.name == name).problem("float32")
+        wide = answer(dense_of(problem))
+        exact = gradients(problem) if problem.cotangent is not None else vars(attention(problem))
+        for result, array in wide.arrays.items():
+            error, where = worst_error(array.astype(np.float64), exact[result], "float64")
+            assert error < 64, (name, result, where)
+            finite = np.isfinite(exact[result].scale)
+            np.testing.assert_allclose(wide.scales[result][finite], exact[result].scale[finite], rtol=1e-9)

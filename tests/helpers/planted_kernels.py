@@ -1,0 +1,330 @@
+"""A kernel in NumPy, by blocks of 64 keys with a running maximum, right as it stands; and faults to plant in it."""
+
+import numpy as np
+
+BLOCK = 64
+
+
+def attention(query, key, value, mask=None, is_causal=False, scale=None):
+    """The honest kernel: float32 inside, non-finite values kept apart, 0 for fully masked rows."""
+    return Kernel()(query, key, value, mask, is_causal, scale)
+
+
+class Kernel:
+    """The kernel with one fault, by its name; without a name, the honest one."""
+
+    def __init__(self, fault=""):
+        self.fault, self.kept, self.calls, self.buffer = fault, {}, 0, None
+        self.narrow_to = self.bias = None
+
+    def __call__(self, query, key, value, mask=None, is_causal=False, scale=None):
+        fault, self.calls = self.fault, self.calls + 1
+        if fault in ("kept by shape", "kept by mask's shape"):
+            shapes = (query.shape, key.shape, scale, is_causal, mask is None)
+            if fault == "kept by mask's shape":
+                mask = None if mask is None else self.kept.setdefault(mask.shape, mask.copy())
+            else:
+                return self.kept.setdefault(shapes, self.whole(query, key, value, mask, is_causal, scale)).copy()
+        if fault == "kept by address":
+            at = query.__array_interface__["data"][0], query.shape, key.__array_interface__["data"][0]
+            if at not in self.kept:
+                self.kept[at] = query, key, self.whole(query, key, value, mask, is_causal, scale)
+            return self.kept[at][2].copy()
+        if fault == "keeps all memory":
+            self.kept[self.calls] = [each.copy() for each in (query, key, value)]
+        if fault == "scales the query in place":
+            query *= np.asarray(1.0, query.dtype)
+            query += np.asarray(1e-3, query.dtype)
+        if fault == "plan of the first strides":
+            order = self.kept.setdefault(value.shape, value.strides)
+            value = np.lib.stride_tricks.as_strided(value, value.shape, order)
+        output = self.whole(query, key, value, mask, is_causal, scale)
+        if fault == "one buffer for all results":
+            if self.buffer is None or self.buffer.shape != output.shape or self.buffer.dtype != output.dtype:
+                self.buffer = output
+            self.buffer[...] = output
+            return self.buffer
+        if fault == "adds to an old buffer":
+            output = output + np.asarray(self.kept.get(output.shape, 0), output.dtype)
+            self.kept[output.shape] = 0.5 * output
+        if fault == "other bits each time":
+            output = output * np.asarray(1 + self.calls % 3 * 2.0**-22, output.dtype)
+        if fault == "the value itself" and key.shape[-2] == query.shape[-2]:
+            value[...] = output
+            return value
+        return output
+
+    def whole(self, query, key, value, mask, is_causal, scale):
+        fault, dtype = self.fault, query.dtype
+        heads, groups = query.shape[1], key.shape[1]
+        rows, columns, width = query.shape[-2], key.shape[-2], query.shape[-1]
+        if fault in CONTIGUOUS:
+            query, key, value = (
+                np.ravel(each, "K").reshape(each.shape) if name in CONTIGUOUS[fault] else each
+                for name, each in (("query", query), ("key", key), ("value", value))
+            )
+        if fault == "reads past a stride" and value.strides[-1] != value.itemsize:
+            value = np.repeat(value[..., : (width + 1) // 2], 2, axis=-1)[..., :width]
+        if fault == "reads the buffer from its start" and key.base is not None and key.base.ndim == 1:
+            key = key.base[: key.size].reshape(key.shape)
+        if (
+            fault == "reads past the part of the cache"
+            and value.base is not None
+            and value.base.shape[-2:] != value.shape[-2:]
+        ):
+            value = value.base.reshape(-1)[: value.size].reshape(value.shape)
+        repeat = {"heads in turn": lambda x: np.tile(x, (1, heads // groups, 1, 1)),
+                  "first key head": lambda x: np.repeat(x[:, :1], heads, axis=1)}.get(
+                      fault, lambda x: np.repeat(x, heads // groups, axis=1))  # fmt: skip
+        key, value = repeat(key), repeat(value)
+        if fault == "keys of the first sample":
+            key = np.repeat(key[:1], key.shape[0], axis=0)
+        scale = self.scale(scale, width)
+        allowed = self.allowed(query, key, mask, is_causal)
+        wide = np.float64 if dtype == np.float64 else np.float32
+        q, k, v = (each.astype(wide) for each in (query, key, value))
+        if fault == "query in 8 bits":
+            q = (q.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) if wide == np.float32 else q
+        output = np.empty(q.shape[:-1] + v.shape[-1:], wide)
+        stop = rows - rows % BLOCK if fault == "last rows unwritten" and rows > BLOCK else rows
+        output[..., :stop, :] = self.rows(q * np.asarray(scale, wide), k, v, allowed)[..., :stop, :]
+        if fault == "last query lost":
+            output[..., -1:, :] = 0
+        if fault == "rows beyond 16 bits":
+            output[..., 2**16 - 1 :, :] = 0
+        if fault == "zeros":
+            output[...] = 0
+        if fault == "output of 10 bits":
+            output = output.astype(np.float16).astype(wide)
+        if fault == "other shape" and rows == 65:
+            return output.astype(dtype)[..., :64, :]
+        return output.astype(np.float64 if fault == "other dtype" and rows > 1 else dtype)
+
+    def scale(self, scale, width):
+        fault = self.fault
+        if fault == "scale ignored":
+            scale = None
+        scale = width**-0.5 if scale is None else scale
+        return {"sign of the scale lost": abs(scale), "no scale": 1.0, "scale of 64": 0.125}.get(fault, scale)
+
+    def allowed(self, query, key, mask, is_causal):
+        fault, (rows, columns) = self.fault, (query.shape[-2], key.shape[-2])
+        full = (*query.shape[:-1], columns)
+        allowed = np.ones(full, bool)
+        if mask is not None and fault != "mask ignored" and not (fault == "decoding ignores the mask" and rows == 1):
+            mask = np.broadcast_to(mask, full)
+            first = {"mask of the first head": 1, "mask of the first sample": 0, "mask of the first query": 2}.get(
+                fault
+            )
+            mask = mask if first is None else np.broadcast_to(np.take(mask, [0], axis=first), full)
+            allowed = allowed & (~mask if fault == "inverted mask" else mask)
+        if is_causal and fault != "causality ignored" and not (fault == "mask hides causality" and mask is not None):
+            at, of = np.arange(rows)[:, None], np.arange(columns)[None, :]
+            shift = {
+                "future key": 1, "no key at the position": -1, "future key from 64": at >= 64,
+                "future block": BLOCK - 1 - at % BLOCK, "bottom right": columns - rows,
+            }.get(fault, 0)  # fmt: skip
+            allowed = allowed & (of <= at + shift)
+        lost = {
+            "last key lost": columns - 1, "ragged block lost": columns // BLOCK * BLOCK if columns > BLOCK else columns,
+            "first blocks alone": 2 * BLOCK, "keys beyond 16 bits": 2**16 - 1,
+        }.get(fault, columns)  # fmt: skip
+        if lost < columns and columns > 1:
+            allowed = allowed & (np.arange(columns) < lost)
+        return allowed
+
+    def rows(self, query, key, value, allowed):
+        fault, wide = self.fault, query.dtype
+        clean = value if fault == "nan leaks" else np.where(np.isfinite(value), value, 0)
+        top = np.full((*query.shape[:-1], 1), -5e4 if fault == "finite lowest score" else -np.inf, wide)
+        total, output = np.zeros_like(top), np.zeros((*query.shape[:-1], value.shape[-1]), wide)
+        for start in range(0, key.shape[-2], 2048 if key.shape[-2] > 4096 else BLOCK):
+            at = slice(start, start + (2048 if key.shape[-2] > 4096 else BLOCK))
+            keys = key[..., at, :] if fault == "nan leaks" else np.where(self.seen(allowed, at), key[..., at, :], 0)
+            scores = query @ np.swapaxes(keys, -1, -2)
+            if self.bias is not None:
+                scores = scores + np.broadcast_to(self.bias, allowed.shape)[..., at]
+            scores = self.narrow(scores) if fault == "scores in 16 bits" else scores
+            low = np.asarray(-1e9 if fault == "mean of a masked row" else -np.inf, wide)
+            scores = np.where(allowed[..., at], scores, low)
+            new = np.maximum(top, scores.max(axis=-1, keepdims=True))
+            new = np.zeros_like(new) if fault == "no maximum" else new
+            shift = new if fault == "nan of a masked row" else np.where(np.isfinite(new), new, 0)
+            factor = 1 if fault == "old maximum" else np.exp(np.where(np.isfinite(top), top - shift, -np.inf))
+            weights = np.exp(scores - shift)
+            weights = self.narrow(weights, 2.0**-4) if fault == "weights of 4 bits" else weights
+            weights = weights if self.narrow_to is None else weights.astype(self.narrow_to).astype(wide)
+            total = total * factor + weights.sum(axis=-1, keepdims=True)
+            output, top = output * factor + weights @ clean[..., at, :], new
+            output = self.narrow(output) if fault == "sums in 16 bits" else output
+        if fault == "not divided":
+            return output
+        with np.errstate(all="ignore"):
+            output = output / (total if fault == "nan of a masked row" else np.where(total > 0, total, 1))
+        return output if fault == "nan leaks" else self.with_nonfinite(output, query, key, value, allowed)
+
+    def seen(self, allowed, at):
+        return np.expand_dims(allowed[..., at].any(axis=-2), -1)
+
+    def narrow(self, array, step=None):
+        return np.round(array / step) * step if step else array.astype(np.float16).astype(array.dtype)
+
+    def with_nonfinite(self, output, query, key, value, allowed):
+        """Attended NaN and infinities, and those alone."""
+        if all(np.isfinite(each).all() for each in (query, key, value)):
+            return output
+        through = allowed.astype(output.dtype)
+        for number, found in ((np.inf, value == np.inf), (-np.inf, value == -np.inf), (np.nan, np.isnan(value))):
+            output = np.where(through @ found.astype(output.dtype) > 0, number, output)
+        unknown = (allowed & np.expand_dims(~np.isfinite(key).all(axis=-1), -2)).any(axis=-1, keepdims=True)
+        unknown |= allowed.any(axis=-1, keepdims=True) & ~np.isfinite(query).all(axis=-1, keepdims=True)
+        return np.where(unknown, np.nan, output)
+
+
+CONTIGUOUS = {
+    "contiguous query taken for granted": ("query",),
+    "contiguous key taken for granted": ("key",),
+    "contiguous value taken for granted": ("value",),
+}
+
+FORWARD = {
+    # fault: the case that shows it
+    "zeros": "mask",
+    "inverted mask": "mask",
+    "mask ignored": "mask",
+    "mask of the first head": "mask-of-heads",
+    "mask of the first sample": "mask-of-keys",
+    "mask of the first query": "mask",
+    "mask hides causality": "mask-and-causal-130",
+    "causality ignored": "ladder-13x32-causal",
+    "future key": "ladder-13x32-causal",
+    "no key at the position": "ladder-13x32-causal",
+    "future key from 64": "ladder-128x64-causal",
+    "future block": "ladder-65x64-causal",
+    "no scale": "ladder-13x32-causal",
+    "scale ignored": "scale",
+    "scale of 64": "ladder-31x80-plain",
+    "sign of the scale lost": "negative-scale",
+    "last key lost": "ladder-31x80-plain",
+    "ragged block lost": "ladder-65x32-plain",
+    "first blocks alone": "ladder-300x64-plain",
+    "last query lost": "ladder-31x80-plain",
+    "last rows unwritten": "ladder-65x32-plain",
+    "old maximum": "ladder-128x32-plain",
+    "no maximum": "scores-above-100",
+    "finite lowest score": "scores-below-the-sentinel",
+    "not divided": "ladder-31x80-plain",
+    "heads in turn": "grouped-heads",
+    "first key head": "grouped-heads",
+    "keys of the first sample": "ladder-31x80-plain",
+    "nan leaks": "masked-nan-value",
+    "query in 8 bits": "ladder-31x80-plain",
+    "scores in 16 bits": "ladder-31x80-plain",
+    "weights of 4 bits": "ladder-31x80-plain",
+    "sums in 16 bits": "average-1100",
+    "output of 10 bits": "ladder-31x80-plain",
+    "other shape": "ladder-65x32-plain",
+    "other dtype": "ladder-31x80-plain",
+    "contiguous query taken for granted": "memory-permuted-query",
+    "contiguous key taken for granted": "memory-permuted-key",
+    "contiguous value taken for granted": "memory-permuted-value",
+    "reads past a stride": "memory-inner-stride-value",
+    "reads the buffer from its start": "memory-misaligned",
+    "reads past the part of the cache": "memory-part-of-cache",
+    "decoding ignores the mask": "decode-nan-cache",
+    "kept by shape": "after-other-values",
+    "kept by mask's shape": "after-other-mask",
+    "kept by address": "same-memory",
+    "plan of the first strides": "after-other-memory",
+    "keeps all memory": "memory-is-freed",
+    "one buffer for all results": "results-are-kept",
+    "adds to an old buffer": "twice",
+    "other bits each time": "twice",
+    "scales the query in place": "ladder-13x32-causal",
+    "the value itself": "ladder-13x32-causal",
+    "keys beyond 16 bits": "long-keys",
+    "rows beyond 16 bits": "long-queries",
+}
+"""Faults of the forward pass, each with the case that has to show it."""
+
+CONVENTIONS = {
+    "bottom right": ("causal-more-keys", "bottom-right-causal"),
+    "mean of a masked row": ("empty-row-mask", "mean-of-masked-row"),
+    "nan of a masked row": ("empty-row-mask", "nan-of-masked-row"),
+}
+
+
+class Backward:
+    """The second of a pair: gradients from the output and the logsumexp, with one fault by its name."""
+
+    def __init__(self, fault=""):
+        self.fault, self.old = fault, {}
+
+    def __call__(self, d_output, query, key, value, output, logsumexp, mask=None, is_causal=False, scale=None):
+        fault, dtype, kernel = self.fault, query.dtype, Kernel("")
+        size = query.shape[1] // key.shape[1]
+        scale = kernel.scale(scale, query.shape[-1])
+        if fault == "contiguous cotangent taken for granted":
+            d_output = np.ravel(d_output, "K").reshape(d_output.shape)
+        if fault == "cotangent of the first row" and 0 in d_output.strides:
+            d_output = np.zeros_like(d_output) + d_output[..., :1, :]
+        do, q, o = (each.astype(np.float32) for each in (d_output, query, output))
+        k, v = (np.repeat(each, size, axis=1).astype(np.float32) for each in (key, value))
+        shown = None if fault == "backward ignores the mask" else mask
+        allowed = kernel.allowed(q, k, shown, is_causal and fault != "backward ignores causality")
+        if fault == "backward sees the future from 64":
+            allowed = Kernel("future key from 64").allowed(q, k, shown, is_causal)
+        q, k, v, o = (np.where(np.isfinite(each), each, 0) for each in (q, k, v, o))
+        lse = logsumexp[..., None].astype(np.float16 if fault == "logsumexp of 10 bits" else np.float32)
+        with np.errstate(all="ignore"):
+            weights = np.where(allowed, np.exp(scale * q @ np.swapaxes(k, -1, -2) - lse), 0)
+        if fault == "nan of masked rows":
+            weights = np.exp(np.where(allowed, scale * q @ np.swapaxes(k, -1, -2), -np.inf) - lse)
+        delta = (do * o).sum(axis=-1, keepdims=True) * (fault != "no delta")
+        d_scores = weights * (do @ np.swapaxes(v, -1, -2) - delta) * (1 if fault == "no scale backward" else scale)
+        found = [d_scores @ k, np.swapaxes(d_scores, -1, -2) @ q, np.swapaxes(weights, -1, -2) @ do]
+        if fault == "key and value gradients swapped":
+            found = [found[0], found[2], found[1]]
+        batch, heads, rows, width = key.shape
+        grouped = [each.reshape(batch, heads, size, rows, width) for each in found[1:]]
+        found[1:] = [each[:, :, 0] if fault == "first head of a group" else each.sum(axis=2) for each in grouped]
+        if fault == "adds to old gradients":
+            found[1] = found[1] + self.old.get(key.shape, 0)
+            self.old[key.shape] = found[1].copy()
+        if fault == "last block without gradient" and rows > BLOCK:
+            found[1][..., rows // BLOCK * BLOCK :, :] = 0
+        if fault == "gradients of 10 bits":
+            found[2] = found[2].astype(np.float16)
+        return tuple(each.astype(dtype) for each in found)
+
+
+def forward(query, key, value, mask=None, is_causal=False, scale=None):
+    """The first of the pair: the output, and the logsumexp of the scores."""
+    kernel = Kernel()
+    output = kernel(query, key, value, mask, is_causal, scale)
+    k = np.repeat(key, query.shape[1] // key.shape[1], axis=1).astype(np.float32)
+    allowed = kernel.allowed(query, k, mask, is_causal)
+    scores = kernel.scale(scale, query.shape[-1]) * query.astype(np.float32) @ np.swapaxes(np.nan_to_num(k), -1, -2)
+    scores = np.where(allowed, scores, -np.inf)
+    top = scores.max(axis=-1, initial=-np.inf)
+    shift = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore"):
+        return output, shift + np.log(np.exp(scores - shift[..., None]).sum(axis=-1))
+
+
+BACKWARD = {
+    "contiguous cotangent taken for granted": "gradient-memory-cotangent",
+    "cotangent of the first row": "gradient-memory-cotangent-expanded",
+    "backward ignores the mask": "gradient-empty-lengths",
+    "backward ignores causality": "gradient-causal",
+    "backward sees the future from 64": "gradient-ladder-129x32-causal",
+    "logsumexp of 10 bits": "gradient-ladder-5x16-plain",
+    "nan of masked rows": "gradient-empty-row",
+    "no delta": "gradient",
+    "no scale backward": "gradient",
+    "key and value gradients swapped": "gradient",
+    "first head of a group": "gradient-grouped",
+    "adds to old gradients": "gradient-twice",
+    "last block without gradient": "gradient-ladder-129x32-causal",
+    "gradients of 10 bits": "gradient",
+}
