@@ -135,15 +135,8 @@ class _Run:
         self._about |= {"assumed": dict(message.facts), "versions": dict(message.versions)}
         versions = ", ".join(f"{name} {each}" for name, each in message.versions.items())
         self._errors.print(f"{self.job.target} ({versions}), assumed:", style="bold", highlight=False)
-        for line in report.assumptions(message.facts, self.job.declared):
+        for line in report.assumptions(message.facts, message.declared):
             self._errors.print(f"  {line}", highlight=False)
-        for each in report.surprises(message.facts, self.job.declared):
-            accepted = each.variant in self.job.accepted
-            self._note(
-                each
-                if not accepted
-                else Finding(each.case, "-", each.line, each.shows, "accepted", variant=each.variant, says=each.says)
-            )
 
     def _note(self, finding: Finding) -> None:
         if not self.findings:

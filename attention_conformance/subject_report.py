@@ -16,7 +16,7 @@ from attention_conformance.oracle.variants import FAULTS
 from attention_conformance.run.finding import WRONG, Finding, counted, finding_from, to_row
 from attention_numpy.writing import write_file
 
-__all__ = ["assumptions", "line_of", "power", "read_findings", "summary", "surprises", "tables", "write_findings"]
+__all__ = ["assumptions", "line_of", "power", "read_findings", "summary", "tables", "write_findings"]
 
 STYLES = {
     "silently wrong": "bold red",
@@ -38,8 +38,6 @@ WORDS = {
     "one": "1",
 }
 HIDDEN = ("name", "native", "asks", "order", "returns", "options", "keeps_dtype")
-CONTRACT = {"mask": ("keep", "additive", "none"), "causal": ("top-left", "none"), "default_scale": ("sqrt",)}
-"""What the contract says; other answers, found by a call, are differences of convention."""
 
 
 def assumptions(facts: Mapping[str, Any], declared: Iterable[str]) -> list[str]:
@@ -52,28 +50,9 @@ def assumptions(facts: Mapping[str, Any], declared: Iterable[str]) -> list[str]:
             continue
         told = ", ".join(fact) if isinstance(fact, tuple) else WORDS.get(str(fact), str(fact))
         told = {"True": "yes", "False": "no"}.get(told, told)
-        known = "declared" if name in declared else "found"
+        known = "declared" if name in declared else "found by a call"
         lines.append(f"{name.replace('_', ' ')}: {told} ({known})")
     return lines
-
-
-def surprises(facts: Mapping[str, Any], declared: Iterable[str]) -> list[Finding]:
-    """Conventions that calls have found, and that the contract has otherwise, as findings."""
-    found = []
-    for name, usual in CONTRACT.items():
-        if name in facts and name not in declared and facts[name] not in usual:
-            number, variant, says = _SURPRISES[name]
-            found.append(Finding(f"probe: {name}", "-", number, LINES[number] + ".", "differs by convention",
-                                 detail=f"declare it with --{name.removeprefix('default_')} {facts[name]}",
-                                 variant=variant, says=says))  # fmt: skip
-    return found
-
-
-_SURPRISES = {
-    "mask": (1, "inverted-mask", "True hides a key"),
-    "causal": (3, "bottom-right-causal", "causality counts from the last query and the last key"),
-    "default_scale": (7, "no-scale", "the scores are not scaled by default"),
-}
 
 
 def line_of(finding: Finding) -> Text:

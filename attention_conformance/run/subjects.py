@@ -23,7 +23,9 @@ from attention_conformance.run.libraries import quiet_start
 from attention_conformance.run.processes import blocked_interrupts
 from attention_conformance.run.profiles import is_asked
 from attention_conformance.run.result import one_line
+from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import AFTER_A_CRASH, probed, settled
+from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import TargetError, load_target
 
@@ -83,9 +85,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Described:
-    """What is supposed of the subject, the versions of its library, and how many cases there are to run."""
+    """What is supposed of the subject, what of it was declared, versions, and how many cases there are to run."""
 
     facts: Mapping[str, Any]
+    declared: frozenset[str]
     versions: Mapping[str, str]
     count: int
 
@@ -160,12 +163,19 @@ def check_subject(
     >>> {finding.verdict for finding in findings}
     {'right'}
     """
+    declared = _declared(subject)
     subject = settled(subject)
     like = None if like is None else settled(like)
     job = Job(
         "", cases=tuple(cases), dtypes=tuple(dtypes), profile=profile, accepted=tuple(accepted), seed=seed, power=power
     )
-    return [judged(question) for question in _questions(subject, job, like)]
+    found = [judged(question) for question in _questions(subject, job, like)]
+    return [*([] if cases else surprises(subject.declared, declared, accepted)), *found]
+
+
+def _declared(subject: Subject) -> frozenset[str]:
+    """The facts that its author, or its signature, tells of a subject."""
+    return frozenset({**read_signature(subject), **subject.declared})
 
 
 def _questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
@@ -198,7 +208,7 @@ def work(job: Job) -> Iterator[Message]:
     except Exception as error:  # of the module of the target
         yield Refused(f"expected {job.target} to load; got {one_line(error)}")
         return
-    answers = []
+    answers, declared = [], _declared(subject)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for question, facts in probed(subject, job.known):
@@ -207,9 +217,9 @@ def work(job: Job) -> Iterator[Message]:
     subject = settled(subject, answers)
     questions = _questions(subject, job, like)
     versions = questions[0].backend.versions() if questions else {}
-    yield Described(
-        {name: each for name, each in subject.declared.items() if name != "options"}, versions, len(questions)
-    )
+    facts = {name: each for name, each in subject.declared.items() if name != "options"}
+    yield Described(facts, declared, versions, len(questions))
+    yield from () if job.cases or job.done else surprises(facts, declared, job.accepted)
     for each in questions:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
         yield judged(each)

@@ -52,6 +52,8 @@ def read_signature(subject: Subject) -> dict[str, Any]:
     required = [name for name, each in parameters.items() if each.default is each.empty][3:]
     words = {*KEYWORDS["mask_name"], *KEYWORDS["bias_name"]}
     options = {name: None for name in required if name in words}
+    if set(required) & set(KEYWORDS["scale_name"]):
+        facts["default_scale"] = "one"  # there is none: it is always stated
     order = order or ("query", "key", "value")
     return facts | _keywords(parameters) | {"native": False, "order": order, "asks": asks, "options": options}
 

@@ -57,7 +57,7 @@ class Kernel:
     def whole(self, query, key, value, mask, is_causal, scale):
         fault, dtype = self.fault, query.dtype
         heads, groups = query.shape[1], key.shape[1]
-        rows, columns, width = query.shape[-2], key.shape[-2], query.shape[-1]
+        rows, width = query.shape[-2], query.shape[-1]
         if fault in CONTIGUOUS:
             query, key, value = (
                 np.ravel(each, "K").reshape(each.shape) if name in CONTIGUOUS[fault] else each
@@ -309,7 +309,8 @@ def forward(query, key, value, mask=None, is_causal=False, scale=None):
     top = scores.max(axis=-1, initial=-np.inf)
     shift = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore"):
-        return output, shift + np.log(np.exp(scores - shift[..., None]).sum(axis=-1))
+        logsumexp = shift + np.log(np.exp(scores - shift[..., None]).sum(axis=-1))
+    return output, np.where(np.isnan(output).all(axis=-1), np.nan, logsumexp).astype(np.float32)
 
 
 BACKWARD = {

@@ -1,0 +1,33 @@
+"""Conventions of a subject that calls have found, and that the contract has otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attention_conformance.cases.contract import LINES
+from attention_conformance.run.finding import Finding
+
+__all__ = ["surprises"]
+
+USUAL = {"mask": ("keep", "additive", "none"), "causal": ("top-left", "none"), "default_scale": ("sqrt",)}
+"""What the contract says; other answers, found by a call, are differences of convention."""
+
+_SURPRISES = {
+    "mask": (1, "inverted-mask", "True hides a key"),
+    "causal": (3, "bottom-right-causal", "causality counts from the last query and the last key"),
+    "default_scale": (7, "no-scale", "the scores are not scaled by default"),
+}
+
+
+def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Sequence[str] = ()) -> list[Finding]:
+    """Conventions that calls have found, and that the contract has otherwise, as findings."""
+    found = []
+    for name, usual in USUAL.items():
+        if name in facts and name not in declared and facts[name] not in usual:
+            number, variant, says = _SURPRISES[name]
+            verdict = "accepted" if variant in accepted else "differs by convention"
+            detail = f"declare it with --{name.removeprefix('default_')} {facts[name]}"
+            names = (f"probe: {name}", "-", number, f"{LINES[number]}.")
+            found.append(Finding(*names, verdict=verdict, detail=detail, variant=variant, says=says))
+    return found
