@@ -14,7 +14,7 @@ import numpy as np
 from attention_conformance.oracle.dense import Answer, Dense, answer
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["CONVENTIONS", "FAULTS", "Variant", "variant_named"]
+__all__ = ["CONVENTIONS", "FAULTS", "LEAK", "NARROW", "Variant"]
 
 
 @dataclass(frozen=True)
@@ -270,6 +270,9 @@ CONVENTIONS = (
 LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the output, as 0 × NaN is NaN", lambda _: None)
 """No single answer: NaN where the truth has a number, and the truth elsewhere."""
 
+NARROW = Variant("narrow-scores", 8, "it is as inaccurate as scores of 16 bits make it", lambda _: None)
+"""No single answer: an error that the rounding of scores to 16 bits explains."""
+
 FAULTS = (
     Variant("zeros", 8, "the output is 0", _out(lambda array, dense: np.zeros_like(array))),
     Variant("doubled", 8, "the output is twice the average", _out(lambda array, dense: 2 * array)),
@@ -320,8 +323,3 @@ FAULTS = (
     Variant("value-of-5-bits", 8, "values are rounded to 5 bits", _of(_rounded(("value",), 4))),
 )  # fmt: skip
 """Faults of the definition, for the power of the bounds and the words of a diagnosis."""
-
-
-def variant_named(name: str) -> Variant | None:
-    """A convention, leak or fault by its name."""
-    return next((each for each in (*CONVENTIONS, LEAK, *FAULTS) if each.name == name), None)

@@ -19,7 +19,7 @@ from attention_conformance.oracle.attention import Exact, attention
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
 from attention_conformance.oracle.gradients import gradients as true_gradients
 from attention_conformance.oracle.ulps import FORMATS, worst_error
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, Variant
+from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.libraries import in_precision
@@ -372,7 +372,9 @@ class _Variants:
             expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
             if set(expected) & {"output", "query", "key", "value"} and bounds.measure(got, expected).passes:
                 return variant
-        return None
+        is_narrow = bounds.question.dtype in ("float16", "bfloat16")
+        error = bounds.measure(got, bounds.truth.arrays).error
+        return NARROW if is_narrow and error <= 4 * (1 + bounds.truth.kappa) else None
 
 
 def _power(question: Question, problem: Problem, bounds: _Bounds, variants: _Variants) -> dict[str, Any]:
