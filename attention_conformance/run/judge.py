@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import math
 import time
@@ -131,11 +133,17 @@ def _call(question: Question, problem: Problem, *, poison: bool = False) -> dict
     arrays = place(problem, subject, backend, device)
     with watched(arrays, backend), poisoned(backend, poison):
         if problem.cotangent is not None:
-            found = gradients(problem, subject, arrays, backend, variables(question, problem))
+            names = variables(question, problem)
+            found = _compiled(lambda placed: gradients(problem, subject, placed, backend, names), backend)(arrays)
         else:
-            found = outputs(problem, subject, arrays, xp)
+            found = _compiled(lambda placed: outputs(problem, subject, placed, xp), backend)(arrays)
             shared(found, arrays, backend)
     return to_numpy(found, backend)
+
+
+def _compiled(function: Callable[[Any], dict[str, Any]], backend: Backend) -> Callable[[Any], dict[str, Any]]:
+    """The whole call as one program, where a library compiles each operation for itself otherwise."""
+    return backend.compile(function, mode="jit") if backend.name == "jax" else function
 
 
 def _plain(question: Question, problem: Problem) -> dict[str, NumpyArray]:
@@ -193,13 +201,21 @@ def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     found = _call(question, problem)
     for _ in range(4):
         _call(question, problem)
+    _trim()
     before, size = _resident(), sum(each.nbytes for each in problem.arrays.values())
     for _ in range(24):
         found = _call(question, problem)
+    _trim()
     grown = _resident() - before
     if grown > 10 * size:
         raise Touched(f"24 calls with arguments of {size / 2**20:.1f} MiB each kept {grown / 2**20:.1f} MiB")
     return found
+
+
+def _trim() -> None:
+    """Give memory that is free back to the system, where the C library can."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident() -> int:

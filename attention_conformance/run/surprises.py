@@ -10,12 +10,18 @@ from attention_conformance.run.finding import Finding
 
 __all__ = ["surprises"]
 
-USUAL = {"mask": ("keep", "additive", "none"), "causal": ("top-left", "none"), "default_scale": ("sqrt",)}
+USUAL: dict[str, tuple[Any, ...]] = {
+    "mask": ("keep", "additive", "none"),
+    "causal": ("top-left", "none"),
+    "default_scale": ("sqrt",),
+    "keeps_dtype": (True,),
+}
 """What the contract says; other answers, found by a call, are differences of convention."""
 
 _SURPRISES = {
     "mask": (1, "inverted-mask", "True hides a key"),
     "causal": (3, "bottom-right-causal", "causality counts from the last query and the last key"),
+    "keeps_dtype": (8, "other-dtype", "the output has another dtype than the query"),
     "default_scale": (7, "no-scale", "the scores are not scaled by default"),
 }
 
@@ -26,8 +32,10 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Seque
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:
             number, variant, says = _SURPRISES[name]
-            verdict = "accepted" if variant in accepted else "differs by convention"
-            detail = f"declare it with --{name.removeprefix('default_')} {facts[name]}"
+            is_wrong = name == "keeps_dtype"
+            verdict = "visibly wrong" if is_wrong else "differs by convention"
+            verdict = "accepted" if variant in accepted else verdict
+            detail = "" if is_wrong else f"declare it with --{name.removeprefix('default_')} {facts[name]}"
             names = (f"probe: {name}", "-", number, f"{LINES[number]}.")
             found.append(Finding(*names, verdict=verdict, detail=detail, variant=variant, says=says))
     return found

@@ -18,6 +18,9 @@ from attention_core import Backend
 __all__ = ["axes_of", "gradients", "outputs", "place"]
 
 Arrays = dict[str, Any]
+STRIDED = ("numpy", "torch")
+"""Libraries whose arrays have strides."""
+
 RESULTS = ("output", "weights", "logsumexp")
 
 
@@ -33,6 +36,9 @@ def place(problem: Problem, subject: Subject, backend: Backend, device: str) -> 
     if problem.cotangent is not None:
         arrays["cotangent"] = problem.cotangent
     for name, each in arrays.items():
+        if backend.name not in STRIDED:
+            placed[name] = backend.from_numpy(each, device=device)
+            continue
         kind = problem.memory.get(name, "contiguous")
         axes = None
         if subject.layout and name in ("query", "key", "value", "cotangent"):

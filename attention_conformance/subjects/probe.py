@@ -190,7 +190,7 @@ def _dtypes(subject: Subject) -> Facts:
             except Exception:  # refused
                 continue
         taken.append(dtype)
-        kept = kept and found.dtype == problem.arrays["query"].dtype
+        kept = kept and (dtype == "float64" or found.dtype == problem.arrays["query"].dtype)
     return {"dtypes": tuple(taken) or ("float32",), "keeps_dtype": kept}
 
 

@@ -10,6 +10,7 @@ from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.oracle.gradients import gradients
 from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.run.finding import WRONG
+from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled
 
 TAKES = {
@@ -191,3 +192,47 @@ def test_the_wide_reference_is_that_of_50_digits():
             assert error < 64, (name, result, where)
             finite = np.isfinite(exact[result].scale)
             np.testing.assert_allclose(wide.scales[result][finite], exact[result].scale[finite], rtol=1e-9)
+
+
+def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_accepted():
+    subject = settled(Subject(planted.Kernel("inverted mask")))
+    (told,) = surprises(subject.declared, ())
+    assert (told.verdict, told.variant, told.line) == ("differs by convention", "inverted-mask", 1)
+    assert surprises(subject.declared, ("mask",)) == []
+    assert [each.verdict for each in surprises(subject.declared, (), ("inverted-mask",))] == ["accepted"]
+    (told,) = surprises(settled(Subject(planted.Kernel("other dtype"))).declared, ())
+    assert (told.verdict, told.variant) == ("visibly wrong", "other-dtype")
+
+
+@pytest.mark.needs("torch")
+def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_caught(backend):
+    import torch
+
+    def honest(query, key, value, mask=None):
+        scores = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        weights = torch.softmax(scores, dim=-1)
+        weights = weights if mask is None else weights.masked_fill(~mask, 0.0)
+        return (weights @ value.float()).to(query.dtype)
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(context, query, key, value, mask):
+            context.save_for_backward(query, key, value)
+            return honest(query, key, value, mask)
+
+        @staticmethod
+        def backward(context, cotangent):
+            with torch.enable_grad():
+                leaves = [each.detach().requires_grad_() for each in context.saved_tensors]
+                return *torch.autograd.grad(honest(*leaves), leaves, cotangent), None
+
+    def wrong(query, key, value, mask=None):
+        return Wrong.apply(query, key, value, mask)
+
+    for function, verdict in ((honest, "right"), (wrong, "silently wrong")):
+        subject = settled(Subject(function, backend="torch"))
+        assert subject.differentiates
+        findings = found(subject, "mask", "gradient-ladder-130x64-mask", "gradient-memory-cotangent")
+        assert findings["mask"].verdict == findings["gradient-memory-cotangent"].verdict == "right"
+        assert findings["gradient-ladder-130x64-mask"].verdict == verdict
