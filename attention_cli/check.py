@@ -31,6 +31,7 @@ from attention_conformance.subjects.subject import LAYOUTS
 __all__ = ["check"]
 
 CHOICES = {
+    "backend": ("numpy", "torch", "jax", "tensorflow"),
     "layout": LAYOUTS,
     "mask": ("keep", "drop", "additive", "none"),
     "causal": ("top-left", "bottom-right", "none"),
@@ -151,6 +152,10 @@ class _Run:
             self._screen.print(each, highlight=False)
         for line in report.power(self.findings, f"like {self.job.like}" if self.job.like else self.job.profile):
             self._screen.print(line, highlight=False)
+        wrong = [each for each in self.findings if each.verdict not in QUIET and each.dtype != "-"]
+        if wrong:
+            again = f"attention-core check {self.job.target} --case {wrong[0].case} --dtype {wrong[0].dtype}"
+            self._screen.print(f"To see the first again: {again}", highlight=False, soft_wrap=True)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
         typer.echo(report.summary(self.findings))

@@ -72,7 +72,8 @@ def _mean_without_scores(dense: Dense) -> Answer | None:
     if mean is None or dense.cotangent is None:
         return None
     truth = answer(dense)
-    return Answer({**truth.arrays, "value": mean.arrays["value"]}, truth.scales, truth.kappa)
+    scales = {**truth.scales, "value": mean.scales["value"]}
+    return Answer({**truth.arrays, "value": mean.arrays["value"]}, scales, truth.kappa)
 
 
 def _mean_of_past(dense: Dense) -> Answer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import os
 import signal
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -345,6 +346,7 @@ def _signal_name(code: int) -> str:
 def _child(job: Job, connection: Connection) -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    os.dup2(2, 1)  # the standard output is the report's
     for message in work(job):
         connection.send(message)
     connection.send("done")

@@ -66,12 +66,16 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
         (["none.py:attention"], "expected a file of Python; got 'none.py', which is none"),
         (["no_such_module:attention"], "expected a module to import; got 'no_such_module'"),
         (["numpy:no_such_name"], "expected a callable of numpy; got 'no_such_name', which it does not have"),
+        (["equinox"], "expected equinox for equinox; got none: pip install equinox"),
+        (["numpy:abs", "--backend", "cupy"], "expected a backend out of numpy, torch, jax, tensorflow; got 'cupy'"),
         (["numpy:abs", "--layout", "SDHB"], "expected a layout out of BHSD, BSHD"),
         (["numpy:abs", "--profile", "loose"], "expected a profile out of exact, kernel, tf32, 'like TARGET'; got 'loose'"),
         (["numpy:abs", "--case", "none-such"], "expected a case; got 'none-such', which none matches"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_one_line_and_status_2(arguments, words):
+def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "equinox.nn._attention", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "equinox", None)
     found = in_this_process(*arguments)
     assert found.exit_code == 2
     assert words in found.stderr

@@ -230,6 +230,13 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
     def wrong(query, key, value, mask=None):
         return Wrong.apply(query, key, value, mask)
 
+    def averaging(query, key, value, mask=None):
+        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        scores = scores if mask is None else scores.masked_fill(~mask, -1e9)
+        return torch.softmax(scores, dim=-1) @ value
+
+    subject = settled(Subject(averaging, backend="torch"))
+    assert {each.variant for each in found(subject, "*empty-row", "empty-row-mask").values()} == {"mean-of-masked-row"}
     for function, verdict in ((honest, "right"), (wrong, "silently wrong")):
         subject = settled(Subject(function, backend="torch"))
         assert subject.differentiates
