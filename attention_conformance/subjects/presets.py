@@ -87,7 +87,7 @@ def _torch_mha() -> Subject:
         )  # fmt: skip
         return output.transpose(0, 1).reshape(batch, heads, rows, width)
 
-    return Subject(attention, backend="torch", layout="BHSD", mask="drop", same_width=True)
+    return Subject(attention, backend="torch", layout="BHSD", mask="drop", same_width=True, grouped=False)
 
 
 def _jax_nn() -> Subject:
