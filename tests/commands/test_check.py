@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 
+pytestmark = pytest.mark.needs("numpy")
+
 KERNEL = """
 import os, time
 import numpy as np

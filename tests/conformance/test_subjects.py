@@ -39,12 +39,14 @@ def found(subject, *cases, dtype="float32", **options):
 
 
 @pytest.mark.parametrize(("fault", "case"), planted.FORWARD.items())
+@pytest.mark.needs("numpy")
 def test_a_planted_fault_is_caught(fault, case):
     assert found(Subject(planted.Kernel(), **TAKES), case)[case].verdict == "right"
     assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].verdict in WRONG
 
 
 @pytest.mark.parametrize(("fault", "case"), planted.BACKWARD.items())
+@pytest.mark.needs("numpy")
 def test_a_fault_planted_in_a_raw_backward_function_is_caught(fault, case):
     takes = TAKES | {"returns": ("output", "logsumexp")}
     assert found(Subject(planted.forward, backward=planted.Backward(), **takes), case)[case].verdict == "right"
@@ -52,6 +54,7 @@ def test_a_fault_planted_in_a_raw_backward_function_is_caught(fault, case):
 
 
 @pytest.mark.parametrize(("habit", "told"), planted.CONVENTIONS.items())
+@pytest.mark.needs("numpy")
 def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habit, told):
     case, name = told
     subject = Subject(planted.Kernel(habit), **TAKES)
@@ -60,6 +63,7 @@ def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habi
     assert found(subject, case, accepted=[name])[case].verdict == "accepted"
 
 
+@pytest.mark.needs("numpy")
 def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
     named = {"zeros": "zeros", "mask ignored": "no-mask", "future key from 64": "future-key-from-64", "heads in turn": "heads-in-turn",
              "no scale": "no-scale"}  # fmt: skip
@@ -149,6 +153,7 @@ HABITS = {
 
 
 @pytest.mark.parametrize(("kernel", "habits"), HABITS.items(), ids=lambda each: getattr(each, "__name__", None))
+@pytest.mark.needs("numpy")
 def test_an_honest_kernel_is_understood_and_not_called_wrong(kernel, habits):
     subject = settled(Subject(kernel))
     assert {name: getattr(subject, name) for name in habits} == habits
@@ -158,12 +163,14 @@ def test_an_honest_kernel_is_understood_and_not_called_wrong(kernel, habits):
         assert any(each.verdict == "right" for each in findings.values())
 
 
+@pytest.mark.needs("numpy")
 def test_an_honest_pair_without_autograd_is_right():
     subject = settled(Subject(planted.forward, backward=planted.Backward()))
     verdicts = {each.verdict for each in found(subject, "gradient*").values()}
     assert verdicts == {"right", "not offered"}
 
 
+@pytest.mark.needs("numpy")
 def test_bounds_reject_faults_of_the_definition_and_say_which_cases_are_idle():
     findings = found(Subject(planted.Kernel(), **TAKES), "ladder-129*", "grouped-heads", "no-queries", power=True)
     assert "future-key-from-64" in findings["ladder-129x64-causal"].rejected
@@ -173,6 +180,7 @@ def test_bounds_reject_faults_of_the_definition_and_say_which_cases_are_idle():
     assert loose["ladder-129x64-causal"].bound > 100 * findings["ladder-129x64-causal"].bound
 
 
+@pytest.mark.needs("numpy")
 def test_a_subject_may_be_as_inaccurate_as_another():
     rough = Subject(planted.Kernel("query in 8 bits"), **TAKES)
     case = "ladder-31x80-plain"
@@ -180,6 +188,7 @@ def test_a_subject_may_be_as_inaccurate_as_another():
     assert found(rough, case, like=rough)[case].verdict == "right"
 
 
+@pytest.mark.needs("numpy")
 def test_the_wide_reference_is_that_of_50_digits():
     for name in ("mask-and-bias", "attended-inf-value", "attended-nan-key", "sinks", "softcap-before-bias-and-mask",
                  "empty-row-bias", "gradient-mask-and-bias", "gradient-sinks", "gradient-softcap", "gradient-grouped",
@@ -194,6 +203,7 @@ def test_the_wide_reference_is_that_of_50_digits():
             np.testing.assert_allclose(wide.scales[result][finite], exact[result].scale[finite], rtol=1e-9)
 
 
+@pytest.mark.needs("numpy")
 def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_accepted():
     subject = settled(Subject(planted.Kernel("inverted mask")))
     (told,) = surprises(subject.declared, ())

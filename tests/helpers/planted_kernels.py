@@ -310,7 +310,8 @@ def forward(query, key, value, mask=None, is_causal=False, scale=None):
     shift = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore"):
         logsumexp = shift + np.log(np.exp(scores - shift[..., None]).sum(axis=-1))
-    return output, np.where(np.isnan(output).all(axis=-1), np.nan, logsumexp).astype(np.float32)
+    unknown = np.isnan(output).all(axis=-1) & (output.shape[-1] > 0)
+    return output, np.where(unknown, np.nan, logsumexp).astype(np.float32)
 
 
 BACKWARD = {
