@@ -227,9 +227,7 @@ def convert(
 
 @app.command(short_help="Hash a call or a saved layer in every way of running.")
 def digest(
-    files: Annotated[
-        list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")],
     backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
     device: Annotated[Many, typer.Option(help="A device; repeatable. By default all that hold values.")] = None,
     mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
