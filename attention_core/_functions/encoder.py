@@ -149,6 +149,7 @@ def encoder_layer(
         x, h = ops.copies(x, 2, xp=xp)
         y = branch(normal(h) if norm_first else h)
         if return_weights and name == "attention":
+            check_parameters("the result of hook for attention", y, Attention)
             y, weights = y.output, y.weights
         x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
         x = x if norm_first else normal(x)
