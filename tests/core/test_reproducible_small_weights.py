@@ -212,6 +212,16 @@ def test_a_row_has_the_same_bits_among_others(order, put, get, rng):
     same(some, np.ascontiguousarray(whole[..., order, :]))
 
 
+@pytest.mark.parametrize("gap", [13.0, 14.9])
+def test_a_channel_has_the_same_bits_next_to_channels_of_one_value(gap, put, get, rng):
+    value = np.zeros((2020, 32))
+    value[0], value[20:, :16] = 0.95, rng.uniform(0.5, 1, (2000, 16))
+    arrays = scored([0] * 20 + [-gap] * 2000, value)
+    together = get(attention(*put(arrays), scale=1.0, **EXACTLY))
+    alone = get(attention(*put([*arrays[:2], arrays[2][..., :16]]), scale=1.0, **EXACTLY))
+    same(np.ascontiguousarray(together[..., :16]), alone)
+
+
 def test_small_weights_of_more_keys_than_are_summed_at_once(put, get, rng):
     query, key, value = scored([30, *ordinary(9000)], np.concatenate([np.zeros((1, 3)), ordinary(9000, 3)]))
     found = get(attention(*put([query, key, value]), scale=1.0, **EXACTLY))

@@ -31,23 +31,17 @@ STEP = 2.0 ** (VALUE_BITS[2] - COARSE_BITS)  # that unit, in those of a first sl
 
 
 def first_magnitudes(slices: Array, xp: Namespace) -> tuple[Array, Array]:
-    """Lesser magnitudes of pairs of channels, (G, N, L + 1), and the factors of their bounds, (G, 1, 1, L + 1).
+    """Magnitudes of values, (G, N, E + 1), and the factors of their bounds, (G, 1, 1, E + 1).
 
-    Magnitudes are those of the first of two slices (G, N, 2 E). A channel of zeros does not count; if both of a pair
-    are zero, the factor is 0. The last column has ones, for the weights alone.
+    Magnitudes are those of the first of two slices (G, N, 2 E). A channel of zeros has the factor 0: it is never in
+    doubt. The last column has ones, for the weights alone.
     """
     *dims, width = shape(slices, xp=xp)
     sizes = xp.abs(xp.astype(slices[..., width // 2 :], xp.float32))
-    used = xp.greater(xp.max(sizes, axis=-2, keepdims=True), 0.0)
-    half = (width // 2 + 1) // 2
-    first, second = slice(None, half), slice(width // 2 - half, None)
-    sizes = xp.where(used, sizes, 2.0 ** VALUE_BITS[2])
+    used = xp.astype(xp.greater(xp.max(sizes, axis=-2, keepdims=True), 0.0), xp.float32)
     ones = xp.ones((*dims, 1), dtype=xp.float32, **on_device_of(slices))
-    lesser = xp.concat([xp.minimum(sizes[..., first], sizes[..., second]), ones], axis=-1)
-    lesser = xp.multiply(lesser, 1 / WEIGHT_UNIT)
-    some = xp.astype(xp.logical_or(used[..., first], used[..., second]), xp.float32)
-    factors = xp.concat([some, xp.multiply(ones[..., :1, :], 2.0 ** (1 - VALUE_BITS[2]))], axis=-1)
-    return lesser, xp.expand_dims(factors, axis=-3)
+    factors = xp.concat([used, xp.multiply(ones[..., :1, :], 2.0 ** (1 - VALUE_BITS[2]))], axis=-1)
+    return xp.multiply(xp.concat([sizes, ones], axis=-1), 1 / WEIGHT_UNIT), xp.expand_dims(factors, axis=-3)
 
 
 def block_margins(grid: Grid, weights: Array, block: ExactScoreBlock, bound: Any, magnitudes: Array) -> Array:

@@ -147,7 +147,7 @@ class Reduction(NamedTuple):
 class SlicedValues(NamedTuple):
     """The values of one element of the batch in slices, and which numbers all sums are relative to."""
 
-    values: Array  # (G, N, count * E)
+    values: Array  # and a column of ones, (G, N, count * E + 1)
     exact: Array  # the values themselves, (G, N, E)
     power: Array  # above all values of a channel, (G, 1, E)
     row_max: Array | None  # (G, R, M, 1); None if that of the keys at hand is to be found
@@ -186,6 +186,8 @@ def _slice_values(grid: Grid, reduction: Reduction, sample: Sample) -> SlicedVal
     slices = concat_slices(values, power, VALUE_BITS[count], count, xp=xp)
     if reduction.extent is None and count == 2:
         magnitudes, factors = first_magnitudes(slices, xp)
+    ones = xp.ones((*shape(values, xp=xp)[:-1], 1), dtype=xp.float64, **on_device_of(values))
+    slices = xp.concat([slices, ones], axis=-1)
     return SlicedValues(slices, values, power, row_max=row_max, magnitudes=magnitudes, factors=factors, memo={})
 
 
@@ -238,10 +240,14 @@ def _block_sums(
         magnitudes = grid.loops.block(values.magnitudes, j, grid.sizes[1], -2)
         bound = bound_of(grid, block.allowed, rows.i, j, like=weights[0])
         margins = (block_margins(grid, weights[0], block, bound, magnitudes=magnitudes),)
-    weight_sums = tuple(xp.sum(part, axis=-1, keepdims=True) for part in weights)
     kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
-    value_sums = sliced_matmul(kept, value_block, matmul_per_group, xp)
+    products = sliced_matmul(kept, value_block, matmul_per_group, xp)
+    value_sums = tuple(product[..., :-1] for product in products)
+    if dropout is None:
+        weight_sums = tuple(product[..., -1:] for product in products)
+    else:
+        weight_sums = tuple(xp.sum(part, axis=-1, keepdims=True) for part in weights)
     return with_carry(value_sums, carry, xp), with_carry(weight_sums, carry, xp), margins
 
 

@@ -132,18 +132,18 @@ def _columns(values: SlicedValues, traced: bool, xp: Namespace) -> _Columns:
     if "columns" in values.memo:
         return values.memo["columns"]  # type: ignore[no-any-return]
     width = shape(values.exact, xp=xp)[-1]
-    coarse = xp.floor(xp.multiply(xp.abs(values.values[..., width:]), 1 / STEP))
+    coarse = xp.floor(xp.multiply(xp.abs(values.values[..., width:-1]), 1 / STEP))
     nonzero = xp.not_equal(values.exact, 0.0)
     credit = xp.where(nonzero, xp.add(coarse, float(CREDIT)), 0.0)
     num_pairs = xp.ones((), dtype=xp.int32, **on_device_of(coarse))
     if 0 in values.exact.shape:
-        return _Columns(values.values, coarse, credit, num_pairs)
+        return _Columns(values.values[..., :-1], coarse, credit, num_pairs)
     smallest = xp.min(xp.where(nonzero, xp.abs(values.exact), math.inf), axis=-2, keepdims=True)
     smallest = xp.min(xp.divide(smallest, values.power))
     for n in range(1, PAIRS):  # the last bit of a float32 is 2**-23 of it
         deeper = xp.less(smallest, 2.0 ** (23 - PAIR * n))
         num_pairs = xp.add(num_pairs, xp.astype(deeper, xp.int32))
-    columns = _Columns(values.values, coarse, credit, num_pairs)
+    columns = _Columns(values.values[..., :-1], coarse, credit, num_pairs)
     if not traced:
         values.memo["columns"] = columns
     return columns
