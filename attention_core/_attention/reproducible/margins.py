@@ -19,7 +19,8 @@ from attention_core._attention.blocks.grid import Grid, cached_by_distance, drop
 from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock
-from attention_core._attention.reproducible.slices import VALUE_BITS, WEIGHT_BITS
+from attention_core._attention.reproducible.slices import SCORE_UNIT, VALUE_BITS, WEIGHT_BITS
+from attention_core._backend import is_concrete
 
 LOG_TAU = -7
 FILTER = 2.0**LOG_TAU * 17 / 16
@@ -44,13 +45,21 @@ def first_magnitudes(slices: Array, xp: Namespace) -> tuple[Array, Array]:
     return xp.multiply(xp.concat([sizes, ones], axis=-1), 1 / WEIGHT_UNIT), xp.expand_dims(factors, axis=-3)
 
 
+def float32_weights(scores: Array, weights: Array, xp: Namespace) -> Array:
+    """The first slices of weights, or in a compiled program their numbers: XLA would take all powers once more."""
+    if is_concrete(weights):
+        return xp.astype(weights, xp.float32)
+    exponentials = xp.exp(xp.astype(xp.multiply(scores, 1 / SCORE_UNIT), xp.float32))
+    return xp.multiply(exponentials, WEIGHT_UNIT)
+
+
 def block_margins(grid: Grid, weights: Array, block: ExactScoreBlock, bound: Any, magnitudes: Array) -> Array:
     r"""Sums :math:`\sum_j (w_{ij} - \tau) |v_{je}|` over a block of keys; in the last column, without the values.
 
-    The weights are their first slices, and ``bound`` is tau in their units where keys are allowed, and else 0.
+    The weights are those of `float32_weights`, and ``bound`` is tau in their units where keys are allowed, and else 0.
     """
     xp, dropout = grid.xp, dropout_of(grid)
-    excess = grid.loops.inplace(xp.subtract, xp.astype(weights, xp.float32), bound)
+    excess = grid.loops.inplace(xp.subtract, weights, bound)
     if dropout is None:
         return matmul_per_group(excess, magnitudes, xp)
     kept = apply_dropout(excess, dropout, block.at, num_heads_of(grid), xp=xp)

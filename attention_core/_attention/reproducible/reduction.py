@@ -25,7 +25,7 @@ from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
-from attention_core._attention.reproducible.margins import block_margins, bound_of, first_magnitudes
+from attention_core._attention.reproducible.margins import block_margins, bound_of, first_magnitudes, float32_weights
 from attention_core._attention.reproducible.slices import (
     MAX_TOP,
     MIN_TOP,
@@ -239,7 +239,8 @@ def _block_sums(
     if values.magnitudes is not None:
         magnitudes = grid.loops.block(values.magnitudes, j, grid.sizes[1], -2)
         bound = bound_of(grid, block.allowed, rows.i, j, like=weights[0])
-        margins = (block_margins(grid, weights[0], block, bound, magnitudes=magnitudes),)
+        short = float32_weights(scores, weights[0], xp)
+        margins = (block_margins(grid, short, block, bound, magnitudes=magnitudes),)
     kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
     products = sliced_matmul(kept, value_block, matmul_per_group, xp)

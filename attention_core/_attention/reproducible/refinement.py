@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2_tail
 from attention_core._arrays import Array, Namespace, on_device_of, shape, zeros_with
-from attention_core._attention.blocks.grid import dropout_of, num_heads_of
+from attention_core._attention.blocks.grid import dropout_of, is_one_block, may_mask, num_heads_of
 from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import visit_blocks
 from attention_core._attention.call import apply_dropout
+from attention_core._attention.reproducible.block import ExactScoreBlock
 from attention_core._attention.reproducible.margins import CREDIT, LOG_TAU, PENALTY, STEP, doubtful
 from attention_core._attention.reproducible.reduction import QueryRows, SlicedValues, Sums, scores_at
 from attention_core._attention.reproducible.slices import (
@@ -119,10 +120,9 @@ def _rows_at(rows: QueryRows, start: int, stop: int) -> QueryRows:
 
 
 class _Columns(NamedTuple):
-    """What weights are multiplied by, (G, N, ...)."""
+    """What weights are multiplied by, (G, N, E), and how many slices the values need."""
 
-    pair: Array  # two slices of the values side by side, (..., 2 E), the first one at the end
-    coarse: Array  # the first bits of their magnitudes, (..., E)
+    coarse: Array  # the first bits of the magnitudes of values
     credit: Array  # an upper bound of these, and of what two slices of weight and value leave out
     num_pairs: Array  # how many pairs of slices hold all bits of all values, 0-d
 
@@ -137,68 +137,144 @@ def _columns(values: SlicedValues, traced: bool, xp: Namespace) -> _Columns:
     credit = xp.where(nonzero, xp.add(coarse, float(CREDIT)), 0.0)
     num_pairs = xp.ones((), dtype=xp.int32, **on_device_of(coarse))
     if 0 in values.exact.shape:
-        return _Columns(values.values[..., :-1], coarse, credit, num_pairs)
+        return _Columns(coarse, credit, num_pairs)
     smallest = xp.min(xp.where(nonzero, xp.abs(values.exact), math.inf), axis=-2, keepdims=True)
     smallest = xp.min(xp.divide(smallest, values.power))
     for n in range(1, PAIRS):  # the last bit of a float32 is 2**-23 of it
         deeper = xp.less(smallest, 2.0 ** (23 - PAIR * n))
         num_pairs = xp.add(num_pairs, xp.astype(deeper, xp.int32))
-    columns = _Columns(values.values[..., :-1], coarse, credit, num_pairs)
+    columns = _Columns(coarse, credit, num_pairs)
     if not traced:
         values.memo["columns"] = columns
     return columns
 
 
 def _slice_pair(values: SlicedValues, lift: Array, xp: Namespace) -> Array:
-    """Two more slices of the values, behind those that a power of two brings in front of the point."""
+    """Two slices of the values, (G, N, 2 E), behind those that a power of two brings in front of the point."""
     bits, x = VALUE_BITS[2], xp.multiply(xp.divide(values.exact, values.power), lift)
     whole, first, second = (xp.round(xp.multiply(x, 2.0 ** (bits * n))) for n in range(3))
+    whole = xp.where(xp.equal(lift, 1.0), 0.0, whole)  # nothing lies before the first pair, which may round up
     slices = (xp.subtract(less, xp.multiply(more, 2.0**bits)) for less, more in ((second, first), (first, whole)))
     return xp.concat(list(slices), axis=-1)
 
 
-# Sums over one window of the weights
+# Sums over all keys
 
 
-class _WindowSums(NamedTuple):
-    """Sums over the keys, (G, R, m, ...), of half of each weight; the last column is that of the weights alone."""
-
-    values: Array  # (..., E + 1), weighted values
-    size: Array  # weighted magnitudes, by the first bits of both
-    credit: Array  # the upper bounds of magnitudes, not weighted: what the keys would add with a weight of 1
-
-
-class _Window(NamedTuple):
-    """Which bits of the weights are summed."""
+class _Again(NamedTuple):
+    """Queries that are summed again."""
 
     rows: QueryRows
     values: SlicedValues
     anchor: Array
     columns: _Columns
-    lift: Array  # the power of two that brings them in front of the point, 0-d
+
+    def weights(self, masked: bool, j: Any, lift: Array) -> tuple[Array, ExactScoreBlock]:
+        """Half of the weights of a block of keys, times a power of two, and the block."""
+        xp, block = self.rows.grid.xp, scores_at(self.rows, masked, j)
+        weights = exp2_tail(xp.subtract(block.scores, self.anchor), xp)
+        weights *= xp.multiply(lift, 0.5)
+        return weights, block
+
+    def visit(self, add_keys: Any, widths: tuple[list[Any], ...]) -> tuple[Parts, ...]:
+        """Exact sums over all keys of ``add_keys(masked, j)``, arrays of these widths."""
+        grid, xp = self.rows.grid, self.rows.grid.xp
+        if is_one_block(grid):
+            return add_keys(may_mask(grid), 0)  # type: ignore[no-any-return]
+        next_block, whole, seen = self.rows.visits
+        if grid.loops.traced and seen is not whole:
+            whole = 0  # one loop instead of two: a smaller program, most of which rarely runs
+
+        def absorb(masked: bool, step: Any, sums: Any) -> Any:
+            new = add_keys(masked, next_block(step))
+            return tuple(tuple(map(xp.add, *parts)) for parts in zip(sums, new, strict=True))
+
+        *dims, _ = shape(self.rows.query, xp=xp)
+        zeros = tuple(tuple(zeros_with(self.anchor, *dims, last, xp=xp) for last in each) for each in widths)
+        return visit_blocks(grid.loops, whole, seen, absorb, state=zeros)  # type: ignore[no-any-return]
 
 
-def _sum_window(window: _Window, inverse: Array) -> _WindowSums:
-    """The sums over a window; ``inverse`` is that of its power of two."""
-    xp, loops = window.rows.grid.xp, window.rows.grid.loops
-    signed, weights, (size, credit) = _visit_keys(window, window.columns.pair)
+def _sizes(again: _Again, weights: Array, block: ExactScoreBlock, column: Array, *, j: Any) -> Array:
+    """Sums over a block of weights times a column, (G, R, m, E + 1); the last one is that of the weights alone."""
+    grid, xp = again.rows.grid, again.rows.grid.xp
+    kept = apply_dropout(weights, dropout_of(grid), block.at, num_heads_of(grid), xp=xp)
+    products = matmul_per_group(kept, grid.loops.block(column, j, grid.sizes[1], -2), xp)
+    return xp.concat([products, xp.sum(weights, axis=-1, keepdims=True)], axis=-1)
+
+
+def _compared(weights: Array, xp: Namespace) -> Array:
+    """The first bits of weights behind the point, as integers."""
+    in_front = xp.multiply(xp.floor(weights), 2.0**SIZE_BITS)
+    return xp.subtract(xp.floor(xp.multiply(weights, 2.0**SIZE_BITS)), in_front)
+
+
+def _size_and_credit(again: _Again) -> tuple[Array, Array]:
+    """The sizes of all elements by the first bits of half of each weight, and by a weight of 1 for each key."""
+    grid, xp, (coarse, credit, _) = again.rows.grid, again.rows.grid.xp, again.columns
+    one = xp.ones((), dtype=xp.float64, **on_device_of(again.anchor))
+
+    def add_keys(masked: bool, j: Any) -> tuple[Parts, ...]:
+        weights, block = again.weights(masked, j, one)
+        allowed = xp.ones_like(weights)
+        if block.allowed is not None:
+            allowed = xp.where(block.allowed, allowed, 0.0)
+        pairs = (_compared(weights, xp), coarse), (allowed, credit)
+        return (tuple(_sizes(again, part, block, column, j=j) for part, column in pairs),)
+
+    width = shape(grid.operands.value, xp=xp)[-1]
+    ((size, most),) = again.visit(add_keys, ([width + 1] * 2,))
+    return xp.multiply(size, 2.0**-SIZE_BITS), most
+
+
+# Sums over one window of the weights
+
+
+def _sum_window(again: _Again, lift: Array, inverse: Array) -> tuple[Array, Array, Array]:
+    """Sums of half of each weight over a window, by the power of two that brings it in front of the point.
+
+    Of weighted values, and of their sizes, both (G, R, m, E + 1), with the weights alone at the end. Then how many
+    weights of a row have bits behind the window, (G, R, m, 1).
+    """
+    xp, query = again.rows.grid.xp, again.rows.query
+    width = shape(again.values.exact, xp=xp)[-1]
+    *dims, _ = shape(query, xp=xp)
+    zeros = tuple(zeros_with(again.anchor, *dims, last, xp=xp) for last in (width, 1, width + 1, 1))
+    one = xp.ones_like(lift)
+    add_pair = functools.partial(_add_pair, again, lift)
+    state = again.rows.grid.loops.loop(0, again.columns.num_pairs, add_pair, (*zeros, one, one))
+    values, weight, size, longer, *_ = state
+    sums = xp.multiply(xp.concat([values, weight], axis=-1), inverse)
+    return sums, xp.multiply(size, xp.multiply(inverse, 2.0**-SIZE_BITS)), longer
+
+
+def _add_pair(again: _Again, lift: Array, _: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Add what two slices of the values contribute; weights and sizes are the same for each pair."""
+    grid, xp = again.rows.grid, again.rows.grid.xp
+    values, *_, value_lift, value_inverse = state
+    carry, width = needs_carry(grid, 1), shape(again.values.exact, xp=xp)[-1]
+    pair = _slice_pair(again.values, value_lift, xp)
+    add_keys = functools.partial(_window_sums, again, lift, pair)
+    widths = [2 * width] * (SLICES * (2 if carry else 1)), [1] * SLICES, [width + 1, 1]
+    signed, weights, (size, longer) = again.visit(add_keys, widths)
     units = [2.0 ** (-BITS * n) for n in range(1, SLICES + 1)]
-    one = xp.ones_like(window.lift)
-    state = _combine_pair(signed, units, xp), one, one
-    add_pair = functools.partial(_add_pair, window, units)
-    values, _, _ = loops.loop(1, window.columns.num_pairs, add_pair, state)
-    values = xp.concat([values, _add_slices(weights, units, xp)], axis=-1)
-    size = xp.multiply(size, xp.multiply(inverse, 2.0**-SIZE_BITS))
-    return _WindowSums(xp.multiply(values, inverse), size, credit)
+    new = xp.multiply(_combine_pair(without_carry(signed, carry, xp), units, xp), value_inverse)
+    lifts = xp.multiply(value_lift, 2.0**PAIR), xp.multiply(value_inverse, 2.0**-PAIR)
+    return xp.add(values, new), _add_slices(weights, units, xp), size, longer, *lifts
 
 
-def _add_pair(window: _Window, units: list[float], _: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Add what the next two slices of the values contribute."""
-    xp = window.rows.grid.xp
-    values, lift, inverse = state
-    lift, inverse = xp.multiply(lift, 2.0**PAIR), xp.multiply(inverse, 2.0**-PAIR)
-    signed, _, _ = _visit_keys(window, _slice_pair(window.values, lift, xp))
-    return xp.add(values, xp.multiply(_combine_pair(signed, units, xp), inverse)), lift, inverse
+def _window_sums(again: _Again, lift: Array, pair: Array, masked: bool, j: Any) -> tuple[Parts, ...]:
+    """Over a block of keys, by slices of the weights: of values, and of weights alone; then sizes, and longer ones."""
+    grid, xp = again.rows.grid, again.rows.grid.xp
+    weights, block = again.weights(masked, j, lift)
+    size = _sizes(again, _compared(weights, xp), block, again.columns.coarse, j=j)
+    *slices, rest = _weight_slices(weights, xp)
+    longer = xp.sum(xp.astype(xp.greater(rest, 0.0), xp.float64), axis=-1, keepdims=True)
+    totals = tuple(xp.sum(part, axis=-1, keepdims=True) for part in slices)
+    kept = [apply_dropout(part, dropout_of(grid), block.at, num_heads_of(grid), xp=xp) for part in slices]
+    products = matmul_per_group(xp.concat(kept, axis=-2), grid.loops.block(pair, j, grid.sizes[1], -2), xp)
+    count = shape(weights, xp=xp)[-2]
+    signed = tuple(products[..., n * count : (n + 1) * count, :] for n in range(SLICES))
+    return with_carry(signed, needs_carry(grid, 1), xp), totals, (size, longer)
 
 
 def _combine_pair(signed: Parts, units: list[float], xp: Namespace) -> Array:
@@ -217,53 +293,8 @@ def _add_slices(parts: Parts, units: list[float], xp: Namespace) -> Array:
     return functools.reduce(xp.add, reversed(scaled))
 
 
-def _visit_keys(window: _Window, pair: Array) -> tuple[Parts, ...]:
-    """Exact sums over all keys, for each slice of the weights: of values, and of the weights alone; then sizes."""
-    grid, xp = window.rows.grid, window.rows.grid.xp
-    carry = needs_carry(grid, 1)
-    next_block, whole, seen = window.rows.visits
-
-    def add_keys(masked: bool, step: Any, sums: Any) -> Any:
-        new = _block_sums(window, pair, masked, next_block(step))
-        return tuple(tuple(map(xp.add, *parts)) for parts in zip(sums, new, strict=True))
-
-    *dims, _ = shape(window.rows.query, xp=xp)
-    width = shape(pair, xp=xp)[-1] // 2
-    lasts = [2 * width] * (SLICES * (2 if carry else 1)), [1] * SLICES, [width + 1] * 2
-    zeros = tuple(tuple(zeros_with(window.anchor, *dims, last, xp=xp) for last in each) for each in lasts)
-    signed, *others = visit_blocks(grid.loops, whole, seen, add_keys, state=zeros)
-    return without_carry(signed, carry, xp), *others
-
-
-def _block_sums(window: _Window, pair: Array, masked: bool, j: Any) -> tuple[Parts, ...]:
-    """The same over one block of keys."""
-    grid, xp = window.rows.grid, window.rows.grid.xp
-    block = scores_at(window.rows, masked, j)
-    columns = (pair, window.columns.coarse, window.columns.credit)
-    pair, coarse, credit = (grid.loops.block(x, j, grid.sizes[1], -2) for x in columns)
-    weights = exp2_tail(xp.subtract(block.scores, window.anchor), xp)
-    allowed = xp.ones_like(weights)
-    if block.allowed is not None:
-        allowed = xp.where(block.allowed, allowed, 0.0)
-    weights *= xp.multiply(window.lift, 0.5)
-    compared = xp.subtract(
-        xp.floor(xp.multiply(weights, 2.0**SIZE_BITS)), xp.multiply(xp.floor(weights), 2.0**SIZE_BITS)
-    )
-    all_parts = *_weight_slices(weights, xp), compared, allowed
-    *kept, kept_compared, counted = (
-        apply_dropout(x, dropout_of(grid), block.at, num_heads_of(grid), xp=xp) for x in all_parts
-    )
-    *totals, compared_total, count = (xp.sum(x, axis=-1, keepdims=True) for x in all_parts)
-    signed = tuple(matmul_per_group(part, pair, xp) for part in kept)
-    sizes = (
-        xp.concat([matmul_per_group(part, column, xp), total], axis=-1)
-        for part, column, total in ((kept_compared, coarse, compared_total), (counted, credit, count))
-    )
-    return with_carry(signed, needs_carry(grid, 1), xp), tuple(totals), tuple(sizes)
-
-
 def _weight_slices(x: Array, xp: Namespace) -> list[Array]:
-    """The first bits after the point, as integers from 0 to below 2**18: all products and differences are exact.
+    """The first bits after the point, as integers from 0 to below 2**18; then the rest. All steps are exact.
 
     Works in the memory of ``x``, which is not used again.
     """
@@ -275,7 +306,8 @@ def _weight_slices(x: Array, xp: Namespace) -> list[Array]:
         above += below
         slices.append(above)
         above = below
-    return slices
+    x -= above
+    return [*slices, x]
 
 
 # Which elements are summed again, and by how many windows
@@ -286,56 +318,60 @@ class _Progress(NamedTuple):
 
     values: Array
     size: Array
+    longer: Array  # how many weights of a row have bits behind these windows, (G, R, m, 1)
     open: Array  # whether the element needs more windows
-    lift: Array  # 0-d, as in `_Window`
+    lift: Array  # 0-d, the power of two that brings the next window in front of the point
     inverse: Array
 
 
 def _refine_rows(
     rows: QueryRows, values: SlicedValues, anchor: Array, total: Array, weight: Array
 ) -> tuple[Array, Array]:
-    grid, xp = rows.grid, rows.grid.xp
-    columns = _columns(values, grid.loops.traced, xp)
-    one = xp.ones((), dtype=xp.float64, **on_device_of(anchor))
-    window = _Window(rows, values, anchor, columns, lift=one)
-    first = _sum_window(window, one)
-    chosen = xp.logical_and(xp.less(first.size, _least_size(first, xp)), xp.greater(first.credit, 0.0))
-    still_open = xp.logical_and(chosen, _is_short(first.size, first.credit, one, xp))
-    progress = _Progress(first.values, first.size, still_open, lift=one, inverse=one)
-    add_window = functools.partial(_add_window, window, first.credit)
-    progress = _Progress(*grid.loops.loop(1, WINDOWS, add_window, tuple(progress)))
-    unit = xp.multiply(xp.expand_dims(values.power, axis=-3), 2.0)
-    total = xp.where(chosen[..., :-1], xp.multiply(progress.values[..., :-1], unit), total)
-    return total, xp.where(chosen[..., -1:], xp.multiply(progress.values[..., -1:], 2.0), weight)
+    xp, loops = rows.grid.xp, rows.grid.loops
+    again = _Again(rows, values, anchor, _columns(values, loops.traced, xp))
+    size, credit = _size_and_credit(again)
+    chosen = xp.logical_and(xp.less(size, _least_size(size, credit, xp)), xp.greater(credit, 0.0))
+    add_windows = functools.partial(_add_windows, again, chosen, credit, (total, weight))
+    return loops.cond(xp.any(chosen), add_windows, lambda: (total, weight))  # type: ignore[no-any-return]
 
 
-def _least_size(first: _WindowSums, xp: Namespace) -> Array:
+def _add_windows(again: _Again, chosen: Array, credit: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The sums, of which those that are chosen are replaced by those of as many windows as they need."""
+    xp = again.rows.grid.xp
+    zeros = xp.zeros_like(credit)
+    one = xp.ones((), dtype=xp.float64, **on_device_of(credit))
+    progress = _Progress(zeros, zeros, zeros[..., :1], chosen, lift=one, inverse=one)
+    add_window = functools.partial(_add_window, again, credit)
+    found, *_ = again.rows.grid.loops.loop(0, WINDOWS, add_window, tuple(progress))
+    unit = xp.multiply(xp.expand_dims(again.values.power, axis=-3), 2.0)
+    total = xp.where(chosen[..., :-1], xp.multiply(found[..., :-1], unit), sums[0])
+    return total, xp.where(chosen[..., -1:], xp.multiply(found[..., -1:], 2.0), sums[1])
+
+
+def _least_size(size: Array, credit: Array, xp: Namespace) -> Array:
     """The size of half of the weights from which on two slices of each are accurate."""
-    least = xp.multiply(first.credit, 2.0 ** (LOG_TAU - 1))
-    penalty = xp.multiply(first.size[..., -1:], float(PENALTY))
+    least = xp.multiply(credit, 2.0 ** (LOG_TAU - 1))
+    penalty = xp.multiply(size[..., -1:], float(PENALTY))
     return xp.concat([xp.add(least[..., :-1], penalty), least[..., -1:]], axis=-1)
 
 
-def _is_short(size: Array, credit: Array, inverse: Array, xp: Namespace) -> Array:
-    """Whether windows may leave out more than the guard allows."""
-    return xp.less(size, xp.multiply(credit, xp.multiply(inverse, GUARD * 2.0**-WINDOW)))
-
-
-def _add_window(window: _Window, credit: Array, _: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
+def _add_window(again: _Again, credit: Array, _: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
     """Add the next window to the elements that need it, if there are any."""
-    xp = window.rows.grid.xp
-    values, size, still_open, lift, inverse = state
-    lift, inverse = xp.multiply(lift, 2.0**WINDOW), xp.multiply(inverse, 2.0**-WINDOW)
-    add = functools.partial(_add_sums, window._replace(lift=lift), inverse, _Progress(*state))
-    values, size = window.rows.grid.loops.cond(xp.any(still_open), add, lambda: (values, size))
-    still_open = xp.logical_and(still_open, _is_short(size, credit, inverse, xp))
-    return values, size, still_open, lift, inverse
+    xp, progress = again.rows.grid.xp, _Progress(*state)
+    add = functools.partial(_add_sums, again, progress)
+    sums = again.rows.grid.loops.cond(xp.any(progress.open), add, lambda: tuple(progress[:3]))
+    _, size, longer = sums
+    short = xp.less(size, xp.multiply(credit, xp.multiply(progress.inverse, GUARD * 2.0**-WINDOW)))
+    lifts = xp.multiply(progress.lift, 2.0**WINDOW), xp.multiply(progress.inverse, 2.0**-WINDOW)
+    still_open = xp.logical_and(progress.open, xp.logical_and(short, xp.greater(longer, 0.0)))
+    return *sums, still_open, *lifts
 
 
-def _add_sums(window: _Window, inverse: Array, progress: _Progress) -> tuple[Array, Array]:
-    xp, new = window.rows.grid.xp, _sum_window(window, inverse)
+def _add_sums(again: _Again, progress: _Progress) -> tuple[Array, Array, Array]:
+    xp = again.rows.grid.xp
+    new_values, new_size, longer = _sum_window(again, progress.lift, progress.inverse)
     values, size = (
         xp.where(progress.open, xp.add(before, more), before)
-        for before, more in ((progress.values, new.values), (progress.size, new.size))
+        for before, more in ((progress.values, new_values), (progress.size, new_size))
     )
-    return values, size
+    return values, size, longer
