@@ -49,7 +49,7 @@ def float32_weights(scores: Array, weights: Array, xp: Namespace) -> Array:
     """The first slices of weights, or in a compiled program their numbers: XLA would take all powers once more."""
     if is_concrete(weights):
         return xp.astype(weights, xp.float32)
-    exponentials = xp.exp(xp.astype(xp.multiply(scores, 1 / SCORE_UNIT), xp.float32))
+    exponentials = xp.exp(xp.multiply(xp.astype(scores, xp.float32), 1 / SCORE_UNIT))
     return xp.multiply(exponentials, WEIGHT_UNIT)
 
 

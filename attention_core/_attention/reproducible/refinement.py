@@ -8,7 +8,8 @@ of the row. Two slices have errors relative to that one, and to the largest valu
 * The weights have a small *relative* error, by `exp2_tail`.
 * They are cut into windows of 54 bits, three slices each, from the largest weight down. The values are cut into as many
   slices as they have bits.
-* Windows are added until the scale of those so far is :math:`2^{34}` times what they may leave out.
+* Windows are added until the scale of those so far is :math:`2^{34}` times what they may leave out, or no weight of
+  the row has further bits.
 
 Every comparison is one of exact sums of integers over the keys of a row. So row and channel alone decide whether an
 element is summed again, and by how many windows: neither the block that it lies in, nor the elements next to it.
