@@ -113,9 +113,9 @@ else:
         return globals()[name]
 
 
-_name_keywords(vars(), __all__)
 for _name in __all__:
     if "._" in vars()[_name].__module__:
+        _name_keywords(vars(), [_name])
         vars()[_name].__module__ = __name__  # by which pickles and documentation know it
 
 # Pickles of former versions hold the addresses of private files.

@@ -58,6 +58,7 @@ def calls(put, xp):
         "SaganAttention": lambda **options: layers.SaganAttention(C, **options),
         "DotProductAttention.__call__": lambda **options: layers.DotProductAttention()((), x, **options),
         "MultiHeadAttention.__call__": lambda **options: layers.MultiHeadAttention(C, 2)(attention, x, **options),
+        "EncoderLayer.__call__": lambda **options: layers.EncoderLayer(C, 2, C)(layer, x, **options),
         "SaganAttention.__call__": lambda **options: layers.SaganAttention(
             C, head_channels=C, value_channels=C, spectral_norm=False
         )(sagan, image, **options),
