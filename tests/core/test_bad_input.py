@@ -59,7 +59,7 @@ OPTIONS = {
     "softcap below zero": (lambda put: {"softcap": -1}, ValueError, "expected softcap as a positive finite number; got -1"),
     "softcap as a flag": (lambda put: {"softcap": True}, TypeError, "expected softcap as a number; got bool"),
     "dropout as a number": (lambda put: {"dropout": 0.1}, TypeError, r"expected dropout as Dropout\(rate, seed\); got float"),
-    "unknown option": (lambda put: {"attn_mask": None}, TypeError, "unexpected keyword argument 'attn_mask'"),
+    "unknown option": (lambda put: {"maks": None}, TypeError, "unexpected keyword argument 'maks'"),
     "mask in the place of an array": (lambda put: {"bias": ac.Causal()}, TypeError, "expected bias as an array; got Causal"),
 }  # fmt: skip
 
