@@ -250,7 +250,7 @@ def test_settings_come_by_place_and_wrong_ones_are_named():
         MultiHeadAttention(8, 6)
     with pytest.raises(ValueError, match="expected a seed"):
         FeedForward(4, 5, seed=-1)
-    with pytest.raises(ValueError, match="colour"):
+    with pytest.raises(TypeError, match="colour"):
         FeedForward(4, 5, colour="red")
     with pytest.raises(TypeError, match="multiple values"):
         FeedForward(4, 5, inner=6)
