@@ -316,7 +316,8 @@ def _copies_forward(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays
 
 def _copies_backward(plan: Constants, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
-    return (round_to_float32(add_in_order(tuple(to_float64(d_copy, xp) for d_copy in cotangents), xp), xp),)
+    d_x = round_to_float32(add_in_order(tuple(to_float64(d_copy, xp) for d_copy in cotangents), xp), xp)
+    return (xp.astype(d_x, arrays[0].dtype, copy=False),)
 
 
 def _copies_abstract(plan: Constants, arrays: Arrays, backend: Backend) -> Arrays:

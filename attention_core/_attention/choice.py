@@ -185,8 +185,20 @@ def _reproducible(call: Call, implementation: str, *, weights: bool) -> Attentio
         return dense(call, weights=weights)
     query, key, value = fan_out((call.query, call.key, call.value), arithmetic_of("reproducible"), xp)
     call = call._replace(query=query, key=key, value=value)
+    of_weights = call
+    if weights:
+        call, of_weights = _for_two_uses(call)
     output, logsumexp, reference = reproducible_attention(call)
-    return Attention(output, reproducible_weights(call, reference) if weights else None, logsumexp)
+    return Attention(output, reproducible_weights(of_weights, reference) if weights else None, logsumexp)
+
+
+def _for_two_uses(call: Call) -> tuple[Call, Call]:
+    """The call for output and weights, whose gradients a compiler would add before it rounds them to 16 bits."""
+    copies = arithmetic_of("reproducible").copies
+    arrays = {name: getattr(call, name) for name in ("query", "key", "bias") if getattr(call, name) is not None}
+    pairs = {name: copies(array, 2, xp=call.xp) for name, array in arrays.items()}
+    first, second = ({name: pair[use] for name, pair in pairs.items()} for use in (0, 1))
+    return call._replace(**first), call._replace(**second)
 
 
 def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
