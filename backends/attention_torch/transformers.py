@@ -87,8 +87,10 @@ def attend(
         if options.get(name) is not None:
             raise ValueError(f"expected no {name}, of attention that is paged or sparse; got one")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    mask: Any
     mask, bias = _mask_and_bias(attention_mask, position_bias, query.dtype)
-    mask = _rule_of(mask)
+    if mask is not None and mask.shape[-2:] == (query.shape[-2], key.shape[-2]):
+        mask = _rule_of(mask)
     weights = _records_weights(options, recorder)
     result = scaled_dot_product_attention(
         query,
@@ -147,9 +149,9 @@ def make_mask(masks: Any, /, **options: Any) -> torch.Tensor | None:
     return mask
 
 
-def _rule_of(mask: torch.Tensor | None) -> Mask | torch.Tensor | None:
+def _rule_of(mask: torch.Tensor) -> Mask | torch.Tensor:
     """The rule that a mask carries, if there is one and the mask is as it was made."""
-    if mask is None or not backend.is_concrete(mask):
+    if not backend.is_concrete(mask):
         return mask
     carried = getattr(mask, "attention_core_rule", None)
     return carried.rule if isinstance(carried, Carried) and carried.version == mask._version else mask

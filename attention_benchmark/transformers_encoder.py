@@ -1,0 +1,55 @@
+"""Time an encoder of transformers on this attention against its own ``sdpa``, as a table on standard output.
+
+``python -m attention_benchmark.transformers_encoder`` makes a BERT of random weights, as wide as BERT-base, of four
+layers. It runs a batch of 32 × 128 tokens in float32, without gradients. Implementations take turns; the table has the
+median of the ratios of a turn, with the quartiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attention_benchmark.training_step import measured
+
+__all__ = ["forwards", "main"]
+
+BATCH, LENGTH, LAYERS, TURNS = 32, 128, 4, 15
+Forward = Callable[[], Any]
+
+
+def forwards(batch: int = BATCH, length: int = LENGTH, **settings: Any) -> dict[str, tuple[Forward, Forward]]:
+    """Forward passes by padding: on this attention, and on ``sdpa``."""
+    import torch  # noqa: PLC0415 (who times no PyTorch does without)
+    from transformers import BertConfig, BertModel  # noqa: PLC0415
+
+    import attention_torch.transformers  # noqa: PLC0415
+
+    attention_torch.transformers.register()
+    model = BertModel(BertConfig(**{"num_hidden_layers": LAYERS} | settings)).eval()
+    lengths = torch.linspace(length // 4, length, batch).long().unsqueeze(-1)
+    full = torch.ones((batch, length), dtype=torch.int64)
+    tokens = torch.arange(batch * length).reshape(batch, length) % model.config.vocab_size
+
+    def forward(name: str, mask: Any) -> Forward:
+        def run() -> Any:
+            model.set_attn_implementation(name)
+            with torch.no_grad():
+                return model(tokens, attention_mask=mask).last_hidden_state
+
+        return run
+
+    masks = {"no padding": full, "a quarter to all of the tokens": full * (torch.arange(length) < lengths)}
+    return {name: (forward("attention_core", mask), forward("sdpa", mask)) for name, mask in masks.items()}
+
+
+def main() -> None:
+    """Print the table."""
+    print("| batch | time | ratio, with its quartiles |\n|---|---|---|")
+    for name, (ours, theirs) in forwards().items():
+        time, (low, middle, high) = measured(ours, theirs, turns=TURNS)
+        print(f"| {name} | {time:.0f} ms | {middle:.2f} ({low:.2f} to {high:.2f}) |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
