@@ -32,7 +32,11 @@ COMPILED_ONCE = {
 }
 PYTEST = ("pytest", "-n", "auto")
 TESTS = tuple(f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz"))
-PEERS = ("tests/peers", "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients")
+PEERS = (
+    "tests/peers",
+    "tests/backends/test_keras.py",
+    "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients",
+)
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
     "attention_*", "backends", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
@@ -53,7 +57,8 @@ def lint(session):
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def tests(session, backend):
     """Run every test on one backend, with no other framework installed; a backend asked for is required."""
-    install(session, "-e", f".[cli,array-api-strict,{backend}]", groups=("test",))
+    keras = "" if backend == "numpy" else ",keras"  # on the library of the session
+    install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": f"array_api_strict,{backend}"}
     session.run(*PYTEST, *DOCTESTS, *chosen(session.posargs, TESTS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 

@@ -1,6 +1,6 @@
 """Layers without a framework: settings, initial parameters, and the call.
 
-The layers of `attention_torch`, `attention_jax` and `attention_tensorflow` hold the parameters of a layer defined here.
+The layers of `attention_torch`, `attention_jax` and `attention_keras` hold the parameters of a layer defined here.
 A definition holds no array. So it compares by value, is saved as text, and is called with parameters of any library::
 
     layer = MultiHeadAttention(channels=64, num_heads=8)

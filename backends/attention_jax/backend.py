@@ -119,10 +119,10 @@ class JaxBackend:
         return jax.lax.stop_gradient(array)
 
     def draw_seed(self, source: Any, /) -> Any:
-        """Draw two words from a typed key of `jax.random`; those of a raw key are words already."""
+        """Draw two words from a typed key of JAX or a generator of Keras; those of a raw key are words already."""
         if isinstance(source, jax.Array) and jnp.issubdtype(source.dtype, jax.dtypes.prng_key):
             return jax.random.bits(source, (2,), "uint32")
-        return source
+        return source.next() if type(source).__name__ == "SeedGenerator" else source
 
     def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
         """Write rows into a copy, which a compiler leaves out where the array is donated or not used again."""

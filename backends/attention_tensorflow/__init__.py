@@ -1,4 +1,4 @@
-"""Attention on TensorFlow: the backend, and the layers as layers of Keras."""
+"""Attention on TensorFlow: the backend, and the layers of `attention_keras` where Keras runs on TensorFlow."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ __all__ = [
 ]
 
 
-if "keras" in sys.modules:  # as TensorFlow has imported it: models in its files know only layers that are registered
-    from attention_tensorflow import layers as _layers  # noqa: F401
+_keras = getattr(sys.modules.get("keras"), "backend", None)  # as TensorFlow has imported it
+if _keras is not None and _keras.backend() == "tensorflow":  # its models' files know only layers that are registered
+    import attention_keras  # noqa: F401
 
 
 def __getattr__(name: str) -> Any:

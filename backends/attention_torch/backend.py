@@ -150,10 +150,10 @@ class TorchBackend:
         return array.detach()
 
     def draw_seed(self, source: Any, /) -> Any:
-        """Draw two words from a generator of PyTorch, on its device."""
+        """Draw two words from a generator of PyTorch, on its device, or of Keras."""
         if isinstance(source, torch.Generator):
             return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, generator=source, device=source.device)
-        return source
+        return source.next() if type(source).__name__ == "SeedGenerator" else source
 
     def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
         """Write rows into the tensor, or into a copy, without waiting for a device that holds the start."""

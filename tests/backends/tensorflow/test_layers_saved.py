@@ -309,12 +309,14 @@ def test_a_copy_is_a_layer_of_its_own(rng, name):
 
 def test_keras_on_another_library_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(RuntimeError, match=r"expected Keras on TensorFlow.*got Keras on jax"):
+    monkeypatch.delitem(sys.modules, "attention_tensorflow.layers")
+    monkeypatch.delattr(attention_tensorflow, "layers")
+    with pytest.raises(RuntimeError, match=r"expected Keras on TensorFlow.*got Keras on jax.*attention_keras"):
         attention_tensorflow.FeedForward(4, 5)
 
 
 def test_examples_of_the_docstrings_run():
-    found = doctest.testmod(importlib.import_module("attention_tensorflow.layers"))
+    found = doctest.testmod(importlib.import_module("attention_keras.layers"))
     assert found.attempted > 0
     assert found.failed == 0
 

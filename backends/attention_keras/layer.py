@@ -13,21 +13,20 @@ from typing import Any, ClassVar, TypeVar
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from attention_core import Attention
+from attention_core import Attention, get_backend
 from attention_core import layers as definitions
 from attention_core.backend import Array, check_flags, keyword_error, names_of
 from attention_core.layers import check_fit, named_arrays, tree_from_names
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
+from attention_keras.library import attached, backend, unconverted, variable_name
 from attention_numpy.trees import constructor, known_device
-from attention_tensorflow import namespace
-from attention_tensorflow.backend import backend
 
-__all__ = ["AttentionLayer", "Layer", "attached", "place_masks"]
+__all__ = ["AttentionLayer", "Layer", "named_results", "place_masks"]
 
 AnyLayer = TypeVar("AnyLayer", bound="Layer")
+_NUMPY = get_backend("numpy")
 _STATE = "state"  # what the names of a state begin with
 _CLASSES: dict[type[definitions.Layer], type[Layer]] = {}  # by the class of their definition
 
@@ -50,11 +49,6 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
             _CLASSES.setdefault(cls.kind, cls)
 
     def __init__(self, *settings: Any, seed: int | None = None, **kwargs: Any) -> None:
-        if keras.backend.backend() != "tensorflow":
-            raise RuntimeError(
-                "expected Keras on TensorFlow, by KERAS_BACKEND=tensorflow before Keras is imported; "
-                f"got Keras on {keras.backend.backend()}"
-            )
         if seed is not None:
             seed = operator.index(seed)
             check_seed(seed)
@@ -76,7 +70,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         self._first: Callable[[], tuple[Any, Any]] = self._drawn
         self._seeds = None
         if getattr(definition, "dropout", 0) > 0:
-            self._seeds = keras.random.SeedGenerator(self._start % 2**32)
+            self._seeds = keras.random.SeedGenerator(self._start % 2**31)  # PyTorch has no wider state
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Call the layer, in every way in which a layer of Keras is called."""
@@ -92,20 +86,19 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
 
     def build(self, input_shape: Any = None) -> None:
         """Make the variables. Their sizes are settings, so that a shape need not be given."""
-        with tf.init_scope():
-            parameters, state = self._first()
-            first = {True: named_arrays(parameters), False: named_arrays(state, _STATE)}
+        parameters, state = self._first()
+        first = {True: named_arrays(parameters), False: named_arrays(state, _STATE)}
         # Keras would cast variables to the compute dtype, but the state advances in that of the variables.
         self._own = {
             name: self.add_weight(
                 shape=tuple(value.shape),
-                initializer=lambda shape, dtype, value=value: tf.constant(value, dtype),
+                initializer=lambda shape, dtype, value=value: backend.from_numpy(value),
                 trainable=trainable,
                 autocast=False,
-                name=name,
+                name=variable_name(name),
             )
             for trainable, values in first.items()
-            for name, value in backend.to_numpy(values).items()
+            for name, value in values.items()
         }
 
     def get_config(self) -> dict[str, Any]:
@@ -169,7 +162,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         dtypes = {array.dtype.name for array in [*named_arrays(parameters).values(), *named_arrays(state).values()]}
         if dtype is None and len(dtypes) > 1:
             raise ValueError(f"expected arrays of one dtype, or a dtype; got {', '.join(sorted(dtypes))}")
-        with contextlib.nullcontext() if device is None else tf.device(known_device(device, backend.devices())):
+        with contextlib.nullcontext() if device is None else keras.device(known_device(device, backend.devices())):
             return made(**_settings(definition), dtype=dtype or next(iter(dtypes), None))._filled(parameters, state)
 
     def with_settings(self: AnyLayer, **changes: Any) -> AnyLayer:
@@ -186,7 +179,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
 
     def _filled(self: AnyLayer, parameters: Any, state: Any) -> AnyLayer:
         """Build the layer with these values from NumPy."""
-        arrays = backend.from_numpy((parameters, state), dtype=self.variable_dtype)
+        arrays = _NUMPY.from_numpy((parameters, state), dtype=self.variable_dtype)
         self._first = lambda: arrays
         self.build()
         self._first = self._drawn
@@ -197,9 +190,11 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         super().__setattr__(name, value)
 
     def _drawn(self) -> tuple[Any, Any]:
-        """The first values under the seed."""
-        options = {"xp": namespace, "dtype": self.variable_dtype}
-        return self.definition.init(self._start, **options), self.definition.init_state(self._start, **options)
+        """The first values under the seed, on NumPy: no compiler that traces a call of the layer sees them drawn."""
+        dtype = self.variable_dtype
+        options = {"xp": _NUMPY.namespace, "dtype": "float32" if dtype == "bfloat16" else dtype}
+        drawn = self.definition.init(self._start, **options), self.definition.init_state(self._start, **options)
+        return _NUMPY.from_numpy(drawn, dtype=dtype)  # type: ignore[no-any-return]  # NumPy draws no bfloat16
 
     def _ensure_built(self) -> None:
         if not self.built:
@@ -207,11 +202,11 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
 
     def _trees(self, dtype: str) -> tuple[Any, Any]:
         """The parameters and the state, as tensors."""
-        leaves = {name: tf.cast(tf.convert_to_tensor(variable.value), dtype) for name, variable in self._own.items()}
+        leaves = {name: keras.ops.cast(variable.value, dtype) for name, variable in self._own.items()}
         parameters, state = self.definition.parameters, self.definition.state
         return tree_from_names(parameters, leaves), tree_from_names(state, leaves, _STATE)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def _apply(self, *inputs: Any, training: bool | None, seed: Any = None, **options: Any) -> Any:
         """Call the definition, and in training advance the state."""
         if training is not None:
@@ -221,12 +216,12 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         parameters, state = self._trees(self.compute_dtype)
         if state:
             options["state"] = state
-        result = self.definition(parameters, *inputs, **options, xp=namespace)  # type: ignore[operator]
+        result = self.definition(parameters, *inputs, **options, xp=backend.namespace)  # type: ignore[operator]
         if state and training:
-            advanced = self.definition.refreshed(*self._trees(self.variable_dtype), xp=namespace)
+            advanced = self.definition.refreshed(*self._trees(self.variable_dtype), xp=backend.namespace)
             for name, value in named_arrays(advanced, _STATE).items():
                 self._own[name].assign(value)
-        return _found(result)
+        return named_results(result)
 
 
 def _unknown(options: Mapping[str, Any]) -> str:
@@ -259,17 +254,12 @@ def _result(names: tuple[str, ...]) -> Any:
     return Attention if names == Attention._fields else namedtuple("Attention", names)
 
 
-def _found(result: Any) -> Any:
+def named_results(result: Any) -> Any:
     """A result without what was not asked for: an output of a layer of Keras is a tensor, never ``None``."""
     if not isinstance(result, Attention):
         return result
     found = {name: value for name, value in result._asdict().items() if value is not None}
     return _result(tuple(found))(**found)
-
-
-def attached(x: Any) -> Any:
-    """The mask that Keras attached to a tensor."""
-    return getattr(x, "_keras_mask", None)
 
 
 def place_masks(query: Any, key: Any, value: Any, query_mask: Any, key_mask: Any) -> tuple[Any, Any]:
@@ -284,4 +274,4 @@ def place_masks(query: Any, key: Any, value: Any, query_mask: Any, key_mask: Any
     return query_mask, functools.reduce(operator.and_, masks) if masks else None
 
 
-Layer.__module__ = "attention_tensorflow.layers"  # by which documentation knows it
+Layer.__module__ = "attention_keras.layers"  # by which documentation knows it

@@ -1,0 +1,103 @@
+"""Functions of `attention_core` that also take symbols of Keras, such as `keras.Input`, inside functional models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+import attention_core
+from attention_keras.layer import named_results
+from attention_keras.library import unconverted
+
+__all__ = ["FunctionCall", "gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention"]
+
+_FUNCTIONS = ("gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention")
+
+
+@keras.saving.register_keras_serializable(package="attention_core")
+class FunctionCall(keras.Operation):  # type: ignore[misc]
+    """A call of a function with these options, as an operation of a functional model.
+
+    Parameters
+    ----------
+    function : str
+        Its name in `attention_core`.
+    options : dict, optional
+        What a file of Keras can hold: numbers, text and truth values.
+    name : str, optional
+        Of the operation.
+
+    Raises
+    ------
+    ValueError
+        When there is no such function.
+    """
+
+    def __init__(self, function: str, options: dict[str, Any] | None = None, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        if function not in _FUNCTIONS:
+            raise ValueError(f"expected a function out of {', '.join(_FUNCTIONS)}; got {function!r}")
+        self.function = function
+        self.options = dict(options or {})
+
+    @unconverted
+    def call(self, *arrays: Any, **named: Any) -> Any:
+        """Call the function with arrays."""
+        return named_results(getattr(attention_core, self.function)(*arrays, **named, **self.options))
+
+    def get_config(self) -> dict[str, Any]:
+        """The function, its options, and the name of the operation."""
+        return {"function": self.function, "options": self.options, "name": self.name}
+
+
+def _is_symbol(leaf: Any) -> bool:
+    return isinstance(leaf, keras.KerasTensor)
+
+
+def _called(function: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a function of the core; with a symbol among the arrays, as an operation of a model."""
+    if not any(map(_is_symbol, (*arrays, *options.values()))):
+        return getattr(attention_core, function)(*arrays, **options)
+    named = {name: value for name, value in options.items() if hasattr(value, "dtype")}
+    fixed = {name: value for name, value in options.items() if name not in named}
+    return FunctionCall(function, fixed)(*arrays, **named)
+
+
+def scaled_dot_product_attention(query: Any, key: Any, value: Any, /, **options: Any) -> Any:
+    """Attend, as `attention_core.scaled_dot_product_attention` does, to arrays or to symbols of Keras.
+
+    Parameters
+    ----------
+    query, key, value : tensor or keras.KerasTensor
+        Of the shapes that the function of the core takes.
+    **options
+        Its options. A model with rules of `attention_core.masks` cannot be saved; one with ``is_causal`` or arrays can.
+
+    Returns
+    -------
+    tensor or keras.KerasTensor
+        Or, if a return flag is set, a named tuple. For a symbol, it holds only what was asked for.
+
+    Examples
+    --------
+    >>> x = keras.Input((2, 5, 4))
+    >>> scaled_dot_product_attention(x, x, x, is_causal=True).shape
+    (None, 2, 5, 4)
+    """
+    return _called("scaled_dot_product_attention", (query, key, value), options)
+
+
+def rotary_embedding(x: Any, positions: Any, /, **options: Any) -> Any:
+    """Rotate pairs of channels by position, as `attention_core.rotary_embedding` does, also of symbols of Keras."""
+    return _called("rotary_embedding", (x, positions), options)
+
+
+def rms_norm(scale: Any, x: Any, /, **options: Any) -> Any:
+    """Divide by the root mean square, as `attention_core.rms_norm` does, also symbols of Keras."""
+    return _called("rms_norm", (scale, x), options)
+
+
+def gelu(x: Any, /, **options: Any) -> Any:
+    """Apply the GELU, as `attention_core.gelu` does, also to symbols of Keras."""
+    return _called("gelu", (x,), options)

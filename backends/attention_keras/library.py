@@ -1,0 +1,47 @@
+"""The library that Keras runs on, by ``KERAS_BACKEND``: its backend here, and what it needs of a layer of Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras.src.backend import get_keras_mask
+
+from attention_core import get_backend
+from attention_core.backend import Backend
+
+__all__ = ["attached", "backend", "unconverted", "variable_name"]
+
+LIBRARIES = ("tensorflow", "jax", "torch")
+
+
+def _backend() -> Backend:
+    name = keras.backend.backend()
+    if name not in LIBRARIES:
+        raise RuntimeError(
+            f"expected Keras on {', '.join(LIBRARIES)}, by KERAS_BACKEND before Keras is imported; got Keras on {name}"
+        )
+    return get_backend(name)
+
+
+backend: Backend = _backend()
+
+
+def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep TensorFlow from rewriting the source of a function, which loops over Python numbers alone."""
+    if backend.name != "tensorflow":
+        return function
+    import tensorflow as tf  # noqa: PLC0415 (Keras runs on it)
+
+    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
+
+
+def variable_name(name: str) -> str:
+    """The name of a variable, which in a module of PyTorch has no dots."""
+    return name.replace(".", "_") if backend.name == "torch" else name
+
+
+def attached(x: Any) -> Any:
+    """The mask that Keras attached to a tensor, or remembers for an array of JAX."""
+    return get_keras_mask(x)

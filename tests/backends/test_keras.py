@@ -1,0 +1,49 @@
+"""Layers of Keras on each library: loaded and saved, masked, trained, configured, with the same seeds and bits."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+EARLIER = HERE / "earlier_versions" / "layers.keras"
+VALUES = [-0.11842567, -0.00531253, 0.25408965, -0.2749543, 0.39173177, 0.12814385]  # which the saved model gave
+DROPPED = "501b71d3023a56b0"
+SAVED = "7ea465e08fd440eb"
+# So the variables of TensorFlow and PyTorch answer when Keras asks NumPy for them.
+IGNORED = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+
+needs_keras = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="expected keras")
+
+
+def checked(library, other, saved):
+    command = [sys.executable, "-W", "error", "-W", IGNORED, str(HERE.parent / "helpers" / "keras_check.py")]
+    ran = subprocess.run(
+        [*command, str(EARLIER), str(other), str(saved)],
+        env=os.environ | {"KERAS_BACKEND": library, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    np.testing.assert_allclose(found["earlier"], VALUES, rtol=1e-4)
+    assert (found["dropped"], found["saved"], found.get("other", SAVED)) == (DROPPED, SAVED, SAVED)
+
+
+@needs_keras
+@pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param("tensorflow", marks=pytest.mark.needs("tensorflow")),
+        pytest.param("jax", marks=pytest.mark.needs("jax")),
+        pytest.param("torch", marks=pytest.mark.needs("torch")),
+    ],
+)
+def test_a_model_of_keras_is_the_same_on_every_library(library, tmp_path):
+    checked(library, "-", tmp_path / "model.keras")

@@ -1,0 +1,138 @@
+"""Layers of Keras on the library of ``KERAS_BACKEND``: ``python keras_check.py EARLIER OTHER SAVED``.
+
+Run in a process of its own, as Keras chooses its library once. EARLIER is a model that an earlier version saved on
+TensorFlow, OTHER one that another library saved, or ``-``, SAVED where a model goes. It prints numbers as JSON.
+"""
+
+import hashlib
+import json
+import os
+import sys
+
+import keras
+import numpy as np
+
+BEFORE = {name for name in ("tensorflow", "jax", "torch") if name in sys.modules}
+
+import attention_core  # noqa: E402 (they are imported after what is counted)
+import attention_keras as ak  # noqa: E402
+
+LIBRARY = os.environ["KERAS_BACKEND"]
+LOADED = {name for name in ("tensorflow", "jax", "torch") if name in sys.modules} - BEFORE
+ADAPTERS = [name for name in ("tensorflow", "jax", "torch") if f"attention_{name}" in sys.modules]
+EARLIER, OTHER, SAVED = sys.argv[1:]
+
+TOKENS = np.array([[3, 1, 4, 0], [5, 2, 0, 0]], "int32")
+POINTS = np.linspace(-1, 1, 80, dtype="float32").reshape(2, 5, 8)
+
+
+def array(x):
+    return np.asarray(keras.ops.convert_to_numpy(x))
+
+
+def digest(*arrays):
+    return hashlib.sha256(b"".join(np.ascontiguousarray(array(x)).tobytes() for x in arrays)).hexdigest()[:16]
+
+
+def functional(arithmetic="fast"):
+    """A model with padding, a layer of attention, and a function of the core on symbols."""
+    tokens = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(tokens)
+    x = ak.EncoderLayer(8, 2, 12, dropout=0.25, seed=2, arithmetic=arithmetic)(x)
+    x = ak.MultiHeadAttention(8, 2, is_causal=True, seed=3, arithmetic=arithmetic)(x)
+    x = ak.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.5, arithmetic=arithmetic)
+    return keras.Model(tokens, ak.gelu(x, arithmetic=arithmetic))
+
+
+def masked():
+    """Padding hides nothing else: a longer row with padding gives the same numbers."""
+    table = keras.layers.Embedding(9, 8, mask_zero=True)
+    for layer in (ak.EncoderLayer(8, 2, 12, seed=1), ak.MultiHeadAttention(8, 2, seed=1)):
+        model = keras.Sequential([table, layer])
+        long, short = array(model(TOKENS))[1, :2], array(model(TOKENS[1:, :2]))[0]
+        np.testing.assert_allclose(long, short, atol=1e-5)
+        assert layer.supports_masking
+
+
+def trained():
+    """Training moves every weight, advances the seeds, and gives finite losses; Keras's stateless call is the same."""
+    model = functional()
+    model.compile("sgd", "mse", jit_compile=False)
+    before = [array(each) for each in model.trainable_variables]
+    loss = model.fit(TOKENS, np.ones((2, 4, 8), "float32"), verbose=0, epochs=2).history["loss"]
+    assert np.isfinite(loss).all()
+    moved = [not np.array_equal(array(each), old) for each, old in zip(model.trainable_variables, before, strict=True)]
+    assert sum(moved) > len(moved) / 2
+    layer = ak.SaganAttention(8, seed=1)
+    layer.build()
+    x = keras.ops.reshape(POINTS[:, :4], (2, 2, 2, 8))
+    trainable, fixed = (
+        [each.value for each in group] for group in (layer.trainable_variables, layer.non_trainable_variables)
+    )
+    expected, state = layer.stateless_call(trainable, fixed, x, training=True)
+    assert all(
+        np.array_equal(array(old), array(each.value))
+        for old, each in zip(fixed, layer.non_trainable_variables, strict=True)
+    )
+    assert any(not np.array_equal(array(old), array(new)) for old, new in zip(fixed, state, strict=True))
+    np.testing.assert_array_equal(array(layer(x, training=True)), array(expected))
+    for each, new in zip(layer.non_trainable_variables, state, strict=True):
+        np.testing.assert_array_equal(array(each.value), array(new))
+
+
+def configured():
+    """A layer is made again of its config, computes under a policy, and tells shapes and dtypes of symbols."""
+    for kind, settings in ((ak.EncoderLayer, (8, 2, 12)), (ak.FeedForward, (8, 12)), (ak.MultiHeadAttention, (8, 2))):
+        layer = kind(*settings, dropout=0.5, seed=4, dtype="mixed_bfloat16")
+        again = kind.from_config(layer.get_config())
+        assert again.get_config() == layer.get_config()
+        output, spec = layer(POINTS), layer(keras.Input((5, 8)))
+        assert digest(*again.weights or again.build() or again.weights) == digest(*layer.weights)
+        assert {keras.backend.standardize_dtype(each.dtype) for each in layer.weights} <= {"float32"}
+        assert spec.shape == (None, 5, 8)
+        assert keras.backend.standardize_dtype(output.dtype) == spec.dtype == "bfloat16"
+        assert layer.to_numpy()[0]._fields
+    pair = ak.scaled_dot_product_attention(*[keras.Input((5, 8))] * 3, return_weights=True)
+    for symbol, shape in ((pair.output, (None, 5, 8)), (pair.weights, (None, 5, 5))):  # TensorFlow may know fewer sizes
+        assert [found in (None, size) for found, size in zip(symbol.shape, shape, strict=True)] == [True] * 3
+        assert symbol.shape[-1] == shape[-1]
+
+
+def dropped():
+    """First weights, what a seed drops, and what a generator of Keras drops, as one hash: equal on all libraries."""
+    exact = {"dropout": 0.5, "seed": 7, "arithmetic": "reproducible"}
+    layer = ak.EncoderLayer(8, 2, 12, **exact)
+    first = [layer(POINTS, training=True), layer(POINTS, training=True), *layer.weights]
+    source = keras.random.SeedGenerator(3)
+    by_generator = ak.FeedForward(8, 12, **exact)(POINTS, training=True, seed=source)
+    function = ak.scaled_dot_product_attention(
+        *[keras.ops.convert_to_tensor(POINTS)] * 3,
+        dropout=attention_core.Dropout(0.5, source),
+        arithmetic="reproducible",
+    )
+    assert not np.array_equal(array(first[0]), array(first[1]))
+    return digest(*first, by_generator, function)
+
+
+def main():
+    assert not LOADED, LOADED
+    assert ADAPTERS == [LIBRARY], ADAPTERS
+    masked()
+    trained()
+    configured()
+    found = {"dropped": dropped()}
+    earlier = keras.models.load_model(EARLIER)
+    found["earlier"] = array(earlier(np.arange(8, dtype="int32").reshape(2, 4))).ravel()[:6].tolist()
+    if OTHER != "-":
+        found["other"] = digest(keras.models.load_model(OTHER)(TOKENS))
+    keras.utils.set_random_seed(1)
+    model = functional("reproducible")
+    model.layers[1].set_weights([np.arange(72, dtype="float32").reshape(9, 8) / 72])
+    model.save(SAVED)
+    found["saved"] = digest(model(TOKENS))
+    assert digest(keras.models.load_model(SAVED)(TOKENS)) == found["saved"]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
