@@ -335,3 +335,23 @@ def test_what_is_explained_is_what_runs(with_sinks, length, runs, torch, rng):
     assert explanation.chosen == (otherwise if with_sinks else "fused")
     assert explanation.notes == (() if with_sinks else (f"return_logsumexp: computed separately, {otherwise}",))
     assert runs == ([otherwise] if with_sinks else ["kernel", otherwise])
+
+
+def test_gradients_of_16_bits_by_output_and_weights_have_the_same_bits_compiled(torch, rng):
+    """The compiler keeps sums of 16-bit gradients in float32, unless both come out of one operation."""
+
+    shapes = ((2, 5, 8), (2, 7, 8), (2, 7, 8), (2, 5, 7), (2, 5, 8), (2, 5, 7))
+    *arrays, d_output, d_weights = [torch.from_numpy(rng.standard_normal(shape)).half() for shape in shapes]
+    variables = [array.requires_grad_() for array in arrays]
+
+    def loss(query, key, value, bias):
+        result = ac.scaled_dot_product_attention(
+            query, key, value, bias=bias, return_weights=True, arithmetic="reproducible"
+        )
+        return (result.output.float() * d_output).sum() + (result.weights.float() * d_weights).sum()
+
+    eager = torch.autograd.grad(loss(*variables), variables)
+    found = torch.autograd.grad(compiled(torch, loss, "inductor")(*variables), variables)
+    for gradient, wanted in zip(found, eager, strict=True):
+        assert gradient.dtype == torch.float16
+        assert torch.equal(gradient, wanted)
