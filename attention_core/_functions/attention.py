@@ -200,7 +200,7 @@ def explain_attention(
     blockwise: there are so many scores that they are better never held at once
       fused: refused: array_api_strict has no fused kernel that is known here
       blockwise: about 20 MiB
-      dense: about 1.54e+03 MiB
+      dense: about 1.54e+03 MiB, not taken: holds all scores at once
     """
     options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
