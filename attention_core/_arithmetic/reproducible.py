@@ -257,8 +257,8 @@ def _silu(xp: Namespace, plan: Constants, x: Array) -> Array:
 def _silu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
     share, rest = _sigmoids(x, xp)
     bounded = xp.maximum(xp.minimum(x, scalar64(150.0, x, xp)), scalar64(-150.0, x, xp))  # beyond, no digit changes
-    slope = xp.add(uncontracted(xp.multiply(bounded, rest), xp), 1.0)
-    derivative = xp.where(xp.less(x, -150.0), 0.0, uncontracted(xp.multiply(share, slope), xp))
+    relative = xp.add(uncontracted(xp.multiply(bounded, rest), xp), 1.0)  # the derivative over the logistic function
+    derivative = xp.where(xp.less(x, -150.0), 0.0, uncontracted(xp.multiply(share, relative), xp))
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
 

@@ -2,7 +2,14 @@
 
 import attention_core  # noqa: F401 (before its parts, for which two threads would wait for each other)
 import attention_numpy  # noqa: F401 (likewise)
-from attention_keras.functions import FunctionCall, gelu, rms_norm, rotary_embedding, scaled_dot_product_attention
+from attention_keras.functions import (
+    FunctionCall,
+    gelu,
+    rms_norm,
+    rotary_embedding,
+    scaled_dot_product_attention,
+    silu,
+)
 from attention_keras.layers import (
     DotProductAttention,
     Embeddings,
@@ -32,4 +39,5 @@ __all__ = [
     "rotary_embedding",
     "save",
     "scaled_dot_product_attention",
+    "silu",
 ]

@@ -10,9 +10,9 @@ import attention_core
 from attention_keras.layer import named_results
 from attention_keras.library import unconverted
 
-__all__ = ["FunctionCall", "gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention"]
+__all__ = ["FunctionCall", "gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention", "silu"]
 
-_FUNCTIONS = ("gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention")
+_FUNCTIONS = ("gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention", "silu")
 
 
 @keras.saving.register_keras_serializable(package="attention_core")
@@ -101,3 +101,8 @@ def rms_norm(scale: Any, x: Any, /, **options: Any) -> Any:
 def gelu(x: Any, /, **options: Any) -> Any:
     """Apply the GELU, as `attention_core.gelu` does, also to symbols of Keras."""
     return _called("gelu", (x,), options)
+
+
+def silu(x: Any, /, **options: Any) -> Any:
+    """Apply the SiLU, as `attention_core.silu` does, also to symbols of Keras."""
+    return _called("silu", (x,), options)

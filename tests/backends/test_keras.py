@@ -47,3 +47,14 @@ def checked(library, other, saved):
 )
 def test_a_model_of_keras_is_the_same_on_every_library(library, tmp_path):
     checked(library, "-", tmp_path / "model.keras")
+
+
+@needs_keras
+@pytest.mark.needs("tensorflow")
+@pytest.mark.needs("jax")
+@pytest.mark.needs("torch")
+def test_a_model_saved_on_one_library_loads_on_the_next(tmp_path):
+    paths = {library: tmp_path / f"{library}.keras" for library in ("torch", "jax", "tensorflow")}
+    checked("torch", "-", paths["torch"])
+    checked("jax", paths["torch"], paths["jax"])
+    checked("tensorflow", paths["jax"], paths["tensorflow"])
