@@ -34,6 +34,7 @@ from attention_core._checks import (
     plain_integer,
     value_range,
 )
+from attention_core._functions.constants import as_constant
 from attention_core.masks import And, Causal, KeyLengths, Mask
 
 
@@ -172,6 +173,7 @@ def append(
     Array([1., 2., 0., 0.], dtype=array_api_strict.float32)
     """
     check_parameters("cache", cache, KeyValueCache)
+    num_new = as_constant(num_new, cache.key)
     xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
     check_flags(donate=donate)
     _check_cache(cache)

@@ -25,6 +25,11 @@ def with_constants(like: Array, options: dict[str, Any], /) -> dict[str, Any]:
     return options | {name: _constant(options[name], like) for name in _NAMES if name in options}
 
 
+def as_constant(value: Any, like: Array, /) -> Any:
+    """One NumPy array as a constant of another array's library; anything else as it is."""
+    return _constant(value, like) if hasattr(like, "dtype") and not is_of_numpy(like) else value
+
+
 def _holds_numpy(value: Any) -> bool:
     return is_of_numpy(value) or any(map(_holds_numpy, _branches(value)))
 

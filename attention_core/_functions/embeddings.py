@@ -16,6 +16,7 @@ from attention_core._checks import (
     check_rank,
     value_range,
 )
+from attention_core._functions.constants import as_constant
 from attention_core._functions.normalization import check_layer_norm
 from attention_core.parameters import Embeddings, LayerNorm
 from attention_core.random import Dropout, check_dropout, seed_array, seeded
@@ -83,6 +84,9 @@ def embed_tokens(
     if parameters.norm is not None:
         check_parameters("norm", parameters.norm, LayerNorm)
     tables = parameters.token, parameters.position, parameters.segment
+    token_ids, position_ids, segment_ids = (
+        as_constant(ids, parameters.token) for ids in (token_ids, position_ids, segment_ids)
+    )
     ids = {"token_ids": token_ids, "position_ids": position_ids, "segment_ids": segment_ids}
     xp = common_namespace(xp, {**ids, "embeddings": parameters, **seed_array(dropout)})
     check_arithmetic(arithmetic, "token", parameters.token)

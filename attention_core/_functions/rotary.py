@@ -17,6 +17,7 @@ from attention_core._checks import (
     check_rank,
     number_text,
 )
+from attention_core._functions.constants import as_constant
 
 
 @with_autocast(lowers=False)
@@ -88,6 +89,7 @@ def rotary_embedding(
     >>> [round(float(turned[0, 0, channel]), 4) for channel in (0, 1)]
     [0.5403, 0.8415]
     """
+    positions = as_constant(positions, x)
     xp = common_namespace(xp, {"x": x, "positions": positions})
     width = _checked_width(x, positions, base=base, interleaved=interleaved, width=width, arithmetic=arithmetic)
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions

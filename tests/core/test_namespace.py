@@ -10,6 +10,7 @@ import attention_core as ac
 from attention_core import layers
 from attention_core._arrays import dtype_name, on_device_of, shape
 from attention_core.backend import array_namespace, is_concrete
+from attention_core.parameters import Embeddings
 
 
 def test_the_namespace_is_the_backends_own(backend, put):
@@ -86,7 +87,12 @@ def test_numpy_masks_of_layers_and_pieces_are_constants(put, get, rng):
     x, lengths = rng.standard_normal((2, 5, 4), "float32"), ac.KeyLengths(np.asarray([2, 4]))
     heads, encoder = layers.MultiHeadAttention(4, 2), layers.EncoderLayer(4, 2, 6)
     options = {"mask": lengths, "bias": np.ones((5, 5), "float32"), "dropout": ac.Dropout(0.2, np.asarray(3))}
+    tables = Embeddings(*(rng.standard_normal((7, 4), "float32") for _ in range(3)))
+    cache = ac.KeyValueCache(*2 * [np.zeros((2, 1, 9, 4), "float32")], np.asarray([1, 2], "int32"))
     for function in (
+        lambda x, make: ac.rotary_embedding(x, np.arange(5)),
+        lambda x, make: ac.embed_tokens(make(tables), np.arange(5), segment_ids=np.ones(5, int)),
+        lambda x, make: ac.append(make(cache), *2 * [x[:, None, ...]], num_new=np.asarray([3, 4])).key,
         lambda x, make: ac.multi_head_attention(make(heads.init(0, xp=np)), x, num_heads=2, **options),
         lambda x, make: ac.encoder_layer(
             make(encoder.init(0, xp=np)), x, num_heads=2, mask=lengths, dropout=options["dropout"]

@@ -80,7 +80,16 @@ def test_a_module_computes_what_its_layer_does(name):
 def test_settings_are_shown():
     names = list(inspect.signature(modules.FeedForward).parameters)
     own_settings = ["dtype", "param_dtype", "deterministic", "rngs"]
-    assert names == ["channels", "inner", "output_channels", "bias", "dropout", "arithmetic", "activation", *own_settings]
+    assert names == [
+        "channels",
+        "inner",
+        "output_channels",
+        "bias",
+        "dropout",
+        "arithmetic",
+        "activation",
+        *own_settings,
+    ]
     with pytest.raises(ValueError, match="expected channels that 3 heads share out evenly; got 8 channels"):
         modules.MultiHeadAttention(8, 3, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="expected a layer of attention_jax; got int"):

@@ -137,7 +137,10 @@ def test_options_of_attention_reach_the_definition(rng):
     close(found, defined(layer, x, mask=allowed, bias=bias), 1e-12)
     same(layer(x, attention_mask=allowed, bias=bias), found)
     close(layer(x, mask=Causal()), defined(layer, x, mask=Causal()), 1e-12)
-    doubled = {"score_mod": lambda score, *_: score * 2.0, "prepare": lambda query, key, value: (query * 3.0, key, value)}
+    doubled = {
+        "score_mod": lambda score, *_: score * 2.0,
+        "prepare": lambda query, key, value: (query * 3.0, key, value),
+    }
     close(layer(x, **doubled), defined(layer, x, **doubled), 1e-12)
     encoder = made("encoder", rng, "float64")
     close(encoder(x, mask=Causal()), defined(encoder, x, mask=Causal()), 1e-12)
