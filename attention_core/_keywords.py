@@ -67,7 +67,7 @@ _WORDS = {
             "dropout=..., a rate in layers, and Dropout(rate, seed) in functions",
             "dropout_p dropout_rate attention_dropout attn_dropout drop_rate hidden_dropout_prob attn_pdrop",
         ),
-        ("dropout=Dropout(rate, seed)", "dropout_rng dropout_seed generator rng"),
+        ("dropout=Dropout(rate, seed)", "dropout_rng dropout_seed dropout_key generator rng seed"),
     ),
     "seed": (("seed=... in training", "rngs generator rng dropout_rng dropout_seed key prng_key"),),
     "activation": (("activation=...", "activation_fn hidden_act act act_layer activation_function hidden_activation"),),

@@ -43,6 +43,8 @@ __all__ = [
 
 Self = TypeVar("Self", bound="Layer")
 _CLASSES: dict[Any, type[Layer]] = {}  # by the class of their definition
+_SEEDS = {"seed", "rng", "rngs", "prng_key", "generator", "dropout_rng", "dropout_seed", "dropout_key"}
+_SEEDS |= {"training", "train", "deterministic", "inference"}  # the words of others for what a key says
 
 
 class _FixedSettings:
@@ -71,6 +73,13 @@ class Layer(_FixedSettings):
     definition: Any
     parameters: Any
     state: Any = ()
+
+    def __new__(cls, *fields: Any, **named: Any) -> Any:
+        """Refuse settings, which are those of `init`."""
+        settings = fields and not isinstance(fields[0], layers.Layer)
+        if settings or named.keys() - {"definition", "parameters", "state"}:
+            raise TypeError(f"expected {cls.__name__}.init(key, ...) with the settings; got {cls.__name__}(...)")
+        return super().__new__(cls)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -189,9 +198,14 @@ class Layer(_FixedSettings):
         TypeError, ValueError
             When arguments do not fit; before any computation.
         """
-        for name in ("seed", "state"):
-            if name in options:
-                raise TypeError(f"expected the seed as key=, and the state in the layer; got {name}=")
+        for name in options:
+            if name in _SEEDS:
+                kind = self.kind.__name__
+                raise TypeError(
+                    f"expected key=... in training, and none to evaluate, in {kind}; got the keyword {name}"
+                )
+            if name == "state":
+                raise TypeError(f"expected the state in {self.kind.__name__} itself; got the keyword state")
         seed = None if key is None else as_seed(key)
         if seed is not None:
             check_seed(seed)

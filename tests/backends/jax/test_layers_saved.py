@@ -114,11 +114,18 @@ def test_what_is_no_key_is_named(wrong):
         layer(jnp.ones((2, 5, 8), "float32"), key=wrong)
 
 
-@pytest.mark.parametrize("name", ["seed", "state"])
-def test_names_of_the_core_are_not_overwritten(name):
+@pytest.mark.parametrize("name", ["seed", "state", "dropout_rng", "training"])
+def test_names_of_the_core_and_of_others_are_not_taken(name):
     layer = attention_jax.FeedForward.init(0, 4, 8, dropout=0.5)
-    with pytest.raises(TypeError, match=f"expected the seed as key=, and the state in the layer; got {name}="):
+    words = "the state in FeedForward itself" if name == "state" else "key=... in training, and none to evaluate, in"
+    with pytest.raises(TypeError, match=f"expected {words}.*; got the keyword {name}"):
         layer(jnp.ones((3, 4), "float32"), **{name: 3})
+
+
+@pytest.mark.parametrize(("arguments", "named"), [((4, 8), {}), ((), {"channels": 4, "inner": 8})])
+def test_settings_are_given_to_init(arguments, named):
+    with pytest.raises(TypeError, match=r"expected FeedForward.init\(key, ...\) with the settings; got FeedForward\("):
+        attention_jax.FeedForward(*arguments, **named)
 
 
 def test_a_class_of_your_own_is_a_layer():
