@@ -69,7 +69,7 @@ _WORDS = {
         ),
         ("dropout=Dropout(rate, seed)", "dropout_rng dropout_seed dropout_key generator rng seed"),
     ),
-    "seed": (("seed=... in training", "rngs generator rng dropout_rng dropout_seed key prng_key"),),
+    "seed": (("seed=... in training", "rngs generator rng dropout_rng dropout_seed dropout_key key prng_key"),),
     "activation": (("activation=...", "activation_fn hidden_act act act_layer activation_function hidden_activation"),),
     "epsilon": (("epsilon=...", "eps layer_norm_eps norm_eps layer_norm_epsilon rms_norm_eps variance_epsilon"),),
     "norm_first": (("norm_first=...", "pre_norm normalize_before normalize_first prenorm"),),
@@ -119,6 +119,11 @@ def _others() -> dict[str, list[tuple[str, str]]]:
             for word in words.split():
                 found.setdefault(word, []).append((ours, text))
     return found
+
+
+def words_of(keyword: str, /) -> set[str]:
+    """What other libraries call one of our keywords."""
+    return {word for _, words in _WORDS[keyword] for word in words.split()}
 
 
 def _hint(word: str, known: Iterable[str]) -> str | None:

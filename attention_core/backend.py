@@ -67,7 +67,7 @@ from attention_core._backend import (
 )
 from attention_core._backend import entries as announced_backends
 from attention_core._checks import check_flags
-from attention_core._keywords import keyword_error, names_keywords, names_of
+from attention_core._keywords import keyword_error, names_keywords, names_of, words_of
 from attention_core.masks import is_top_left_causal
 
 __all__ = [
@@ -129,6 +129,7 @@ __all__ = [
     "take_rows",
     "unfold_group",
     "upcast",
+    "words_of",
 ]
 
 

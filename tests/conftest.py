@@ -36,7 +36,7 @@ ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",
 BACKENDS = ASKED or available_backends()
 KNOWN = {"array_api_strict", "numpy", "torch", "jax", "tensorflow"}
 DTYPES = {"float16", "bfloat16", "float32", "float64"}
-PEERS = {"dask", "equinox", "flax", "ndonnx", "onnx", "transformers"}
+PEERS = {"dask", "equinox", "flax", "keras", "ndonnx", "onnx", "transformers"}
 FACTS = {
     "gradients": lambda backend: backend.differentiates,
     "compilation": lambda backend: len(backend.modes) > 1,

@@ -234,10 +234,12 @@ def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespa
     capacity, count, backend = shape(old, xp=xp)[-2], shape(new, xp=xp)[-2], backend_of(old)
     if isinstance(count, int) and count == 0:
         return old
-    if not isinstance(backend, RowUpdates) or not isinstance(count, int) or not isinstance(capacity, int):
-        return _overlaid(old, new, _index_of_new(capacity, length, old, xp), xp=xp)
-    if is_concrete(length):
+    is_known = isinstance(count, int) and isinstance(capacity, int)
+    if isinstance(backend, RowUpdates) and is_known and is_concrete(length):
         return backend.update_rows(old, new, length, donate=donate)
+    # A row for each sequence would have to be gathered, which JAX refuses in a mesh with explicit axes.
+    if not isinstance(backend, RowUpdates) or not is_known or len(length.shape):
+        return _overlaid(old, new, _index_of_new(capacity, length, old, xp), xp=xp)
     start = xp.clip(length, 0, capacity - count)  # of as many rows, all within the capacity
     index = xp.add(xp.expand_dims(start, axis=-1), positions(count, old, xp=xp))
     rows = _overlaid(_rows_at(old, index, xp), new, xp.subtract(index, xp.expand_dims(length, axis=-1)), xp=xp)

@@ -84,9 +84,7 @@ def gelu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     >>> [round(float(y), 6) for y in gelu(xp.asarray([-1.0, 0.0, 1.0]))]
     [-0.158655, 0.0, 0.841345]
     """
-    xp = _check_elementwise(x=x, arithmetic=arithmetic, xp=xp)
-    dtype = x.dtype
-    return cast_to(arithmetic_of(arithmetic).gelu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
+    return _activated("gelu", x, arithmetic, xp)
 
 
 @with_autocast(lowers=False)
@@ -124,9 +122,7 @@ def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     >>> [round(float(y), 6) for y in silu(xp.asarray([-1.0, 0.0, 1.0]))]
     [-0.268941, 0.0, 0.731059]
     """
-    xp = _check_elementwise(x=x, arithmetic=arithmetic, xp=xp)
-    dtype = x.dtype
-    return cast_to(arithmetic_of(arithmetic).silu(upcast(x, xp=xp), xp=xp), dtype, xp=xp)
+    return _activated("silu", x, arithmetic, xp)
 
 
 @with_autocast(position=1)
@@ -256,6 +252,12 @@ def _check_linear_call(*, x: Array, parameters: Linear, arithmetic: Any, xp: Nam
     check_input("x", x, 1, "(..., in)", arithmetic=arithmetic)
     check_linear("linear", parameters, "x", x)
     return xp
+
+
+def _activated(name: str, x: Array, arithmetic: str, xp: Namespace | None) -> Array:
+    """An activation of an arithmetic, by its name, rounded to the dtype of the argument."""
+    xp = _check_elementwise(x=x, arithmetic=arithmetic, xp=xp)
+    return cast_to(getattr(arithmetic_of(arithmetic), name)(upcast(x, xp=xp), xp=xp), x.dtype, xp=xp)
 
 
 @once_per_signature

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core import layers
+from attention_core.backend import words_of
 from attention_core.layers import check_fit
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
@@ -43,8 +44,7 @@ __all__ = [
 
 Self = TypeVar("Self", bound="Layer")
 _CLASSES: dict[Any, type[Layer]] = {}  # by the class of their definition
-_SEEDS = {"seed", "rng", "rngs", "prng_key", "generator", "dropout_rng", "dropout_seed", "dropout_key"}
-_SEEDS |= {"training", "train", "deterministic", "inference"}  # the words of others for what a key says
+_SEEDS = words_of("seed") - {"key"} | {"seed", "training", "train", "deterministic", "inference"}  # a key says all that
 
 
 class _FixedSettings:

@@ -1,6 +1,5 @@
 """Layers of Keras on each library: loaded and saved, masked, trained, configured, with the same seeds and bits."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ SAVED = "7ea465e08fd440eb"
 # So the variables of TensorFlow and PyTorch answer when Keras asks NumPy for them.
 IGNORED = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 
-needs_keras = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="expected keras")
+pytestmark = pytest.mark.needs("keras")
 
 
 def checked(library, other, saved):
@@ -36,7 +35,6 @@ def checked(library, other, saved):
     assert (found["dropped"], found["saved"], found.get("other", SAVED)) == (DROPPED, SAVED, SAVED)
 
 
-@needs_keras
 @pytest.mark.parametrize(
     "library",
     [
@@ -49,7 +47,6 @@ def test_a_model_of_keras_is_the_same_on_every_library(library, tmp_path):
     checked(library, "-", tmp_path / "model.keras")
 
 
-@needs_keras
 @pytest.mark.needs("tensorflow")
 @pytest.mark.needs("jax")
 @pytest.mark.needs("torch")

@@ -10,7 +10,7 @@ SCRIPT = """
 import functools, sys, warnings
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from attention_core import Dropout, SlidingWindow, scaled_dot_product_attention
+from attention_core import Dropout, KeyValueCache, SlidingWindow, append, scaled_dot_product_attention
 
 warnings.simplefilter("error")
 way, kind = sys.argv[1], getattr(AxisType, sys.argv[2])
@@ -50,6 +50,18 @@ for name, options in calls.items():
             np.testing.assert_array_equal(found, wanted, err_msg=name)
         else:
             np.testing.assert_allclose(found, wanted, atol=2e-5, err_msg=name)
+
+if way == "jit":  # a cache, with one length for all samples or one for each
+    for length, of_length in ((np.int32(3), PartitionSpec()), (np.arange(8, dtype=np.int32), PartitionSpec("batch"))):
+        cache = KeyValueCache(*arrays[1:], jnp.asarray(length))
+        new = [array[:, :, :1] + 1 for array in arrays[1:]]
+        expected = append(cache, *new)
+        with jax.set_mesh(mesh):
+            specs = KeyValueCache(spec, spec, of_length)
+            place = lambda array, spec: jax.device_put(array, NamedSharding(mesh, spec))
+            found = jax.jit(append)(jax.tree.map(place, cache, specs), *(place(array, spec) for array in new))
+        for array, wanted in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(array, wanted)
 
 # What is the same on all devices has the sum of their gradients.
 if way == "shard_map" and kind is AxisType.Auto:
