@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,25 @@ def test_an_interrupt_ends_the_processes_that_were_started(arguments, count, num
     wait_until(lambda: len(children_of(process.pid)) >= count)
     assert interrupted(process, number) == (128 + number, *ONE_LINE[1:])
     assert not list(tmp_path.iterdir())
+
+
+def workers_of(number):
+    """The processes that run cases, without the one that multiprocessing keeps beside them."""
+    return [each for each in children_of(number) if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+def blocks_interrupts(number):
+    """Whether a process has interrupts blocked."""
+    status = Path(f"/proc/{number}/status").read_text()
+    return bool(int(re.search(r"^SigBlk:\s*(\w+)", status, re.MULTILINE)[1], 16) & 1 << signal.SIGINT - 1)
+
+
+def test_workers_start_with_interrupts_blocked():
+    process = start(*CONFORMANCE)
+    wait_until(lambda: workers_of(process.pid))
+    blocked = [blocks_interrupts(each) for each in workers_of(process.pid)]
+    assert interrupted(process) == ONE_LINE
+    assert all(blocked)
 
 
 def test_what_was_found_before_an_interrupt_is_shown_and_the_old_file_is_whole(tmp_path):
