@@ -156,5 +156,7 @@ def one_line(text: str) -> str:
 def type_text(value: Any) -> str:
     """The name of the type of a value; with its library if it would be mistaken for one of Python's."""
     kind = type(value)
+    if kind.__name__ == "KerasTensor":
+        return "KerasTensor, which the functions of attention_keras take"
     taken = hasattr(builtins, kind.__name__) and kind.__module__ != "builtins"
     return f"{kind.__module__}.{kind.__name__}" if taken else kind.__name__

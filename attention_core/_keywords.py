@@ -24,7 +24,7 @@ _WORDS = {
         ("mask=SlidingWindow(left, right)", "window_size sliding_window local_window_size window attention_window"),
         ("mask=Segments(...)", "segment_ids cu_seqlens cu_seqlens_q cu_seqlens_k decoder_segment_ids"),
         ("mask=KeyLengths(...)", "key_lengths kv_lengths seq_lens seqlens valid_length valid_lens sequence_length"),
-        ("mask=KeyLengths(...)", "query_seq_lengths key_value_seq_lengths seqused_k cache_seqlens lengths"),
+        ("mask=KeyLengths(...)", "key_value_seq_lengths seqused_k cache_seqlens lengths"),
     ),
     "key_mask": (
         ("key_mask=..., True = may attend: ~key_padding_mask", "key_padding_mask src_key_padding_mask"),
@@ -95,7 +95,8 @@ _WITHOUT = {
     "is_causal use_causal_mask causal": "is_causal=True as a setting, when the layer is made",
     "key_padding_mask key_mask padding_mask src_key_padding_mask": "mask=mask_from_padding(...), True = may attend",
     "batch_first": "no batch_first, as the batch is first",
-    "enable_gqa num_kv_heads num_key_value_heads": "no groups, as key and value may have fewer heads than query",
+    "enable_gqa num_kv_heads num_key_value_heads": "key and value of fewer heads, which needs no keyword",
+    "query_seq_lengths": "no lengths of queries, as no row depends on another",
     "dropout dropout_p dropout_rate p rate": "dropout as a setting, when the layer is made, and seed=... in training",
     "query key value q k v queries keys values": "query, key and value by position",
     "x input inputs inputs_q inputs_k inputs_v hidden_states src tensor": "arrays by position",

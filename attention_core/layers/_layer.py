@@ -17,6 +17,7 @@ from attention_core._attention.choice import check_implementation
 from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import check_boolean, check_flags, check_floating, check_number, check_positive, check_rank
 from attention_core._functions.sagan import check_data_format
+from attention_core._keywords import Names, keyword_error
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
 from attention_core.random import Dropout, check_dropout_rate, fold_in
@@ -114,7 +115,7 @@ class Layer(ABC):
         """
         known = [field.name for field in fields(self)]
         if unknown := sorted(changes.keys() - set(known)):
-            raise TypeError(f"expected settings out of {', '.join(known)}; got {', '.join(unknown)}")
+            raise keyword_error(type(self).__name__, Names((), tuple(known), 0), unknown[0])
         changed = replace(self, **changes)
         if (changed.parameters, changed.state) != (self.parameters, self.state):
             raise ValueError(f"expected settings for the same parameters and state; got {', '.join(sorted(changes))}")

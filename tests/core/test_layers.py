@@ -186,7 +186,8 @@ def test_settings_are_changed_for_the_same_parameters():
         4, 16, dropout=0.5, arithmetic="reproducible"
     )
     for changes, error, message in (
-        ({"width": 3}, TypeError, "expected settings out of channels, inner, .*; got width"),
+        ({"width": 3}, TypeError, "got an unexpected keyword argument 'width'"),
+        ({"iner": 8}, TypeError, "Did you mean 'inner'?"),
         ({"inner": 8}, ValueError, "expected settings for the same parameters and state; got inner"),
         ({"dropout": 2.0}, ValueError, "expected a dropout rate"),
     ):

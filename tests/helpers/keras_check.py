@@ -96,6 +96,12 @@ def configured():
     for symbol, shape in ((pair.output, (None, 5, 8)), (pair.weights, (None, 5, 5))):  # TensorFlow may know fewer sizes
         assert [found in (None, size) for found, size in zip(symbol.shape, shape, strict=True)] == [True] * 3
         assert symbol.shape[-1] == shape[-1]
+    try:
+        attention_core.scaled_dot_product_attention(*[keras.Input((5, 8))] * 3)
+    except TypeError as error:
+        assert "got KerasTensor, which the functions of attention_keras take" in str(error)  # noqa: PT017
+    else:
+        raise AssertionError("a symbol is no array")
 
 
 def dropped():
