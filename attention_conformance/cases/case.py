@@ -123,6 +123,7 @@ class Case:
 
         * ``ulp``: the error of the results against the oracle.
         * ``gradient``: the error of the gradients.
+        * ``autocast``: the error of the output from float32 arrays, under the library's autocast to the dtype.
         * ``exact``: whether the output is that of the problem's ``twin``, bit by bit.
         * ``twice``: whether a second call of a subject gives the same bits.
         * ``overwritten``: whether it reads new numbers in the same memory.

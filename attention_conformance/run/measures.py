@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.implementations import bound_of
 from attention_conformance.run.result import one_line
 from attention_core import Backend, get_backend, scaled_dot_product_attention
+from attention_core.backend import Autocast
 
 __all__ = ["MEASURES", "Outcome", "Trial"]
 
@@ -56,6 +57,20 @@ def _ulps(trial: Trial, problem: Problem, function: AttentionFunction) -> Outcom
     if missing:
         return math.inf, math.nan, f"expected {', '.join(missing)} to be returned; got {', '.join(got)}"
     return _worst(trial, got, expected, truth)
+
+
+def _autocast(trial: Trial, problem: Problem, function: AttentionFunction) -> Outcome:
+    """The error of a call under autocast to the dtype of the problem, whose numbers are given in float32."""
+    called = trial.backend.compile(output_function(function, problem), mode=trial.mode)
+    wide = {
+        name: array.astype(np.float32) if array.dtype.name == trial.dtype else array
+        for name, array in problem.arrays.items()
+    }
+    arrays = trial.backend.from_numpy(wide, device=trial.device)
+    with cast(Autocast, trial.backend).autocast(arrays["query"], trial.dtype):
+        got = dict(trial.backend.to_numpy(called(arrays)))
+    truth = _truth(trial.case, trial.dtype)
+    return _worst(trial, got, {name: getattr(truth, name) for name in got}, truth)
 
 
 def _gradients(trial: Trial, problem: Problem, function: AttentionFunction) -> Outcome:
@@ -125,6 +140,7 @@ def _true_gradients(case: Case, dtype: str) -> dict[str, Exact]:
 
 MEASURES: dict[str, Callable[[Trial, Problem, AttentionFunction], Outcome]] = {
     "ulp": _ulps,
+    "autocast": _autocast,
     "gradient": _gradients,
     "exact": _exactness,
     "message": _message,

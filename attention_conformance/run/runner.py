@@ -121,6 +121,8 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
         return f"{backend.name} on {device} has no {dtype}"
     if case.measure == "message" and mode != "eager":
         return "compilers wrap the errors of what they trace"
+    if case.measure == "autocast" and not hasattr(backend, "autocast"):
+        return f"{backend.name} has no autocast"
     if case.measure == "gradient" and not backend.differentiates:
         return f"{backend.name} does not differentiate"
     if mode != "eager" and dtype not in case.compiled and not asked:

@@ -31,6 +31,9 @@ class Autocast(Protocol):
     def autocast_dtype(self, array: Array, /) -> DType | None:
         """Return the dtype that arguments are cast to on the device of an array; ``None`` if they are not."""
 
+    def autocast(self, array: Array, dtype: str, /) -> AbstractContextManager[Any]:
+        """Turn it on, with a dtype of this name, on the device of an array; tests call it."""
+
     def without_autocast(self, array: Array, /) -> AbstractContextManager[Any]:
         """Turn it off on the device of an array."""
 

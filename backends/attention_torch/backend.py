@@ -103,6 +103,10 @@ class TorchBackend:
             return torch.get_autocast_dtype(device)
         return None
 
+    def autocast(self, array: Array, dtype: str, /) -> contextlib.AbstractContextManager[Any]:
+        """Turn `torch.autocast` on, with a dtype of this name."""
+        return torch.autocast(array.device.type, getattr(torch, dtype))  # type: ignore[no-any-return]
+
     def without_autocast(self, array: Array, /) -> contextlib.AbstractContextManager[Any]:
         """Turn `torch.autocast` off."""
         return torch.autocast(array.device.type, enabled=False)  # type: ignore[no-any-return]
