@@ -86,7 +86,7 @@ def test_an_interrupt_ends_the_processes_that_were_started(arguments, count, num
 
 
 def workers_of(number):
-    """The processes that run cases, without the one that multiprocessing keeps beside them."""
+    """The processes that run cases, without the tracker of multiprocessing."""
     return [each for each in children_of(number) if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
