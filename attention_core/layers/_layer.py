@@ -95,10 +95,6 @@ class Layer(ABC):
         """Compute the state after a step of training with these parameters."""
         return state
 
-    def refreshed(self, parameters: Any, state: Any, /, *, xp: Namespace | None = None) -> Any:
-        """A former name of `updated_state`."""
-        return self.updated_state(parameters, state, xp=xp)
-
     def with_settings(self: AnyLayer, **changes: Any) -> AnyLayer:
         """Return the layer with other settings for the same parameters, such as its arithmetic or dropout.
 

@@ -177,7 +177,7 @@ class Layer(_FixedSettings):
 
     def refreshed(self: Self) -> Self:
         """The layer with its state after a call in training, without a gradient; most layers have none to change."""
-        state = self.definition.refreshed(self.parameters, self.state, xp=backend.namespace)
+        state = self.definition.updated_state(self.parameters, self.state, xp=backend.namespace)
         return dataclasses.replace(self, state=jax.lax.stop_gradient(state))
 
     def __call__(self, *inputs: Any, key: Any = None, **options: Any) -> Any:

@@ -218,7 +218,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
             options["state"] = state
         result = self.definition(parameters, *inputs, **options, xp=backend.namespace)  # type: ignore[operator]
         if state and training:
-            advanced = self.definition.refreshed(*self._trees(self.variable_dtype), xp=backend.namespace)
+            advanced = self.definition.updated_state(*self._trees(self.variable_dtype), xp=backend.namespace)
             for name, value in named_arrays(advanced, _STATE).items():
                 self._own[name].assign(value)
         return named_results(result)

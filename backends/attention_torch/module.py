@@ -294,7 +294,7 @@ class Layer(Tree):
         state = map_arrays(operators.clone_for_backward if opaque else torch.clone, held)
         if self.training:
             with torch.no_grad():
-                refreshed = self.definition.refreshed(parameters, state, xp=backend.namespace)
+                refreshed = self.definition.updated_state(parameters, state, xp=backend.namespace)
                 _copy(named_arrays(held), named_arrays(refreshed))
         return state
 

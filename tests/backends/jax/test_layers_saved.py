@@ -65,7 +65,7 @@ def test_the_state_is_advanced_outside_of_the_call_and_without_a_gradient():
     equal(layer.state, before)
     new = layer.refreshed()
     parameters, state = layer.to_numpy()
-    close(new.state, jax.tree.map(jnp.asarray, layer.definition.refreshed(parameters, state)))
+    close(new.state, jax.tree.map(jnp.asarray, layer.definition.updated_state(parameters, state)))
     assert all((new_array != other).any() for new_array, other in zip(new.state, layer.state, strict=True))
     assert new.parameters is layer.parameters
     gradients = jax.grad(lambda layer: sum(jnp.sum(leaf) for leaf in layer.refreshed().state))(layer)

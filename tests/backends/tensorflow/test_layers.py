@@ -325,7 +325,7 @@ def test_spectral_vectors_advance_in_training_only(rng, mode):
     first = trained(x)
     close(first, layer.definition(parameters, x.numpy(), state=state, xp=NUMPY.namespace), 1e-5)
     trained(x)
-    twice = layer.definition.refreshed(parameters, layer.definition.refreshed(parameters, state))
+    twice = layer.definition.updated_state(parameters, layer.definition.updated_state(parameters, state))
     for name, array in named_arrays(layer.to_numpy()[1]).items():
         close(array, named_arrays(twice)[name], 1e-5)
         assert np.abs(array - named_arrays(state)[name]).max() > 1e-3

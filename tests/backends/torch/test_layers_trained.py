@@ -160,7 +160,7 @@ def test_power_iteration_advances_in_training_alone():
     found = layer(*inputs)
     equal(found, expected)  # which takes the step too, but does not keep it
     after = named_arrays(layer.to_numpy()[1])
-    for name, vector in named_arrays(layer.definition.refreshed(parameters, before)).items():
+    for name, vector in named_arrays(layer.definition.updated_state(parameters, before)).items():
         np.testing.assert_allclose(after[name], vector, rtol=0, atol=1e-14)
         assert not np.allclose(after[name], named_arrays(before)[name], rtol=0, atol=1e-3)
     assert [buffer.data_ptr() for buffer in layer.buffers()] == places
