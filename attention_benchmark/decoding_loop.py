@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from attention_benchmark.memory import peak_growth
-from attention_benchmark.training_step import measured
+from attention_benchmark.turns import measured
 from attention_core import KeyValueCache, append, cache_mask, scaled_dot_product_attention
 
 __all__ = ["loops", "main"]

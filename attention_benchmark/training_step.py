@@ -7,20 +7,18 @@ the ratios of a turn, with the quartiles.
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from attention_benchmark.turns import Step, measured
+
 __all__ = ["main", "steps"]
 
 SHAPE, HEADS, INNER = (32, 128, 512), 8, 2048
-TURNS = 15
-Step = Callable[[], Any]
 
 
 def steps(framework: str) -> dict[str, tuple[Step, Step]]:
@@ -121,20 +119,6 @@ def _tensorflow(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
         ),
         "FeedForward against keras.Sequential": (step(feed, feed), step(feed_other, feed_other)),
     }
-
-
-def measured(ours: Step, other: Step, turns: int = TURNS) -> tuple[float, list[float]]:
-    """The median time of our step in milliseconds, and the quartiles of its ratio to the other."""
-    times: list[tuple[float, float]] = []
-    for turn in range(turns + 2):
-        pair = []
-        for step in (ours, other) if turn % 2 else (other, ours):
-            started = time.perf_counter()
-            step()
-            pair.append(time.perf_counter() - started)
-        times.append((pair[0], pair[1]) if turn % 2 else (pair[1], pair[0]))
-    ratios = [first / second for first, second in times[2:]]  # the first two are warm-up
-    return 1e3 * statistics.median(first for first, _ in times[2:]), statistics.quantiles(ratios, n=4)
 
 
 def main() -> None:

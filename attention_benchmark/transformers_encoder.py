@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attention_benchmark.training_step import measured
+from attention_benchmark.turns import measured
 
 __all__ = ["forwards", "main"]
 

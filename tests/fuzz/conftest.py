@@ -76,6 +76,7 @@ class Fuzzer:
 _SETTINGS = settings(deadline=None, suppress_health_check=ALL_CHECKS, verbosity=Verbosity.normal, print_blob=False)
 
 
+@pytest.hookimpl(trylast=True)  # after others have left out what was not asked for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Share out the minutes."""
     config.stash[_SHARE] = 60 * MINUTES / max(1, sum("fuzz" in getattr(item, "fixturenames", ()) for item in items))
