@@ -26,6 +26,7 @@ from attention_core._functions.pieces import (
 )
 from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
+from attention_core._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
 from attention_core._keywords import name_keywords as _name_keywords
 from attention_core.backend import Backend, available_backends, get_backend
 from attention_core.masks import (
@@ -58,13 +59,16 @@ __all__ = [
     "Mask",
     "MaskFunction",
     "Partial",
+    "RecordedAttention",
     "ScoreMod",
     "Segments",
     "SlidingWindow",
     "alibi",
     "append",
     "attention_extent",
+    "attention_map",
     "attention_scores",
+    "attention_weights",
     "available_backends",
     "cache_mask",
     "complete_partial",
@@ -89,6 +93,7 @@ __all__ = [
     "merge_partials",
     "multi_head_attention",
     "partial_attention",
+    "record_attention",
     "relative_bias",
     "rms_norm",
     "rotary_embedding",

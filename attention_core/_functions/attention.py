@@ -10,6 +10,7 @@ from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, sizes
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
+from attention_core._attention.recording import RECORDERS, record
 from attention_core._backend import Backend, backend_for, common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -145,6 +146,8 @@ def scaled_dot_product_attention(
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
     """Run a call, and round output and weights to the dtype of the query."""
+    if RECORDERS:
+        record(call)
     result, dtype, xp = attend(call, implementation, weights=weights, logsumexp=logsumexp), call.query.dtype, call.xp
     return Attention(
         cast_to(result.output, dtype, xp=xp),

@@ -107,7 +107,9 @@ def test_what_is_no_namespace_is_refused(wrong, put, xp):
             named[name](xp=wrong)
     more = {
         "append": lambda **o: ac.append(ac.empty_cache((), 2, 4, 6, xp=xp), *put([X[0], X[0]]), **o),
+        "attention_map": lambda **o: ac.attention_map(*put([X, X]), shape=(1, 1), **o),
         "attention_scores": lambda **o: ac.attention_scores(*put([X, X]), **o),
+        "attention_weights": lambda **o: ac.attention_weights(*put([X, X]), **o),
         "empty_cache": lambda **o: ac.empty_cache((2,), 2, 4, 3, **o),
         "gelu": lambda **o: ac.gelu(put(X), **o),
         "silu": lambda **o: ac.silu(put(X), **o),

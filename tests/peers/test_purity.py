@@ -39,7 +39,9 @@ from attention_core import (
     KeyLengths,
     Segments,
     SlidingWindow,
+    attention_map,
     attention_scores,
+    attention_weights,
     embed_tokens,
     encoder_layer,
     feed_forward,
@@ -96,6 +98,8 @@ def attention_case(name):
 
 
 CASES = {name: attention_case(name) for name in OPTIONS} | {
+    "weights": (lambda q, k: attention_weights(q, k, queries=[2, 0], heads=[1], mask=Causal(1)), QKV[:2]),
+    "map": (lambda q, k: attention_map(q, k, shape=(2, 2), reduction="mean"), QKV[:2]),
     "scores": (lambda q, k: attention_scores(q, k, softcap=3.0, mask=Causal(1)), QKV[:2]),
     "heads": (lambda x: merge_heads(split_heads(x, 2)), (X,)),
     "linear": (linear, (SELF.query, X)),

@@ -1,0 +1,405 @@
+"""The weights of chosen queries, keys and heads, and maps of all of them, without M × N numbers at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from attention_core._arrays import (
+    Array,
+    Namespace,
+    cast_to,
+    dtype_name,
+    on_device_of,
+    shape_text,
+    shapes_differ,
+    sizes,
+    take_rows,
+    type_text,
+    upcast,
+)
+from attention_core._attention.call import Call, group_size, score_positions, upcast_call
+from attention_core._attention.choice import all_scores, attend
+from attention_core._attention.recording import RECORDERS
+from attention_core._attention.scores import allowed_by
+from attention_core._backend import common_namespace, with_autocast
+from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
+from attention_core._functions.attention import ScoreModification, make_call
+from attention_core.masks import Mask, Positions
+from attention_core.masks._mask import as_mask
+
+Choice: TypeAlias = slice | Sequence[int] | None
+REDUCTIONS = ("max", "mean")
+SCORES_AT_ONCE = 2**22
+"""How many scores of a map are held at a time, as far as one row of them is no more."""
+
+
+class _Chosen(NamedTuple):
+    """The indices of what was chosen along each axis of the scores (..., H, M, N); ``None`` for all."""
+
+    heads: list[int] | None
+    queries: list[int] | None
+    keys: list[int] | None
+
+
+@with_autocast()
+def attention_weights(
+    query: Array,
+    key: Array,
+    /,
+    *,
+    queries: Choice = None,
+    keys: Choice = None,
+    heads: Choice = None,
+    logsumexp: Array | None = None,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    sinks: Array | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Compute the weights that chosen queries give to chosen keys, in chosen heads.
+
+    .. math:: p_{ij} = \exp(s_{ij} - \ell_i)
+
+    Nothing is computed for other queries, so that a few rows of a long sequence need little memory. With the
+    logsumexp of the call, nothing is computed for other keys, either.
+
+    Parameters
+    ----------
+    query : Array, shape (..., H, M, D)
+        All queries, as attention got them.
+    key : Array, shape (..., G, N, D)
+    queries, keys, heads : slice or sequence of int, optional
+        Which, as indices along M, N and H; negative ones count from the end. By default all.
+    logsumexp : Array, shape (..., H, M), optional
+        :math:`\ell`, that of all queries, from `scaled_dot_product_attention` with ``return_logsumexp=True``. It
+        already holds the sinks. Without it, all keys of the chosen queries are looked at.
+    mask, bias, is_causal, scale, softcap, score_mod, sinks, arithmetic, xp
+        As in `scaled_dot_product_attention`: for all queries, keys and heads.
+
+    Returns
+    -------
+    Array, shape (..., heads, queries, keys)
+        Of the query's dtype. Without the logsumexp, in reproducible arithmetic, they have the bits of the weights that
+        attention returns. From it, a weight is as uncertain as its score and :math:`\ell_i`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `scaled_dot_product_attention`; also when an index is out of range, the logsumexp does not fit, or it is
+        given with ``arithmetic="reproducible"``.
+
+    See Also
+    --------
+    attention_map : All weights, at a lower resolution.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> query, key = xp.zeros((1, 1000, 4)), xp.ones((1, 1000, 4))
+    >>> attention_weights(query, key, queries=[3], keys=slice(0, 5), is_causal=True)
+    Array([[[0.25, 0.25, 0.25, 0.25, 0.  ]]], dtype=array_api_strict.float64)
+    """
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"score_mod": score_mod, "sinks": sinks, "arithmetic": arithmetic, "xp": xp}
+    call = make_call(query, key, key, **options)
+    chosen = _chosen(call, heads, queries, keys)
+    if logsumexp is not None:
+        _check_logsumexp(logsumexp, call)
+    found = _weights(call, chosen) if logsumexp is None else _weights_from(logsumexp, call, chosen)
+    return cast_to(found, query.dtype, xp=call.xp)
+
+
+@with_autocast()
+def attention_map(
+    query: Array,
+    key: Array,
+    /,
+    *,
+    shape: tuple[int, int],
+    reduction: str = "max",
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    score_mod: ScoreModification | None = None,
+    sinks: Array | None = None,
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Array:
+    r"""Compute a map of all weights at a lower resolution, as a picture of them needs.
+
+    .. math:: P_{ab} = \max_{i \in I_a,\, j \in J_b} p_{ij}
+        \quad\text{or}\quad P_{ab} = \frac{1}{|I_a|\,|J_b|} \sum_{i \in I_a,\, j \in J_b} p_{ij},
+
+    where :math:`I_a` and :math:`J_b` are runs of :math:`\lceil M / m \rceil` queries and :math:`\lceil N / n \rceil`
+    keys. A run at the end may be shorter. Time grows with M × N, and memory does not.
+
+    Parameters
+    ----------
+    query : Array, shape (..., H, M, D)
+    key : Array, shape (..., G, N, D)
+    shape : tuple of int
+        The largest numbers of rows and columns, m and n. There are as many as runs.
+    reduction : {"max", "mean"}
+    mask, bias, is_causal, scale, softcap, score_mod, sinks, arithmetic, xp
+        As in `scaled_dot_product_attention`.
+
+    Returns
+    -------
+    Array, shape (..., H, m, n)
+        In the compute dtype: float32 for 16-bit types.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `scaled_dot_product_attention`; also when lengths are unknown while a program is traced.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> x = xp.zeros((1, 8, 4))
+    >>> attention_map(x, x, shape=(4, 2), is_causal=True)[0, :, 0]
+    Array([1.        , 0.33333333, 0.2       , 0.14285714], dtype=array_api_strict.float64)
+    """
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"score_mod": score_mod, "sinks": sinks, "arithmetic": arithmetic, "xp": xp}
+    call = make_call(query, key, key, **options)
+    check_choice("reduction", reduction, REDUCTIONS)
+    if not isinstance(shape, tuple | list) or len(shape) != 2:
+        raise TypeError(f"expected shape as (rows, columns); got {type_text(shape)}")
+    for number in shape:
+        check_positive("shape", number)
+    if reduction == "mean" and arithmetic == "reproducible":
+        raise ValueError("expected reduction='max' with arithmetic='reproducible', as libraries average; got 'mean'")
+    return _map(call, (shape[0], shape[1]), reduction)
+
+
+class RecordedAttention:
+    """A call of attention that `record_attention` has seen: what it got, and its weights as they are asked for.
+
+    Attributes
+    ----------
+    query : Array, shape (..., H, M, D)
+    key : Array, shape (..., G, N, D)
+    """
+
+    def __init__(self, call: Call, /) -> None:
+        self._call = call
+        self.query, self.key = call.query, call.key
+
+    def __repr__(self) -> str:
+        return f"RecordedAttention(query {shape_text(self.query)}, key {shape_text(self.key)})"
+
+    def weights(self, *, queries: Choice = None, keys: Choice = None, heads: Choice = None) -> Array:
+        """Compute weights as `attention_weights` does."""
+        found = _weights(self._call, _chosen(self._call, heads, queries, keys))
+        return cast_to(found, self.query.dtype, xp=self._call.xp)
+
+    def map(self, *, shape: tuple[int, int], reduction: str = "max") -> Array:
+        """Compute a map as `attention_map` does."""
+        return _checked_map(self._call, shape, reduction)
+
+
+@contextlib.contextmanager
+def record_attention() -> Iterator[Sequence[RecordedAttention]]:
+    """Record all calls of attention within a ``with`` statement: of functions, layers, and models that contain them.
+
+    Calls compute what they would compute otherwise. A record keeps query, key, mask and bias of its call, and computes
+    weights when it is asked.
+
+    Yields
+    ------
+    Sequence of RecordedAttention
+        One for each call, in order.
+
+    Raises
+    ------
+    ValueError
+        When a call is traced or compiled. It is raised by the call.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core import scaled_dot_product_attention
+    >>> x = xp.zeros((1, 3, 4))
+    >>> with record_attention() as records:
+    ...     output = scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> records
+    [RecordedAttention(query (1, 3, 4), key (1, 3, 4))]
+    >>> records[0].weights(queries=[1])
+    Array([[[0.5, 0.5, 0. ]]], dtype=array_api_strict.float64)
+    """
+    records: list[RecordedAttention] = []
+
+    def note(call: Call) -> None:
+        records.append(RecordedAttention(call))
+
+    RECORDERS.append(note)
+    try:
+        yield records
+    finally:
+        RECORDERS.remove(note)
+
+
+def _checked_map(call: Call, shape: Any, reduction: Any) -> Array:
+    check_choice("reduction", reduction, REDUCTIONS)
+    if not isinstance(shape, tuple | list) or len(shape) != 2:
+        raise TypeError(f"expected shape as (rows, columns); got {type_text(shape)}")
+    for number in shape:
+        check_positive("shape", number)
+    if reduction == "mean" and call.arithmetic == "reproducible":
+        raise ValueError("expected reduction='max' with arithmetic='reproducible', as libraries average; got 'mean'")
+    return _map(call, (shape[0], shape[1]), reduction)
+
+
+def _map(call: Call, most: tuple[int, int], reduction: str) -> Array:
+    xp = call.xp
+    *leading, heads, num_queries, _ = _known(call.query)
+    num_keys = _known(call.key)[-2]
+    rows, columns = (max(1, -(-length // number)) for length, number in zip((num_queries, num_keys), most, strict=True))
+    at_once = max(1, SCORES_AT_ONCE // max(1, math.prod(leading) * heads * num_keys))
+    combine = xp.maximum if reduction == "max" else xp.add
+    maps = []
+    for first in range(0, num_queries, rows):
+        stop = min(first + rows, num_queries)
+        starts = range(first, stop, at_once)
+        parts = (_row(call, range(start, min(start + at_once, stop)), columns, reduction) for start in starts)
+        row = functools.reduce(combine, parts)
+        maps.append(row if reduction == "max" else xp.divide(row, float(stop - first)))
+    if not maps:
+        return _row(call, range(0), columns, reduction)[..., :0, :]
+    return xp.concat(maps, axis=-2)
+
+
+def _row(call: Call, queries: range, columns: int, reduction: str) -> Array:
+    """Weights of some queries as (..., H, 1, n): the largest of each run of keys, or the sum of its averages."""
+    xp = call.xp
+    weights = _weights(call, _Chosen(None, list(queries), None))
+    if reduction == "max":
+        weights = xp.max(weights, axis=-2, keepdims=True) if len(queries) else weights
+    else:
+        weights = xp.sum(weights, axis=-2, keepdims=True)
+    num_keys = _known(weights)[-1]
+    runs = [weights[..., first : min(first + columns, num_keys)] for first in range(0, num_keys, columns)]
+    reduce = xp.max if reduction == "max" else xp.mean
+    return xp.concat([reduce(run, axis=-1, keepdims=True) for run in runs], axis=-1) if runs else weights
+
+
+def _weights(call: Call, chosen: _Chosen) -> Array:
+    """The weights of chosen queries, from all of their keys, in the compute dtype."""
+    found = attend(_narrowed(call, chosen._replace(keys=None)), "dense", weights=True, logsumexp=False).weights
+    return _taken(found, chosen.keys, axis=-1, xp=call.xp)
+
+
+def _weights_from(logsumexp: Array, call: Call, chosen: _Chosen) -> Array:
+    """The same from the logsumexp of all queries (..., H, M), by scores of the chosen keys alone."""
+    xp = call.xp
+    narrowed = _narrowed(call, chosen)
+    lse = _taken(_taken(logsumexp, chosen.heads, axis=-2, xp=xp), chosen.queries, axis=-1, xp=xp)
+    lse = xp.expand_dims(lse, axis=-1)
+    scores = all_scores(upcast_call(narrowed))
+    masked = xp.equal(scores, -math.inf)
+    return xp.where(masked, 0.0, xp.exp(xp.subtract(scores, xp.where(xp.equal(lse, -math.inf), 0.0, lse))))
+
+
+def _narrowed(call: Call, chosen: _Chosen) -> Call:
+    """The call with nothing but what was chosen, where the mask is an array and the positions are those of before."""
+    xp, (heads, queries, keys) = call.xp, chosen
+    at = score_positions(call.query, call.key, call.starts, xp)
+    at = at._replace(query=_taken(at.query, queries, axis=-2, xp=xp), key=_taken(at.key, keys, axis=-1, xp=xp))
+    mask = None if call.mask is None else allowed_by(as_mask(call.mask), None, at, xp)
+    score_mod = call.score_mod
+    if score_mod is not None:
+        chosen_at = at._replace(head=_taken(at.head, heads, axis=-3, xp=xp))
+        score_mod = _at(score_mod, chosen_at)
+    key, group = call.key, group_size(call.query, call.key, xp)
+    if heads is not None:
+        key = _taken(key, [head // group for head in heads], axis=-3, xp=xp)
+    key = _taken(key, keys, axis=-2, xp=xp)
+    return call._replace(
+        query=_taken(_taken(call.query, heads, axis=-3, xp=xp), queries, axis=-2, xp=xp),
+        key=key,
+        value=key[..., :0],  # of the output, nothing is used
+        mask=_taken(mask, heads, axis=-3, xp=xp),
+        bias=_taken(_taken(_taken(call.bias, heads, axis=-3, xp=xp), queries, axis=-2, xp=xp), keys, axis=-1, xp=xp),
+        score_mod=score_mod,
+        sinks=_taken(call.sinks, heads, axis=-1, xp=xp),
+    )
+
+
+def _at(score_mod: Callable[..., Array], at: Positions) -> Callable[..., Array]:
+    """A score modification for scores that stand at these positions."""
+    return lambda scores, *_: score_mod(scores, *at)
+
+
+def _taken(array: Array | None, indices: list[int] | None, axis: int, xp: Namespace) -> Any:
+    """What was chosen along an axis, which an array that is broadcast along it lacks, or has once."""
+    if array is None or indices is None or len(array.shape) < -axis or sizes(array)[axis] == 1:
+        return array
+    if indices == list(range(*_ends(indices))):  # a view, where the library has them
+        return array[(..., slice(*_ends(indices)), *[slice(None)] * (-axis - 1))]
+    return take_rows(array, xp.asarray(indices, dtype=xp.int32, **on_device_of(array)), axis=axis, xp=xp)
+
+
+def _chosen(call: Call, heads: Choice, queries: Choice, keys: Choice) -> _Chosen:
+    lengths = (*sizes(call.query)[-3:-1], sizes(call.key)[-2])
+    named = zip(("heads", "queries", "keys"), (heads, queries, keys), lengths, strict=True)
+    return _Chosen(*(_indices(name, choice, length) for name, choice, length in named))
+
+
+def _ends(indices: list[int]) -> tuple[int, int]:
+    return (indices[0], indices[-1] + 1) if indices else (0, 0)
+
+
+def _indices(name: str, choice: Choice, length: int | None) -> list[int] | None:
+    """The indices that were chosen along an axis, none of them negative; ``None`` for all."""
+    if choice is None:
+        return None
+    if length is None:
+        raise ValueError(f"expected a known length to choose {name} from; got an unknown one")
+    if isinstance(choice, slice):
+        return list(range(length))[choice]
+    listed = choice.tolist() if hasattr(choice, "tolist") else choice
+    if not isinstance(listed, list | tuple | range):
+        raise TypeError(f"expected {name} as a slice or a sequence of integers; got {type_text(choice)}")
+    indices = [plain_integer(index) for index in listed]
+    for index in indices:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise TypeError(f"expected {name} as a slice or a sequence of integers; got one of {type_text(index)}")
+        if not -length <= index < length:
+            raise ValueError(f"expected {name} in [{-length}, {length}); got {number_text(index)}")
+    return [index % length for index in indices]
+
+
+def _known(array: Array) -> tuple[int, ...]:
+    dims = sizes(array)
+    if None in dims:
+        raise ValueError(f"expected known sizes for a map; got {shape_text(array)}")
+    return dims  # type: ignore[return-value]
+
+
+def _check_logsumexp(logsumexp: Array, call: Call) -> None:
+    """Raise unless this may be the logsumexp of the call."""
+    if call.arithmetic == "reproducible":
+        raise ValueError(
+            "expected no logsumexp with arithmetic='reproducible', as weights from it have other bits; got one"
+        )
+    common_namespace(call.xp, {"query": call.query, "logsumexp": logsumexp})
+    check_floating("logsumexp", logsumexp)
+    expected = sizes(call.query)[:-1]
+    if shapes_differ(expected, sizes(logsumexp)):
+        wanted = ", ".join("?" if size is None else str(size) for size in expected)
+        raise ValueError(f"expected logsumexp ({wanted}), one for each query; got {shape_text(logsumexp)}")
+    wide = dtype_name(upcast(call.query, xp=call.xp).dtype)
+    if dtype_name(logsumexp.dtype) != wide:
+        raise TypeError(f"expected logsumexp of dtype {wide}; got {dtype_name(logsumexp.dtype)}")

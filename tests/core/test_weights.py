@@ -1,0 +1,198 @@
+"""Weights of chosen queries, keys and heads, maps at a lower resolution, and recorded calls."""
+
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core.parameters import Linear, MultiHeadAttention
+
+B, H, G, M, N, D = 2, 4, 2, 13, 11, 8
+RNG = np.random.default_rng(5)
+QUERY, KEY = RNG.standard_normal((B, H, M, D)), RNG.standard_normal((B, G, N, D))
+MASK = RNG.random((B, 1, M, N)) > 0.3
+MASK[0, 0, 3] = False  # a fully masked row
+BIAS = RNG.standard_normal((H, M, N))
+BIAS[:, :, 5] = -np.inf
+OPTIONS = {
+    "none": {},
+    "mask": {"mask": MASK},
+    "lengths": {"mask": lambda put: ac.KeyLengths(put(np.asarray([7, 0], np.int32)))},
+    "bias": {"bias": BIAS, "softcap": 3.0},
+    "alibi": {"score_mod": ac.alibi(H), "mask": ac.SlidingWindow(3, 3)},
+    "sinks": {"sinks": RNG.standard_normal(H), "is_causal": True},
+    "reproducible": {"mask": MASK, "arithmetic": "reproducible"},
+}
+FEW = ("mask", "alibi", "sinks")  # where every shape is compiled
+CHOICES = [
+    {"queries": [3, 1, -1], "heads": [1, 3]},
+    {"queries": slice(4, 9), "keys": [0, -1, 4]},
+    {"keys": slice(2, 7), "heads": slice(1, 2)},
+    {"queries": np.asarray([5, 5])},
+]
+
+
+def placed(put, name, dtype="float32"):
+    def place(option):
+        if isinstance(option, np.ndarray):
+            return put(option.astype(dtype) if option.dtype == np.float64 else option)
+        return option(put) if callable(option) and not isinstance(option, ac.ScoreMod) else option
+
+    return {key: place(option) for key, option in OPTIONS[name].items()}
+
+
+def dense(put, options, dtype="float32"):
+    query, key = put([QUERY.astype(dtype), KEY.astype(dtype)])
+    return (
+        query,
+        key,
+        ac.scaled_dot_product_attention(
+            query, key, key, implementation="dense", return_weights=True, return_logsumexp=True, **options
+        ),
+    )
+
+
+def chosen_of(weights, heads=slice(None), queries=slice(None), keys=slice(None)):
+    return weights[:, heads][:, :, queries][..., keys]
+
+
+@pytest.mark.needs(lambda backend, name: backend.name in ("numpy", "torch") or name in FEW)
+@pytest.mark.needs(lambda backend, name: name != "reproducible" or backend.name != "array_api_strict")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_they_are_those_of_the_dense_form(name, put, get):
+    options = placed(put, name)
+    query, key, result = dense(put, options)
+    whole, unit = get(result.weights), np.finfo(np.float32).eps
+    for choice in CHOICES:
+        expected = chosen_of(whole, **choice)
+        found = get(ac.attention_weights(query, key, **choice, **options))
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        if name == "reproducible":
+            assert (found == expected).all()
+            continue
+        again = get(ac.attention_weights(query, key, logsumexp=result.logsumexp, **choice, **options))
+        assert abs(found - expected).max(initial=0) <= 2 * unit
+        assert abs(again - expected).max(initial=0) <= 4 * unit
+
+
+@pytest.mark.needs(lambda backend, name: backend.name in ("numpy", "torch") or name in FEW)
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "reproducible"])
+@pytest.mark.parametrize("reduction", ["max", "mean"])
+def test_a_map_reduces_runs_of_queries_and_keys(name, reduction, put, get):
+    options = placed(put, name)
+    query, key, result = dense(put, options)
+    weights = get(result.weights)
+    rows = [slice(first, first + 4) for first in range(0, M, 4)]
+    columns = [slice(first, first + 3) for first in range(0, N, 3)]
+    expected = [[getattr(weights[..., i, j], reduction)((-1, -2)) for j in columns] for i in rows]
+    found = get(ac.attention_map(query, key, shape=(4, 4), reduction=reduction, **options))
+    np.testing.assert_allclose(found, np.moveaxis(np.asarray(expected), (0, 1), (-2, -1)), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.needs("numpy")
+def test_the_map_is_the_same_in_parts(monkeypatch):
+    monkeypatch.setattr("attention_core._functions.weights.SCORES_AT_ONCE", B * H * N * 2)
+    whole = ac.scaled_dot_product_attention(QUERY, KEY, KEY, return_weights=True, is_causal=True).weights
+    found = ac.attention_map(QUERY, KEY, shape=(1, 1), is_causal=True)
+    assert found.shape == (B, H, 1, 1)
+    np.testing.assert_allclose(found[..., 0, 0], whole.max((-1, -2)), rtol=1e-12)
+    exact = ac.attention_map(*(x.astype(np.float32) for x in (QUERY, KEY)), shape=(5, 3), arithmetic="reproducible")
+    assert exact.shape == (B, H, 5, 3)
+
+
+@pytest.mark.needs("numpy")
+def test_a_few_rows_of_a_long_sequence_need_little_memory():
+    length, rows = 65536, 16
+    query, key = (RNG.standard_normal((1, 1, length, D)).astype(np.float32) for _ in range(2))
+    tracemalloc.start()
+    weights = ac.attention_weights(query, key, queries=range(100, 100 + rows), is_causal=True)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert weights.shape == (1, 1, rows, length)
+    assert most < 10 * weights.nbytes  # all weights have 65,536 rows
+    assert not weights[0, 0, 0, 101:].any()
+
+
+def test_sixteen_bits_are_rounded_once(put, get, backend):
+    if "float16" not in backend.dtypes:
+        return
+    query, key, result = dense(put, {}, "float16")
+    found = get(ac.attention_weights(query, key, queries=[2]))
+    assert found.dtype == np.float16
+    assert (found == chosen_of(get(result.weights), queries=[2])).mean() > 0.95
+
+
+WRONG = {
+    "queries=[13]": (ValueError, "expected queries in [-13, 13); got 13"),
+    "keys=[0, -12]": (ValueError, "expected keys in [-11, 11); got -12"),
+    "heads=[0.5]": (TypeError, "expected heads as a slice or a sequence of integers; got one of float"),
+    "queries=[True]": (TypeError, "expected queries as a slice or a sequence of integers; got one of bool"),
+    "queries=3": (TypeError, "expected queries as a slice or a sequence of integers; got int"),
+    "logsumexp=lse[..., :3]": (ValueError, "expected logsumexp (2, 4, 13), one for each query; got (2, 4, 3)"),
+    "logsumexp=lse, arithmetic='reproducible'": (ValueError, "expected no logsumexp with arithmetic='reproducible', "),
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_what_does_not_fit_is_refused(arguments, put):
+    query, key = put([QUERY.astype("float32"), KEY.astype("float32")])
+    error, message = WRONG[arguments]
+    names = {"weights": ac.attention_weights, "query": query, "key": key, "lse": query[..., 0]}
+    with pytest.raises(error, match="^" + re.escape(message)):
+        eval(f"weights(query, key, {arguments})", names)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"shape": 4}, TypeError, "expected shape as (rows, columns); got int"),
+        ({"shape": (4, 0)}, ValueError, "expected shape as a positive integer; got 0"),
+        ({"shape": (4, 4), "reduction": "sum"}, ValueError, "expected reduction out of max, mean; got 'sum'"),
+        (
+            {"shape": (4, 4), "reduction": "mean", "arithmetic": "reproducible"},
+            ValueError,
+            "expected reduction='max' with arithmetic='reproducible', as libraries average; got 'mean'",
+        ),
+    ],
+)
+def test_maps_that_there_are_not_are_refused(options, error, message, put):
+    with pytest.raises(error, match="^" + re.escape(message)):
+        ac.attention_map(*put([QUERY.astype("float32"), KEY.astype("float32")]), **options)
+
+
+def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp):
+    x = put(RNG.standard_normal((2, 6, 8)).astype("float32"))
+    square = put(RNG.standard_normal((8, 8)).astype("float32"))
+    linear = Linear(square, None)
+    parameters = MultiHeadAttention(linear, linear, linear, linear)
+
+    def run():
+        heads = ac.split_heads(x, 2)
+        first = ac.multi_head_attention(parameters, x, num_heads=2, is_causal=True)
+        return first, ac.scaled_dot_product_attention(heads, heads, heads, mask=ac.SlidingWindow(1, 1))
+
+    expected = run()
+    with ac.record_attention() as records, ac.record_attention() as others:
+        found = run()
+    run()
+    assert [get(each).tobytes() for each in found] == [get(each).tobytes() for each in expected]
+    assert len(records) == len(others) == 2
+    assert repr(records[1]) == "RecordedAttention(query (2, 2, 6, 4), key (2, 2, 6, 4))"
+    weights = ac.scaled_dot_product_attention(
+        *[ac.split_heads(x, 2)] * 3, mask=ac.SlidingWindow(1, 1), return_weights=True, implementation="dense"
+    ).weights
+    np.testing.assert_allclose(get(records[1].weights(queries=[4])), get(weights)[:, :, 4:5], rtol=1e-6)
+    assert get(records[0].map(shape=(2, 2))).shape == (2, 2, 2, 2)
+    assert not get(records[0].weights(queries=[0], keys=slice(1, None))).any()
+
+
+@pytest.mark.needs(lambda backend: backend.name in ("torch", "jax", "tensorflow"))
+def test_a_traced_call_is_not_recorded(backend, put):
+    x = put(QUERY.astype("float32"))
+    compiled = backend.compile(lambda x: ac.scaled_dot_product_attention(x, x, x))
+    with ac.record_attention() as records, pytest.raises(Exception, match="expected eager calls while attention is"):
+        compiled(x)
+    assert records == []
+    compiled(x)
