@@ -174,14 +174,7 @@ def attention_map(
     options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "arithmetic": arithmetic, "xp": xp}
     call = make_call(query, key, key, **options)
-    check_choice("reduction", reduction, REDUCTIONS)
-    if not isinstance(shape, tuple | list) or len(shape) != 2:
-        raise TypeError(f"expected shape as (rows, columns); got {type_text(shape)}")
-    for number in shape:
-        check_positive("shape", number)
-    if reduction == "mean" and arithmetic == "reproducible":
-        raise ValueError("expected reduction='max' with arithmetic='reproducible', as libraries average; got 'mean'")
-    return _map(call, (shape[0], shape[1]), reduction)
+    return _checked_map(call, shape, reduction)
 
 
 class RecordedAttention:
