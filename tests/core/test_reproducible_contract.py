@@ -14,6 +14,7 @@ import attention_core as ac
 from attention_core import layers
 from attention_core import scaled_dot_product_attention as attention
 from attention_core._arithmetic import exact, reproducible
+from attention_core._attention.blocks import plan
 from attention_core._attention.reproducible import slices as _slices
 
 
@@ -221,6 +222,25 @@ def test_the_gradient_of_a_bias_depends_only_on_rows_that_share_it(dims, backend
     else:
         assert np.isfinite(whole).all()
         assert np.abs(whole).max() > 1e3
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_of_small_values_do_not_depend_on_the_keys_that_fill_up_a_block(backend, monkeypatch):
+    """Zeros that a compiler's blocks end with must not pass for values that are larger than the others."""
+    rng, xp = np.random.default_rng(581), backend.namespace
+    arrays = [float32(rng, 1, 1, *dims) * size for dims, size in (((3, 4), 1), ((5, 4), 4), ((5, 3), 0.01))]
+    factor = backend.from_numpy(float32(rng, 1, 1, 3, 3))
+
+    def gradients(keys):
+        monkeypatch.setattr(plan, "_reproducible_block_sizes", lambda *_: (3, keys))
+
+        def loss(*arrays):
+            return xp.sum(attention(*arrays, implementation="blockwise", **EXACTLY) * factor)
+
+        return backend.to_numpy(backend.value_and_grad(loss)(*backend.from_numpy(arrays))[1])
+
+    for padded, whole in zip(gradients(3), gradients(5), strict=True):
+        same(padded, whole)
 
 
 @pytest.mark.needs("gradients")

@@ -152,7 +152,7 @@ def _row_terms(grid: Grid, value: Array, results: tuple[Array, ...], cotangents:
         for x in (cotangents[0], results[0], xp.expand_dims(cotangents[1], axis=-1), results[2])
     )
     delta = xp.subtract(row_dots(d_output, output, xp), d_logsumexp)
-    value_power = xp.expand_dims(xp.max(power_above_max(value, -1, xp), axis=-2, keepdims=True), axis=2)
+    value_power = xp.expand_dims(power_above_max(value, (-2, -1), xp), axis=2)
     terms = float(shape(value, xp=xp)[-1] * math.ceil(dropout_scale(dropout_of(grid))))
     d_weights_bound = xp.multiply(xp.multiply(power_above_max(d_output, -1, xp), value_power), terms)
     return RowTerms(
