@@ -9,7 +9,7 @@ from attention_core._arrays import Array, Namespace, dtype_name
 from attention_core._checks import check_choice, check_floating, check_rank
 
 ARITHMETICS = {"fast": fast, "reproducible": reproducible}
-ACTIVATIONS = ("gelu", "relu", "silu")  # functions of both
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # functions of both
 WITHOUT_FLOAT64 = ("mps", "metal", "tpu")  # kinds of devices, by the names their libraries use
 
 

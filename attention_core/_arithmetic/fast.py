@@ -57,12 +57,26 @@ def gelu(x: Array, /, *, xp: Namespace) -> Array:
     return xp.multiply(xp.multiply(x, 0.5), doubled)
 
 
+def gelu_tanh(x: Array, /, *, xp: Namespace) -> Array:
+    r"""Approximation of the GELU, :math:`x\, \sigma(2 z)` with :math:`z = \sqrt{2 / \pi}\,(x + 0.044715\, x^3)`."""
+    bounded = xp.where(xp.greater(x, 30.0), 30.0, xp.where(xp.less(x, -30.0), -30.0, x))  # beyond, no digit changes
+    cube = xp.multiply(xp.multiply(bounded, bounded), xp.multiply(bounded, TANH_CUBE))
+    return xp.multiply(x, _sigmoid(xp.multiply(xp.add(bounded, cube), TANH_SLOPE), xp))
+
+
+TANH_CUBE, TANH_SLOPE = 0.044715, 2 * math.sqrt(2 / math.pi)  # of the approximation
+
+
 def silu(x: Array, /, *, xp: Namespace) -> Array:
-    r"""Sigmoid linear unit, :math:`x / (1 + e^{-x})`, by exponentials that never overflow."""
+    r"""Sigmoid linear unit, :math:`x / (1 + e^{-x})`."""
+    return xp.multiply(x, _sigmoid(x, xp))
+
+
+def _sigmoid(x: Array, xp: Namespace) -> Array:
+    r"""The logistic function, :math:`1 / (1 + e^{-x})`, by exponentials that never overflow."""
     negative = xp.less(x, 0.0)
     exponential = xp.exp(xp.where(negative, x, xp.negative(x)))
-    share = xp.divide(xp.where(negative, exponential, 1.0), xp.add(exponential, 1.0))
-    return xp.multiply(x, share)
+    return xp.divide(xp.where(negative, exponential, 1.0), xp.add(exponential, 1.0))
 
 
 def relu(x: Array, /, *, xp: Namespace) -> Array:
@@ -78,6 +92,16 @@ def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
 def multiply(x: Array, y: Array, /, *, xp: Namespace) -> Array:
     """Multiply two arrays of one shape."""
     return xp.multiply(x, y)
+
+
+def scale_by(x: Array, factor: float, /, *, xp: Namespace) -> Array:
+    """Multiply an array by a constant."""
+    return xp.multiply(x, factor)
+
+
+def cap(x: Array, softcap: float, /, *, xp: Namespace) -> Array:
+    r"""Softly bounded values, :math:`c \tanh(x / c)`."""
+    return xp.multiply(xp.tanh(xp.divide(x, softcap)), softcap)
 
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> tuple[Array, ...]:

@@ -26,6 +26,9 @@ from attention_core._arithmetic.exact import (
     to_float64,
     uncontracted,
 )
+from attention_core._arithmetic.logistic import cap as cap
+from attention_core._arithmetic.logistic import gelu_tanh as gelu_tanh
+from attention_core._arithmetic.logistic import silu as silu
 from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
 from attention_core._arithmetic.products import (
     SUM_BITS,
@@ -234,35 +237,16 @@ GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward)
 relu = fast.relu  # which rounds nothing
 
 
-def silu(x: Array, /, *, xp: Namespace) -> Array:
-    r"""Sigmoid linear unit, :math:`x / (1 + e^{-x})`."""
-    return run(SILU, Constants(), x, xp=xp)[0]
+def scale_by(x: Array, factor: float, /, *, xp: Namespace) -> Array:
+    """Multiply an array by a constant."""
+    return run(SCALE, Constants(factor), x, xp=xp)[0]
 
 
-def _sigmoids(x: Array, xp: Namespace) -> tuple[Array, Array]:
-    r"""The logistic function :math:`\sigma(x) = 1 / (1 + e^{-x})`, and :math:`\sigma(-x)`."""
-    exponential = exp2(xp.multiply(xp.negative(xp.abs(x)), 1 / LN_2), xp)
-    total = xp.add(exponential, 1.0)
-    above, below = xp.divide(1.0, total), uncontracted(xp.divide(exponential, total), xp)
-    negative = xp.less(x, 0.0)
-    return xp.where(negative, below, above), xp.where(negative, above, below)
-
-
-def _silu(xp: Namespace, plan: Constants, x: Array) -> Array:
-    share, _ = _sigmoids(x, xp)
-    vanishes = xp.logical_and(xp.less(x, -104.0), xp.greater(x, -math.inf))  # below all numbers of float32
-    return xp.where(vanishes, 0.0, xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, share)))
-
-
-def _silu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
-    share, rest = _sigmoids(x, xp)
-    bounded = xp.maximum(xp.minimum(x, scalar64(150.0, x, xp)), scalar64(-150.0, x, xp))  # beyond, no digit changes
-    relative = xp.add(uncontracted(xp.multiply(bounded, rest), xp), 1.0)  # the derivative over the logistic function
-    derivative = xp.where(xp.less(x, -150.0), 0.0, uncontracted(xp.multiply(share, relative), xp))
-    return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
-
-
-SILU = rounded_once("reproducible.silu", _silu, _silu_backward)
+SCALE = rounded_once(
+    "reproducible.scale",
+    lambda xp, plan, x: xp.multiply(x, plan.number),
+    lambda xp, plan, d_output, x: (xp.multiply(d_output, plan.number),),
+)
 
 
 def multiply(x: Array, y: Array, /, *, xp: Namespace) -> Array:

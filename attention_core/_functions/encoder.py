@@ -73,7 +73,7 @@ def encoder_layer(
         True = may attend.
     is_causal : bool
         Whether no position attends to later ones.
-    activation : {"gelu", "relu", "silu"}
+    activation : {"gelu", "gelu_tanh", "relu", "silu"}
         Of the feed-forward, as in `feed_forward`.
     epsilon : float
         Of both normalizations.

@@ -146,7 +146,7 @@ def feed_forward(
         ``expand`` of shape (C, inner) and ``contract`` of shape (inner, out).
     x : Array, shape (..., C)
         16-bit types are computed in float32 and rounded once.
-    activation : {"gelu", "relu", "silu"}
+    activation : {"gelu", "gelu_tanh", "relu", "silu"}
         The GELU is exact, without tanh.
     dropout : Dropout, optional
         Applied to the result.
@@ -200,7 +200,7 @@ def gated_feed_forward(
         ``gate`` and ``expand`` of shape (C, inner), and ``contract`` of shape (inner, out).
     x : Array, shape (..., C)
         16-bit types are computed in float32 and rounded once.
-    activation : {"silu", "gelu", "relu"}
+    activation : {"silu", "gelu", "gelu_tanh", "relu"}
         f: SwiGLU, as in Llama, GeGLU, or ReGLU.
     dropout : Dropout, optional
         Applied to the result.

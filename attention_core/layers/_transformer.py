@@ -28,7 +28,7 @@ class FeedForward(Layer):
     bias : bool
     dropout : float
     arithmetic : {"fast", "reproducible"}
-    activation : {"gelu", "relu", "silu"}
+    activation : {"gelu", "gelu_tanh", "relu", "silu"}
 
     Raises
     ------
@@ -94,7 +94,7 @@ class EncoderLayer(Layer):
     num_key_value_heads : int, optional
         A divisor of the number of heads; by default that number.
     is_causal : bool
-    activation : {"gelu", "relu", "silu"}
+    activation : {"gelu", "gelu_tanh", "relu", "silu"}
         Of the feed-forward.
 
     Raises

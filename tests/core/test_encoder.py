@@ -269,7 +269,7 @@ def test_wrong_inputs_and_heads_are_named(parameters, inputs, rng, put):
         (lambda: ac.encoder_layer(put(e), x, num_heads=2, mask=put(np.ones((N, N), dtype=bool))), ValueError, "expected mask to broadcast"),
         (lambda: ac.encoder_layer(put(e._replace(attention_norm=LayerNorm(np.ones(3), np.ones(C)))), x, num_heads=2), ValueError, r"expected attention_norm.scale \(10,\)"),
         (lambda: ac.encoder_layer(put(e._replace(feed_forward=FeedForward(Linear(np.ones((C, 3))), Linear(np.ones((3, 4)))))), x, num_heads=2), ValueError, "expected feed_forward.contract back to 10 channels; got 4"),
-        (lambda: ac.encoder_layer(put(e), x, num_heads=2, activation="tanh"), ValueError, "expected an activation out of gelu, relu, silu; got 'tanh'"),
+        (lambda: ac.encoder_layer(put(e), x, num_heads=2, activation="tanh"), ValueError, "expected an activation out of gelu, gelu_tanh, relu, silu; got 'tanh'"),
         (lambda: ac.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: h, return_weights=True), TypeError, r"expected the result of hook for attention as Attention\(output, weights, logsumexp\); got"),
         (lambda: ac.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: None), TypeError, "expected the result of hook for attention_norm as an array; got NoneType"),
         (lambda: ac.encoder_layer(put(e), x, num_heads=2, hook=lambda name, function, h: function(h)[..., :2]), ValueError, r"expected the result of hook for attention_norm \(2, 6, 10\), as its input; got \(2, 6, 2\)"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+from attention_core._arithmetic import arithmetic_of
 from attention_core.parameters import Embeddings, FeedForward, GatedFeedForward, LayerNorm, Linear
 
 
@@ -63,7 +64,7 @@ def test_feed_forward_is_linear_gelu_linear(rng, put, get):
     close(get(ac.feed_forward(parameters, put(x))), gauss(x @ w1 + b1) @ w2 + b2, ulps=64)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "relu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 def test_gated_feed_forward_multiplies_two_maps(activation, arithmetic, rng, put, get):
     shapes = ((5, 11), (11,), (5, 11), (11,), (11, 3), (3,))
@@ -71,13 +72,40 @@ def test_gated_feed_forward_multiplies_two_maps(activation, arithmetic, rng, put
     x = rng.standard_normal((2, 4, 5)).astype(np.float32)
     parameters = put(GatedFeedForward(Linear(wg, bg), Linear(w1, b1), Linear(w2, b2)), dtype="float32")
     result = ac.gated_feed_forward(parameters, put(x, dtype="float32"), activation=activation, arithmetic=arithmetic)
-    f = {"silu": logistic, "gelu": gauss, "relu": lambda x: np.maximum(x, 0)}[activation]
+    f = {"silu": logistic, "gelu": gauss, "gelu_tanh": gauss_tanh, "relu": lambda x: np.maximum(x, 0)}[activation]
     wg, bg, w1, b1, w2, b2, x = (each.astype(np.float64) for each in (wg, bg, w1, b1, w2, b2, x))
     np.testing.assert_allclose(get(result), (f(x @ wg + bg) * (x @ w1 + b1)) @ w2 + b2, rtol=0, atol=2e-5)
 
 
 def logistic(x):
     return x / (1 + np.exp(-x))
+
+
+def gauss_tanh(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.needs("gradients")
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+@pytest.mark.parametrize("name", ["gelu_tanh", "cap"])
+def test_gradients_of_tanh_at_all_magnitudes(name, arithmetic, backend):
+    """The GELU by tanh and the softcap neither overflow nor give NaN, and their gradients are the formulas'."""
+    x = np.asarray([-1e30, -200.0, -9.0, -2.5, -1e-3, 0.0, 1e-3, 0.4, 5.0, 90.0, 1e30], dtype=np.float32)
+    xp, ops = backend.namespace, arithmetic_of(arithmetic)
+    options = (20.0,) if name == "cap" else ()
+    function = backend.value_and_grad(lambda x: xp.sum(getattr(ops, name)(x, *options, xp=xp)))
+    ((gradient,),) = [backend.to_numpy(function(backend.from_numpy(x))[1])]
+    value = backend.to_numpy(getattr(ops, name)(backend.from_numpy(x), *options, xp=xp))
+    formula = (lambda v: 20 * mpmath.tanh(v / 20)) if name == "cap" else _gauss_tanh_exact
+    with mpmath.workdps(40):
+        exact = [formula(mpmath.mpf(float(v))) for v in x]
+        slope = [mpmath.diff(formula, mpmath.mpf(float(v))) if abs(v) < 1e3 else (v > 0) * (name != "cap") for v in x]
+    np.testing.assert_allclose(value, np.asarray(exact, float), rtol=2e-6, atol=1e-35)
+    np.testing.assert_allclose(gradient, np.asarray(slope, float), rtol=4e-6, atol=1e-6)
+
+
+def _gauss_tanh_exact(x):
+    return x / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3)))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +140,7 @@ def test_a_gate_of_another_width_is_refused(put):
     back = Linear(np.ones((3, 5)))
     with pytest.raises(ValueError, match=r"expected feed_forward.expand.weight \(\*, 4\) to match feed_forward.gate"):
         ac.gated_feed_forward(put(GatedFeedForward(one, two, back)), put(np.ones((2, 5))))
-    with pytest.raises(ValueError, match="expected an activation out of gelu, relu, silu; got 'tanh'"):
+    with pytest.raises(ValueError, match="expected an activation out of gelu, gelu_tanh, relu, silu; got 'tanh'"):
         ac.gated_feed_forward(put(GatedFeedForward(two, two, back)), put(np.ones((2, 5))), activation="tanh")
 
 
