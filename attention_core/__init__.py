@@ -10,6 +10,8 @@ from attention_core._attention.choice import Explanation
 from attention_core._attention.reproducible.pieces import ExactPartial, Extent
 from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
+from attention_core._functions.decoder import DecoderCache, decoder, empty_decoder_cache
+from attention_core._functions.decoder_layer import decoder_layer
 from attention_core._functions.embeddings import embed_tokens
 from attention_core._functions.encoder import encoder_layer
 from attention_core._functions.feed_forward import feed_forward, gated_feed_forward, gelu, linear, silu
@@ -50,6 +52,7 @@ __all__ = [
     "Attention",
     "Backend",
     "Causal",
+    "DecoderCache",
     "Dropout",
     "ExactPartial",
     "Explanation",
@@ -72,8 +75,11 @@ __all__ = [
     "available_backends",
     "cache_mask",
     "complete_partial",
+    "decoder",
+    "decoder_layer",
     "embed_tokens",
     "empty_cache",
+    "empty_decoder_cache",
     "encoder_layer",
     "explain_attention",
     "feed_forward",

@@ -6,7 +6,7 @@ import builtins
 import operator
 import re
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -14,6 +14,14 @@ DType: TypeAlias = Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")
 _names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
+
+
+class Facts(NamedTuple):
+    """What checks look at, of an array that is not made yet."""
+
+    shape: tuple[int | None, ...]
+    dtype: Any
+    device: Any
 
 
 def dtype_name(dtype: DType, /) -> str:

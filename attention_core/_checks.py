@@ -296,12 +296,12 @@ def check_like(name: str, array: Array, model_name: str, model: Array) -> None:
 
 def check_device(name: str, array: Array, model_name: str, model: Array) -> None:
     """Raise unless two arrays lie on one device."""
-    expected, got = _device(model), _device(array)
+    expected, got = device_of(model), device_of(array)
     if expected is not None and got is not None and expected != got:
         raise ValueError(f"expected {name} on the device of {model_name}, {expected}; got {got}")
 
 
-def _device(array: Array) -> Any:
+def device_of(array: Array) -> Any:
     """The one device of an array that its user has placed; ``None`` where the library still may move it."""
     if has_sharding(array):
         if not is_concrete(array):

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from attention_core._arrays import Array
 
 __all__ = [
+    "Decoder",
+    "DecoderLayer",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
@@ -17,6 +19,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
 ]
 
@@ -33,6 +36,12 @@ class LayerNorm(NamedTuple):
 
     scale: Array
     offset: Array
+
+
+class RMSNorm(NamedTuple):
+    """Scale after division by the root of the mean square, of shape (channels,)."""
+
+    scale: Array
 
 
 class MultiHeadAttention(NamedTuple):
@@ -72,6 +81,37 @@ class EncoderLayer(NamedTuple):
     attention_norm: LayerNorm
     feed_forward: FeedForward
     feed_forward_norm: LayerNorm
+
+
+class DecoderLayer(NamedTuple):
+    """The decoder layer of a language model: attention and feed-forward, each normalized by the root mean square.
+
+    Scales of normalization have shape (C,), those of query and key heads (D,). Scales that are ``None`` stand for no
+    normalization. ``cross_attention``, to an encoder, comes with its norm.
+    """
+
+    attention: MultiHeadAttention
+    attention_norm: Array
+    feed_forward: GatedFeedForward | FeedForward
+    feed_forward_norm: Array
+    query_norm: Array | None = None
+    key_norm: Array | None = None
+    attention_post_norm: Array | None = None
+    feed_forward_post_norm: Array | None = None
+    cross_attention: MultiHeadAttention | None = None
+    cross_attention_norm: Array | None = None
+
+
+class Decoder(NamedTuple):
+    """A language model: a table of tokens (V, C), layers, a scale (C,), and a map (C, V) to the logits.
+
+    With ``output=None`` the map is the transposed table.
+    """
+
+    token: Array
+    layers: tuple[DecoderLayer, ...]
+    norm: Array
+    output: Linear | None = None
 
 
 class Embeddings(NamedTuple):

@@ -61,10 +61,10 @@ def gelu_tanh(x: Array, /, *, xp: Namespace) -> Array:
     r"""Approximation of the GELU, :math:`x\, \sigma(2 z)` with :math:`z = \sqrt{2 / \pi}\,(x + 0.044715\, x^3)`."""
     bounded = xp.where(xp.greater(x, 30.0), 30.0, xp.where(xp.less(x, -30.0), -30.0, x))  # beyond, no digit changes
     cube = xp.multiply(xp.multiply(bounded, bounded), xp.multiply(bounded, TANH_CUBE))
-    return xp.multiply(x, _sigmoid(xp.multiply(xp.add(bounded, cube), TANH_SLOPE), xp))
+    return xp.multiply(x, _sigmoid(xp.multiply(xp.add(bounded, cube), TANH_FACTOR), xp))
 
 
-TANH_CUBE, TANH_SLOPE = 0.044715, 2 * math.sqrt(2 / math.pi)  # of the approximation
+TANH_CUBE, TANH_FACTOR = 0.044715, 2 * math.sqrt(2 / math.pi)  # of the approximation
 
 
 def silu(x: Array, /, *, xp: Namespace) -> Array:

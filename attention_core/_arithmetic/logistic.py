@@ -6,7 +6,7 @@ import math
 
 from attention_core._arithmetic.elementary import exp2, tanh
 from attention_core._arithmetic.exact import LN_2, scalar64, uncontracted
-from attention_core._arithmetic.fast import TANH_CUBE, TANH_SLOPE
+from attention_core._arithmetic.fast import TANH_CUBE, TANH_FACTOR
 from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
 from attention_core._arrays import Array, Namespace
 
@@ -52,7 +52,7 @@ def _tanh_argument(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
     x = xp.maximum(xp.minimum(x, scalar64(30.0, x, xp)), scalar64(-30.0, x, xp))
     square = uncontracted(xp.multiply(x, x), xp)
     growth = xp.add(uncontracted(xp.multiply(square, TANH_CUBE), xp), 1.0)
-    return x, square, uncontracted(xp.multiply(uncontracted(xp.multiply(x, growth), xp), TANH_SLOPE), xp)
+    return x, square, uncontracted(xp.multiply(uncontracted(xp.multiply(x, growth), xp), TANH_FACTOR), xp)
 
 
 def _gelu_tanh(xp: Namespace, plan: Constants, x: Array) -> Array:
@@ -65,9 +65,9 @@ def _gelu_tanh(xp: Namespace, plan: Constants, x: Array) -> Array:
 def _gelu_tanh_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
     bounded, square, argument = _tanh_argument(x, xp)
     share, rest = _sigmoids(argument, xp)
-    slope = xp.add(uncontracted(xp.multiply(square, 3 * TANH_CUBE), xp), 1.0)
-    slope = uncontracted(xp.multiply(uncontracted(xp.multiply(slope, TANH_SLOPE), xp), bounded), xp)
-    derivative = xp.multiply(share, xp.add(uncontracted(xp.multiply(slope, rest), xp), 1.0))
+    growth = xp.add(uncontracted(xp.multiply(square, 3 * TANH_CUBE), xp), 1.0)
+    growth = uncontracted(xp.multiply(uncontracted(xp.multiply(growth, TANH_FACTOR), xp), bounded), xp)
+    derivative = xp.multiply(share, xp.add(uncontracted(xp.multiply(growth, rest), xp), 1.0))
     derivative = xp.where(xp.less(argument, -150.0), 0.0, uncontracted(derivative, xp))
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 

@@ -13,7 +13,7 @@ from attention_core._backend._find import array_namespace, backend_of, is_compil
 from attention_core._keywords import Names, keyword_error, names_of, places_error
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_CAST_OPTIONS = ("key", "value", "bias", "sinks")
+_CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
 _known: dict[type, Any] = {}  # a table of its own: a compiler must not look into that of backends before it is filled
 
 

@@ -84,11 +84,16 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
 
 
 def _named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
-    """The leaves of a named tuple by the names of its fields, or a single leaf."""
+    """The leaves of a named tuple by the names of its fields, or a single leaf; fields may be tuples of trees."""
     if not isinstance(value, tuple) or not hasattr(value, "_fields"):
         return [(name, value)]
-    branches = [_named_leaves(f"{name}.{field}", each) for field, each in zip(value._fields, value, strict=True)]
-    return [leaf for branch in branches for leaf in branch]
+    leaves: list[tuple[str, Any]] = []
+    for field, each in zip(value._fields, value, strict=True):
+        several = isinstance(each, tuple) and not hasattr(each, "_fields")
+        branches = {f"{field}[{index}]": branch for index, branch in enumerate(each)} if several else {field: each}
+        for branch, tree in branches.items():
+            leaves += _named_leaves(f"{name}.{branch}", tree)
+    return leaves
 
 
 def _agreeing(xp: Any, found: Namespace) -> Namespace:

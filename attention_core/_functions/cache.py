@@ -176,8 +176,15 @@ def append(
     num_new = as_constant(num_new, cache.key)
     xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
     check_flags(donate=donate)
-    _check_cache(cache)
+    check_cache(cache)
     _check_new(cache, key, value, num_new)
+    return extended(cache, key, value, num_new, donate=donate, xp=xp)
+
+
+def extended(
+    cache: KeyValueCache, key: Array, value: Array, num_new: Array | None, *, donate: bool, xp: Namespace
+) -> KeyValueCache:
+    """The body of `append`, of arguments that were checked."""
     length = xp.astype(cache.length, xp.int32)
     count = shape(key, xp=xp)[-2]
     filled = count if num_new is None else xp.astype(num_new, xp.int32)
@@ -281,7 +288,7 @@ def _over_heads(condition: Array, xp: Namespace) -> Array:
     return xp.expand_dims(xp.expand_dims(condition, axis=-1), axis=-3)
 
 
-def _check_cache(cache: KeyValueCache) -> None:
+def check_cache(cache: KeyValueCache) -> None:
     """Raise unless the arrays of a cache fit together."""
     check_rank("cache.key", cache.key, 3, "(..., G, C, D)")
     check_value(cache.value, cache.key)
@@ -303,16 +310,26 @@ def _check_new(cache: KeyValueCache, key: Array, value: Array, num_new: Array | 
             raise ValueError(f"expected {name} to match cache.{name} {shape_text(model)}; got {shape_text(array)}")
     count, capacity = sizes(key)[-2], sizes(cache.key)[-2]
     check_length("value", value, -2, count, reason="to match key")
+    check_num_new(num_new, cache.length, count)
+    check_room(cache.length, count, capacity)
+
+
+def check_num_new(num_new: Array | None, length: Array, count: int | None) -> None:
+    """Raise unless this tells for each length how many of so many positions to keep."""
     if num_new is not None:
         check_rank("num_new", num_new, 1, "(...)")
         check_integer("num_new", num_new)
-        check_broadcastable("num_new", num_new, sizes(cache.length))
-        check_device("num_new", num_new, "cache.length", cache.length)
+        check_broadcastable("num_new", num_new, sizes(length))
+        check_device("num_new", num_new, "cache.length", length)
         least, most = value_range(num_new)
         if least < 0 or (count is not None and most > count):
             raise ValueError(f"expected num_new in 0..{count}; got {least if least < 0 else most}")
+
+
+def check_room(length: Array, count: int | None, capacity: int | None) -> None:
+    """Raise if there is no room for so many more positions, as far as the lengths can be read."""
     if count is None or capacity is None:
         return
-    _, filled = value_range(cache.length)
+    _, filled = value_range(length)
     if filled + count > capacity:
         raise ValueError(f"expected room for {count} more positions in a cache of {capacity}; got {filled} filled")

@@ -127,7 +127,7 @@ def encoder_layer(
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
     ops = arithmetic_of(arithmetic)
-    in_weights, in_attention, in_feed_forward = _dropouts(seeded(dropout, x, xp), 3, xp)
+    in_weights, in_attention, in_feed_forward = derived_dropouts(seeded(dropout, x, xp), 3, xp)
 
     weights = None
 
@@ -166,7 +166,7 @@ def _hooked(hook: Callable[..., Any], name: str, function: Callable[[Array], Any
     return result
 
 
-def _dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropout | None]:
+def derived_dropouts(dropout: Dropout | None, count: int, xp: Namespace) -> list[Dropout | None]:
     """Derive dropouts with different seeds."""
     if dropout is None or dropout.rate == 0:
         return [None] * count

@@ -232,17 +232,24 @@ def gated_feed_forward(
     options = {"activation": activation, "dropout": dropout, "arithmetic": arithmetic}
     xp = _check_gated_call(x=x, parameters=parameters, xp=xp, **options)
     dtype, dropout, ops = x.dtype, seeded(dropout, x, xp), arithmetic_of(arithmetic)
-    (gate, expand, contract), x = upcast((parameters, x), xp=xp)
-    to_gate, to_expand = ops.copies(x, 2, xp=xp)
-    gated = getattr(ops, activation)(ops.affine(to_gate, *gate, xp=xp), xp=xp)
-    inner = ops.multiply(gated, ops.affine(to_expand, *expand, xp=xp), xp=xp)
-    return cast_to(ops.drop(ops.affine(inner, *contract, xp=xp), dropout, xp=xp), dtype, xp=xp)
+    parameters, x = upcast((parameters, x), xp=xp)
+    y = gate_and_contract(parameters, x, activation, ops, xp=xp)
+    return cast_to(ops.drop(y, dropout, xp=xp), dtype, xp=xp)
 
 
 def expand_and_contract(parameters: FeedForward, x: Array, activation: str, ops: Any, *, xp: Namespace) -> Array:
     """The body of `feed_forward` before dropout, in the type of the computation."""
     inner = getattr(ops, activation)(ops.affine(x, *parameters.expand, xp=xp), xp=xp)
     return ops.affine(inner, *parameters.contract, xp=xp)
+
+
+def gate_and_contract(parameters: GatedFeedForward, x: Array, activation: str, ops: Any, *, xp: Namespace) -> Array:
+    """The body of `gated_feed_forward` before dropout, in the type of the computation."""
+    gate, expand, contract = parameters
+    to_gate, to_expand = ops.copies(x, 2, xp=xp)
+    gated = getattr(ops, activation)(ops.affine(to_gate, *gate, xp=xp), xp=xp)
+    inner = ops.multiply(gated, ops.affine(to_expand, *expand, xp=xp), xp=xp)
+    return ops.affine(inner, *contract, xp=xp)
 
 
 @once_per_signature
@@ -289,14 +296,19 @@ def _check_gated_call(
 ) -> Namespace:
     check_activation(activation)
     xp = _check_maps(x, parameters, GatedFeedForward, dropout, arithmetic=arithmetic, xp=xp)
-    gate, expand, contract = parameters
-    check_linear("feed_forward.gate", gate, "x", x)
-    check_linear("feed_forward.expand", expand, "x", x)
-    if sizes_differ(sizes(expand.weight)[1], sizes(gate.weight)[1]):
-        expected = f"(*, {sizes(gate.weight)[1]}) to match feed_forward.gate.weight"
-        raise ValueError(f"expected feed_forward.expand.weight {expected}; got {shape_text(expand.weight)}")
-    check_linear("feed_forward.contract", contract, "feed_forward.expand.weight", expand.weight)
+    check_gated("feed_forward", parameters, "x", x)
     return xp
+
+
+def check_gated(name: str, parameters: GatedFeedForward, x_name: str, x: Array) -> None:
+    """Raise unless the maps of a `GatedFeedForward` fit their input and each other."""
+    gate, expand, contract = parameters
+    check_linear(f"{name}.gate", gate, x_name, x)
+    check_linear(f"{name}.expand", expand, x_name, x)
+    if sizes_differ(sizes(expand.weight)[1], sizes(gate.weight)[1]):
+        expected = f"(*, {sizes(gate.weight)[1]}) to match {name}.gate.weight"
+        raise ValueError(f"expected {name}.expand.weight {expected}; got {shape_text(expand.weight)}")
+    check_linear(f"{name}.contract", contract, f"{name}.expand.weight", expand.weight)
 
 
 def _check_maps(

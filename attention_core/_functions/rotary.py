@@ -109,17 +109,22 @@ def _checked_width(
     *leading, _, length, channels = sizes(x)
     check_broadcastable("positions", positions, (*leading, length))
     check_device("positions", positions, "x", x)
+    if channels is None:
+        raise ValueError(f"expected x with a known number of channels; got {shape_text(x)}")
+    return check_rotation(channels, base=base, interleaved=interleaved, width=width)
+
+
+def check_rotation(channels: int, *, base: Any, interleaved: Any, width: Any) -> int:
+    """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
     check_flags(interleaved=interleaved)
     if hasattr(base, "dtype"):
         raise TypeError(f"expected base as a Python number; got {type(base).__name__}")
     check_number("base", base)
     if base < 1:
         raise ValueError(f"expected base >= 1; got {number_text(base)}")
-    if channels is None:
-        raise ValueError(f"expected x with a known number of channels; got {shape_text(x)}")
     if width is not None:
         check_positive("width", width)
-    width = channels if width is None else width
+    width = channels if width is None else int(width)
     if width % 2 or width > channels:
         raise ValueError(f"expected an even width of at most {channels} channels; got {width}")
     return width

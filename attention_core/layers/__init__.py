@@ -16,19 +16,24 @@ from typing import Any
 
 from attention_core._keywords import name_keywords
 from attention_core.layers._attention import DotProductAttention, MultiHeadAttention
+from attention_core.layers._decoder import Decoder, DecoderLayer, GatedFeedForward, RMSNorm
 from attention_core.layers._layer import Initial, Layer, check_fit, named_arrays, tree_from_names
 from attention_core.layers._sagan import SaganAttention, SpectralVectors
 from attention_core.layers._transformer import Embeddings, EncoderLayer, FeedForward
 
 __all__ = [
     "KINDS",
+    "Decoder",
+    "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
+    "GatedFeedForward",
     "Initial",
     "Layer",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
     "SpectralVectors",
     "check_fit",
@@ -67,7 +72,18 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
 
 KINDS: dict[Any, type[Layer]] = {
     kind.__name__: kind
-    for kind in (DotProductAttention, MultiHeadAttention, FeedForward, EncoderLayer, Embeddings, SaganAttention)
+    for kind in (
+        DotProductAttention,
+        MultiHeadAttention,
+        FeedForward,
+        EncoderLayer,
+        Embeddings,
+        SaganAttention,
+        RMSNorm,
+        GatedFeedForward,
+        DecoderLayer,
+        Decoder,
+    )
 }
 """The classes of layers by name."""
 

@@ -149,6 +149,9 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, 
     "bool": lambda name, flag: check_flags(**{name: flag}),
     "scale": check_number,
     "softcap": functools.partial(check_number, positive=True),
+    "rotary_base": functools.partial(check_number, positive=True),
+    "embedding_scale": functools.partial(check_number, positive=True),
+    "logit_softcap": functools.partial(check_number, positive=True),
     "epsilon": functools.partial(check_number, positive=True),
     "dropout": lambda _, rate: check_dropout_rate(rate),
     "implementation": lambda _, implementation: check_implementation(implementation),
@@ -202,7 +205,7 @@ def named_arrays(tree: Any, prefix: str = "", /) -> dict[str, Any]:
     """
     if not isinstance(tree, tuple):
         return {} if tree is None else {prefix: tree}
-    names = getattr(tree, "_fields", ())
+    names = getattr(tree, "_fields", range(len(tree)))
     branches = (
         named_arrays(branch, f"{prefix}.{name}" if prefix else name) for name, branch in zip(names, tree, strict=True)
     )
@@ -218,12 +221,12 @@ def tree_from_names(like: Any, arrays: Mapping[str, Any], prefix: str = "", /) -
         When an array is missing.
     """
     if isinstance(like, tuple):
-        names = getattr(like, "_fields", ())
+        names = getattr(like, "_fields", range(len(like)))
         branches = [
             tree_from_names(branch, arrays, f"{prefix}.{name}" if prefix else name)
             for name, branch in zip(names, like, strict=True)
         ]
-        return type(like)(*branches)
+        return type(like)(*branches) if hasattr(like, "_fields") else tuple(branches)
     return None if like is None else arrays[prefix]
 
 
@@ -255,7 +258,9 @@ def _check_tree(name: str, like: Any, tree: Any) -> None:
     if isinstance(like, tuple):
         if type(tree) is not type(like):
             raise TypeError(f"expected {name} as {type(like).__name__}; got {type(tree).__name__}")
-        for field, branch, other in zip(getattr(like, "_fields", ()), like, tree, strict=True):
+        if len(tree) != len(like):
+            raise ValueError(f"expected {name} as a tuple of {len(like)}; got {len(tree)}")
+        for field, branch, other in zip(getattr(like, "_fields", range(len(like))), like, tree, strict=True):
             _check_tree(f"{name}.{field}", branch, other)
         return
     if like is None:

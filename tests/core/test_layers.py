@@ -17,6 +17,10 @@ LAYERS = {
     "encoder": layers.EncoderLayer(12, 3, 8, norm_first=False),
     "embeddings": layers.Embeddings(5, 7, 4, num_segments=2),
     "bare embeddings": layers.Embeddings(5, 7, 4, norm=False),
+    "norm": layers.RMSNorm(6, epsilon=1e-3),
+    "gated feed-forward": layers.GatedFeedForward(4, 8, bias=True, activation="gelu_tanh"),
+    "decoder layer": layers.DecoderLayer(12, 6, 8, num_key_value_heads=2, query_key_norm=True, memory_channels=5),
+    "decoder": layers.Decoder(7, 8, 2, 6, 2, attention_bias=True, post_norm=True, tied=False, window=3, full_every=2),
     "feature maps": layers.SaganAttention(16),
     "feature maps without output": layers.SaganAttention(16, output=False, spectral_norm=False, bias=True),
 }

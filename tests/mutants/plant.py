@@ -26,6 +26,7 @@ MIRRORS = {
     "_checks": "arguments",
     "_arithmetic/angles": "rotary",
     "_arithmetic/fast": "functions",
+    "_arithmetic/logistic": "functions",
     "_attention/blocks": "blockwise",
     "_attention/blocks/scores": "blockwise",
     "_attention/key_range": "few_queries",
@@ -34,6 +35,7 @@ MIRRORS = {
     "_attention/reproducible/refinement": "reproducible_small_weights",
     "_attention/reproducible/weights": "reproducible_small_weights",
     "_functions/constants": "namespace",
+    "_functions/decoder_layer": "decoder",
     "_functions/multi_head": "encoder",
 }
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

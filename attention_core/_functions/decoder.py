@@ -1,0 +1,370 @@
+"""The decoder of a language model: token embedding, decoder layers and logits."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any, NamedTuple
+
+from attention_core._arithmetic import arithmetic_of, check_arithmetic
+from attention_core._arrays import (
+    Array,
+    DType,
+    Facts,
+    Namespace,
+    cast_to,
+    index_dtype,
+    on_device_of,
+    shape,
+    shape_text,
+    sizes,
+    sizes_differ,
+    upcast,
+)
+from attention_core._backend import is_concrete, with_autocast
+from attention_core._checks import (
+    check_broadcastable,
+    check_device,
+    check_floating,
+    check_integer,
+    check_like,
+    check_number,
+    check_parameters,
+    check_positive,
+    check_rank,
+    check_vector,
+    device_of,
+    once_per_signature,
+    value_range,
+)
+from attention_core._functions.cache import KeyValueCache, check_cache, empty_cache
+from attention_core._functions.constants import as_constant
+from attention_core._functions.decoder_layer import (
+    apply_layer,
+    check_inputs,
+    check_layer,
+    check_lengths,
+    constant_inputs,
+    place_of,
+)
+from attention_core._functions.embeddings import check_id_table
+from attention_core._functions.encoder import derived_dropouts
+from attention_core.masks import Mask
+from attention_core.parameters import Decoder, DecoderLayer, Linear
+from attention_core.random import Dropout, seeded
+
+
+class DecoderCache(NamedTuple):
+    """Keys and values of the positions so far in all layers of a decoder: a pytree whose shapes never change.
+
+    Attributes
+    ----------
+    key : tuple of Array, each of shape (..., G, C, D)
+    value : tuple of Array, each of shape (..., G, C, E)
+    length : Array of int32, shape () or (...)
+        The number of filled positions: one for all, or one for each sequence of the batch.
+    """
+
+    key: tuple[Array, ...]
+    value: tuple[Array, ...]
+    length: Array
+
+
+def empty_decoder_cache(
+    num_layers: int,
+    leading: tuple[Any, ...],
+    num_heads: int,
+    capacity: int,
+    head_dim: int,
+    /,
+    *,
+    value_dim: int | None = None,
+    ragged: bool = False,
+    dtype: DType | None = None,
+    device: Any = None,
+    xp: Namespace,
+) -> DecoderCache:
+    """Make an empty cache for all layers of a decoder.
+
+    Parameters
+    ----------
+    num_layers : int
+    leading, num_heads, capacity, head_dim, value_dim, ragged, dtype, device, xp
+        As in `empty_cache`; the heads are those of keys and values.
+
+    Returns
+    -------
+    DecoderCache
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `empty_cache`.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> len(empty_decoder_cache(3, (2,), 4, 16, 8, xp=xp).key)
+    3
+    """
+    check_positive("num_layers", num_layers)
+    options: dict[str, Any] = {"value_dim": value_dim, "ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
+    caches = [empty_cache(leading, num_heads, capacity, head_dim, **options) for _ in range(num_layers)]
+    return DecoderCache(
+        tuple([cache.key for cache in caches]), tuple([cache.value for cache in caches]), caches[0].length
+    )
+
+
+@with_autocast(position=1, lowers=False)
+def decoder(
+    parameters: Decoder,
+    token_ids: Array,
+    /,
+    *,
+    num_heads: int,
+    num_key_value_heads: int | None = None,
+    cache: DecoderCache | None = None,
+    num_new: Array | None = None,
+    position_ids: Array | None = None,
+    select: Array | None = None,
+    rotary_base: float | None = 10000.0,
+    rotary_width: int | None = None,
+    interleaved: bool = False,
+    window: int | tuple[int | None, ...] | None = None,
+    mask: Mask | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    memory: Array | None = None,
+    memory_mask: Mask | Array | None = None,
+    activation: str = "silu",
+    epsilon: float = 1e-6,
+    embedding_scale: float | None = None,
+    logit_softcap: float | None = None,
+    dropout: Dropout | None = None,
+    donate: bool = False,
+    implementation: str = "auto",
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Any:
+    r"""Compute the logits of a language model: for each position, a score for every token that may come next.
+
+    .. math:: x_0 = c\, T_{t}, \qquad x_n = \operatorname{layer}_n(x_{n-1}), \qquad
+        y = \operatorname{rms\_norm}(x_N)\, W
+
+    Parameters
+    ----------
+    parameters : Decoder
+        Without ``output``, W is the transposed table of tokens.
+    token_ids : Array of int, shape (..., L)
+    num_heads, num_key_value_heads
+        As in `decoder_layer`.
+    cache : DecoderCache, optional
+        Keys and values of former positions, of `empty_decoder_cache`.
+    num_new : Array of int, shape (...), optional
+        How many of the L tokens are no padding, which is at the end.
+    position_ids : Array of int, broadcastable to (..., L), optional
+    select : Array of int, shape (..., K), optional
+        Which of the L positions to compute logits for; by default all.
+    window : int, or tuple of int or None, optional
+        As in `decoder_layer`; a tuple has one for each layer.
+    rotary_base, rotary_width, interleaved, mask, scale, softcap, memory, memory_mask, activation, epsilon
+        As in `decoder_layer`, the same for all layers.
+    embedding_scale : float, optional
+        c, the square root of C in Gemma.
+    logit_softcap : float, optional
+        Replaces logits :math:`y` by :math:`c \tanh(y / c)`.
+    dropout, donate, implementation, arithmetic, xp
+        As in `decoder_layer`. Dropout applies to the embedding, too.
+
+    Returns
+    -------
+    Array, shape (..., L, V) or (..., K, V)
+        Of the dtype of the table. Or, with a cache, a pair: the array, and the cache with the new keys and values.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes, shapes, devices or numbers do not fit; when an id has no row in the table, or there is no room in
+        the cache (if they can be read). All errors are raised before any computation.
+
+    Notes
+    -----
+    16-bit parameters are computed in float32, through all layers, and the logits are rounded once.
+
+    References
+    ----------
+    A. Radford et al., "Improving language understanding by generative pre-training", 2018.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core.layers import Decoder
+    >>> model = Decoder(50, 8, 2, 16, num_layers=3)
+    >>> decoder(model.init(0, xp=xp), xp.asarray([[3, 14, 15]]), num_heads=2).shape
+    (1, 3, 50)
+    """
+    num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+    options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale, "softcap": softcap}
+    options |= {"implementation": implementation, "arithmetic": arithmetic, "epsilon": epsilon}
+    options |= {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
+    options |= {"activation": activation}
+    check_parameters("decoder", parameters, Decoder)
+    token = parameters.token
+    arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}
+    arrays |= {"num_new": num_new, "position_ids": position_ids, "dropout": dropout}
+    arrays = constant_inputs(token, arrays)
+    token_ids, select = as_constant(token_ids, token), as_constant(select, token)
+    more = {"embedding_scale": embedding_scale, "logit_softcap": logit_softcap, "window": window, "select": select}
+    xp = _check_call(token_ids=token_ids, decoder=parameters, donate=donate, xp=xp, **arrays, **options, **more)
+    _check_values(token_ids, select, parameters, cache, arrays["num_new"])
+    windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
+    ops = arithmetic_of(arithmetic)
+    place = place_of(token_ids, cache, arrays["num_new"], arrays["position_ids"], axis=-1, xp=xp)
+    *dropouts, in_embedding = derived_dropouts(seeded(arrays["dropout"], token_ids, xp), len(parameters.layers) + 1, xp)
+    tied = parameters.output is None
+    table, *last = ops.copies(upcast(token, xp=xp), 2 if tied else 1, xp=xp)
+    x = ops.lookup(table, token_ids, shape(token_ids, xp=xp), xp=xp)
+    x = x if embedding_scale is None else ops.scale_by(x, float(embedding_scale), xp=xp)
+    x = ops.drop(x, in_embedding, xp=xp)
+    memories = (None,) * len(windows) if memory is None else ops.copies(upcast(memory, xp=xp), len(windows), xp=xp)
+    filled = []
+    for index, layer in enumerate(parameters.layers):
+        x, kept = apply_layer(
+            layer,
+            x,
+            _layer_cache(cache, index),
+            place=place,
+            window=windows[index],
+            mask=arrays["mask"],
+            memory=memories[index],
+            memory_mask=arrays["memory_mask"],
+            dropout=dropouts[index],
+            donate=donate,
+            xp=xp,
+            **options,
+        )
+        filled.append(kept)
+    x = x if select is None else _selected(x, select, ops, xp)
+    x = ops.normalize_rms(x, upcast(parameters.norm, xp=xp), float(epsilon), xp=xp)
+    weight, bias = (xp.matrix_transpose(last[0]), None) if tied else upcast(parameters.output, xp=xp)
+    logits = ops.affine(x, weight, bias, xp=xp)
+    logits = logits if logit_softcap is None else ops.cap(logits, float(logit_softcap), xp=xp)
+    logits = cast_to(logits, token.dtype, xp=xp)
+    return logits if cache is None else (logits, _joined(filled))
+
+
+def _layer_cache(cache: DecoderCache | None, index: int) -> KeyValueCache | None:
+    return None if cache is None else KeyValueCache(cache.key[index], cache.value[index], cache.length)
+
+
+def _joined(caches: list[Any]) -> DecoderCache:
+    """The caches of all layers as one, whose lengths are those of the first."""
+    return DecoderCache(
+        tuple([cache.key for cache in caches]), tuple([cache.value for cache in caches]), caches[0].length
+    )
+
+
+def _selected(x: Array, select: Array, ops: Any, xp: Namespace) -> Array:
+    """Rows of (..., L, C) at positions (..., K): (..., K, C)."""
+    *leading, length, channels = shape(x, xp=xp)
+    dims = (*leading, shape(select, xp=xp)[-1])
+    rows = xp.reshape(x, (-1, channels))
+    wide = index_dtype(select, xp=xp)
+    count = functools.reduce(operator.mul, leading, 1)
+    start = xp.multiply(xp.arange(count, dtype=wide, **on_device_of(select)), length)
+    select = xp.broadcast_to(xp.astype(select, wide), dims)
+    index = xp.add(xp.reshape(select, (-1, dims[-1])), xp.expand_dims(start, axis=-1))
+    return ops.lookup(rows, xp.reshape(index, dims), dims, xp=xp)
+
+
+def _check_values(token_ids: Array, select: Array | None, parameters: Decoder, cache: Any, num_new: Any) -> None:
+    """Raise if values that can be read do not fit."""
+    check_lengths(token_ids, cache, num_new, -1)
+    check_id_table("token_ids", token_ids, token_ids, parameters.token)
+    length = sizes(token_ids)[-1]
+    if select is not None and length is not None and 0 not in sizes(select) and is_concrete(select):
+        least, most = value_range(select)
+        if least < 0 or most >= length:
+            raise ValueError(f"expected select in 0..{length - 1}; got {least if least < 0 else most}")
+
+
+@once_per_signature
+def _check_call(
+    *,
+    token_ids: Array,
+    decoder: Decoder,
+    cache: Any,
+    select: Array | None,
+    window: Any,
+    embedding_scale: Any,
+    logit_softcap: Any,
+    donate: Any,
+    dropout: Any,
+    xp: Namespace | None,
+    **options: Any,
+) -> Namespace:
+    """Raise unless the arguments fit together; return their namespace."""
+    if not isinstance(decoder.layers, tuple) or not decoder.layers:
+        raise TypeError(f"expected decoder.layers as a tuple of at least one; got {type(decoder.layers).__name__}")
+    for index, layer in enumerate(decoder.layers):
+        check_parameters(f"decoder.layers[{index}]", layer, DecoderLayer)
+    arrays = {"token_ids": token_ids, "decoder": decoder, "cache": cache, "select": select, "memory": options["memory"]}
+    xp = check_inputs("token_ids", token_ids, -1, arrays, xp=xp, donate=donate, dropout=dropout, **options)
+    check_integer("token_ids", token_ids)
+    _check_table(decoder, token_ids, options["arithmetic"])
+    for name, number in (("embedding_scale", embedding_scale), ("logit_softcap", logit_softcap)):
+        if number is not None:
+            check_number(name, number, positive=True)
+            if hasattr(number, "dtype"):
+                raise TypeError(f"expected {name} as a Python number; got {type(number).__name__}")
+    if select is not None:
+        check_rank("select", select, 1, "(..., K)")
+        check_integer("select", select)
+        check_broadcastable("select", select, (*sizes(token_ids)[:-1], sizes(select)[-1]))
+        check_device("select", select, "token_ids", token_ids)
+    windows = window if isinstance(window, tuple) else (window,) * len(decoder.layers)
+    if len(windows) != len(decoder.layers):
+        raise ValueError(f"expected window for {len(decoder.layers)} layers; got {len(windows)}")
+    _check_cache(cache, len(decoder.layers))
+    like = Facts((*sizes(token_ids), sizes(decoder.token)[1]), decoder.token.dtype, device_of(decoder.token))
+    for index, layer in enumerate(decoder.layers):
+        check_layer(
+            f"decoder.layers[{index}]", layer, like, _layer_cache(cache, index), window=windows[index], **options
+        )
+    return xp
+
+
+def _check_cache(cache: Any, num_layers: int) -> None:
+    """Raise unless a cache has one pair of arrays for each layer."""
+    if cache is None:
+        return
+    check_parameters("cache", cache, DecoderCache)
+    for name in ("key", "value"):
+        found = getattr(cache, name)
+        if not isinstance(found, tuple) or len(found) != num_layers:
+            got = len(found) if isinstance(found, tuple) else type(found).__name__
+            raise ValueError(f"expected cache.{name} as a tuple of {num_layers} arrays, one for each layer; got {got}")
+    for index in range(num_layers):
+        check_cache(KeyValueCache(cache.key[index], cache.value[index], cache.length))
+
+
+def _check_table(decoder: Decoder, token_ids: Array, arithmetic: Any) -> None:
+    """Raise unless table, last normalization and output fit together."""
+    token = decoder.token
+    check_rank("decoder.token", token, 2, "(V, C)")
+    check_floating("decoder.token", token)
+    check_arithmetic(arithmetic, "decoder.token", token)
+    if len(token.shape) != 2:
+        raise ValueError(f"expected decoder.token (V, C); got {shape_text(token)}")
+    check_device("token_ids", token_ids, "decoder.token", token)
+    check_vector("decoder.norm", decoder.norm, sizes(token)[1], "decoder.token", model=token)
+    if decoder.output is not None:
+        check_parameters("decoder.output", decoder.output, Linear)
+        weight, bias = decoder.output
+        check_rank("decoder.output.weight", weight, 2, "(C, V)")
+        check_like("decoder.output.weight", weight, "decoder.token", token)
+        if len(weight.shape) != 2 or sizes_differ(sizes(weight)[0], sizes(token)[1]):
+            expected = f"({sizes(token)[1]}, V) to match decoder.token"
+            raise ValueError(f"expected decoder.output.weight {expected}; got {shape_text(weight)}")
+        if bias is not None:
+            check_vector("decoder.output.bias", bias, sizes(weight)[1], "decoder.output.weight", model=weight)

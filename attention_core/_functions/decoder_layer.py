@@ -1,0 +1,463 @@
+"""The decoder layer of a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attention_core._arithmetic import arithmetic_of, check_activation
+from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, sizes_differ, upcast
+from attention_core._backend import common_namespace, with_autocast
+from attention_core._checks import (
+    check_broadcastable,
+    check_device,
+    check_flags,
+    check_floating,
+    check_integer,
+    check_like,
+    check_number,
+    check_parameters,
+    check_positive,
+    check_rank,
+    check_vector,
+    once_per_signature,
+)
+from attention_core._functions.attention import check_options, option_arrays
+from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
+from attention_core._functions.constants import as_constant, with_constants
+from attention_core._functions.encoder import derived_dropouts
+from attention_core._functions.feed_forward import (
+    check_feed_forward,
+    check_gated,
+    expand_and_contract,
+    gate_and_contract,
+)
+from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
+from attention_core._functions.rotary import check_rotation
+from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
+from attention_core.masks._mask import as_mask
+from attention_core.masks._tree import check_mask, mask_arrays
+from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForward, Linear
+from attention_core.random import Dropout, seeded
+
+
+@with_autocast(position=1, lowers=False)
+def decoder_layer(
+    parameters: DecoderLayer,
+    x: Array,
+    /,
+    *,
+    num_heads: int,
+    num_key_value_heads: int | None = None,
+    cache: KeyValueCache | None = None,
+    num_new: Array | None = None,
+    position_ids: Array | None = None,
+    rotary_base: float | None = 10000.0,
+    rotary_width: int | None = None,
+    interleaved: bool = False,
+    window: int | None = None,
+    mask: Mask | Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    memory: Array | None = None,
+    memory_mask: Mask | Array | None = None,
+    activation: str = "silu",
+    epsilon: float = 1e-6,
+    dropout: Dropout | None = None,
+    donate: bool = False,
+    implementation: str = "auto",
+    arithmetic: str = "fast",
+    xp: Namespace | None = None,
+) -> Any:
+    r"""Apply the decoder layer of a language model: causal self-attention and feed-forward, each on a residual branch.
+
+    .. math::
+
+        h = x + \operatorname{norm}'_1(\operatorname{attention}(\operatorname{norm}_1(x))), \qquad
+        y = h + \operatorname{norm}'_2(\operatorname{feed\_forward}(\operatorname{norm}_2(h)))
+
+    All norms are `rms_norm`; those with a prime, of Gemma 2, are optional. Cross-attention, if there is any, is a third
+    branch between the two.
+
+    Parameters
+    ----------
+    parameters : DecoderLayer
+    x : Array, shape (..., L, C)
+        16-bit types are computed in float32 and rounded once.
+    num_heads : int
+        H.
+    num_key_value_heads : int, optional
+        G, a divisor of H; by default H.
+    cache : KeyValueCache, optional
+        Keys and values of former positions, (..., G, capacity, D). The keys are stored rotated. A cache of another
+        dtype rounds keys and values to it.
+    num_new : Array of int, shape (...), optional
+        How many of the L positions are no padding, which is at the end. With a ragged cache only those are kept, as in
+        `append`.
+    position_ids : Array of int, broadcastable to (..., L), optional
+        By default the length of the cache, or 0, and so on.
+    rotary_base : float, optional
+        As in `rotary_embedding`; with ``None``, nothing is rotated.
+    rotary_width, interleaved
+        ``width`` and ``interleaved`` of `rotary_embedding`.
+    window : int, optional
+        How many keys a query attends to at most, the newest ones with its own.
+    mask : Mask or Array of bool, broadcastable to (..., H, L, N), optional
+        True = may attend. N is L, or the capacity of the cache. It is joined with the causal mask.
+    scale, softcap : float, optional
+        Of the scores, as in `scaled_dot_product_attention`.
+    memory : Array, shape (..., M, C'), optional
+        The output of an encoder, for cross-attention.
+    memory_mask : Mask or Array of bool, broadcastable to (..., H, L, M), optional
+    activation : {"silu", "gelu", "gelu_tanh", "relu"}
+        Of the feed-forward.
+    epsilon : float
+        Of all normalizations.
+    dropout : Dropout, optional
+        Applied to the attention weights and to all branches, each with a seed derived from this one.
+    donate : bool
+        Whether the arrays of the cache may be written over, as in `append`.
+    implementation : {"auto", "dense", "blockwise", "fused"}
+    arithmetic : {"fast", "reproducible"}
+    xp : array namespace, optional
+
+    Returns
+    -------
+    Array, shape (..., L, C)
+        Or, with a cache, a pair: the array, and the cache with the new keys and values.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When dtypes, shapes, devices or numbers do not fit, or there is no room in the cache (if lengths can be read).
+        All errors are raised before any computation.
+
+    References
+    ----------
+    H. Touvron et al., "Llama", 2023. Gemma Team, "Gemma 2", 2024.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> from attention_core.layers import DecoderLayer
+    >>> layer = DecoderLayer(8, 2, 16).init(0, xp=xp)
+    >>> x = xp.ones((1, 3, 8), dtype=xp.float32)
+    >>> y = decoder_layer(layer, x, num_heads=2)
+    >>> from attention_core import empty_cache
+    >>> cache = empty_cache((1,), 2, 3, 4, xp=xp)
+    >>> z, cache = decoder_layer(layer, x, num_heads=2, cache=cache)
+    >>> bool(xp.max(xp.abs(y - z)) < 1e-6), int(cache.length)
+    (True, 3)
+    """
+    num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+    options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale, "softcap": softcap}
+    options |= {"implementation": implementation, "arithmetic": arithmetic, "window": window, "epsilon": epsilon}
+    options |= {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
+    options |= {"activation": activation}
+    arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}
+    arrays |= {"num_new": num_new, "position_ids": position_ids, "dropout": dropout}
+    arrays = constant_inputs(x, arrays)
+    xp = _check_call(x=x, layer=parameters, donate=donate, xp=xp, **arrays, **options)
+    check_lengths(x, cache, arrays["num_new"], -2)
+    place = place_of(x, cache, arrays["num_new"], arrays["position_ids"], xp=xp)
+    memory = upcast(memory, xp=xp)
+    y, cache = apply_layer(
+        parameters,
+        upcast(x, xp=xp),
+        cache,
+        place=place,
+        mask=arrays["mask"],
+        memory=memory,
+        memory_mask=arrays["memory_mask"],
+        dropout=seeded(arrays["dropout"], x, xp),
+        donate=donate,
+        xp=xp,
+        **options,
+    )
+    y = cast_to(y, x.dtype, xp=xp)
+    return y if cache is None else (y, cache)
+
+
+class Place:
+    """The new positions among all: their rotary positions, the offset of the first, and how many are no padding."""
+
+    def __init__(self, positions: Array, offset: Array | int, num_new: Array | None, lengths: Array | None) -> None:
+        self.positions, self.offset, self.num_new, self.lengths = positions, offset, num_new, lengths
+
+    def mask(self, window: int | None, mask: Mask | Array | None) -> Mask:
+        """The keys that the new positions attend to."""
+        rules: list[Mask] = [
+            Causal(self.offset) if window is None else SlidingWindow(left=window - 1, right=0, offset=self.offset)
+        ]
+        rules += [] if self.lengths is None else [KeyLengths(self.lengths)]
+        rules += [] if mask is None else [as_mask(mask)]
+        rule = rules[0]
+        for other in rules[1:]:
+            rule = And(rule, other)
+        return rule
+
+
+def place_of(
+    x: Array, cache: Any, num_new: Array | None, position_ids: Array | None, *, axis: int = -2, xp: Namespace
+) -> Place:
+    """Where the positions of an array, along an axis, stand behind those of a cache."""
+    indices = positions(shape(x, xp=xp)[axis], x, xp=xp)
+    offset: Any = 0 if cache is None else xp.astype(cache.length, xp.int32)
+    count = None if num_new is None else xp.astype(num_new, xp.int32)
+    if position_ids is None:
+        position_ids = indices if cache is None else xp.add(xp.expand_dims(offset, axis=-1), indices)
+    elif not len(position_ids.shape):
+        position_ids = xp.reshape(position_ids, (1,))
+    lengths = None if count is None else count if cache is None else xp.add(offset, count)
+    return Place(xp.astype(position_ids, xp.int32), offset, count, lengths)
+
+
+def apply_layer(
+    parameters: DecoderLayer,
+    x: Array,
+    cache: KeyValueCache | None,
+    *,
+    place: Place,
+    mask: Mask | Array | None,
+    window: int | None,
+    memory: Array | None,
+    memory_mask: Mask | Array | None,
+    activation: str,
+    epsilon: float,
+    dropout: Dropout | None,
+    donate: bool,
+    rotary_base: float | None,
+    rotary_width: int | None,
+    interleaved: bool,
+    scale: float | None,
+    softcap: float | None,
+    arithmetic: str,
+    xp: Namespace,
+    **options: Any,
+) -> tuple[Array, KeyValueCache | None]:
+    """The body of `decoder_layer`, in the type of the computation."""
+    parameters, ops = upcast(parameters, xp=xp), arithmetic_of(arithmetic)
+    in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
+    options |= {"arithmetic": arithmetic, "xp": xp}
+
+    def normal(h: Array, norm: Array | None) -> Array:
+        return h if norm is None else ops.normalize_rms(h, norm, float(epsilon), xp=xp)
+
+    def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+        nonlocal cache
+        query, key = normal(query, parameters.query_norm), normal(key, parameters.key_norm)
+        if rotary_base is not None:
+            places = xp.expand_dims(xp.expand_dims(place.positions, axis=-2), axis=-1)
+            width = shape(query, xp=xp)[-1] if rotary_width is None else rotary_width
+            turn = {"base": float(rotary_base), "width": width, "interleaved": interleaved}
+            query, key = (ops.rotate(each, places, xp=xp, **turn) for each in (query, key))
+        if cache is not None:
+            key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))
+            cache = extended(cache, key, value, place.num_new, donate=donate, xp=xp)
+            key, value = upcast((cache.key, cache.value), xp=xp)
+        return query, key, value
+
+    def attend(h: Array) -> Array:
+        heads = options | {"mask": place.mask(window, mask), "scale": scale, "softcap": softcap, "dropout": in_weights}
+        output = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **heads).output
+        return normal(output, parameters.attention_post_norm)
+
+    def attend_to_memory(h: Array) -> Array:
+        assert parameters.cross_attention is not None
+        return attend_heads(
+            parameters.cross_attention, (h, memory, memory), mask=memory_mask, dropout=in_branches[3], **options
+        ).output
+
+    def feed(h: Array) -> Array:
+        is_gated = isinstance(parameters.feed_forward, GatedFeedForward)
+        apply: Callable[..., Array] = gate_and_contract if is_gated else expand_and_contract
+        y = apply(parameters.feed_forward, h, activation, ops, xp=xp)
+        return normal(y, parameters.feed_forward_post_norm)
+
+    branches = [(attend, parameters.attention_norm, in_branches[0])]
+    if parameters.cross_attention is not None:
+        branches.append((attend_to_memory, parameters.cross_attention_norm, in_branches[2]))
+    for branch, norm, in_branch in (*branches, (feed, parameters.feed_forward_norm, in_branches[1])):
+        x, h = ops.copies(x, 2, xp=xp)
+        x = ops.add(x, ops.drop(branch(normal(h, norm)), in_branch, xp=xp), xp=xp)
+    return x, cache
+
+
+def constant_inputs(x: Array, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The same inputs, with NumPy arrays as constants of the library of ``x``."""
+    arrays = with_constants(x, arrays)
+    names = ("num_new", "position_ids")
+    arrays |= {name: as_constant(arrays[name], x) for name in names}
+    memory_mask = arrays["memory_mask"]
+    return arrays | {"memory_mask": with_constants(x, {"mask": memory_mask})["mask"]}
+
+
+def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> None:
+    """Raise if numbers that can be read do not fit: those of new positions, or of those in the cache."""
+    count = sizes(x)[axis]
+    if cache is not None:
+        key = cache.key[0] if isinstance(cache.key, tuple) else cache.key
+        check_room(cache.length, count, sizes(key)[-2])
+    if num_new is not None:
+        leading = sizes(x)[: len(x.shape) + axis]
+        if len(num_new.shape) > len(leading):
+            check_broadcastable("num_new", num_new, leading)
+        check_num_new(num_new, num_new if cache is None else cache.length, count)
+
+
+@once_per_signature
+def _check_call(
+    *, x: Array, layer: DecoderLayer, cache: Any, donate: Any, xp: Namespace | None, dropout: Any, **options: Any
+) -> Namespace:
+    """Raise unless the arguments fit together; return their namespace."""
+    arrays = {"x": x, "layer": layer, "cache": cache, "memory": options["memory"]}
+    xp = check_inputs("x", x, -2, arrays, xp=xp, donate=donate, dropout=dropout, **options)
+    if cache is not None:
+        check_parameters("cache", cache, KeyValueCache)
+        check_cache(cache)
+    check_layer("layer", layer, x, cache, **options)
+    return xp
+
+
+def check_inputs(
+    name: str,
+    x: Array,
+    axis: int,
+    arrays: dict[str, Any],
+    *,
+    xp: Namespace | None,
+    mask: Any,
+    memory_mask: Any,
+    num_new: Array | None,
+    position_ids: Array | None,
+    donate: Any,
+    dropout: Any,
+    epsilon: Any,
+    activation: Any,
+    **_: Any,
+) -> Namespace:
+    """Raise unless arrays are of one library, positions and flags fit, and numbers are valid; return the namespace."""
+    rules = {**mask_arrays(mask), **{f"memory_{key}": array for key, array in mask_arrays(memory_mask).items()}}
+    arrays |= {"num_new": num_new, "position_ids": position_ids, **option_arrays(dropout=dropout)}
+    xp = common_namespace(xp, arrays | rules)
+    check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
+    check_flags(donate=donate)
+    check_number("epsilon", epsilon, positive=True)
+    check_activation(activation)
+    if position_ids is not None:
+        check_rank("position_ids", position_ids, 0, "(..., L)")
+        check_integer("position_ids", position_ids)
+        check_broadcastable("position_ids", position_ids, sizes(x)[: len(x.shape) + axis + 1])
+        check_device("position_ids", position_ids, name, x)
+    if num_new is not None:
+        check_rank("num_new", num_new, 0, "(...)")
+        check_integer("num_new", num_new)
+        check_device("num_new", num_new, name, x)
+    return xp
+
+
+def check_layer(
+    name: str,
+    layer: DecoderLayer,
+    x: Array,
+    cache: KeyValueCache | None,
+    *,
+    num_heads: Any,
+    num_kv_heads: Any,
+    rotary_base: Any,
+    rotary_width: Any,
+    interleaved: Any,
+    window: Any,
+    mask: Any,
+    memory: Array | None,
+    memory_mask: Any,
+    scale: Any,
+    softcap: Any,
+    implementation: Any,
+    arithmetic: Any,
+    **_: Any,
+) -> None:
+    """Raise unless a layer fits inputs like ``x``, its cache and its options."""
+    check_parameters(name, layer, DecoderLayer)
+    check_projections(f"{name}.attention", layer.attention)
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "bias": None}
+    check_floating("x", x)
+    check_multi_head(layer.attention, (x, x, x), mask=None, **heads)
+    check_options(x, num_heads, scale=scale, softcap=softcap, implementation=implementation, arithmetic=arithmetic)
+    if layer.attention.extra_key is not None:
+        raise ValueError(f"expected {name}.attention without extra_key; got one")
+    channels, width = sizes(x)[-1], sizes(layer.attention.query.weight)[1]
+    width = None if width is None else width // num_heads
+    for norm in ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm"):
+        if getattr(layer, norm) is not None or "post" not in norm:
+            check_vector(f"{name}.{norm}", getattr(layer, norm), channels, "x", model=x)
+    for norm in ("query_norm", "key_norm"):
+        if getattr(layer, norm) is not None:
+            check_vector(f"{name}.{norm}", getattr(layer, norm), width, "a head", model=x)
+    _check_feed_forward(f"{name}.feed_forward", layer.feed_forward, x)
+    _check_back(name, layer, channels)
+    if rotary_base is not None and width is not None:
+        check_rotation(width, base=rotary_base, interleaved=interleaved, width=rotary_width)
+    if window is not None:
+        check_positive("window", window)
+    if cache is not None:
+        _check_layer_cache(name, layer, x, cache, num_kv_heads)
+    keys = sizes(x if cache is None else cache.key)[-2]
+    if mask is not None:
+        check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
+    _check_memory(name, layer, x, memory, memory_mask=memory_mask, heads=heads)
+
+
+def _check_feed_forward(name: str, parameters: Any, x: Array) -> None:
+    kind = FeedForward if isinstance(parameters, FeedForward) else GatedFeedForward
+    check_parameters(name, parameters, kind)
+    for field in kind._fields:
+        check_parameters(f"{name}.{field}", getattr(parameters, field), Linear)
+    check = check_feed_forward if kind is FeedForward else check_gated
+    check(name, parameters, "x", x)
+
+
+def _check_back(name: str, layer: DecoderLayer, channels: int | None) -> None:
+    """Raise unless all branches lead back to the channels of the input."""
+    for field in ("attention.output", "cross_attention.output", "feed_forward.contract"):
+        branch, _, last = field.partition(".")
+        if getattr(layer, branch) is None:
+            continue
+        check_parameters(f"{name}.{field}", getattr(getattr(layer, branch), last), Linear)
+        found = sizes(getattr(getattr(layer, branch), last).weight)[1]
+        if sizes_differ(found, channels):
+            raise ValueError(f"expected {name}.{field} back to {channels} channels; got {found}")
+
+
+def _check_layer_cache(name: str, layer: DecoderLayer, x: Array, cache: KeyValueCache, num_kv_heads: int) -> None:
+    """Raise unless a cache has the leading axes, the heads and the device of the keys and values of a layer."""
+    for field, projection in (("key", layer.attention.key), ("value", layer.attention.value)):
+        array, channels = getattr(cache, field), sizes(projection.weight)[1]
+        check_floating(f"cache.{field}", array)
+        check_device(f"cache.{field}", array, "x", x)
+        wanted = (*sizes(x)[:-2], num_kv_heads, None if channels is None else channels // num_kv_heads)
+        found = (*sizes(array)[:-2], sizes(array)[-1])
+        if len(found) != len(wanted) or any(
+            None not in (goal, size) and goal != size for goal, size in zip(wanted, found, strict=True)
+        ):
+            dims = [*map(str, wanted[:-1]), "*", str(wanted[-1])]
+            raise ValueError(f"expected cache.{field} ({', '.join(dims)}) for {name}; got {shape_text(array)}")
+
+
+def _check_memory(
+    name: str, layer: DecoderLayer, x: Array, memory: Array | None, *, memory_mask: Any, heads: dict[str, Any]
+) -> None:
+    """Raise unless cross-attention and what it attends to are both there and fit, or neither is."""
+    if layer.cross_attention is None:
+        if layer.cross_attention_norm is not None:
+            raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
+        if memory is not None or memory_mask is not None:
+            raise ValueError(f"expected no memory for {name} without cross_attention; got some")
+        return
+    if memory is None:
+        raise ValueError(f"expected memory for {name}.cross_attention; got None")
+    check_projections(f"{name}.cross_attention", layer.cross_attention)
+    check_vector(f"{name}.cross_attention_norm", layer.cross_attention_norm, sizes(x)[-1], "x", model=x)
+    check_like("memory", memory, "x", x)
+    check_rank("memory", memory, 2, "(..., M, C)")
+    check_multi_head(layer.cross_attention, (x, memory, memory), mask=memory_mask, **heads)

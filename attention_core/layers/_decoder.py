@@ -1,0 +1,480 @@
+"""The gated feed-forward, the normalization, the layer and the whole of a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attention_core import parameters as trees
+from attention_core._arrays import Array, DType, Namespace
+from attention_core._functions.cache import KeyValueCache, empty_cache
+from attention_core._functions.decoder import DecoderCache, decoder, empty_decoder_cache
+from attention_core._functions.decoder_layer import decoder_layer
+from attention_core._functions.feed_forward import gated_feed_forward
+from attention_core._functions.normalization import rms_norm
+from attention_core._functions.rotary import check_rotation
+from attention_core.layers._attention import MultiHeadAttention
+from attention_core.layers._layer import Initial, Layer, all_masks, check_settings, dropout_in_training, linear_spec
+from attention_core.layers._transformer import FeedForward
+from attention_core.masks import Mask
+
+
+@dataclass(frozen=True)
+class RMSNorm(Layer):
+    """Division of the channels of each position by the root of their mean square.
+
+    Parameters
+    ----------
+    channels : int
+    epsilon : float
+    arithmetic : {"fast", "reproducible"}
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not valid.
+    """
+
+    channels: int
+    epsilon: float = 1e-6
+    arithmetic: str = "fast"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def parameters(self) -> trees.RMSNorm:
+        """Spec of the scale."""
+        return trees.RMSNorm(Initial((self.channels,), "ones"))
+
+    def __call__(self, parameters: trees.RMSNorm, x: Array, /, *, xp: Namespace | None = None) -> Array:
+        """Normalize: (..., channels) -> (..., channels)."""
+        return rms_norm(parameters.scale, x, epsilon=self.epsilon, arithmetic=self.arithmetic, xp=xp)
+
+
+@dataclass(frozen=True)
+class GatedFeedForward(Layer):
+    """Gated feed-forward block, at every position: SwiGLU or GeGLU.
+
+    Parameters
+    ----------
+    channels, inner : int
+    output_channels : int, optional
+        By default ``channels``.
+    bias : bool
+    dropout : float
+    arithmetic : {"fast", "reproducible"}
+    activation : {"silu", "gelu", "gelu_tanh", "relu"}
+        Of the gate.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not valid.
+    """
+
+    channels: int
+    inner: int
+    output_channels: int | None = None
+    bias: bool = False
+    dropout: float = 0.0
+    arithmetic: str = "fast"
+    activation: str = "silu"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def parameters(self) -> trees.GatedFeedForward:
+        """Specs of the three linear maps."""
+        output = self.channels if self.output_channels is None else self.output_channels
+        gate, expand = (linear_spec(self.channels, self.inner, self.bias) for _ in range(2))
+        return trees.GatedFeedForward(gate, expand, linear_spec(self.inner, output, self.bias))
+
+    def __call__(
+        self, parameters: trees.GatedFeedForward, x: Array, /, *, seed: Any = None, xp: Namespace | None = None
+    ) -> Array:
+        """Apply to every position: (..., channels) -> (..., channels of the output).
+
+        Without a seed nothing is dropped.
+        """
+        return gated_feed_forward(
+            parameters,
+            x,
+            activation=self.activation,
+            dropout=dropout_in_training(self.dropout, seed),
+            arithmetic=self.arithmetic,
+            xp=xp,
+        )
+
+
+@dataclass(frozen=True)
+class DecoderLayer(Layer):
+    """Decoder layer of a language model: `attention_core.decoder_layer`.
+
+    Parameters
+    ----------
+    channels : int
+        C.
+    num_heads : int
+        H.
+    inner : int
+        Channels inside the feed-forward.
+    num_key_value_heads : int, optional
+        G, a divisor of H; by default H.
+    head_dim : int, optional
+        D; by default C / H, which must be an integer.
+    attention_bias, output_bias, feed_forward_bias : bool
+        Whether query, key and value, the output of attention, and the feed-forward have biases. By default the output
+        has one where query, key and value do.
+    query_key_norm : bool
+        Whether query and key heads are normalized, as in Qwen 3.
+    post_norm : bool
+        Whether the results of attention and feed-forward are normalized, too, as in Gemma 2.
+    gated : bool
+        Whether the feed-forward is gated.
+    activation : {"silu", "gelu", "gelu_tanh", "relu"}
+    epsilon : float
+        Of all normalizations.
+    rotary_base : float, optional
+        As in `attention_core.rotary_embedding`; ``None`` rotates nothing.
+    rotary_width : int, optional
+    interleaved : bool
+    window : int, optional
+        How many keys a query attends to at most, the newest ones with its own.
+    scale, softcap : float, optional
+        Of the scores.
+    memory_channels : int, optional
+        Those of the output of an encoder, for cross-attention; by default there is none.
+    dropout : float
+    implementation : {"auto", "dense", "blockwise", "fused"}
+    arithmetic : {"fast", "reproducible"}
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not valid, or the number of heads does not divide the channels.
+    """
+
+    channels: int
+    num_heads: int
+    inner: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    attention_bias: bool = False
+    output_bias: bool | None = None
+    feed_forward_bias: bool = False
+    query_key_norm: bool = False
+    post_norm: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    epsilon: float = 1e-6
+    rotary_base: float | None = 10000.0
+    rotary_width: int | None = None
+    interleaved: bool = False
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    memory_channels: int | None = None
+    dropout: float = 0.0
+    implementation: str = "auto"
+    arithmetic: str = "fast"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.rotary_base is not None:
+            check_rotation(
+                self.attention.parameters.query.weight.dims[1] // self.num_heads,
+                base=self.rotary_base,
+                interleaved=self.interleaved,
+                width=self.rotary_width,
+            )
+
+    @property
+    def attention(self) -> MultiHeadAttention:
+        """The definition of the projections of self-attention."""
+        return MultiHeadAttention(
+            self.channels,
+            self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            bias=self.attention_bias,
+            output_bias=self.output_bias,
+        )
+
+    @property
+    def parameters(self) -> trees.DecoderLayer:
+        """Specs of attention, feed-forward and normalizations."""
+        attention = self.attention.parameters
+        width = attention.query.weight.dims[1] // self.num_heads
+        norm, head_norm = Initial((self.channels,), "ones"), Initial((width,), "ones")
+        kind = GatedFeedForward if self.gated else FeedForward
+        cross = None
+        if self.memory_channels is not None:
+            cross = MultiHeadAttention(
+                self.channels,
+                self.num_heads,
+                num_key_value_heads=self.num_key_value_heads,
+                key_channels=self.memory_channels,
+                head_dim=self.head_dim,
+                bias=self.attention_bias,
+                output_bias=self.output_bias,
+            ).parameters
+        return trees.DecoderLayer(
+            attention,
+            norm,
+            kind(self.channels, self.inner, bias=self.feed_forward_bias).parameters,
+            norm,
+            query_norm=head_norm if self.query_key_norm else None,
+            key_norm=head_norm if self.query_key_norm else None,
+            attention_post_norm=norm if self.post_norm else None,
+            feed_forward_post_norm=norm if self.post_norm else None,
+            cross_attention=cross,
+            cross_attention_norm=None if cross is None else norm,
+        )
+
+    def empty_cache(
+        self,
+        leading: tuple[Any, ...],
+        capacity: int,
+        /,
+        *,
+        ragged: bool = False,
+        dtype: DType | None = None,
+        device: Any = None,
+        xp: Namespace,
+    ) -> KeyValueCache:
+        """Make an empty cache of this layer, as `attention_core.empty_cache` does."""
+        heads, width = _cache_dims(self)
+        return empty_cache(leading, heads, capacity, width, ragged=ragged, dtype=dtype, device=device, xp=xp)
+
+    def __call__(
+        self,
+        parameters: trees.DecoderLayer,
+        x: Array,
+        /,
+        *,
+        cache: KeyValueCache | None = None,
+        num_new: Array | None = None,
+        position_ids: Array | None = None,
+        mask: Mask | Array | None = None,
+        key_mask: Array | None = None,
+        memory: Array | None = None,
+        memory_mask: Mask | Array | None = None,
+        donate: bool = False,
+        seed: Any = None,
+        xp: Namespace | None = None,
+    ) -> Any:
+        """Apply to sequences: (..., L, C) -> (..., L, C), and the cache if there is one.
+
+        Arguments are those of `attention_core.decoder_layer`. ``key_mask`` (..., N) hides keys, where it is False.
+        Without a seed nothing is dropped.
+        """
+        return decoder_layer(
+            parameters,
+            x,
+            cache=cache,
+            num_new=num_new,
+            position_ids=position_ids,
+            mask=all_masks(mask, None, key_mask, xp),
+            memory=memory,
+            memory_mask=memory_mask,
+            donate=donate,
+            window=self.window,
+            xp=xp,
+            **_options(self, seed),
+        )
+
+
+@dataclass(frozen=True)
+class Decoder(Layer):
+    """Language model: token embedding, decoder layers, normalization and logits, as `attention_core.decoder`.
+
+    Parameters
+    ----------
+    num_tokens : int
+        V.
+    channels : int
+        C.
+    num_heads : int
+        H.
+    inner : int
+        Channels inside the feed-forward.
+    num_layers : int
+    tied : bool
+        Whether the logits are computed with the transposed table of tokens.
+    embedding_scale, logit_softcap : float, optional
+        As in `attention_core.decoder`.
+    full_every : int, optional
+        With a window: each layer whose number, counted from 1, is a multiple of this one has no window, as in Gemma.
+    num_key_value_heads : int, optional
+        G, a divisor of H; by default H.
+    head_dim : int, optional
+        D; by default C / H, which must be an integer.
+    attention_bias, output_bias, feed_forward_bias : bool
+        Whether query, key and value, the output of attention, and the feed-forward have biases. By default the output
+        has one where query, key and value do.
+    query_key_norm : bool
+        Whether query and key heads are normalized, as in Qwen 3.
+    post_norm : bool
+        Whether the results of attention and feed-forward are normalized, too, as in Gemma 2.
+    gated : bool
+        Whether the feed-forward is gated.
+    activation : {"silu", "gelu", "gelu_tanh", "relu"}
+    epsilon : float
+        Of all normalizations.
+    rotary_base : float, optional
+        As in `attention_core.rotary_embedding`; ``None`` rotates nothing.
+    rotary_width : int, optional
+    interleaved : bool
+    window : int, optional
+        How many keys a query attends to at most, the newest ones with its own.
+    scale, softcap : float, optional
+        Of the scores.
+    memory_channels : int, optional
+        Those of the output of an encoder, for cross-attention; by default there is none.
+    dropout : float
+    implementation : {"auto", "dense", "blockwise", "fused"}
+    arithmetic : {"fast", "reproducible"}
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a setting is not valid, or the number of heads does not divide the channels.
+    """
+
+    num_tokens: int
+    channels: int
+    num_heads: int
+    inner: int
+    num_layers: int
+    tied: bool = True
+    embedding_scale: float | None = None
+    logit_softcap: float | None = None
+    full_every: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    attention_bias: bool = False
+    output_bias: bool | None = None
+    feed_forward_bias: bool = False
+    query_key_norm: bool = False
+    post_norm: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    epsilon: float = 1e-6
+    rotary_base: float | None = 10000.0
+    rotary_width: int | None = None
+    interleaved: bool = False
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    memory_channels: int | None = None
+    dropout: float = 0.0
+    implementation: str = "auto"
+    arithmetic: str = "fast"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.full_every is not None and self.window is None:
+            raise ValueError(f"expected a window besides full_every; got full_every {self.full_every} alone")
+        _ = self.layer
+
+    @property
+    def layer(self) -> DecoderLayer:
+        """The definition of one layer."""
+        names = [name for name in DecoderLayer.__dataclass_fields__ if name in Decoder.__dataclass_fields__]
+        return DecoderLayer(**{name: getattr(self, name) for name in names})
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        every = self.full_every
+        return tuple(
+            [
+                None if every is not None and index % every == 0 else self.window
+                for index in range(1, self.num_layers + 1)
+            ]
+        )
+
+    @property
+    def parameters(self) -> trees.Decoder:
+        """Specs of the table, the layers, the last normalization, and the map to logits unless it is tied."""
+        return trees.Decoder(
+            Initial((self.num_tokens, self.channels), "truncated_normal"),
+            (self.layer.parameters,) * self.num_layers,
+            Initial((self.channels,), "ones"),
+            None if self.tied else linear_spec(self.channels, self.num_tokens, False),
+        )
+
+    def empty_cache(
+        self,
+        leading: tuple[Any, ...],
+        capacity: int,
+        /,
+        *,
+        ragged: bool = False,
+        dtype: DType | None = None,
+        device: Any = None,
+        xp: Namespace,
+    ) -> DecoderCache:
+        """Make an empty cache of all layers, as `attention_core.empty_decoder_cache` does."""
+        heads, width = _cache_dims(self.layer)
+        options: dict[str, Any] = {"ragged": ragged, "dtype": dtype, "device": device, "xp": xp}
+        return empty_decoder_cache(self.num_layers, leading, heads, capacity, width, **options)
+
+    def __call__(
+        self,
+        parameters: trees.Decoder,
+        token_ids: Array,
+        /,
+        *,
+        cache: DecoderCache | None = None,
+        num_new: Array | None = None,
+        position_ids: Array | None = None,
+        select: Array | None = None,
+        mask: Mask | Array | None = None,
+        key_mask: Array | None = None,
+        memory: Array | None = None,
+        memory_mask: Mask | Array | None = None,
+        donate: bool = False,
+        seed: Any = None,
+        xp: Namespace | None = None,
+    ) -> Any:
+        """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
+
+        Arguments are those of `attention_core.decoder`. ``key_mask`` (..., N) hides keys, where it is False. Without a
+        seed nothing is dropped.
+        """
+        return decoder(
+            parameters,
+            token_ids,
+            cache=cache,
+            num_new=num_new,
+            position_ids=position_ids,
+            select=select,
+            mask=all_masks(mask, None, key_mask, xp),
+            memory=memory,
+            memory_mask=memory_mask,
+            donate=donate,
+            window=self.windows,
+            embedding_scale=self.embedding_scale,
+            logit_softcap=self.logit_softcap,
+            xp=xp,
+            **_options(self, seed),
+        )
+
+
+_OPTIONS = (
+    "num_heads", "num_key_value_heads", "rotary_base", "rotary_width", "interleaved", "scale", "softcap", "activation",
+    "epsilon", "implementation", "arithmetic",
+)  # fmt: skip
+
+
+def _options(layer: DecoderLayer | Decoder, seed: Any) -> dict[str, Any]:
+    """The settings that are options of both functions."""
+    return {"dropout": dropout_in_training(layer.dropout, seed)} | {name: getattr(layer, name) for name in _OPTIONS}
+
+
+def _cache_dims(layer: DecoderLayer) -> tuple[int, int]:
+    """The number of key/value heads, and their width."""
+    return layer.attention.groups, layer.attention.parameters.query.weight.dims[1] // layer.num_heads

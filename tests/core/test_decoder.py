@@ -1,0 +1,288 @@
+"""The decoder layer and the decoder of a language model, against their formula and against themselves in pieces."""
+
+import math
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core import layers
+from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForward, Linear, MultiHeadAttention
+
+C, H, G, D, INNER, V, N = 10, 6, 2, 4, 13, 30, 2
+ALL = {
+    "num_key_value_heads": G, "head_dim": D, "attention_bias": True, "output_bias": False, "query_key_norm": True,
+    "post_norm": True, "activation": "gelu_tanh", "epsilon": 1e-5, "rotary_base": 500.0, "window": 3, "full_every": 2,
+    "scale": 0.3, "softcap": 4.0, "tied": False, "embedding_scale": 1.5, "logit_softcap": 5.0,
+}  # fmt: skip
+
+
+def filled(definition, rng, dtype="float32"):
+    """Parameters of a definition, in which no bias is 0 and no scale is 1."""
+    like = definition.init(0, xp=np)
+    named = layers.named_arrays(like)
+    drawn = {name: (rng.standard_normal(a.shape) / math.sqrt(a.shape[0])) for name, a in named.items()}
+    drawn = {name: 1 + a / 3 if a.ndim == 1 else a for name, a in drawn.items()}
+    return layers.tree_from_names(like, {name: a.astype(dtype) for name, a in drawn.items()})
+
+
+def apply(p, x):
+    return x @ p.weight + (0 if p.bias is None else p.bias)
+
+
+def rms(scale, x, epsilon):
+    return x if scale is None else x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * scale
+
+
+def turned(x, positions, base):
+    half = x.shape[-1] // 2
+    angle = positions[..., None] * base ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
+
+
+def attention(p, q_input, kv_input, allowed, *, scale=None, softcap=None, prepare=lambda q, k: (q, k)):
+    """(L, C), (M, C') -> (L, C): every head apart."""
+    outputs = []
+    q, k, v = apply(p.query, q_input), apply(p.key, kv_input), apply(p.value, kv_input)
+    for h in range(H):
+        g = h // (H // G)
+        qh, kh = prepare(q[:, h * D : (h + 1) * D], k[:, g * D : (g + 1) * D])
+        s = qh @ kh.T * (1 / math.sqrt(D) if scale is None else scale)
+        s = np.where(allowed, s if softcap is None else softcap * np.tanh(s / softcap), -np.inf)
+        e = np.exp(s - s.max(-1, keepdims=True))
+        outputs.append(e / e.sum(-1, keepdims=True) @ v[:, g * D : (g + 1) * D])
+    return apply(p.output, np.concatenate(outputs, -1))
+
+
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+def formula(p, x, d, window, memory=None):
+    """One sequence through a layer: (L, C) -> (L, C)."""
+    index = np.arange(len(x))
+    allowed = index <= index[:, None]
+    allowed = allowed if window is None else allowed & (index > index[:, None] - window)
+
+    def prepare(q, k):
+        q, k = rms(p.query_norm, q, d.epsilon), rms(p.key_norm, k, d.epsilon)
+        return turned(q, index, d.rotary_base), turned(k, index, d.rotary_base)
+
+    h = rms(p.attention_norm, x, d.epsilon)
+    y = attention(p.attention, h, h, allowed, scale=d.scale, softcap=d.softcap, prepare=prepare)
+    x = x + rms(p.attention_post_norm, y, d.epsilon)
+    if memory is not None:
+        h = rms(p.cross_attention_norm, x, d.epsilon)
+        x = x + attention(p.cross_attention, h, memory, np.True_)
+    h = rms(p.feed_forward_norm, x, d.epsilon)
+    gated = ACTIVATIONS[d.activation](apply(p.feed_forward.gate, h)) * apply(p.feed_forward.expand, h)
+    return x + rms(p.feed_forward_post_norm, apply(p.feed_forward.contract, gated), d.epsilon)
+
+
+def logits(p, ids, d, memory=None):
+    x = p.token[ids] * (d.embedding_scale or 1)
+    for layer, window in zip(p.layers, d.windows, strict=True):
+        x = formula(layer, x, d, window, memory)
+    x = rms(p.norm, x, d.epsilon) @ (p.token.T if d.tied else p.output.weight)
+    return x if d.logit_softcap is None else d.logit_softcap * np.tanh(x / d.logit_softcap)
+
+
+LLAMA = {"num_key_value_heads": G, "head_dim": D}
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+@pytest.mark.parametrize("settings", [LLAMA, ALL], ids=["llama", "all"])
+def test_a_decoder_is_its_formula(settings, arithmetic, rng, put, get):
+    d = layers.Decoder(V, C, H, INNER, N, **settings, arithmetic=arithmetic)
+    p, ids = filled(d, rng), rng.integers(0, V, (3, 7))
+    expected = np.stack([logits(_wide(p), each, d) for each in ids])
+    found = get(d(put(p), put(ids)))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    if arithmetic == "fast":
+        found = get(d(put(_wide(p)), put(ids)))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-14 * np.abs(expected).max())
+
+
+def _wide(tree):
+    if not isinstance(tree, tuple):
+        return None if tree is None else np.asarray(tree, np.float64)
+    branches = [_wide(branch) for branch in tree]
+    return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
+
+
+def test_a_decoder_attends_to_the_memory_of_an_encoder(rng, put, get):
+    d = layers.DecoderLayer(C, H, INNER, memory_channels=5, num_key_value_heads=G, head_dim=D)
+    p, x, memory = filled(d, rng, "float64"), rng.standard_normal((2, 4, C)), rng.standard_normal((2, 6, 5))
+    expected = np.stack([formula(p, *each[:1], d, None, each[1]) for each in zip(x, memory, strict=True)])
+    np.testing.assert_allclose(get(d(put(p), put(x), memory=put(memory))), expected, rtol=0, atol=1e-12)
+    padded = np.concatenate([memory, np.full((2, 2, 5), np.nan)], -2)
+    found = d(put(p), put(x), memory=put(padded), memory_mask=ac.KeyLengths(6))
+    np.testing.assert_allclose(get(found), expected, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"expected memory for layer\.cross_attention; got None"):
+        d(put(p), put(x))
+    with pytest.raises(ValueError, match="expected no memory for layer without cross_attention; got some"):
+        ac.decoder_layer(
+            put(p._replace(cross_attention=None, cross_attention_norm=None)), put(x), num_heads=H,
+            num_key_value_heads=G, memory=put(memory),
+        )  # fmt: skip
+
+
+def close_by_arithmetic(arithmetic):
+    """In reproducible arithmetic to the bit."""
+    tolerance = 0 if arithmetic == "reproducible" else 2e-5
+    return lambda found, expected: np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.needs("untraced loops")  # elsewhere, every shape is compiled
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_a_cache_in_chunks_and_a_batch_do_not_show(arithmetic, rng, xp, put, get):
+    d = layers.Decoder(V, C, H, INNER, N, **ALL, arithmetic=arithmetic)
+    p, ids = put(filled(d, rng)), rng.integers(0, V, (3, 7)).astype(np.int32)
+    whole, same = get(d(p, put(ids))), close_by_arithmetic(arithmetic)
+    same(get(d(p, put(ids[1]))), whole[1])
+    cache, parts = d.empty_cache((3,), 9, xp=xp), []
+    for first, last in ((0, 4), (4, 5), (5, 7)):
+        part, cache = d(p, put(ids[:, first:last]), cache=cache)
+        parts.append(get(part))
+    same(np.concatenate(parts, 1), whole)
+    assert int(cache.length) == 7
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_padding_on_either_side_does_not_show(arithmetic, rng, xp, put, get):
+    """With a cache of what was never written, and without one."""
+    d = layers.Decoder(V, C, H, INNER, N, **ALL, arithmetic=arithmetic)
+    p, ids = put(filled(d, rng)), rng.integers(0, V, (3, 7)).astype(np.int32)
+    whole, same = get(d(p, put(ids))), close_by_arithmetic(arithmetic)
+    lengths = np.asarray([7, 3, 5], np.int32)
+    cache = d.empty_cache((3,), 7, ragged=True, xp=xp)
+    cache = cache._replace(key=tuple(put(np.full(k.shape, np.nan, np.float32)) for k in cache.key))
+    found, cache = d(p, put(ids), cache=cache, num_new=put(lengths), select=put(lengths[:, None] - 1))
+    for row, length in enumerate(lengths):
+        same(get(found)[row, 0], whole[row, length - 1])
+    np.testing.assert_array_equal(get(cache.length), lengths)
+
+    found = get(d(p, put(ids), num_new=put(lengths)))
+    same(found[2, :5], whole[2, :5])
+    left = np.stack([np.roll(row, 7 - n) for row, n in zip(ids, lengths, strict=True)])
+    shift = 7 - lengths[:, None]
+    places, key_mask = put(np.arange(7, dtype=np.int32) - shift), put(np.arange(7) >= shift)
+    found = get(d(p, put(left), key_mask=key_mask, position_ids=places))
+    for row, length in enumerate(lengths):
+        same(found[row, 7 - int(length) :], whole[row, :length])
+
+
+@pytest.mark.needs("dtype")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_decoders_are_computed_in_float32_and_rounded_once(dtype, rng, xp, put, get):
+    d = layers.Decoder(V, C, H, INNER, N, **LLAMA)
+    p, ids = put(filled(d, rng), dtype=dtype), put(rng.integers(0, V, (2, 5)))
+    wide = layers.tree_from_names(p, {k: xp.astype(a, xp.float32) for k, a in layers.named_arrays(p).items()})
+    found = d(p, ids)
+    expected = xp.astype(d(wide, ids), found.dtype)
+    np.testing.assert_array_equal(get(xp.astype(found, xp.float32)), get(xp.astype(expected, xp.float32)))
+    cached, cache = d(p, ids, cache=d.empty_cache((2,), 6, dtype=p.token.dtype, xp=xp))
+    assert cache.key[0].dtype == found.dtype
+    np.testing.assert_allclose(get(xp.astype(cached, xp.float32)), get(xp.astype(found, xp.float32)), atol=0.05)
+
+
+@pytest.mark.parametrize("dims", [(0, 3), (2, 0)])
+def test_a_decoder_of_nothing_is_empty(dims, rng, put, get):
+    d = layers.Decoder(V, C, H, INNER, N, **LLAMA)
+    assert get(d(put(filled(d, rng)), put(np.zeros(dims, np.int32)))).shape == (*dims, V)
+
+
+@pytest.mark.needs("torch")  # elsewhere, the operations have their gradients' tests, and compiling takes minutes
+def test_gradients_of_both_arithmetics_agree(backend):
+    """Those of the fast one are compared with other models in `tests/peers`."""
+    xp, found = backend.namespace, []
+    for arithmetic in ("fast", "reproducible"):
+        d = layers.Decoder(V, C, H, INNER, N, **{**ALL, "tied": True}, arithmetic=arithmetic)
+        p, ids = filled(d, np.random.default_rng(5)), np.asarray([[0, 1, 2, 3, 1]])
+        named = layers.named_arrays(p)
+
+        def loss(*arrays, d=d, p=p, named=named, ids=ids):
+            tree = layers.tree_from_names(p, dict(zip(named, arrays, strict=True)))
+            y = d(tree, backend.from_numpy(ids))
+            return xp.sum(xp.multiply(y, y))
+
+        _, gradients = backend.value_and_grad(loss)(*backend.from_numpy(tuple(named.values())))
+        found.append({name: backend.to_numpy(g) for name, g in zip(named, gradients, strict=True)})
+    for name, gradient in found[0].items():
+        size = np.abs(gradient).max()
+        assert size > 0, name
+        np.testing.assert_allclose(found[1][name], gradient, rtol=0, atol=3e-4 * size, err_msg=name)
+
+
+def test_dropout_and_a_plain_feed_forward(rng, put, get):
+    d = layers.DecoderLayer(C, H, INNER, **LLAMA, gated=False, rotary_base=None, dropout=0.5)
+    p, x = put(filled(d, rng)), put(rng.standard_normal((2, 3, C)).astype("float32"))
+    assert isinstance(p.feed_forward, FeedForward)
+    one, two, other = (get(d(p, x, seed=seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, two)
+    assert (one != other).any()
+    assert (one != get(d(p, x))).any()
+
+
+def mistakes(d, p, put):
+    ids, cache = (
+        put(np.asarray([[1, 2, 3]])),
+        d.empty_cache((1,), 4, ragged=True, xp=ac.backend.array_namespace(ids_of(p))),
+    )
+    full = cache._replace(length=put(np.asarray([2], np.int32)))
+    layer = p.layers[0]
+
+    def first(**changes):
+        return p._replace(layers=(layer._replace(**changes), *p.layers[1:]))
+
+    short = layer.attention_norm[:-1]
+    return [
+        (lambda: d(p, put(np.asarray([[1, V]]))), rf"expected token_ids in 0..{V - 1}; got {V}"),
+        (lambda: d(p, put(np.asarray([1.0]))), "expected token_ids of an integer dtype; got float64"),
+        (lambda: d(p, ids, cache=full), "expected room for 3 more positions in a cache of 4; got 2 filled"),
+        (lambda: d(p, ids, cache=cache._replace(key=cache.key[:1])), "expected cache.key as a tuple of 2 arrays, one for each layer; got 1"),
+        (lambda: d(p, ids, select=put(np.asarray([3]))), "expected select in 0..2; got 3"),
+        (lambda: d(p, ids, cache=cache, num_new=put(np.asarray([4]))), "expected num_new in 0..3; got 4"),
+        (lambda: d(p, ids, position_ids=put(np.asarray([[1, 2]]))), r"expected position_ids to broadcast to \(1, 3\); got \(1, 2\)"),
+        (lambda: d(first(attention_norm=short), ids), rf"expected decoder.layers\[0\].attention_norm \({C},\) to match x; got \({C - 1},\)"),
+        (lambda: d(first(query_norm=layer.attention_norm), ids), rf"expected decoder.layers\[0\].query_norm \({D},\) to match a head; got \({C},\)"),
+        (lambda: d(p._replace(layers=()), ids), "expected decoder.layers as a tuple of at least one; got tuple"),
+        (lambda: d(p._replace(norm=short), ids), rf"expected decoder.norm \({C},\) to match decoder.token; got \({C - 1},\)"),
+        (lambda: ac.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=(1,)), "expected window for 2 layers; got 1"),
+        (lambda: ac.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=0), "expected window as a positive integer; got 0"),
+        (lambda: ac.decoder(p, ids, num_heads=H, num_key_value_heads=G, logit_softcap=0), "expected logit_softcap as a positive finite number; got 0"),
+        (lambda: ac.decoder(p.layers[0], ids, num_heads=H), r"expected decoder as Decoder\(token, layers, norm, output\); got DecoderLayer"),
+        (lambda: layers.Decoder(V, C, H, INNER, N, full_every=2, head_dim=D), "expected a window besides full_every; got full_every 2 alone"),
+        (lambda: layers.Decoder(V, C, H, INNER, N, head_dim=3), "expected an even width of at most 3 channels; got 3"),
+    ]  # fmt: skip
+
+
+def ids_of(p):
+    return p.token
+
+
+def test_what_does_not_fit_is_refused_before_any_computation(rng, put):
+    d = layers.Decoder(V, C, H, INNER, N, **LLAMA)
+    for call, message in mistakes(d, put(filled(d, rng, "float64")), put):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+
+
+def test_trees_name_their_layers(rng):
+    d = layers.Decoder(V, C, H, INNER, N, **LLAMA)
+    names = list(layers.named_arrays(d.parameters))
+    assert names[:2] == ["token", "layers.0.attention.query.weight"]
+    assert names[-1] == "norm"
+    assert layers.layer_from_settings(d.settings()) == d
+    p = d.init(0, xp=np)
+    with pytest.raises(ValueError, match=r"expected parameters\.layers as a tuple of 2; got 1"):
+        layers.check_fit(d, p._replace(layers=p.layers[:1]))
+    assert isinstance(d.parameters.layers[0], DecoderLayer)
+    assert isinstance(d.parameters.layers[0].feed_forward, GatedFeedForward)
+    assert isinstance(d.parameters.layers[0].attention, MultiHeadAttention)
+    assert d.parameters.output is None
+    assert isinstance(layers.Decoder(V, C, H, INNER, N, **ALL).parameters.output, Linear)
