@@ -5,7 +5,7 @@ heads. Weights or settings without a counterpart raise a `LayoutError`; nothing 
 """
 
 from attention_core._keywords import name_keywords
-from attention_core.layouts import _bert, _kernels, _torch
+from attention_core.layouts import _bert, _decoder, _kernels, _torch
 from attention_core.layouts._bert import (
     from_bert,
     from_bert_embeddings,
@@ -14,6 +14,7 @@ from attention_core.layouts._bert import (
     to_bert_embeddings,
     to_bert_layer,
 )
+from attention_core.layouts._decoder import decoder_from_config, from_causal_lm, to_causal_lm
 from attention_core.layouts._heads import join_heads, separate_heads
 from attention_core.layouts._kernels import (
     from_flax,
@@ -37,9 +38,11 @@ __all__ = [
     "LAYOUTS",
     "Layout",
     "LayoutError",
+    "decoder_from_config",
     "from_bert",
     "from_bert_embeddings",
     "from_bert_layer",
+    "from_causal_lm",
     "from_equinox",
     "from_flax",
     "from_keras",
@@ -51,6 +54,7 @@ __all__ = [
     "to_bert",
     "to_bert_embeddings",
     "to_bert_layer",
+    "to_causal_lm",
     "to_equinox",
     "to_flax",
     "to_keras",
@@ -60,7 +64,7 @@ __all__ = [
 ]
 
 
-LAYOUTS: dict[str, Layout] = {**_torch.LAYOUTS, **_kernels.LAYOUTS, **_bert.LAYOUTS}
+LAYOUTS: dict[str, Layout] = {**_torch.LAYOUTS, **_kernels.LAYOUTS, **_bert.LAYOUTS, **_decoder.LAYOUTS}
 """The layouts by name."""
 
 name_keywords(vars(), __all__)

@@ -99,7 +99,9 @@ def test_gradients_of_tanh_at_all_magnitudes(name, arithmetic, backend):
     formula = (lambda v: 20 * mpmath.tanh(v / 20)) if name == "cap" else _gauss_tanh_exact
     with mpmath.workdps(40):
         exact = [formula(mpmath.mpf(float(v))) for v in x]
-        derivative = [mpmath.diff(formula, mpmath.mpf(float(v))) if abs(v) < 1e3 else (v > 0) * (name != "cap") for v in x]
+        derivative = [
+            mpmath.diff(formula, mpmath.mpf(float(v))) if abs(v) < 1e3 else (v > 0) * (name != "cap") for v in x
+        ]
     np.testing.assert_allclose(value, np.asarray(exact, float), rtol=2e-6, atol=1e-35)
     np.testing.assert_allclose(gradient, np.asarray(derivative, float), rtol=4e-6, atol=1e-6)
 
