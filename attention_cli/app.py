@@ -23,7 +23,8 @@ Many = list[str] | None
 CPUS = os.cpu_count() or 1
 # Written out, as the rooms that know them import NumPy: a test compares.
 LAYOUTS = (
-    "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer, bert-embeddings"
+    "attention-core, torch, torch-encoder-layer, equinox, keras, keras-grouped, flax, bert, bert-layer,"
+    " bert-embeddings, causal-lm"
 )
 OPERATIONS = "attention, multi_head, linear"
 MASKS = "full, causal, window, packed, padded"
@@ -180,7 +181,7 @@ def check(
 
 @app.command(short_help="Convert weights from one library's layout to another's.")
 def convert(
-    source: Annotated[Path, typer.Argument(help="A file of safetensors.")],
+    source: Annotated[Path, typer.Argument(help="A file of safetensors; of causal-lm, a folder.")],
     target: Annotated[Path, typer.Argument(help="The file to be written.")],
     from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, out of {LAYOUTS}.")],
     to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {LAYOUTS}.")],

@@ -12,11 +12,13 @@ import typer
 
 from attention_cli.terminal import check_file, refusal
 from attention_core.layouts import LAYOUTS
+from attention_numpy.checkpoints import load_causal_lm, save_causal_lm
 from attention_numpy.files import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
 
 __all__ = ["convert"]
 
 OWN = "attention-core"
+FOLDERS = "causal-lm"  # the layout of a folder with its own settings
 NAMES = ", ".join((OWN, *LAYOUTS))
 FLAGS = {
     "num_heads": "--num-heads",
@@ -49,9 +51,11 @@ def convert(
     if head_order is not None and (not ordered or head_order not in ("repeat", "tile")):
         wanted = "repeat or tile" if ordered else f"no --head-order from {from_} to {to}"
         raise refusal(f"expected {wanted}; got {head_order!r}")
-    if not source.is_file():
-        raise refusal(f"expected a file of safetensors; got {source}, which is none")
-    check_file(target)
+    if not (source.is_dir() if from_ == FOLDERS else source.is_file()):
+        kind = "a folder with config.json and safetensors" if from_ == FOLDERS else "a file of safetensors"
+        raise refusal(f"expected {kind}; got {source}, which is none")
+    if to != FOLDERS:
+        check_file(target)
     if target.exists() and not force:
         raise refusal(f"expected a target that is not there, or --force; got {target}")
     try:
@@ -71,7 +75,7 @@ def convert(
 
 def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str]) -> dict[str, Any]:
     """The options of reading, if the layout takes them and has those that it needs."""
-    names = inspect.signature(LAYOUTS[layout].read).parameters if layout != OWN else {}
+    names = inspect.signature(LAYOUTS[layout].read).parameters if layout not in (OWN, FOLDERS) else {}
     for name in options:
         if name not in names:
             raise refusal(f"expected no {FLAGS[name]} from {layout}; got {options[name]}")
@@ -79,8 +83,8 @@ def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str])
     for name in needed:
         if name not in options:
             raise refusal(f"expected {FLAGS[name]} from {layout}, whose arrays do not tell it; got none")
-    if layout == OWN and (prefix or drop):
-        raise refusal(f"expected no --prefix and --drop from {OWN}, whose files are whole; got {prefix or drop}")
+    if layout in (OWN, FOLDERS) and (prefix or drop):
+        raise refusal(f"expected no --prefix and --drop from {layout}, whose files are whole; got {prefix or drop}")
     return options
 
 
@@ -94,6 +98,9 @@ def _read(
     """Definitions, parameters and states."""
     if layout == OWN:
         return load_layers(path)
+    if layout == FOLDERS:
+        definition, parameters = load_causal_lm(path)
+        return (definition,), (parameters,), ((),)
     arrays, _ = load_arrays(path)
     chosen = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     if arrays and not chosen:
@@ -116,7 +123,10 @@ def _write(
     states: tuple[Any, ...],
     options: dict[str, Any],
 ) -> None:
-    if layout != OWN:
+    if layout == FOLDERS:
+        _whole(layout, definitions)
+        save_causal_lm(path, definitions[0], parameters[0])
+    elif layout != OWN:
         whole = _whole(layout, definitions)
         chosen = (definitions, parameters) if whole else (definitions[0], parameters[0])
         save_arrays(path, LAYOUTS[layout].write(*chosen, **options, xp=np))

@@ -205,6 +205,8 @@ def from_causal_lm(
     """
     definition = decoder_from_config(config)
     found = {name: array for name, array in checked_arrays(CAUSAL_LM, arrays).items() if array is not None}
+    if not found:
+        raise LayoutError(f"expected the arrays of {CAUSAL_LM}; got none")
     check_names(definition, {name: tuple(array.shape) for name, array in found.items()})
     xp, token, head = common_namespace(xp, found), found["model.embed_tokens.weight"], found.get("lm_head.weight")
     is_same = head is None or (tuple(head.shape) == tuple(token.shape) and bool(xp.all(xp.equal(head, token))))

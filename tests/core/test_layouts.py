@@ -55,6 +55,13 @@ CASES = {
     "bert-layer": [(BERT[1], {"num_heads": 3, "dropout": 0.1})],
     "bert-embeddings": [(BERT[0], {"dropout": 0.1})],
     "bert": [(BERT, {"num_heads": 3, "dropout": 0.1})],
+    "causal-lm": [
+        (
+            layers.Decoder(11, 12, 6, 20, 2, num_key_value_heads=3, tied=False),
+            {"config": {"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2,
+                        "num_attention_heads": 6, "num_key_value_heads": 3}},
+        )
+    ],
 }  # fmt: skip
 EVERY = [(name, *case) for name, cases in CASES.items() for case in cases]
 

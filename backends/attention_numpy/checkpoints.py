@@ -1,0 +1,155 @@
+"""Language models in the folders of Hugging Face transformers: ``config.json`` and safetensors, in one file or several.
+
+Names, shapes and dtypes are checked from the headers of the files, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attention_core import layers
+from attention_core.layouts import LAYOUTS, decoder_from_config
+from attention_core.layouts._decoder import check_names
+from attention_core.parameters import Decoder
+from attention_numpy.files import DTYPES, FileError, load_arrays, save_arrays
+from attention_numpy.trees import NumpyArray
+from attention_numpy.writing import write_file
+
+__all__ = ["load_causal_lm", "save_causal_lm"]
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+FLOATING = ("F16", "BF16", "F32", "F64")
+
+
+def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, Decoder]:
+    """Read a language model of Llama, Mistral, Qwen 2 or 3, Gemma 2 or SmolLM.
+
+    Parameters
+    ----------
+    folder : path-like
+        With ``config.json``, and ``model.safetensors`` or ``model.safetensors.index.json`` and the files it names.
+
+    Returns
+    -------
+    definition : attention_core.layers.Decoder
+    parameters : attention_core.parameters.Decoder
+        Of NumPy arrays, of the dtype of the files.
+
+    Raises
+    ------
+    FileError
+        When a file is not there, truncated or of another kind.
+    LayoutError
+        When the architecture is unknown, or an array is missing, superfluous or of another shape.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> model = layers.Decoder(50, 8, 2, 16, num_layers=2)
+    >>> folder = tempfile.mkdtemp()
+    >>> save_causal_lm(folder, model, model.init(0, xp=np))
+    >>> load_causal_lm(folder)[0] == model
+    True
+    """
+    folder = Path(folder)
+    config = _json(folder / CONFIG)
+    definition = decoder_from_config(config)
+    headers = {path: _header(path) for path in _files(folder)}
+    facts = {name: each for header in headers.values() for name, each in header.items()}
+    if len(facts) != sum(map(len, headers.values())):
+        raise FileError(f"expected every array in one file of {folder}; got some in several")
+    check_names(definition, {name: tuple(each["shape"]) for name, each in facts.items()})
+    dtypes = sorted({each["dtype"] for each in facts.values()})
+    if len(dtypes) != 1 or dtypes[0] not in FLOATING:
+        raise FileError(
+            f"expected arrays of one dtype out of {', '.join(FLOATING)} in {folder}; got {', '.join(dtypes)}"
+        )
+    arrays: dict[str, NumpyArray] = {}
+    for path in headers:
+        arrays |= load_arrays(path)[0]
+    found: tuple[layers.Decoder, Decoder] = LAYOUTS["causal-lm"].read(arrays, config=config)
+    return found
+
+
+def save_causal_lm(folder: str | os.PathLike[str], definition: layers.Decoder, parameters: Decoder, /) -> None:
+    """Write a language model, which transformers then loads: ``config.json`` and ``model.safetensors``.
+
+    Parameters
+    ----------
+    folder : path-like
+        Made if it is not there.
+    definition : attention_core.layers.Decoder
+    parameters : attention_core.parameters.Decoder
+        Of NumPy arrays.
+
+    Raises
+    ------
+    FileError, LayoutError
+        When a file cannot be written, or transformers has no such model.
+    """
+    folder = Path(folder)
+    config = LAYOUTS["causal-lm"].arguments(definition)
+    arrays = LAYOUTS["causal-lm"].write(definition, parameters)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"expected a folder that can be made; got {folder}: {error.strerror}") from error
+    save_arrays(folder / WEIGHTS, arrays, {"format": "pt"})
+    write_file(folder / CONFIG, json.dumps(config, indent=2).encode())
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of the weights: one, or those that an index names."""
+    if not (folder / INDEX).is_file():
+        return [folder / WEIGHTS]
+    places = _json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(each, str) for each in places.values()):
+        raise FileError(f"expected a weight_map from names to files in {folder / INDEX}; got another")
+    names = sorted(set(places.values()))
+    for name in names:
+        if Path(name).name != name:
+            raise FileError(f"expected files next to {folder / INDEX}; got {name}")
+    return [folder / name for name in names]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"expected a model with {path}; got {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"expected JSON in {path}; got {error}") from error
+    if not isinstance(found, dict):
+        raise FileError(f"expected a JSON object in {path}; got {type(found).__name__}")
+    return found
+
+
+def _header(path: Path) -> Mapping[str, Any]:
+    """What a file of safetensors says of its arrays, if it is as long as it says."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            start = file.read(size) if size < 100_000_000 else b""
+        total = path.stat().st_size
+    except OSError as error:
+        raise FileError(f"expected a file of safetensors; got {path}: {error.strerror}") from error
+    try:
+        header = json.loads(start)
+        header.pop("__metadata__", None)
+        ends = [each["data_offsets"][1] for each in header.values()]
+        known = all(each["dtype"] in DTYPES and isinstance(each["shape"], list) for each in header.values())
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise FileError(f"expected a whole file of safetensors; got {path}: no such header") from error
+    if not known:
+        raise FileError(f"expected arrays of known dtypes in {path}; got others")
+    if 8 + size + max(ends, default=0) != total:
+        wanted = 8 + size + max(ends, default=0)
+        raise FileError(f"expected a whole file of safetensors, of {wanted} bytes; got {path} of {total}")
+    found: Mapping[str, Any] = header
+    return found

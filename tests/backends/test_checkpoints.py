@@ -1,0 +1,95 @@
+"""Folders of transformers with language models: whole, sharded, and spoiled."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_core import layers
+from attention_core.layouts import LayoutError
+from attention_numpy.checkpoints import load_causal_lm, save_causal_lm
+from attention_numpy.files import FileError, load_layer
+
+MODEL = layers.Decoder(11, 8, 2, 6, 2, num_key_value_heads=1, attention_bias=True, output_bias=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_causal_lm(tmp_path / "model", MODEL, MODEL.init(3, xp=np))
+    return tmp_path / "model"
+
+
+def same(found, expected):
+    found, expected = map(layers.named_arrays, (found, expected))
+    assert list(found) == list(expected)
+    assert all(found[name].tobytes() == array.tobytes() for name, array in expected.items())
+
+
+def test_a_folder_in_one_file_or_several_is_the_model_that_was_written(folder, tmp_path):
+    definition, tree = load_causal_lm(folder)
+    assert definition == MODEL
+    same(tree, MODEL.init(3, xp=np))
+    arrays = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(arrays)}
+    for file in set(places.values()):
+        save_file({name: a for name, a in arrays.items() if places[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    same(load_causal_lm(folder)[1], tree)
+    for source, target, way in (
+        (folder, tmp_path / "own.safetensors", ("causal-lm", "attention-core")),
+        (tmp_path / "own.safetensors", tmp_path / "back", ("attention-core", "causal-lm")),
+    ):
+        result = CliRunner().invoke(app, ["convert", str(source), str(target), "--from", way[0], "--to", way[1]])
+        assert (result.exit_code, result.stderr) == (0, "")
+    same(load_layer(tmp_path / "own.safetensors")[1], tree)
+    same(load_causal_lm(tmp_path / "back")[1], tree)
+
+
+def spoil(folder, what):
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    arrays, settings = load_file(weights), json.loads(config.read_text())
+    norm = "model.layers.1.input_layernorm.weight"
+    if what == "missing":
+        del arrays[norm]
+    elif what == "superfluous":
+        arrays["model.layers.2.more"] = np.ones(3, np.float32)
+    elif what == "misshapen":
+        arrays[norm] = np.ones(9, np.float32)
+    elif what == "mixed":
+        arrays[norm] = arrays[norm].astype(np.float16)
+    elif what == "unknown":
+        settings["model_type"] = "gpt_neox"
+    save_file(arrays, weights)
+    config.write_text("{" if what == "broken" else json.dumps(settings))
+    if what == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-4])
+    elif what == "absent":
+        weights.unlink()
+    elif what == "nothing":
+        config.unlink()
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("missing", LayoutError, "expected model.layers.1.input_layernorm.weight of transformers.AutoModelForCausalLM; got no such array"),
+        ("superfluous", LayoutError, "expected nothing else of transformers.AutoModelForCausalLM; got model.layers.2.more"),
+        ("misshapen", LayoutError, "expected model.layers.1.input_layernorm.weight (8,) of transformers.AutoModelForCausalLM; got (9,)"),
+        ("mixed", FileError, "expected arrays of one dtype out of F16, BF16, F32, F64 in {}; got F16, F32"),
+        ("unknown", LayoutError, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma2; got 'gpt_neox'"),
+        ("broken", FileError, "expected JSON in {}/config.json; got "),
+        ("truncated", FileError, "expected a whole file of safetensors, of "),
+        ("absent", FileError, "expected a file of safetensors; got {}/model.safetensors: No such file or directory"),
+        ("nothing", FileError, "expected a model with {}/config.json; got No such file or directory"),
+    ],
+)  # fmt: skip
+def test_a_spoiled_folder_is_told_before_weights_are_read(folder, monkeypatch, what, kind, message):
+    spoil(folder, what)
+    monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", None)
+    with pytest.raises(kind) as caught:
+        load_causal_lm(folder)
+    assert str(caught.value).startswith(message.replace("{}", str(folder)))
