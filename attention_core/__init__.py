@@ -28,6 +28,7 @@ from attention_core._functions.pieces import (
 )
 from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
+from attention_core._functions.sampling import sample_tokens
 from attention_core._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
 from attention_core._keywords import name_keywords as _name_keywords
 from attention_core.backend import Backend, available_backends, get_backend
@@ -104,6 +105,7 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "sagan_attention",
+    "sample_tokens",
     "scaled_dot_product_attention",
     "silu",
     "spectral_norm",

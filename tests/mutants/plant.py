@@ -36,6 +36,7 @@ MIRRORS = {
     "_attention/reproducible/weights": "reproducible_small_weights",
     "_functions/constants": "namespace",
     "_functions/decoder_layer": "decoder",
+    "_functions/sampling": "generation",
     "_functions/multi_head": "encoder",
 }
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

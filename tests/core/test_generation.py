@@ -1,0 +1,103 @@
+"""Drawing tokens, and continuing prompts token by token."""
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core import layers
+
+V = 50
+MODEL = layers.Decoder(V, 8, 2, 16, 2, arithmetic="reproducible")
+
+
+@pytest.fixture
+def logits():
+    return np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32) * 3
+
+
+def test_a_seed_draws_the_same_tokens_everywhere(logits, put, get):
+    found = [get(ac.sample_tokens(put(logits), seed=9, step=step, top_p=0.95)).tolist() for step in range(3)]
+    assert found == [[232, 648, 208, 333], [219, 934, 163, 22], [779, 764, 777, 14]]
+    assert get(ac.sample_tokens(put(logits[0]), seed=9, top_p=0.95)).tolist() == 232
+    wide = put(logits[:, None, :])
+    np.testing.assert_array_equal(get(ac.sample_tokens(wide, seed=9, top_p=0.95))[:, 0], found[0])
+
+
+@pytest.mark.needs("untraced loops")
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"top_k": 5, "top_p": 0.7}]
+)
+def test_tokens_are_drawn_as_often_as_is_likely(options, put, get):
+    count = 4000
+    row = np.asarray([0.0, 1.5, -2.0, 1.0, 0.5, -0.5, 2.0], np.float32)
+    p = np.exp(row.astype(np.float64) / options.get("temperature", 1.0))
+    order = np.argsort(-p)
+    p[order[options.get("top_k", len(p)) :]] = 0
+    p /= p.sum()
+    before = np.cumsum(p[order]) - p[order]
+    p[order[before >= options.get("top_p", 1.0)]] = 0
+    p /= p.sum()
+    tokens = get(ac.sample_tokens(put(np.tile(row, (count, 1))), seed=3, **options))
+    share = np.bincount(tokens, minlength=len(p)) / count
+    assert (share[p == 0] == 0).all()
+    assert np.abs(share - p).max() < 4 * np.sqrt(0.25 / count)
+
+
+def test_the_first_of_the_greatest_logits_is_chosen(put, get):
+    row = np.asarray([[1.0, 3.0, 3.0, 2.0], [-np.inf, -1e30, -np.inf, -1e30]], np.float32)
+    np.testing.assert_array_equal(get(ac.sample_tokens(put(row), temperature=0.0)), [1, 1])
+    np.testing.assert_array_equal(get(ac.sample_tokens(put(row), top_k=1, temperature=1e-3))[1:], [1])
+
+
+def test_generated_tokens_are_those_of_the_whole_text_on_either_side_of_padding(put, get):
+    p = put(MODEL.init(0, xp=np))
+    right, left = np.asarray([[3, 14, 15, 9], [26, 5, 0, 0]]), np.asarray([[3, 14, 15, 9], [0, 0, 26, 5]])
+    lengths = put(np.asarray([4, 2]))
+    seen = []
+    found = layers.generate(
+        MODEL, p, put(right), max_new_tokens=3, prompt_lengths=lengths, on_step=lambda *step: seen.append(step)
+    )
+    np.testing.assert_array_equal(get(found.num_new), [3, 3])
+    assert [get(tokens).tolist() for tokens, _ in seen] == get(found.token_ids).T.tolist()
+    text = np.concatenate([right[1, :2], get(found.token_ids)[1, :2]])
+    expected = get(MODEL(p, put(text)))
+    np.testing.assert_array_equal(get(seen[2][1])[1], expected[-1])  # the bits of a text without a batch or a cache
+    assert get(found.token_ids)[1, 2] == expected[-1].argmax()
+    again = layers.generate(MODEL, p, put(left), max_new_tokens=3, prompt_lengths=lengths, padding="left")
+    np.testing.assert_array_equal(get(again.token_ids), get(found.token_ids))
+
+
+def test_a_stop_token_ends_its_text_alone(put, get):
+    p, prompts = put(MODEL.init(0, xp=np)), put(np.asarray([[3, 14, 15, 9], [26, 5, 3, 3]]))
+    free = get(layers.generate(MODEL, p, prompts, max_new_tokens=3).token_ids)
+    stop = int(free[0, 1])
+    assert stop not in free[1, :2]
+    found = layers.generate(MODEL, p, prompts, max_new_tokens=3, stop_ids=(stop,))
+    np.testing.assert_array_equal(get(found.token_ids)[0], [free[0, 0], stop, stop])
+    np.testing.assert_array_equal(get(found.token_ids)[1], free[1])
+    assert get(found.num_new).tolist()[0] == 2
+    short = layers.generate(MODEL, p, prompts[:1, :], max_new_tokens=9, stop_ids=(stop,))
+    assert get(short.token_ids).shape == (1, 2)
+
+
+def test_prompts_and_options_that_do_not_fit_are_refused(put):
+    p, ids = put(MODEL.init(0, xp=np)), put(np.asarray([[1, 2, 3]]))
+
+    def run(prompt=ids, **options):
+        return layers.generate(MODEL, p, prompt, **{"max_new_tokens": 2} | options)
+
+    for call, message in [
+        (lambda: run(capacity=3), "expected a prompt of at most 2 tokens, so that 2 new ones fit a cache of 3; got 3"),
+        (lambda: run(put(np.asarray([[V]]))), f"expected prompt_ids in 0..{V - 1}; got {V}"),
+        (lambda: run(put(np.asarray([1, 2]))), r"expected prompt_ids \(B, L\); got \(2,\)"),
+        (lambda: run(prompt_lengths=put(np.asarray([4]))), "expected prompt_lengths in 1..3; got 4"),
+        (lambda: run(max_new_tokens=0), "expected max_new_tokens as a positive integer; got 0"),
+        (lambda: run(temperature=-1.0), "expected temperature >= 0; got -1.0"),
+        (lambda: run(top_p=1.5), r"expected top_p in \(0, 1\]; got 1.5"),
+        (lambda: run(top_k=0), "expected top_k as a positive integer; got 0"),
+        (lambda: run(stop_ids=3), "expected stop_ids as a sequence of integers; got 3"),
+        (lambda: run(padding="both"), "expected padding out of right, left; got 'both'"),
+        (lambda: layers.generate(MODEL.layer, p, ids, max_new_tokens=1), "expected model as Decoder; got DecoderLayer"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
