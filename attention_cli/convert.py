@@ -99,8 +99,8 @@ def _read(
     if layout == OWN:
         return load_layers(path)
     if layout == FOLDERS:
-        definition, parameters = load_causal_lm(path)
-        return (definition,), (parameters,), ((),)
+        model, weights = load_causal_lm(path)
+        return (model,), (weights,), ((),)
     arrays, _ = load_arrays(path)
     chosen = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     if arrays and not chosen:

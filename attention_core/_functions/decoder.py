@@ -45,7 +45,7 @@ from attention_core._functions.decoder_layer import (
     check_layer,
     check_lengths,
     constant_inputs,
-    place_of,
+    locate_new,
 )
 from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts
@@ -184,8 +184,8 @@ def decoder(
     Raises
     ------
     TypeError, ValueError
-        When dtypes, shapes, devices or numbers do not fit; when an id has no row in the table, or there is no room in
-        the cache (if they can be read). All errors are raised before any computation.
+        When dtypes, shapes, devices or numbers do not fit. If they can be read, also when an id has no row in the
+        table, or there is no room in the cache. All errors are raised before any computation.
 
     Notes
     -----
@@ -219,7 +219,7 @@ def decoder(
     _check_values(token_ids, select, parameters, cache, arrays["num_new"])
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
     ops = arithmetic_of(arithmetic)
-    place = place_of(token_ids, cache, arrays["num_new"], arrays["position_ids"], axis=-1, xp=xp)
+    located = locate_new(token_ids, cache, arrays["num_new"], arrays["position_ids"], axis=-1, xp=xp)
     *dropouts, in_embedding = derived_dropouts(seeded(arrays["dropout"], token_ids, xp), len(parameters.layers) + 1, xp)
     tied = parameters.output is None
     table, *last = ops.copies(upcast(token, xp=xp), 2 if tied else 1, xp=xp)
@@ -233,7 +233,7 @@ def decoder(
             layer,
             x,
             _layer_cache(cache, index),
-            place=place,
+            located=located,
             window=windows[index],
             mask=arrays["mask"],
             memory=memories[index],

@@ -159,13 +159,13 @@ def decoder_layer(
     arrays = constant_inputs(x, arrays)
     xp = _check_call(x=x, layer=parameters, donate=donate, xp=xp, **arrays, **options)
     check_lengths(x, cache, arrays["num_new"], -2)
-    place = place_of(x, cache, arrays["num_new"], arrays["position_ids"], xp=xp)
+    located = locate_new(x, cache, arrays["num_new"], arrays["position_ids"], xp=xp)
     memory = upcast(memory, xp=xp)
     y, cache = apply_layer(
         parameters,
         upcast(x, xp=xp),
         cache,
-        place=place,
+        located=located,
         mask=arrays["mask"],
         memory=memory,
         memory_mask=arrays["memory_mask"],
@@ -178,7 +178,7 @@ def decoder_layer(
     return y if cache is None else (y, cache)
 
 
-class Place:
+class NewPositions:
     """The new positions among all: their rotary positions, the offset of the first, and how many are no padding."""
 
     def __init__(self, positions: Array, offset: Array | int, num_new: Array | None, lengths: Array | None) -> None:
@@ -197,9 +197,9 @@ class Place:
         return rule
 
 
-def place_of(
+def locate_new(
     x: Array, cache: Any, num_new: Array | None, position_ids: Array | None, *, axis: int = -2, xp: Namespace
-) -> Place:
+) -> NewPositions:
     """Where the positions of an array, along an axis, stand behind those of a cache."""
     indices = positions(shape(x, xp=xp)[axis], x, xp=xp)
     offset: Any = 0 if cache is None else xp.astype(cache.length, xp.int32)
@@ -209,7 +209,7 @@ def place_of(
     elif not len(position_ids.shape):
         position_ids = xp.reshape(position_ids, (1,))
     lengths = None if count is None else count if cache is None else xp.add(offset, count)
-    return Place(xp.astype(position_ids, xp.int32), offset, count, lengths)
+    return NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
 
 
 def apply_layer(
@@ -217,7 +217,7 @@ def apply_layer(
     x: Array,
     cache: KeyValueCache | None,
     *,
-    place: Place,
+    located: NewPositions,
     mask: Mask | Array | None,
     window: int | None,
     memory: Array | None,
@@ -247,18 +247,23 @@ def apply_layer(
         nonlocal cache
         query, key = normal(query, parameters.query_norm), normal(key, parameters.key_norm)
         if rotary_base is not None:
-            places = xp.expand_dims(xp.expand_dims(place.positions, axis=-2), axis=-1)
+            places = xp.expand_dims(xp.expand_dims(located.positions, axis=-2), axis=-1)
             width = shape(query, xp=xp)[-1] if rotary_width is None else rotary_width
             turn = {"base": float(rotary_base), "width": width, "interleaved": interleaved}
             query, key = (ops.rotate(each, places, xp=xp, **turn) for each in (query, key))
         if cache is not None:
             key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))
-            cache = extended(cache, key, value, place.num_new, donate=donate, xp=xp)
+            cache = extended(cache, key, value, located.num_new, donate=donate, xp=xp)
             key, value = upcast((cache.key, cache.value), xp=xp)
         return query, key, value
 
     def attend(h: Array) -> Array:
-        heads = options | {"mask": place.mask(window, mask), "scale": scale, "softcap": softcap, "dropout": in_weights}
+        heads = options | {
+            "mask": located.mask(window, mask),
+            "scale": scale,
+            "softcap": softcap,
+            "dropout": in_weights,
+        }
         output = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **heads).output
         return normal(output, parameters.attention_post_norm)
 

@@ -124,7 +124,7 @@ def check_rotation(channels: int, *, base: Any, interleaved: Any, width: Any) ->
         raise ValueError(f"expected base >= 1; got {number_text(base)}")
     if width is not None:
         check_positive("width", width)
-    width = channels if width is None else int(width)
-    if width % 2 or width > channels:
-        raise ValueError(f"expected an even width of at most {channels} channels; got {width}")
-    return width
+    rotated: int = channels if width is None else width
+    if rotated % 2 or rotated > channels:
+        raise ValueError(f"expected an even width of at most {channels} channels; got {rotated}")
+    return rotated

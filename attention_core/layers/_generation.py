@@ -126,9 +126,9 @@ def generate(
     lengths = lengths if prompt_lengths is None else xp.astype(prompt_lengths, xp.int32)
     if padding == "left" and prompt_lengths is not None:
         prompt_ids = _to_the_left(prompt_ids, lengths, xp)
-    place = on_device_of(parameters.token)
+    on_device = on_device_of(parameters.token)
     cache = model.empty_cache(
-        (batch,), capacity, ragged=True, dtype=parameters.token.dtype, device=place.get("device"), xp=xp
+        (batch,), capacity, ragged=True, dtype=parameters.token.dtype, device=on_device.get("device"), xp=xp
     )
 
     def choose(logits: Array, step: Array) -> Array:

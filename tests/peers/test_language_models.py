@@ -92,7 +92,7 @@ def test_what_is_no_such_model_is_refused():
         (arrays, TINY | {"hidden_act": "mish"}, "expected an activation of transformers.AutoModelForCausalLM out of"),
         (arrays, TINY | {"tie_word_embeddings": True}, "expected lm_head.weight equal to the tied embedding; got another (5, 4)"),
     ]  # fmt: skip
-    for given, config, message in cases:
+    for spoiled, config, message in cases:
         with pytest.raises(layouts.LayoutError) as caught:
-            read(given, config=config)
+            read(spoiled, config=config)
         assert str(caught.value).startswith(message)
