@@ -226,6 +226,42 @@ def convert(
     )
 
 
+@app.command(short_help="Continue a text by a language model.")
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="Texts to be continued, as one batch.")],
+    model: Annotated[
+        Path | None, typer.Option(help="A folder of transformers, with tokenizer.json, or a GGUF file.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="The backend, by default numpy.")] = None,
+    mode: Annotated[str, typer.Option(help="How a step is run, such as eager, jit, graph or compiled.")] = "eager",
+    arithmetic: Annotated[str, typer.Option(help="fast or reproducible.")] = "fast",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens are made.")] = 64,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the format of ChatML, as instructed models do.")] = False,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the tokens of this share of the probability.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+) -> None:
+    """Continue texts by a language model, on one backend.
+
+    The text of one prompt is printed as it comes; then the speed, and for each prompt the SHA-256 of all its logits. In
+    reproducible arithmetic the hash is that of every backend, mode and batch. The exit status is 0 if the text is
+    complete, 1 if the model cannot be run, and 2 if the command cannot be run as given.
+    """
+    from attention_cli import generate as work  # noqa: PLC0415 (help needs none of it)
+
+    work.run(
+        prompts,
+        model=model,
+        backend=backend,
+        mode=mode,
+        chat=chat,
+        max_new_tokens=max_new_tokens,
+        settings={"arithmetic": arithmetic},
+        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},
+    )
+
+
 @app.command(short_help="Hash a call or a saved layer in every way of running.")
 def digest(
     files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")],

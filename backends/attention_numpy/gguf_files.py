@@ -1,0 +1,165 @@
+"""Language models in GGUF files of architecture llama, which the package gguf reads: Llama, SmolLM, Mistral.
+
+Names and shapes are checked before any weight is read. Query and key keep the order of the file, whose rotary pairs are
+neighbours. Quantized weights become float32.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_core import layers
+from attention_core.layouts import LayoutError
+from attention_core.parameters import Decoder
+from attention_numpy.optional import optional
+from attention_numpy.writing import FileError
+
+gguf = optional("gguf", "GGUF files")
+
+__all__ = ["GgufModel", "load_gguf"]
+
+ARCHITECTURES = ("llama",)
+MAPS = {
+    "attention.query": "attn_q",
+    "attention.key": "attn_k",
+    "attention.value": "attn_v",
+    "attention.output": "attn_output",
+    "attention_norm": "attn_norm.weight",
+    "feed_forward.gate": "ffn_gate",
+    "feed_forward.expand": "ffn_up",
+    "feed_forward.contract": "ffn_down",
+    "feed_forward_norm": "ffn_norm.weight",
+}
+WHOLE = {"token": "token_embd.weight", "norm": "output_norm.weight", "output.weight": "output.weight"}
+
+
+class GgufModel(NamedTuple):
+    """A language model of a GGUF file, with what the file says of its tokenizer."""
+
+    definition: layers.Decoder
+    parameters: Decoder
+    tokenizer: dict[str, Any]
+
+
+def load_gguf(path: str | os.PathLike[str], /) -> GgufModel:
+    """Read a language model from a GGUF file.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    GgufModel
+        Parameters are NumPy arrays of float32. The tokenizer is a dict with the values of ``tokenizer.*``, without that
+        beginning.
+
+    Raises
+    ------
+    FileError
+        When the file is not there, truncated or of another kind.
+    LayoutError
+        When the architecture is unknown, or a tensor is missing, superfluous or of another shape.
+    ModuleNotFoundError
+        When the package gguf is not installed.
+    """
+    path = Path(path)
+    reader = _reader(path)
+    values = {name: field.contents() for name, field in reader.fields.items()}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    dims = {name: tuple(int(size) for size in tensor.shape[::-1]) for name, tensor in tensors.items()}
+    definition = _definition(path, values, dims)
+    names = _names(definition)
+    specs = layers.named_arrays(definition.parameters)
+    transposed = {name: len(spec.dims) == 2 and name != "token" for name, spec in specs.items()}
+    for name, spec in specs.items():
+        wanted = spec.dims[::-1] if transposed[name] else spec.dims
+        if names[name] not in dims:
+            raise LayoutError(f"expected {names[name]} in {path}; got no such tensor")
+        if dims[names[name]] != wanted:
+            raise LayoutError(f"expected {names[name]} {wanted} in {path}; got {dims[names[name]]}")
+    if left := sorted(set(dims) - set(names.values())):
+        more = f" ({len(left)} in all)" if len(left) > 3 else ""
+        raise LayoutError(f"expected no other tensors of a llama in {path}; got {', '.join(left[:3])}{more}")
+    arrays = {}
+    for name, foreign in names.items():
+        values_of = gguf.dequantize(tensors[foreign].data, tensors[foreign].tensor_type)
+        array = np.ascontiguousarray(values_of, dtype=np.float32).reshape(dims[foreign])
+        arrays[name] = np.ascontiguousarray(array.T) if transposed[name] else array
+    tokenizer = {
+        name.removeprefix("tokenizer."): each for name, each in values.items() if name.startswith("tokenizer.")
+    }
+    return GgufModel(definition, layers.tree_from_names(definition.parameters, arrays), tokenizer)
+
+
+def _reader(path: Path) -> Any:
+    read = gguf.GGUFReader  # which tells where the package is not installed
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise FileError(f"expected a GGUF file; got {path}: {error.strerror}") from error
+    if start != b"GGUF":
+        raise FileError(f"expected a GGUF file; got {path}, which begins otherwise")
+    try:
+        reader = read(path)
+        end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
+    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
+        raise FileError(f"expected a whole GGUF file; got {path}: {error or type(error).__name__}") from error
+    if end > path.stat().st_size:
+        raise FileError(f"expected a whole GGUF file, of {end} bytes; got {path} of {path.stat().st_size}")
+    return reader
+
+
+def _definition(path: Path, values: dict[str, Any], dims: dict[str, tuple[int, ...]]) -> layers.Decoder:
+    architecture = values.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise LayoutError(f"expected an architecture out of {', '.join(ARCHITECTURES)} in {path}; got {architecture!r}")
+
+    def setting(name: str) -> Any:
+        if f"{architecture}.{name}" not in values:
+            raise LayoutError(f"expected {architecture}.{name} in {path}; got no such value")
+        return values[f"{architecture}.{name}"]
+
+    scaling = values.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise LayoutError(f"expected rotary positions without scaling in {path}; got {scaling!r}")
+    if len(dims.get("token_embd.weight", ())) != 2:
+        raise LayoutError(f"expected token_embd.weight (V, C) in {path}; got {dims.get('token_embd.weight')}")
+    channels, num_heads = setting("embedding_length"), setting("attention.head_count")
+    num_kv_heads = values.get(f"{architecture}.attention.head_count_kv", num_heads)
+    head_dim = values.get(f"{architecture}.attention.key_length", channels // num_heads)
+    width = values.get(f"{architecture}.rope.dimension_count", head_dim)
+    return layers.Decoder(
+        dims["token_embd.weight"][0],
+        channels,
+        num_heads,
+        setting("feed_forward_length"),
+        setting("block_count"),
+        tied="output.weight" not in dims,
+        num_key_value_heads=None if num_kv_heads == num_heads else num_kv_heads,
+        head_dim=None if head_dim * num_heads == channels else head_dim,
+        attention_bias="blk.0.attn_q.bias" in dims,
+        output_bias=None if ("blk.0.attn_q.bias" in dims) == ("blk.0.attn_output.bias" in dims) else False,
+        epsilon=float(setting("attention.layer_norm_rms_epsilon")),
+        rotary_base=float(values.get(f"{architecture}.rope.freq_base", 10000.0)),
+        rotary_width=None if width == head_dim else width,
+        interleaved=True,
+    )
+
+
+def _names(definition: layers.Decoder) -> dict[str, str]:
+    """The names of all tensors in the file, by those of the parameters."""
+    found = {}
+    for name in layers.named_arrays(definition.parameters):
+        if name in WHOLE:
+            found[name] = WHOLE[name]
+            continue
+        _, index, path = name.split(".", 2)
+        part, _, field = path.rpartition(".") if path.endswith((".weight", ".bias")) else (path, "", "")
+        found[name] = f"blk.{index}.{MAPS[part]}{f'.{field}' if field else ''}"
+    return found
