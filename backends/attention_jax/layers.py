@@ -31,12 +31,16 @@ from attention_jax.backend import WIDE, _devices, backend
 from attention_numpy.trees import known_device, with_settings
 
 __all__ = [
+    "Decoder",
+    "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
+    "GatedFeedForward",
     "Layer",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
     "load",
     "save",
@@ -325,6 +329,37 @@ class EncoderLayer(Layer):
     """
 
     kind = layers.EncoderLayer
+
+
+class RMSNorm(Layer):
+    """Division of the channels by the root of their mean square: `attention_core.layers.RMSNorm`."""
+
+    kind = layers.RMSNorm
+
+
+class GatedFeedForward(Layer):
+    """Gated feed-forward block, at every position: `attention_core.layers.GatedFeedForward`."""
+
+    kind = layers.GatedFeedForward
+
+
+class DecoderLayer(Layer):
+    """Decoder layer of a language model: `attention_core.layers.DecoderLayer`."""
+
+    kind = layers.DecoderLayer
+
+
+class Decoder(Layer):
+    """Language model: `attention_core.layers.Decoder`.
+
+    Examples
+    --------
+    >>> model = Decoder.init(0, 50, 8, 2, 16, num_layers=2)
+    >>> model(jnp.asarray([[3, 14, 15]])).shape
+    (1, 3, 50)
+    """
+
+    kind = layers.Decoder
 
 
 class Embeddings(Layer):

@@ -26,12 +26,16 @@ from attention_torch.module import Layer
 from attention_torch.module import Tree as Tree  # pickles hold it under this address
 
 __all__ = [
+    "Decoder",
+    "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
+    "GatedFeedForward",
     "Layer",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
     "load",
     "save",
@@ -187,6 +191,107 @@ class EncoderLayer(Layer):
     def _compute_part(self, name: str, function: Callable[[Array], Any], h: Array) -> Any:
         """Call a module with what it is to compute, so that its hooks are called."""
         return getattr(self, name)(h, function=function)
+
+
+class RMSNorm(Layer):
+    """Division of the channels by the root of their mean square: `attention_core.layers.RMSNorm`.
+
+    Examples
+    --------
+    >>> RMSNorm(2)(torch.tensor([[1.0, 7.0]]))
+    tensor([[0.2000, 1.4000]], grad_fn=<MulBackward0>)
+    """
+
+    kind = layers.RMSNorm
+
+    def forward(self, x: Array) -> Any:
+        """Normalize: (..., channels) -> (..., channels)."""
+        return self._call(x)
+
+
+class GatedFeedForward(Layer):
+    """Gated feed-forward block, at every position: `attention_core.layers.GatedFeedForward`.
+
+    Examples
+    --------
+    >>> GatedFeedForward(4, 16)(torch.ones(3, 5, 4)).shape
+    torch.Size([3, 5, 4])
+    """
+
+    kind = layers.GatedFeedForward
+
+    def forward(self, x: Array, *, seed: Any = None) -> Any:
+        """Apply to every position: (..., channels) -> (..., channels of the output)."""
+        return self._call(x, seed=seed)
+
+
+class DecoderLayer(Layer):
+    """Decoder layer of a language model: `attention_core.layers.DecoderLayer`.
+
+    Examples
+    --------
+    >>> DecoderLayer(8, 2, 16)(torch.ones(3, 5, 8)).shape
+    torch.Size([3, 5, 8])
+    """
+
+    kind = layers.DecoderLayer
+
+    def forward(
+        self,
+        x: Array,
+        *,
+        cache: Any = None,
+        num_new: Array | None = None,
+        position_ids: Array | None = None,
+        mask: Mask | Array | None = None,
+        key_mask: Array | None = None,
+        memory: Array | None = None,
+        memory_mask: Mask | Array | None = None,
+        donate: bool = False,
+        seed: Any = None,
+    ) -> Any:
+        """Apply to sequences: (..., L, C) -> (..., L, C), and the cache if there is one.
+
+        Arguments and errors are those of a call of `attention_core.layers.DecoderLayer`.
+        """
+        options = {"cache": cache, "num_new": num_new, "position_ids": position_ids, "mask": mask, "donate": donate}
+        return self._call(x, key_mask=key_mask, memory=memory, memory_mask=memory_mask, seed=seed, **options)
+
+
+class Decoder(Layer):
+    """Language model: `attention_core.layers.Decoder`.
+
+    Examples
+    --------
+    >>> model = Decoder(50, 8, 2, 16, num_layers=2)
+    >>> model(torch.tensor([[3, 14, 15]])).shape
+    torch.Size([1, 3, 50])
+    """
+
+    kind = layers.Decoder
+
+    def forward(
+        self,
+        token_ids: Array,
+        *,
+        cache: Any = None,
+        num_new: Array | None = None,
+        position_ids: Array | None = None,
+        select: Array | None = None,
+        mask: Mask | Array | None = None,
+        key_mask: Array | None = None,
+        memory: Array | None = None,
+        memory_mask: Mask | Array | None = None,
+        donate: bool = False,
+        seed: Any = None,
+    ) -> Any:
+        """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
+
+        Arguments and errors are those of a call of `attention_core.layers.Decoder`.
+        """
+        options = {"cache": cache, "num_new": num_new, "position_ids": position_ids, "select": select, "donate": donate}
+        options |= {"mask": mask, "key_mask": key_mask, "memory": memory, "memory_mask": memory_mask}
+        return self._call(token_ids, seed=seed, **options)
 
 
 class Embeddings(Layer):

@@ -29,8 +29,8 @@ class Tree(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, tree: Any, hold: Callable[[torch.nn.Module, str, Any], None]) -> None:
         super().__init__()
-        self.form = type(tree)
-        for name, branch in zip(getattr(tree, "_fields", ()), tree, strict=True):
+        self.form, self.size = type(tree), len(tree)
+        for name, branch in zip(_branches(tree), tree, strict=True):
             if isinstance(branch, tuple):
                 self.add_module(name, Tree(branch, hold))
             else:
@@ -44,8 +44,10 @@ class Tree(torch.nn.Module):  # type: ignore[misc]
 
     def read(self) -> Any:
         """The tensors that are held now."""
-        branches = map(functools.partial(getattr, self), getattr(self.form, "_fields", ()))
-        return self.form(*[branch.read() if isinstance(branch, Tree) else branch for branch in branches])
+        names = getattr(self.form, "_fields", None)
+        branches = map(functools.partial(getattr, self), map(str, range(self.size)) if names is None else names)
+        found = [branch.read() if isinstance(branch, Tree) else branch for branch in branches]
+        return tuple(found) if names is None else self.form(*found)
 
     def extra_repr(self) -> str:
         """The shapes of the tensors of this branch."""
@@ -297,6 +299,11 @@ class Layer(Tree):
                 refreshed = self.definition.updated_state(parameters, state, xp=backend.namespace)
                 _copy(named_arrays(held), named_arrays(refreshed))
         return state
+
+
+def _branches(tree: Any) -> list[str]:
+    """The names of the branches of a named tuple, or the indices of those of a tuple."""
+    return list(getattr(tree, "_fields", map(str, range(len(tree)))))
 
 
 def _hold_parameter(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:

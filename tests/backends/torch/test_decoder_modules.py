@@ -1,0 +1,52 @@
+"""The decoder and its parts as modules: names, values, files, caches and gradients."""
+
+import numpy as np
+import pytest
+import torch
+
+import attention_torch
+from attention_core import layers
+
+SIZES = {"num_tokens": 11, "channels": 8, "num_heads": 2, "inner": 6, "num_layers": 2, "num_key_value_heads": 1}
+IDS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
+
+
+@pytest.fixture
+def model():
+    return attention_torch.Decoder(**SIZES, query_key_norm=True, dropout=0.2, seed=3)
+
+
+def test_a_decoder_has_the_names_and_values_of_its_definition(model, tmp_path):
+    definition = layers.Decoder(**SIZES, query_key_norm=True, dropout=0.2)
+    assert model.definition == definition
+    start = layers.named_arrays(definition.init(3, xp=np))
+    assert set(model.state_dict()) == set(start)
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), start[name])
+    expected = definition(model.read(), IDS)
+    torch.testing.assert_close(model.eval()(IDS), expected, rtol=0, atol=0)
+    attention_torch.save(model, tmp_path / "a.safetensors")
+    again = attention_torch.load(tmp_path / "a.safetensors", arithmetic="reproducible")
+    assert isinstance(again, attention_torch.Decoder)
+    torch.testing.assert_close(again.eval()(IDS), expected, rtol=0, atol=1e-5)
+    assert len(list(model.layers.children())) == 2
+
+
+def test_a_decoder_takes_a_cache_and_trains(model):
+    whole = model.eval()(IDS)
+    cache = model.definition.empty_cache((2,), 5, xp=torch)
+    first, cache = model(IDS[:, :3], cache=cache)
+    second, cache = model(IDS[:, 3:], cache=cache)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+    model.train()(IDS, seed=1).square().sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+
+
+def test_parts_of_a_decoder_are_their_definitions():
+    x = torch.randn(2, 3, 8)
+    for layer in (
+        attention_torch.RMSNorm(8),
+        attention_torch.GatedFeedForward(8, 6, seed=1),
+        attention_torch.DecoderLayer(8, 2, 6, seed=1, post_norm=True),
+    ):
+        torch.testing.assert_close(layer(x), layer.definition(layer.read(), x), rtol=0, atol=0)
