@@ -21,12 +21,16 @@ from attention_jax import layers as pytrees
 from attention_numpy.trees import with_settings
 
 __all__ = [
+    "Decoder",
+    "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
+    "GatedFeedForward",
     "Layer",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
     "SpectralVector",
 ]
@@ -227,6 +231,36 @@ class EncoderLayer(_Made):
     """
 
     kind = pytrees.EncoderLayer
+
+
+class RMSNorm(_Made):
+    """Division of the channels by the root of their mean square: `attention_jax.RMSNorm` as a module."""
+
+    kind = pytrees.RMSNorm
+
+
+class GatedFeedForward(_Made):
+    """Gated feed-forward block, at every position: `attention_jax.GatedFeedForward` as a module."""
+
+    kind = pytrees.GatedFeedForward
+
+
+class DecoderLayer(_Made):
+    """Decoder layer of a language model: `attention_jax.DecoderLayer` as a module."""
+
+    kind = pytrees.DecoderLayer
+
+
+class Decoder(_Made):
+    """Language model: `attention_jax.Decoder` as a module.
+
+    Examples
+    --------
+    >>> Decoder(50, 8, 2, 16, num_layers=2, rngs=nnx.Rngs(0))(jnp.asarray([[3, 14, 15]])).shape
+    (1, 3, 50)
+    """
+
+    kind = pytrees.Decoder
 
 
 class Embeddings(_Made):

@@ -23,4 +23,7 @@ def test_a_cache_is_carried_through_scan():
     np.testing.assert_allclose(jnp.swapaxes(logits, 0, 1), model(ids), rtol=0, atol=1e-5)
     assert int(cache.length) == 4
     norm = attention_jax.RMSNorm.init(0, 8)
-    assert norm(jnp.ones((2, 8), "float32")).shape == attention_jax.GatedFeedForward.init(0, 8, 6)(jnp.ones((2, 8), "float32")).shape
+    assert (
+        norm(jnp.ones((2, 8), "float32")).shape
+        == attention_jax.GatedFeedForward.init(0, 8, 6)(jnp.ones((2, 8), "float32")).shape
+    )
