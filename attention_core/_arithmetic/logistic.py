@@ -81,7 +81,9 @@ def cap(x: Array, softcap: float, /, *, xp: Namespace) -> Array:
 
 
 def _cap(xp: Namespace, plan: Constants, x: Array) -> Array:
-    return xp.multiply(tanh(uncontracted(xp.multiply(x, 1 / plan.number), xp), xp), plan.number)
+    ratio = uncontracted(xp.multiply(x, 1 / plan.number), xp)
+    bounded = xp.maximum(xp.minimum(ratio, scalar64(40.0, x, xp)), scalar64(-40.0, x, xp))  # powers would overflow
+    return xp.multiply(tanh(bounded, xp), plan.number)
 
 
 def _cap_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:

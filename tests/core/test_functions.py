@@ -85,16 +85,13 @@ def gauss_tanh(x):
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-@pytest.mark.needs("gradients")
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 @pytest.mark.parametrize("name", ["gelu_tanh", "cap"])
-def test_gradients_of_tanh_at_all_magnitudes(name, arithmetic, backend):
-    """The GELU by tanh and the softcap neither overflow nor give NaN, and their gradients are the formulas'."""
+def test_maps_by_tanh_and_their_gradients_are_right_at_all_magnitudes(name, arithmetic, backend):
+    """The GELU by tanh and the softcap neither overflow nor give NaN."""
     x = np.asarray([-1e30, -200.0, -9.0, -2.5, -1e-3, 0.0, 1e-3, 0.4, 5.0, 90.0, 1e30], dtype=np.float32)
     xp, ops = backend.namespace, arithmetic_of(arithmetic)
     options = (20.0,) if name == "cap" else ()
-    function = backend.value_and_grad(lambda x: xp.sum(getattr(ops, name)(x, *options, xp=xp)))
-    ((gradient,),) = [backend.to_numpy(function(backend.from_numpy(x))[1])]
     value = backend.to_numpy(getattr(ops, name)(backend.from_numpy(x), *options, xp=xp))
     formula = (lambda v: 20 * mpmath.tanh(v / 20)) if name == "cap" else _gauss_tanh_exact
     with mpmath.workdps(40):
@@ -103,7 +100,10 @@ def test_gradients_of_tanh_at_all_magnitudes(name, arithmetic, backend):
             mpmath.diff(formula, mpmath.mpf(float(v))) if abs(v) < 1e3 else (v > 0) * (name != "cap") for v in x
         ]
     np.testing.assert_allclose(value, np.asarray(exact, float), rtol=2e-6, atol=1e-35)
-    np.testing.assert_allclose(gradient, np.asarray(derivative, float), rtol=4e-6, atol=1e-6)
+    if backend.differentiates:
+        function = backend.value_and_grad(lambda x: xp.sum(getattr(ops, name)(x, *options, xp=xp)))
+        ((gradient,),) = [backend.to_numpy(function(backend.from_numpy(x))[1])]
+        np.testing.assert_allclose(gradient, np.asarray(derivative, float), rtol=4e-6, atol=1e-6)
 
 
 def _gauss_tanh_exact(x):

@@ -301,3 +301,12 @@ def test_examples_of_the_documentation_run():
         found = doctest.testmod(modules)
     assert found.attempted > 0
     assert found.failed == 0
+
+
+def test_the_decoder_and_its_parts_are_those_of_the_pytrees():
+    model = modules.Decoder(11, 8, 2, 6, num_layers=1, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(model(IDS), model.layer(IDS))
+    x = jnp.ones((2, 8), "float32")
+    for kind, sizes in (("RMSNorm", (8,)), ("GatedFeedForward", (8, 6)), ("DecoderLayer", (8, 2, 6))):
+        layer = getattr(modules, kind)(*sizes, rngs=nnx.Rngs(0))
+        np.testing.assert_array_equal(layer(x), layer.layer(x))
