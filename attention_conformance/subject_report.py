@@ -37,7 +37,7 @@ WORDS = {
     "sqrt": "1/√D",
     "one": "1",
 }
-HIDDEN = ("name", "native", "asks", "order", "returns", "options", "keeps_dtype")
+HIDDEN = ("name", "native", "asks", "order", "array_names", "returns", "options", "keeps_dtype")
 
 
 def assumptions(facts: Mapping[str, Any], declared: Iterable[str]) -> list[str]:

@@ -39,6 +39,9 @@ LADDER = (
     (192, 64, "lengths"),
     (257, 32, "causal"),
     (300, 64, "plain"),
+    (300, 32, "causal"),
+    (33, 192, "causal"),
+    (40, 256, "plain"),
 )
 CROSS = (
     # queries, keys, rule
@@ -237,6 +240,9 @@ GRADIENTS = (
     (129, 32, "causal"),
     (130, 64, "mask"),
     (70, 32, "lengths"),
+    (33, 128, "causal"),
+    (20, 256, "plain"),
+    (300, 16, "causal"),
 )
 LINES_OF_RULES = {"causal": 3, "mask": 1, "lengths": 2, "plain": 10}
 
@@ -247,6 +253,9 @@ def _ladder() -> list[Case]:
         shows = f"{size} queries and keys, D = {width}: the edges of blocks ({rule})."
         inputs = partial(attention, queries=size, keys=size, width=width, rule=rule)
         cases.append(_case(f"ladder-{size}x{width}-{rule}", LINES_OF_RULES[rule], shows, inputs))
+    for size in (530, 1030):
+        inputs = partial(attention, queries=size, keys=size, width=16, rule="causal", heads=1, batch=1)
+        cases.append(_case(f"ladder-{size}x16-causal", 3, f"{size} queries and keys of one head (causal).", inputs))
     for queries, keys, rule in CROSS:
         inputs = partial(attention, queries=queries, keys=keys, rule=rule)
         shows = f"{queries} queries and {keys} keys ({rule})."

@@ -255,6 +255,14 @@ def _block(dense: Dense, start: int, stop: int) -> Dense:
     return dense.changed(mask=kept if dense.mask is None else dense.mask & kept)
 
 
+def _logsumexp_of_base_2(dense: Dense) -> Answer | None:
+    if dense.cotangent is not None:
+        return None
+    truth = answer(dense)
+    arrays = {**truth.arrays, "logsumexp": truth.arrays["logsumexp"] / np.log(2.0)}
+    return Answer(arrays, truth.scales, truth.kappa)
+
+
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
             _of(_causal(lambda m, n: n - m))),
@@ -265,6 +273,7 @@ CONVENTIONS = (
     Variant("mean-of-past-of-masked-row", 4, "a fully masked row gives the average of the values that causality shows",
             _mean_of_past),
     Variant("nan-of-masked-row", 4, "a fully masked row gives NaN", _nan_of_rows),
+    Variant("logsumexp-of-base-2", 6, "the logsumexp is a logarithm of base 2", _logsumexp_of_base_2),
 )  # fmt: skip
 """Differences of convention, in the order in which they are tried."""
 

@@ -24,6 +24,7 @@ from attention_conformance.oracle.ulps import FORMATS, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import Finding
+from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.profiles import bound_for
 from attention_conformance.run.result import one_line
@@ -38,6 +39,9 @@ __all__ = ["Question", "drawn", "judged"]
 SMALL = 40_000
 """Products in a problem for which 50 digits are affordable."""
 
+CALLS = 8
+"""Equal calls whose bits are compared."""
+
 MOST_PLANTED = 10_000_000
 """Products in a problem above which no faults are planted."""
 
@@ -47,6 +51,8 @@ class Question:
     """One case for one subject, and how it is judged.
 
     ``like`` is another subject, whose error is allowed twice. ``accepted`` names conventions and faults that pass.
+    ``variables`` are the arrays whose gradients are asked for, by default all, and ``between`` is called before the
+    backward pass.
     """
 
     subject: Subject
@@ -57,6 +63,8 @@ class Question:
     accepted: tuple[str, ...] = ()
     like: Subject | None = None
     power: bool = True
+    variables: tuple[str, ...] = ()
+    between: Problem | None = None
 
     @property
     def backend(self) -> Backend:
@@ -99,13 +107,20 @@ def judged(question: Question) -> Finding:
 
 def _judged(question: Question, blank: Finding) -> Finding:
     try:
-        problem = fit(drawn(question), question.subject)
+        problem = drawn(question)
+        several = PROPERTY_MEASURES.get(question.case.measure)
+        problem = problem if several else fit(problem, question.subject)
+        if several:
+            refuse_gradients(problem, question.subject)
         if question.case.measure == "exact" and not question.subject.asks:
             raise NotOffered("weights and logsumexp")
     except NotOffered as lacking:
         return replace(blank, verdict="not offered", detail=str(lacking))
     try:
-        got = _MEASURES.get(question.case.measure, _plain)(question, problem)
+        measure = _MEASURES.get(question.case.measure, _plain)
+        got = several(question, problem, _call) if several else measure(question, problem)
+    except NotOffered as lacking:  # in one of several calls
+        return replace(blank, verdict="not offered", detail=str(lacking))
     except Touched as touched:
         return replace(blank, verdict="silently wrong", error=math.inf, bound=0.0, detail=str(touched))
     except Exception as error:  # whatever a subject raises is a refusal
@@ -121,6 +136,8 @@ def drawn(question: Question) -> Problem:
 
 def variables(question: Question, problem: Problem) -> list[str]:
     """The arrays whose gradients are compared: those of the case, and of no mask that became a bias."""
+    if question.variables:
+        return list(question.variables)
     names = [name for name in drawn(question).variables if name in problem.arrays]
     return [name for name in names if name in ("query", "key", "value")] if question.subject.backward else names
 
@@ -134,11 +151,20 @@ def _call(question: Question, problem: Problem, *, poison: bool = False) -> dict
     with watched(arrays, backend), poisoned(backend, poison):
         if problem.cotangent is not None:
             names = variables(question, problem)
-            found = _compiled(lambda placed: gradients(problem, subject, placed, backend, names), backend)(arrays)
+            between = _between(question, device)
+            found = _compiled(lambda x: gradients(problem, subject, x, names, backend, between), backend)(arrays)
         else:
             found = _compiled(lambda placed: outputs(problem, subject, placed, xp), backend)(arrays)
             shared(found, arrays, backend)
     return to_numpy(found, backend)
+
+
+def _between(question: Question, device: str) -> Callable[[], Any] | None:
+    """The forward pass of another problem."""
+    other, subject, backend = question.between, question.subject, question.backend
+    if other is None:
+        return None
+    return lambda: outputs(other, subject, place(other, subject, backend, device), backend.namespace)
 
 
 def _compiled(function: Callable[[Any], dict[str, Any]], backend: Backend) -> Callable[[Any], dict[str, Any]]:
@@ -153,11 +179,13 @@ def _plain(question: Question, problem: Problem) -> dict[str, NumpyArray]:
 
 
 def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
-    first, second = _call(question, problem), _call(question, problem)
-    for name, each in first.items():
-        if each.tobytes() != second[name].tobytes():
-            raise Touched(f"{name} of a second call has other bits")
-    return second
+    first = _call(question, problem)
+    for number in range(2, CALLS + 1):
+        again = _call(question, problem)
+        for name, each in first.items():
+            if each.tobytes() != again[name].tobytes():
+                raise Touched(f"{name} of call {number} has other bits than that of the first")
+    return again
 
 
 def _bits(question: Question, problem: Problem) -> dict[str, NumpyArray]:
@@ -258,6 +286,7 @@ def _size(problem: Problem) -> int:
 def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding) -> Finding:
     truth = truth_of(question, problem)
     wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
+    wanted = [] if question.case.measure in PROPERTY_MEASURES else wanted
     missing = [name for name in wanted if name not in got]
     if missing:
         return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")

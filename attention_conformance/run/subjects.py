@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import KERNELS
+from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, judged
 from attention_conformance.run.libraries import quiet_start
@@ -32,7 +33,7 @@ from attention_conformance.subjects.target import TargetError, load_target
 
 __all__ = ["Asked", "Described", "Job", "Refused", "Started", "check_subject", "subject_cases", "supervised"]
 
-SUBJECT_CASES: tuple[Case, ...] = (*(case for case in CASES if case.measure not in ("message", "autocast")), *KERNELS)
+SUBJECT_CASES: tuple[Case, ...] = (*(case for case in CASES if case.measure not in ("message", "autocast")), *KERNELS, *PROPERTIES)
 """The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
 
 MOST_CRASHES = 12

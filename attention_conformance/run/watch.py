@@ -29,12 +29,22 @@ def watched(arrays: Mapping[str, Any], backend: Backend) -> Iterator[None]:
     before = {name: _bytes(each, backend) for name, each in arrays.items()}
     yield
     for name, each in arrays.items():
-        if _bytes(each, backend) != before[name]:
+        numbers, buffer = (now == then for now, then in zip(_bytes(each, backend), before[name], strict=True))
+        if not numbers:
             raise Touched(f"the call changed its argument {name}")
+        if not buffer:
+            raise Touched(f"the call changed memory around its argument {name}")
 
 
-def _bytes(array: Any, backend: Backend) -> bytes:
-    return np.asarray(backend.to_numpy(array)).tobytes()
+def _bytes(array: Any, backend: Backend) -> tuple[bytes, bytes]:
+    """The bytes of an array, and of the whole buffer that it is a view of."""
+    whole = array
+    while (base := getattr(whole, "base" if backend.name == "numpy" else "_base", None)) is not None:
+        if type(base) is not type(whole):
+            break
+        whole = base
+    numbers, buffer = (np.asarray(backend.to_numpy(each)).tobytes() for each in (array, whole))
+    return numbers, buffer
 
 
 def shared(results: Mapping[str, Any], arrays: Mapping[str, Any], backend: Backend) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from attention_conformance.subjects.memory import stored
 from attention_conformance.subjects.subject import Subject
 from attention_core import Backend
 
-__all__ = ["axes_of", "gradients", "outputs", "place"]
+__all__ = ["axes_of", "gradients", "outputs", "place", "to_numpy", "torch_pass"]
 
 Arrays = dict[str, Any]
 STRIDED = ("numpy", "torch")
@@ -89,8 +89,12 @@ def _looped(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Arra
 
 
 def _call(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Any:
-    ordered = [_turned(arrays[name], subject, xp) for name in subject.order or ("query", "key", "value")]
-    return subject.function(*ordered, **keywords(problem, subject, arrays, xp))
+    order = subject.order or ("query", "key", "value")
+    ordered = [_turned(arrays[name], subject, xp) for name in order]
+    words = keywords(problem, subject, arrays, xp)
+    if subject.array_names:
+        return subject.function(**dict(zip(subject.array_names, ordered, strict=True)), **words)
+    return subject.function(*ordered, **words)
 
 
 def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dict[str, Any]:
@@ -109,6 +113,8 @@ def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dic
             found[keyword] = options[name]
     if "sinks" in arrays and subject.sinks_name:
         found[subject.sinks_name] = arrays["sinks"]
+    if options.get("dropout_rate") and subject.dropout_name:
+        found[subject.dropout_name] = options["dropout_rate"]
     if subject.grouped_name and problem.arrays["query"].shape[-3] != problem.arrays["key"].shape[-3]:
         found[subject.grouped_name] = True
     for name, asked in (subject.asks or {}).items():
@@ -156,12 +162,18 @@ def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
     return found
 
 
-def gradients(problem: Problem, subject: Subject, arrays: Arrays, backend: Backend, names: Sequence[str]) -> Arrays:
-    """The gradients of ``sum(output * cotangent)`` in the arrays of these names."""
+def gradients(
+    problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str], backend: Backend,
+    between: Callable[[], Any] | None = None,
+) -> Arrays:  # fmt: skip
+    """The gradients of ``sum(output * cotangent)`` in the arrays of these names.
+
+    ``between`` is called after the forward pass, where the backward pass is a call of its own.
+    """
     if subject.backward is not None:
-        return _by_pair(problem, subject, arrays, backend)
+        return _by_pair(problem, subject, arrays, backend, between)
     if backend.name == "torch":
-        return _by_torch(problem, subject, arrays, names)
+        return torch_pass(problem, subject, arrays, names, between)[1]
     xp = backend.namespace
 
     def loss(variables: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
@@ -174,14 +186,18 @@ def gradients(problem: Problem, subject: Subject, arrays: Arrays, backend: Backe
     return dict(found)
 
 
-def _by_torch(problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str]) -> Arrays:
-    """Gradients for a cotangent with the strides that it has."""
+def torch_pass(
+    problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str], between: Callable[[], Any] | None = None
+) -> tuple[Any, Arrays]:
+    """The output of PyTorch, and gradients for a cotangent with the strides that it has."""
     torch = importlib.import_module("torch")
     leaves = {name: arrays[name].detach().requires_grad_() for name in names}
     namespace = importlib.import_module("array_api_compat.torch")
     output = outputs(problem, subject, {**arrays, **leaves}, namespace)["output"]
+    if between is not None:
+        between()
     found = torch.autograd.grad(output, list(leaves.values()), arrays["cotangent"].to(output.dtype), allow_unused=True)
-    return {
+    return output, {
         name: torch.zeros_like(leaves[name]) if each is None else each for name, each in zip(leaves, found, strict=True)
     }
 
@@ -197,12 +213,16 @@ ROLES = {
 """What the parameters of a backward function are called."""
 
 
-def _by_pair(problem: Problem, subject: Subject, arrays: Arrays, backend: Backend) -> Arrays:
+def _by_pair(
+    problem: Problem, subject: Subject, arrays: Arrays, backend: Backend, between: Callable[[], Any] | None
+) -> Arrays:
     """Gradients of a raw pair of functions."""
     xp, backward = backend.namespace, subject.backward
     assert backward is not None
     found = _call(problem, subject, arrays, xp)
     results = list(found) if isinstance(found, tuple | list) else [found]
+    if between is not None:
+        between()
     named = dict(zip(("output", "logsumexp"), results, strict=False))
     known = {name: _turned(arrays[name], subject, xp) for name in ("query", "key", "value")}
     known |= {"d_output": _turned(arrays["cotangent"], subject, xp)} | named

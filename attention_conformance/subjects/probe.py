@@ -64,18 +64,31 @@ def _problem(
 def _distance(subject: Subject, problem: Problem, **hypothesis: Any) -> float:
     """How far a call is from the definition, if the subject is as supposed; infinite where it raises."""
     supposed = replace(subject, **hypothesis).learned(PLAIN)
-    try:
-        fitted = fit(problem, supposed)
-        got = _output(supposed, fitted)
-    except NotOffered:
-        return np.inf
-    except Exception:  # whatever a subject raises is a refusal
+    for kind in _kinds(problem):
+        try:
+            fitted = fit(kind, supposed)
+            got = _output(supposed, fitted)
+        except NotOffered:
+            return np.inf
+        except Exception:  # whatever a subject raises is a refusal: of float32, perhaps
+            continue
+        break
+    else:
         return np.inf
     want = answer(dense_of(meant(fitted, supposed))).arrays["output"]
     if got.shape != want.shape:
         return 1e6
     difference = float(np.linalg.norm(got.astype(np.float64) - want.astype(np.float64)) / np.linalg.norm(want))
     return difference if np.isfinite(difference) else 1e5
+
+
+def _kinds(problem: Problem) -> Iterator[Problem]:
+    """A problem in float32, and in the types of 16 bits, which some kernels take alone."""
+    yield problem
+    for dtype in ("float16", "bfloat16"):
+        arrays = {n: each if each.dtype == bool else rounded(each, dtype) for n, each in problem.arrays.items()}
+        cotangent = None if problem.cotangent is None else rounded(problem.cotangent, dtype)
+        yield replace(problem, arrays=arrays, cotangent=cotangent)
 
 
 def _output(subject: Subject, problem: Problem) -> Any:
@@ -117,12 +130,13 @@ def _layout(subject: Subject) -> Facts:
 def _results(subject: Subject) -> Facts:
     everything = replace(subject.learned(PLAIN), returns=("output", "weights", "logsumexp"))
     backend = get_backend(subject.backend or "numpy")
-    problem = fit(_problem(64, 128), everything)
-    try:
-        arrays = place(problem, everything, backend, subject.device or devices_of(backend)[0])
-        return {"returns": tuple(outputs(problem, everything, arrays, backend.namespace))}
-    except Exception:  # refused: the cases will tell
-        return {"returns": ("output",)}
+    for problem in _kinds(fit(_problem(64, 128), everything)):
+        try:
+            arrays = place(problem, everything, backend, subject.device or devices_of(backend)[0])
+            return {"returns": tuple(outputs(problem, everything, arrays, backend.namespace))}
+        except Exception:  # refused: the cases will tell
+            continue
+    return {"returns": ("output",)}
 
 
 def _mask(subject: Subject) -> Facts:
@@ -203,13 +217,14 @@ def _can_differentiate(subject: Subject, backend: Backend) -> bool:
     if not backend.differentiates:
         return False
     cotangent = np.ones((2, 4, 64, WIDTH), np.float32)
-    problem = _problem(cotangent=cotangent)
-    arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
-    try:
-        gradients(problem, subject, arrays, backend, ("query",))
-    except Exception:  # no gradient
-        return False
-    return True
+    for problem in _kinds(_problem(cotangent=cotangent)):
+        arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
+        try:
+            gradients(problem, subject, arrays, ("query",), backend)
+        except Exception:  # no gradient
+            continue
+        return True
+    return False
 
 
 PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {

@@ -19,6 +19,7 @@ KEYWORDS = {
     "softcap_name": ("softcap", "soft_cap", "logits_soft_cap", "attn_logits_soft_cap"),
     "sinks_name": ("sinks", "sink", "s_aux"),
     "grouped_name": ("enable_gqa",),
+    "dropout_name": ("dropout_p", "dropout_rate", "dropout", "p_dropout", "attn_dropout", "attention_dropout"),
 }
 """Keywords by their usual names."""
 
@@ -42,20 +43,36 @@ def read_signature(subject: Subject) -> dict[str, Any]:
     if set(parameters) >= NATIVE and subject.native is not False:
         asks = {name: {f"return_{name}": True} for name in ("weights", "logsumexp")}
         return facts | {"native": True, "asks": asks, "mask": "keep", "causal": "top-left", "grouped": True}
-    first = [name.lower() for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY][:3]
+    positional = [name for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY]
+    arrays = positional[:3] if positional else _arrays(parameters)
+    first = [name.lower() for name in arrays]
+    if not positional and len(arrays) == 3:
+        facts["array_names"] = tuple(arrays)
     order = ("query", "value", "key") if len(first) > 2 and first[1][0] == "v" and first[2][0] == "k" else None
     asks = {
         result: {word: True for word in words if word in parameters}
         for result, words in ASKS.items()
         if any(word in parameters for word in words)
     }
-    required = [name for name, each in parameters.items() if each.default is each.empty][3:]
+    required = [name for name, each in parameters.items() if each.default is each.empty and name not in arrays]
     words = {*KEYWORDS["mask_name"], *KEYWORDS["bias_name"]}
-    options = {name: None for name in required if name in words}
+    options: dict[str, Any] = {name: None for name in required if name in words}
+    options |= {name: 0.0 for name in KEYWORDS["dropout_name"] if name in parameters and _drops(parameters[name])}
     if set(required) & set(KEYWORDS["scale_name"]):
         facts["default_scale"] = "one"  # there is none: it is always stated
     order = order or ("query", "key", "value")
     return facts | _keywords(parameters) | {"native": False, "order": order, "asks": asks, "options": options}
+
+
+def _arrays(parameters: dict[str, Any]) -> list[str]:
+    """The names of query, key and value among keywords."""
+    short = {name.lower().removesuffix("s").removesuffix("_state")[:1]: name for name in reversed(parameters)}
+    return [short[letter] for letter in "qkv"] if set("qkv") <= set(short) else []
+
+
+def _drops(parameter: inspect.Parameter) -> bool:
+    """Whether a call has to state that nothing is left out."""
+    return parameter.default is parameter.empty or bool(parameter.default)
 
 
 def _keywords(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -33,9 +33,11 @@ class Subject:
         ``BHSD``, ``BSHD``, ``SBHD``, ``HSD``, ``SHD`` or ``SD``.
     order : tuple of str
         The order of query, key and value in the call.
+    array_names : tuple of str
+        Their keywords in this order, where they are not positional.
     mask : str
         ``keep`` (True may be attended to), ``drop`` (True is hidden), ``additive`` (0 and -inf) or ``none``.
-    mask_name, bias_name, causal_name, scale_name, softcap_name, sinks_name, grouped_name : str
+    mask_name, bias_name, causal_name, scale_name, softcap_name, sinks_name, grouped_name, dropout_name : str
         The keywords, where there are such; empty where not. A bias may share the keyword of the mask.
     full_mask : bool
         Whether a mask must have the whole shape (B, H, M, N).
@@ -72,6 +74,7 @@ class Subject:
     device: str | None = None
     layout: str | None = None
     order: tuple[str, ...] | None = None
+    array_names: tuple[str, ...] | None = None
     mask: str | None = None
     mask_name: str | None = None
     bias_name: str | None = None
@@ -80,6 +83,7 @@ class Subject:
     softcap_name: str | None = None
     sinks_name: str | None = None
     grouped_name: str | None = None
+    dropout_name: str | None = None
     full_mask: bool | None = None
     causal: str | None = None
     mask_with_causal: bool | None = None

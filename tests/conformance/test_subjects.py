@@ -53,6 +53,28 @@ def test_a_fault_planted_in_a_raw_backward_function_is_caught(fault, case):
     assert found(Subject(planted.forward, backward=planted.Backward(fault), **takes), case)[case].verdict in WRONG
 
 
+@pytest.mark.needs("numpy")
+def test_dropout_of_a_foreign_generator_is_checked_by_its_share_factor_and_masks():
+    case = "dropout-of-its-own"
+    verdicts = {}
+    for fault in ("", *planted.DROPPING):
+        subject = settled(Subject(planted.Dropping(fault)))
+        verdicts[fault] = found(subject, case)[case].verdict
+    assert verdicts.pop("") == "right"
+    assert set(verdicts.values()) == {"silently wrong"}
+
+
+@pytest.mark.needs("numpy")
+def test_pieces_are_merged_by_the_logsumexp_that_a_kernel_returns():
+    case, verdicts = "merged-pieces", {}
+    for fault in ("", "base 2", "maximum for the logsumexp"):
+        subject = settled(Subject(planted.by_pieces(fault)))
+        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, case, "scale").items()}
+    assert verdicts[""] == {case: "right", "scale": "right"}
+    assert verdicts["base 2"] == {case: "right", "scale": "logsumexp-of-base-2"}
+    assert verdicts["maximum for the logsumexp"] == {case: "silently wrong", "scale": "silently wrong"}
+
+
 @pytest.mark.parametrize(("habit", "told"), planted.CONVENTIONS.items())
 @pytest.mark.needs("numpy")
 def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habit, told):
@@ -139,6 +161,25 @@ def ungrouped(query, value, key, mask=None):
     return planted.attention(query, key, value, mask)
 
 
+def by_keyword(*, q, k, v, causal=False):
+    """Keywords alone, and a result in a tuple."""
+    return (bshd(q, k, v, causal=causal), None)
+
+
+def of_16_bits(q, k, v, softmax_scale=None, causal=False):
+    """Half precision alone, as FlashAttention."""
+    if q.dtype.itemsize != 2:
+        raise TypeError("expected half precision")
+    return bshd(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+
+def needing_dropout(query, key, value, dropout_p, mask=None):
+    """A rate of dropout that has to be stated."""
+    if dropout_p:
+        raise NotImplementedError("dropout")
+    return planted.attention(query, key, value, mask)
+
+
 HABITS = {
     bshd: {"layout": "BSHD", "causal": "top-left", "mask": "keep"},
     refusing: {"mask": "keep", "scale_name": ""},
@@ -149,6 +190,9 @@ HABITS = {
     ungrouped: {"order": ("query", "value", "key"), "grouped": False},
     planted.Kernel("bottom right"): {"causal": "bottom-right"},
     planted.attention: {"same_width": False, "mask_with_causal": True},
+    by_keyword: {"array_names": ("q", "k", "v"), "layout": "BSHD"},
+    of_16_bits: {"layout": "BSHD", "grouped": True, "dtypes": ("float16", "bfloat16")},
+    needing_dropout: {"options": {"dropout_p": 0.0}},
 }
 
 
@@ -160,7 +204,7 @@ def test_an_honest_kernel_is_understood_and_not_called_wrong(kernel, habits):
     for dtype, cases in {"float32": HONEST, "float16": ("mask", "ladder-64*", "ladder-129*")}.items():
         findings = found(subject, *cases, dtype=dtype)
         assert {each.verdict for each in findings.values()} <= {"right", "refused", "not offered"}
-        assert any(each.verdict == "right" for each in findings.values())
+        assert dtype not in subject.dtypes or any(each.verdict == "right" for each in findings.values())
 
 
 @pytest.mark.needs("numpy")
@@ -217,6 +261,7 @@ def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_
 @pytest.mark.needs("torch")
 def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_caught(backend):
     import torch
+    import torch.nn.functional as F  # noqa: N812
 
     def honest(query, key, value, mask=None):
         scores = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
@@ -224,6 +269,22 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
         weights = torch.softmax(scores, dim=-1)
         weights = weights if mask is None else weights.masked_fill(~mask, 0.0)
         return (weights @ value.float()).to(query.dtype)
+
+    class Together(torch.autograd.Function):
+        @staticmethod
+        def forward(context, query, key, value):
+            context.save_for_backward(query, key, value)
+            return honest(query, key, value)
+
+        @staticmethod
+        def backward(context, cotangent):
+            with torch.enable_grad():
+                leaves = [each.detach().requires_grad_() for each in context.saved_tensors]
+                found = torch.autograd.grad(honest(*leaves), leaves, cotangent)
+            return found if all(context.needs_input_grad) else tuple(torch.zeros_like(each) for each in found)
+
+    def together(query, key, value):
+        return Together.apply(query, key, value)
 
     class Wrong(torch.autograd.Function):
         @staticmethod
@@ -240,6 +301,25 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
     def wrong(query, key, value, mask=None):
         return Wrong.apply(query, key, value, mask)
 
+    class Redrawn(torch.autograd.Function):
+        """Its backward pass draws other weights to leave out."""
+
+        @staticmethod
+        def forward(context, query, key, value, rate):
+            context.save_for_backward(query, key, value)
+            context.rate = rate
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=rate)
+
+        @staticmethod
+        def backward(context, cotangent):
+            with torch.enable_grad():
+                leaves = [each.detach().requires_grad_() for each in context.saved_tensors]
+                output = F.scaled_dot_product_attention(*leaves, dropout_p=context.rate)
+                return *torch.autograd.grad(output, leaves, cotangent), None
+
+    def other_weights(query, key, value, dropout_p=0.0):
+        return Redrawn.apply(query, key, value, dropout_p)
+
     def averaging(query, key, value, mask=None):
         scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
         scores = scores if mask is None else scores.masked_fill(~mask, -1e9)
@@ -253,3 +333,14 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
         findings = found(subject, "mask", "gradient-ladder-130x64-mask", "gradient-memory-cotangent")
         assert findings["mask"].verdict == findings["gradient-memory-cotangent"].verdict == "right"
         assert findings["gradient-ladder-130x64-mask"].verdict == verdict
+    verdicts = {}
+    for function in (honest, together, F.scaled_dot_product_attention, other_weights):
+        subject = settled(Subject(function, backend="torch"))
+        findings = found(subject, "gradient-of-one-array", "gradient-after-other-forward", "dropout-of-its-own")
+        verdicts[function.__name__] = [each.verdict for each in findings.values()]
+    assert verdicts == {
+        "honest": ["not offered", "right", "right"],
+        "together": ["not offered", "silently wrong", "right"],
+        "scaled_dot_product_attention": ["right", "right", "right"],
+        "other_weights": ["silently wrong", "right", "right"],
+    }

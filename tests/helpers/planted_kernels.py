@@ -39,6 +39,14 @@ class Kernel:
             order = self.kept.setdefault(value.shape, value.strides)
             value = np.lib.stride_tricks.as_strided(value, value.shape, order)
         output = self.whole(query, key, value, mask, is_causal, scale)
+        if fault == "bits that vary from 128 queries on" and query.shape[-2] >= 128:
+            output = output * np.asarray(1 + self.calls % 3 * 2.0**-23, output.dtype)
+        if fault == "NaN of one sample for all":
+            output = output + 0 * output.sum(axis=(0, 1, 2))
+        if fault == "NaN of one head for all":
+            output = output + 0 * output.sum(axis=1, keepdims=True)
+        if fault == "clears the row after the cache" and key.base is not None and key.base.ndim == key.ndim:
+            key.base[..., key.shape[-2] : key.shape[-2] + 1, :] = 0
         if fault == "one buffer for all results":
             if self.buffer is None or self.buffer.shape != output.shape or self.buffer.dtype != output.dtype:
                 self.buffer = output
@@ -58,6 +66,17 @@ class Kernel:
         fault, dtype = self.fault, query.dtype
         heads, groups = query.shape[1], key.shape[1]
         rows, width = query.shape[-2], query.shape[-1]
+        if fault == "plan of the first dtype":
+            first = self.kept.setdefault((query.shape, key.shape), dtype)
+            query, key, value = (each.astype(first).astype(dtype) for each in (query, key, value))
+        if fault == "a lone sample has the mask of one head" and query.shape[0] == 1 and mask is not None:
+            mask = mask[:, :1]
+        if fault == "8 bits count the samples" and query.shape[0] > 256:
+            key, value = (np.concatenate([each[:256], each[: each.shape[0] - 256]]) for each in (key, value))
+        if fault == "a stride of 0 taken for contiguous" and 0 in query.strides:
+            query = np.concatenate([query[:1], np.zeros_like(query[1:])])
+        if fault == "a mask's stride of 0 taken for contiguous" and mask is not None and 0 in mask.strides[:1]:
+            mask = np.concatenate([mask[:1], ~mask[1:]])
         if fault in CONTIGUOUS:
             query, key, value = (
                 np.ravel(each, "K").reshape(each.shape) if name in CONTIGUOUS[fault] else each
@@ -83,6 +102,8 @@ class Kernel:
         allowed = self.allowed(query, key, mask, is_causal)
         wide = np.float64 if dtype == np.float64 else np.float32
         q, k, v = (each.astype(wide) for each in (query, key, value))
+        if fault == "width beyond 128":
+            q, k = q[..., :128], k[..., :128]
         if fault == "query in 8 bits":
             q = (q.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) if wide == np.float32 else q
         output = np.empty(q.shape[:-1] + v.shape[-1:], wide)
@@ -92,6 +113,8 @@ class Kernel:
             output[..., -1:, :] = 0
         if fault == "rows beyond 16 bits":
             output[..., 2**16 - 1 :, :] = 0
+        if fault == "query 512 lost":
+            output[..., 512:513, :] = 0
         if fault == "zeros":
             output[...] = 0
         if fault == "output of 10 bits":
@@ -122,11 +145,13 @@ class Kernel:
             at, of = np.arange(rows)[:, None], np.arange(columns)[None, :]
             shift = {
                 "future key": 1, "no key at the position": -1, "future key from 64": at >= 64,
+                "future key from 256": at >= 256,
                 "future block": BLOCK - 1 - at % BLOCK, "bottom right": columns - rows,
             }.get(fault, 0)  # fmt: skip
             allowed = allowed & (of <= at + shift)
         lost = {
             "last key lost": columns - 1, "ragged block lost": columns // BLOCK * BLOCK if columns > BLOCK else columns,
+            "decoding loses the first key of a block": columns - (rows == 1 and columns % BLOCK == 1),
             "first blocks alone": 2 * BLOCK, "keys beyond 16 bits": 2**16 - 1,
         }.get(fault, columns)  # fmt: skip
         if lost < columns and columns > 1:
@@ -147,7 +172,14 @@ class Kernel:
             scores = self.narrow(scores) if fault == "scores in 16 bits" else scores
             low = np.asarray(-1e9 if fault == "mean of a masked row" else -np.inf, wide)
             scores = np.where(allowed[..., at], scores, low)
-            new = np.maximum(top, scores.max(axis=-1, keepdims=True))
+            here = scores.max(axis=-1, keepdims=True)
+            if fault == "stops at a low block" and start and (here < top - 20).any():
+                break
+            new = np.maximum(top, here)
+            if fault == "one maximum for all samples":
+                new = np.maximum(new, new.max(axis=0, keepdims=True))
+            if fault == "one maximum for all heads":
+                new = np.maximum(new, new.max(axis=1, keepdims=True))
             new = np.zeros_like(new) if fault == "no maximum" else new
             shift = new if fault == "nan of a masked row" else np.where(np.isfinite(new), new, 0)
             factor = 1 if fault == "old maximum" else np.exp(np.where(np.isfinite(top), top - shift, -np.inf))
@@ -242,6 +274,22 @@ FORWARD = {
     "other bits each time": "twice",
     "scales the query in place": "ladder-13x32-causal",
     "the value itself": "ladder-13x32-causal",
+    "future key from 256": "ladder-300x32-causal",
+    "query 512 lost": "ladder-530x16-causal",
+    "width beyond 128": "ladder-40x256-plain",
+    "decoding loses the first key of a block": "decoding-equals-prefill",
+    "stops at a low block": "reordered-keys",
+    "one maximum for all samples": "large-sample-among-others",
+    "one maximum for all heads": "large-head-among-others",
+    "NaN of one sample for all": "nan-sample-among-others",
+    "NaN of one head for all": "nan-head-among-others",
+    "a lone sample has the mask of one head": "sample-alone",
+    "8 bits count the samples": "many-samples",
+    "bits that vary from 128 queries on": "twice-of-200",
+    "plan of the first dtype": "after-other-dtype",
+    "clears the row after the cache": "memory-part-of-cache",
+    "a stride of 0 taken for contiguous": "memory-query-expanded",
+    "a mask's stride of 0 taken for contiguous": "memory-mask-expanded",
     "keys beyond 16 bits": "long-keys",
     "rows beyond 16 bits": "long-queries",
 }
@@ -268,6 +316,12 @@ class Backward:
             d_output = np.ravel(d_output, "K").reshape(d_output.shape)
         if fault == "cotangent of the first row" and 0 in d_output.strides:
             d_output = np.zeros_like(d_output) + d_output[..., :1, :]
+        if fault == "query of the last forward call":
+            query = LAST["query"]
+        if fault == "a cotangent's stride taken for 1" and d_output.strides[-1] != d_output.itemsize:
+            d_output = d_output[..., ::-1]
+        if fault == "reads the buffer of the cotangent" and d_output.base is not None and d_output.base.ndim == 1:
+            d_output = d_output.base[: d_output.size].reshape(d_output.shape)
         do, q, o = (each.astype(np.float32) for each in (d_output, query, output))
         k, v = (np.repeat(each, size, axis=1).astype(np.float32) for each in (key, value))
         shown = None if fault == "backward ignores the mask" else mask
@@ -293,14 +347,22 @@ class Backward:
             self.old[key.shape] = found[1].copy()
         if fault == "last block without gradient" and rows > BLOCK:
             found[1][..., rows // BLOCK * BLOCK :, :] = 0
+        if fault == "gradients of two samples":
+            found = [np.where(np.arange(len(each))[:, None, None, None] < 2, each, 0) for each in found]
+        if fault == "value gradient of as many queries as keys":
+            found[2] = np.swapaxes(weights[..., :rows, :], -1, -2) @ do[..., :rows, :]
         if fault == "gradients of 10 bits":
             found[2] = found[2].astype(np.float16)
         return tuple(each.astype(dtype) for each in found)
 
 
+LAST = {}
+"""What the last forward call got, as a kernel with one buffer would keep it."""
+
+
 def forward(query, key, value, mask=None, is_causal=False, scale=None):
     """The first of the pair: the output, and the logsumexp of the scores."""
-    kernel = Kernel()
+    kernel, LAST["query"] = Kernel(), query
     output = kernel(query, key, value, mask, is_causal, scale)
     k = np.repeat(key, query.shape[1] // key.shape[1], axis=1).astype(np.float32)
     allowed = kernel.allowed(query, k, mask, is_causal)
@@ -329,4 +391,43 @@ BACKWARD = {
     "adds to old gradients": "gradient-twice",
     "last block without gradient": "gradient-ladder-129x32-causal",
     "gradients of 10 bits": "gradient",
+    "gradients of two samples": "gradient-samples",
+    "value gradient of as many queries as keys": "gradient-more-queries",
+    "query of the last forward call": "gradient-after-other-forward",
+    "reads the buffer of the cotangent": "gradient-memory-misaligned",
+    "a cotangent's stride taken for 1": "gradient-memory-cotangent-stride",
 }
+
+
+class Dropping:
+    """A kernel with dropout of its own generator, and one fault by its name."""
+
+    def __init__(self, fault=""):
+        self.fault, self.random = fault, np.random.default_rng(1)
+
+    def __call__(self, query, key, value, dropout_p=0.0):
+        if not dropout_p:
+            return attention(query, key, value)
+        shape = (*key.shape[:2], key.shape[-2], key.shape[-2])
+        weights = attention(query, key, np.broadcast_to(np.eye(key.shape[-2], dtype=key.dtype), shape))
+        fault = self.fault
+        random = np.random.default_rng(1) if fault == "same mask each call" else self.random
+        shape = weights.shape[2:] if fault == "one mask for all heads" else weights.shape
+        kept = random.random(shape) >= (dropout_p**2 if fault == "squared rate" else dropout_p)
+        factor = 1.0 if fault == "no factor" else 1 / (1 - dropout_p)
+        return (weights * kept * np.asarray(factor, weights.dtype)) @ value
+
+
+DROPPING = ("same mask each call", "one mask for all heads", "squared rate", "no factor")
+
+
+def by_pieces(fault=""):
+    """A kernel that returns (output, logsumexp), with a fault of the second."""
+
+    def attention(query, key, value, mask=None, is_causal=False, scale=None):
+        output, logsumexp = forward(query, key, value, mask, is_causal, scale)
+        if fault == "maximum for the logsumexp":
+            return output, np.floor(logsumexp)
+        return output, logsumexp / np.log(2).astype(np.float32) if fault == "base 2" else logsumexp
+
+    return attention

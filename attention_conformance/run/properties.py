@@ -1,0 +1,194 @@
+"""Measures of properties: several calls of one subject, put together to what the oracle answers."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from attention_conformance.cases.properties import LENGTHS
+from attention_conformance.oracle.dense import answer, dense_of
+from attention_conformance.problem import NumpyArray, Problem, rounded
+from attention_conformance.run.watch import Touched
+from attention_conformance.subjects.call import place, to_numpy, torch_pass
+from attention_conformance.subjects.fit import fit
+from attention_conformance.subjects.subject import NotOffered, Subject
+
+if TYPE_CHECKING:
+    from attention_conformance.run.judge import Question
+
+__all__ = ["PROPERTY_MEASURES", "refuse_gradients"]
+
+Arrays: TypeAlias = dict[str, NumpyArray]
+Call: TypeAlias = Callable[["Question", Problem], Arrays]
+"""One call of the subject with a fitted problem."""
+
+RATE, KEYS = 0.25, 64
+"""Of dropout: the rate, and as many keys, queries and channels, so that values can be the identity."""
+
+
+def _part(problem: Problem, **slices: tuple[Any, ...]) -> Problem:
+    """Parts of some arrays; contiguous, as calls of their own have them."""
+    arrays = {
+        name: np.ascontiguousarray(each[slices[name]]) if name in slices else each
+        for name, each in problem.arrays.items()
+    }
+    return replace(problem, arrays=arrays)
+
+
+def refuse_gradients(problem: Problem, subject: Subject) -> None:
+    """Raise where a problem has a cotangent, and the subject no gradient."""
+    if problem.cotangent is not None and not (subject.differentiates or subject.backward):
+        raise NotOffered("gradients")
+
+
+def decoded(question: Question, problem: Problem, call: Call) -> Arrays:
+    """Every query alone, with the keys that it may attend to, and no mask."""
+    plain = {name: each for name, each in problem.arrays.items() if name != "mask"}
+    problem = replace(problem, arrays=plain, mask=None)
+    rows = []
+    for row, length in enumerate(LENGTHS):
+        keys = (..., slice(0, length), slice(None))
+        step = _part(problem, query=(..., slice(row, row + 1), slice(None)), key=keys, value=keys)
+        rows.append(call(question, fit(step, question.subject))["output"])
+    return {"output": np.concatenate(rows, axis=-2)}
+
+
+def alone(question: Question, problem: Problem, call: Call) -> Arrays:
+    """Every sample in a call of its own."""
+    found = []
+    for at in range(problem.arrays["query"].shape[0]):
+        entry = dict.fromkeys(problem.arrays, (slice(at, at + 1),))
+        found.append(call(question, fit(_part(problem, **entry), question.subject))["output"])
+    return {"output": np.concatenate(found)}
+
+
+def merged(question: Question, problem: Problem, call: Call) -> Arrays:
+    """Pieces of the keys, merged by their logsumexp, in an order of its own."""
+    subject = question.subject
+    if not subject.native and "logsumexp" not in {*(subject.asks or ()), *(subject.returns or ())}:
+        raise NotOffered("logsumexp")
+    outputs, sums = [], []
+    for start, stop in ((64, 130), (0, 1), (1, 64)):
+        keys = (..., slice(start, stop), slice(None))
+        found = call(question, fit(_part(problem, key=keys, value=keys), subject))
+        if "logsumexp" not in found:
+            raise NotOffered("logsumexp")
+        outputs.append(found["output"].astype(np.float64))
+        sums.append(found["logsumexp"].astype(np.float64)[..., None])
+    unit = _unit(sums[1], problem)
+    weights = np.stack(sums) * unit
+    weights = np.exp(weights - weights.max(axis=0))
+    output = (weights * np.stack(outputs)).sum(axis=0) / weights.sum(axis=0)
+    return {"output": rounded(output, question.dtype)}
+
+
+def _unit(found: NumpyArray, problem: Problem) -> float:
+    """Of a logsumexp: that of base 2 is a convention, which another case tells."""
+    keys = (..., slice(0, 1), slice(None))
+    truth = answer(dense_of(_part(problem, key=keys, value=keys))).arrays["logsumexp"]
+    distances = {unit: float(abs(found[..., 0] * unit - truth).max()) for unit in (1.0, math.log(2.0))}
+    return min(distances, key=lambda unit: distances[unit])
+
+
+def dropped(question: Question, problem: Problem, call: Call) -> Arrays:
+    """Read the mask of a dropout: queries of 0 and values of the identity make it the output."""
+    subject = question.subject
+    if subject.native or not subject.dropout_name:
+        raise NotOffered("dropout of its own")
+    arrays = dict(problem.arrays)
+    arrays["query"] = np.zeros_like(arrays["query"])
+    identity = np.eye(KEYS).astype(arrays["value"].dtype)
+    arrays["value"] = np.broadcast_to(identity, arrays["value"].shape).copy()
+    fitted = fit(replace(problem, arrays=arrays), subject)
+    fitted = replace(fitted, options={**fitted.options, "dropout_rate": RATE})
+    first, second = (call(question, fitted)["output"].astype(np.float64) for _ in range(2))
+    _check_share(first)
+    if not _takes_seeds(subject) and (first == second).all():
+        raise Touched("two calls of dropout leave out the same weights")
+    if question.backend.name == "torch" and subject.differentiates and subject.backward is None:
+        _check_backward(question, fitted)
+    return call(question, fit(problem, subject))
+
+
+def _check_backward(question: Question, problem: Problem) -> None:
+    """Compare the gradients with those for the weights that the output of the same pass shows."""
+    backend, subject = question.backend, question.subject
+    cotangent = np.sign(problem.arrays["key"].astype(np.float64)).astype(problem.arrays["query"].dtype)
+    problem = replace(problem, cotangent=cotangent)
+    arrays = place(problem, subject, backend, subject.device or backend.devices()[0])
+    output, found = torch_pass(problem, subject, arrays, ("query", "key", "value"))
+    got = {
+        name: each.astype(np.float64) for name, each in to_numpy({"output": output.detach(), **found}, backend).items()
+    }
+    signs, key = cotangent.astype(np.float64), problem.arrays["key"].astype(np.float64)
+    d_weights = signs * (got["output"] != 0) / (1 - RATE)
+    d_scores = (d_weights - d_weights.mean(axis=-1, keepdims=True)) / KEYS
+    wanted = {
+        "query": d_scores @ key * KEYS**-0.5,
+        "key": np.zeros_like(key),
+        "value": np.swapaxes(got["output"], -1, -2) @ signs,
+    }
+    for name, each in wanted.items():
+        error = float(np.linalg.norm(got[name] - each)) / max(1.0, float(np.linalg.norm(each)))
+        if error > 2**-5:
+            raise Touched(
+                f"the gradient in {name} is that of other dropped weights than the output's: off by {error:.2g}"
+            )
+
+
+def _check_share(output: NumpyArray) -> None:
+    kept, factor = output != 0, 1 / (KEYS * (1 - RATE))
+    if abs(output[kept] / factor - 1).max(initial=0.0) > 2**-6:
+        worst = output[kept][np.argmax(abs(output[kept] / factor - 1))]
+        raise Touched(f"dropout of {RATE} makes a weight of 1/{KEYS} {worst:.6g}; expected 0 or {factor:.6g}")
+    share, deviation = kept.mean(), math.sqrt(RATE * (1 - RATE) / kept.size)
+    if abs(share - (1 - RATE)) > 5 * deviation:
+        raise Touched(f"dropout of {RATE} keeps {share:.4f} of the weights; expected {1 - RATE} ± {5 * deviation:.4f}")
+    for axis, name in enumerate(("samples", "heads", "queries", "keys")):
+        if (kept == np.take(kept, [0], axis=axis)).all():
+            raise Touched(f"dropout leaves out the same weights for all {name}")
+
+
+def _takes_seeds(subject: Subject) -> bool:
+    """Whether the caller says which weights are left out."""
+    try:
+        names = inspect.signature(subject.function).parameters
+    except (TypeError, ValueError):
+        return False
+    return any(word in name for name in names for word in ("seed", "rng", "generator", "philox"))
+
+
+def apart(question: Question, problem: Problem, call: Call) -> Arrays:
+    """The gradient of each array in a call that asks for no other."""
+    fitted = fit(problem, question.subject)
+    found: Arrays = {}
+    if question.subject.backward is not None:
+        raise NotOffered("gradients of one array alone")
+    for name in ("query", "key", "value"):
+        found |= call(replace(question, variables=(name,)), fitted)
+    return found
+
+
+def between(question: Question, problem: Problem, call: Call) -> Arrays:
+    """Gradients after another forward pass of the same shapes came between."""
+    fitted = fit(problem, question.subject)
+    if question.subject.backward is None and question.backend.name != "torch":
+        raise NotOffered("a backward pass of its own")
+    others = {name: each[::-1].copy() for name, each in fitted.arrays.items()}
+    return call(replace(question, between=replace(fitted, arrays=others)), fitted)
+
+
+PROPERTY_MEASURES: Mapping[str, Any] = {
+    "decoded": decoded,
+    "alone": alone,
+    "merged": merged,
+    "dropped": dropped,
+    "apart": apart,
+    "between": between,
+}
+"""Measures by name. They get problems that are not fitted yet, as they fit the parts."""
