@@ -154,6 +154,7 @@ def check(
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None,
+    fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0,
 ) -> None:
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
 
@@ -176,6 +177,7 @@ def check(
         jobs=jobs,
         json=json,
         resume=resume,
+        fuzz=fuzz,
     )
 
 

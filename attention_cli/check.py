@@ -14,6 +14,7 @@ from attention_cli.terminal import Many, check_file, check_known, console, refus
 from attention_conformance import subject_report as report
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.finding import Finding, exit_status
+from attention_conformance.run.fuzz import Script, has_hypothesis
 from attention_conformance.run.profiles import PROFILES
 from attention_conformance.run.subjects import (
     Asked,
@@ -37,6 +38,9 @@ CHOICES = {
     "causal": ("top-left", "bottom-right", "none"),
     "default_scale": ("sqrt", "one"),
 }
+SHRINKING = 600.0
+"""Seconds for a round of drawn calls, in which the first that is wrong is shrunk."""
+
 QUIET = ("right", "not offered", "refused", "accepted")
 
 
@@ -53,6 +57,7 @@ def check(
     jobs: int,
     json: Path | None,
     resume: Path | None,
+    fuzz: float = 0.0,
 ) -> None:
     """Check a target, show what was found, and exit with its status."""
     declared = {name: each for name, each in declared.items() if each is not None}
@@ -65,6 +70,8 @@ def check(
         if not subject_cases([pattern]):
             raise refusal(f"expected a case; got {pattern!r}, which none matches")
     check_file(json)
+    if fuzz and not has_hypothesis():
+        raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     former = _former(resume)
     job = Job(
         target,
@@ -75,11 +82,13 @@ def check(
         like=like,
         accepted=tuple(accept or ()),
         seed=seed,
+        fuzz=fuzz,
         done=frozenset((each.case, each.dtype) for each in former),
     )
     run = _Run(job, former)
     try:
-        with contextlib.closing(supervised(job, timeout) if jobs else work(job)) as messages:  # type: ignore[type-var]
+        limit = max(timeout, SHRINKING) if fuzz else timeout
+        with contextlib.closing(supervised(job, limit) if jobs else work(job)) as messages:  # type: ignore[type-var]
             run.follow(messages)
     except BaseException:  # of an interrupt: what was found is told, and kept
         run.finish(json, interrupted=True)
@@ -103,7 +112,7 @@ class _Run:
     """Follows the messages of a run, and tells of them."""
 
     def __init__(self, job: Job, former: list[Finding]) -> None:
-        self.job, self.findings, self.reason = job, former, ""
+        self.job, self.findings, self.reason, self.script = job, former, "", ""
         self._about: dict[str, Any] = {"target": job.target, "profile": job.profile, "seed": job.seed}
         self._screen, self._errors = console(), console(stderr=True)
         for each in (self._screen, self._errors):
@@ -124,6 +133,8 @@ class _Run:
                 elif isinstance(message, Described):
                     self._describe(message)
                     progress.update(task, total=message.count + len(self.findings), completed=len(self.findings))
+                elif isinstance(message, Script):
+                    self.script = message.text
                 elif isinstance(message, Started):
                     progress.update(task, description=f"{message.name} {message.dtype}")
                 else:
@@ -153,7 +164,12 @@ class _Run:
         for line in report.power(self.findings, f"like {self.job.like}" if self.job.like else self.job.profile):
             self._screen.print(line, highlight=False)
         wrong = [each for each in self.findings if each.verdict not in QUIET and each.dtype != "-"]
-        if wrong:
+        if self.script:
+            self._screen.print(
+                f"The least wrong call of seed {self.job.seed}, as a program:\n", highlight=False, soft_wrap=True
+            )
+            typer.echo(self.script)
+        elif wrong:
             again = f"attention-core check {self.job.target} --case {wrong[0].case} --dtype {wrong[0].dtype}"
             self._screen.print(f"To see the first again: {again}", highlight=False, soft_wrap=True)
         if interrupted:

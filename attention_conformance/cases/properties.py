@@ -17,7 +17,7 @@ from attention_conformance.cases.contract import MASK
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import Problem
 
-__all__ = ["PROPERTIES", "LENGTHS"]
+__all__ = ["LENGTHS", "PROPERTIES"]
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 96, 127, 128, 129, 130)
 """Lengths of a cache, at the edges of blocks and next to them."""
@@ -102,11 +102,13 @@ PROPERTIES: tuple[Case, ...] = (
     _case("decoding-equals-prefill", 3, "A query alone with the keys up to its own gives its row of the whole.",
           _steps, measure="decoded"),
     _case("sample-alone", 10, "A sample alone gives what it gives among others.", _of_heads, measure="alone"),
-    _case("large-sample-among-others", 10, "A sample of large numbers changes no other.", lambda d: _among_others(d, 24.0), hard),
+    _case("large-sample-among-others", 10, "A sample of large numbers changes no other.",
+          lambda d: _among_others(d, 24.0), hard),
     _case("large-head-among-others", 10, "A head of large numbers changes no other.",
           lambda d: _among_others(d, 24.0, head=True), hard),
     _case("nan-sample-among-others", 5, "A sample of NaN makes no other NaN.", lambda d: _among_others(d, math.nan)),
-    _case("nan-head-among-others", 5, "A head of NaN makes no other NaN.", lambda d: _among_others(d, math.nan, head=True)),
+    _case("nan-head-among-others", 5, "A head of NaN makes no other NaN.",
+          lambda d: _among_others(d, math.nan, head=True)),
     _case("reordered-keys", 10, "The order of keys does not matter, with blocks of low scores anywhere.",
           _reordered, hard),
     _case("merged-pieces", 10, "Outputs of pieces, weighted by their logsumexp, give that of the whole.",

@@ -24,9 +24,9 @@ from attention_conformance.oracle.ulps import FORMATS, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import Finding
-from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.profiles import bound_for
+from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.result import one_line
 from attention_conformance.run.watch import Touched, poisoned, shared, watched
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
@@ -51,6 +51,7 @@ class Question:
     """One case for one subject, and how it is judged.
 
     ``like`` is another subject, whose error is allowed twice. ``accepted`` names conventions and faults that pass.
+    ``digits`` asks for the oracle of 50 digits where a problem is small, which takes longer.
     ``variables`` are the arrays whose gradients are asked for, by default all, and ``between`` is called before the
     backward pass.
     """
@@ -63,6 +64,7 @@ class Question:
     accepted: tuple[str, ...] = ()
     like: Subject | None = None
     power: bool = True
+    digits: bool = True
     variables: tuple[str, ...] = ()
     between: Problem | None = None
 
@@ -267,7 +269,8 @@ _MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {
 def truth_of(question: Question, problem: Problem) -> Truth:
     """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
     asked, size = meant(problem, question.subject), _size(problem)
-    is_small = size <= SMALL or problem.score_mod is not None or "dropout" in problem.options or problem.pieces
+    changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
+    is_small = changed or (question.digits and size <= SMALL)
     if not is_small:
         wide = answer(dense_of(asked))
         return Truth({name: as_exact(each, wide.scales[name]) for name, each in wide.arrays.items()}, wide.kappa)

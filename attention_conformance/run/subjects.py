@@ -20,6 +20,7 @@ from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.run.finding import Finding
+from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.judge import Question, judged
 from attention_conformance.run.libraries import quiet_start
 from attention_conformance.run.processes import blocked_interrupts
@@ -58,6 +59,8 @@ class Job:
     seed : int
     power : bool
         Whether faults are planted.
+    fuzz : float
+        Minutes for drawn calls, in place of the cases.
     known : mapping
         Answers to questions about the subject, of a former process.
     done : frozenset
@@ -73,6 +76,7 @@ class Job:
     accepted: tuple[str, ...] = ()
     seed: int = 0
     power: bool = True
+    fuzz: float = 0.0
     known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     done: frozenset[tuple[str, str]] = frozenset()
 
@@ -112,7 +116,7 @@ class Refused:
     reason: str
 
 
-Message: TypeAlias = Asked | Described | Started | Finding | Refused
+Message: TypeAlias = Asked | Described | Started | Finding | Refused | Script
 
 
 def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:
@@ -217,10 +221,14 @@ def work(job: Job) -> Iterator[Message]:
             yield Asked(question, facts)
             answers += [] if facts is None else [facts]
     subject = settled(subject, answers)
-    questions = _questions(subject, job, like)
+    questions = [] if job.fuzz else _questions(subject, job, like)
     versions = questions[0].backend.versions() if questions else {}
     facts = {name: each for name, each in subject.declared.items() if name != "options"}
     yield Described(facts, declared, versions, len(questions))
+    if job.fuzz:
+        yield Started("fuzz", "-", 0, "Drawn calls are right.")
+        yield from fuzzed(subject, job, job.dtypes or _usual_dtypes(subject))
+        return
     yield from () if job.cases or job.done else surprises(facts, declared, job.accepted)
     for each in questions:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)

@@ -99,3 +99,26 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
     assert found.stdout.splitlines()[-1] == f"0 silently wrong, 1 crashed, 1 timed out, {len(verdicts)} right"
     resumed = in_this_process(target, *cases, "--resume", written)
     assert (resumed.exit_code, resumed.stdout.splitlines()[-1]) == (3, found.stdout.splitlines()[-1])
+
+
+def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(target, tmp_path):
+    pytest.importorskip("hypothesis")
+    source = tmp_path / "kernel.py"
+    source.write_text(KERNEL + "\n\ndef zeros(query, key, value):\n    return np.zeros_like(query)\n")
+    words = ("--fuzz", 1, "--seed", 3, "--dtype", "float32")
+    drawn = [in_this_process(f"{source}:zeros", *words).stdout for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert "queries=1, keys=1, width=16" in drawn[0]
+    found = in_this_process(target, *words)
+    assert found.exit_code == 1
+    program = tmp_path / "program.py"
+    program.write_text('"""' + found.stdout.partition('\n"""')[2].rpartition("\n")[0].rpartition("\n")[0])
+    words = [sys.executable, "-P", program]
+    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 1, run.stderr
+    assert ": expected " in run.stdout
+    assert "attention_conformance" not in program.read_text()
+    source.write_text(KERNEL.replace("at + (at >= 64)", "at"))
+    run = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -113,6 +113,8 @@ class Kernel:
             output[..., -1:, :] = 0
         if fault == "rows beyond 16 bits":
             output[..., 2**16 - 1 :, :] = 0
+        if fault == "masks before a negative scale" and scale < 0 and is_causal:
+            output[...] = np.nan
         if fault == "query 512 lost":
             output[..., 512:513, :] = 0
         if fault == "zeros":
@@ -290,6 +292,7 @@ FORWARD = {
     "clears the row after the cache": "memory-part-of-cache",
     "a stride of 0 taken for contiguous": "memory-query-expanded",
     "a mask's stride of 0 taken for contiguous": "memory-mask-expanded",
+    "masks before a negative scale": "negative-scale-causal",
     "keys beyond 16 bits": "long-keys",
     "rows beyond 16 bits": "long-queries",
 }
