@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -149,11 +150,16 @@ def check(
     ] = "kernel",
     case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
     accept: Annotated[Many, typer.Option(help="A convention, fault or case that passes, by name; repeatable.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of all inputs.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The seed of all inputs; by default 0, and fresh for --untrusted.")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0,
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None,
+    untrusted: Annotated[
+        bool, typer.Option("--untrusted", help="For generated kernels: fresh seeds, compared in another process.")
+    ] = False,
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0,
 ) -> None:
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
@@ -172,12 +178,13 @@ def check(
         dtype=dtype,
         profile=profile,
         accept=accept,
-        seed=seed,
+        seed=seed if seed is not None else secrets.randbits(32) if untrusted else 0,
         timeout=timeout,
         jobs=jobs,
         json=json,
         resume=resume,
         fuzz=fuzz,
+        untrusted=untrusted,
     )
 
 

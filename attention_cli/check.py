@@ -58,6 +58,7 @@ def check(
     json: Path | None,
     resume: Path | None,
     fuzz: float = 0.0,
+    untrusted: bool = False,
 ) -> None:
     """Check a target, show what was found, and exit with its status."""
     declared = {name: each for name, each in declared.items() if each is not None}
@@ -70,6 +71,8 @@ def check(
         if not subject_cases([pattern]):
             raise refusal(f"expected a case; got {pattern!r}, which none matches")
     check_file(json)
+    if untrusted and (fuzz or not jobs or like):
+        raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
     if fuzz and not has_hypothesis():
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     former = _former(resume)
@@ -83,6 +86,7 @@ def check(
         accepted=tuple(accept or ()),
         seed=seed,
         fuzz=fuzz,
+        is_trusted=not untrusted,
         done=frozenset((each.case, each.dtype) for each in former),
     )
     run = _Run(job, former)
@@ -137,7 +141,7 @@ class _Run:
                     self.script = message.text
                 elif isinstance(message, Started):
                     progress.update(task, description=f"{message.name} {message.dtype}")
-                else:
+                elif isinstance(message, Finding):
                     self._note(message)
                     progress.advance(task)
 

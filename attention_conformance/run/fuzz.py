@@ -140,8 +140,10 @@ def fuzzed(subject: Subject, job: Any, dtypes: Sequence[str]) -> Iterator[Findin
         name = f"fuzz-{number}"
         if wrong is not None:
             drawn, found = wrong
-            shows = f"A drawn call is right: {drawn}."
-            yield replace(found, case=name, shows=shows, seconds=time.perf_counter() - started)
+            told = f"{found.detail}; {drawn}"
+            yield replace(
+                found, case=name, shows="A drawn call is right.", detail=told, seconds=time.perf_counter() - started
+            )
             yield Script(_script(drawn, found, subject, job))
             return
         seconds = time.perf_counter() - started

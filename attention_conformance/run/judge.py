@@ -28,13 +28,14 @@ from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.profiles import bound_for
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.result import one_line
+from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
 from attention_conformance.run.watch import Touched, poisoned, shared, watched
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_core import Backend, get_backend
 
-__all__ = ["Question", "drawn", "judged"]
+__all__ = ["Question", "asked", "drawn", "graded", "judged", "returned"]
 
 SMALL = 40_000
 """Products in a problem for which 50 digits are affordable."""
@@ -52,6 +53,7 @@ class Question:
 
     ``like`` is another subject, whose error is allowed twice. ``accepted`` names conventions and faults that pass.
     ``digits`` asks for the oracle of 50 digits where a problem is small, which takes longer.
+    Without ``is_trusted``, calls of the framework's own attention are found.
     ``variables`` are the arrays whose gradients are asked for, by default all, and ``between`` is called before the
     backward pass.
     """
@@ -65,6 +67,7 @@ class Question:
     like: Subject | None = None
     power: bool = True
     digits: bool = True
+    is_trusted: bool = True
     variables: tuple[str, ...] = ()
     between: Problem | None = None
 
@@ -108,10 +111,39 @@ def judged(question: Question) -> Finding:
 
 
 def _judged(question: Question, blank: Finding) -> Finding:
+    answered = _answered(question, blank)
+    return answered if isinstance(answered, Finding) else _compared(question, asked(question), answered, blank)
+
+
+def returned(question: Question) -> Finding | Returned:
+    """What a subject returns, or the finding where it returns nothing: for a process that compares."""
+    case = question.case
+    blank = Finding(case.name, question.dtype, case.line, case.shows, "right", seed=question.seed)
+    with warnings.catch_warnings(), np.errstate(all="ignore"), in_precision(question.backend, question.dtype):
+        warnings.simplefilter("ignore")
+        answered = _answered(question, blank)
+    return answered if isinstance(answered, Finding) else Returned(case.name, question.dtype, answered)
+
+
+def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
+    """The finding for what a subject has returned in another process."""
+    case, started = question.case, time.perf_counter()
+    blank = Finding(case.name, question.dtype, case.line, case.shows, "right", seed=question.seed)
+    with np.errstate(all="ignore"):
+        found = _compared(question, asked(question), got, blank)
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def asked(question: Question) -> Problem:
+    """The problem whose answer is compared: fitted to the subject, unless several calls are put together."""
+    problem = drawn(question)
+    return problem if question.case.measure in PROPERTY_MEASURES else fit(problem, question.subject)
+
+
+def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyArray]:
+    several = PROPERTY_MEASURES.get(question.case.measure)
     try:
-        problem = drawn(question)
-        several = PROPERTY_MEASURES.get(question.case.measure)
-        problem = problem if several else fit(problem, question.subject)
+        problem = asked(question)
         if several:
             refuse_gradients(problem, question.subject)
         if question.case.measure == "exact" and not question.subject.asks:
@@ -120,14 +152,17 @@ def _judged(question: Question, blank: Finding) -> Finding:
         return replace(blank, verdict="not offered", detail=str(lacking))
     try:
         measure = _MEASURES.get(question.case.measure, _plain)
-        got = several(question, problem, _call) if several else measure(question, problem)
+        return several(question, problem, _call) if several else measure(question, problem)
     except NotOffered as lacking:  # in one of several calls
         return replace(blank, verdict="not offered", detail=str(lacking))
+    except Borrowed as borrowed:
+        says = "it calls the attention of a framework"
+        found = replace(blank, verdict="silently wrong", detail=str(borrowed), variant="borrowed-attention", says=says)
+        return replace(found, verdict="accepted") if found.variant in question.accepted else found
     except Touched as touched:
         return replace(blank, verdict="silently wrong", error=math.inf, bound=0.0, detail=str(touched))
     except Exception as error:  # whatever a subject raises is a refusal
         return replace(blank, verdict="refused", detail=one_line(error), traceback=traces.format_exc(limit=-6))
-    return _compared(question, problem, got, blank)
 
 
 def drawn(question: Question) -> Problem:
@@ -150,7 +185,7 @@ def _call(question: Question, problem: Problem, *, poison: bool = False) -> dict
     xp = backend.namespace
     device = subject.device or backend.devices()[0]
     arrays = place(problem, subject, backend, device)
-    with watched(arrays, backend), poisoned(backend, poison):
+    with watched(arrays, backend), poisoned(backend, poison), nothing_borrowed(not question.is_trusted):
         if problem.cotangent is not None:
             names = variables(question, problem)
             between = _between(question, device)

@@ -21,12 +21,13 @@ from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
-from attention_conformance.run.judge import Question, judged
+from attention_conformance.run.judge import Question, graded, judged, returned
 from attention_conformance.run.libraries import quiet_start
 from attention_conformance.run.processes import blocked_interrupts
 from attention_conformance.run.profiles import is_asked
 from attention_conformance.run.result import one_line
 from attention_conformance.run.surprises import surprises
+from attention_conformance.run.untrusted import Returned
 from attention_conformance.subjects.probe import AFTER_A_CRASH, probed, settled
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
@@ -61,6 +62,8 @@ class Job:
         Whether faults are planted.
     fuzz : float
         Minutes for drawn calls, in place of the cases.
+    is_trusted : bool
+        Whether the process that calls the subject may also compare.
     known : mapping
         Answers to questions about the subject, of a former process.
     done : frozenset
@@ -77,6 +80,7 @@ class Job:
     seed: int = 0
     power: bool = True
     fuzz: float = 0.0
+    is_trusted: bool = True
     known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     done: frozenset[tuple[str, str]] = frozenset()
 
@@ -116,7 +120,7 @@ class Refused:
     reason: str
 
 
-Message: TypeAlias = Asked | Described | Started | Finding | Refused | Script
+Message: TypeAlias = Asked | Described | Started | Finding | Refused | Script | Returned
 
 
 def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:
@@ -187,7 +191,17 @@ def _declared(subject: Subject) -> frozenset[str]:
 def _questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
     dtypes = job.dtypes or _usual_dtypes(subject)
     return [
-        Question(subject, case, dtype, job.profile, job.seed, accepted=job.accepted, like=like, power=job.power)
+        Question(
+            subject,
+            case,
+            dtype,
+            job.profile,
+            job.seed,
+            accepted=job.accepted,
+            like=like,
+            power=job.power,
+            is_trusted=job.is_trusted,
+        )
         for case in subject_cases(job.cases, job.profile)
         for dtype in dtypes
         if dtype in case.dtypes and (case.name, dtype) not in job.done
@@ -232,7 +246,7 @@ def work(job: Job) -> Iterator[Message]:
     yield from () if job.cases or job.done else surprises(facts, declared, job.accepted)
     for each in questions:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
-        yield judged(each)
+        yield judged(each) if job.is_trusted else returned(each)
 
 
 def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
@@ -245,10 +259,14 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
         Seconds for each case, and for each question about the subject.
     """
     crashes = 0
+    facts: Mapping[str, Any] = {}
     while True:
         worker = _Worker(job)
         try:
-            yield from worker.messages(limit)
+            for message in worker.messages(limit):
+                if isinstance(message, Described):
+                    facts = message.facts
+                yield _graded(job, facts, message) if isinstance(message, Returned) else message
         finally:  # of an interrupt, too
             worker.end()
         job = worker.job
@@ -280,6 +298,18 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
                 detail=f"{crashes} crashes: the rest is not run",
             )
             return
+
+
+def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
+    """Compare what came from the process of the subject, of which nothing but these arrays is taken."""
+    case = next(each for each in SUBJECT_CASES if each.name == message.case)
+    known = {name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()}
+    subject = Subject(_uncalled).learned(known)
+    return graded(Question(subject, case, message.dtype, job.profile, job.seed, accepted=job.accepted), message.arrays)
+
+
+def _uncalled(*arguments: Any) -> None:
+    """Stands for the subject, which another process calls."""
 
 
 class _Worker:
@@ -319,7 +349,7 @@ class _Worker:
         elif isinstance(message, Asked):
             assert message.facts is not None
             self.job = replace(self.job, known={**self.job.known, message.question: message.facts})
-        elif isinstance(message, Finding):
+        elif isinstance(message, Finding | Returned):
             self.job = replace(self.job, done=self.job.done | {(message.case, message.dtype)})
 
     def _ended(self) -> None:

@@ -101,24 +101,60 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
     assert (resumed.exit_code, resumed.stdout.splitlines()[-1]) == (3, found.stdout.splitlines()[-1])
 
 
-def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(target, tmp_path):
+def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_path):
     pytest.importorskip("hypothesis")
     source = tmp_path / "kernel.py"
-    source.write_text(KERNEL + "\n\ndef zeros(query, key, value):\n    return np.zeros_like(query)\n")
-    words = ("--fuzz", 1, "--seed", 3, "--dtype", "float32")
-    drawn = [in_this_process(f"{source}:zeros", *words).stdout for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    assert "queries=1, keys=1, width=16" in drawn[0]
-    found = in_this_process(target, *words)
-    assert found.exit_code == 1
+    source.write_text("import numpy as np\n\ndef attention(query, key, value):\n    return np.zeros_like(query)\n")
+    words = (f"{source}:attention", "--fuzz", 1, "--seed", 3, "--dtype", "float32")
+    drawn = [in_this_process(*words) for _ in range(2)]
+    assert drawn[0].stdout == drawn[1].stdout
+    assert drawn[0].exit_code == 1
+    assert "queries=1, keys=1, width=16" in " ".join(drawn[0].stdout.split())
     program = tmp_path / "program.py"
-    program.write_text('"""' + found.stdout.partition('\n"""')[2].rpartition("\n")[0].rpartition("\n")[0])
-    words = [sys.executable, "-P", program]
-    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
-    run = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    assert run.returncode == 1, run.stderr
-    assert ": expected " in run.stdout
+    program.write_text('"""' + drawn[0].stdout.partition('\n"""')[2].rpartition("\n\n")[0])
     assert "attention_conformance" not in program.read_text()
-    source.write_text(KERNEL.replace("at + (at >= 64)", "at"))
-    run = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    assert run.returncode == 0, run.stdout + run.stderr
+    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
+    for text, status in ((source.read_text(), 1), (KERNEL, 0)):
+        source.write_text(text)
+        words = [sys.executable, "-P", program]
+        run = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        assert run.returncode == status, run.stderr
+        assert ": expected " in run.stdout
+
+
+CHEATING = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as borrowed
+
+
+def honest(query, key, value):
+    scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+    return (torch.softmax(scores, -1) @ value.float()).to(query.dtype)
+
+
+def copied(query, key, value):
+    return borrowed(query, key, value)
+
+
+def wrong(query, key, value):
+    return torch.nan_to_num(honest(query, key, value)) * torch.nan
+"""
+
+
+def test_an_untrusted_kernel_is_compared_by_another_process_and_may_borrow_no_attention(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "cheating.py").write_text(CHEATING)
+    told = {}
+    for name in ("honest", "copied", "wrong"):
+        words = (f"{tmp_path / 'cheating.py'}:{name}", "--case", "ladder-31*", "--case", "gradient-ladder-64*")
+        run = command(*words, "--untrusted", "--json", tmp_path / "out.json")
+        done = subprocess.run(**run, capture_output=True, text=True, check=False)
+        document = json.loads((tmp_path / "out.json").read_text())
+        rows = document["findings"]
+        told[name] = (done.returncode, {row["verdict"] for row in rows}, {row["variant"] for row in rows})
+        assert document["about"]["seed"] > 0
+    assert told == {
+        "honest": (0, {"right"}, {""}),
+        "copied": (1, {"silently wrong"}, {"borrowed-attention"}),
+        "wrong": (1, {"visibly wrong"}, {""}),
+    }

@@ -1,0 +1,117 @@
+"""For kernels that nobody has read: a watch on the framework's own attention, and grading in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+from attention_conformance.problem import NumpyArray
+from attention_conformance.run.watch import Touched
+
+__all__ = ["Borrowed", "Returned", "nothing_borrowed"]
+
+ATTENTIONS = {
+    "jax.nn": ("dot_product_attention",),
+    "keras.ops": ("dot_product_attention",),
+    "flax.nnx": ("dot_product_attention",),
+    "tensorflow": ("raw_ops.DotProductAttention",),
+    "attention_core": ("scaled_dot_product_attention",),
+}
+"""Attentions of frameworks, by the module that has them. PyTorch's are seen by its dispatcher."""
+
+OF_TORCH = ("scaled_dot_product", "multi_head_attention", "native_multi_head", "flex_attention", "flash_attention")
+
+
+class Borrowed(Touched):
+    """A call left the work to an attention that is there already."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a subject returned, to be compared by another process."""
+
+    case: str
+    dtype: str
+    arrays: dict[str, NumpyArray] = field(repr=False)
+
+
+@contextlib.contextmanager
+def nothing_borrowed(wanted: bool) -> Iterator[None]:
+    """Raise after a call if it called the attention of a framework, whatever it did with the result."""
+    if not wanted:
+        yield
+        return
+    names: list[str] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_functions(names))
+        if "torch" in sys.modules:
+            for mode in _modes(names):
+                stack.enter_context(mode)
+        yield
+    if names:
+        raise Borrowed(f"it called {names[0]}")
+
+
+@contextlib.contextmanager
+def _functions(names: list[str]) -> Iterator[None]:
+    """Replace functions wherever a module holds them, also by another name."""
+    replaced = []
+    for module, functions in ATTENTIONS.items():
+        for name in functions:
+            function = getattr(sys.modules.get(module), name, None)
+            if function is not None:
+                replaced += _replace(function, _noting(function, f"{module}.{name}", names))
+    try:
+        yield
+    finally:
+        for namespace, name, function in replaced:
+            namespace[name] = function
+
+
+def _replace(function: Any, other: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    found = []
+    for module in list(sys.modules.values()):
+        namespace = getattr(module, "__dict__", None)
+        if type(namespace) is not dict or (module.__name__ or "").startswith("attention_conformance"):
+            continue
+        for name in [name for name, each in list(namespace.items()) if each is function]:
+            namespace[name] = other
+            found.append((namespace, name, function))
+    return found
+
+
+def _noting(function: Callable[..., Any], name: str, names: list[str]) -> Callable[..., Any]:
+    @wraps(function)
+    def noted(*arguments: Any, **options: Any) -> Any:
+        names.append(name)
+        return function(*arguments, **options)
+
+    return noted
+
+
+def _modes(names: list[str]) -> list[Any]:
+    """PyTorch's two watches: of functions that Python calls, and of operators that the dispatcher runs."""
+    overrides: Any = importlib.import_module("torch.overrides")
+    dispatch: Any = importlib.import_module("torch.utils._python_dispatch")
+
+    def note(function: Any) -> None:
+        name = str(getattr(function, "__name__", function))
+        if any(word in name for word in OF_TORCH):
+            names.append(f"torch's {name}")
+
+    class Functions(overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            note(function)
+            return function(*arguments, **(options or {}))
+
+    class Operators(dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            note(function)
+            return function(*arguments, **(options or {}))
+
+    return [Functions(), Operators()]
