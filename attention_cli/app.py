@@ -160,6 +160,9 @@ def check(
     untrusted: Annotated[
         bool, typer.Option("--untrusted", help="For generated kernels: fresh seeds, compared in another process.")
     ] = False,
+    large: Annotated[
+        bool, typer.Option("--large", help="The large cases instead: 10 GiB of memory, and minutes.")
+    ] = False,
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0,
 ) -> None:
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
@@ -185,6 +188,7 @@ def check(
         resume=resume,
         fuzz=fuzz,
         untrusted=untrusted,
+        large=large,
     )
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
 from attention_conformance import subject_report as report
+from attention_conformance.cases.large import available_memory, needed_memory
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.finding import Finding, exit_status
 from attention_conformance.run.fuzz import Script, has_hypothesis
@@ -59,6 +60,7 @@ def check(
     resume: Path | None,
     fuzz: float = 0.0,
     untrusted: bool = False,
+    large: bool = False,
 ) -> None:
     """Check a target, show what was found, and exit with its status."""
     declared = {name: each for name, each in declared.items() if each is not None}
@@ -73,6 +75,9 @@ def check(
     check_file(json)
     if untrusted and (fuzz or not jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
+    free = available_memory()
+    if large and free is not None and free < needed_memory():
+        raise refusal(f"expected {needed_memory():g} GiB of free memory for --large; got {free:.1f}")
     if fuzz and not has_hypothesis():
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     former = _former(resume)
@@ -87,6 +92,7 @@ def check(
         seed=seed,
         fuzz=fuzz,
         is_trusted=not untrusted,
+        is_large=large,
         done=frozenset((each.case, each.dtype) for each in former),
     )
     run = _Run(job, former)

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import KERNELS
+from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
@@ -64,6 +65,8 @@ class Job:
         Minutes for drawn calls, in place of the cases.
     is_trusted : bool
         Whether the process that calls the subject may also compare.
+    is_large : bool
+        Whether the large cases are run, in place of the others.
     known : mapping
         Answers to questions about the subject, of a former process.
     done : frozenset
@@ -81,6 +84,7 @@ class Job:
     power: bool = True
     fuzz: float = 0.0
     is_trusted: bool = True
+    is_large: bool = False
     known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     done: frozenset[tuple[str, str]] = frozenset()
 
@@ -199,10 +203,10 @@ def _questions(subject: Subject, job: Job, like: Subject | None) -> list[Questio
             job.seed,
             accepted=job.accepted,
             like=like,
-            power=job.power,
+            power=job.power and not job.is_large,
             is_trusted=job.is_trusted,
         )
-        for case in subject_cases(job.cases, job.profile)
+        for case in (LARGE if job.is_large else subject_cases(job.cases, job.profile))
         for dtype in dtypes
         if dtype in case.dtypes and (case.name, dtype) not in job.done
     ]
@@ -243,7 +247,7 @@ def work(job: Job) -> Iterator[Message]:
         yield Started("fuzz", "-", 0, "Drawn calls are right.")
         yield from fuzzed(subject, job, job.dtypes or _usual_dtypes(subject))
         return
-    yield from () if job.cases or job.done else surprises(facts, declared, job.accepted)
+    yield from () if job.cases or job.done or job.is_large else surprises(facts, declared, job.accepted)
     for each in questions:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
         yield judged(each) if job.is_trusted else returned(each)
@@ -302,7 +306,7 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
 
 def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
     """Compare what came from the process of the subject, of which nothing but these arrays is taken."""
-    case = next(each for each in SUBJECT_CASES if each.name == message.case)
+    case = next(each for each in (*SUBJECT_CASES, *LARGE) if each.name == message.case)
     known = {name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()}
     subject = Subject(_uncalled).learned(known)
     return graded(Question(subject, case, message.dtype, job.profile, job.seed, accepted=job.accepted), message.arrays)

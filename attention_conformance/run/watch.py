@@ -14,6 +14,9 @@ from attention_core import Backend
 
 __all__ = ["Touched", "poisoned", "shared", "watched"]
 
+LARGEST = 2**28
+"""Elements of a buffer above which the array alone is hashed."""
+
 MUTABLE = ("numpy", "torch")
 
 
@@ -44,6 +47,8 @@ def _bytes(array: Any, backend: Backend) -> tuple[bytes, bytes]:
         if type(base) is not type(whole):
             break
         whole = base
+    if np.prod(whole.shape, dtype=np.int64) > LARGEST:
+        whole = array
     numbers, buffer = (np.asarray(backend.to_numpy(each)).tobytes() for each in (array, whole))
     return hashlib.sha256(numbers).digest(), hashlib.sha256(buffer).digest()
 

@@ -61,6 +61,14 @@ def _expanded(array: NumpyArray) -> tuple[NumpyArray, View]:
     return np.ascontiguousarray(array[:1]), lambda x, xp: xp.broadcast_to(x, shape)
 
 
+def _far(array: NumpyArray) -> tuple[NumpyArray, View]:
+    """Rows 2**20 elements apart in a buffer of zeros, most of whose pages are never touched."""
+    rows, width = array.shape[-2:]
+    wide = np.zeros((rows, 2**20 + width), dtype=array.dtype)
+    wide[:, :width] = array[0, 0]
+    return wide, lambda x, xp: x[None, None, :, :width]
+
+
 def _interleaved(array: NumpyArray) -> tuple[NumpyArray, View]:
     """The middle of three arrays that lie packed, as (B, S, 3, H, D); the others hold NaN."""
     if array.ndim != 4:
@@ -84,6 +92,7 @@ MEMORY: dict[str, Callable[[NumpyArray], tuple[NumpyArray, View]]] = {
     "offset": _offset,
     "expanded": _expanded,
     "interleaved": _interleaved,
+    "far": _far,
 }
 
 

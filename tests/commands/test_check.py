@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attention_cli.app import app
+from attention_conformance.cases.large import LARGE
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -158,3 +159,18 @@ def test_an_untrusted_kernel_is_compared_by_another_process_and_may_borrow_no_at
         "copied": (1, {"silently wrong"}, {"borrowed-attention"}),
         "wrong": (1, {"visibly wrong"}, {""}),
     }
+
+
+def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_path, monkeypatch):
+    honest = KERNEL.replace("at + (at >= 64)", "at")
+    wrong = "    if query.shape[0] * query.shape[1] > 65535:\n        return np.zeros_like(query)\n"
+    (tmp_path / "honest.py").write_text(honest)
+    (tmp_path / "wrong.py").write_text(honest.replace("    rows = query", wrong + "    rows = query"))
+    monkeypatch.setattr("attention_conformance.run.subjects.LARGE", LARGE[:1])
+    words = ("--large", "--dtype", "float32")
+    found = [in_this_process(f"{tmp_path / name}:attention", *words) for name in ("honest.py", "wrong.py")]
+    assert found[0].stdout.splitlines()[-1] == "0 silently wrong, 1 right"
+    assert found[1].stdout.splitlines()[-1] == "1 silently wrong"
+    monkeypatch.setattr("attention_cli.check.available_memory", lambda: 2.0)
+    refused = in_this_process("numpy:abs", "--large")
+    assert (refused.exit_code, "expected 10 GiB of free memory for --large; got 2.0" in refused.stderr) == (2, True)
