@@ -40,7 +40,7 @@ CHOICES = {
     "default_scale": ("sqrt", "one"),
 }
 SHRINKING = 600.0
-"""Seconds for a round of drawn calls, in which the first that is wrong is shrunk."""
+"""Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
 
 QUIET = ("right", "not offered", "refused", "accepted")
 
@@ -97,7 +97,7 @@ def check(
     )
     run = _Run(job, former)
     try:
-        limit = max(timeout, SHRINKING) if fuzz else timeout
+        limit = max(timeout, SHRINKING) if fuzz or large else timeout
         with contextlib.closing(supervised(job, limit) if jobs else work(job)) as messages:  # type: ignore[type-var]
             run.follow(messages)
     except BaseException:  # of an interrupt: what was found is told, and kept

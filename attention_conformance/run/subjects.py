@@ -36,7 +36,11 @@ from attention_conformance.subjects.target import TargetError, load_target
 
 __all__ = ["Asked", "Described", "Job", "Refused", "Started", "check_subject", "subject_cases", "supervised"]
 
-SUBJECT_CASES: tuple[Case, ...] = (*(case for case in CASES if case.measure not in ("message", "autocast")), *KERNELS, *PROPERTIES)
+SUBJECT_CASES: tuple[Case, ...] = (
+    *(case for case in CASES if case.measure not in ("message", "autocast")),
+    *KERNELS,
+    *PROPERTIES,
+)
 """The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
 
 MOST_CRASHES = 12
