@@ -62,11 +62,12 @@ def errors(gap, values, rate, arithmetic):
     return max(outputs), max(weights)
 
 
-def in_ulps(found, wanted, size):
-    """An error in ulps of a size; 0 where the size is below float32's normal numbers."""
-    if size < 2.0**-126:
+def in_ulps(found, wanted, size, digits=23):
+    """An error in ulps of a size; 0 where the size is below the normal numbers."""
+    if size < (2.0**-14 if digits == 10 else 2.0**-126):
         return 0.0
-    return float(abs(mpmath.mpf(float(found)) - wanted) / mpmath.mpf(float(np.spacing(np.float32(size)))))
+    _, exponent = mpmath.frexp(size)
+    return float(abs(mpmath.mpf(float(found)) - wanted) / mpmath.mpf(2) ** (exponent - 1 - digits))
 
 
 def without_refinement(*sums, weight):
@@ -98,39 +99,49 @@ def table(found):
     print("| weights returned |", *(f"{error:.2f} |" for error in worst))
 
 
-def gradient_errors(gap):
-    """The largest errors of the gradients of keys and values of one query, in ulps of their scales.
+def gradient_errors(gap, dtype):
+    """The largest errors of the gradients of one query: of query, keys, values and bias, in ulps of their scales.
 
-    These are p (|dP| + sum p |dP|) |q| for keys, with dP = dO v, and p |dO| for values.
+    Take dP = dO v and s = p (|dP| + sum p |dP|). The scales are then sum s |k|, s |q|, p |dO| and s.
     """
     rng = np.random.default_rng(1)
     query, key, value, d_output = (rng.standard_normal((1, n, 2)).astype(np.float32) for n in (1, 6, 6, 1))
     query, key[0, 0] = np.abs(query), gap / 2 / np.abs(query[0, 0])
-    tensors = [torch.tensor(x, requires_grad=True) for x in (query, key, value)]
-    output = scaled_dot_product_attention(*tensors, scale=1.0, arithmetic="reproducible")
-    torch.sum(output * torch.tensor(d_output)).backward()
-    q, k, v, d = (
-        [[mpmath.mpf(float(number)) for number in row] for row in x[0]] for x in (query, key, value, d_output)
-    )
+    inputs = [torch.tensor(x).to(dtype).requires_grad_() for x in (query, key, value, np.zeros((1, 6)))]
+    d_output = torch.tensor(d_output).to(dtype)
+    *qkv, bias = inputs
+    scaled_dot_product_attention(*qkv, bias=bias, scale=1.0, arithmetic="reproducible").backward(d_output)
+    q, k, v, d = ([[mpmath.mpf(number) for number in row] for row in x[0].tolist()] for x in (*qkv, d_output))
     powers = [mpmath.exp(mpmath.fdot(q[0], row)) for row in k]
     p = [power / mpmath.fsum(powers) for power in powers]
     d_weights = [mpmath.fdot(d[0], row) for row in v]
     delta, size = mpmath.fdot(p, d_weights), mpmath.fdot(p, map(abs, d_weights))
-    of_keys, of_values = [], []
-    for weight, of_weight, d_key, d_value in zip(p, d_weights, tensors[1].grad[0], tensors[2].grad[0], strict=True):
-        for channel in range(2):
-            terms = weight * (of_weight - delta) * q[0][channel], weight * d[0][channel]
-            scales = weight * (abs(of_weight) + size) * q[0][channel], abs(terms[1])
-            of_keys.append(in_ulps(d_key[channel], terms[0], scales[0]))
-            of_values.append(in_ulps(d_value[channel], terms[1], scales[1]))
-    return max(of_keys), max(of_values)
+    d_scores = [weight * (of_weight - delta) for weight, of_weight in zip(p, d_weights, strict=True)]
+    sizes = [weight * (abs(of_weight) + size) for weight, of_weight in zip(p, d_weights, strict=True)]
+    of_query, of_keys, of_values, of_bias = (x.grad.tolist()[0] for x in inputs)
+    digits = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}[dtype]
+    found = {"query": [], "keys": [], "values": [], "bias": []}
+    for e in range(2):
+        column = [row[e] for row in k]
+        terms = mpmath.fdot(d_scores, column), mpmath.fdot(sizes, map(abs, column))
+        found["query"].append(in_ulps(of_query[0][e], *terms, digits=digits))
+    for j, weight in enumerate(p):
+        found["bias"].append(in_ulps(of_bias[j], d_scores[j], sizes[j], digits=digits))
+        for e in range(2):
+            found["keys"].append(in_ulps(of_keys[j][e], d_scores[j] * q[0][e], sizes[j] * q[0][e], digits=digits))
+            found["values"].append(in_ulps(of_values[j][e], weight * d[0][e], weight * abs(d[0][e]), digits=digits))
+    return {name: max(errors) for name, errors in found.items()}
 
 
 def gradient_table():
     """The rows of gradients."""
-    errors_of = [gradient_errors(gap) for gap in TABLE[:4]]
-    for number, name in enumerate(("keys", "values")):
-        print(f"| gradients of {name} |", *(f"{found[number]:,.2g} |" for found in errors_of))
+    print("| gap |", *(f"{gap} |" for gap in TABLE))
+    print("|---|", *("---|" for _ in TABLE), sep="")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        errors_of = [gradient_errors(gap, dtype) for gap in TABLE]
+        for name in errors_of[0]:
+            title = f"{name}, {str(dtype).removeprefix('torch.')}"
+            print(f"| {title} |", *(f"{found[name]:,.2g} |" for found in errors_of))
 
 
 def times(deviation, rounds=9):
