@@ -39,6 +39,8 @@ def encoder_layer(
     num_key_value_heads: int | None = None,
     norm_first: bool = True,
     mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    score_mod: Callable[..., Array] | None = None,
     is_causal: bool = False,
     activation: str = "gelu",
     epsilon: float = 1e-5,
@@ -71,6 +73,10 @@ def encoder_layer(
         Whether to normalize the input of each branch (GPT-2), or the sum after it (the first transformer, BERT).
     mask : Mask or Array of bool, broadcastable to (..., H, L, L), optional
         True = may attend.
+    bias : Array, broadcastable to (..., H, L, L), optional
+        Added to the scores, such as one of relative positions.
+    score_mod : callable, optional
+        As in `scaled_dot_product_attention`.
     is_causal : bool
         Whether no position attends to later ones.
     activation : {"gelu", "gelu_tanh", "relu", "silu"}
@@ -118,7 +124,7 @@ def encoder_layer(
     """
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
     options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "mask": mask}
-    options |= {"is_causal": is_causal, "implementation": implementation, "arithmetic": arithmetic}
+    options |= {"bias": bias, "score_mod": score_mod, "is_causal": is_causal, "implementation": implementation, "arithmetic": arithmetic}
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
     more |= {"dropout": dropout, "return_weights": return_weights}
     xp, has_constants = _check_call(x=x, parameters=parameters, xp=xp, **more, **options)
@@ -190,13 +196,14 @@ def _check_call(
     """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
     turned = with_constants(x, raw)
     options = dict(turned)
-    mask = options.pop("mask")
+    mask, bias = options.pop("mask"), options.pop("bias")
     check_parameters("layer", parameters, EncoderLayer)
     check_projections("attention", parameters.attention)
-    xp = common_namespace(xp, {"x": x, "layer": parameters, **mask_arrays(mask), **option_arrays(**options)})
+    named = {"x": x, "layer": parameters, "bias": bias, **mask_arrays(mask), **option_arrays(**options)}
+    xp = common_namespace(xp, named)
     check_parameters("feed_forward", parameters.feed_forward, FeedForward)
     check_multi_head(
-        parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=None
+        parameters.attention, (x, x, x), num_heads=num_heads, num_kv_heads=num_kv_heads, mask=mask, bias=bias
     )
     check_options(x, num_heads, **options)
     check_number("epsilon", epsilon, positive=True)

@@ -148,6 +148,8 @@ class EncoderLayer(Layer):
         *,
         mask: Mask | Array | None = None,
         key_mask: Array | None = None,
+        bias: Array | None = None,
+        score_mod: Callable[..., Array] | None = None,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
         return_weights: bool = False,
@@ -155,7 +157,7 @@ class EncoderLayer(Layer):
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C).
 
-        ``mask``, ``key_mask`` and ``seed`` are those of `MultiHeadAttention`, ``hook`` and ``return_weights`` those of
+        ``mask``, ``key_mask`` and ``seed`` are those of `MultiHeadAttention`, the others those of
         `attention_core.encoder_layer`.
         """
         return encoder_layer(
@@ -165,6 +167,8 @@ class EncoderLayer(Layer):
             num_key_value_heads=self.num_key_value_heads,
             norm_first=self.norm_first,
             mask=all_masks(mask, None, key_mask, xp),
+            bias=bias,
+            score_mod=score_mod,
             is_causal=self.is_causal,
             activation=self.activation,
             epsilon=self.epsilon,

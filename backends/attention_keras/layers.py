@@ -281,6 +281,8 @@ class EncoderLayer(AttentionLayer):
         *,
         attention_mask: Mask | Array | None = None,
         key_mask: Array | None = None,
+        bias: Array | None = None,
+        score_mod: Callable[..., Array] | None = None,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
         return_weights: bool = False,
@@ -298,7 +300,7 @@ class EncoderLayer(AttentionLayer):
             attend to the others, but nothing else depends on their output.
         seed : int or integer tensor, optional
             Of the dropout, instead of one drawn from the layer's generator.
-        hook, return_weights
+        bias, score_mod, hook, return_weights
             As in `attention_core.encoder_layer`.
         training : bool, optional
             Whether anything is dropped.
@@ -310,6 +312,7 @@ class EncoderLayer(AttentionLayer):
         """
         key_mask = attached(x) if key_mask is None else key_mask
         options = {"key_mask": key_mask, "seed": seed, "hook": hook, "return_weights": return_weights}
+        options |= {"bias": bias, "score_mod": score_mod}
         return self._apply(x, mask=attention_mask, training=training, **options)
 
 

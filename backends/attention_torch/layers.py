@@ -176,6 +176,8 @@ class EncoderLayer(Layer):
         *,
         mask: Mask | Array | None = None,
         key_mask: Array | None = None,
+        bias: Array | None = None,
+        score_mod: Callable[..., Array] | None = None,
         seed: Any = None,
         hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
         return_weights: bool = False,
@@ -186,7 +188,8 @@ class EncoderLayer(Layer):
         the four modules are called: with the input, and with the output before dropout.
         """
         hook = self._compute_part if hook is None else hook
-        return self._call(x, mask=mask, key_mask=key_mask, seed=seed, hook=hook, return_weights=return_weights)
+        options = {"mask": mask, "key_mask": key_mask, "bias": bias, "score_mod": score_mod, "seed": seed}
+        return self._call(x, **options, hook=hook, return_weights=return_weights)
 
     def _compute_part(self, name: str, function: Callable[[Array], Any], h: Array) -> Any:
         """Call a module with what it is to compute, so that its hooks are called."""

@@ -186,6 +186,25 @@ def test_encoder_layer_is_its_formula(rng, put, get, norm_first):
     close(get(ac.encoder_layer(put(p), put(x), **options)), expected, ulps=512)
 
 
+def test_encoder_layer_adds_a_bias_and_applies_a_function_to_scores(rng, put, get, xp):
+    p, x = put((encoder(rng), rng.standard_normal((2, M, C))))
+    near = np.arange(M)[None, :] - np.arange(M)[:, None]
+
+    def further(scores, batch, head, query, key):
+        return scores + xp.astype(key - query, scores.dtype)
+
+    biased = ac.encoder_layer(p, x, num_heads=5, bias=put(near.astype(float)))
+    changed = ac.encoder_layer(p, x, num_heads=5, score_mod=further)
+    close(get(changed), get(biased), ulps=256)
+    assert np.abs(get(biased) - get(ac.encoder_layer(p, x, num_heads=5))).max() > 0.01
+    allowed = put(np.where(near <= 0, 0.0, -np.inf))
+    close(
+        get(ac.encoder_layer(p, x, num_heads=5, bias=allowed)), get(ac.encoder_layer(p, x, num_heads=5, is_causal=True))
+    )
+    with pytest.raises(ValueError, match=r"^expected bias to broadcast to \(2, 5, 6, 6\); got \(4, 6, 6\)"):
+        ac.encoder_layer(p, x, num_heads=5, bias=put(np.zeros((4, M, M))))
+
+
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 def test_encoder_layer_is_causal_with_grouped_heads_weights_and_an_activation(arithmetic, rng, put, get):
     """As with repeated heads, a causal mask and another map in between."""

@@ -140,7 +140,6 @@ def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, g
     layer = layers.SaganAttention(16)
     tree, state = layer.init(1, xp=xp), layer.init_state(1, xp=xp)
     again = layer.updated_state(tree, state)
-    assert layers.named_arrays(get(layer.refreshed(tree, state))).keys() == layers.named_arrays(again).keys()
     for name in state._fields:
         expected = ac.spectral_norm(getattr(tree, name).weight, getattr(state, name))[1]
         np.testing.assert_array_equal(get(getattr(again, name)), get(expected))
