@@ -43,9 +43,14 @@ _WORDS = {
         ("num_key_value_heads=...", "num_kv_heads n_kv_heads kv_heads num_query_groups kv_num_heads enable_gqa"),
     ),
     "channels": (
-        ("channels=...", "embed_dim d_model hidden_size hidden_dim dim input_dim in_features in_channels model_dim"),
+        (
+            "channels=...",
+            "embed_dim d_model hidden_size hidden_dim dim input_dim in_features in_channels in_dim model_dim",
+        ),
         ("channels=...", "qkv_features query_size features embedding_dim output_dim n_embd embedding_size filters"),
     ),
+    "head_channels": (("head_channels=...", "k ratio reduction reduction_ratio"),),
+    "spectral_norm": (("spectral_norm=...", "sn use_sn use_spectral_norm"),),
     "key_channels": (("key_channels=...", "kdim key_size key_in_features"),),
     "value_channels": (("value_channels=...", "vdim value_size value_in_features"),),
     "head_dim": (("head_dim=...", "key_dim qk_size head_size dim_head dim_k attention_head_size"),),

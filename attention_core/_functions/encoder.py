@@ -124,7 +124,13 @@ def encoder_layer(
     """
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
     options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "mask": mask}
-    options |= {"bias": bias, "score_mod": score_mod, "is_causal": is_causal, "implementation": implementation, "arithmetic": arithmetic}
+    options |= {
+        "bias": bias,
+        "score_mod": score_mod,
+        "is_causal": is_causal,
+        "implementation": implementation,
+        "arithmetic": arithmetic,
+    }
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
     more |= {"dropout": dropout, "return_weights": return_weights}
     xp, has_constants = _check_call(x=x, parameters=parameters, xp=xp, **more, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
-from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
+from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, sizes_differ, upcast
 from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
@@ -222,6 +222,7 @@ def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_forma
     check_input("x", x, 3, "(..., height, width, C)" if last else "(..., C, height, width)", arithmetic=arithmetic)
     dims = sizes(x)
     channels, places = (dims[-1], dims[-3:-1]) if last else (dims[-3], dims[-2:])
+    _check_channels(parameters, x, data_format)
     for name in ("theta", "phi", "g"):
         check_linear(name, getattr(parameters, name), f"x ({data_format})", x, axis=-1 if last else -3)
     _check_convolution_output(parameters, channels)
@@ -231,6 +232,18 @@ def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_forma
         raise ValueError(f"expected sigma (); got {shape_text(parameters.sigma)}")
     if pool and any(size is not None and size % 2 for size in places):
         raise ValueError(f"expected even height and width to pool x ({data_format}); got {shape_text(x)}")
+
+
+def _check_channels(parameters: SaganAttention, x: Array, data_format: str) -> None:
+    """Raise unless a feature map has the channels that all kernels take; the other format may have them."""
+    weights = [getattr(getattr(parameters, name), "weight", None) for name in ("theta", "phi", "g")]
+    widths = {sizes(weight)[0] for weight in weights if weight is not None and len(weight.shape) == 2}
+    axis, other, other_format = (
+        (-1, -3, "channels_first") if data_format == "channels_last" else (-3, -1, "channels_last")
+    )
+    if len(widths) == 1 and sizes_differ(width := widths.pop(), sizes(x)[axis]):
+        hint = f": it has them with data_format={other_format!r}" if sizes(x)[other] == width else ""
+        raise ValueError(f"expected x ({data_format}) with {width} channels at axis {axis}; got {shape_text(x)}{hint}")
 
 
 def _check_convolution_output(parameters: SaganAttention, channels: int | None) -> None:
