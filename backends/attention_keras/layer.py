@@ -262,6 +262,13 @@ def named_results(result: Any) -> Any:
     return _result(tuple(found))(**found)
 
 
+def per_sample(mask: Any, query: Any) -> Any:
+    """A mask of as many axes as the query, which in Keras is one for each sample, with the axis of heads."""
+    query = query.get("query") if isinstance(query, Mapping) else query
+    is_array = hasattr(mask, "shape") and not isinstance(mask, Mask)
+    return mask[..., None, :, :] if is_array and len(mask.shape) == len(getattr(query, "shape", ())) > 2 else mask
+
+
 def place_masks(query: Any, key: Any, value: Any, query_mask: Any, key_mask: Any) -> tuple[Any, Any]:
     """The masks over queries and over keys: those given, or else those that Keras attached to the inputs."""
     if isinstance(query, Mapping):

@@ -16,7 +16,7 @@ import keras
 from attention_core import layers as definitions
 from attention_core.backend import Array
 from attention_core.masks import Mask
-from attention_keras.layer import AttentionLayer, Layer, place_masks
+from attention_keras.layer import AttentionLayer, Layer, per_sample, place_masks
 from attention_keras.library import attached
 
 __all__ = [
@@ -181,7 +181,8 @@ class MultiHeadAttention(AttentionLayer):
         value : tensor, shape (..., N, C''), optional
             By default the key.
         attention_mask : attention_core.masks.Mask or bool tensor, broadcastable to (..., H, M, N), optional
-            True = may attend. A call of the layer also takes it as ``mask``, its name in all the libraries.
+            True = may attend. One of as many axes as the query, (B, M, N), is one for each sample, as in Keras: one for
+            each head is (1, H, M, N). A call also takes it as ``mask``, its name in all the libraries.
         query_mask, key_mask : bool tensor, shape (..., M) and (..., N), optional
             By default the masks that Keras attached to the inputs, as `keras.layers.MultiHeadAttention` uses them.
             The heads of a query that is masked out are exactly 0, so that its output is the bias of the output.
@@ -203,7 +204,7 @@ class MultiHeadAttention(AttentionLayer):
             query,
             key,
             value,
-            mask=attention_mask,
+            mask=per_sample(attention_mask, query),
             query_mask=query_mask,
             key_mask=key_mask,
             bias=bias,
@@ -294,7 +295,8 @@ class EncoderLayer(AttentionLayer):
         ----------
         x : tensor, shape (..., L, C)
         attention_mask : attention_core.masks.Mask or bool tensor, broadcastable to (..., H, L, L), optional
-            True = may attend. A call of the layer also takes it as ``mask``, its name in all the libraries.
+            True = may attend. One of as many axes as the query, (B, M, N), is one for each sample, as in Keras: one for
+            each head is (1, H, M, N). A call also takes it as ``mask``, its name in all the libraries.
         key_mask : bool tensor, shape (..., L), optional
             By default the mask that Keras attached to ``x``. No place attends to those that are masked out. These
             attend to the others, but nothing else depends on their output.
@@ -313,7 +315,7 @@ class EncoderLayer(AttentionLayer):
         key_mask = attached(x) if key_mask is None else key_mask
         options = {"key_mask": key_mask, "seed": seed, "hook": hook, "return_weights": return_weights}
         options |= {"bias": bias, "score_mod": score_mod}
-        return self._apply(x, mask=attention_mask, training=training, **options)
+        return self._apply(x, mask=per_sample(attention_mask, x), training=training, **options)
 
 
 @_registered

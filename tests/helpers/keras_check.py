@@ -92,6 +92,10 @@ def configured():
         assert spec.shape == (None, 5, 8)
         assert keras.backend.standardize_dtype(output.dtype) == spec.dtype == "bfloat16"
         assert layer.to_numpy()[0]._fields
+    attend, each = ak.MultiHeadAttention(8, 2, seed=1), np.stack([np.tri(5, dtype=bool), np.eye(5, dtype=bool)])
+    expected = array(attend(POINTS, attention_mask=each[:, None]))  # for each sample, as Keras reads two of two heads
+    for name in ("attention_mask", "mask"):
+        np.testing.assert_array_equal(array(attend(POINTS, **{name: each})), expected)
     pair = ak.scaled_dot_product_attention(*[keras.Input((5, 8))] * 3, return_weights=True)
     for symbol, shape in ((pair.output, (None, 5, 8)), (pair.weights, (None, 5, 5))):  # TensorFlow may know fewer sizes
         assert [found in (None, size) for found, size in zip(symbol.shape, shape, strict=True)] == [True] * 3
