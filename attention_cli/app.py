@@ -205,6 +205,7 @@ def convert(
     zero_attention: Annotated[bool, typer.Option("--zero-attention", help="add_zero_attn of the source.")] = False,
     norm_first: Annotated[bool, typer.Option("--norm-first", help="norm_first of the source.")] = False,
     epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None,
+    activation: Annotated[str | None, typer.Option(help="relu or gelu: the activation of the source.")] = None,
     dropout: Annotated[float | None, typer.Option(help="The rate of dropout of the source.")] = None,
     prefix: Annotated[str, typer.Option(help="What the names of the arrays of the source begin with.")] = "",
     drop: Annotated[
@@ -225,6 +226,7 @@ def convert(
         "zero_attention": zero_attention or None,
         "norm_first": norm_first or None,
         "epsilon": epsilon,
+        "activation": activation,
         "dropout": dropout,
     }
     work.convert(

@@ -26,6 +26,7 @@ FLAGS = {
     "zero_attention": "--zero-attention",
     "norm_first": "--norm-first",
     "epsilon": "--epsilon",
+    "activation": "--activation",
     "dropout": "--dropout",
 }
 

@@ -14,7 +14,7 @@ from attention_core.layouts._bert import (
     to_bert_embeddings,
     to_bert_layer,
 )
-from attention_core.layouts._decoder import decoder_from_config, from_causal_lm, to_causal_lm
+from attention_core.layouts._decoder import check_causal_lm, decoder_from_config, from_causal_lm, to_causal_lm
 from attention_core.layouts._heads import join_heads, separate_heads
 from attention_core.layouts._kernels import (
     from_flax,
@@ -38,6 +38,7 @@ __all__ = [
     "LAYOUTS",
     "Layout",
     "LayoutError",
+    "check_causal_lm",
     "decoder_from_config",
     "from_bert",
     "from_bert_embeddings",

@@ -157,8 +157,29 @@ def names_of_decoder(definition: layers.Decoder) -> dict[str, str]:
     return found
 
 
-def check_names(definition: layers.Decoder, shapes: Mapping[str, Sequence[int]], /) -> None:
-    """Raise unless arrays of these names and shapes are those of a model; nothing else of them is looked at."""
+def check_causal_lm(definition: layers.Decoder, shapes: Mapping[str, Sequence[int]], /) -> None:
+    """Raise unless arrays of these names and shapes are those of a model, as `from_causal_lm` takes them.
+
+    A reader of files can call it with what stands in their headers, before it reads any array.
+
+    Parameters
+    ----------
+    definition : attention_core.layers.Decoder
+    shapes : mapping of str to sequence of int
+
+    Raises
+    ------
+    LayoutError
+        When an array is missing, superfluous or of another shape.
+
+    Examples
+    --------
+    >>> from attention_core.layers import Decoder
+    >>> check_causal_lm(Decoder(50, 8, 2, 16, num_layers=1), {})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    attention_core.layouts.LayoutError: expected model.embed_tokens.weight of transformers...; got no such array
+    """
     names, specs = names_of_decoder(definition), layers.named_arrays(definition.parameters)
     wanted = {
         names[name]: spec.dims[::-1] if _is_transposed(name, spec.dims) else spec.dims for name, spec in specs.items()
@@ -207,7 +228,7 @@ def from_causal_lm(
     found = {name: array for name, array in checked_arrays(CAUSAL_LM, arrays).items() if array is not None}
     if not found:
         raise LayoutError(f"expected the arrays of {CAUSAL_LM}; got none")
-    check_names(definition, {name: tuple(array.shape) for name, array in found.items()})
+    check_causal_lm(definition, {name: tuple(array.shape) for name, array in found.items()})
     xp, token, head = common_namespace(xp, found), found["model.embed_tokens.weight"], found.get("lm_head.weight")
     is_same = head is None or (tuple(head.shape) == tuple(token.shape) and bool(xp.all(xp.equal(head, token))))
     if definition.tied and not is_same:

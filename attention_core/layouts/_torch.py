@@ -172,7 +172,7 @@ def from_torch_encoder_layer(
     num_heads: int,
     norm_first: bool = False,
     epsilon: float = 1e-5,
-    activation: str = "gelu",
+    activation: str = "relu",
     xp: Namespace | None = None,
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
     """Read the weights of `torch.nn.TransformerEncoderLayer` with biases.
@@ -189,7 +189,8 @@ def from_torch_encoder_layer(
     norm_first : bool
     epsilon : float
         ``layer_norm_eps``.
-    activation : {"gelu", "relu"}
+    activation : {"relu", "gelu"}
+        By default that of the module; the arrays do not tell.
     xp : array namespace, optional
 
     Returns

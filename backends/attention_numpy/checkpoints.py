@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_core import layers
-from attention_core.layouts import LAYOUTS, decoder_from_config
-from attention_core.layouts._decoder import check_names
+from attention_core.layouts import LAYOUTS, check_causal_lm, decoder_from_config
 from attention_core.parameters import Decoder
 from attention_numpy.files import DTYPES, FileError, load_arrays, save_arrays
 from attention_numpy.trees import NumpyArray
@@ -64,7 +63,7 @@ def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, D
     facts = {name: each for header in headers.values() for name, each in header.items()}
     if len(facts) != sum(map(len, headers.values())):
         raise FileError(f"expected every array in one file of {folder}; got some in several")
-    check_names(definition, {name: tuple(each["shape"]) for name, each in facts.items()})
+    check_causal_lm(definition, {name: tuple(each["shape"]) for name, each in facts.items()})
     dtypes = sorted({each["dtype"] for each in facts.values()})
     if len(dtypes) != 1 or dtypes[0] not in FLOATING:
         raise FileError(

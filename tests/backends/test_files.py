@@ -180,7 +180,7 @@ def test_a_foreign_named_tuple_is_not_written(path):
 
     for name in ("Foreign", "Linear"):
         foreign = namedtuple(name, ["weight", "bias"])
-        with pytest.raises(FileError, match=f"expected the tree for .* out of Embeddings, .*; got {name}"):
+        with pytest.raises(FileError, match=f"expected the tree for .* out of Decoder, .*; got {name}"):
             save_tree(path, foreign(np.zeros(1), None))
 
 

@@ -84,9 +84,11 @@ def test_settings_that_arrays_do_not_tell_are_those_given(path_of):
     layer = layers.EncoderLayer(12, 3, 20, epsilon=1e-3)
     save_layer(path_of("a"), layer, drawn(layer))
     converted(path_of("a"), path_of("c"), "--from", "attention-core", "--to", "torch-encoder-layer")
-    options = ["--num-heads", 3, "--norm-first", "--epsilon", 1e-3]
-    converted(path_of("c"), path_of("d"), "--from", "torch-encoder-layer", "--to", "attention-core", *options)
-    assert load_layer(path_of("d"))[0] == layer
+    options = ["--num-heads", 3, "--norm-first", "--epsilon", 1e-3, "--force"]
+    for activation in (["--activation", "gelu"], []):  # by default, that of PyTorch
+        words = ["--from", "torch-encoder-layer", "--to", "attention-core", *options, *activation]
+        converted(path_of("c"), path_of("d"), *words)
+        assert load_layer(path_of("d"))[0] == layer.with_settings(activation=activation[-1] if activation else "relu")
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])

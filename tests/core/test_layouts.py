@@ -49,8 +49,11 @@ CASES = {
         )
     ],
     "torch-encoder-layer": [
-        (layers.EncoderLayer(12, 3, 20, norm_first=first, epsilon=1e-6), {"num_heads": 3, "norm_first": first, "epsilon": 1e-6})
-        for first in (True, False)
+        (
+            layers.EncoderLayer(12, 3, 20, norm_first=first, epsilon=1e-6, activation=activation),
+            {"num_heads": 3, "norm_first": first, "epsilon": 1e-6} | ({} if activation == "relu" else {"activation": "gelu"}),
+        )
+        for first, activation in ((True, "gelu"), (False, "relu"))
     ],
     "bert-layer": [(BERT[1], {"num_heads": 3, "dropout": 0.1})],
     "bert-embeddings": [(BERT[0], {"dropout": 0.1})],

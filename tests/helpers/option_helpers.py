@@ -36,6 +36,8 @@ def calls(put, xp):
     biased = (*biased, "self_attn.out_proj.bias")
     encoder |= {name: put(np.ones(C, "float32")) for name in biased}
     encoder["self_attn.in_proj_bias"] = put(np.ones(3 * C, "float32"))
+    decoder_layer, decoder = layers.DecoderLayer(C, 2, C), layers.Decoder(5, C, 2, C, 1)
+    of_layer, of_decoder, ids = decoder_layer.init(0, xp=xp), decoder.init(0, xp=xp), put(np.zeros((1, L), "int32"))
     attend = {
         name: functools.partial(getattr(ac, name), heads, heads, heads)
         for name in ("scaled_dot_product_attention", "explain_attention", "partial_attention", "attention_extent")
@@ -43,6 +45,11 @@ def calls(put, xp):
     return attend | {
         "multi_head_attention": lambda **options: ac.multi_head_attention(attention, x, num_heads=2, **options),
         "encoder_layer": lambda **options: ac.encoder_layer(layer, x, num_heads=2, **options),
+        "decoder_layer": lambda **options: ac.decoder_layer(of_layer, x, num_heads=2, **options),
+        "decoder": lambda **options: ac.decoder(of_decoder, ids, num_heads=2, **options),
+        "empty_decoder_cache": lambda **options: ac.empty_decoder_cache(1, (2,), 2, 4, 3, xp=xp, **options),
+        "attention_weights": lambda **options: ac.attention_weights(heads, heads, **options),
+        "attention_map": lambda **options: ac.attention_map(heads, heads, shape=(1, 1), **options),
         "sagan_attention": lambda **options: ac.sagan_attention(sagan, image, **options),
         "rotary_embedding": lambda **options: ac.rotary_embedding(heads, put(np.arange(L)), **options),
         "relative_bias": lambda **options: scores.relative_bias(put(np.ones((8, 2), "float32")), **options),
@@ -53,12 +60,17 @@ def calls(put, xp):
         "DotProductAttention": lambda **options: layers.DotProductAttention(**options),
         "MultiHeadAttention": lambda **options: layers.MultiHeadAttention(C, 2, **options),
         "EncoderLayer": lambda **options: layers.EncoderLayer(C, 2, 4, **options),
+        "DecoderLayer": lambda **options: layers.DecoderLayer(C, 2, C, **options),
+        "Decoder": lambda **options: layers.Decoder(5, C, 2, C, 1, **options),
+        "GatedFeedForward": lambda **options: layers.GatedFeedForward(C, C, **options),
         "FeedForward": lambda **options: layers.FeedForward(C, 4, **options),
         "Embeddings": lambda **options: layers.Embeddings(5, 5, C, **options),
         "SaganAttention": lambda **options: layers.SaganAttention(C, **options),
         "DotProductAttention.__call__": lambda **options: layers.DotProductAttention()((), x, **options),
         "MultiHeadAttention.__call__": lambda **options: layers.MultiHeadAttention(C, 2)(attention, x, **options),
         "EncoderLayer.__call__": lambda **options: layers.EncoderLayer(C, 2, C)(layer, x, **options),
+        "DecoderLayer.__call__": lambda **options: decoder_layer(of_layer, x, **options),
+        "Decoder.__call__": lambda **options: decoder(of_decoder, ids, **options),
         "SaganAttention.__call__": lambda **options: layers.SaganAttention(
             C, head_channels=C, value_channels=C, spectral_norm=False
         )(sagan, image, **options),
