@@ -43,6 +43,7 @@ MAX_SIZE = 2**31 - 1  # counters are int32
 OPEN_AXES = (None,) * 8  # axes before the heads, of which nothing is known
 MAX_POSITIONS = 2**29 - 1  # three times as much still fits int32
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
+_FROM_NUMBERS = "mask_from_additive converts 0/-10000 or 0/-inf, and `mask != 0` 1.0/0.0"
 
 _TRUTH = (
     "truth value|boolean value|bool is only allowed|as a python .?bool|tracerbool"  # what libraries say of `if array`
@@ -280,10 +281,10 @@ def check_boolean(name: str, array: Array, kinds: str = "a boolean array or a Ma
     """Raise unless the array is boolean; the message names the converters."""
     if not hasattr(array, "dtype"):
         raise TypeError(f"expected {name} as {kinds}; got {_no_array_text(array)}")
-    if dtype_name(array.dtype) != "bool":
-        raise TypeError(
-            f"expected {name} of dtype bool, True = may attend; got {dtype_name(array.dtype)}: {_CONVERTERS}"
-        )
+    kind = dtype_name(array.dtype)
+    if kind != "bool":
+        hint = _FROM_NUMBERS if kind in FLOATING else _CONVERTERS
+        raise TypeError(f"expected {name} of dtype bool, True = may attend; got {kind}: {hint}")
 
 
 def check_like(name: str, array: Array, model_name: str, model: Array) -> None:

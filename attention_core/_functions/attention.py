@@ -96,7 +96,8 @@ def scaled_dot_product_attention(
     implementation : {"auto", "dense", "blockwise", "fused"}
         ``"dense"`` computes all scores at once. ``"blockwise"`` computes them block by block, in memory that does not
         grow with M × N, and skips fully masked blocks. ``"fused"`` calls a kernel of the library. ``"auto"`` takes the
-        fastest that gives the same answer; `explain_attention` tells which.
+        fastest that gives the same answer; `explain_attention` tells which. Of all, only ``"dense"`` can be
+        differentiated in forward mode, or twice on every library.
     arithmetic : {"fast", "reproducible"}
         ``"fast"`` uses the products and functions of the library. ``"reproducible"`` gives the same bits on every
         library and device, compiled or not, for any batch and block size, in the output and all gradients. It takes

@@ -58,6 +58,11 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
         Below 0. Keys whose number is not above it are ignored.
     xp : array namespace, optional
 
+    Raises
+    ------
+    TypeError, ValueError
+        When the mask is not of floating point, or has other numbers. While a compiler traces, they cannot be looked at.
+
     Examples
     --------
     >>> import array_api_strict as xp
