@@ -202,3 +202,34 @@ def test_errors_of_functions_are_their_own(put, rng):
 
     with pytest.raises(KeyError, match="of the user"):
         ac.scaled_dot_product_attention(*arrays(put, rng), mask=MaskFunction(broken))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("mode", ["eager", "compiled", "transformed"])
+def test_blocks_take_no_variable_that_a_score_mod_closes_over(mode, backend, put, rng):
+    """Their gradient would not reach it, where that of `ScoreMod` reaches its arrays."""
+    q, k, v = arrays(put, rng)
+    message = r"a score_mod whose arrays with a gradient are those of ScoreMod\(function, arrays\); got one that closes"
+
+    def attend(table, score_mod, form):
+        modify = (
+            ScoreMod(lambda s, b, h, q, k, t: s + t[k], (table,)) if score_mod else lambda s, b, h, q, k: s + table[k]
+        )
+        return (ac.scaled_dot_product_attention(q, k, v, score_mod=modify, **FORMS[form])[..., 0]).sum()
+
+    table = put(rng.standard_normal(N).astype("float32"))
+    attend(table, False, "blockwise")
+    _, (want,) = backend.value_and_grad(functools.partial(attend, score_mod=False, form="dense"))(table)
+    _, (got,) = backend.value_and_grad(functools.partial(attend, score_mod=True, form="blockwise"))(table)
+    np.testing.assert_allclose(backend.to_numpy(got), backend.to_numpy(want), atol=1e-6)
+    captured = functools.partial(attend, score_mod=False, form="blockwise")
+    torch = pytest.importorskip("torch")
+    if mode == "transformed":
+        run = torch.func.grad(captured)
+    else:
+        table.requires_grad_()
+        with torch.no_grad():
+            captured(table)
+        run = captured if mode == "eager" else torch.compile(captured, fullgraph=True, backend="eager")
+    with pytest.raises(Exception if mode == "compiled" else ValueError, match=message):
+        run(table)

@@ -45,7 +45,13 @@ from attention_core._attention.blocks.plan import (
     with_value_facts,
 )
 from attention_core._attention.blocks.query_chunks import attend_query_chunks, query_chunks
-from attention_core._attention.blocks.scores import ScoreBlock, matmul_into_workspace, matmul_per_group, score_block
+from attention_core._attention.blocks.scores import (
+    ScoreBlock,
+    check_score_mod_holds_no_variable,
+    matmul_into_workspace,
+    matmul_per_group,
+    score_block,
+)
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
 from attention_core._attention.call import Call, apply_dropout, upcast_call
 from attention_core._attention.magnitudes import norms_are_bounded, scores_are_small
@@ -56,6 +62,7 @@ from attention_core.random import Dropout
 def blockwise(call: Call) -> tuple[Array, Array]:
     """Attention over blocks: output (..., H, M, E) and logsumexp (..., H, M), in the type of the computation."""
     xp, call = call.xp, upcast_call(call)
+    check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
     output, logsumexp = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
     *leading, heads, rows, _ = shape(call.query, xp=xp)

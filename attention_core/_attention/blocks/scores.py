@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, is_floating, positions, shape
+from attention_core._arrays import Array, Namespace, is_floating, positions, shape, zeros_with
 from attention_core._attention.blocks.grid import (
     Grid,
     Sample,
@@ -14,8 +14,11 @@ from attention_core._attention.blocks.grid import (
     cached_by_distance,
     is_broadcast,
 )
+from attention_core._attention.call import Call
 from attention_core._attention.scores import masked_scores, modify_scores
+from attention_core._checks import result_of
 from attention_core.masks import Positions, unflatten
+from attention_core.scores import ScoreMod
 
 
 class ScoreBlock(NamedTuple):
@@ -108,6 +111,27 @@ def matmul_into_workspace(grid: Grid, name: str, weights: Array, value: Array) -
 def modifies_scores(grid: Grid) -> bool:
     """Whether there is a softcap or a score modification."""
     return grid.plan.softcap is not None or grid.operands.softcap is not None or grid.plan.score_mod is not None
+
+
+def check_score_mod_holds_no_variable(call: Call) -> None:
+    """Raise where a function of scores closes over an array with a gradient: the gradient of blocks would not reach it.
+
+    PyTorch tells so of the result. JAX raises by itself, and so does TensorFlow of variables.
+    """
+    score_mod, xp, like = call.score_mod, call.xp, call.backend.stop_gradient(call.query)
+    if score_mod is None or not hasattr(like, "requires_grad"):
+        return
+    arrays: tuple[Array, ...] = ()
+    if isinstance(score_mod, ScoreMod):
+        score_mod, arrays = score_mod.function, tuple(map(call.backend.stop_gradient, score_mod.arrays))
+    first = positions(1, like, xp=xp)
+    at = Positions(xp.reshape(first, ()), xp.reshape(first, (1, 1, 1, 1)), xp.expand_dims(first, axis=-1), first)
+    new: Any = result_of("score_mod", score_mod, zeros_with(like, 1, 1, 1, 1, xp=xp), *at, *arrays)
+    if hasattr(new, "dtype") and xp.add(new, 0.0).requires_grad:  # of a sum, as it may be a parameter without autograd
+        raise ValueError(
+            "expected a score_mod whose arrays with a gradient are those of ScoreMod(function, arrays); "
+            "got one that closes over another"
+        )
 
 
 def score_variables(grid: Grid) -> tuple[Array, ...]:
