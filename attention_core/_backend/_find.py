@@ -128,8 +128,8 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
     if hasattr(array, "mask") and not callable(array.mask):
         expected = f"{name} as a plain array" if name else "a plain array"
         raise TypeError(f"expected {expected}; got {type(array).__name__}, whose own mask would be lost")
+    traced = is_compiling(array)
     try:
-        traced = is_compiling(array)
         xp = _compat[_learn_compat(type(array))] if traced else array_api_compat.array_namespace(array)
     except TypeError:
         xp = None
@@ -139,7 +139,8 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
         xp = backend.namespace if backend else xp
     if xp is None:
         raise TypeError(f"expected {f'{name} as an array' if name else 'an array'}; got {type_text(array)}")
-    _namespaces[type(array)] = xp
+    if not traced:  # torch.compile lets nothing be written from inside of a checkpoint
+        _namespaces[type(array)] = xp
     return xp
 
 

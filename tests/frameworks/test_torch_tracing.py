@@ -67,12 +67,15 @@ def test_torch_compile_of_16_bits(torch, name, dtype):
 
 COLD = """
 import torch
+from torch.utils.checkpoint import checkpoint
 from attention_core import {names}
-def function(*arrays):
+def attend(*arrays):
     query = arrays[0]
     return {call}
+def checkpointed(*arrays):
+    return checkpoint(attend, *arrays, use_reentrant=False)
 arrays = torch.ones(2, 2, 3, 4), torch.tensor([3, 1]), torch.tensor([7, 9])
-print(torch.compile(function, fullgraph=True, backend="eager")(*arrays).shape)
+print(torch.compile({function}, fullgraph=True, backend="eager")(*arrays).shape)
 """
 
 ATTENTION = "scaled_dot_product_attention(query, query, query, {options})"
@@ -80,17 +83,18 @@ ATTENTION = "scaled_dot_product_attention(query, query, query, {options})"
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize(
-    ("names", "options"),
+    ("function", "names", "options"),
     [
-        ("scaled_dot_product_attention", ""),
-        ("scaled_dot_product_attention", "is_causal=True"),
-        ("scaled_dot_product_attention, KeyLengths", "mask=KeyLengths(arrays[1])"),
-        ("scaled_dot_product_attention, Dropout", "dropout=Dropout(0.1, arrays[2])"),
+        ("attend", "scaled_dot_product_attention", ""),
+        ("attend", "scaled_dot_product_attention", "is_causal=True"),
+        ("attend", "scaled_dot_product_attention, KeyLengths", "mask=KeyLengths(arrays[1])"),
+        ("checkpointed", "scaled_dot_product_attention, KeyLengths", "mask=KeyLengths(arrays[1])"),
+        ("attend", "scaled_dot_product_attention, Dropout", "dropout=Dropout(0.1, arrays[2])"),
     ],
 )
-def test_torch_compile_may_be_the_first_to_call_the_core(torch, names, options):
-    """Nothing that the core remembers from earlier calls is needed to trace it."""
-    program = COLD.format(names=names, call=ATTENTION.format(options=options))
+def test_torch_compile_may_be_the_first_to_call_the_core(torch, function, names, options):
+    """Nothing that the core remembers from earlier calls is needed to trace it, and nothing is written meanwhile."""
+    program = COLD.format(function=function, names=names, call=ATTENTION.format(options=options))
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.stdout == "torch.Size([2, 2, 3, 4])\n", run.stderr
 
