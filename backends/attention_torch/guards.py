@@ -104,9 +104,10 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
 def _refusal_of_values(call: Call, later: bool) -> str | None:
     if later or not may_leak(call) or looks_afterwards(call):
         return None
-    with torch.no_grad():
-        if all_products_are_finite(call):
-            return None
+    if not torch.compiler.is_exporting():  # PyTorch cannot save a program with nothing under torch.no_grad
+        with torch.no_grad():
+            if all_products_are_finite(call):
+                return None
     return "lets masked keys leak that are not seen to be finite, with finite scores and gradients (line 5)"
 
 

@@ -276,6 +276,14 @@ def test_layer_is_exported_in_evaluation(name, layer, strict):
     assert set(program.state_dict) == set(layer.state_dict())
 
 
+def test_exported_layer_with_a_mask_is_saved(tmp_path):
+    x, keep = torch.ones(2, 5, 16).cumsum(1), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    layer = attention_torch.MultiHeadAttention(16, 4, seed=0, is_causal=True).eval()
+    torch.export.save(torch.export.export(layer, (x,), {"key_mask": keep}), tmp_path / "layer.pt2")
+    program = torch.export.load(tmp_path / "layer.pt2").module()
+    torch.testing.assert_close(program(x, key_mask=keep), layer(x, key_mask=keep))
+
+
 def test_options_and_mappings_reach_the_definition():
     layer = attention_torch.MultiHeadAttention(8, 2, seed=0)
     x, keep = torch.linspace(-1, 1, 80).reshape(2, 5, 8), torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]) > 0
