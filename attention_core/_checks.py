@@ -283,6 +283,7 @@ def check_boolean(name: str, array: Array, kinds: str = "a boolean array or a Ma
         raise TypeError(f"expected {name} as {kinds}; got {_no_array_text(array)}")
     kind = dtype_name(array.dtype)
     if kind != "bool":
+        common_namespace(None, {name: array})  # which says what a class of arrays that is refused stands for
         hint = _FROM_NUMBERS if kind in FLOATING else _CONVERTERS
         raise TypeError(f"expected {name} of dtype bool, True = may attend; got {kind}: {hint}")
 

@@ -128,6 +128,11 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
     if hasattr(array, "mask") and not callable(array.mask):
         expected = f"{name} as a plain array" if name else "a plain array"
         raise TypeError(f"expected {expected}; got {type(array).__name__}, whose own mask would be lost")
+    if type(array).__name__ == "CausalBias":  # a tensor of PyTorch whose memory was never written
+        raise TypeError(
+            f"expected {name or 'an argument'} as a plain array; got CausalBias: pass mask=Causal() for its upper left "
+            "variant, and mask=Causal(offset=N - M) for its lower right one"
+        )
     traced = is_compiling(array)
     try:
         xp = _compat[_learn_compat(type(array))] if traced else array_api_compat.array_namespace(array)

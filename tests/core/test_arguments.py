@@ -1,5 +1,6 @@
 """Wrong arguments of all public functions: numbers without bound, namespaces, arrays of other libraries, names."""
 
+import importlib
 import inspect
 import types
 import warnings
@@ -304,6 +305,11 @@ def test_sparse_and_nested_tensors_are_refused_by_name():
         for call in (lambda other=other: ac.gelu(other), lambda other=other: ac.merge_heads(other)):
             with pytest.raises(TypeError, match="expected x as a dense array; got a sparse or nested one"):
                 call()
+    bias = importlib.import_module("torch.nn.attention.bias")
+    for mask in (bias.causal_upper_left(4, 4), bias.causal_lower_right(4, 4)):
+        for name in ("mask", "bias"):
+            with pytest.raises(TypeError, match=rf"expected {name} as a plain array; got CausalBias: .*offset=N - M\)"):
+                ac.scaled_dot_product_attention(dense, dense, dense, **{name: mask})
 
 
 @pytest.mark.needs("tensorflow")

@@ -99,7 +99,7 @@ def test_maps_by_tanh_and_their_gradients_are_right_at_all_magnitudes(name, arit
         derivative = [
             mpmath.diff(formula, mpmath.mpf(float(v))) if abs(v) < 1e3 else (v > 0) * (name != "cap") for v in x
         ]
-    np.testing.assert_allclose(value, np.asarray(exact, float), rtol=2e-6, atol=1e-35)
+    np.testing.assert_allclose(value, np.asarray(exact, float), rtol=1e-5, atol=1e-35)  # of exp at large numbers
     if backend.differentiates:
         function = backend.value_and_grad(lambda x: xp.sum(getattr(ops, name)(x, *options, xp=xp)))
         ((gradient,),) = [backend.to_numpy(function(backend.from_numpy(x))[1])]
