@@ -118,8 +118,11 @@ def check_score_mod_holds_no_variable(call: Call) -> None:
 
     PyTorch tells so of the result. JAX raises by itself, and so does TensorFlow of variables.
     """
-    score_mod, xp, like = call.score_mod, call.xp, call.backend.stop_gradient(call.query)
-    if score_mod is None or not hasattr(like, "requires_grad"):
+    score_mod: Any = call.score_mod
+    if score_mod is None:
+        return
+    xp, like = call.xp, call.backend.stop_gradient(call.query)
+    if not hasattr(like, "requires_grad"):
         return
     arrays: tuple[Array, ...] = ()
     if isinstance(score_mod, ScoreMod):
