@@ -14,7 +14,8 @@ from attention_cli.terminal import Many, check_file, check_known, console, refus
 from attention_conformance import subject_report as report
 from attention_conformance.cases.large import available_memory, needed_memory
 from attention_conformance.problem import DTYPES
-from attention_conformance.run.finding import Finding, exit_status
+from attention_conformance.run.again import command_of
+from attention_conformance.run.finding import QUIET, Finding, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
 from attention_conformance.run.profiles import PROFILES
 from attention_conformance.run.subjects import (
@@ -42,7 +43,6 @@ CHOICES = {
 SHRINKING = 600.0
 """Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
 
-QUIET = ("right", "not offered", "refused", "accepted")
 
 
 def check(
@@ -129,6 +129,10 @@ class _Run:
             if not each.is_terminal:
                 each.width = min(each.width, 100)
 
+    @property
+    def _profile(self) -> str:
+        return f"like {self.job.like}" if self.job.like else self.job.profile
+
     def follow(self, messages: Iterator[Message]) -> None:
         """Tell of each message as it comes."""
         columns = (TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -171,17 +175,17 @@ class _Run:
         """Show what was found, and write it."""
         for each in report.tables(self.findings, self._screen.width):
             self._screen.print(each, highlight=False)
-        for line in report.power(self.findings, f"like {self.job.like}" if self.job.like else self.job.profile):
+        for line in report.power(self.findings, self._profile):
             self._screen.print(line, highlight=False)
-        wrong = [each for each in self.findings if each.verdict not in QUIET and each.dtype != "-"]
+        telling = most_telling(self.findings)
         if self.script:
             self._screen.print(
                 f"The least wrong call of seed {self.job.seed}, as a program:\n", highlight=False, soft_wrap=True
             )
             typer.echo(self.script)
-        elif wrong:
-            again = f"attention-core check {self.job.target} --case {wrong[0].case} --dtype {wrong[0].dtype}"
-            self._screen.print(f"To see the first again: {again}", highlight=False, soft_wrap=True)
+        elif telling is not None:
+            again = command_of(telling, self.job.target, self.job.declared, self._profile)
+            self._screen.print(f"To see the most telling again: {again}", highlight=False, soft_wrap=True)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
         typer.echo(report.summary(self.findings))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attention_conformance.cases import CASES
     from attention_conformance.cases.case import Case
+    from attention_conformance.run.again import problem_of
     from attention_conformance.run.digest import digest
     from attention_conformance.run.finding import Finding
     from attention_conformance.run.identical import Verdict
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from attention_conformance.run.runner import check
     from attention_conformance.run.subjects import check_subject
     from attention_conformance.subjects.subject import Subject
+    from attention_conformance.subjects.target import load_target
 
 __all__ = [
     "CASES",
@@ -32,6 +34,8 @@ __all__ = [
     "check",
     "check_subject",
     "digest",
+    "load_target",
+    "problem_of",
 ]
 
 _HOMES = {
@@ -44,6 +48,8 @@ _HOMES = {
     "check": "run.runner",
     "check_subject": "run.subjects",
     "digest": "run.digest",
+    "load_target": "subjects.target",
+    "problem_of": "run.again",
 }
 
 

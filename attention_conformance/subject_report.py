@@ -18,6 +18,9 @@ from attention_numpy.writing import write_file
 
 __all__ = ["assumptions", "line_of", "power", "read_findings", "summary", "tables", "write_findings"]
 
+MOST_REFUSALS = 6
+"""Reasons that the terminal shows; JSON and HTML have all."""
+
 STYLES = {
     "silently wrong": "bold red",
     "visibly wrong": "red",
@@ -75,29 +78,55 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text]:
             continue
         yield Text(f"\n{verdict.upper()}", style=STYLES[verdict])
         for group in groups.values():
-            yield from _group(group, width)
-    refused = Counter(each.detail[: width - 12] for each in findings if each.verdict == "refused")
+            yield from _group(group)
+    refused = _reasons(findings)
     if refused:
         yield Text("\nREFUSED", style="bold")
-        yield from (Text(f"  {count:>3} × {reason}", style="dim") for reason, count in refused.most_common(6))
-    lacking = Counter(each.detail for each in findings if each.verdict == "not offered")
+        yield from (Text(_refusal(reason, each, width), style="dim") for reason, each in refused[:MOST_REFUSALS])
+        rest = sum(len(each) for _, each in refused[MOST_REFUSALS:])
+        yield from [Text(f"  {rest:>3} × for other reasons", style="dim")] if rest else []
+    lacking = Counter(part for each in findings if each.verdict == "not offered" for part in each.detail.split(", "))
     if lacking:
-        yield Text("\nNOT OFFERED", style="bold")
-        yield from (Text(f"  {count:>3} × {reason}", style="dim") for reason, count in lacking.most_common())
+        count = sum(each.verdict == "not offered" for each in findings)
+        told = ", ".join(f"{part} {count}" for part, count in lacking.most_common())
+        yield Text(f"\nNOT OFFERED ({count} cases)", style="bold")
+        yield Text(f"  {told}", style="dim")
     yield Text("")
     yield _counts(findings)
 
 
-def _group(group: Sequence[Finding], width: int) -> Iterable[Text]:
+def _reasons(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
+    """The refused findings by what was raised, the most frequent first."""
+    groups: dict[str, list[Finding]] = {}
+    for each in findings:
+        if each.verdict == "refused":
+            groups.setdefault(each.detail, []).append(each)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+
+def _refusal(reason: str, refused: Sequence[Finding], width: int) -> str:
+    return f"  {len(refused):>3} × {reason[: width - 12]}\n        {_names(refused, 3)}"
+
+
+def _group(group: Sequence[Finding]) -> Iterable[Text]:
     first = group[0]
     cause = first.says if first.variant else first.shows.rstrip(".")
     name = f" ({first.variant})" if first.variant else ""
     yield Text(f"  {cause}{name}", style="bold")
     if first.line in LINES and first.line:
         yield Text(f"    contract, line {first.line}: {LINES[first.line]}", style="dim")
-    names = ", ".join(dict.fromkeys(f"{each.case} [{each.dtype}]" for each in group))
-    yield Text(f"    {names}" if len(names) < 3 * width else f"    {names[: 3 * width]}… ({len(group)} in all)")
-    yield Text(f"    {first.case}: {first.detail}")
+    yield Text(f"    {_names(group, 8)}")
+    yield from [Text(f"    {first.case}: {first.detail}")] if first.detail else []
+
+
+def _names(findings: Iterable[Finding], most: int) -> str:
+    """The cases, each with its dtypes; those beyond the most are counted."""
+    dtypes: dict[str, list[str]] = {}
+    for each in findings:
+        dtypes.setdefault(each.case, []).append(each.dtype)
+    names = [f"{case} [{', '.join(each)}]" for case, each in dtypes.items()]
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f", and {rest} more" if rest > 0 else "")
 
 
 def _counts(findings: Sequence[Finding]) -> Table:
@@ -130,14 +159,15 @@ def power(findings: Sequence[Finding], profile: str) -> list[str]:
     if not names:
         return []
     lines = [
-        f"The bounds of profile {profile} reject {len(rejected)} of {len(names)} faults planted in the definition."
+        f"Would the bounds of profile {profile} see a mistake? They reject {len(rejected)} of {len(names)} faults "
+        f"planted in the definition."
     ]
     missed = [name for name in names if name not in rejected]
     if missed:
-        lines.append(f"No case that is right would show: {', '.join(missed)}.")
+        lines.append(f"Not ruled out, as no case that is right tells them apart: {', '.join(missed)}.")
     idle = dict.fromkeys(each.case for each in findings if each.is_idle)
     if idle:
-        lines.append(f"Idle, as they reject none: {', '.join(idle)}.")
+        lines.append(f"Cases whose bounds reject no planted fault: {', '.join(idle)}.")
     return lines
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["FORMATS", "Format", "spacing", "worst_error"]
+__all__ = ["FORMATS", "Format", "errors_of", "spacing", "worst_error"]
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,15 @@ def worst_error(got: NumpyArray, expected: Exact, dtype: str) -> tuple[float, st
         return np.inf, f"expected dtype {dtype}; got {got.dtype.name}"
     if not got.size:
         return 0.0, ""
+    errors = errors_of(got, expected, dtype)
+    index = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape))
+    return float(errors[index]), f"at {index}: expected {expected.high[index]:.9g}; got {float(got[index]):.9g}"
+
+
+def errors_of(got: NumpyArray, expected: Exact, dtype: str) -> NumpyArray:
+    """The error of each element in units in the last place of its scale."""
     numbers = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
         errors = np.abs((numbers - expected.high) - expected.low) / spacing(expected.scale, dtype)
     same = (numbers == expected.high) | (np.isnan(numbers) & np.isnan(expected.high))
-    errors = np.where(np.isfinite(numbers) & np.isfinite(expected.high), errors, np.where(same, 0.0, np.inf))
-    index = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape))
-    return float(errors[index]), f"at {index}: expected {expected.high[index]:.9g}; got {numbers[index]:.9g}"
+    return np.where(np.isfinite(numbers) & np.isfinite(expected.high), errors, np.where(same, 0.0, np.inf))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["VERDICTS", "WRONG", "Finding", "counted", "exit_status", "finding_from", "to_row"]
+from attention_conformance.run.where import Tiles, Worst
+
+__all__ = ["QUIET", "VERDICTS", "WRONG", "Finding", "counted", "exit_status", "finding_from", "most_telling", "to_row"]
 
 VERDICTS = (
     "silently wrong",
@@ -24,6 +26,9 @@ VERDICTS = (
 """All verdicts, the worst first."""
 
 WRONG = ("silently wrong", "visibly wrong")
+
+QUIET = ("right", "not offered", "refused", "accepted")
+"""Verdicts that call for no action."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,14 @@ class Finding:
     seconds : float
     traceback : str
     seed : int
+    shapes : mapping of str to tuple of int
+        The arrays of the call. `problem_of` makes them again.
+    worst : Worst, optional
+        The element with the largest error, where a number is wrong.
+    tiles : Tiles, optional
+        The largest error by heads, and by tiles of queries or keys.
+    reason : str
+        Why it is accepted, by a file of expected findings.
     """
 
     case: str
@@ -72,6 +85,10 @@ class Finding:
     seconds: float = 0.0
     traceback: str = ""
     seed: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    worst: Worst | None = None
+    tiles: Tiles | None = None
+    reason: str = ""
 
     @property
     def is_idle(self) -> bool:
@@ -87,21 +104,54 @@ def exit_status(findings: Sequence[Finding]) -> int:
     return int(bool(verdicts & {*WRONG, "differs by convention"}) or not verdicts & {"right", "accepted"})
 
 
+def most_telling(findings: Iterable[Finding]) -> Finding | None:
+    """The finding to look at first: the worst verdict, then the widest type, then the smallest arrays."""
+    shown = [each for each in findings if each.verdict not in QUIET and each.dtype != "-"]
+    wide = ("float32", "float64")
+    return min(
+        shown,
+        key=lambda each: (
+            VERDICTS.index(each.verdict),
+            each.dtype not in wide,
+            sum(math.prod(shape) for shape in each.shapes.values()) or math.inf,
+        ),
+        default=None,
+    )
+
+
 def to_row(finding: Finding) -> dict[str, Any]:
     """A finding as JSON takes it: infinity as text, and NaN as null."""
-    return {name: _plain(each) for name, each in dataclasses.asdict(finding).items()}
+    row: dict[str, Any] = _plain(dataclasses.asdict(finding))
+    return row
 
 
 def _plain(each: Any) -> Any:
+    if isinstance(each, Mapping):
+        return {name: _plain(part) for name, part in each.items()}
+    if isinstance(each, list | tuple):
+        return [_plain(part) for part in each]
     if not isinstance(each, float) or math.isfinite(each):
         return each
-    return None if math.isnan(each) else "inf"
+    return None if math.isnan(each) else str(each)
 
 
-def finding_from(row: dict[str, Any]) -> Finding:
+def finding_from(row: Mapping[str, Any]) -> Finding:
     """A finding from what JSON held."""
-    numbers = {name: math.nan if row[name] is None else float(row[name]) for name in ("error", "bound", "seconds")}
-    return Finding(**{**row, **numbers, "rejected": tuple(row["rejected"]), "planted": tuple(row["planted"])})
+    numbers = {name: _number(row[name]) for name in ("error", "bound", "seconds")}
+    lists = {name: tuple(row[name]) for name in ("rejected", "planted")}
+    shapes = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
+    worst, tiles = row.get("worst"), row.get("tiles")
+    if worst is not None:
+        both = {name: _number(worst[name]) for name in ("got", "expected")}
+        worst = Worst(**{**worst, **both, "index": tuple(worst["index"])})
+    if tiles is not None:
+        errors = tuple(tuple(map(_number, line)) for line in tiles["errors"])
+        tiles = Tiles(**{**tiles, "tile": tuple(tiles["tile"]), "errors": errors})
+    return Finding(**{**row, **numbers, **lists, "shapes": shapes, "worst": worst, "tiles": tiles})
+
+
+def _number(each: Any) -> float:
+    return math.nan if each is None else float(each)
 
 
 def counted(findings: Iterable[Finding]) -> dict[str, int]:

@@ -30,6 +30,7 @@ from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradi
 from attention_conformance.run.result import one_line
 from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
 from attention_conformance.run.watch import Touched, poisoned, shared, watched
+from attention_conformance.run.where import located
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.subject import NotOffered, Subject
@@ -92,6 +93,7 @@ class Measured:
     error: float = 0.0
     bound: float = math.inf
     detail: str = ""
+    result: str = ""
 
     @property
     def passes(self) -> bool:
@@ -150,6 +152,7 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
             raise NotOffered("weights and logsumexp")
     except NotOffered as lacking:
         return replace(blank, verdict="not offered", detail=str(lacking))
+    blank = replace(blank, shapes={name: each.shape for name, each in problem.arrays.items()})
     try:
         measure = _MEASURES.get(question.case.measure, _plain)
         return several(question, problem, _call) if several else measure(question, problem)
@@ -338,7 +341,8 @@ def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], 
     if measured.passes:
         return replace(found, **_power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth) else "silently wrong"
-    return _told(replace(found, verdict=verdict), question, variants.equal(got, bounds))
+    found = replace(found, verdict=verdict, **bounds.located(measured.result, got))
+    return _told(found, question, variants.equal(got, bounds))
 
 
 def _kind(question: Question, name: str, problem: Problem) -> Any:
@@ -384,9 +388,13 @@ class _Bounds:
             if name in got:
                 dtype = self.dtype(name)
                 error, where = worst_error(got[name], expected[name], dtype)
-                measured.append(Measured(error, self.bound(name, dtype), f"{name} {where}"))
+                measured.append(Measured(error, self.bound(name, dtype), f"{name} {where}", name))
         worst = [each for each in measured if math.isnan(each.error)] or measured
         return max(worst, key=lambda each: each.error / each.bound, default=Measured(math.inf, 0.0, "no result"))
+
+    def located(self, name: str, got: Mapping[str, NumpyArray]) -> Mapping[str, Any]:
+        """Where the errors of a wrong result are."""
+        return located(name, got[name], self.truth.arrays[name], self.dtype(name)) if name in got else {}
 
     def dtype(self, name: str) -> str:
         """The dtype of a result."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -52,12 +53,15 @@ def command(*arguments, **environment):
 
 def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target):
     case = ("--case", "ladder-128x64-causal", "--case", "empty-row-mask", "--dtype", "float32")
-    found = in_this_process(target, *case)
+    found = in_this_process(target, *case, "--layout", "BHSD", "--seed", 3)
     assert found.exit_code == 1
     told = " ".join(found.stdout.split())
     assert "SILENTLY WRONG queries from 64 on see one key of the future (future-key-from-64)" in told
     assert "a fully masked row gives the average of all values (mean-of-masked-row) contract, line 4" in told
     assert found.stdout.splitlines()[-1] == "1 silently wrong, 1 differs by convention"
+    again = next(line for line in found.stdout.splitlines() if "the most telling again: " in line)
+    words = ["attention-core", "check", target, "--layout", "BHSD", "--case", "ladder-128x64-causal"]
+    assert shlex.split(again.partition("again: ")[2]) == [*words, "--dtype", "float32", "--seed", "3"]
     accepted = ("--accept", "mean-of-masked-row", "--accept", "future-key-from-64")
     assert in_this_process(target, *case, *accepted).exit_code == 0
 

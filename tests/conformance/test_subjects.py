@@ -4,12 +4,12 @@ import numpy as np
 import planted_kernels as planted
 import pytest
 
-from attention_conformance import CASES, Subject, check_subject
+from attention_conformance import CASES, Finding, Subject, check_subject, problem_of
 from attention_conformance.oracle.attention import attention
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.oracle.gradients import gradients
 from attention_conformance.oracle.ulps import worst_error
-from attention_conformance.run.finding import WRONG
+from attention_conformance.run.finding import WRONG, finding_from, most_telling, to_row
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled
 
@@ -92,6 +92,35 @@ def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
     for fault, name in named.items():
         case = planted.FORWARD[fault]
         assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].variant == name
+
+
+@pytest.mark.needs("numpy")
+def test_a_wrong_finding_has_its_worst_element_its_tiles_and_its_arrays_again():
+    subject = Subject(planted.Kernel("future key from 64"), **TAKES)
+    wrong = found(subject, "ladder-128x64-causal", seed=5)["ladder-128x64-causal"]
+    assert str(wrong.worst.index) in wrong.detail
+    assert f"expected {wrong.worst.expected:.9g}; got {wrong.worst.got:.9g}" in wrong.detail
+    assert (wrong.tiles.result, wrong.tiles.rows, wrong.tiles.columns) == ("output", "head", "query")
+    right = [error <= wrong.bound for error in wrong.tiles.errors[0]]
+    at, size = 64 // wrong.tiles.tile[1], len(right)
+    assert right == [True] * at + [False] * (size - at)
+    assert max(map(max, wrong.tiles.errors)) == pytest.approx(wrong.error, rel=1e-2)
+    arrays = problem_of(wrong, subject).arrays
+    assert {name: each.shape for name, each in arrays.items()} == wrong.shapes
+    got = subject.function(*(arrays[name] for name in ("query", "key", "value")), is_causal=True)
+    assert got[wrong.worst.index] == wrong.worst.got
+    assert finding_from(to_row(wrong)) == wrong
+
+
+def test_the_most_telling_finding_is_silent_wide_and_small():
+    def made(case, verdict, dtype, rows):
+        return Finding(case, dtype, 1, "", verdict, shapes={"query": (rows, 8)})
+
+    telling = made("this", "silently wrong", "float32", 5)
+    others = [made("a", "crashed", "float32", 1), made("b", "silently wrong", "float16", 2)]
+    others += [made("c", "silently wrong", "float32", 9), made("d", "right", "float32", 1)]
+    assert most_telling([*others, telling]) is telling
+    assert most_telling(others[3:]) is None
 
 
 HONEST = (

@@ -1,0 +1,67 @@
+"""A finding once more: the command, a script, and the arrays of its case."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from attention_conformance.problem import Problem
+from attention_conformance.run.finding import Finding
+from attention_conformance.run.judge import Question, drawn
+from attention_conformance.run.subjects import subject_cases
+from attention_conformance.subjects.fit import fit
+from attention_conformance.subjects.probe import settled
+from attention_conformance.subjects.subject import Subject
+
+__all__ = ["command_of", "problem_of", "script_of"]
+
+FLAGS = {"grouped": {True: "--grouped", False: "--no-grouped"}}
+"""Options that take no value."""
+
+
+def problem_of(finding: Finding, subject: Subject) -> Problem:
+    """Make the arrays of a finding again, as NumPy has them.
+
+    Parameters
+    ----------
+    finding : Finding
+    subject : Subject
+        The one that the finding is about.
+
+    Returns
+    -------
+    Problem
+        With all ``arrays`` of the call, and the ``cotangent`` of a case about gradients.
+    """
+    subject = settled(subject)
+    (case,) = (each for each in subject_cases() if each.name == finding.case)
+    return fit(drawn(Question(subject, case, finding.dtype, seed=finding.seed)), subject)
+
+
+def command_of(finding: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
+    """The command that checks the case of a finding alone."""
+    words = ["attention-core", "check", target]
+    for name, each in declared.items():
+        option = f"--{name.removeprefix('default_')}"
+        words += [FLAGS[name][each]] if name in FLAGS else [option, str(each)]
+    words += ["--case", finding.case, "--dtype", finding.dtype]
+    words += ["--seed", str(finding.seed)] if finding.seed else []
+    return shlex.join(words + (["--profile", profile] if profile != "kernel" else []))
+
+
+def script_of(finding: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
+    """A script that checks the case of a finding alone, and has the arrays of its call."""
+    told = "".join(f", {name}={each!r}" for name, each in declared.items())
+    name, _, like = profile.partition(" ")
+    how = f'like=load_target("{like}")' if name == "like" else f'profile="{profile}"'
+    return f"""from attention_conformance import check_subject, load_target, problem_of
+
+subject = load_target({target!r}{told})
+options = dict(cases=["{finding.case}"], dtypes=["{finding.dtype}"], seed={finding.seed}, {how})
+(finding,) = (each for each in check_subject(subject, **options) if each.case == "{finding.case}")
+print(finding.verdict, "by", finding.error, "units in the last place:", finding.detail)
+
+problem = problem_of(finding, subject)  # the arrays of the call
+print({{name: (array.dtype.name, array.shape) for name, array in problem.arrays.items()}}, problem.options)
+"""
