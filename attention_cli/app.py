@@ -156,6 +156,14 @@ def check(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0,
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML for a build server.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, for an issue or a build's summary.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Compare with this file of --json, of a former run.")] = None,
+    expected: Annotated[
+        str | None, typer.Option(help="A file of findings that are expected, or shipped: that of the preset.")
+    ] = None,
+    write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None,
     untrusted: Annotated[
         bool, typer.Option("--untrusted", help="For generated kernels: fresh seeds, compared in another process.")
@@ -184,7 +192,9 @@ def check(
         seed=seed if seed is not None else secrets.randbits(32) if untrusted else 0,
         timeout=timeout,
         jobs=jobs,
-        json=json,
+        files={"json": json, "junit": junit, "markdown": markdown, "html": html, "expected": write_expected},
+        compare=compare,
+        expected=expected,
         resume=resume,
         fuzz=fuzz,
         untrusted=untrusted,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,18 @@ from attention_cli.terminal import Many, check_file, check_known, console, refus
 from attention_conformance import subject_report as report
 from attention_conformance.cases.large import available_memory, needed_memory
 from attention_conformance.problem import DTYPES
+from attention_conformance.report import environment
 from attention_conformance.run.again import command_of
+from attention_conformance.run.changes import Change, changes
+from attention_conformance.run.expected import (
+    Expected,
+    ExpectedError,
+    expected_text,
+    met,
+    read_expected,
+    shipped,
+    unmatched,
+)
 from attention_conformance.run.finding import QUIET, Finding, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
 from attention_conformance.run.profiles import PROFILES
@@ -29,7 +40,12 @@ from attention_conformance.run.subjects import (
     supervised,
     work,
 )
+from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.subjects.subject import LAYOUTS
+from attention_conformance.written.html import write_html
+from attention_conformance.written.junit import write_junit
+from attention_conformance.written.markdown import write_markdown
+from attention_numpy.writing import write_file
 
 __all__ = ["check"]
 
@@ -44,7 +60,6 @@ SHRINKING = 600.0
 """Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
 
 
-
 def check(
     target: str,
     *,
@@ -56,7 +71,9 @@ def check(
     seed: int,
     timeout: float,
     jobs: int,
-    json: Path | None,
+    files: dict[str, Path | None],
+    compare: Path | None,
+    expected: str | None,
     resume: Path | None,
     fuzz: float = 0.0,
     untrusted: bool = False,
@@ -72,7 +89,6 @@ def check(
     for pattern in case or ():
         if not subject_cases([pattern]):
             raise refusal(f"expected a case; got {pattern!r}, which none matches")
-    check_file(json)
     if untrusted and (fuzz or not jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
     free = available_memory()
@@ -80,7 +96,9 @@ def check(
         raise refusal(f"expected {needed_memory():g} GiB of free memory for --large; got {free:.1f}")
     if fuzz and not has_hypothesis():
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
-    former = _former(resume)
+    for path in files.values():
+        check_file(path)
+    former, before = _former("resume", resume), _former("compare", compare)
     job = Job(
         target,
         declared,
@@ -95,39 +113,54 @@ def check(
         is_large=large,
         done=frozenset((each.case, each.dtype) for each in former),
     )
-    run = _Run(job, former)
+    run = _Run(job, former, before, _expected(expected, target))
     try:
         limit = max(timeout, SHRINKING) if fuzz or large else timeout
         with contextlib.closing(supervised(job, limit) if jobs else work(job)) as messages:  # type: ignore[type-var]
             run.follow(messages)
     except BaseException:  # of an interrupt: what was found is told, and kept
-        run.finish(json, interrupted=True)
+        run.finish(files, interrupted=True)
         raise
     if run.reason:
         raise refusal(run.reason)
-    run.finish(json)
+    run.finish(files)
     raise typer.Exit(exit_status(run.findings))
 
 
-def _former(resume: Path | None) -> list[Finding]:
-    if resume is None:
+def _former(option: str, path: Path | None) -> list[Finding]:
+    if path is None:
         return []
     try:
-        return [each for each in report.read_findings(resume) if each.case != "end"]
+        return [each for each in report.read_findings(path) if each.case != "end"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise refusal(f"expected a file that --json wrote for --resume; got {str(resume)!r}") from error
+        raise refusal(f"expected a file that --json wrote for --{option}; got {str(path)!r}") from error
+
+
+def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
+    path = shipped(target) if expected == "shipped" else Path(expected) if expected else None
+    try:
+        return () if path is None else read_expected(path)
+    except ExpectedError as error:
+        raise refusal(str(error)) from error
 
 
 class _Run:
     """Follows the messages of a run, and tells of them."""
 
-    def __init__(self, job: Job, former: list[Finding]) -> None:
-        self.job, self.findings, self.reason, self.script = job, former, "", ""
-        self._about: dict[str, Any] = {"target": job.target, "profile": job.profile, "seed": job.seed}
+    def __init__(self, job: Job, former: list[Finding], before: list[Finding], expected: tuple[Expected, ...]) -> None:
+        self.job, self.findings, self.reason, self.script = job, [], "", ""
+        self._before, self._expected = before, expected
+        self._about: dict[str, Any] = {"target": job.target, "profile": self._profile, "seed": job.seed}
+        self._about |= {"declared": dict(job.declared), "machine": environment({})}
+        self.findings += [met(each, expected, self._device) for each in former]
         self._screen, self._errors = console(), console(stderr=True)
         for each in (self._screen, self._errors):
             if not each.is_terminal:
                 each.width = min(each.width, 100)
+
+    @property
+    def _device(self) -> str:
+        return str(self._about.get("assumed", self.job.declared).get("device") or "cpu")
 
     @property
     def _profile(self) -> str:
@@ -165,18 +198,25 @@ class _Run:
             self._errors.print(f"  {line}", highlight=False)
 
     def _note(self, finding: Finding) -> None:
+        finding = met(finding, self._expected, self._device)
         if not self.findings:
             self._errors.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
         self.findings.append(finding)
         if finding.verdict not in QUIET:
             self._errors.print(report.line_of(finding), highlight=False, soft_wrap=True)
 
-    def finish(self, json: Path | None, *, interrupted: bool = False) -> None:
+    def finish(self, files: dict[str, Path | None], *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
+        self._about["interrupted"] = interrupted
+        if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
+            self.findings += unmatched(self.findings, self._expected, self._device)
         for each in report.tables(self.findings, self._screen.width):
             self._screen.print(each, highlight=False)
         for line in report.power(self.findings, self._profile):
             self._screen.print(line, highlight=False)
+        changed = changes(self._before, self.findings) if self._before else []
+        if self._before:
+            self._compare(changed)
         telling = most_telling(self.findings)
         if self.script:
             self._screen.print(
@@ -189,6 +229,31 @@ class _Run:
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
         typer.echo(report.summary(self.findings))
-        if json is not None:
-            with refusing_files():
-                report.write_findings(json, self.findings, {**self._about, "interrupted": interrupted})
+        with refusing_files():
+            self._write(files, changed)
+
+    def _compare(self, changed: list[Change]) -> None:
+        self._screen.print(f"\n{len(changed)} verdicts differ from the former run", style="bold")
+        for each in changed:
+            told = f"  {each.says}: {each.case} [{each.dtype}], {each.before or 'not run'} → {each.after or 'not run'}"
+            self._screen.print(told, highlight=False)
+
+    def _write(self, files: dict[str, Path | None], changed: list[Change]) -> None:
+        found, about = self.findings, self._about
+        writers: dict[str, Callable[[Path], None]] = {
+            "json": lambda path: report.write_findings(path, found, about),
+            "junit": lambda path: write_junit(path, found, about),
+            "markdown": lambda path: write_markdown(path, found, about, changed),
+            "html": lambda path: write_html(path, found, about, changed),
+            "expected": self._write_expected,
+        }
+        for name, path in files.items():
+            if path is not None:
+                writers[name](path)
+
+    def _write_expected(self, path: Path) -> None:
+        preset = PRESETS.get(self.job.target)
+        package = preset.package if preset else ""
+        device = str(self.job.declared.get("device", ""))
+        text = expected_text(self.findings, self._expected, device=device, package=package)
+        write_file(path, text.encode())

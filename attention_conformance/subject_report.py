@@ -13,7 +13,7 @@ from rich.text import Text
 
 from attention_conformance.cases.contract import LINES
 from attention_conformance.oracle.variants import FAULTS
-from attention_conformance.run.finding import WRONG, Finding, counted, finding_from, to_row
+from attention_conformance.run.finding import Finding, counted, finding_from, grouped, to_row
 from attention_numpy.writing import write_file
 
 __all__ = ["assumptions", "line_of", "power", "read_findings", "summary", "tables", "write_findings"]
@@ -27,6 +27,7 @@ STYLES = {
     "crashed": "bold magenta",
     "timed out": "bold magenta",
     "differs by convention": "yellow",
+    "unexpectedly right": "yellow",
     "refused": "dim",
     "not offered": "dim",
     "accepted": "cyan",
@@ -68,17 +69,12 @@ def line_of(finding: Finding) -> Text:
 
 def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text]:
     """What is wrong, the worst first and grouped by cause; then the numbers of all verdicts."""
-    shown = [*WRONG, "crashed", "timed out", "differs by convention", "accepted"]
-    for verdict in shown:
-        groups: dict[tuple[str, int], list[Finding]] = {}
-        for each in findings:
-            if each.verdict == verdict:
-                groups.setdefault((each.variant or each.case, each.line), []).append(each)
-        if not groups:
-            continue
-        yield Text(f"\n{verdict.upper()}", style=STYLES[verdict])
-        for group in groups.values():
-            yield from _group(group)
+    last = ""
+    for group in grouped(each for each in findings if each.verdict not in ("right", "refused", "not offered")):
+        verdict = group[0].verdict
+        yield from [Text(f"\n{verdict.upper()}", style=STYLES[verdict])] if verdict != last else []
+        yield from _group(group)
+        last = verdict
     refused = _reasons(findings)
     if refused:
         yield Text("\nREFUSED", style="bold")
@@ -115,6 +111,7 @@ def _group(group: Sequence[Finding]) -> Iterable[Text]:
     yield Text(f"  {cause}{name}", style="bold")
     if first.line in LINES and first.line:
         yield Text(f"    contract, line {first.line}: {LINES[first.line]}", style="dim")
+    yield from [Text(f"    {first.reason}", style="dim")] if first.reason else []
     yield Text(f"    {_names(group, 8)}")
     yield from [Text(f"    {first.case}: {first.detail}")] if first.detail else []
 
@@ -145,9 +142,10 @@ MEANINGS = {
     "crashed": "the process ended",
     "timed out": "no answer in time",
     "differs by convention": "another known answer; --accept NAME",
+    "unexpectedly right": "named by --expected, and no longer wrong",
     "refused": "an exception before a result",
     "not offered": "the subject declares no such option",
-    "accepted": "named by --accept",
+    "accepted": "named by --accept or --expected",
     "right": "within the bound",
 }
 

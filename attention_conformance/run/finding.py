@@ -8,9 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attention_conformance.run.where import Tiles, Worst
+from attention_conformance.run.where import Blocks, Worst
 
-__all__ = ["QUIET", "VERDICTS", "WRONG", "Finding", "counted", "exit_status", "finding_from", "most_telling", "to_row"]
+__all__ = [
+    "QUIET",
+    "VERDICTS",
+    "WRONG",
+    "Finding",
+    "counted",
+    "exit_status",
+    "finding_from",
+    "grouped",
+    "most_telling",
+    "to_row",
+]
 
 VERDICTS = (
     "silently wrong",
@@ -18,6 +29,7 @@ VERDICTS = (
     "crashed",
     "timed out",
     "differs by convention",
+    "unexpectedly right",
     "refused",
     "not offered",
     "accepted",
@@ -64,8 +76,8 @@ class Finding:
         The arrays of the call. `problem_of` makes them again.
     worst : Worst, optional
         The element with the largest error, where a number is wrong.
-    tiles : Tiles, optional
-        The largest error by heads, and by tiles of queries or keys.
+    blocks : Blocks, optional
+        The largest error by heads, and by blocks of queries or keys.
     reason : str
         Why it is accepted, by a file of expected findings.
     """
@@ -87,7 +99,7 @@ class Finding:
     seed: int = 0
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     worst: Worst | None = None
-    tiles: Tiles | None = None
+    blocks: Blocks | None = None
     reason: str = ""
 
     @property
@@ -101,7 +113,9 @@ def exit_status(findings: Sequence[Finding]) -> int:
     verdicts = {each.verdict for each in findings}
     if verdicts & {"crashed", "timed out"}:
         return 3
-    return int(bool(verdicts & {*WRONG, "differs by convention"}) or not verdicts & {"right", "accepted"})
+    return int(
+        bool(verdicts & {*WRONG, "differs by convention", "unexpectedly right"}) or not verdicts & {"right", "accepted"}
+    )
 
 
 def most_telling(findings: Iterable[Finding]) -> Finding | None:
@@ -117,6 +131,14 @@ def most_telling(findings: Iterable[Finding]) -> Finding | None:
         ),
         default=None,
     )
+
+
+def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings of one verdict and one cause together, the worst first."""
+    groups: dict[tuple[str, str, int], list[Finding]] = {}
+    for each in findings:
+        groups.setdefault((each.verdict, each.variant or each.case, each.line), []).append(each)
+    return sorted(groups.values(), key=lambda group: VERDICTS.index(group[0].verdict))
 
 
 def to_row(finding: Finding) -> dict[str, Any]:
@@ -140,14 +162,14 @@ def finding_from(row: Mapping[str, Any]) -> Finding:
     numbers = {name: _number(row[name]) for name in ("error", "bound", "seconds")}
     lists = {name: tuple(row[name]) for name in ("rejected", "planted")}
     shapes = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
-    worst, tiles = row.get("worst"), row.get("tiles")
+    worst, blocks = row.get("worst"), row.get("blocks")
     if worst is not None:
         both = {name: _number(worst[name]) for name in ("got", "expected")}
         worst = Worst(**{**worst, **both, "index": tuple(worst["index"])})
-    if tiles is not None:
-        errors = tuple(tuple(map(_number, line)) for line in tiles["errors"])
-        tiles = Tiles(**{**tiles, "tile": tuple(tiles["tile"]), "errors": errors})
-    return Finding(**{**row, **numbers, **lists, "shapes": shapes, "worst": worst, "tiles": tiles})
+    if blocks is not None:
+        errors = tuple(tuple(map(_number, line)) for line in blocks["errors"])
+        blocks = Blocks(**{**blocks, "block": tuple(blocks["block"]), "errors": errors})
+    return Finding(**{**row, **numbers, **lists, "shapes": shapes, "worst": worst, "blocks": blocks})
 
 
 def _number(each: Any) -> float:

@@ -66,6 +66,35 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
     assert in_this_process(target, *case, *accepted).exit_code == 0
 
 
+def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_path):
+    case = ("--case", "scale", "--case", "empty-row-mask", "--dtype", "float32")
+    file = tmp_path / "expected.toml"
+    assert in_this_process(target, *case, "--write-expected", file).exit_code == 1
+    found = in_this_process(target, *case, "--expected", file)
+    assert (found.exit_code, found.stdout.splitlines()[-1]) == (0, "0 silently wrong, 1 accepted, 1 right")
+    again = tmp_path / "again.toml"
+    in_this_process(target, *case, "--expected", file, "--write-expected", again)
+    assert again.read_text() == file.read_text()
+    text = file.read_text()
+    for changed, status in {
+        text.replace("differs by convention", "silently wrong"): 1,  # wrong in another way than it says
+        text + 'versions = { numpy = "<1" }\n': 1,  # about another version
+        text + 'device = "cuda*"\n': 1,
+        text + '\n[[expected]]\ncase = "sca*"\nreason = "was wrong"\n': 1,  # is right
+        text + '\n[[expected]]\ncase = "scale"\n': 2,
+        text + 'verdict = "odd"\n': 2,
+        text + 'versions = { numpy = "new" }\n': 2,
+        text + 'dtpye = "float32"\n': 2,
+    }.items():
+        file.write_text(changed)
+        assert in_this_process(target, *case, "--expected", file).exit_code == status, changed
+    file.write_text(text + '\n[[expected]]\ncase = "scale"\nreason = "was wrong"\n')
+    assert (
+        "expected a wrong answer (was wrong); got the right one"
+        in in_this_process(target, *case, "--expected", file).stdout
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,0 +1,188 @@
+"""Findings that are expected, as a file tells: they pass, and it is an error if they are right."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from attention_conformance.run.finding import QUIET, VERDICTS, Finding
+
+__all__ = ["Expected", "ExpectedError", "expected_text", "met", "read_expected", "shipped", "unmatched"]
+
+SHIPPED = Path(__file__).parents[1] / "subjects" / "expected"
+"""Files for the presets that have findings."""
+
+
+class ExpectedError(ValueError):
+    """A file of expected findings that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A finding that is expected.
+
+    Attributes
+    ----------
+    case, dtype, device : str
+        Patterns; by default all.
+    versions : mapping of str to str
+        Packages, and the versions of them that it is about, such as ``>=2.6,<2.14``.
+    verdict : str
+        The verdict that is expected; any that is wrong, if empty.
+    reason, link : str
+    """
+
+    case: str
+    dtype: str = "*"
+    device: str = "*"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    verdict: str = ""
+    reason: str = ""
+    link: str = ""
+
+    def matches(self, finding: Finding, device: str) -> bool:
+        """Whether it is about this finding, here."""
+        pairs = (self.case, finding.case), (self.dtype, finding.dtype), (self.device, device)
+        return all(fnmatch(name, pattern) for pattern, name in pairs) and self.is_installed
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether all packages have the versions that it is about."""
+        return all(_has(name, versions) for name, versions in self.versions.items())
+
+
+def _has(name: str, versions: str) -> bool:
+    try:
+        return SpecifierSet(versions).contains(version(name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
+def shipped(target: str) -> Path | None:
+    """The file of a preset, where it has findings."""
+    path = SHIPPED / f"{target}.toml"
+    return path if path.is_file() else None
+
+
+def read_expected(path: Path) -> tuple[Expected, ...]:
+    """Read a file of expected findings; ExpectedError says what is wrong with it.
+
+    Parameters
+    ----------
+    path : Path
+        TOML, with a table ``[[expected]]`` for each `Expected`.
+
+    Returns
+    -------
+    tuple of Expected
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ExpectedError(f"expected a file of TOML; got {str(path)!r}: {error}") from error
+    rows = document.get("expected", [])
+    if set(document) - {"expected"} or not isinstance(rows, list):
+        raise ExpectedError(f"expected tables [[expected]] alone in {path}; got {', '.join(document)}")
+    return tuple(_entry(row, path) for row in rows)
+
+
+def _entry(row: dict[str, Any], path: Path) -> Expected:
+    known = Expected.__dataclass_fields__
+    for name in row:
+        if name not in known:
+            raise ExpectedError(f"expected keys out of {', '.join(known)} in {path}; got {name!r}")
+    if not row.get("case") or not row.get("reason"):
+        raise ExpectedError(f"expected a case and a reason in each table of {path}; got {row}")
+    if row.get("verdict", "") not in ("", *VERDICTS):
+        raise ExpectedError(f"expected a verdict out of {', '.join(VERDICTS)} in {path}; got {row['verdict']!r}")
+    try:
+        for versions in row.get("versions", {}).values():
+            SpecifierSet(versions)
+    except (AttributeError, InvalidSpecifier) as error:
+        raise ExpectedError(f"expected versions as in torch = '>=2.6' in {path}; got {row['versions']!r}") from error
+    return Expected(**row)
+
+
+def met(finding: Finding, entries: Iterable[Expected], device: str = "") -> Finding:
+    """A finding as accepted if it is expected; as unexpectedly right if an entry names it, and it is right."""
+    for entry in entries:
+        if not entry.matches(finding, device):
+            continue
+        reason = " ".join(filter(None, (entry.reason, entry.link)))
+        if finding.verdict == "right":
+            detail = f"expected {entry.verdict or 'a wrong answer'} ({entry.reason}); got the right one"
+            return replace(finding, verdict="unexpectedly right", detail=detail, reason=reason)
+        if finding.verdict not in QUIET and entry.verdict in ("", finding.verdict):
+            return replace(finding, verdict="accepted", reason=reason)
+    return finding
+
+
+def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], device: str = "") -> list[Finding]:
+    """A finding for each entry that is about this place, and names no case of a whole run."""
+    here = [each for each in entries if each.is_installed and fnmatch(device, each.device)]
+    idle = [each for each in here if not any(each.matches(finding, device) for finding in findings)]
+    text = "expected a case of this name and dtype in the run; got none"
+    return [
+        Finding(each.case, each.dtype, 0, "Each entry names a case.", "unexpectedly right", detail=text)
+        for each in idle
+    ]
+
+
+def expected_text(findings: Iterable[Finding], entries: Sequence[Expected], *, device: str, package: str = "") -> str:
+    """The file that expects what a run found; entries that were met stay as they are.
+
+    Parameters
+    ----------
+    findings : iterable of Finding
+    entries : sequence of Expected
+        Those of a former file.
+    device : str
+        Empty for any.
+    package : str
+        The package whose installed version, and later ones, it is about; empty for any.
+
+    Returns
+    -------
+    str
+    """
+    findings = list(findings)
+    kept = [
+        each
+        for each in entries
+        if not each.is_installed or any(each.matches(found, device) and found.reason for found in findings
+                                        if found.verdict == "accepted")
+    ]  # fmt: skip
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for each in findings:
+        if each.verdict not in (*QUIET, "unexpectedly right"):
+            reason = each.says or each.detail
+            groups.setdefault((each.case, each.verdict, reason), []).append(each.dtype)
+    versions = {package: f">={version(package)}"} if package else {}
+    for (case, verdict, reason), dtypes in groups.items():
+        for dtype in dtypes:
+            kept.append(Expected(case, dtype, device or "*", versions, verdict, reason))
+    return "\n".join(map(_table, kept))
+
+
+def _table(entry: Expected) -> str:
+    lines = ["[[expected]]"]
+    for name in ("case", "dtype", "device", "verdict", "reason", "link"):
+        told = getattr(entry, name)
+        if told not in ("", "*"):
+            lines.append(f"{name} = {_quoted(told)}")
+    if entry.versions:
+        told = ", ".join(f"{_quoted(name)} = {_quoted(each)}" for name, each in entry.versions.items())
+        lines.append(f"versions = {{ {told} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

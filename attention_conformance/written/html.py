@@ -1,0 +1,104 @@
+"""What was found about a subject as one page of HTML, which needs no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from attention_conformance.named.related import related
+from attention_conformance.run.again import command_of, script_of
+from attention_conformance.run.changes import Change
+from attention_conformance.run.finding import QUIET, VERDICTS, Finding, counted
+from attention_conformance.subject_report import MEANINGS, assumptions, power, summary
+from attention_conformance.written.story import line_told
+from attention_numpy.writing import write_file
+
+__all__ = ["html", "write_html"]
+
+LEVELS = (
+    "within the bound",
+    "up to 10 × the bound",
+    "up to 100 ×",
+    "up to 1,000 ×",
+    "up to 10,000 ×",
+    "more",
+    "not finite",
+)
+"""What the shades of a map mean."""
+
+
+def write_html(
+    path: Path, findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()
+) -> None:
+    """Write findings as one page that works from a file.
+
+    Parameters
+    ----------
+    path : Path
+    findings : sequence of Finding
+    about : mapping
+        ``target``, ``profile``, ``seed``, ``declared``, ``assumed`` and ``versions`` of the run, and its ``machine``.
+    changed : sequence of Change
+        Differences from a former run.
+    """
+    write_file(path, html(findings, about, changed).encode())
+
+
+def html(findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()) -> str:
+    """The text of `write_html`."""
+    loader = PackageLoader("attention_conformance", "written")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    files = {name: Markup(loader.get_source(environment, f"page.{name}")[0]) for name in ("css", "js")}  # our own
+    before = {(each.case, each.dtype): each for each in changed}
+    return environment.get_template("page.html").render(
+        about=about,
+        title=f"{about['target']}: {summary(findings)}",
+        counts=[(verdict, count, MEANINGS[verdict]) for verdict, count in counted(findings).items()],
+        rows=[_row(each, about, before) for each in sorted(findings, key=lambda each: VERDICTS.index(each.verdict))],
+        changes=changed,
+        assumed=assumptions(about.get("assumed", {}), about.get("declared", {})),
+        power=power(findings, about.get("profile", "kernel")),
+        quiet=QUIET,
+        levels=LEVELS,
+        **files,
+    )
+
+
+def _row(finding: Finding, about: Mapping[str, Any], before: Mapping[tuple[str, str], Change]) -> dict[str, Any]:
+    """What the page shows of a finding."""
+    change = before.get((finding.case, finding.dtype))
+    row: dict[str, Any] = {"finding": finding, "line": line_told(finding), "change": change, "threads": [], "map": None}
+    row |= {"error": _told(finding.error), "bound": _told(finding.bound), "command": "", "script": ""}
+    if finding.verdict in ("right", "not offered") or finding.dtype == "-":
+        return row
+    again = (finding, about["target"], about.get("declared", {}), about.get("profile", "kernel"))
+    row |= {"command": command_of(*again), "script": script_of(*again), "threads": related(finding.case)}
+    return row | {"map": _map(finding)}
+
+
+def _told(number: float) -> str:
+    return "" if math.isnan(number) else "∞" if math.isinf(number) else f"{number:.3g}"
+
+
+def _map(finding: Finding) -> dict[str, Any] | None:
+    """The map of errors, a digit for each block."""
+    blocks = finding.blocks
+    if blocks is None:
+        return None
+    lines = "/".join("".join(str(_level(each, finding.bound)) for each in row) for row in blocks.errors)
+    return {"blocks": blocks, "lines": lines}
+
+
+def _level(error: float, bound: float) -> int:
+    if not math.isfinite(error):
+        return len(LEVELS) - 1
+    if error <= bound:
+        return 0
+    return min(len(LEVELS) - 2, math.ceil(math.log10(error / bound))) if bound > 0 else len(LEVELS) - 2

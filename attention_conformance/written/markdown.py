@@ -1,0 +1,77 @@
+"""What was found about a subject as Markdown, for the summary of a build, or an issue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attention_conformance.named.related import related
+from attention_conformance.run.again import command_of
+from attention_conformance.run.changes import Change
+from attention_conformance.run.finding import QUIET, Finding, counted, grouped, most_telling
+from attention_conformance.subject_report import MEANINGS, summary
+from attention_conformance.written.story import line_told
+from attention_numpy.writing import write_file
+
+__all__ = ["markdown", "write_markdown"]
+
+MOST_NAMES = 12
+
+
+def write_markdown(
+    path: Path, findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()
+) -> None:
+    """Write findings as Markdown: what is wrong, the worst first, and the numbers of all verdicts.
+
+    Parameters
+    ----------
+    path : Path
+    findings : sequence of Finding
+    about : mapping
+        ``target``, ``profile``, ``seed``, ``declared`` and ``versions`` of the run.
+    changed : sequence of Change
+        Differences from a former run.
+    """
+    write_file(path, markdown(findings, about, changed).encode())
+
+
+def markdown(findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()) -> str:
+    """The text of `write_markdown`."""
+    versions = ", ".join(f"{name} {each}" for name, each in about.get("versions", {}).items())
+    lines = [f"## {_text(about['target'])}: {summary(findings)}", "", versions, "", "| verdict | cases | meaning |"]
+    lines += ["|---|---:|---|"]
+    lines += [f"| {verdict} | {count} | {MEANINGS[verdict]} |" for verdict, count in counted(findings).items()]
+    for group in grouped(each for each in findings if each.verdict not in QUIET):
+        lines += _section(group, about)
+    if changed:
+        lines += [
+            "",
+            "### Compared with the former run",
+            "",
+            "| case | dtype | before | after | |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [f"| `{each.case}` | {each.dtype} | {each.before} | {each.after} | {each.says} |" for each in changed]
+    return "\n".join(lines) + "\n"
+
+
+def _section(group: Sequence[Finding], about: Mapping[str, Any]) -> list[str]:
+    first = most_telling(group) or group[0]
+    cause = first.says if first.variant else first.shows.rstrip(".")
+    names = list(dict.fromkeys(f"`{each.case}`" for each in group))
+    rest = len(names) - MOST_NAMES
+    lines = ["", f"### {first.verdict}: {_text(cause)}", ""]
+    lines += [f"{line_told(first)}.", ""] if line_told(first) else []
+    lines += [", ".join(names[:MOST_NAMES]) + (f", and {rest} more" if rest > 0 else ""), ""]
+    lines += [f"`{first.case}`: {_text(first.detail)}", ""] if first.detail else []
+    threads = {each.thread: each for finding in group for each in related(finding.case)}
+    lines += [f"- Seen before: [{name}]({each.url}), {_text(each.title)}" for name, each in threads.items()]
+    again = command_of(first, about["target"], about.get("declared", {}), about.get("profile", "kernel"))
+    return [*lines, "", "```console", f"$ {again}", "```"]
+
+
+def _text(text: str) -> str:
+    """Text in which Markdown sees no sign, and in one line."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
