@@ -152,7 +152,7 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
             raise NotOffered("weights and logsumexp")
     except NotOffered as lacking:
         return replace(blank, verdict="not offered", detail=str(lacking))
-    blank = replace(blank, shapes={name: each.shape for name, each in problem.arrays.items()})
+    blank = _of_shapes(blank, problem)
     try:
         measure = _MEASURES.get(question.case.measure, _plain)
         return several(question, problem, _call) if several else measure(question, problem)
@@ -166,6 +166,10 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
         return replace(blank, verdict="silently wrong", error=math.inf, bound=0.0, detail=str(touched))
     except Exception as error:  # whatever a subject raises is a refusal
         return replace(blank, verdict="refused", detail=one_line(error), traceback=traces.format_exc(limit=-6))
+
+
+def _of_shapes(blank: Finding, problem: Problem) -> Finding:
+    return replace(blank, shapes={name: each.shape for name, each in problem.arrays.items()})
 
 
 def drawn(question: Question) -> Problem:
@@ -325,7 +329,7 @@ def _size(problem: Problem) -> int:
 
 
 def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding) -> Finding:
-    truth = truth_of(question, problem)
+    truth, blank = truth_of(question, problem), _of_shapes(blank, problem)
     wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
     wanted = [] if question.case.measure in PROPERTY_MEASURES else wanted
     missing = [name for name in wanted if name not in got]

@@ -12,7 +12,7 @@ RECORDERS: list[Callable[[Call], None]] = []
 
 
 def record(call: Call) -> None:
-    """Give a call, without its dropout, to all that record.
+    """Give a call to all that record.
 
     Raises
     ------
@@ -22,4 +22,4 @@ def record(call: Call) -> None:
     if not all(map(is_concrete, (call.query, call.key))):
         raise ValueError("expected eager calls while attention is recorded; got one that is traced or compiled")
     for give in RECORDERS:
-        give(call._replace(dropout=None))
+        give(call)

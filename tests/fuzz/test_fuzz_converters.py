@@ -48,7 +48,7 @@ SETTINGS = {
     "keras-grouped": ("num_heads", "head_order", "dropout"),
     "flax": ("num_heads", "head_order", "dropout"),
     "equinox": ("num_heads", "dropout"),
-    "torch-encoder-layer": ("num_heads", "norm_first", "epsilon"),
+    "torch-encoder-layer": ("num_heads", "norm_first", "epsilon", "activation"),
     "bert-layer": ("num_heads", "epsilon", "dropout"),
     "bert-embeddings": ("epsilon", "dropout"),
 }
