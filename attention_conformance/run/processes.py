@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -195,11 +196,32 @@ def blocked_interrupts() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # starting the first process would start it, and it lets interrupts through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    with _deferred_handlers():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _deferred_handlers() -> Iterator[None]:
+    """Call handlers afterwards: a signal that another thread receives would interrupt this one within the start."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+    handlers: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: seen.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in seen:
+            signal.raise_signal(number)
 
 
 @contextlib.contextmanager
