@@ -36,6 +36,7 @@ def digest(
     jobs: int,
 ) -> None:
     """Compute in every way, print the hash, and tell each way that gives another."""
+    sha256 = sha256 and sha256.lower()  # some tools print capitals
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise refusal(f"expected --sha256 of 64 hex digits; got {sha256!r}")
     if threads and not jobs:
@@ -60,7 +61,7 @@ def digest(
     for line in verdict.complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
     if json:
-        command = _command(recipe, names, device=device, mode=mode, threads=counts, sha256=verdict.sha256)
+        command = _command(recipe, names, device=device, mode=mode, threads=counts, sha256=sha256 or verdict.sha256)
         hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         about = {**report.environment(versions), "command": command, "files": hashes}
         with refusing_files():
@@ -71,7 +72,7 @@ def digest(
 def _command(
     recipe: work.Recipe, names: Sequence[str], *, device: Many, mode: Many, threads: Sequence[int], sha256: str
 ) -> str:
-    """The command that computes the same again, and compares it with the hash that was found."""
+    """The command that computes the same again, and compares it with the hash that was expected, or else found."""
     words = ["attention-core", "digest", *map(str, recipe.files)]
     words += [FLAGS[name] if value is True else f"{FLAGS[name]}={value}" for name, value in recipe.options.items()]
     places = {"backend": names, "device": device, "mode": mode, "threads": threads}

@@ -54,7 +54,8 @@ class Recipe:
     @property
     def options(self) -> dict[str, Any]:
         """The options that are not as they are by default."""
-        return {each.name: getattr(self, each.name) for each in fields(self)[1:] if getattr(self, each.name)}
+        options = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
 def digest(
@@ -116,6 +117,8 @@ def digest(
     ('b9bad60d951dd5c8', ())
     """
     recipe = Recipe(tuple(map(Path, files)), is_causal, scale, softcap)
+    if jobs < 0:
+        raise ValueError(f"expected jobs of 0 or more; got {jobs}")
     if threads and not jobs:
         raise ValueError(f"expected jobs with threads, which a running process keeps; got {jobs}")
     read(recipe)

@@ -49,7 +49,11 @@ def test_the_hash_is_that_of_the_reproducible_call(call):
     computed = ac.scaled_dot_product_attention(*arrays.values(), **others, **options)
     assert verdict.sha256 == hash_of((("output", computed.output), ("logsumexp", computed.logsumexp)))
     assert [way.variation for way in verdict.results] == ["", "small blocks", "batch apart"]
-    assert verdict.sha256 != digest(path, backends=["numpy"]).sha256
+    assert len({digest(path, scale=scale, backends=["numpy"]).sha256 for scale in (None, 0.5, 0.0)}) == 3
+    with pytest.raises(ValueError, match=r"^expected softcap as a positive finite number; got 0.0"):
+        digest(path, softcap=0.0, backends=["numpy"])
+    with pytest.raises(ValueError, match=r"^expected jobs of 0 or more; got -1"):
+        digest(path, backends=["numpy"], jobs=-1)
 
 
 def test_every_library_and_number_of_threads_gives_the_hash_of_a_saved_layer(backend, layer):
@@ -101,9 +105,11 @@ def test_the_command_writes_the_command_that_repeats_it(call, tmp_path):
     assert command(*alone, "--jobs", 0).stdout.splitlines() == ["a call of attention: 3 ways", sha256]
 
 
-def test_another_hash_than_the_expected_one_has_status_1(call):
-    result = command(call[0], "--backend", "numpy", "--jobs", 0, "--sha256", "0" * 64)
+def test_another_hash_than_the_expected_one_has_status_1(call, tmp_path):
+    written = tmp_path / "digest.json"
+    result = command(call[0], "--backend", "numpy", "--jobs", 0, "--sha256", "0" * 64, "--json", written)
     assert result.exit_code == 1
+    assert f"--sha256={'0' * 64}" in json.loads(written.read_text())["environment"]["command"]
     assert (
         f"expected SHA-256 {'0' * 64}, as published; got {digest(call[0], backends=['numpy']).sha256}" in result.stdout
     )
