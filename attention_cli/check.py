@@ -138,6 +138,8 @@ def _former(option: str, path: Path | None) -> list[Finding]:
 
 def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
     path = shipped(target) if expected == "shipped" else Path(expected) if expected else None
+    if expected and path is None:
+        raise refusal(f"expected a target whose expected findings are shipped; got {target}: --expected takes a file")
     try:
         return () if path is None else read_expected(path)
     except ExpectedError as error:

@@ -48,6 +48,7 @@ from attention_core._backend import (
     Backend,
     BlockOperations,
     DefaultBackend,
+    GradientFlags,
     Kernel,
     KernelWithLogsumexp,
     Loops,
@@ -80,6 +81,7 @@ __all__ = [
     "Call",
     "DType",
     "DefaultBackend",
+    "GradientFlags",
     "Kernel",
     "KernelWithLogsumexp",
     "Loops",
@@ -133,6 +135,16 @@ __all__ = [
 ]
 
 
-_PROTOCOLS = ("Autocast", "Backend", "Call", "Kernel", "KernelWithLogsumexp", "Loops", "Operation", "RowUpdates")
+_PROTOCOLS = (
+    "Autocast",
+    "Backend",
+    "Call",
+    "GradientFlags",
+    "Kernel",
+    "KernelWithLogsumexp",
+    "Loops",
+    "Operation",
+    "RowUpdates",
+)
 for _name in (*_PROTOCOLS, "Tuning", "Verdict", "available_backends", "get_backend"):
     vars()[_name].__module__ = __name__  # by which documentation knows it

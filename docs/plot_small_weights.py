@@ -14,6 +14,7 @@ import matplotlib as mpl
 import mpmath
 import numpy as np
 import torch
+from ml_dtypes import bfloat16
 
 from attention_core import Dropout, scaled_dot_product_attention
 from attention_core._attention.reproducible import forward
@@ -22,6 +23,7 @@ mpl.use("svg")
 import matplotlib.pyplot as plt
 
 GAPS = range(0, 81, 2)
+DIGITS = {np.float32: 23, np.float16: 10, bfloat16: 7}
 TABLE = (0, 10, 20, 30, 40, 60, 80)
 LENGTH, SEED = 64, 3  # a seed whose dropout takes the largest weight
 NORMAL = np.random.default_rng(0).standard_normal((2, LENGTH, 4)).astype(np.float32)
@@ -41,11 +43,11 @@ CASES = {  # values, and a rate of dropout
 }
 
 
-def errors(gap, values, rate, arithmetic):
+def errors(gap, values, rate, arithmetic, dtype=np.float32):
     """The largest error of the outputs and of the weights, in ulps: of their scales, and of the weights themselves."""
-    scores = NORMAL[1, :, 0].copy()
+    scores, values = NORMAL[1, :, 0].astype(dtype), values.astype(dtype)
     scores[0] = gap
-    one, key = np.ones((1, 1, 1), np.float32), scores[None, :, None]
+    one, key = np.ones((1, 1, 1), dtype), scores[None, :, None]
     options = {"scale": 1.0, "arithmetic": arithmetic, "return_weights": True}
     found = scaled_dot_product_attention(one, key, values[None], dropout=Dropout(rate, SEED), **options)
     units = np.eye(LENGTH)[None]
@@ -57,8 +59,11 @@ def errors(gap, values, rate, arithmetic):
     outputs = []
     for output, column in zip(found.output[0, 0], values.T, strict=True):
         terms = [factor * mpmath.mpf(float(value)) for factor, value in zip(factors, column, strict=True)]
-        outputs.append(in_ulps(output, mpmath.fsum(terms), mpmath.fsum(map(abs, terms))))
-    weights = [in_ulps(w, power / total, power / total) for w, power in zip(found.weights[0, 0], powers, strict=True)]
+        outputs.append(in_ulps(output, mpmath.fsum(terms), mpmath.fsum(map(abs, terms)), digits=DIGITS[dtype]))
+    weights = [
+        in_ulps(w, power / total, power / total, digits=DIGITS[dtype])
+        for w, power in zip(found.weights[0, 0], powers, strict=True)
+    ]
     return max(outputs), max(weights)
 
 
@@ -97,6 +102,9 @@ def table(found):
         print(f"| {case} |", *(f"{line[gap // GAPS.step][0]:.2f} |" for gap in TABLE))
     worst = [max(line[gap // GAPS.step][1] for line in lines.values()) for gap in TABLE]
     print("| weights returned |", *(f"{error:.2f} |" for error in worst))
+    for dtype in (np.float16, bfloat16):
+        worst = [max(errors(gap, *case, "reproducible", dtype)[0] for case in CASES.values()) for gap in TABLE]
+        print(f"| outputs, {np.dtype(dtype)} |", *(f"{error:.2g} |" for error in worst))
 
 
 def gradient_errors(gap, dtype):

@@ -24,6 +24,7 @@ from attention_core._backend._loops import BlockOperations, PythonLoops, TracedL
 from attention_core._backend._protocol import (
     DIFFERENTIATED_ONCE,
     Backend,
+    GradientFlags,
     Kernel,
     KernelWithLogsumexp,
     Loops,
@@ -40,6 +41,7 @@ __all__ = [
     "Backend",
     "BlockOperations",
     "DefaultBackend",
+    "GradientFlags",
     "Kernel",
     "KernelWithLogsumexp",
     "Loops",

@@ -234,6 +234,17 @@ class RowUpdates(Protocol):
 
 
 @runtime_checkable
+class GradientFlags(Protocol):
+    """What a backend lends, besides the members of `Backend`, if its arrays tell whether a gradient will reach them.
+
+    Blocks then refuse a function of scores that closes over such an array, whose gradient they would not compute.
+    """
+
+    def has_gradient(self, array: Array, /) -> bool:
+        """Return whether a gradient will be computed of what the array was computed from."""
+
+
+@runtime_checkable
 class Backend(Protocol):
     """The part of a framework that the core, its tests and the conformance command use besides its array namespace.
 

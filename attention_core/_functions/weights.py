@@ -40,9 +40,9 @@ SCORES_AT_ONCE = 2**22
 class _Chosen(NamedTuple):
     """The indices of what was chosen along each axis of the scores (..., H, M, N); ``None`` for all."""
 
-    heads: list[int] | None
-    queries: list[int] | None
-    keys: list[int] | None
+    heads: Sequence[int] | None
+    queries: Sequence[int] | None
+    keys: Sequence[int] | None
 
 
 @with_autocast()
@@ -278,7 +278,7 @@ def _map(call: Call, most: tuple[int, int], reduction: str) -> Array:
 def _row(call: Call, queries: range, columns: int, reduction: str) -> Array:
     """Weights of some queries as (..., H, 1, n): the largest of each run of keys, or the sum of its averages."""
     xp = call.xp
-    weights = _weights(call, _Chosen(None, list(queries), None))
+    weights = _weights(call, _Chosen(None, queries, None))
     if reduction == "max":
         weights = xp.max(weights, axis=-2, keepdims=True) if len(queries) else weights
     else:
@@ -336,13 +336,13 @@ def _at(score_mod: Callable[..., Array], at: Positions) -> Callable[..., Array]:
     return lambda scores, *_: score_mod(scores, *at)
 
 
-def _taken(array: Array | None, indices: list[int] | None, axis: int, xp: Namespace) -> Any:
+def _taken(array: Array | None, indices: Sequence[int] | None, axis: int, xp: Namespace) -> Any:
     """What was chosen along an axis, which an array that is broadcast along it lacks, or has once."""
     if array is None or indices is None or len(array.shape) < -axis or sizes(array)[axis] == 1:
         return array
-    if indices == list(range(*_ends(indices))):  # a view, where the library has them
-        return array[(..., slice(*_ends(indices)), *[slice(None)] * (-axis - 1))]
-    return take_rows(array, xp.asarray(indices, dtype=xp.int32, **on_device_of(array)), axis=axis, xp=xp)
+    if isinstance(indices, range) and indices.step == 1:  # a view, where the library has them
+        return array[(..., slice(indices.start, max(indices.start, indices.stop)), *[slice(None)] * (-axis - 1))]
+    return take_rows(array, xp.asarray(list(indices), dtype=xp.int32, **on_device_of(array)), axis=axis, xp=xp)
 
 
 def _chosen(call: Call, heads: Choice, queries: Choice, keys: Choice) -> _Chosen:
@@ -351,18 +351,14 @@ def _chosen(call: Call, heads: Choice, queries: Choice, keys: Choice) -> _Chosen
     return _Chosen(*(_indices(name, choice, length) for name, choice, length in named))
 
 
-def _ends(indices: list[int]) -> tuple[int, int]:
-    return (indices[0], indices[-1] + 1) if indices else (0, 0)
-
-
-def _indices(name: str, choice: Choice, length: int | None) -> list[int] | None:
+def _indices(name: str, choice: Choice, length: int | None) -> Sequence[int] | None:
     """The indices that were chosen along an axis, none of them negative; ``None`` for all."""
     if choice is None:
         return None
     if length is None:
         raise ValueError(f"expected a known length to choose {name} from; got an unknown one")
     if isinstance(choice, slice):
-        return list(range(length))[choice]
+        return range(length)[choice]
     listed = choice.tolist() if hasattr(choice, "tolist") else choice
     if not isinstance(listed, list | tuple | range):
         raise TypeError(f"expected {name} as a slice or a sequence of integers; got {type_text(choice)}")

@@ -149,6 +149,10 @@ class TorchBackend:
         """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.is_floating_point())
 
+    def has_gradient(self, array: Array, /) -> bool:
+        """Whether autograd records what is computed from a tensor; parameters alone are marked in any case."""
+        return bool((array + 0).requires_grad)
+
     def stop_gradient(self, array: Array, /) -> Array:
         """Return the tensor as one that nothing is differentiated by."""
         return array.detach()

@@ -31,6 +31,7 @@ CHOICES = [
     {"queries": slice(4, 9), "keys": [0, -1, 4]},
     {"keys": slice(2, 7), "heads": slice(1, 2)},
     {"queries": np.asarray([5, 5])},
+    {"queries": slice(None, None, -3), "keys": slice(5, 2)},
 ]
 
 

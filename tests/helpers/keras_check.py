@@ -103,7 +103,7 @@ def configured():
     try:
         attention_core.scaled_dot_product_attention(*[keras.Input((5, 8))] * 3)
     except TypeError as error:
-        assert "got KerasTensor, which the functions of attention_keras take" in str(error)  # noqa: PT017
+        assert "got KerasTensor, which the functions of attention_keras take" in str(error)  # noqa: PT017 (a script without pytest)
     else:
         raise AssertionError("a symbol is no array")
 

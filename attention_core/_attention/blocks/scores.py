@@ -16,6 +16,7 @@ from attention_core._attention.blocks.grid import (
 )
 from attention_core._attention.call import Call
 from attention_core._attention.scores import masked_scores, modify_scores
+from attention_core._backend import GradientFlags
 from attention_core._checks import result_of
 from attention_core.masks import Positions, unflatten
 from attention_core.scores import ScoreMod
@@ -116,21 +117,19 @@ def modifies_scores(grid: Grid) -> bool:
 def check_score_mod_holds_no_variable(call: Call) -> None:
     """Raise where a function of scores closes over an array with a gradient: the gradient of blocks would not reach it.
 
-    PyTorch tells so of the result. JAX raises by itself, and so does TensorFlow of variables.
+    A backend that cannot tell either raises by itself, or its library does not know before a program is differentiated.
     """
     score_mod: Any = call.score_mod
-    if score_mod is None:
+    if score_mod is None or not isinstance(call.backend, GradientFlags):
         return
     xp, like = call.xp, call.backend.stop_gradient(call.query)
-    if not hasattr(like, "requires_grad"):
-        return
     arrays: tuple[Array, ...] = ()
     if isinstance(score_mod, ScoreMod):
         score_mod, arrays = score_mod.function, tuple(map(call.backend.stop_gradient, score_mod.arrays))
     first = positions(1, like, xp=xp)
     at = Positions(xp.reshape(first, ()), xp.reshape(first, (1, 1, 1, 1)), xp.expand_dims(first, axis=-1), first)
     new: Any = result_of("score_mod", score_mod, zeros_with(like, 1, 1, 1, 1, xp=xp), *at, *arrays)
-    if hasattr(new, "dtype") and xp.add(new, 0.0).requires_grad:  # of a sum, as it may be a parameter without autograd
+    if hasattr(new, "dtype") and call.backend.has_gradient(new):
         raise ValueError(
             "expected a score_mod whose arrays with a gradient are those of ScoreMod(function, arrays); "
             "got one that closes over another"
