@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, ClassVar, TypeVar
 
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core import layers
-from attention_core.backend import words_of
+from attention_core.backend import shape_text, words_of
 from attention_core.layers import check_fit
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
@@ -48,7 +48,8 @@ __all__ = [
 
 Self = TypeVar("Self", bound="Layer")
 _CLASSES: dict[Any, type[Layer]] = {}  # by the class of their definition
-_SEEDS = words_of("seed") - {"key"} | {"seed", "training", "train", "deterministic", "inference"}  # a key says all that
+_SEEDS = words_of("seed") | {"seed", "training", "train", "deterministic", "inference"}  # a key says all that
+_RATES = (words_of("dropout") - _SEEDS) | {"dropout"}
 
 
 class _FixedSettings:
@@ -113,7 +114,7 @@ class Layer(_FixedSettings):
         TypeError, ValueError
             When a setting, the key, the dtype or the device is not one.
         """
-        definition, name = cls.kind(*settings, **named), _dtype_name(dtype)
+        definition, name = cls.kind(*settings, **named), floating_name(dtype)
         options = {"xp": backend.namespace, "dtype": name, "device": _placed(device)}
         seed = as_seed(key)
         return cls(definition, definition.init(seed, **options), definition.init_state(seed, **options))
@@ -149,7 +150,7 @@ class Layer(_FixedSettings):
         if not (issubclass(kind, cls) or issubclass(cls, kind)) or kind is Layer:
             raise TypeError(f"expected a definition as {cls.kind.__name__}; got {type(definition).__name__}")
         check_fit(definition, parameters, state)
-        arrays = backend.from_numpy((parameters, state), dtype=None if dtype is None else _dtype_name(dtype))
+        arrays = backend.from_numpy((parameters, state), dtype=None if dtype is None else floating_name(dtype))
         if device is not None:
             arrays = jax.device_put(arrays, _placed(device))
         return (kind if issubclass(kind, cls) else cls)(definition, *arrays)
@@ -166,7 +167,7 @@ class Layer(_FixedSettings):
         ValueError
             When JAX, as configured, does not compute with that type.
         """
-        name = _dtype_name(dtype)
+        name = floating_name(dtype)
         return jax.tree.map(lambda leaf: leaf.astype(name), self)  # type: ignore[no-any-return]
 
     def with_settings(self: Self, **changes: Any) -> Self:
@@ -202,14 +203,7 @@ class Layer(_FixedSettings):
         TypeError, ValueError
             When arguments do not fit; before any computation.
         """
-        for name in options:
-            if name in _SEEDS:
-                kind = self.kind.__name__
-                raise TypeError(
-                    f"expected key=... in training, and none to evaluate, in {kind}; got the keyword {name}"
-                )
-            if name == "state":
-                raise TypeError(f"expected the state in {self.kind.__name__} itself; got the keyword state")
+        check_call(self.kind, inputs, options, training="key=... in training, and none to evaluate")
         seed = None if key is None else as_seed(key)
         if seed is not None:
             check_seed(seed)
@@ -224,6 +218,23 @@ class Layer(_FixedSettings):
         return f"attention_jax.{self.definition!r}"
 
 
+def check_call(kind: type[layers.Layer], inputs: tuple[Any, ...], options: dict[str, Any], *, training: str) -> None:
+    """Refuse the words of other libraries for what an adapter calls otherwise, and more arrays than a layer takes."""
+    name = kind.__name__
+    for option in options:
+        if option in _SEEDS:
+            raise TypeError(f"expected {training}, in {name}; got the keyword {option}")
+        if option in _RATES:
+            raise TypeError(f"expected dropout as a setting, and {training}, in {name}; got the keyword {option}")
+        if option == "state":
+            raise TypeError(f"expected the state in {name} itself; got the keyword state")
+    arrays = [each.name for each in _taken(kind).values() if each.kind is each.POSITIONAL_ONLY][2:]
+    if len(inputs) > len(arrays):
+        names = ", ".join(arrays)
+        got = f"{len(inputs)} by position"
+        raise TypeError(f"expected {names} of {name} by position, and options by keyword; got {got}")
+
+
 def signed(function: Callable[..., Any], signature: inspect.Signature, /) -> Callable[..., Any]:
     """A function that says of itself what its arguments are."""
 
@@ -236,24 +247,35 @@ def signed(function: Callable[..., Any], signature: inspect.Signature, /) -> Cal
 
 
 @functools.cache
-def _taken(kind: type[layers.Layer]) -> frozenset[str]:
-    """The names of what the call of a definition takes."""
-    return frozenset(inspect.signature(kind.__call__).parameters)
+def _taken(kind: type[layers.Layer]) -> Mapping[str, inspect.Parameter]:
+    """What the call of a definition takes, by name."""
+    return inspect.signature(kind.__call__).parameters
 
 
 def as_seed(key: Any, /) -> Any:
     """A seed of the core: two words drawn from a key of `jax.random`, typed or raw; anything else as it is."""
     if not isinstance(key, jax.Array | np.ndarray):
         return key
-    raw = key.dtype == jnp.uint32 and key.ndim > 0
-    if raw or jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    check_key("key", key, hint=": the keys to attend to are the second argument, by position")
+    if _is_key(key):
         return jax.random.bits(key, (2,), "uint32")
-    if jnp.issubdtype(key.dtype, jnp.floating):
-        raise TypeError(
-            f"expected key as a key of jax.random, an integer or two of them; got {key.dtype}{list(key.shape)}: "
-            "the keys to attend to are the second argument, by position"
-        )
     return key
+
+
+def check_key(name: str, key: jax.Array | np.ndarray[Any, Any], /, *, hint: str = "") -> None:
+    """Raise unless an array can be one key, or the words of a seed."""
+    if jnp.issubdtype(key.dtype, jnp.floating):
+        got = f"{key.dtype}{list(key.shape)}"
+        raise TypeError(f"expected {name} as a key of jax.random, an integer or two of them; got {got}{hint}")
+    axes = key.ndim - (key.dtype == jnp.uint32)
+    if _is_key(key) and axes:
+        raise ValueError(f"expected {name} as one key of jax.random; got keys {shape_text(key)}: jax.vmap takes them")
+
+
+def _is_key(array: jax.Array | np.ndarray[Any, Any]) -> bool:
+    """Whether an array holds keys, typed or raw."""
+    raw = array.dtype == jnp.uint32 and array.ndim > 0
+    return bool(raw or jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
 def _input(leaf: Any) -> jax.Array:
@@ -266,7 +288,8 @@ def _option(leaf: Any) -> Any:
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _dtype_name(dtype: Any) -> str:
+def floating_name(dtype: Any) -> str:
+    """The name of a type that JAX, as configured, computes with."""
     name = str(dtype) if dtype is None or isinstance(dtype, str) else str(np.dtype(dtype).name)
     if name not in backend.dtypes:
         raise ValueError(f"expected a floating-point type out of {', '.join(backend.dtypes)}; got {name}: {WIDE}")

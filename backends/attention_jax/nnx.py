@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from attention_core.backend import check_flags
@@ -77,15 +78,19 @@ class Layer(nnx.Module):  # type: ignore[misc]
         rngs: nnx.Rngs | None = None,
     ) -> None:
         if not isinstance(layer, pytrees.Layer):
-            raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}")
+            home = type(layer).__module__.partition("._")[0]  # as definitions and modules have the names of layers
+            got = f"{home}.{type(layer).__name__}".removeprefix("builtins.")
+            raise TypeError(f"expected a layer of attention_jax; got {got}")
         check_flags(deterministic=deterministic)
+        if dtype is not None:
+            pytrees.floating_name(dtype)
         self.kind = type(layer)
         self.definition = layer.definition
         self.parameters = nnx.data(jax.tree.map(nnx.Param, layer.parameters))
         self.state = nnx.data(jax.tree.map(SpectralVector, layer.state))
         self.dtype = dtype
         self.deterministic = deterministic
-        self.rngs = nnx.data(rngs["dropout"].fork() if rngs is not None and self._drops else None)
+        self.rngs = nnx.data(_stream(rngs).fork() if rngs is not None and self._drops else None)
 
     def with_settings(self, **changes: Any) -> Layer:
         """Copy the module with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
@@ -148,6 +153,8 @@ class Layer(nnx.Module):  # type: ignore[misc]
         """
         deterministic = self.deterministic if deterministic is None else deterministic
         check_flags(deterministic=deterministic)
+        training = "rngs=... in training, and deterministic=True to evaluate"
+        pytrees.check_call(type(self.definition), inputs, options, training=training)
         layer = self.layer
         key = None if deterministic or not self._drops else _key(self.rngs if rngs is None else rngs)
         inputs, same = _promoted((inputs, layer), self.dtype)
@@ -176,9 +183,14 @@ class _Made(Layer):
         dtype: Any = None,
         param_dtype: Any = "float32",
         deterministic: bool = False,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None = None,
         **named: Any,
     ) -> None:
+        if not isinstance(rngs, nnx.Rngs):
+            got = "none by keyword" if rngs is None else type(rngs).__name__
+            raise TypeError(f"expected rngs as flax.nnx.Rngs, such as rngs=flax.nnx.Rngs(0); got {got}")
+        if not ("params" in rngs or "default" in rngs):
+            raise ValueError(f"expected rngs with a stream params; got {', '.join(rngs) or 'none'}")
         layer = self.kind.init(rngs.params(), *settings, dtype=param_dtype, **named)
         super().__init__(layer, dtype=dtype, deterministic=deterministic, rngs=rngs)
 
@@ -291,12 +303,24 @@ def _is_variable(leaf: Any) -> bool:
     return isinstance(leaf, nnx.Variable)
 
 
+def _stream(rngs: Any) -> Any:
+    """The stream of dropout."""
+    if isinstance(rngs, nnx.Rngs):
+        if not ("dropout" in rngs or "default" in rngs):
+            raise ValueError(f"expected rngs with a stream dropout; got {', '.join(rngs) or 'none'}")
+        return rngs["dropout"]
+    if isinstance(rngs, nnx.RngStream):
+        return rngs
+    raise TypeError(f"expected rngs as flax.nnx.Rngs, such as flax.nnx.Rngs(0); got {type(rngs).__name__}")
+
+
 def _key(rngs: Any) -> Any:
     if rngs is None:
         raise ValueError("expected rngs with a stream dropout, in training, or deterministic=True; got none")
-    if isinstance(rngs, nnx.Rngs):
-        rngs = rngs["dropout"]
-    return rngs() if isinstance(rngs, nnx.RngStream) else rngs
+    if isinstance(rngs, jax.Array | np.ndarray):
+        pytrees.check_key("rngs", rngs)
+        return rngs
+    return rngs if isinstance(rngs, int | np.integer) else _stream(rngs)()
 
 
 def _promoted(tree: Any, dtype: Any) -> Any:

@@ -120,6 +120,8 @@ def test_names_of_the_core_and_of_others_are_not_taken(name):
     words = "the state in FeedForward itself" if name == "state" else "key=... in training, and none to evaluate, in"
     with pytest.raises(TypeError, match=f"expected {words}.*; got the keyword {name}"):
         layer(jnp.ones((3, 4), "float32"), **{name: 3})
+    with pytest.raises(TypeError, match=r"expected x of FeedForward by position, .*; got 2 by position"):
+        layer(jnp.ones((3, 4), "float32"), None)
 
 
 @pytest.mark.parametrize(("arguments", "named"), [((4, 8), {}), ((), {"channels": 4, "inner": 8})])
