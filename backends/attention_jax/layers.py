@@ -28,6 +28,7 @@ from attention_core.backend import shape_text, words_of
 from attention_core.layers import check_fit
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
+from attention_jax.exporting import register_layer
 from attention_numpy.trees import known_device, with_settings
 
 __all__ = [
@@ -89,6 +90,7 @@ class Layer(_FixedSettings):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         jax.tree_util.register_dataclass(cls, data_fields=["parameters", "state"], meta_fields=["definition"])
+        register_layer(cls)
         if "kind" in vars(cls):
             init = Layer.init.__func__  # type: ignore[attr-defined]
             cls.init = classmethod(signed(init, with_settings(init, cls.kind)))  # type: ignore[assignment]
