@@ -305,13 +305,26 @@ def _check_new(cache: KeyValueCache, key: Array, value: Array, num_new: Array | 
     for name, array, model in (("key", key, cache.key), ("value", value, cache.value)):
         check_rank(name, array, 3, "(..., G, L, *)")
         check_like(name, array, f"cache.{name}", model)
-        dims, goal = sizes(array), sizes(model)
-        if shapes_differ((*dims[:-2], dims[-1]), (*goal[:-2], goal[-1])):
-            raise ValueError(f"expected {name} to match cache.{name} {shape_text(model)}; got {shape_text(array)}")
+        dims, (*outer, _, width) = sizes(array), sizes(model)
+        if shapes_differ((*dims[:-2], dims[-1]), (*outer, width)):
+            expected = ", ".join("?" if dim is None else str(dim) for dim in outer)
+            raise ValueError(
+                f"expected {name} ({expected}, L, {'?' if width is None else width}) to match cache.{name}"
+                f" {shape_text(model)}; got {shape_text(array)}{_axes_hint(name, dims, (*outer, width))}"
+            )
     count, capacity = sizes(key)[-2], sizes(cache.key)[-2]
     check_length("value", value, -2, count, reason="to match key")
     check_num_new(num_new, cache.length, count)
     check_room(cache.length, count, capacity)
+
+
+def _axes_hint(name: str, dims: tuple[int | None, ...], row: tuple[int | None, ...]) -> str:
+    """What to write for new keys without the axis of positions, or with it before the heads: (..., G, D) is a row."""
+    if not shapes_differ(dims, row):
+        return f": xp.expand_dims({name}, axis=-2) is one position"
+    if len(dims) > 2 and not shapes_differ((*dims[:-3], *dims[-2:]), row):
+        return f": heads come before positions, so swap axes -3 and -2 of {name}"
+    return ""
 
 
 def check_num_new(num_new: Array | None, length: Array, count: int | None) -> None:

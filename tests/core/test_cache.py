@@ -313,14 +313,21 @@ NONE = np.zeros((), dtype=np.int32)
             TypeError,
             "expected key of dtype float64 to match cache",
         ),
-        (KeyValueCache(K, V, NONE), K[:, :2], V, {}, ValueError, r"expected key to match cache.key \(2, 3, 8, 4\)"),
+        (
+            KeyValueCache(K, V, NONE),
+            K[:, :2],
+            V,
+            {},
+            ValueError,
+            r"expected key \(2, 3, L, 4\) to match cache.key \(2, 3, 8, 4\)",
+        ),
         (
             KeyValueCache(K, V, NONE),
             K,
             V[..., :2],
             {},
             ValueError,
-            r"expected value to match cache.value \(2, 3, 8, 7\)",
+            r"expected value \(2, 3, L, 7\) to match cache.value \(2, 3, 8, 7\)",
         ),
         (
             KeyValueCache(K, V, NONE),
