@@ -136,7 +136,11 @@ def _torch_encoder_layer(module: Any) -> dict[str, Any]:
         raise LayoutError(f"expected activation gelu or relu of {layout}; got {activation}")
     rates = (module.self_attn.dropout, module.dropout.p, module.dropout1.p, module.dropout2.p)
     if any(rates):
-        raise LayoutError(f"expected dropout 0 of {layout}, which also drops inside the feed-forward; got {max(rates)}")
+        raise LayoutError(
+            f"expected dropout 0 of {layout}, which also drops inside the feed-forward; got {max(rates)}: set p of its"
+            " dropout, dropout1 and dropout2, and self_attn.dropout, to 0; with_settings(dropout=...) of the layer drops"
+            " weights and branches"
+        )
     if module.self_attn.add_zero_attn:
         raise LayoutError(f"expected add_zero_attn False of {layout}; got True")
     return {
@@ -179,7 +183,7 @@ _SETTINGS = {
 
 def _one(name: str, *values: float) -> float:
     if len(set(values)) > 1:
-        raise LayoutError(f"expected one {name}; got {', '.join(map(str, values))}")
+        raise LayoutError(f"expected one {name}; got {', '.join(map(str, values))}: make them equal in the module")
     return values[0]
 
 

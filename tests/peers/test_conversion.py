@@ -140,12 +140,20 @@ def test_what_modules_of_torch_have_and_layers_have_not_is_named(torch, of_torch
     encoder = torch.nn.TransformerEncoderLayer
     for module, text in (
         (encoder(8, 2, dropout=0.0, activation=torch.nn.functional.silu), "expected activation gelu or relu"),
-        (encoder(8, 2, dropout=0.1, activation="gelu"), "expected dropout 0"),
+        (
+            encoder(8, 2, dropout=0.1, activation="gelu"),
+            "expected dropout 0 .*; got 0.1: set p of its dropout, .* to 0",
+        ),
         (encoder(8, 2, dropout=0.0, activation=torch.nn.GELU("tanh")), "expected activation gelu or relu"),
         (encoder(8, 2, dropout=0.0, activation="gelu", bias=False), "expected norm1.bias"),
     ):
         with pytest.raises(LayoutError, match=text):
             of_torch.from_module(module)
+    dropping = encoder(8, 2, dropout=0.1, activation="gelu")
+    dropping.self_attn.dropout = 0.0
+    for part in (dropping.dropout, dropping.dropout1, dropping.dropout2):
+        part.p = 0.0
+    assert of_torch.from_module(dropping).with_settings(dropout=0.1).definition.dropout == 0.1
 
     class Derived(torch.nn.MultiheadAttention):
         pass
