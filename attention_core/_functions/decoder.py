@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
@@ -48,7 +49,7 @@ from attention_core._functions.decoder_layer import (
     locate_new,
 )
 from attention_core._functions.embeddings import check_id_table
-from attention_core._functions.encoder import derived_dropouts
+from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core.masks import Mask
 from attention_core.parameters import Decoder, DecoderLayer, Linear
 from attention_core.random import Dropout, seeded
@@ -142,6 +143,7 @@ def decoder(
     logit_softcap: float | None = None,
     dropout: Dropout | None = None,
     donate: bool = False,
+    hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
     implementation: str = "auto",
     arithmetic: str = "fast",
     xp: Namespace | None = None,
@@ -173,6 +175,8 @@ def decoder(
         c, the square root of C in Gemma.
     logit_softcap : float, optional
         Replaces logits :math:`y` by :math:`c \tanh(y / c)`.
+    hook : callable, optional
+        As in `decoder_layer`, of whole layers, such as ``"layers.0"``, and their parts, ``"layers.0.attention"``.
     dropout, donate, implementation, arithmetic, xp
         As in `decoder_layer`. Dropout applies to the embedding, too.
 
@@ -215,7 +219,9 @@ def decoder(
     arrays = constant_inputs(token, arrays)
     token_ids, select = as_constant(token_ids, token), as_constant(select, token)
     more = {"embedding_scale": embedding_scale, "logit_softcap": logit_softcap, "window": window, "select": select}
-    xp = _check_call(token_ids=token_ids, decoder=parameters, donate=donate, xp=xp, **arrays, **options, **more)
+    xp = _check_call(
+        token_ids=token_ids, decoder=parameters, donate=donate, hook=hook, xp=xp, **arrays, **options, **more
+    )
     _check_values(token_ids, select, parameters, cache, arrays["num_new"])
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
     ops = arithmetic_of(arithmetic)
@@ -229,10 +235,9 @@ def decoder(
     memories = (None,) * len(windows) if memory is None else ops.copies(upcast(memory, xp=xp), len(windows), xp=xp)
     filled = []
     for index, layer in enumerate(parameters.layers):
-        x, kept = apply_layer(
+        apply: Callable[..., Any] = functools.partial(
+            apply_layer,
             layer,
-            x,
-            _layer_cache(cache, index),
             located=located,
             window=windows[index],
             mask=arrays["mask"],
@@ -243,6 +248,9 @@ def decoder(
             xp=xp,
             **options,
         )
+        if hook is not None:
+            apply = functools.partial(_hooked_layer, hook, f"layers.{index}", apply)
+        x, kept = apply(x, _layer_cache(cache, index))
         filled.append(kept)
     x = x if select is None else _selected(x, select, ops, xp)
     x = ops.normalize_rms(x, upcast(parameters.norm, xp=xp), float(epsilon), xp=xp)
@@ -251,6 +259,23 @@ def decoder(
     logits = logits if logit_softcap is None else ops.cap(logits, float(logit_softcap), xp=xp)
     logits = cast_to(logits, token.dtype, xp=xp)
     return logits if cache is None else (logits, _joined(filled))
+
+
+def _hooked_layer(
+    hook: Callable[..., Any], name: str, apply: Callable[..., Any], x: Array, cache: KeyValueCache | None
+) -> tuple[Array, KeyValueCache | None]:
+    """What a hook returns for a layer and its parts, and the cache, which it does not see."""
+
+    def in_layer(part: str, function: Callable[[Array], Any], h: Array) -> Any:
+        return hook(f"{name}.{part}", function, h)
+
+    def compute(h: Array) -> Array:
+        nonlocal cache
+        y: Array
+        y, cache = apply(h, cache, hook=in_layer)
+        return y
+
+    return hooked(hook, name, compute, x), cache
 
 
 def _layer_cache(cache: DecoderCache | None, index: int) -> KeyValueCache | None:

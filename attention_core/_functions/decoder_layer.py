@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from attention_core._checks import (
     check_device,
     check_flags,
     check_floating,
+    check_function,
     check_integer,
     check_like,
     check_number,
@@ -25,7 +27,7 @@ from attention_core._checks import (
 from attention_core._functions.attention import check_options, option_arrays
 from attention_core._functions.cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from attention_core._functions.constants import as_constant, with_constants
-from attention_core._functions.encoder import derived_dropouts
+from attention_core._functions.encoder import derived_dropouts, hooked
 from attention_core._functions.feed_forward import (
     check_feed_forward,
     check_gated,
@@ -65,6 +67,7 @@ def decoder_layer(
     epsilon: float = 1e-6,
     dropout: Dropout | None = None,
     donate: bool = False,
+    hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
     implementation: str = "auto",
     arithmetic: str = "fast",
     xp: Namespace | None = None,
@@ -117,6 +120,9 @@ def decoder_layer(
         Applied to the attention weights and to all branches, each with a seed derived from this one.
     donate : bool
         Whether the arrays of the cache may be written over, as in `append`.
+    hook : callable, optional
+        As in `encoder_layer`, of ``"attention"``, ``"cross_attention"`` and ``"feed_forward"``, before norms with a
+        prime.
     implementation : {"auto", "dense", "blockwise", "fused"}
     arithmetic : {"fast", "reproducible"}
     xp : array namespace, optional
@@ -157,7 +163,7 @@ def decoder_layer(
     arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}
     arrays |= {"num_new": num_new, "position_ids": position_ids, "dropout": dropout}
     arrays = constant_inputs(x, arrays)
-    xp = _check_call(x=x, layer=parameters, donate=donate, xp=xp, **arrays, **options)
+    xp = _check_call(x=x, layer=parameters, donate=donate, hook=hook, xp=xp, **arrays, **options)
     check_lengths(x, cache, arrays["num_new"], -2)
     located = locate_new(x, cache, arrays["num_new"], arrays["position_ids"], xp=xp)
     memory = upcast(memory, xp=xp)
@@ -171,6 +177,7 @@ def decoder_layer(
         memory_mask=arrays["memory_mask"],
         dropout=seeded(arrays["dropout"], x, xp),
         donate=donate,
+        hook=hook,
         xp=xp,
         **options,
     )
@@ -233,6 +240,7 @@ def apply_layer(
     softcap: float | None,
     arithmetic: str,
     xp: Namespace,
+    hook: Callable[..., Any] | None = None,
     **options: Any,
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
@@ -264,8 +272,8 @@ def apply_layer(
             "softcap": softcap,
             "dropout": in_weights,
         }
-        output = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **heads).output
-        return normal(output, parameters.attention_post_norm)
+        output: Array = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **heads).output
+        return output
 
     def attend_to_memory(h: Array) -> Array:
         assert parameters.cross_attention is not None
@@ -276,15 +284,21 @@ def apply_layer(
     def feed(h: Array) -> Array:
         is_gated = isinstance(parameters.feed_forward, GatedFeedForward)
         apply: Callable[..., Array] = gate_and_contract if is_gated else expand_and_contract
-        y = apply(parameters.feed_forward, h, activation, ops, xp=xp)
-        return normal(y, parameters.feed_forward_post_norm)
+        return apply(parameters.feed_forward, h, activation, ops, xp=xp)
 
-    branches = [(attend, parameters.attention_norm, in_branches[0])]
-    if parameters.cross_attention is not None:
-        branches.append((attend_to_memory, parameters.cross_attention_norm, in_branches[2]))
-    for branch, norm, in_branch in (*branches, (feed, parameters.feed_forward_norm, in_branches[1])):
+    branches: list[tuple[str, Any, Array | None, Any]] = [
+        ("attention", attend, parameters.attention_post_norm, in_branches[0]),
+        ("cross_attention", attend_to_memory, None, in_branches[2]),
+        ("feed_forward", feed, parameters.feed_forward_post_norm, in_branches[1]),
+    ]
+    for name, branch, post_norm, in_branch in branches:
+        if getattr(parameters, name) is None:
+            continue
+        if hook is not None:
+            branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
-        x = ops.add(x, ops.drop(branch(normal(h, norm)), in_branch, xp=xp), xp=xp)
+        y = normal(branch(normal(h, getattr(parameters, f"{name}_norm"))), post_norm)
+        x = ops.add(x, ops.drop(y, in_branch, xp=xp), xp=xp)
     return x, cache
 
 
@@ -339,6 +353,7 @@ def check_inputs(
     dropout: Any,
     epsilon: Any,
     activation: Any,
+    hook: Any,
     **_: Any,
 ) -> Namespace:
     """Raise unless arrays are of one library, positions and flags fit, and numbers are valid; return the namespace."""
@@ -349,6 +364,8 @@ def check_inputs(
     check_flags(donate=donate)
     check_number("epsilon", epsilon, positive=True)
     check_activation(activation)
+    if hook is not None:
+        check_function("hook", hook)
     if position_ids is not None:
         check_rank("position_ids", position_ids, 0, "(..., L)")
         check_integer("position_ids", position_ids)

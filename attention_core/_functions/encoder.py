@@ -156,8 +156,8 @@ def encoder_layer(
         norm = getattr(parameters, f"{name}_norm")
         normal = functools.partial(ops.normalize, scale=norm.scale, offset=norm.offset, epsilon=float(epsilon), xp=xp)
         if hook is not None:
-            normal = functools.partial(_hooked, hook, f"{name}_norm", normal)
-            branch = functools.partial(_hooked, hook, name, branch)
+            normal = functools.partial(hooked, hook, f"{name}_norm", normal)
+            branch = functools.partial(hooked, hook, name, branch)
         x, h = ops.copies(x, 2, xp=xp)
         y = branch(normal(h) if norm_first else h)
         if return_weights and name == "attention":
@@ -169,7 +169,7 @@ def encoder_layer(
     return Attention(x, cast_to(weights, dtype, xp=xp)) if return_weights else x
 
 
-def _hooked(hook: Callable[..., Any], name: str, function: Callable[[Array], Any], h: Array) -> Any:
+def hooked(hook: Callable[..., Any], name: str, function: Callable[[Array], Any], h: Array) -> Any:
     """What a hook returns for a part of the layer: like its input, and the weights where they are asked for."""
     result = hook(name, function, h)
     output = getattr(result, "output", result)

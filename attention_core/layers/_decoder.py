@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -263,6 +264,7 @@ class DecoderLayer(Layer):
         memory_mask: Mask | Array | None = None,
         donate: bool = False,
         seed: Any = None,
+        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
         xp: Namespace | None = None,
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C), and the cache if there is one.
@@ -280,6 +282,7 @@ class DecoderLayer(Layer):
             memory=memory,
             memory_mask=memory_mask,
             donate=donate,
+            hook=hook,
             window=self.window,
             xp=xp,
             **_options(self, seed),
@@ -438,6 +441,7 @@ class Decoder(Layer):
         memory_mask: Mask | Array | None = None,
         donate: bool = False,
         seed: Any = None,
+        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
         xp: Namespace | None = None,
     ) -> Any:
         """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
@@ -456,6 +460,7 @@ class Decoder(Layer):
             memory=memory,
             memory_mask=memory_mask,
             donate=donate,
+            hook=hook,
             window=self.windows,
             embedding_scale=self.embedding_scale,
             logit_softcap=self.logit_softcap,

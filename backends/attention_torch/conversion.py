@@ -138,7 +138,7 @@ def _torch_encoder_layer(module: Any) -> dict[str, Any]:
     if any(rates):
         raise LayoutError(
             f"expected dropout 0 of {layout}, which also drops inside the feed-forward; got {max(rates)}: set p of its"
-            " dropout, dropout1 and dropout2, and self_attn.dropout, to 0, and take with_settings(dropout=...) of the layer"
+            " dropout, dropout1 and dropout2, and self_attn.dropout, to 0, and then with_settings(dropout=...)"
         )
     if module.self_attn.add_zero_attn:
         raise LayoutError(f"expected add_zero_attn False of {layout}; got True")

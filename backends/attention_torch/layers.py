@@ -191,10 +191,6 @@ class EncoderLayer(Layer):
         options = {"mask": mask, "key_mask": key_mask, "bias": bias, "score_mod": score_mod, "seed": seed}
         return self._call(x, **options, hook=hook, return_weights=return_weights)
 
-    def _compute_part(self, name: str, function: Callable[[Array], Any], h: Array) -> Any:
-        """Call a module with what it is to compute, so that its hooks are called."""
-        return getattr(self, name)(h, function=function)
-
 
 class RMSNorm(Layer):
     """Division of the channels by the root of their mean square: `attention_core.layers.RMSNorm`.
@@ -252,12 +248,16 @@ class DecoderLayer(Layer):
         memory_mask: Mask | Array | None = None,
         donate: bool = False,
         seed: Any = None,
+        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C), and the cache if there is one.
 
-        Arguments and errors are those of a call of `attention_core.layers.DecoderLayer`.
+        Arguments and errors are those of a call of `attention_core.layers.DecoderLayer`. Without ``hook``, the hooks of
+        attention, cross-attention and feed-forward are called, as those of an encoder layer.
         """
+        hook = self._compute_part if hook is None else hook
         options = {"cache": cache, "num_new": num_new, "position_ids": position_ids, "mask": mask, "donate": donate}
+        options |= {"hook": hook}
         return self._call(x, key_mask=key_mask, memory=memory, memory_mask=memory_mask, seed=seed, **options)
 
 
@@ -287,14 +287,17 @@ class Decoder(Layer):
         memory_mask: Mask | Array | None = None,
         donate: bool = False,
         seed: Any = None,
+        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
     ) -> Any:
         """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
 
-        Arguments and errors are those of a call of `attention_core.layers.Decoder`.
+        Arguments and errors are those of a call of `attention_core.layers.Decoder`. Without ``hook``, the hooks of the
+        modules of layers, and of the parts of layers, are called.
         """
+        hook = self._compute_part if hook is None else hook
         options = {"cache": cache, "num_new": num_new, "position_ids": position_ids, "select": select, "donate": donate}
         options |= {"mask": mask, "key_mask": key_mask, "memory": memory, "memory_mask": memory_mask}
-        return self._call(token_ids, seed=seed, **options)
+        return self._call(token_ids, seed=seed, hook=hook, **options)
 
 
 class Embeddings(Layer):

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from attention_core import layers
+from attention_core import layers, linear
 from attention_core.backend import dtype_name, names_keywords
 from attention_core.layers import check_fit, named_arrays
+from attention_core.parameters import Linear
 from attention_core.random import check_seed, plain_seed, seed_words
 from attention_numpy.trees import ARRAYS, constructor, map_arrays
 from attention_torch import operators
@@ -36,11 +37,27 @@ class Tree(torch.nn.Module):  # type: ignore[misc]
             else:
                 hold(self, name, branch)
 
-    def _compute(self, h: torch.Tensor, *, function: Callable[[torch.Tensor], Any]) -> Any:
-        """Compute a part of a layer by the function that the layer gives it, for the sake of hooks."""
-        return function(h)
+    def _compute(self, h: torch.Tensor, *, function: Callable[[torch.Tensor], Any] | None = None) -> Any:
+        """Compute a part of a layer by the function that the layer gives it, for the sake of hooks.
+
+        A linear map computes without one, too.
+        """
+        if function is not None:
+            return function(h)
+        if self.form is not Linear:
+            raise TypeError(f"expected a call of the layer that holds {self._get_name()}; got one of the part alone")
+        return linear(self.read(), h, xp=backend.namespace)
 
     forward: Callable[..., Any] = _compute
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        part = self.__dict__.get("_modules", {}).get(name)
+        if isinstance(part, Tree) and not isinstance(value, Tree):
+            raise TypeError(
+                f"expected {name} as {part._get_name()} of attention_torch, which the layer computes; got"
+                f" {type(value).__name__}: torch.nn.utils.parametrize changes its tensors, as for LoRA"
+            )
+        super().__setattr__(name, value)
 
     def read(self) -> Any:
         """The tensors that are held now."""
@@ -275,6 +292,10 @@ class Layer(Tree):
         if self.state is not None:
             options["state"] = self._step(parameters)
         return self.definition(parameters, *arrays, **options, xp=backend.namespace)
+
+    def _compute_part(self, name: str, function: Callable[[torch.Tensor], Any], h: torch.Tensor) -> Any:
+        """Call a module with what it is to compute, so that its hooks are called."""
+        return self.get_submodule(name)(h, function=function)
 
     def _seed(self, seed: Any, device: torch.device) -> Any:
         """The seed of a call in training, as a tensor where it is drawn, so that compilers draw it anew."""

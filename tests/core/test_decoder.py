@@ -218,6 +218,27 @@ def test_gradients_of_both_arithmetics_agree(backend):
         np.testing.assert_allclose(found[1][name], gradient, rtol=0, atol=3e-4 * size, err_msg=name)
 
 
+def test_a_hook_sees_layers_and_their_parts(rng, put, get):
+    """Before the second norms; what it returns takes the place of what it was given to compute."""
+    definition, seen = layers.Decoder(V, C, H, INNER, num_layers=2, **ALL), {}
+    model, ids = put(filled(definition, rng)), put(rng.integers(0, V, (2, 3)))
+
+    def hook(name, function, h):
+        seen[name] = function(h)
+        return seen[name]
+
+    plain = get(definition(model, ids))
+    np.testing.assert_array_equal(get(definition(model, ids, hook=hook)), plain)
+    assert list(seen) == [f"layers.{n}{part}" for n in range(2) for part in (".attention", ".feed_forward", "")]
+    table = get(model.token)[get(ids)] * definition.embedding_scale
+    x = table + rms(get(model.layers[0].attention_post_norm), get(seen["layers.0.attention"]), definition.epsilon)
+    x += rms(get(model.layers[0].feed_forward_post_norm), get(seen["layers.0.feed_forward"]), definition.epsilon)
+    np.testing.assert_allclose(get(seen["layers.0"]), x, rtol=1e-4, atol=1e-4)
+    kept = get(definition(model, ids, hook=lambda name, function, h: h if name == "layers.1" else function(h)))
+    shorter = layers.Decoder(V, C, H, INNER, num_layers=1, **ALL)
+    np.testing.assert_array_equal(kept, get(shorter(model._replace(layers=model.layers[:1]), ids)))
+
+
 def test_dropout_and_a_plain_feed_forward(rng, put, get):
     d = layers.DecoderLayer(C, H, INNER, **LLAMA, gated=False, rotary_base=None, dropout=0.5)
     p, x = put(filled(d, rng)), put(rng.standard_normal((2, 3, C)).astype("float32"))

@@ -1,6 +1,7 @@
 """The layers of PyTorch: modules in its own habit, which compute what their definitions say and nothing else."""
 
 import copy
+import functools
 import inspect
 import io
 import pickle
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, layer_of, same_bits, torch, values_of
 
+from attention_core import get_backend
 from attention_core import layers as definitions
 from attention_core.layers import named_arrays
 from attention_numpy.trees import map_arrays
 
+parametrize = torch.nn.utils.parametrize
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
@@ -300,3 +303,65 @@ def test_the_modules_of_an_encoder_call_their_hooks(norm_first):
     again = copy.deepcopy(layer)
     again.attention.register_forward_hook(lambda module, inputs, result: result._replace(output=0 * result.output))
     assert not torch.equal(again(x, return_weights=True).output, plain)
+
+
+def note(called, name, part, inputs, output):
+    called.append((name, output.shape))
+
+
+def test_the_modules_of_decoders_call_their_hooks():
+    layer = attention_torch.DecoderLayer(8, 2, 10, post_norm=True, memory_channels=7, seed=3).eval()
+    model = attention_torch.Decoder(11, 8, 2, 10, num_layers=2, seed=3).eval()
+    memory, ids = torch.randn(2, 4, 7), torch.tensor([[1, 2, 3]])
+    cache = model.definition.empty_cache((1,), 3, xp=get_backend("torch").namespace)
+    for module, call, names in (
+        (layer, lambda: layer(torch.ones(2, 3, 8), memory=memory), ["attention", "cross_attention", "feed_forward"]),
+        (model, lambda: model(ids, cache=cache)[0], ["layers.0", "layers.0.attention", "layers.1.feed_forward"]),
+    ):
+        plain, called = call(), []
+        for name in names:
+            part = module.get_submodule(name)
+            part.register_forward_hook(functools.partial(note, called, name))
+        assert torch.equal(call(), plain)
+        assert sorted(called) == [(name, (*plain.shape[:2], 8)) for name in names]
+        handle = module.get_submodule(names[-1]).register_forward_hook(lambda part, inputs, output: 0 * output)
+        assert not torch.equal(call(), plain)
+        handle.remove()
+    with pytest.raises(TypeError, match=r"expected the result of hook for layers.0 as an array; got NoneType"):
+        model(ids, hook=lambda name, function, h: None)
+
+
+class LowRank(torch.nn.Module):
+    """A weight with a product of two matrices of one column, which begins as 0."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.down = torch.nn.Parameter(torch.ones(weight.shape[0], 1))
+        self.up = torch.nn.Parameter(torch.zeros(1, weight.shape[1]))
+
+    def forward(self, weight):
+        return weight + self.down @ self.up
+
+
+def test_projections_take_low_rank_changes_and_are_called_alone():
+    """By parametrizations of PyTorch, trained alone, then merged into weights of the same names."""
+    layer, x = attention_torch.MultiHeadAttention(6, 2, seed=3), torch.randn(2, 3, 6)
+    names, plain = list(layer.state_dict()), layer(x)
+    torch.testing.assert_close(layer.query(x), x @ layer.query.weight + layer.query.bias)
+    with pytest.raises(TypeError, match=r"expected query as Linear of attention_torch, .*; got Linear: .*parametrize"):
+        layer.query = torch.nn.Linear(6, 6)
+    with pytest.raises(TypeError, match="expected a call of the layer that holds MultiHeadAttention; got one of"):
+        attention_torch.EncoderLayer(6, 2, 8).attention(x)
+    layer.requires_grad_(False)
+    parametrize.register_parametrization(layer.query, "weight", LowRank(layer.query.weight))
+    assert torch.equal(layer(x), plain)
+    optimizer = torch.optim.SGD([each for each in layer.parameters() if each.requires_grad], 1.0)
+    layer(x).square().sum().backward()
+    optimizer.step()
+    tuned = layer(x)
+    assert len(optimizer.param_groups[0]["params"]) == 2
+    assert not torch.equal(tuned, plain)
+    parametrize.remove_parametrizations(layer.query, "weight")
+    assert sorted(layer.state_dict()) == sorted(names)
+    torch.testing.assert_close(layer(x), tuned)
+    attention_torch.Layer.from_numpy(layer.definition, *layer.to_numpy())
