@@ -138,13 +138,14 @@ def from_flax(
     dropout: float = 0.0,
     xp: Namespace | None = None,
 ) -> tuple[layers.MultiHeadAttention, MultiHeadAttention]:
-    """Read the weights of `flax.nnx.MultiHeadAttention`.
+    """Read the weights of `flax.nnx.MultiHeadAttention`, or the params of a module of attention of `flax.linen`.
 
     Parameters
     ----------
     arrays : mapping of str to Array
         ``query.kernel`` (in, H, D), ``key.kernel`` and ``value.kernel`` (in, G, D), ``out.kernel`` (H, D, out).
-        Optionally ``query.bias`` (H, D) and so on, ``out.bias`` (out,).
+        Optionally ``query.bias`` (H, D) and so on, ``out.bias`` (out,). Or nested, ``{"query": {"kernel": ...}}``, as
+        in linen.
     num_heads, head_order, dropout, xp
         As in `from_keras_grouped`; flax repeats.
 
@@ -161,8 +162,23 @@ def from_flax(
     TypeError, ValueError
         When a setting is not valid.
     """
-    reader = Arrays(FLAX, arrays, xp)
+    reader = Arrays(FLAX, _flat(arrays), xp)
     return _from_kernels(FLAX_NAMES, reader, num_heads=num_heads, head_order=head_order, dropout=dropout)
+
+
+def _flat(arrays: Any) -> Any:
+    """Arrays of nested mappings by their paths, with dots."""
+    if not isinstance(arrays, Mapping):
+        return arrays
+    return {
+        path: array
+        for name, branch in arrays.items()
+        for path, array in (
+            {f"{name}.{path}": array for path, array in _flat(branch).items()}
+            if isinstance(branch, Mapping)
+            else {name: branch}
+        ).items()
+    }
 
 
 def to_keras(

@@ -10,6 +10,7 @@ AGREEMENT = {
     "transformers BertLayer, BertEmbeddings, BertModel": 1e-14,
     "equinox.nn.MultiheadAttention": 1e-14,
     "flax.nnx.MultiHeadAttention(sow_weights=True)": 1e-14,
+    "flax.linen": 1e-14,
     "flax.nnx.MultiHeadAttention": 2e-6,  # jax.nn.dot_product_attention takes its softmax in float32
     "keras.layers.*, 1/√key_dim exact in float32": 1e-14,
     "keras.layers.*": 1e-6,  # TensorFlow rounds the Python number 1/√key_dim to float32

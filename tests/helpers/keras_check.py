@@ -5,6 +5,7 @@ TensorFlow, OTHER one that another library saved, or ``-``, SAVED where a model 
 """
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -108,6 +109,26 @@ def configured():
         raise AssertionError("a symbol is no array")
 
 
+def converted(dtype="float32"):
+    """Keras's own attention is a layer here and back, and on JAX a layer of `attention_jax`, too."""
+    inputs = [np.sin(np.arange(size, dtype=dtype)).reshape(2, -1, 7) for size in (70, 42, 42)]
+    mask = np.tile(np.tri(5, 3, dtype=bool), (2, 1, 1))
+    for kind, settings in (
+        (keras.layers.MultiHeadAttention, {"num_heads": 3, "key_dim": 4, "output_shape": 5}),
+        (keras.layers.GroupQueryAttention, {"num_query_heads": 6, "num_key_value_heads": 2, "head_dim": 4}),
+    ):
+        theirs = kind(**settings, dtype=dtype, bias_initializer="random_normal")
+        query, key, value = inputs
+        expected = array(theirs(query, value, key, attention_mask=mask))
+        for package in ("attention_keras", "attention_jax") if LIBRARY == "jax" else ("attention_keras",):
+            conversion = importlib.import_module(f"{package}.conversion")
+            ours = conversion.from_module(theirs)
+            found = array(ours(query, key, value, mask=mask[:, None]))
+            assert found.dtype == dtype
+            np.testing.assert_allclose(found, expected, atol=2e-6)
+            assert digest(*conversion.to_module(ours, kind).weights) == digest(*theirs.weights)
+
+
 def dropped():
     """First weights, what a seed drops, and what a generator of Keras drops, as one hash: equal on all libraries."""
     exact = {"dropout": 0.5, "seed": 7, "arithmetic": "reproducible"}
@@ -130,6 +151,10 @@ def main():
     masked()
     trained()
     configured()
+    converted()
+    if LIBRARY == "jax":
+        with importlib.import_module("jax").enable_x64(True):
+            converted("float64")
     found = {"dropped": dropped()}
     earlier = keras.models.load_model(EARLIER)
     found["earlier"] = array(earlier(np.arange(8, dtype="int32").reshape(2, 4))).ravel()[:6].tolist()

@@ -7,7 +7,7 @@ import pytest
 from conversion_helpers import agree, perturbed, same, same_layer, state, weights
 
 from attention_core import layers
-from attention_core.layouts import LayoutError
+from attention_core.layouts import LayoutError, from_flax, to_flax
 from attention_core.parameters import Linear, MultiHeadAttention
 
 # The libraries announce what they deprecate in one another; none of it is about these numbers.
@@ -255,6 +255,31 @@ def test_bits_of_equinox(equinox, of_jax):
     for dtype in ("float16", "bfloat16", "float32"):
         theirs = equinox.nn.MultiheadAttention(2, 8, use_key_bias=True, dtype=dtype, key=jax.random.key(1))
         same(leaves(of_jax.to_module(of_jax.from_module(theirs), type(theirs))), leaves(theirs))
+
+
+@pytest.mark.needs("jax", "flax")
+def test_params_of_linen_are_those_of_nnx_in_nested_mappings(of_jax, rng):
+    import jax
+    from flax import linen, traverse_util
+
+    theirs = linen.MultiHeadDotProductAttention(3, qkv_features=12, out_features=5, param_dtype="float64")
+    query, key = (jax.numpy.asarray(rng.standard_normal(shape)) for shape in ((2, 5, 7), (2, 4, 8)))
+    params = theirs.init(jax.random.key(0), query, key)["params"]
+    definition, parameters = from_flax(params)
+    mask = rng.random((2, 5, 4)) < 0.6
+    mask[..., 0] = True
+    expected = theirs.apply({"params": params}, query, key, mask=mask[:, None])
+    agree(definition(parameters, query, key, key, mask=mask[:, None]), expected, "flax.linen")
+    flat = traverse_util.flatten_dict(params, sep=".")
+    same(dict(sorted(to_flax(definition, parameters).items())), dict(sorted(flat.items())))
+    with pytest.raises(TypeError, match=r"got MultiHeadDotProductAttention: .*from_flax reads its params"):
+        of_jax.from_module(theirs)
+    for wrong, text in (
+        ({"query": params}, "expected query.kernel of"),
+        ({"query": {"kernel": 3}}, "as an array; got int"),
+    ):
+        with pytest.raises((LayoutError, TypeError), match=text):
+            from_flax(wrong)
 
 
 @pytest.mark.needs("jax", "flax", "equinox")

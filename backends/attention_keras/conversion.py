@@ -1,0 +1,134 @@
+"""Layers of attention of Keras into layers of this project, and back, with their weights bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from attention_core.layouts import LAYOUTS, LayoutError
+from attention_keras.layers import Layer
+from attention_keras.library import backend
+
+__all__ = ["from_module", "read_module", "to_module", "write_module"]
+
+LAYERS = {keras.layers.MultiHeadAttention: "keras", keras.layers.GroupQueryAttention: "keras-grouped"}
+ABSENT = (
+    "sliding_window",
+    "kernel_regularizer",
+    "bias_regularizer",
+    "activity_regularizer",
+    "kernel_constraint",
+    "bias_constraint",
+)
+"""Settings of Keras's layers that have no place here."""
+
+
+def from_module(module: keras.layers.Layer, /) -> Any:
+    """Make a layer of one of Keras, with copies of its weights and under its dtype policy.
+
+    Parameters
+    ----------
+    module : keras.layers.MultiHeadAttention or keras.layers.GroupQueryAttention
+        Once it has weights. It is called with query, value, key; the layer made of it with query, key, value.
+
+    Returns
+    -------
+    Layer
+
+    Raises
+    ------
+    TypeError
+        When the layer is of another class; classes derived from these may compute something else.
+    attention_core.layouts.LayoutError
+        When it has no weights yet, or a setting that cannot be carried over; the message names it.
+
+    Examples
+    --------
+    >>> theirs = keras.layers.MultiHeadAttention(2, 4)
+    >>> theirs.build((None, None, 8), (None, None, 8))
+    >>> ours, x = from_module(theirs), keras.ops.ones((1, 3, 8))
+    >>> bool(keras.ops.all(keras.ops.isclose(ours(x), theirs(x, x))))
+    True
+    """
+    definition, parameters = read_module(module)
+    layer = Layer.from_numpy(definition, parameters, dtype=module.dtype_policy.name)
+    layer.trainable = module.trainable
+    return layer
+
+
+def read_module(module: keras.layers.Layer, /) -> tuple[Any, Any]:
+    """The definition of a layer of Keras, and its weights in NumPy."""
+    name = _name(type(module))
+    layout = LAYOUTS[name].module
+    config = module.get_config()
+    if not module.built:
+        raise LayoutError(f"expected {layout} with weights; got one that has not been built")
+    for setting in ABSENT:
+        if config[setting] is not None:
+            raise LayoutError(f"expected no {setting} of {layout}, which has no place here; got {config[setting]}")
+    axes = config.get("attention_axes")
+    if axes is not None and tuple(axes) != (1,):
+        raise LayoutError(f"expected attention_axes (1,) of {layout}; got {tuple(axes)}")
+    arrays = {
+        "/".join(variable.path.split("/")[-2:]): backend.to_numpy(variable.value) for variable in _weights(module)
+    }
+    order = {"head_order": "repeat"} if name == "keras-grouped" else {}
+    return LAYOUTS[name].read(arrays, dropout=config["dropout"], **order)
+
+
+def to_module(layer: Layer, kind: type[keras.layers.Layer], /) -> keras.layers.Layer:
+    """Make a layer of Keras, with copies of the weights and under the same dtype policy: undoes `from_module`.
+
+    Parameters
+    ----------
+    layer : Layer
+    kind : type
+        `keras.layers.MultiHeadAttention` or `keras.layers.GroupQueryAttention`.
+
+    Returns
+    -------
+    keras.layers.Layer
+
+    Raises
+    ------
+    TypeError
+        When the class is another one.
+    attention_core.layouts.LayoutError
+        When the layer has a setting that the class has not; the message names it.
+
+    Examples
+    --------
+    >>> from attention_keras import MultiHeadAttention
+    >>> to_module(MultiHeadAttention(8, 2), keras.layers.MultiHeadAttention).key_dim
+    4
+    """
+    _name(kind)
+    if not isinstance(layer, Layer):
+        raise TypeError(f"expected a layer of attention_keras; got {type(layer).__name__}")
+    return write_module(layer.definition, layer.to_numpy()[0], kind, dtype=layer.dtype_policy)
+
+
+def write_module(definition: Any, parameters: Any, kind: type[Any], /, *, dtype: Any) -> keras.layers.Layer:
+    """Make a layer of Keras of a definition and its weights in NumPy, under a dtype policy."""
+    name = _name(kind)
+    order = {"head_order": "repeat"} if name == "keras-grouped" else {}
+    arrays = LAYOUTS[name].write(definition, parameters, **order)
+    module = kind(**LAYOUTS[name].arguments(definition), dtype=dtype)
+    query, key, value = ((None, None, each.weight.shape[0]) for each in parameters[:3])
+    module.build(query, value, key)
+    for variable in _weights(module):
+        variable.assign(arrays.pop("/".join(variable.path.split("/")[-2:])))
+    return module
+
+
+def _name(kind: type[Any]) -> str:
+    if kind not in LAYERS:
+        known = ", ".join(LAYOUTS[name].module for name in LAYERS.values())
+        raise TypeError(f"expected a layer out of {known}; got {getattr(kind, '__name__', kind)}")
+    return LAYERS[kind]
+
+
+def _weights(module: Any) -> list[Any]:
+    """The variables, less those of generators: what a layer of Keras may have besides is not to get lost."""
+    return [variable for variable in module.weights if variable.path.rsplit("/", 1)[-1] != "seed_generator_state"]
