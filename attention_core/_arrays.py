@@ -161,10 +161,29 @@ def one_line(text: str) -> str:
     return re.sub(r"[\n-\r\x1c-\x1e\x85\u2028\u2029]", lambda found: repr(found[0])[1:-1], text)
 
 
+def explain_class(library: str, name: str, text: str, /, *, is_array: bool) -> None:
+    """Let messages say of a class of a library, by its name, what to write; adapters call it when they are imported.
+
+    ``is_array`` says whether the class passes for arrays of the library, and so is to be refused where it is met.
+    """
+    (_refused if is_array else _explained)[name] = library, text
+
+
+_explained: dict[str, tuple[str, str]] = {}  # by class; compilers trace the look-up, and no cut of a text
+_refused: dict[str, tuple[str, str]] = {}
+
+
+def refusal(kind: type) -> str | None:
+    """What to write instead of arrays of a class, if adapters refuse it."""
+    library, text = _refused.get(kind.__name__, ("", ""))
+    return text if text and kind.__module__.startswith(library) else None
+
+
 def type_text(value: Any) -> str:
     """The name of the type of a value; with its library if it would be mistaken for one of Python's."""
     kind = type(value)
-    if kind.__name__ == "KerasTensor":
-        return "KerasTensor, which the functions of attention_keras take"
+    library, text = _explained.get(kind.__name__, ("", ""))
+    if text and kind.__module__.startswith(library):
+        return f"{kind.__name__}{text}"
     taken = hasattr(builtins, kind.__name__) and kind.__module__ != "builtins"
     return f"{kind.__module__}.{kind.__name__}" if taken else kind.__name__

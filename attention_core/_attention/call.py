@@ -135,6 +135,12 @@ def fold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:
     return xp.reshape(x, (*leading, heads // group, group * rows, width))
 
 
+def flatten_group(x: Array, /, *, xp: Namespace) -> Array:
+    """The same rows, of heads that have an axis for their group: (..., G, R, M, D) as (..., G, R M, D)."""
+    *leading, group, rows, width = shape(x, xp=xp)
+    return xp.reshape(x, (*leading, group * rows, width))
+
+
 def unfold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:
     """The inverse of `fold_group`: (..., G, R M, D) as (..., H, M, D)."""
     *leading, num_kv_heads, rows, width = shape(x, xp=xp)

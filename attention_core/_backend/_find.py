@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace, type_text
+from attention_core._arrays import Array, Namespace, refusal, type_text
 from attention_core._backend._default import DefaultBackend
 from attention_core._backend._protocol import Backend
 
@@ -128,11 +128,10 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
     if hasattr(array, "mask") and not callable(array.mask):
         expected = f"{name} as a plain array" if name else "a plain array"
         raise TypeError(f"expected {expected}; got {type(array).__name__}, whose own mask would be lost")
-    if type(array).__name__ == "CausalBias":  # a tensor of PyTorch whose memory was never written
-        raise TypeError(
-            f"expected {name or 'an argument'} as a plain array; got CausalBias: pass mask=Causal() for its upper left "
-            "variant, and mask=Causal(offset=N - M) for its lower right one"
-        )
+    refused = _learn_refusal(type(array))
+    if refused is not None:
+        expected = f"{name or 'an argument'} as a plain array"
+        raise TypeError(f"expected {expected}; got {type(array).__name__}{refused}")
     traced = is_compiling(array)
     try:
         xp = _compat[_learn_compat(type(array))] if traced else array_api_compat.array_namespace(array)
@@ -150,6 +149,17 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
 
 
 _namespace_of.autograph_info__ = {}  # type: ignore[attr-defined]  # TensorFlow cannot convert it, and would complain
+
+
+def _learn_refusal(kind: type) -> str | None:
+    """What to write instead of arrays of a class, which the adapter of its library may say once it is loaded."""
+    library = _library_of(kind)
+    if library in sys.modules and library in entries():
+        get_backend(library)
+    return refusal(kind)
+
+
+_learn_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _learn_compat(kind: type) -> str:

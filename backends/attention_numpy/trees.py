@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attention_core.backend import Array
+from attention_core.backend import Array, explain_class
 from attention_numpy.optional import Missing, optional
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ __all__ = [
 
 NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 ARRAYS, SCALARS = ((), ()) if isinstance(np, Missing) else ((np.ndarray,), (np.generic,))
+
+
+# A symbol, which whoever calls the core meets before anything of attention_keras is imported.
+explain_class("keras", "KerasTensor", ", which the functions of attention_keras take", is_array=False)
 
 
 def is_array(leaf: Any, /) -> bool:

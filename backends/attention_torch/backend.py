@@ -13,7 +13,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from attention_core.backend import DIFFERENTIATED_ONCE, Array, Kernel, Loops, Operation, PythonLoops, Tuning
+from attention_core.backend import (
+    DIFFERENTIATED_ONCE,
+    Array,
+    Kernel,
+    Loops,
+    Operation,
+    PythonLoops,
+    Tuning,
+    explain_class,
+)
 from attention_numpy.trees import (
     NumpyArray,
     as_floating,
@@ -30,6 +39,10 @@ from attention_torch import operators
 from attention_torch.kernels import ScaledDotProduct
 
 __all__ = ["TorchBackend", "backend"]
+
+# A tensor of torch.nn.attention.bias, whose memory was never written.
+LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(offset=N - M) for its lower right one"
+explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 RECOMPILE_OPTIONS = (

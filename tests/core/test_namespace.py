@@ -9,7 +9,7 @@ import pytest
 import attention_core as ac
 from attention_core import layers
 from attention_core._arrays import dtype_name, on_device_of, shape
-from attention_core.backend import array_namespace, is_concrete
+from attention_core.backend import array_namespace, explain_class, is_concrete
 from attention_core.parameters import Embeddings
 
 
@@ -132,3 +132,21 @@ def test_importing_the_core_imports_no_library():
     adapters = {name for name in loaded if name.startswith("attention_")} - {"attention_core"}
     assert not libraries & set(loaded)
     assert not adapters
+
+
+def test_adapters_say_which_classes_are_no_arrays_and_what_to_write():
+    """The core names no class of a library: an adapter does, which is loaded when such a class is first met."""
+
+    class Unwritten(np.ndarray):
+        __module__ = "numpy.made_up"
+
+    class Symbol:
+        __module__ = "numpy.made_up"
+
+    explain_class("numpy", "Unwritten", ": write it first", is_array=True)
+    explain_class("numpy", "Symbol", ", which nothing takes", is_array=False)
+    x = np.ones((2, 4))
+    with pytest.raises(TypeError, match=r"^expected x as a plain array; got Unwritten: write it first$"):
+        ac.gelu(x.view(Unwritten))
+    with pytest.raises(TypeError, match=r"^expected x as an array; got Symbol, which nothing takes$"):
+        ac.gelu(Symbol())

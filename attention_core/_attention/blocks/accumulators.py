@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_core._arrays import Array, Namespace, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, Sample, is_broadcast, num_rounds
-from attention_core._attention.blocks.scores import fold_group
+from attention_core._attention.call import flatten_group
 
 
 def row_accumulators(grid: Grid, *lasts: Any) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ def concat_bias_gradient(grid: Grid, stack: Any) -> Array:
 
 def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:
     """Sums over queries, of weights (G, R, m, n) and vectors (G, R, m, D): an array (G, n, D)."""
-    return xp.matmul(xp.matrix_transpose(fold_group(weights, xp)), fold_group(x, xp))
+    return xp.matmul(xp.matrix_transpose(flatten_group(weights, xp=xp)), flatten_group(x, xp=xp))
 
 
 def concat_blocks(grid: Grid, stack: Any, side: int) -> Array:

@@ -14,7 +14,7 @@ from attention_core._attention.blocks.grid import (
     cached_by_distance,
     is_broadcast,
 )
-from attention_core._attention.call import Call
+from attention_core._attention.call import Call, flatten_group
 from attention_core._attention.scores import masked_scores, modify_scores
 from attention_core._backend import GradientFlags
 from attention_core._checks import result_of
@@ -91,21 +91,17 @@ def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
     return xp.multiply(xp.subtract(xp.astype(allowed, like.dtype), 0.5), math.inf)
 
 
-def fold_group(x: Array, xp: Namespace) -> Array:
-    """The rows of all query heads that share a key/value head, one below the other: (G, R * m, ...)."""
-    num_kv_heads, group, rows, width = shape(x, xp=xp)
-    return xp.reshape(x, (num_kv_heads, group * rows, width))
-
-
 def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:
     """Weights (G, R, m, n) times values (G, n, E): an array (G, R, m, E)."""
-    return xp.reshape(xp.matmul(fold_group(weights, xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
+    return xp.reshape(
+        xp.matmul(flatten_group(weights, xp=xp), value), (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1])
+    )
 
 
 def matmul_into_workspace(grid: Grid, name: str, weights: Array, value: Array) -> Array:
     """The same, perhaps in memory that the next product of this name overwrites: fresh memory doubles the time."""
     xp = grid.xp
-    product = grid.loops.matmul(fold_group(weights, xp), value, grid.workspace, name)
+    product = grid.loops.matmul(flatten_group(weights, xp=xp), value, grid.workspace, name)
     return xp.reshape(product, (*shape(weights, xp=xp)[:-1], shape(value, xp=xp)[-1]))
 
 

@@ -6,11 +6,11 @@ import math
 
 from attention_core._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from attention_core._arithmetic.products import exact_sum, matmul
-from attention_core._arrays import Array, Namespace, shape, zeros_with
+from attention_core._arrays import Array, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid, may_mask, sample_slice
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
-from attention_core._attention.call import Call
+from attention_core._attention.call import Call, flatten_group
 from attention_core._attention.nonfinite import zero_unless_finite
 from attention_core._attention.reproducible.forward import arrange
 from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, row_accumulator, scores_at
@@ -77,21 +77,15 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
 def _d_query_and_key(grid: Grid, operands: Operands, d_scores: Array) -> tuple[Array, Array]:
     plan, xp = grid.plan, grid.xp
     query, key = (to_float64(finite_or_zero(grid, x), xp) for x in operands[:2])
-    grouped = _fold_group(d_scores, xp)
+    grouped = flatten_group(d_scores, xp=xp)
     d_query = xp.reshape(matmul(grouped, key, xp=xp), shape(query, xp=xp))
-    d_key = matmul(xp.matrix_transpose(grouped), _fold_group(query, xp), xp=xp)
+    d_key = matmul(xp.matrix_transpose(grouped), flatten_group(query, xp=xp), xp=xp)
     d_query, d_key = (
         round_to_float32(uncontracted(xp.multiply(x, plan.score_scale), xp), xp) for x in (d_query, d_key)
     )
     if plan.all_finite:
         return d_query, d_key
     return zero_unless_finite(d_query, operands.query, xp), zero_unless_finite(d_key, operands.key, xp)
-
-
-def _fold_group(x: Array, xp: Namespace) -> Array:
-    """The rows of all query heads that share a key/value head as one axis: (B, G, R * M, ...)."""
-    sample, num_kv_heads, group_size, rows, width = shape(x, xp=xp)
-    return xp.reshape(x, (sample, num_kv_heads, group_size * rows, width))
 
 
 def _abstract(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
