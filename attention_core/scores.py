@@ -48,6 +48,11 @@ class ScoreMod:
     TypeError
         When the function cannot be called, or something is not an array.
 
+    Notes
+    -----
+    In blocks, no gradient reaches arrays that the function closes over. They raise an error where that is known. A
+    graph of TensorFlow does not know it, if the tape is around its call: there the gradient of such a tensor is None.
+
     Examples
     --------
     >>> import array_api_strict as xp

@@ -84,8 +84,8 @@ def scaled_dot_product_attention(
         c; by default the scores are not capped.
     score_mod : callable, optional
         f, a function ``score_mod(scores, batch, head, query, key)`` of scores and positions (see `masks.Positions`), as
-        in PyTorch's FlexAttention. Pass a `ScoreMod` if it needs arrays. A score that it makes -inf is not masked: use
-        a mask.
+        in PyTorch's FlexAttention. Pass a `ScoreMod` if it needs arrays: blocks compute no gradient of others. A score
+        that it makes -inf is not masked: use a mask.
     sinks : Array, shape (H,), optional
         The score of a sink for each head: a key without a value, to which every query attends. It takes a share of the
         weights. It is the logsumexp of a fully masked row.

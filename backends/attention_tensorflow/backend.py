@@ -95,6 +95,10 @@ class TensorFlowBackend:
         """Turn a function of trees to a 0-d tensor into one that also returns the gradients, in any mode."""
         return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.dtype.is_floating)
 
+    def has_gradient(self, array: Array, /) -> bool:
+        """Whether a tape that is open here records what is computed from a tensor; one around a graph is not seen."""
+        return bool(_is_recorded([array]))
+
     def stop_gradient(self, array: Array, /) -> Array:
         """Return the tensor as one that nothing is differentiated by."""
         return tf.stop_gradient(array)
@@ -145,6 +149,15 @@ class TensorFlowBackend:
 
     def _on(self, device: str | None) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))
+
+
+def _is_recorded(arrays: list[Array]) -> bool:
+    """Whether a tape watches a tensor; no public function of TensorFlow tells."""
+    try:
+        from tensorflow.python.eager.record import should_record_backprop  # noqa: PLC0415 (it may move)
+    except ImportError:
+        return False
+    return bool(should_record_backprop(arrays))
 
 
 def _refused(*_: Array) -> Any:

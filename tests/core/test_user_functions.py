@@ -1,6 +1,7 @@
 """Functions of users: masks, score modifications and preparations, whose results are checked in every form."""
 
 import functools
+import importlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -202,6 +203,27 @@ def test_errors_of_functions_are_their_own(put, rng):
 
     with pytest.raises(KeyError, match="of the user"):
         ac.scaled_dot_product_attention(*arrays(put, rng), mask=MaskFunction(broken))
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_blocks_take_no_watched_tensor_that_a_score_mod_closes_over(mode, put, rng):
+    tf = importlib.import_module("tensorflow")
+    q, k, v = arrays(put, rng)
+    weight = put(np.float32(2.0))
+
+    def gradient(weight, watched):
+        with tf.GradientTape() as tape:
+            tape.watch((weight, q) if watched else q)
+            y = ac.scaled_dot_product_attention(q, k, v, score_mod=lambda s, *_: s * weight, implementation="blockwise")
+        return tape.gradient(y, q)
+
+    run = gradient if mode == "eager" else tf.function(gradient, autograph=False)
+    assert run(weight, False).shape == q.shape
+    with pytest.raises(
+        ValueError, match=r"are those of ScoreMod\(function, arrays\); got one that closes over another"
+    ):
+        run(weight, True)
 
 
 @pytest.mark.needs("torch")
