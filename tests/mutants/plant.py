@@ -24,6 +24,7 @@ TESTS = ROOT / "tests/core"
 MIRRORS = {
     "_arithmetic": "reproducible",
     "_checks": "arguments",
+    "_checks/functions": "user_functions",
     "_arithmetic/angles": "rotary",
     "_arithmetic/fast": "functions",
     "_arithmetic/logistic": "functions",
