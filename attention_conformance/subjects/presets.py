@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.subjects import presets_bridged, presets_jax, presets_torch
 from attention_conformance.subjects.subject import Subject
 
 __all__ = ["PRESETS", "Preset"]
@@ -231,5 +232,30 @@ PRESETS = {
     "onnxruntime": Preset("onnxruntime", functools.partial(_onnx, runtime=True)),
     "flax.nnx": Preset("flax", _flax_nnx),
     "equinox": Preset("equinox", _equinox),
+    "torch.sdpa-flash": Preset("torch", presets_torch.sdpa_flash),
+    "torch.flash-of-cpu": Preset("torch", presets_torch.flash_of_cpu),
+    "torch.causal-lower-right": Preset("torch", presets_torch.causal_lower_right),
+    "torch.mha-module": Preset("torch", presets_torch.mha_module),
+    "transformers.gemma2": Preset("transformers", presets_torch.gemma2),
+    "transformers.gpt-oss": Preset("transformers", presets_torch.gpt_oss),
+    "x-transformers": Preset("x-transformers", functools.partial(presets_torch.x_transformers, flash=False)),
+    "x-transformers.flash": Preset("x-transformers", functools.partial(presets_torch.x_transformers, flash=True)),
+    "diffusers": Preset("diffusers", presets_torch.diffusers),
+    "memory-efficient": Preset("memory-efficient-attention-pytorch", presets_torch.memory_efficient),
+    "jax.pallas-mha": Preset("jax", presets_jax.pallas_mha),
+    "jax.tpu-flash": Preset("jax", presets_jax.tpu_flash),
+    "jax.splash": Preset("jax", presets_jax.splash),
+    "haiku": Preset("dm-haiku", presets_jax.haiku),
+    "flax.linen": Preset("flax", presets_jax.flax_linen),
+    "tokamax": Preset("tokamax", functools.partial(presets_jax.tokamax, implementation="xla")),
+    "tokamax.chunked": Preset("tokamax", functools.partial(presets_jax.tokamax, implementation="xla_chunked")),
+    "attnax": Preset("attnax", presets_jax.attnax),
+    "flash-attention-jax": Preset("flash-attention-jax", presets_jax.flash_attention_jax),
+    "keras.gqa": Preset("keras", presets_bridged.keras_gqa),
+    "keras.attention": Preset("keras", presets_bridged.keras_attention),
+    "onnxruntime.mha": Preset("onnxruntime", presets_bridged.onnxruntime_mha),
+    "mlx": Preset("mlx[cpu]", presets_bridged.mlx),
+    "tinygrad": Preset("tinygrad", presets_bridged.tinygrad),
+    "openvino": Preset("openvino", presets_bridged.openvino),
 }
 """All presets, by the name of the target."""

@@ -1,0 +1,182 @@
+"""How attentions of other libraries are called: they get arrays of NumPy, and give such back."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.subjects.subject import Subject
+
+__all__ = ["keras_attention", "keras_gqa", "mlx", "onnxruntime_mha", "openvino", "tinygrad"]
+
+
+def keras_gqa() -> Subject:
+    """The layer with identities for projections of the queries."""
+    keras = importlib.import_module("keras")
+
+    @functools.cache
+    def layer(heads: int, groups: int, width: int, dtype: str) -> Any:
+        made = keras.layers.GroupQueryAttention(width, heads, groups, use_bias=False, dtype=dtype)
+        shapes = (None, None, heads * width), (None, None, groups * width)
+        made.build(shapes[0], shapes[1], shapes[1])
+        sizes = (heads, groups, groups)
+        kernels = [np.eye(size * width).reshape(size * width, size, width) for size in sizes]
+        kernels.append(np.eye(heads * width).reshape(heads, width, heads * width))
+        made.set_weights([np.asarray(each, np.float32) for each in kernels])
+        return made
+
+    def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, use_causal_mask: bool = False) -> Any:
+        batch, rows, heads, width = query.shape
+        groups = key.shape[2]
+        dtype = keras.backend.standardize_dtype(query.dtype)
+        query, key, value = (keras.ops.reshape(each, (batch, -1, each.shape[2] * width)) for each in (query, key, value))
+        found = layer(heads, groups, width, dtype)(
+            query, value, key, attention_mask=attention_mask, use_causal_mask=use_causal_mask
+        )
+        return keras.ops.reshape(found, (batch, rows, heads, width))
+
+    return Subject(attention, backend=str(keras.config.backend()), layout="BSHD", mask="keep", same_width=True)
+
+
+def keras_attention() -> Subject:
+    """The layer without weights, which has one head: heads are entries of the batch."""
+    keras = importlib.import_module("keras")
+    layer = keras.layers.Attention(dtype="float32")
+
+    def attention(query: Any, key: Any, value: Any, use_causal_mask: bool = False) -> Any:
+        batch, heads, rows, width = query.shape
+        flat = [keras.ops.reshape(each, (batch * heads, -1, each.shape[-1])) for each in (query, key, value)]
+        found = layer([flat[0], flat[2], flat[1]], use_causal_mask=use_causal_mask)
+        return keras.ops.reshape(found, (batch, heads, rows, -1))
+
+    return Subject(
+        attention, backend=str(keras.config.backend()), layout="BHSD", default_scale="one", grouped=False,
+        dtypes=("float32",),
+    )  # fmt: skip
+
+
+def onnxruntime_mha() -> Subject:
+    """The contributed operator, whose arrays are (B, S, H * D)."""
+    onnx, running = (importlib.import_module(name) for name in ("onnx", "onnxruntime"))
+
+    @functools.cache
+    def session(options: tuple[tuple[str, Any], ...], biased: bool, dtype: str) -> Callable[[dict[str, Any]], Any]:
+        helper, kinds = onnx.helper, onnx.TensorProto
+        kind = {"float32": kinds.FLOAT, "float16": kinds.FLOAT16}[dtype]
+        inputs = [helper.make_tensor_value_info(name, kind, ["B", f"S{name}", f"W{name}"]) for name in "qkv"]
+        if biased:
+            inputs.append(helper.make_tensor_value_info("bias", kind, ["b", "h", "M", "N"]))
+        names = [*"qkv", *(["", "", "bias"] if biased else [])]
+        node = helper.make_node("MultiHeadAttention", names, ["o"], domain="com.microsoft", **dict(options))
+        output = helper.make_tensor_value_info("o", kind, ["B", "Sq", "W"])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        graph = helper.make_graph([node], "attention", inputs, [output])
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        settings = running.SessionOptions()
+        settings.intra_op_num_threads, settings.log_severity_level = 1, 4
+        made = running.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+        return lambda feed: made.run(None, feed)[0]
+
+    def attention(query: Any, key: Any, value: Any, attention_bias: Any = None, is_causal: bool = False,
+                  scale: float | None = None) -> Any:  # fmt: skip
+        batch, rows, heads, _ = query.shape
+        options: dict[str, Any] = {"num_heads": heads, "unidirectional": int(is_causal)}
+        options |= {} if scale is None else {"scale": scale}
+        feed = {
+            name: np.ascontiguousarray(each).reshape(batch, each.shape[1], -1)
+            for name, each in zip("qkv", (query, key, value), strict=True)
+        }
+        feed |= {} if attention_bias is None else {"bias": np.ascontiguousarray(attention_bias)}
+        found = session(tuple(options.items()), attention_bias is not None, str(query.dtype))(feed)
+        return found.reshape(batch, rows, heads, -1)
+
+    return Subject(attention, backend="numpy", layout="BSHD", grouped=False)
+
+
+def mlx() -> Subject:
+    library = importlib.import_module("mlx.core")
+
+    def computed(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float | None) -> Any:
+        mask = "causal" if is_causal else mask
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return library.fast.scaled_dot_product_attention(query, key, value, scale=scale, mask=mask)
+
+    def attention(query: Any, key: Any, value: Any, mask: Any = None, is_causal: bool = False,
+                  scale: float | None = None, sinks: Any = None) -> Any:  # fmt: skip
+        arrays = [library.array(each) for each in (query, key, value)]
+        mask, sinks = (None if each is None else library.array(each) for each in (mask, sinks))
+        if is_causal and mask is not None:
+            raise ValueError("one keyword is for masks and for causality")
+        mask = "causal" if is_causal else mask
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        found = library.fast.scaled_dot_product_attention(*arrays, scale=scale, mask=mask, sinks=sinks)
+        return np.asarray(found)
+
+    def backward(d_output: Any, query: Any, key: Any, value: Any, mask: Any = None, is_causal: bool = False,
+                 scale: float | None = None) -> Any:  # fmt: skip
+        mask = None if mask is None else library.array(mask)
+        arrays = [library.array(each) for each in (query, key, value)]
+        _, found = library.vjp(lambda *each: computed(*each, mask, is_causal, scale), arrays, [library.array(d_output)])
+        return [np.asarray(each) for each in found]
+
+    return Subject(
+        attention, backend="numpy", backward=backward, layout="BHSD", causal="bottom-right", mask_with_causal=False,
+        dtypes=("float32", "float16"),
+    )  # fmt: skip
+
+
+def tinygrad() -> Subject:
+    tensor = importlib.import_module("tinygrad").Tensor
+
+    def computed(arrays: Any, attn_mask: Any, is_causal: bool, enable_gqa: bool) -> Any:
+        query, key, value = arrays
+        mask = None if attn_mask is None else tensor(np.ascontiguousarray(attn_mask))
+        return query.scaled_dot_product_attention(key, value, mask, is_causal=is_causal, enable_gqa=enable_gqa)
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
+                  enable_gqa: bool = False) -> Any:  # fmt: skip
+        arrays = [tensor(np.ascontiguousarray(each)) for each in (query, key, value)]
+        return computed(arrays, attn_mask, is_causal, enable_gqa).numpy()
+
+    def backward(d_output: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
+                 enable_gqa: bool = False) -> Any:  # fmt: skip
+        arrays = [tensor(np.ascontiguousarray(each)) for each in (query, key, value)]
+        output = computed(arrays, attn_mask, is_causal, enable_gqa)
+        found = output.gradient(*arrays, gradient=tensor(np.ascontiguousarray(d_output)))
+        return [each.numpy() for each in found]
+
+    return Subject(
+        attention, backend="numpy", backward=backward, layout="BHSD", mask_with_causal=False,
+        dtypes=("float32", "float16"),
+    )  # fmt: skip
+
+
+def openvino() -> Subject:
+    library, operators = (importlib.import_module(name) for name in ("openvino", "openvino.opset13"))
+
+    @functools.cache
+    def compiled(masked: str, is_causal: bool, scale: float | None, dtype: str) -> Any:
+        made = [operators.parameter([-1, -1, -1, -1], np.dtype(dtype), name=name) for name in "qkv"]
+        if masked:
+            made.append(operators.parameter([-1, -1, -1, -1], np.dtype(masked), name="m"))
+        constant = None if scale is None else operators.constant(np.asarray(scale, dtype))
+        node = operators.scaled_dot_product_attention(
+            *made[:3], made[3] if masked else None, constant, causal=is_causal
+        )
+        hint = {"INFERENCE_PRECISION_HINT": "f32"}
+        return library.compile_model(library.Model([node], made), "CPU", hint)
+
+    def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, is_causal: bool = False,
+                  scale: float | None = None) -> Any:  # fmt: skip
+        masked = "" if attention_mask is None else str(attention_mask.dtype)
+        feed = [query, key, value, *([] if attention_mask is None else [attention_mask])]
+        model = compiled(masked, is_causal, scale, str(query.dtype))
+        return np.array(model([np.ascontiguousarray(each) for each in feed])[0])
+
+    return Subject(
+        attention, backend="numpy", layout="BHSD", mask_with_causal=False, grouped=False, dtypes=("float32",)
+    )
