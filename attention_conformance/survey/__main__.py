@@ -1,0 +1,34 @@
+"""Checks the rows of a group: ``python -m attention_conformance.survey GROUP FOLDER [ROW...]``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from attention_conformance.survey.check import checked
+from attention_conformance.survey.rows import ROWS
+
+
+def main(group: str, folder: Path, names: list[str]) -> None:
+    """Check the rows of a group, one after the other; a row that was told before is left as it is, unless it is named."""
+    for row in ROWS:
+        path = folder / "rows" / f"{row.name}.json"
+        if row.group != group or (names and row.name not in names) or (path.exists() and not names):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        print(row.name, flush=True)
+        try:
+            told = checked(row, folder)
+        except Exception as error:  # of one row: the others go on
+            print(f"  not told: {type(error).__name__}: {error}", flush=True)
+            continue
+        path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name, cell in told["cells"].items():
+            script = cell.get("script")
+            if script:
+                print(f"  {name}: {cell['verdict']}, {script['case']}: {script['showed']}: {script['printed']}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

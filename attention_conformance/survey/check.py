@@ -1,0 +1,162 @@
+"""Checks one row of the survey, and runs the script of each red cell before it is told."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from attention_conformance.run.again import script_of
+from attention_conformance.run.finding import VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
+from attention_conformance.run.subjects import SUBJECT_CASES
+from attention_conformance.subject_report import assumptions
+from attention_conformance.subjects.signature import read_signature
+from attention_conformance.subjects.subject import Subject
+from attention_conformance.subjects.target import load_target
+from attention_conformance.survey.reproducer import is_plain, reproducer
+from attention_conformance.survey.rows import PROPERTIES, Row, property_of
+
+__all__ = ["RED", "checked", "row_of"]
+
+RED = (*WRONG, "crashed", "timed out")
+"""Verdicts of cells that are published only after their script has shown them."""
+
+NARROW = ("mask", "causal-more-keys", "grouped-heads", "01-ordinary", "ladder-128*", "ladder-65*", "ladder-300x32-causal",
+          "scores-*", "average-1100", "empty-row-mask", "gradient", "gradient-ladder-64x64-plain")  # fmt: skip
+"""Cases in 16 bits where a compiler takes most of the time."""
+
+LONGEST = 540.0
+"""Seconds for a run of a script, and for each check of a subject."""
+
+
+def checked(row: Row, folder: Path) -> dict[str, Any]:
+    """Check a row in processes of its own; what was found already is taken from the folder.
+
+    Parameters
+    ----------
+    row : Row
+    folder : Path
+        For the JSON of `attention-core check`, and the scripts.
+
+    Returns
+    -------
+    dict
+        The row as the survey tells it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wide = _found(row, folder / f"{row.name}.json", ("--dtype", "float32") if row.is_compiled else ())
+    documents = [wide]
+    if row.is_compiled and "bfloat16" in wide["about"].get("assumed", {}).get("dtypes", ()):
+        cases = [word for each in NARROW for word in ("--case", each)]
+        documents.append(_found(row, folder / f"{row.name}.narrow.json", ("--dtype", "bfloat16", *cases)))
+    return row_of(row, documents, folder)
+
+
+def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
+    """The document of a check, which goes on where it was interrupted."""
+    if not path.exists() or json.loads(path.read_text())["about"].get("interrupted"):
+        command = [sys.executable, "-m", "attention_cli", "check", row.preset, *words, "--json", str(path)]
+        command += ["--resume", str(path)] if path.exists() else []
+        subprocess.run(command, env=_environment(row), check=False, stdout=subprocess.DEVNULL)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _environment(row: Row) -> dict[str, str]:
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", **row.environment}
+
+
+def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """A row of the survey from the documents of its checks: a cell for each property that has a finding."""
+    about = documents[0]["about"]
+    findings = [finding_from(each) for document in documents for each in document["findings"]]
+    os.environ.update(row.environment)
+    declared = {name: each for name, each in about["declared"].items() if each is not None}
+    subject = load_target(row.preset, **declared)
+    facts = {name: tuple(each) if isinstance(each, list) else each for name, each in about["assumed"].items()}
+    known = {**read_signature(subject), **subject.declared}
+    subject = subject.learned({name: each for name, each in facts.items() if name != "options"})
+    subject = subject.learned({"options": known.get("options")})
+    groups: dict[str, list[Finding]] = {name: [] for name in PROPERTIES}
+    cases = {case.name: case for case in SUBJECT_CASES}
+    for each in findings:
+        if each.case in cases:
+            groups[property_of(cases[each.case], each.dtype)].append(each)
+    cells = {
+        name: _cell(group, row, subject, folder / "scripts" / f"{row.name}.{name.partition(',')[0]}.py")
+        for name, group in groups.items()
+        if group
+    }
+    return {
+        "subject": row.name,
+        "preset": row.preset,
+        "versions": {**_version(row.package), **about["versions"]},
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "called": assumptions(facts, known),
+        "cells": cells,
+        "others": [to_row(each) for each in findings if each.case not in cases and each.verdict in RED],
+    }
+
+
+def _version(package: str) -> dict[str, str]:
+    name = package.partition("[")[0]
+    try:
+        return {name: version(name)}
+    except PackageNotFoundError:
+        return {}
+
+
+def _cell(findings: list[Finding], row: Row, subject: Subject, path: Path) -> dict[str, Any]:
+    verdicts = [each.verdict for each in findings]
+    told = [verdict for verdict in VERDICTS if verdict in verdicts]
+    worst = next((verdict for verdict in told if verdict not in ("refused", "not offered")), told[0])
+    cell: dict[str, Any] = {"verdict": worst, "counts": {verdict: verdicts.count(verdict) for verdict in told}}
+    bad = [each for each in findings if each.verdict in (*RED, "differs by convention")]
+    cell["findings"] = [_short(each) for each in bad]
+    cell["refusals"] = sorted({each.detail[:160] for each in findings if each.verdict == "refused"})[:3]
+    red = [each for each in bad if each.verdict in RED]
+    if red:
+        cell |= _shown(red, row, subject, path)
+    return cell
+
+
+def _short(finding: Finding) -> dict[str, str]:
+    names = ("case", "dtype", "verdict", "variant", "says", "detail")
+    return {name: getattr(finding, name) for name in names if getattr(finding, name)}
+
+
+def _shown(red: list[Finding], row: Row, subject: Subject, path: Path) -> dict[str, Any]:
+    """What the script of the most telling finding shows; of the next ones, where that one has none."""
+    plain = [each for each in red if is_plain(each) and each.verdict in WRONG]
+    while plain:
+        telling = most_telling(plain)
+        assert telling is not None
+        text = reproducer(telling, subject, row.preset)
+        if text is not None:
+            return _run(text, path, row, {"case": telling.case, "dtype": telling.dtype, "alone": True})
+        plain.remove(telling)
+    telling = most_telling(red)
+    assert telling is not None
+    text = script_of(telling, row.preset, {}) + "raise SystemExit(int(finding.verdict in ('silently wrong', 'visibly wrong')))\n"
+    return _run(text, path, row, {"case": telling.case, "dtype": telling.dtype, "alone": False})
+
+
+def _run(text: str, path: Path, row: Row, about: Mapping[str, Any]) -> dict[str, Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    command = [sys.executable, str(path)]
+    try:
+        done = subprocess.run(
+            command, env=_environment(row), check=False, capture_output=True, text=True, timeout=LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return {"script": {**about, "showed": False, "printed": f"no answer within {LONGEST:g} s"}}
+    is_shown = done.returncode == 1 and "Traceback" not in done.stderr
+    printed = (done.stdout if is_shown else done.stdout + done.stderr).strip().splitlines()
+    return {"script": {**about, "showed": is_shown, "printed": printed[-1] if printed else f"status {done.returncode}"}}

@@ -1,0 +1,109 @@
+"""The rows of the survey, and the properties by which the cases of the kit are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from attention_conformance.cases.case import Case
+from attention_conformance.subjects.presets import PRESETS
+
+__all__ = ["ABSENT", "PROPERTIES", "ROWS", "Row", "property_of"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One subject: a preset, the environment in which it is installed, and what its process is told.
+
+    Where a compiler takes most of the time, types of 16 bits are asked for in the cases `NARROW` alone.
+    """
+
+    preset: str
+    group: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_compiled: bool = False
+
+    @property
+    def name(self) -> str:
+        """The preset, with the library of Keras that computes."""
+        library = self.environment.get("KERAS_BACKEND")
+        return f"{self.preset} ({library})" if library else self.preset
+
+    @property
+    def package(self) -> str:
+        """The package of the preset."""
+        return PRESETS[self.preset].package
+
+
+def _rows(group: str, *presets: str, is_compiled: bool = False, **environment: str) -> list[Row]:
+    return [Row(preset, group, environment, is_compiled) for preset in presets]
+
+
+ROWS: tuple[Row, ...] = (
+    *_rows("torch", "torch.sdpa", "torch.sdpa-math", "torch.sdpa-flash", "torch.flash-of-cpu"),
+    *_rows("torch", "torch.causal-lower-right", "torch.flex", "torch.mha", "torch.mha-module"),
+    *_rows("torch", "transformers.eager", "transformers.sdpa", "transformers.gemma2", "transformers.gpt-oss"),
+    *_rows("torch", "diffusers", "x-transformers", "x-transformers.flash", "memory-efficient"),
+    *_rows("torch", "keras.ops", "keras.mha", "keras.gqa", "keras.attention", KERAS_BACKEND="torch"),
+    *_rows("jax", "jax.nn", "jax.pallas-mha", "jax.tpu-flash", "jax.splash", is_compiled=True),
+    *_rows("jax", "flax.nnx", "flax.linen", "equinox", "haiku", is_compiled=True),
+    *_rows("jax", "tokamax", "tokamax.chunked", "attnax", "flash-attention-jax", is_compiled=True),
+    *_rows("jax", "keras.ops", is_compiled=True, KERAS_BACKEND="jax"),
+    *_rows("tensorflow", "keras.ops", "keras.mha", is_compiled=True, KERAS_BACKEND="tensorflow"),
+    *_rows("others", "keras.ops", KERAS_BACKEND="numpy"),
+    *_rows("others", "onnx.reference", "onnxruntime", "onnxruntime.mha", "openvino", "mlx"),
+    *_rows("others", "tinygrad", is_compiled=True, DEV="CPU"),
+)
+"""All rows, in the order of the table."""
+
+ABSENT = {
+    "xformers 0.0.35": "its operators for a CPU are not built: `memory_efficient_attention` refuses every array there",
+    "timm, open-clip": "both import torchvision, whose wheels refuse a PyTorch that is built for a CPU alone",
+    "torchtune, keras-hub": "hundreds of MB, for attentions that call `torch.sdpa` and `keras.ops`",
+    "paddlepaddle": "no version installs beside the other versions of the survey",
+    "flash-attn, TransformerEngine, cuDNN": "they need a GPU",
+    "jax decode_attention.gqa": "it takes one query, and no case of the kit can be asked with one query alone",
+}
+"""Attentions that could not be had, and why."""
+
+PROPERTIES = {
+    "numbers": "ordinary and extreme numbers",
+    "mask, bias": "masks are boolean and True means may attend; biases are added",
+    "rules": "lengths, segments and combined masks, made into arrays",
+    "causal": "causality counts from where the subject says, also beside a mask, in windows and in decoding",
+    "empty rows": "a fully masked row gives 0",
+    "masked NaN": "NaN and infinities that are masked reach nothing",
+    "weights": "asking for weights or logsumexp changes nothing",
+    "scale, softcap": "scale of either sign, softcap, sinks",
+    "dtype": "the output has the dtype of the query",
+    "heads": "grouped heads repeat in order",
+    "sizes": "lengths and widths at the edges of blocks, empty axes, many samples",
+    "dropout": "dropout leaves out the share that it should",
+    "strides": "strides of arguments and cotangents change nothing",
+    "calls": "equal calls, earlier calls, samples alone, and decoding as prefill",
+    "gradients": "gradients are those of the definition",
+    "16 bits": "all of these in bfloat16 or float16",
+}
+"""The columns, with what each asks."""
+
+_LINES = ("numbers", "mask, bias", "rules", "causal", "empty rows", "masked NaN", "weights", "scale, softcap", "dtype",
+          "heads", "sizes", "dropout")  # fmt: skip
+"""The columns of the lines of the contract, from 0."""
+
+PLAIN = ("ulp", "gradient")
+"""Measures that compare a single call with the definition."""
+
+
+def property_of(case: Case, dtype: str) -> str:
+    """The column of a case in a dtype: its line of the contract, unless it is about memory, calls or gradients."""
+    if dtype in ("float16", "bfloat16"):
+        return "16 bits"
+    if "memory-" in case.name and case.measure in PLAIN:
+        return "strides"
+    if case.measure in ("gradient", "apart", "between"):
+        return "gradients"
+    if case.measure == "exact":
+        return "weights"
+    if case.measure == "dropped":
+        return "dropout"
+    return "calls" if case.before or case.measure not in PLAIN else _LINES[case.line]
