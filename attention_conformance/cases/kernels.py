@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.cases.case import Bound, Case, Draw, exact_scores, hard, ordinary
+from attention_conformance.cases.case import Bound, Case, Draw, exact_scores, hard, long, ordinary
 from attention_conformance.cases.contract import MASK, with_element
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -373,7 +373,7 @@ KERNELS: tuple[Case, ...] = (
     _case("long-keys", 10, "66,000 keys: positions beyond 16 bits.",
           lambda d: attention(d, 2, 66000, 16, heads=1, batch=1), hard),
     _case("long-queries", 10, "66,000 queries.", lambda d: attention(d, 66000, 3, 16, heads=1, batch=1)),
-    _case("average-1100", 8, "1,100 values of one sign: sums in a narrow type lose digits.", _one_sign),
+    _case("average-1100", 8, "1,100 values of one sign: sums in a narrow type lose digits.", _one_sign, long),
     *_memory(),
     _case("twice", 10, "The same call, twice: the same bits.",
           lambda d: attention(d, 33, 70, 32, "causal"), measure="twice"),

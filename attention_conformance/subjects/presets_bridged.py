@@ -33,7 +33,9 @@ def keras_gqa() -> Subject:
         batch, rows, heads, width = query.shape
         groups = key.shape[2]
         dtype = keras.backend.standardize_dtype(query.dtype)
-        query, key, value = (keras.ops.reshape(each, (batch, -1, each.shape[2] * width)) for each in (query, key, value))
+        query, key, value = (
+            keras.ops.reshape(each, (batch, -1, each.shape[2] * width)) for each in (query, key, value)
+        )
         found = layer(heads, groups, width, dtype)(
             query, value, key, attention_mask=attention_mask, use_causal_mask=use_causal_mask
         )
@@ -48,7 +50,7 @@ def keras_attention() -> Subject:
     layer = keras.layers.Attention(dtype="float32")
 
     def attention(query: Any, key: Any, value: Any, use_causal_mask: bool = False) -> Any:
-        batch, heads, rows, width = query.shape
+        batch, heads, rows, _ = query.shape
         flat = [keras.ops.reshape(each, (batch * heads, -1, each.shape[-1])) for each in (query, key, value)]
         found = layer([flat[0], flat[2], flat[1]], use_causal_mask=use_causal_mask)
         return keras.ops.reshape(found, (batch, heads, rows, -1))
@@ -98,29 +100,26 @@ def onnxruntime_mha() -> Subject:
 
 
 def mlx() -> Subject:
+    """The kernel, with gradients by its own differentiation."""
     library = importlib.import_module("mlx.core")
 
-    def computed(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float | None) -> Any:
-        mask = "causal" if is_causal else mask
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        return library.fast.scaled_dot_product_attention(query, key, value, scale=scale, mask=mask)
+    def computed(arrays: Any, mask: Any, scale: float | None, sinks: Any = None) -> Any:
+        scale = arrays[0].shape[-1] ** -0.5 if scale is None else scale
+        return library.fast.scaled_dot_product_attention(*arrays, scale=scale, mask=mask, sinks=sinks)
+
+    def placed(*arrays: Any) -> list[Any]:
+        return [None if each is None else library.array(each) for each in arrays]
 
     def attention(query: Any, key: Any, value: Any, mask: Any = None, is_causal: bool = False,
                   scale: float | None = None, sinks: Any = None) -> Any:  # fmt: skip
-        arrays = [library.array(each) for each in (query, key, value)]
-        mask, sinks = (None if each is None else library.array(each) for each in (mask, sinks))
-        if is_causal and mask is not None:
-            raise ValueError("one keyword is for masks and for causality")
-        mask = "causal" if is_causal else mask
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        found = library.fast.scaled_dot_product_attention(*arrays, scale=scale, mask=mask, sinks=sinks)
-        return np.asarray(found)
+        *arrays, mask, sinks = placed(query, key, value, mask, sinks)
+        return np.asarray(computed(arrays, "causal" if is_causal else mask, scale, sinks))
 
     def backward(d_output: Any, query: Any, key: Any, value: Any, mask: Any = None, is_causal: bool = False,
                  scale: float | None = None) -> Any:  # fmt: skip
-        mask = None if mask is None else library.array(mask)
-        arrays = [library.array(each) for each in (query, key, value)]
-        _, found = library.vjp(lambda *each: computed(*each, mask, is_causal, scale), arrays, [library.array(d_output)])
+        *arrays, mask, change = placed(query, key, value, mask, d_output)
+        mask = "causal" if is_causal else mask
+        _, found = library.vjp(lambda *each: computed(each, mask, scale), arrays, [change])
         return [np.asarray(each) for each in found]
 
     return Subject(
@@ -130,6 +129,7 @@ def mlx() -> Subject:
 
 
 def tinygrad() -> Subject:
+    """The method, with gradients by its own differentiation."""
     tensor = importlib.import_module("tinygrad").Tensor
 
     def computed(arrays: Any, attn_mask: Any, is_causal: bool, enable_gqa: bool) -> Any:
@@ -156,6 +156,7 @@ def tinygrad() -> Subject:
 
 
 def openvino() -> Subject:
+    """The operation, compiled once for each set of options."""
     library, operators = (importlib.import_module(name) for name in ("openvino", "openvino.opset13"))
 
     @functools.cache

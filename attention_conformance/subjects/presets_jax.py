@@ -11,15 +11,17 @@ __all__ = ["attnax", "flash_attention_jax", "flax_linen", "haiku", "pallas_mha",
 
 
 def pallas_mha() -> Subject:
+    """The kernel for a GPU, in the interpreter."""
     module = importlib.import_module("jax.experimental.pallas.ops.gpu.attention")
 
     def attention(query: Any, key: Any, value: Any, causal: bool = False, sm_scale: float = 1.0) -> Any:
         return module.mha(query, key, value, None, sm_scale, causal, interpret=True)
 
-    return Subject(attention, backend="jax", layout="BSHD", default_scale="one", same_width=True)
+    return Subject(attention, backend="jax", layout="BSHD", default_scale="one", same_width=True, grouped=False)
 
 
 def tpu_flash() -> Subject:
+    """The kernel for a TPU, in the interpreter."""
     module = importlib.import_module("jax.experimental.pallas.ops.tpu.flash_attention")
     tpu = importlib.import_module("jax.experimental.pallas.tpu")
 
@@ -73,6 +75,7 @@ def haiku() -> Subject:
 
 
 def flax_linen() -> Subject:
+    """The function without dropout."""
     function = importlib.import_module("flax.linen").dot_product_attention
 
     def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None) -> Any:
@@ -82,7 +85,9 @@ def flax_linen() -> Subject:
 
 
 def tokamax(implementation: str) -> Subject:
+    """One implementation of the function."""
     function = importlib.import_module("tokamax").dot_product_attention
+    importlib.import_module("absl.flags").FLAGS.mark_as_parsed()  # it would read the words of this program
 
     def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, scale: float | None = None,
                   is_causal: bool = False, softcap: float | None = None) -> Any:  # fmt: skip
@@ -95,6 +100,7 @@ def tokamax(implementation: str) -> Subject:
 
 
 def attnax() -> Subject:
+    """The function, which takes what JAX has on a CPU."""
     function = importlib.import_module("attnax.kernels.attention").flash_attention
 
     def attention(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
@@ -104,6 +110,7 @@ def attnax() -> Subject:
 
 
 def flash_attention_jax() -> Subject:
+    """The two functions, with and without causality."""
     module, numpy = importlib.import_module("flash_attention_jax"), importlib.import_module("jax.numpy")
 
     def attention(query: Any, key: Any, value: Any, causal: bool = False) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
 
 
 def sdpa_flash() -> Subject:
+    """The function, with its flash kernel alone."""
     functional, kernels = (importlib.import_module(name) for name in ("torch.nn.functional", "torch.nn.attention"))
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
@@ -46,6 +47,7 @@ def flash_of_cpu() -> Subject:
 
 
 def causal_lower_right() -> Subject:
+    """The function, with its mask that counts from the bottom right."""
     functional, biases = (importlib.import_module(name) for name in ("torch.nn.functional", "torch.nn.attention.bias"))
 
     def attention(query: Any, key: Any, value: Any, is_causal: bool = False, scale: float | None = None,
@@ -87,6 +89,7 @@ def mha_module() -> Subject:
 
 
 def gemma2() -> Subject:
+    """The eager attention of Gemma 2, with softcap."""
     function = importlib.import_module("transformers.models.gemma2.modeling_gemma2").eager_attention_forward
 
     def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: float | None = None,
@@ -100,6 +103,7 @@ def gemma2() -> Subject:
 
 
 def gpt_oss() -> Subject:
+    """The eager attention of gpt-oss, with sinks."""
     function = importlib.import_module("transformers.models.gpt_oss.modeling_gpt_oss").eager_attention_forward
 
     def attention(query: Any, key: Any, value: Any, attention_mask: Any = None, scaling: float | None = None,
@@ -115,6 +119,7 @@ def gpt_oss() -> Subject:
 
 
 def x_transformers(flash: bool) -> Subject:
+    """The module below its attention layer."""
     made = importlib.import_module("x_transformers.attend").Attend
 
     def attention(query: Any, key: Any, value: Any, mask: Any = None, attn_bias: Any = None, causal: bool = False,
@@ -126,6 +131,7 @@ def x_transformers(flash: bool) -> Subject:
 
 
 def diffusers() -> Subject:
+    """The dispatching function, with the native kernel."""
     function = importlib.import_module("diffusers.models.attention_dispatch").dispatch_attention_fn
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
@@ -139,6 +145,7 @@ def diffusers() -> Subject:
 
 
 def memory_efficient() -> Subject:
+    """The function, whose masks are biases here."""
     module = importlib.import_module("memory_efficient_attention_pytorch.memory_efficient_attention")
 
     def attention(query: Any, key: Any, value: Any, attn_bias: Any = None, causal: bool = False) -> Any:

@@ -11,7 +11,7 @@ from attention_conformance.survey.rows import ROWS
 
 
 def main(group: str, folder: Path, names: list[str]) -> None:
-    """Check the rows of a group, one after the other; a row that was told before is left as it is, unless it is named."""
+    """Check the rows of a group, one after the other; one that was told before is left, unless it is named."""
     for row in ROWS:
         path = folder / "rows" / f"{row.name}.json"
         if row.group != group or (names and row.name not in names) or (path.exists() and not names):
@@ -19,15 +19,18 @@ def main(group: str, folder: Path, names: list[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         print(row.name, flush=True)
         try:
-            told = checked(row, folder)
+            found = checked(row, folder)
         except Exception as error:  # of one row: the others go on
             print(f"  not told: {type(error).__name__}: {error}", flush=True)
             continue
-        path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for name, cell in told["cells"].items():
+        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name, cell in found["cells"].items():
             script = cell.get("script")
             if script:
-                print(f"  {name}: {cell['verdict']}, {script['case']}: {script['showed']}: {script['printed']}", flush=True)
+                print(
+                    f"  {name}: {cell['verdict']}, {script['case']}: {script['showed']}: {script['printed']}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from attention_conformance.subject_report import assumptions
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import load_target
+from attention_conformance.survey.remarks import read_remarks, remark_of
 from attention_conformance.survey.reproducer import is_plain, reproducer
 from attention_conformance.survey.rows import PROPERTIES, Row, property_of
 
@@ -27,8 +28,14 @@ __all__ = ["RED", "checked", "row_of"]
 RED = (*WRONG, "crashed", "timed out")
 """Verdicts of cells that are published only after their script has shown them."""
 
-NARROW = ("mask", "causal-more-keys", "grouped-heads", "01-ordinary", "ladder-128*", "ladder-65*", "ladder-300x32-causal",
-          "scores-*", "average-1100", "empty-row-mask", "gradient", "gradient-ladder-64x64-plain")  # fmt: skip
+NARROW = (
+    "mask",
+    "grouped-heads",
+    "ladder-65x64-causal",
+    "scores-above-100",
+    "average-1100",
+    "gradient-ladder-64x64-plain",
+)
 """Cases in 16 bits where a compiler takes most of the time."""
 
 LONGEST = 540.0
@@ -52,7 +59,8 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     wide = _found(row, folder / f"{row.name}.json", ("--dtype", "float32") if row.is_compiled else ())
     documents = [wide]
-    if row.is_compiled and "bfloat16" in wide["about"].get("assumed", {}).get("dtypes", ()):
+    is_wide = not any(each["dtype"] == "bfloat16" for each in wide["findings"])
+    if row.is_compiled and is_wide and "bfloat16" in wide["about"].get("assumed", {}).get("dtypes", ()):
         cases = [word for each in NARROW for word in ("--case", each)]
         documents.append(_found(row, folder / f"{row.name}.narrow.json", ("--dtype", "bfloat16", *cases)))
     return row_of(row, documents, folder)
@@ -61,7 +69,18 @@ def checked(row: Row, folder: Path) -> dict[str, Any]:
 def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
     """The document of a check, which goes on where it was interrupted."""
     if not path.exists() or json.loads(path.read_text())["about"].get("interrupted"):
-        command = [sys.executable, "-m", "attention_cli", "check", row.preset, *words, "--json", str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "attention_cli",
+            "check",
+            row.preset,
+            *words,
+            "--timeout",
+            "300",
+            "--json",
+            str(path),
+        ]
         command += ["--resume", str(path)] if path.exists() else []
         subprocess.run(command, env=_environment(row), check=False, stdout=subprocess.DEVNULL)
     found: dict[str, Any] = json.loads(path.read_text())
@@ -132,19 +151,29 @@ def _short(finding: Finding) -> dict[str, str]:
 
 
 def _shown(red: list[Finding], row: Row, subject: Subject, path: Path) -> dict[str, Any]:
-    """What the script of the most telling finding shows; of the next ones, where that one has none."""
+    """What the script of the most telling finding shows, of those without a remark first."""
+    remarks = read_remarks()
+    bare = [each for each in red if remark_of(row.name, _short(each), remarks) is None]
+    red = bare or red
     plain = [each for each in red if is_plain(each) and each.verdict in WRONG]
     while plain:
         telling = most_telling(plain)
         assert telling is not None
         text = reproducer(telling, subject, row.preset)
         if text is not None:
-            return _run(text, path, row, {"case": telling.case, "dtype": telling.dtype, "alone": True})
+            return _run(text, path, row, _about(telling, alone=True))
         plain.remove(telling)
     telling = most_telling(red)
     assert telling is not None
-    text = script_of(telling, row.preset, {}) + "raise SystemExit(int(finding.verdict in ('silently wrong', 'visibly wrong')))\n"
-    return _run(text, path, row, {"case": telling.case, "dtype": telling.dtype, "alone": False})
+    text = (
+        script_of(telling, row.preset, {})
+        + "raise SystemExit(int(finding.verdict in ('silently wrong', 'visibly wrong')))\n"
+    )
+    return _run(text, path, row, _about(telling, alone=False))
+
+
+def _about(finding: Finding, *, alone: bool) -> dict[str, Any]:
+    return {"case": finding.case, "dtype": finding.dtype, "verdict": finding.verdict, "alone": alone}
 
 
 def _run(text: str, path: Path, row: Row, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,6 +186,10 @@ def _run(text: str, path: Path, row: Row, about: Mapping[str, Any]) -> dict[str,
         )
     except subprocess.TimeoutExpired:
         return {"script": {**about, "showed": False, "printed": f"no answer within {LONGEST:g} s"}}
-    is_shown = done.returncode == 1 and "Traceback" not in done.stderr
-    printed = (done.stdout if is_shown else done.stdout + done.stderr).strip().splitlines()
-    return {"script": {**about, "showed": is_shown, "printed": printed[-1] if printed else f"status {done.returncode}"}}
+    died = done.returncode < 0 and about["verdict"] == "crashed"
+    is_shown = died or (done.returncode == 1 and "Traceback" not in done.stderr)
+    printed = [] if died else (done.stdout if is_shown else done.stdout + done.stderr).strip().splitlines()
+    told = (
+        printed[-1 if about["alone"] or not is_shown else 0] if printed else f"the process ended with {done.returncode}"
+    )
+    return {"script": {**about, "showed": is_shown, "printed": told}}

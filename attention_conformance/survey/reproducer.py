@@ -52,11 +52,16 @@ def definition(
     query: NumpyArray, key: NumpyArray, value: NumpyArray, *, allowed: NumpyArray, bias: NumpyArray, scale: float,
     softcap: float | None, sinks: NumpyArray | None, d_output: NumpyArray | None,
 ) -> dict[str, tuple[NumpyArray, NumpyArray]]:  # fmt: skip
-    """The output, or the gradients, query by query over the keys that it may attend to; and the scale of errors."""
+    """The output, or the gradients, query by query over the keys that it may attend to, and the scale of errors."""
     batch, heads, rows, _ = query.shape
-    groups, sizes = key.shape[1], {}
+    groups = key.shape[1]
     output = np.zeros((*query.shape[:-1], value.shape[-1]))
-    found = {"output": output, "query": np.zeros(query.shape), "key": np.zeros(key.shape), "value": np.zeros(value.shape)}
+    found = {
+        "output": output,
+        "query": np.zeros(query.shape),
+        "key": np.zeros(key.shape),
+        "value": np.zeros(value.shape),
+    }
     sizes = {name: np.zeros(each.shape) for name, each in found.items()}
     for at in np.ndindex(batch, heads, rows):
         shared = (at[0], at[1] * groups // heads)
@@ -74,7 +79,10 @@ def definition(
         output[at], sizes["output"][at] = weights @ values, weights @ abs(values)
         if d_output is None:
             continue
-        for into, sign, change, columns in ((found, -1, d_output[at], values), (sizes, 1, abs(d_output[at]), abs(values))):
+        for into, sign, change, columns in (
+            (found, -1, d_output[at], values),
+            (sizes, 1, abs(d_output[at]), abs(values)),
+        ):
             d_weights = columns @ change
             d_scores = scale * weights * (d_weights + sign * (weights @ d_weights))
             if softcap is not None:
@@ -87,6 +95,48 @@ def definition(
     return {name: (found[name], sizes[name]) for name in names}
 
 
+def truth(
+    arrays: dict[str, NumpyArray], *, scale: float, softcap: float | None, offset: int | None
+) -> dict[str, tuple[NumpyArray, NumpyArray]]:
+    """The definition on arrays in float64; an offset says that attention is causal."""
+    exact = {name: each if each.dtype == bool else each.astype(np.float64) for name, each in arrays.items()}
+    query, key, value = (exact[name] for name in ("query", "key", "value"))
+    full = (*query.shape[:3], key.shape[2])
+    allowed = np.broadcast_to(exact.get("mask", True), full).copy()
+    if offset is not None:
+        allowed &= np.arange(full[3]) <= np.arange(full[2])[:, None] + offset
+    bias = np.broadcast_to(exact.get("bias", 0.0), full)
+    options: dict[str, Any] = {
+        "scale": scale,
+        "softcap": softcap,
+        "sinks": exact.get("sinks"),
+        "d_output": exact.get("d_output"),
+    }
+    return definition(query, key, value, allowed=allowed, bias=bias, **options)
+
+
+def compared(
+    results: dict[str, NumpyArray], wanted: dict[str, tuple[NumpyArray, NumpyArray]], *, bits: int, bound: float
+) -> int:
+    """1 where an error is beyond the bound, in units in the last place of its scale; the worst are printed."""
+    worst = 0.0
+    for name, result in results.items():
+        expected, size = wanted[name]
+        if result.shape != expected.shape:
+            print(f"{name}: expected the shape {expected.shape}; got {result.shape}")
+            return 1
+        if not result.size:
+            continue
+        with np.errstate(all="ignore"):
+            unit = 2.0 ** (np.floor(np.log2(np.maximum(size, 1e-30))) - bits)
+            error = np.where(result == expected, 0.0, abs(result - expected) / unit)
+        error = np.where(np.isnan(expected) & np.isnan(result), 0.0, np.where(np.isnan(error), np.inf, error))
+        at = tuple(int(each) for each in np.unravel_index(error.argmax(), error.shape))
+        print(f"{name} at {at}: expected {expected[at]:.9g}; got {result[at]:.9g}")
+        worst = max(worst, error[at])
+    return int(worst > bound)
+
+
 def reproducer(finding: Finding, subject: Subject, target: str) -> str | None:
     """The script, which exits with 1 where the result is wrong; None where its arrays are too large."""
     (case,) = (each for each in SUBJECT_CASES if each.name == finding.case)
@@ -94,7 +144,7 @@ def reproducer(finding: Finding, subject: Subject, target: str) -> str | None:
     problem = fit(drawn(question), subject)
     arrays = dict(problem.arrays)
     if problem.cotangent is not None:
-        if not set(variables(question, problem)) <= {"query", "key", "value"}:
+        if subject.backward is not None or not set(variables(question, problem)) <= {"query", "key", "value"}:
             return None
         arrays["d_output"] = problem.cotangent
     if sum(each.nbytes for each in arrays.values()) > MOST:
@@ -113,11 +163,12 @@ def _head(finding: Finding, subject: Subject, target: str) -> list[str]:
     start = [f'"""{says}"""', "", "from __future__ import annotations", "", *imports, ""]
     if library == "jax" and finding.dtype == "float64":
         start.append('jax.config.update("jax_enable_x64", True)')
-    return [*start, f"dtype = {dtype}", "", "", *_preset(target), *_source(laid), *_source(definition)]
+    return [*start, f"dtype = {dtype}", "", "", *_preset(target), *_sources(laid, definition, truth, compared)]
 
 
-def _source(function: Any) -> list[str]:
-    return [inspect.getsource(function).rstrip().replace("  # fmt: skip", ""), "", ""]
+def _sources(*functions: Any) -> list[str]:
+    sources = [inspect.getsource(function).rstrip().replace("  # fmt: skip", "") for function in functions]
+    return [line for source in sources for line in (source, "", "")]
 
 
 def _preset(target: str) -> list[str]:
@@ -128,10 +179,10 @@ def _preset(target: str) -> list[str]:
     needed: dict[str, Any] = {}
     _gather(function, needed)
     told = ", ".join(f"{name}={each!r}" for name, each in words.items())
-    lines = ["class Subject:  # stands for the description of how it is called", "    def __init__(self, function, **_):",
-             "        self.function = function", "", ""]  # fmt: skip
+    lines = ["class Subject:  # stands for the description of how it is called"]
+    lines += ["    def __init__(self, function, **_):", "        self.function = function", "", ""]
     for each in reversed(needed.values()):
-        lines += _source(each)
+        lines += _sources(each)
     return [*lines, f"attention = {function.__name__}({told}).function", "", ""]
 
 
@@ -154,11 +205,13 @@ def _gather(function: Any, into: dict[str, Any]) -> None:
 
 def _arrays(arrays: dict[str, NumpyArray], problem: Problem) -> list[str]:
     with io.BytesIO() as file:
-        np.savez_compressed(file, **{n: each if each.dtype == bool else each.astype(_stored(each)) for n, each in arrays.items()})
+        np.savez_compressed(file, **{name: each.astype(_stored(each)) for name, each in arrays.items()})  # type: ignore[arg-type]
         text = base64.b85encode(file.getvalue()).decode()
     lines = ['stored = ("""', *(text[at : at + 110] for at in range(0, len(text), 110)), '""")']
-    lines += ['stored = dict(np.load(io.BytesIO(base64.b85decode(stored.replace("\\n", "")))))',
-              "arrays = {name: each if each.dtype == bool else each.astype(dtype) for name, each in stored.items()}"]  # fmt: skip
+    lines += [
+        'stored = dict(np.load(io.BytesIO(base64.b85decode(stored.replace("\\n", "")))))',
+        "arrays = {name: each if each.dtype == bool else each.astype(dtype) for name, each in stored.items()}",
+    ]
     memory = {name: kind for name, kind in problem.memory.items() if kind != "contiguous"}
     if "cotangent" in memory:
         memory["d_output"] = memory.pop("cotangent")
@@ -169,7 +222,7 @@ def _arrays(arrays: dict[str, NumpyArray], problem: Problem) -> list[str]:
 
 
 def _stored(each: NumpyArray) -> Any:
-    return np.float64 if each.dtype == np.float64 else np.float32
+    return each.dtype if each.dtype in (np.float64, bool) else np.float32
 
 
 def _call(problem: Problem, subject: Subject) -> list[str]:
@@ -193,7 +246,9 @@ def _call(problem: Problem, subject: Subject) -> list[str]:
               f"    given = [{', '.join(names)}]"]  # fmt: skip
     if not turned:
         lines.append(f"    given = [{turn.format(', '.join(map(str, axes)))} for each in given]")
-    call = "attention(*given" if not subject.array_names else f"attention(**dict(zip({list(subject.array_names)}, given))"
+    call = (
+        "attention(*given" if not subject.array_names else f"attention(**dict(zip({list(subject.array_names)}, given))"
+    )
     lines += [f"    each = {call}{words})", "    each = each[0] if isinstance(each, (tuple, list)) else each"]
     if not turned:
         lines.append(f"    each = {turn.format(', '.join(map(str, again)))}")
@@ -203,16 +258,20 @@ def _call(problem: Problem, subject: Subject) -> list[str]:
 def _loop(layout: str, library: str) -> list[str]:
     if "B" in layout:
         return ["whole = called"]
-    stack = {"torch": "torch.stack", "jax": "jax.numpy.stack", "tensorflow": "tensorflow.stack"}.get(library, "np.stack")
+    stack = {"torch": "torch.stack", "jax": "jax.numpy.stack", "tensorflow": "tensorflow.stack"}.get(
+        library, "np.stack"
+    )
     part = ["    def of(each, *at):  # its entry and head, where it has several",
-            "        return None if each is None else each[tuple(min(a, s - 1) for a, s in zip(at, each.shape))]", ""]  # fmt: skip
+            "        if each is not None:",
+            "            return each[tuple(min(a, s - 1) for a, s in zip(at, each.shape))]", ""]  # fmt: skip
     lines = ["def whole(query, key, value, mask=None, bias=None, sinks=None):", *part]
     if "H" in layout:
         call = "called(query[b], key[b], value[b], of(mask, b), of(bias, b)) for b in range(len(query))"
         return [*lines, f"    return {stack}([{call}])"]
     call = "called(query[b, h], key[b, h // g], value[b, h // g], of(mask, b, h), of(bias, b, h))"
-    return [*lines, "    g = query.shape[1] // key.shape[1]",
-            f"    return {stack}([{stack}([{call} for h in range(query.shape[1])]) for b in range(len(query))])"]  # fmt: skip
+    heads = f"{stack}([{call} for h in range(query.shape[1])])"
+    lines.append("    g = query.shape[1] // key.shape[1]")
+    return [*lines, f"    return {stack}([{heads} for b in range(len(query))])"]
 
 
 def _keywords(problem: Problem, subject: Subject) -> str:
@@ -239,52 +298,37 @@ def _keywords(problem: Problem, subject: Subject) -> str:
 def _comparison(finding: Finding, problem: Problem, subject: Subject) -> list[str]:
     scale, width = problem.options.get("scale"), problem.arrays["query"].shape[-1]
     scale = scale if scale is not None else width**-0.5 if width else 1.0
-    told = {name: "placed(arrays[%r])" % name for name in ("mask", "bias", "sinks") if name in problem.arrays}
+    told = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
     if subject.mask == "drop" and "mask" in told:
-        told["mask"] = "placed(~arrays['mask'])"
+        told["mask"] = 'placed(~arrays["mask"])'
     given = "".join(f", {name}={each}" for name, each in told.items())
-    names = '[placed(arrays[name]) for name in ("query", "key", "value")]'
-    lines = [f"given = {names}"]
+    lines = ['given = [placed(arrays[name]) for name in ("query", "key", "value")]']
     if problem.cotangent is None:
         lines += [f'results = {{"output": back(whole(*given{given}))}}']
     else:
-        lines += _gradients(subject.backend or "numpy", given, subject)
-    lines += ["exact = {name: each if each.dtype == bool else each.astype(np.float64) for name, each in arrays.items()}",
-              'query, key, value = (exact[name] for name in ("query", "key", "value"))',
-              "full = (*query.shape[:3], key.shape[2])",
-              'allowed = np.broadcast_to(exact.get("mask", True), full).copy()']  # fmt: skip
-    if problem.options.get("is_causal"):
-        offset = "full[3] - full[2]" if subject.causal == "bottom-right" else "0"
-        lines.append(f"allowed &= np.arange(full[3]) <= np.arange(full[2])[:, None] + {offset}")
-    softcap = problem.options.get("softcap")
-    lines += ['bias = np.broadcast_to(exact.get("bias", 0.0), full)',
-              f"wanted = definition(query, key, value, allowed=allowed, bias=bias, scale={float(scale)!r}, softcap={softcap!r},",
-              '                    sinks=exact.get("sinks"), d_output=exact.get("d_output"))',
-              "worst = 0.0", "for name, result in results.items():", "    expected, size = wanted[name]",
-              "    if result.shape != expected.shape:",
-              '        raise SystemExit(f"{name}: expected the shape {expected.shape}; got {result.shape}")',
-              f"    unit = 2.0 ** (np.floor(np.log2(np.maximum(size, 1e-30))) - {FORMATS[finding.dtype].fraction_bits})",
-              "    with np.errstate(all='ignore'):",
-              "        error = np.where(result == expected, 0.0, abs(result - expected) / unit)",
-              "    error = np.where(np.isnan(expected) & np.isnan(result), 0.0, np.where(np.isnan(error), np.inf, error))",
-              "    if not error.size:", "        continue",
-              "    at = tuple(int(each) for each in np.unravel_index(error.argmax(), error.shape))",
-              '    print(f"{name} at {at}: expected {expected[at]:.9g}; got {result[at]:.9g}")',
-              "    worst = max(worst, error[at])"]  # fmt: skip
+        lines += _gradients(subject.backend or "numpy", given)
+    rows, columns = problem.sizes[2:]
+    offset = columns - rows if subject.causal == "bottom-right" else 0
+    options = {"scale": float(scale), "softcap": problem.options.get("softcap")}
+    options["offset"] = offset if problem.options.get("is_causal") else None
     bound = finding.bound if math.isfinite(finding.bound) and finding.bound > 0 else 1.0
-    return [*lines, f"raise SystemExit(int(worst > {bound:.6g}))"]
+    bits = FORMATS[finding.dtype].fraction_bits
+    return [
+        *lines,
+        f"wanted = truth(arrays, **{options})",
+        f"raise SystemExit(compared(results, wanted, bits={bits}, bound={bound:.6g}))",
+    ]
 
 
-def _gradients(library: str, given: str, subject: Subject) -> list[str]:
+def _gradients(library: str, given: str) -> list[str]:
     name = 'dict(zip(("query", "key", "value"), (back(each) for each in found)))'
     change = 'placed(arrays["d_output"])'
-    if subject.backward is not None:
-        return ['raise SystemExit("a pair of functions: not shown by this script")']
     if library == "torch":
-        return ["given = [each.detach().requires_grad_() for each in given]", f"output = whole(*given{given})",
-                f"found = torch.autograd.grad(output, given, {change}.to(output.dtype))", f"results = {name}"]  # fmt: skip
+        found = f"torch.autograd.grad(output, given, {change}.to(output.dtype))"
+        leaves = "given = [each.detach().requires_grad_() for each in given]"
+        return [leaves, f"output = whole(*given{given})", f"found = {found}", f"results = {name}"]
     if library == "jax":
-        return [f"output, pull = jax.vjp(lambda *arrays: whole(*arrays{given}), *given)",
+        return [f"output, pull = jax.vjp(lambda *three: whole(*three{given}), *given)",
                 f"found = pull({change}.astype(output.dtype))", f"results = {name}"]  # fmt: skip
     return ["with tensorflow.GradientTape() as tape:", "    tape.watch(given)", f"    output = whole(*given{given})",
             f"found = tape.gradient(output, given, output_gradients={change})", f"results = {name}"]  # fmt: skip

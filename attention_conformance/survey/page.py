@@ -1,0 +1,199 @@
+"""The JSON of the survey from its rows, and the page from the JSON: ``python -m attention_conformance.survey.page``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attention_conformance.named.case import NamedCase
+from attention_conformance.named.related import related
+from attention_conformance.run.finding import VERDICTS, WRONG
+from attention_conformance.survey.remarks import read_remarks, remark_of
+from attention_conformance.survey.rows import ABSENT, PROPERTIES, ROWS
+
+__all__ = ["joined", "page"]
+
+SHORT = {
+    "silently wrong": "**silent**",
+    "visibly wrong": "**visible**",
+    "crashed": "**crash**",
+    "timed out": "**time**",
+    "differs by convention": "convention",
+    "right": "✓",
+    "refused": "refused",
+    "not offered": "–",
+}
+
+INTRODUCTION = """# Popular attentions, checked
+
+Each row is an attention that others publish, each column a group of cases of the
+[conformance kit](guides/checking-a-kernel.md). The measure is the [contract](explanation/contract.md) of this project,
+which no other library has promised to keep. A cell is therefore no bug report. The sections below say what was asked,
+and what came.
+
+| cell | meaning |
+|---|---|
+| ✓ | right, within the bounds of the profile `kernel` |
+| **silent** | finite numbers that are not the answer |
+| **visible** | NaN or infinity for a number, or a wrong shape or dtype |
+| convention | another known answer, such as the mean for a fully masked row |
+| refused | an exception before a result, which is no fault |
+| – | the attention has no such option |
+| another word | a difference that has a remark below the table |
+
+The number counts the cases. One case of each cell with a wrong answer was called again by a script before this page was
+written. Such a script has the arrays, the call and a definition in float64, and no line of the kit, unless the section
+says otherwise. `nox -s survey` installs the packages, checks all rows, runs the scripts and writes this page.
+"""
+
+
+def joined(folder: Path) -> dict[str, Any]:
+    """The document of the survey, from the files of its rows."""
+    files = {row.name: folder / "rows" / f"{row.name}.json" for row in ROWS}
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in files.values() if path.exists()]
+    told = {row.name for row in ROWS} - {row["subject"] for row in rows}
+    remarks = read_remarks()
+    only = _only_here(rows)
+    for row in rows:
+        row["only_here"] = only.get(row["subject"], [])
+        for cell in row["cells"].values():
+            cell["word"] = _word(row["subject"], cell, remarks)
+    return {"properties": PROPERTIES, "rows": rows, "remarks": remarks, "absent": ABSENT, "untold": sorted(told)}
+
+
+def _word(subject: str, cell: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> str:
+    """What stands in the table: the worst verdict without a remark, or the mark of a remark, with a number."""
+    marks: Counter[str] = Counter()
+    for finding in cell["findings"]:
+        remark = remark_of(subject, finding, remarks)
+        marks[remark["mark"] if remark else SHORT[finding["verdict"]]] += 1
+    order = [SHORT[verdict] for verdict in VERDICTS if verdict in SHORT]
+    first = min(marks, key=lambda mark: order.index(mark) if mark in order[:4] else 4, default="")
+    if not first:
+        counts = cell["counts"]
+        return next(
+            f"{SHORT[verdict]} {counts[verdict]}"
+            for verdict in ("right", "refused", "not offered")
+            if verdict in counts
+        )
+    return f"{first} {marks[first]}"
+
+
+def _only_here(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The cases in which one row alone is wrong, of those that five others answer."""
+    wrong: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        for cell in row["cells"].values():
+            for each in cell["findings"]:
+                if each["verdict"] in WRONG:
+                    wrong.setdefault((each["case"], each["dtype"]), set()).add(row["subject"])
+    found: dict[str, list[str]] = {}
+    for (case, dtype), subjects in wrong.items():
+        if len(subjects) == 1:
+            (subject,) = subjects
+            found.setdefault(subject, []).append(f"{case} [{dtype}]")
+    return found
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The page of a document."""
+    names = list(document["properties"])
+    lines = [INTRODUCTION, "## Results", "", f"| subject | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for row in document["rows"]:
+        cells = [row["cells"].get(name) for name in names]
+        told = [each["word"] if each else " " for each in cells]
+        lines.append(f"| [{row['subject']}](#{_anchor(row['subject'])}) | {' | '.join(told)} |")
+    lines += [
+        "",
+        "| column | asks |",
+        "|---|---|",
+        *(f"| {name} | {says} |" for name, says in document["properties"].items()),
+    ]
+    lines += ["", "## Remarks", ""]
+    for each in document["remarks"]:
+        link = f" See [the thread or page]({each['link']})." if each.get("link") else ""
+        about = f" ({each['subject']})" if each.get("subject") else ""
+        lines.append(f"- *{each['mark']}*{about}: {each['says']}{link}")
+    lines += ["", "## Not in the table", "", *(f"- {name}: {why}." for name, why in document["absent"].items())]
+    lines += ["", "## Each subject", ""]
+    for row in document["rows"]:
+        lines += _about(row, document["remarks"])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _anchor(name: str) -> str:
+    return "".join(each for each in name.lower().replace(" ", "-") if each.isalnum() or each in "-_")
+
+
+def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list[str]:
+    versions = ", ".join(f"{name} {each}" for name, each in row["versions"].items())
+    lines = [
+        f"### {row['subject']}",
+        "",
+        f"{versions}; {row['date']}. `attention-core check {row['preset']}` calls it so:",
+        "",
+    ]
+    lines += [", ".join(row["called"]) + ".", ""]
+    told = []
+    for name, cell in row["cells"].items():
+        script = cell.get("script")
+        groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+        for each in cell["findings"]:
+            if remark_of(row["subject"], each, remarks) is None:
+                groups.setdefault((each["verdict"], each.get("says", "")), []).append(each)
+        for (verdict, says), group in groups.items():
+            told.append(_group(name, verdict, says, group))
+        if script and groups:
+            who = "alone" if script["alone"] else "with the kit"
+            seen = (
+                f"showed `{script['printed']}`" if script["showed"] else f"did **not** show it: `{script['printed']}`"
+            )
+            told.append(f"  Its script ({script['case']}, {script['dtype']}, {who}) {seen}.")
+    refusals = [reason for cell in row["cells"].values() for reason in cell["refusals"]]
+    if refusals:
+        told.append(f"- *refused*: {'; '.join(f'`{_plain(each)}`' for each in dict.fromkeys(refusals))}.")
+    if row["only_here"]:
+        told.append(f"- *wrong here alone*: {', '.join(row['only_here'][:8])}.")
+    threads = _threads(row)
+    if threads:
+        told.append(f"- *threads about the same property*: {', '.join(threads)}.")
+    return [*lines, *told, ""] if told else lines
+
+
+def _group(name: str, verdict: str, says: str, group: Sequence[Mapping[str, str]]) -> str:
+    cases = list(dict.fromkeys(each["case"] for each in group))
+    rest = f", and {len(cases) - 4} more" if len(cases) > 4 else ""
+    told = f"{says}: " if says else ""
+    return f"- {name}, *{verdict}*: {told}{', '.join(cases[:4])}{rest}. First: {_plain(group[0].get('detail', ''))}."
+
+
+def _plain(text: str) -> str:
+    return text.replace("`", "'").replace("|", "¦").replace("\n", " ").rstrip(".")
+
+
+def _threads(row: Mapping[str, Any]) -> list[str]:
+    """Threads of the named cases about the cases that were wrong, of the packages of the row."""
+    packages = {name.partition(".")[0] for name in row["versions"]}
+    found: dict[str, NamedCase] = {}
+    for cell in row["cells"].values():
+        for each in cell["findings"]:
+            for case in related(each["case"]):
+                if packages & set(case.packages) - {"numpy"}:
+                    found[case.name] = case
+    return [f"[{case.thread}]({case.url})" for case in list(found.values())[:6]]
+
+
+def main(folder: Path, docs: Path) -> None:
+    """Write ``survey.json`` and ``survey.md`` into the folder of the documentation."""
+    document = joined(folder)
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    (docs / "survey.json").write_text(text, encoding="utf-8")
+    (docs / "survey.md").write_text(page(document), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,28 @@
+"""Remarks: what a fair reader has to know about findings of the survey."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TypeAlias
+
+__all__ = ["Remark", "read_remarks", "remark_of"]
+
+Remark: TypeAlias = Mapping[str, str]
+
+
+def read_remarks() -> list[Remark]:
+    """All remarks of the file, in its order."""
+    text = (Path(__file__).parent / "remarks.toml").read_text(encoding="utf-8")
+    return [{name: str(each) for name, each in remark.items()} for remark in tomllib.loads(text)["remark"]]
+
+
+def remark_of(subject: str, finding: Mapping[str, str], remarks: Sequence[Remark]) -> Remark | None:
+    """The first remark about a finding."""
+    for each in remarks:
+        asked = {"subject": subject, **{name: finding.get(name, "") for name in ("case", "dtype", "variant")}}
+        if all(fnmatch(asked[name], each[name]) for name in asked if name in each):
+            return each
+    return None
