@@ -30,6 +30,7 @@ COMPILED_ONCE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
 PYTEST = ("pytest", "-n", "auto")
 TESTS = tuple(f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz"))
 PEERS = (
@@ -113,6 +114,21 @@ def reproducers(session):
     """Run the script of every named case that a CPU can run, and compare with what it showed last."""
     install(session, "-e", ".[cli]", groups=("reproducers",))
     session.run("attention-core", "cases", "--cpu", "--run", *session.posargs, env=QUIET)
+
+
+@nox.session(default=False)
+@nox.parametrize("group", SURVEYED, ids=SURVEYED)
+def survey(session, group):
+    """Check popular attentions on a CPU, run a script for each red cell, and write docs/survey.json and its page.
+
+    What is done stays in .nox/surveyed, from where an interrupted survey goes on; `-- NAME` does one row again.
+    Tinygrad needs a `clang` on the path.
+    """
+    install(session, "-e", ".[cli]", groups=(f"survey-{group}",))
+    folder = str(ROOT / ".nox" / "surveyed")
+    environment = QUIET | ONE_THREAD | COMPILED_ONCE
+    session.run("python", "-m", "attention_conformance.survey", group, folder, *session.posargs, env=environment)
+    session.run("python", "-m", "attention_conformance.survey.page", folder, "docs")
 
 
 @nox.session(default=False)

@@ -60,6 +60,7 @@ def joined(folder: Path) -> dict[str, Any]:
     only = _only_here(rows)
     for row in rows:
         row["only_here"] = only.get(row["subject"], [])
+        row["threads"] = _threads(row)
         for cell in row["cells"].values():
             cell["word"] = _word(row["subject"], cell, remarks)
     return {"properties": PROPERTIES, "rows": rows, "remarks": remarks, "absent": ABSENT, "untold": sorted(told)}
@@ -137,7 +138,7 @@ def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list
         f"{versions}; {row['date']}. `attention-core check {row['preset']}` calls it so:",
         "",
     ]
-    lines += [", ".join(row["called"]) + ".", ""]
+    lines += [f"{_called(row['called'])}.", ""]
     told = []
     for name, cell in row["cells"].items():
         script = cell.get("script")
@@ -158,10 +159,17 @@ def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list
         told.append(f"- *refused*: {'; '.join(f'`{_plain(each)}`' for each in dict.fromkeys(refusals))}.")
     if row["only_here"]:
         told.append(f"- *wrong here alone*: {', '.join(row['only_here'][:8])}.")
-    threads = _threads(row)
-    if threads:
+    if row["threads"]:
+        threads = [f"[{each['thread']}]({each['url']})" for each in row["threads"]]
         told.append(f"- *threads about the same property*: {', '.join(threads)}.")
     return [*lines, *told, ""] if told else lines
+
+
+def _called(assumptions: Sequence[str]) -> str:
+    """How a subject is called: what distinguishes it from others."""
+    told = [each.partition(" (")[0] for each in assumptions]
+    hidden = ("backend", "native", "full mask", "keeps dtype", "mask name", "bias name", "causal name", "grouped name")
+    return ", ".join(each for each in told if not each.startswith(hidden))
 
 
 def _group(name: str, verdict: str, says: str, group: Sequence[Mapping[str, str]]) -> str:
@@ -175,7 +183,7 @@ def _plain(text: str) -> str:
     return text.replace("`", "'").replace("|", "¦").replace("\n", " ").rstrip(".")
 
 
-def _threads(row: Mapping[str, Any]) -> list[str]:
+def _threads(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """Threads of the named cases about the cases that were wrong, of the packages of the row."""
     packages = {name.partition(".")[0] for name in row["versions"]}
     found: dict[str, NamedCase] = {}
@@ -184,7 +192,7 @@ def _threads(row: Mapping[str, Any]) -> list[str]:
             for case in related(each["case"]):
                 if packages & set(case.packages) - {"numpy"}:
                     found[case.name] = case
-    return [f"[{case.thread}]({case.url})" for case in list(found.values())[:6]]
+    return [{"thread": case.thread, "url": case.url} for case in list(found.values())[:6]]
 
 
 def main(folder: Path, docs: Path) -> None:

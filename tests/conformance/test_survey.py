@@ -1,0 +1,85 @@
+"""The survey: every case has a column, page and JSON agree, and a red cell has been seen again by its script."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attention_conformance import Subject, check_subject
+from attention_conformance.run.finding import VERDICTS
+from attention_conformance.run.subjects import SUBJECT_CASES
+from attention_conformance.subjects.presets import PRESETS, Preset
+from attention_conformance.subjects.probe import settled
+from attention_conformance.survey.check import RED
+from attention_conformance.survey.page import page
+from attention_conformance.survey.remarks import remark_of
+from attention_conformance.survey.reproducer import reproducer
+from attention_conformance.survey.rows import PROPERTIES, ROWS, property_of
+
+pytestmark = pytest.mark.needs("numpy")
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def document():
+    return json.loads((DOCS / "survey.json").read_text(encoding="utf-8"))
+
+
+def test_every_case_has_a_column_and_every_row_a_preset():
+    assert {property_of(case, "float32") for case in SUBJECT_CASES} | {"16 bits"} == set(PROPERTIES)
+    assert {row.preset for row in ROWS} <= set(PRESETS)
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_the_page_is_that_of_the_json(document):
+    assert (DOCS / "survey.md").read_text(encoding="utf-8") == page(document)
+
+
+def test_the_json_has_thirty_rows_whose_red_cells_were_seen_twice(document):
+    assert len(document["rows"]) >= 30
+    for row in document["rows"]:
+        assert row["versions"]
+        for name, cell in row["cells"].items():
+            assert name in PROPERTIES
+            assert cell["verdict"] in VERDICTS
+            bare = [each for each in cell["findings"] if remark_of(row["subject"], each, document["remarks"]) is None]
+            if any(each["verdict"] in RED for each in bare):
+                assert cell["script"]["showed"], (row["subject"], name, cell["script"])
+
+
+def _planted(leaks):
+    def attention(query, key, value, is_causal=False):
+        scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
+        rows, columns = (np.arange(size) for size in scores.shape[-2:])
+        scores = np.where(is_causal & (columns > rows[:, None] + leaks), -np.inf, scores)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return (weights / weights.sum(axis=-1, keepdims=True)) @ np.repeat(value, 1, axis=1)
+
+    return Subject(attention, backend="numpy", layout="BHSD", grouped=False)
+
+
+def leaking():
+    return _planted(1)
+
+
+def honest():
+    return _planted(0)
+
+
+@pytest.mark.parametrize("make", [leaking, honest])
+def test_a_script_without_the_kit_shows_what_the_kit_found(make, monkeypatch, tmp_path):
+    monkeypatch.setitem(PRESETS, "planted", Preset("numpy", make))
+    subject = settled(make())
+    (found,) = check_subject(subject, cases=["ladder-13x32-causal"], dtypes=["float32"], power=False)
+    assert found.verdict == ("silently wrong" if make is leaking else "right")
+    text = reproducer(found, subject, "planted")
+    assert "attention_conformance" not in text
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    done = subprocess.run([sys.executable, "-I", str(path)], capture_output=True, text=True)
+    assert done.returncode == (make is leaking), done.stderr
+    assert done.stdout.startswith("output at (")
