@@ -244,6 +244,20 @@ def test_an_honest_pair_without_autograd_is_right():
 
 
 @pytest.mark.needs("numpy")
+def test_sums_of_one_term_after_the_other_are_not_called_wrong():
+    def attention(query, key, value):
+        scores = query @ key.swapaxes(-1, -2) / np.float32(query.shape[-1] ** 0.5)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        total = np.cumsum(weights, axis=-1, dtype=weights.dtype)[..., -1:]
+        rows = (weights[:, :, row, :, None] * value for row in range(weights.shape[2]))
+        sums = [np.cumsum(each, axis=2, dtype=each.dtype)[:, :, -1] for each in rows]
+        return np.stack(sums, axis=2) / total
+
+    findings = found(Subject(attention, **TAKES), "average-1100")
+    assert {each.verdict for each in findings.values()} == {"right"}
+
+
+@pytest.mark.needs("numpy")
 def test_bounds_reject_faults_of_the_definition_and_say_which_cases_are_idle():
     findings = found(Subject(planted.Kernel(), **TAKES), "ladder-129*", "grouped-heads", "no-queries", power=True)
     assert "future-key-from-64" in findings["ladder-129x64-causal"].rejected
