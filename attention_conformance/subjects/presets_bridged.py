@@ -45,7 +45,7 @@ def keras_gqa() -> Subject:
 
 
 def keras_attention() -> Subject:
-    """The layer without weights, which has one head: heads are entries of the batch."""
+    """The layer without weights, which has one head: heads lie in the batch."""
     keras = importlib.import_module("keras")
     layer = keras.layers.Attention(dtype="float32")
 

@@ -187,7 +187,8 @@ def _run(text: str, path: Path, row: Row, about: Mapping[str, Any]) -> dict[str,
     except subprocess.TimeoutExpired:
         return {"script": {**about, "showed": False, "printed": f"no answer within {LONGEST:g} s"}}
     died = done.returncode < 0 and about["verdict"] == "crashed"
-    is_shown = died or (done.returncode == 1 and "Traceback" not in done.stderr)
+    verdicts = ("",) if about["alone"] else WRONG
+    is_shown = died or (done.returncode == 1 and bool(done.stdout) and done.stdout.startswith(verdicts))
     printed = [] if died else (done.stdout if is_shown else done.stdout + done.stderr).strip().splitlines()
     told = (
         printed[-1 if about["alone"] or not is_shown else 0] if printed else f"the process ended with {done.returncode}"

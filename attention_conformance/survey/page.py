@@ -12,7 +12,7 @@ from typing import Any
 from attention_conformance.named.case import NamedCase
 from attention_conformance.named.related import related
 from attention_conformance.run.finding import VERDICTS, WRONG
-from attention_conformance.survey.remarks import read_remarks, remark_of
+from attention_conformance.survey.remarks import matches, read_remarks, remark_of
 from attention_conformance.survey.rows import ABSENT, PROPERTIES, ROWS
 
 __all__ = ["joined", "page"]
@@ -27,6 +27,19 @@ SHORT = {
     "refused": "refused",
     "not offered": "–",
 }
+
+CALLED = (
+    "layout",
+    "mask",
+    "causal",
+    "mask with causal",
+    "default scale",
+    "grouped",
+    "same width",
+    "dtypes",
+    "differentiates",
+)
+"""The facts of a subject that the page tells."""
 
 INTRODUCTION = """# Popular attentions, checked
 
@@ -115,11 +128,11 @@ def page(document: Mapping[str, Any]) -> str:
         *(f"| {name} | {says} |" for name, says in document["properties"].items()),
     ]
     lines += ["", "## Remarks", ""]
-    for each in document["remarks"]:
-        link = f" See [the thread or page]({each['link']})." if each.get("link") else ""
-        about = f" ({each['subject']})" if each.get("subject") else ""
-        lines.append(f"- *{each['mark']}*{about}: {each['says']}{link}")
+    lines += [f"- *{each['mark']}*: {_said(each)}" for each in document["remarks"] if "mark" in each]
     lines += ["", "## Not in the table", "", *(f"- {name}: {why}." for name, why in document["absent"].items())]
+    lines += ["", "## How each was called", "", "`attention-core check SUBJECT` calls a preset so.", ""]
+    lines += [f"| subject | versions | {' | '.join(CALLED)} |"]
+    lines += ["|---" * (len(CALLED) + 2) + "|", *(_called(row) for row in document["rows"])]
     lines += ["", "## Each subject", ""]
     for row in document["rows"]:
         lines += _about(row, document["remarks"])
@@ -131,14 +144,7 @@ def _anchor(name: str) -> str:
 
 
 def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list[str]:
-    versions = ", ".join(f"{name} {each}" for name, each in row["versions"].items())
-    lines = [
-        f"### {row['subject']}",
-        "",
-        f"{versions}; {row['date']}. `attention-core check {row['preset']}` calls it so:",
-        "",
-    ]
-    lines += [f"{_called(row['called'])}.", ""]
+    lines = [f"### {row['subject']}", ""]
     told = []
     for name, cell in row["cells"].items():
         script = cell.get("script")
@@ -146,30 +152,40 @@ def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list
         for each in cell["findings"]:
             if remark_of(row["subject"], each, remarks) is None:
                 groups.setdefault((each["verdict"], each.get("says", "")), []).append(each)
-        for (verdict, says), group in groups.items():
-            told.append(_group(name, verdict, says, group))
+        told += [_group(name, *cause, group) for cause, group in groups.items()]
         if script and groups:
-            who = "alone" if script["alone"] else "with the kit"
+            who = "" if script["alone"] else " with the kit"
             seen = (
                 f"showed `{script['printed']}`" if script["showed"] else f"did **not** show it: `{script['printed']}`"
             )
-            told.append(f"  Its script ({script['case']}, {script['dtype']}, {who}) {seen}.")
+            told[-1] += f" The script of {script['case']} in {script['dtype']}{who} {seen}."
     refusals = [reason for cell in row["cells"].values() for reason in cell["refusals"]]
     if refusals:
         told.append(f"- *refused*: {'; '.join(f'`{_plain(each)}`' for each in dict.fromkeys(refusals))}.")
+    bad = [each for cell in row["cells"].values() for each in cell["findings"]]
+    for note in remarks:
+        if "mark" not in note and any(matches(note, row["subject"], each) for each in bad):
+            told.append(f"- *note*: {_said(note)}")
     if row["only_here"]:
         told.append(f"- *wrong here alone*: {', '.join(row['only_here'][:8])}.")
     if row["threads"]:
         threads = [f"[{each['thread']}]({each['url']})" for each in row["threads"]]
         told.append(f"- *threads about the same property*: {', '.join(threads)}.")
-    return [*lines, *told, ""] if told else lines
+    return [*lines, *(told or ["Nothing but what the remarks tell."]), ""]
 
 
-def _called(assumptions: Sequence[str]) -> str:
-    """How a subject is called: what distinguishes it from others."""
-    told = [each.partition(" (")[0] for each in assumptions]
-    hidden = ("backend", "native", "full mask", "keeps dtype", "mask name", "bias name", "causal name", "grouped name")
-    return ", ".join(each for each in told if not each.startswith(hidden))
+def _said(remark: Mapping[str, str]) -> str:
+    """What a remark says, with its subjects and its link."""
+    about = f"({remark['subject']}) " if "mark" in remark and remark.get("subject") else ""
+    link = f" [Link]({remark['link']})." if remark.get("link") else ""
+    return about.replace("*", "…") + " ".join(remark["says"].split()) + link
+
+
+def _called(row: Mapping[str, Any]) -> str:
+    """A line of the table of how each subject was called."""
+    facts = dict(each.partition(" (")[0].partition(": ")[::2] for each in row["called"])
+    versions = ", ".join(f"{name} {each}" for name, each in row["versions"].items() if name != "ml_dtypes")
+    return f"| {row['subject']} | {versions}; {row['date']} | {' | '.join(facts.get(name, '–') for name in CALLED)} |"
 
 
 def _group(name: str, verdict: str, says: str, group: Sequence[Mapping[str, str]]) -> str:

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeAlias
 
-__all__ = ["Remark", "read_remarks", "remark_of"]
+__all__ = ["Remark", "matches", "read_remarks", "remark_of"]
 
 Remark: TypeAlias = Mapping[str, str]
 
@@ -19,10 +19,12 @@ def read_remarks() -> list[Remark]:
     return [{name: str(each) for name, each in remark.items()} for remark in tomllib.loads(text)["remark"]]
 
 
+def matches(remark: Remark, subject: str, finding: Mapping[str, str]) -> bool:
+    """Whether a remark is about a finding of a subject."""
+    told = {"subject": subject, **{name: finding.get(name, "") for name in ("case", "dtype", "variant")}}
+    return all(fnmatch(told[name], remark[name]) for name in told if name in remark)
+
+
 def remark_of(subject: str, finding: Mapping[str, str], remarks: Sequence[Remark]) -> Remark | None:
-    """The first remark about a finding."""
-    for each in remarks:
-        asked = {"subject": subject, **{name: finding.get(name, "") for name in ("case", "dtype", "variant")}}
-        if all(fnmatch(asked[name], each[name]) for name in asked if name in each):
-            return each
-    return None
+    """The first remark about a finding that stands in place of its verdict."""
+    return next((each for each in remarks if "mark" in each and matches(each, subject, finding)), None)

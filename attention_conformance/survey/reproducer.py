@@ -87,9 +87,9 @@ def definition(
             d_scores = scale * weights * (d_weights + sign * (weights @ d_weights))
             if softcap is not None:
                 d_scores = d_scores * (1 - np.tanh(raw / softcap) ** 2)
-            own, others = (query[at], keys) if sign < 0 else (abs(query[at]), abs(keys))
+            one, others = (query[at], keys) if sign < 0 else (abs(query[at]), abs(keys))
             into["query"][at] = d_scores @ others
-            into["key"][shared][seen] += np.outer(d_scores, own)
+            into["key"][shared][seen] += np.outer(d_scores, one)
             into["value"][shared][seen] += np.outer(weights, change)
     names = ["output"] if d_output is None else ["query", "key", "value"]
     return {name: (found[name], sizes[name]) for name in names}
@@ -228,12 +228,12 @@ def _stored(each: NumpyArray) -> Any:
 def _call(problem: Problem, subject: Subject) -> list[str]:
     """The call, in the layout of the subject; heads and entries that it does not know are looped over."""
     library, layout = subject.backend or "numpy", subject.layout or "BHSD"
-    place = PLACES[library]
+    array = PLACES[library]
     lines = ["", "", "def placed(each):"]
     if library == "torch":
         lines += ["    if each.dtype == ml_dtypes.bfloat16:",
                   "        return torch.from_numpy(each.view(np.int16)).view(torch.bfloat16)"]  # fmt: skip
-    lines += [f"    return {place}", "", ""]
+    lines += [f"    return {array}", "", ""]
     back = "each.detach().double().numpy()" if library == "torch" else "np.asarray(each).astype(np.float64)"
     lines += ["def back(each):", f"    return {back}", "", ""]
     names = list(subject.order or ("query", "key", "value"))
@@ -243,11 +243,13 @@ def _call(problem: Problem, subject: Subject) -> list[str]:
     turn, again = TURNS[library], [int(each) for each in np.argsort(axes)]
     turned = axes == sorted(axes)
     lines += ["def called(query, key, value, mask=None, bias=None, sinks=None):",
-              f"    given = [{', '.join(names)}]"]  # fmt: skip
+              f"    arguments = [{', '.join(names)}]"]  # fmt: skip
     if not turned:
-        lines.append(f"    given = [{turn.format(', '.join(map(str, axes)))} for each in given]")
+        lines.append(f"    arguments = [{turn.format(', '.join(map(str, axes)))} for each in arguments]")
     call = (
-        "attention(*given" if not subject.array_names else f"attention(**dict(zip({list(subject.array_names)}, given))"
+        "attention(*arguments"
+        if not subject.array_names
+        else f"attention(**dict(zip({list(subject.array_names)}, arguments))"
     )
     lines += [f"    each = {call}{words})", "    each = each[0] if isinstance(each, (tuple, list)) else each"]
     if not turned:
@@ -301,12 +303,12 @@ def _comparison(finding: Finding, problem: Problem, subject: Subject) -> list[st
     told = {name: f'placed(arrays["{name}"])' for name in ("mask", "bias", "sinks") if name in problem.arrays}
     if subject.mask == "drop" and "mask" in told:
         told["mask"] = 'placed(~arrays["mask"])'
-    given = "".join(f", {name}={each}" for name, each in told.items())
-    lines = ['given = [placed(arrays[name]) for name in ("query", "key", "value")]']
+    arguments = "".join(f", {name}={each}" for name, each in told.items())
+    lines = ['arguments = [placed(arrays[name]) for name in ("query", "key", "value")]']
     if problem.cotangent is None:
-        lines += [f'results = {{"output": back(whole(*given{given}))}}']
+        lines += [f'results = {{"output": back(whole(*arguments{arguments}))}}']
     else:
-        lines += _gradients(subject.backend or "numpy", given)
+        lines += _gradients(subject.backend or "numpy", arguments)
     rows, columns = problem.sizes[2:]
     offset = columns - rows if subject.causal == "bottom-right" else 0
     options = {"scale": float(scale), "softcap": problem.options.get("softcap")}
@@ -320,15 +322,16 @@ def _comparison(finding: Finding, problem: Problem, subject: Subject) -> list[st
     ]
 
 
-def _gradients(library: str, given: str) -> list[str]:
-    name = 'dict(zip(("query", "key", "value"), (back(each) for each in found)))'
-    change = 'placed(arrays["d_output"])'
+def _gradients(library: str, words: str) -> list[str]:
+    """The gradients of a call, by the differentiation of the library; the words are those of the call."""
+    call, change = f"whole(*arguments{words})", 'placed(arrays["d_output"])'
     if library == "torch":
-        found = f"torch.autograd.grad(output, given, {change}.to(output.dtype))"
-        leaves = "given = [each.detach().requires_grad_() for each in given]"
-        return [leaves, f"output = whole(*given{given})", f"found = {found}", f"results = {name}"]
-    if library == "jax":
-        return [f"output, pull = jax.vjp(lambda *three: whole(*three{given}), *given)",
-                f"found = pull({change}.astype(output.dtype))", f"results = {name}"]  # fmt: skip
-    return ["with tensorflow.GradientTape() as tape:", "    tape.watch(given)", f"    output = whole(*given{given})",
-            f"found = tape.gradient(output, given, output_gradients={change})", f"results = {name}"]  # fmt: skip
+        lines = ["arguments = [each.detach().requires_grad_() for each in arguments]", f"output = {call}"]
+        lines.append(f"found = torch.autograd.grad(output, arguments, {change}.to(output.dtype))")
+    elif library == "jax":
+        lines = [f"output, transposed = jax.vjp(lambda *arrays_: whole(*arrays_{words}), *arguments)"]
+        lines.append(f"found = transposed({change}.astype(output.dtype))")
+    else:
+        lines = ["with tensorflow.GradientTape() as tape:", "    tape.watch(arguments)", f"    output = {call}"]
+        lines.append(f"found = tape.gradient(output, arguments, output_gradients={change})")
+    return [*lines, 'results = dict(zip(("query", "key", "value"), (back(each) for each in found)))']

@@ -60,7 +60,7 @@ ABSENT = {
     "xformers 0.0.35": "its operators for a CPU are not built: `memory_efficient_attention` refuses every array there",
     "timm, open-clip": "both import torchvision, whose wheels refuse a PyTorch that is built for a CPU alone",
     "torchtune, keras-hub": "hundreds of MB, for attentions that call `torch.sdpa` and `keras.ops`",
-    "paddlepaddle": "no version installs beside the other versions of the survey",
+    "paddlepaddle": "no version installs with the other versions of the survey",
     "flash-attn, TransformerEngine, cuDNN": "they need a GPU",
     "jax decode_attention.gqa": "it takes one query, and no case of the kit can be asked with one query alone",
 }
@@ -70,7 +70,7 @@ PROPERTIES = {
     "numbers": "ordinary and extreme numbers",
     "mask, bias": "masks are boolean and True means may attend; biases are added",
     "rules": "lengths, segments and combined masks, made into arrays",
-    "causal": "causality counts from where the subject says, also beside a mask, in windows and in decoding",
+    "causal": "causality counts from where the subject says, also next to a mask, in windows and in decoding",
     "empty rows": "a fully masked row gives 0",
     "masked NaN": "NaN and infinities that are masked reach nothing",
     "weights": "asking for weights or logsumexp changes nothing",
