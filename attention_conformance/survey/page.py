@@ -70,7 +70,7 @@ def joined(folder: Path) -> dict[str, Any]:
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in files.values() if path.exists()]
     told = {row.name for row in ROWS} - {row["subject"] for row in rows}
     remarks = read_remarks()
-    only = _only_here(rows)
+    only = _only_here(rows, remarks)
     for row in rows:
         row["only_here"] = only.get(row["subject"], [])
         row["threads"] = _threads(row)
@@ -97,19 +97,19 @@ def _word(subject: str, cell: Mapping[str, Any], remarks: Sequence[Mapping[str, 
     return f"{first} {marks[first]}"
 
 
-def _only_here(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The cases in which one row alone is wrong, of those that five others answer."""
-    wrong: dict[tuple[str, str], set[str]] = {}
+def _only_here(rows: Sequence[Mapping[str, Any]], remarks: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The cases in float32 in which one row alone is wrong, and no remark tells why."""
+    wrong: dict[str, set[str]] = {}
     for row in rows:
-        for cell in row["cells"].values():
-            for each in cell["findings"]:
-                if each["verdict"] in WRONG:
-                    wrong.setdefault((each["case"], each["dtype"]), set()).add(row["subject"])
+        bad = [each for cell in row["cells"].values() for each in cell["findings"]]
+        for each in bad:
+            if each["verdict"] in WRONG and each["dtype"] == "float32":
+                is_told = remark_of(row["subject"], each, remarks) is not None
+                wrong.setdefault(each["case"], set()).add("" if is_told else row["subject"])
     found: dict[str, list[str]] = {}
-    for (case, dtype), subjects in wrong.items():
+    for case, subjects in wrong.items():
         if len(subjects) == 1:
-            (subject,) = subjects
-            found.setdefault(subject, []).append(f"{case} [{dtype}]")
+            found.setdefault(next(iter(subjects)), []).append(case)
     return found
 
 
@@ -153,7 +153,7 @@ def _about(row: Mapping[str, Any], remarks: Sequence[Mapping[str, str]]) -> list
             if remark_of(row["subject"], each, remarks) is None:
                 groups.setdefault((each["verdict"], each.get("says", "")), []).append(each)
         told += [_group(name, *cause, group) for cause, group in groups.items()]
-        if script and groups:
+        if script and any(verdict in (*WRONG, "crashed", "timed out") for verdict, _ in groups):
             who = "" if script["alone"] else " with the kit"
             seen = (
                 f"showed `{script['printed']}`" if script["showed"] else f"did **not** show it: `{script['printed']}`"

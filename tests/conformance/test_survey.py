@@ -47,8 +47,11 @@ def test_the_json_has_thirty_rows_whose_red_cells_were_seen_twice(document):
             assert name in PROPERTIES
             assert cell["verdict"] in VERDICTS
             bare = [each for each in cell["findings"] if remark_of(row["subject"], each, document["remarks"]) is None]
-            if any(each["verdict"] in RED for each in bare):
-                assert cell["script"]["showed"], (row["subject"], name, cell["script"])
+            red = {(each["case"], each["dtype"]) for each in bare if each["verdict"] in RED}
+            if red:
+                script = cell["script"]
+                assert script["showed"], (row["subject"], name, script)
+                assert (script["case"], script["dtype"]) in red, (row["subject"], name, script)
 
 
 def _planted(leaks):
