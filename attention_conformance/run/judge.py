@@ -139,7 +139,8 @@ def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
 def asked(question: Question) -> Problem:
     """The problem whose answer is compared: fitted to the subject, unless several calls are put together."""
     problem = drawn(question)
-    return problem if question.case.measure in PROPERTY_MEASURES else fit(problem, question.subject)
+    has_parts = question.case.measure in PROPERTY_MEASURES and problem.cotangent is None
+    return problem if has_parts else fit(problem, question.subject)
 
 
 def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyArray]:

@@ -165,22 +165,20 @@ def _takes_seeds(subject: Subject) -> bool:
 
 def apart(question: Question, problem: Problem, call: Call) -> Arrays:
     """The gradient of each array in a call that asks for no other."""
-    fitted = fit(problem, question.subject)
     found: Arrays = {}
     if question.subject.backward is not None:
         raise NotOffered("gradients of one array alone")
     for name in ("query", "key", "value"):
-        found |= call(replace(question, variables=(name,)), fitted)
+        found |= call(replace(question, variables=(name,)), problem)
     return found
 
 
 def between(question: Question, problem: Problem, call: Call) -> Arrays:
     """Gradients after another forward pass of the same shapes came between."""
-    fitted = fit(problem, question.subject)
     if question.subject.backward is None and question.backend.name != "torch":
         raise NotOffered("a backward pass of its own")
-    others = {name: each[::-1].copy() for name, each in fitted.arrays.items()}
-    return call(replace(question, between=replace(fitted, arrays=others)), fitted)
+    others = {name: each[::-1].copy() for name, each in problem.arrays.items()}
+    return call(replace(question, between=replace(problem, arrays=others)), problem)
 
 
 PROPERTY_MEASURES: Mapping[str, Any] = {
@@ -191,4 +189,4 @@ PROPERTY_MEASURES: Mapping[str, Any] = {
     "apart": apart,
     "between": between,
 }
-"""Measures by name. They get problems that are not fitted yet, as they fit the parts."""
+"""Measures by name. Those of outputs get problems that are not fitted yet, as they fit the parts."""

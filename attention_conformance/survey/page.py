@@ -64,10 +64,14 @@ says otherwise. `nox -s survey` installs the packages, checks all rows, runs the
 """
 
 
-def joined(folder: Path) -> dict[str, Any]:
-    """The document of the survey, from the files of its rows."""
-    files = {row.name: folder / "rows" / f"{row.name}.json" for row in ROWS}
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in files.values() if path.exists()]
+def joined(folder: Path, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The document of the survey: rows as the files of the folder have them, or as the former document has them."""
+    known = {row["subject"]: row for row in (former or {}).get("rows", [])}
+    for row in ROWS:
+        path = folder / "rows" / f"{row.name}.json"
+        if path.exists():
+            known[row.name] = json.loads(path.read_text(encoding="utf-8"))
+    rows = [known[row.name] for row in ROWS if row.name in known]
     told = {row.name for row in ROWS} - {row["subject"] for row in rows}
     remarks = read_remarks()
     only = _only_here(rows, remarks)
@@ -213,9 +217,10 @@ def _threads(row: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def main(folder: Path, docs: Path) -> None:
     """Write ``survey.json`` and ``survey.md`` into the folder of the documentation."""
-    document = joined(folder)
+    path = docs / "survey.json"
+    document = joined(folder, json.loads(path.read_text(encoding="utf-8")) if path.exists() else None)
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    (docs / "survey.json").write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     (docs / "survey.md").write_text(page(document), encoding="utf-8")
 
 

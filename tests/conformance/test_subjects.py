@@ -257,6 +257,16 @@ def test_sums_of_one_term_after_the_other_are_not_called_wrong():
     assert {each.verdict for each in findings.values()} == {"right"}
 
 
+@pytest.mark.needs("torch")
+def test_gradients_of_one_array_are_those_of_the_array_that_was_passed():
+    def attention(query, key, value):  # without a scale, so that the kit puts it into the query
+        return (query @ key.transpose(-1, -2)).softmax(-1) @ value
+
+    options = {"backend": "torch", "default_scale": "one", "differentiates": True}
+    findings = found(Subject(attention, **TAKES | options), "gradient-of-one-array", "gradient-after-other-forward")
+    assert [each.verdict for each in findings.values()] == ["right", "right"]
+
+
 @pytest.mark.needs("numpy")
 def test_bounds_reject_faults_of_the_definition_and_say_which_cases_are_idle():
     findings = found(Subject(planted.Kernel(), **TAKES), "ladder-129*", "grouped-heads", "no-queries", power=True)

@@ -14,7 +14,7 @@ from attention_conformance.run.subjects import SUBJECT_CASES
 from attention_conformance.subjects.presets import PRESETS, Preset
 from attention_conformance.subjects.probe import settled
 from attention_conformance.survey.check import RED
-from attention_conformance.survey.page import page
+from attention_conformance.survey.page import joined, page
 from attention_conformance.survey.remarks import remark_of
 from attention_conformance.survey.reproducer import reproducer
 from attention_conformance.survey.rows import PROPERTIES, ROWS, property_of
@@ -37,6 +37,15 @@ def test_every_case_has_a_column_and_every_row_a_preset():
 
 def test_the_page_is_that_of_the_json(document):
     assert (DOCS / "survey.md").read_text(encoding="utf-8") == page(document)
+
+
+def test_a_row_that_was_not_checked_again_stays_as_it_was(document, tmp_path):
+    first, second = document["rows"][:2]
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / f"{first['subject']}.json").write_text(json.dumps({**first, "date": "2030-01-01"}))
+    rows = joined(tmp_path, document)["rows"]
+    assert len(rows) == len(document["rows"])
+    assert (rows[0]["date"], rows[1]) == ("2030-01-01", second)
 
 
 def test_the_json_has_thirty_rows_whose_red_cells_were_seen_twice(document):
