@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from attention_conformance.subjects.options import OPTIONS
+
 __all__ = ["app"]
 
 app = typer.Typer(
@@ -128,31 +130,19 @@ def bench(
 @app.command(short_help="Check anybody's attention.")
 def check(
     target: Annotated[str, typer.Argument(help="module:callable, file.py:callable, or a preset such as torch.sdpa.")],
-    backend: Annotated[
-        str | None, typer.Option(help="The library of its arrays: numpy, torch, jax, tensorflow.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="A device of that library.")] = None,
-    layout: Annotated[str | None, typer.Option(help="BHSD, BSHD, SBHD, HSD, SHD or SD.")] = None,
-    mask: Annotated[str | None, typer.Option(help="keep, drop (True hides), additive or none.")] = None,
-    causal: Annotated[str | None, typer.Option(help="top-left, bottom-right or none.")] = None,
-    scale: Annotated[str | None, typer.Option(help="The scale by default: sqrt (1/√D) or one.")] = None,
-    grouped: Annotated[
-        bool | None, typer.Option("--grouped/--no-grouped", help="Whether heads may share keys.")
-    ] = None,
-    backward: Annotated[
-        str | None, typer.Option(help="The second of a raw pair, in the same file or as a target.")
-    ] = None,
-    dtype: Annotated[
-        Many, typer.Option(help="A floating-point type; repeatable. By default two of those it takes.")
-    ] = None,
-    profile: Annotated[
-        str, typer.Option(help="exact, kernel (weights of 16 bits), tf32, or 'like TARGET'.")
-    ] = "kernel",
-    case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
-    accept: Annotated[Many, typer.Option(help="A convention, fault or case that passes, by name; repeatable.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="The seed of all inputs; by default 0, and fresh for --untrusted.")
-    ] = None,
+    backend: Annotated[str | None, typer.Option(help=OPTIONS["backend"].says)] = None,
+    device: Annotated[str | None, typer.Option(help=OPTIONS["device"].says)] = None,
+    layout: Annotated[str | None, typer.Option(help=OPTIONS["layout"].says)] = None,
+    mask: Annotated[str | None, typer.Option(help=OPTIONS["mask"].says)] = None,
+    causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None,
+    scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None,
+    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None,
+    backward: Annotated[str | None, typer.Option(help=OPTIONS["backward"].says)] = None,
+    dtype: Annotated[Many, typer.Option(help=OPTIONS["dtype"].says)] = None,
+    profile: Annotated[str, typer.Option(help=OPTIONS["profile"].says)] = "kernel",
+    case: Annotated[Many, typer.Option(help=OPTIONS["case"].says)] = None,
+    accept: Annotated[Many, typer.Option(help=OPTIONS["accept"].says)] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help=OPTIONS["seed"].says)] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each case.")] = 60.0,
     jobs: Annotated[int, typer.Option(min=0, max=1, help="0: in this process, which a crash then ends.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
@@ -160,9 +150,7 @@ def check(
     markdown: Annotated[Path | None, typer.Option(help="Write Markdown, for an issue or a build's summary.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write one page of HTML, which needs no network.")] = None,
     compare: Annotated[Path | None, typer.Option(help="Compare with this file of --json, of a former run.")] = None,
-    expected: Annotated[
-        str | None, typer.Option(help="A file of findings that are expected, or shipped: that of the preset.")
-    ] = None,
+    expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None,
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None,
     untrusted: Annotated[

@@ -13,22 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
 from attention_conformance import subject_report as report
 from attention_conformance.cases.large import available_memory, needed_memory
-from attention_conformance.problem import DTYPES
 from attention_conformance.report import environment
 from attention_conformance.run.again import command_of
 from attention_conformance.run.changes import Change, changes
 from attention_conformance.run.expected import (
     Expected,
     ExpectedError,
+    expected_of,
     expected_text,
     met,
-    read_expected,
-    shipped,
     unmatched,
 )
 from attention_conformance.run.finding import QUIET, Finding, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
-from attention_conformance.run.profiles import PROFILES
 from attention_conformance.run.subjects import (
     Asked,
     Described,
@@ -36,12 +33,11 @@ from attention_conformance.run.subjects import (
     Message,
     Refused,
     Started,
-    subject_cases,
     supervised,
     work,
 )
+from attention_conformance.subjects.options import OPTIONS
 from attention_conformance.subjects.presets import PRESETS
-from attention_conformance.subjects.subject import LAYOUTS
 from attention_conformance.written.html import write_html
 from attention_conformance.written.junit import write_junit
 from attention_conformance.written.markdown import write_markdown
@@ -49,13 +45,6 @@ from attention_numpy.writing import write_file
 
 __all__ = ["check"]
 
-CHOICES = {
-    "backend": ("numpy", "torch", "jax", "tensorflow"),
-    "layout": LAYOUTS,
-    "mask": ("keep", "drop", "additive", "none"),
-    "causal": ("top-left", "bottom-right", "none"),
-    "default_scale": ("sqrt", "one"),
-}
 SHRINKING = 600.0
 """Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
 
@@ -81,14 +70,10 @@ def check(
 ) -> None:
     """Check a target, show what was found, and exit with its status."""
     declared = {name: each for name, each in declared.items() if each is not None}
-    for name, known in CHOICES.items():
-        check_known(name.removeprefix("default_"), [declared[name]] if name in declared else [], known)
-    check_known("dtype", dtype, DTYPES)
-    name, _, like = profile.partition(" ")
-    check_known("profile", [] if name == "like" and like else [profile], [*PROFILES, "'like TARGET'"])
-    for pattern in case or ():
-        if not subject_cases([pattern]):
-            raise refusal(f"expected a case; got {pattern!r}, which none matches")
+    for name, option in OPTIONS.items():
+        if option.values and option.fact in declared:
+            check_known(name, [declared[option.fact]], option.values)
+    like = profile.removeprefix("like ") if profile.startswith("like ") else ""
     if untrusted and (fuzz or not jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
     free = available_memory()
@@ -113,6 +98,8 @@ def check(
         is_large=large,
         done=frozenset((each.case, each.dtype) for each in former),
     )
+    if job.complaint:
+        raise refusal(job.complaint)
     run = _Run(job, former, before, _expected(expected, target))
     try:
         limit = max(timeout, SHRINKING) if fuzz or large else timeout
@@ -137,11 +124,8 @@ def _former(option: str, path: Path | None) -> list[Finding]:
 
 
 def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
-    path = shipped(target) if expected == "shipped" else Path(expected) if expected else None
-    if expected and path is None:
-        raise refusal(f"expected a target whose expected findings are shipped; got {target}: --expected takes a file")
     try:
-        return () if path is None else read_expected(path)
+        return expected_of(target, expected)
     except ExpectedError as error:
         raise refusal(str(error)) from error
 

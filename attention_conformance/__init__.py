@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attention_conformance.run.result import Result
     from attention_conformance.run.runner import check
     from attention_conformance.run.subjects import check_subject
+    from attention_conformance.run.tests import attention_cases
     from attention_conformance.subjects.subject import Subject
     from attention_conformance.subjects.target import load_target
 
@@ -31,6 +32,7 @@ __all__ = [
     "Result",
     "Subject",
     "Verdict",
+    "attention_cases",
     "check",
     "check_subject",
     "digest",
@@ -45,6 +47,7 @@ _HOMES = {
     "Result": "run.result",
     "Subject": "subjects.subject",
     "Verdict": "run.identical",
+    "attention_cases": "run.tests",
     "check": "run.runner",
     "check_subject": "run.subjects",
     "digest": "run.digest",

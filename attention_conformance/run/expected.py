@@ -15,7 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
 
-__all__ = ["Expected", "ExpectedError", "expected_text", "met", "read_expected", "shipped", "unmatched"]
+__all__ = ["Expected", "ExpectedError", "expected_of", "expected_text", "met", "read_expected", "unmatched"]
 
 SHIPPED = Path(__file__).parents[1] / "subjects" / "expected"
 """Files for the presets that have findings."""
@@ -66,10 +66,16 @@ def _has(name: str, versions: str) -> bool:
         return False
 
 
-def shipped(target: str) -> Path | None:
-    """The file of a preset, where it has findings."""
-    path = SHIPPED / f"{target}.toml"
-    return path if path.is_file() else None
+def expected_of(target: str, named: str | None) -> tuple[Expected, ...]:
+    """The entries of a file, or of the file that is ``shipped`` for a preset; none where nothing is named."""
+    if not named:
+        return ()
+    path = SHIPPED / f"{target}.toml" if named == "shipped" else Path(named)
+    if named == "shipped" and not path.is_file():
+        raise ExpectedError(
+            f"expected a target whose expected findings are shipped; got {target}: --expected takes a file"
+        )
+    return read_expected(path)
 
 
 def read_expected(path: Path) -> tuple[Expected, ...]:

@@ -36,7 +36,7 @@ from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_core import Backend, get_backend
 
-__all__ = ["Question", "asked", "drawn", "graded", "judged", "returned"]
+__all__ = ["Question", "asked", "drawn", "graded", "judged", "offered", "returned"]
 
 SMALL = 40_000
 """Products in a problem for which 50 digits are affordable."""
@@ -143,14 +143,20 @@ def asked(question: Question) -> Problem:
     return problem if has_parts else fit(problem, question.subject)
 
 
+def offered(question: Question) -> Problem:
+    """The problem that is asked; NotOffered where the subject declares too little for it."""
+    problem = asked(question)
+    if question.case.measure in PROPERTY_MEASURES:
+        refuse_gradients(problem, question.subject)
+    if question.case.measure == "exact" and not question.subject.asks:
+        raise NotOffered("weights and logsumexp")
+    return problem
+
+
 def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyArray]:
     several = PROPERTY_MEASURES.get(question.case.measure)
     try:
-        problem = asked(question)
-        if several:
-            refuse_gradients(problem, question.subject)
-        if question.case.measure == "exact" and not question.subject.asks:
-            raise NotOffered("weights and logsumexp")
+        problem = offered(question)
     except NotOffered as lacking:
         return replace(blank, verdict="not offered", detail=str(lacking))
     blank = _of_shapes(blank, problem)

@@ -20,12 +20,13 @@ from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.properties import PROPERTIES
+from attention_conformance.problem import DTYPES
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.judge import Question, graded, judged, returned
 from attention_conformance.run.libraries import quiet_start
 from attention_conformance.run.processes import blocked_interrupts
-from attention_conformance.run.profiles import is_asked
+from attention_conformance.run.profiles import PROFILES, is_asked
 from attention_conformance.run.result import one_line
 from attention_conformance.run.surprises import surprises
 from attention_conformance.run.untrusted import Returned
@@ -34,7 +35,19 @@ from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import TargetError, load_target
 
-__all__ = ["Asked", "Described", "Job", "Refused", "Started", "check_subject", "subject_cases", "supervised"]
+__all__ = [
+    "Asked",
+    "Described",
+    "Job",
+    "Refused",
+    "Started",
+    "check_subject",
+    "questions",
+    "subject_cases",
+    "supervised",
+    "told",
+    "work",
+]
 
 SUBJECT_CASES: tuple[Case, ...] = (
     *(case for case in CASES if case.measure not in ("message", "autocast")),
@@ -91,6 +104,17 @@ class Job:
     is_large: bool = False
     known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     done: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def complaint(self) -> str:
+        """Why it cannot be done as it is asked; empty where it can."""
+        for dtype in self.dtypes:
+            if dtype not in DTYPES:
+                return f"expected a dtype out of {', '.join(DTYPES)}; got {dtype!r}"
+        if self.profile not in PROFILES:
+            return f"expected a profile out of {', '.join(PROFILES)}, 'like TARGET'; got {self.profile!r}"
+        unknown = (each for each in self.cases if not subject_cases([each]))
+        return next((f"expected a case; got {each!r}, which none matches" for each in unknown), "")
 
 
 @dataclass(frozen=True)
@@ -173,6 +197,11 @@ def check_subject(
     -------
     list of Finding
 
+    Raises
+    ------
+    ValueError
+        For a name of a case, a dtype or a profile that is not known.
+
     Examples
     --------
     >>> from attention_conformance import Subject, check_subject
@@ -181,22 +210,25 @@ def check_subject(
     >>> {finding.verdict for finding in findings}
     {'right'}
     """
-    declared = _declared(subject)
-    subject = settled(subject)
-    like = None if like is None else settled(like)
     job = Job(
         "", cases=tuple(cases), dtypes=tuple(dtypes), profile=profile, accepted=tuple(accepted), seed=seed, power=power
     )
-    found = [judged(question) for question in _questions(subject, job, like)]
+    if job.complaint:
+        raise ValueError(job.complaint)
+    declared = told(subject)
+    subject = settled(subject)
+    like = None if like is None else settled(like)
+    found = [judged(question) for question in questions(subject, job, like)]
     return [*([] if cases else surprises(subject.declared, declared, accepted)), *found]
 
 
-def _declared(subject: Subject) -> frozenset[str]:
+def told(subject: Subject) -> frozenset[str]:
     """The facts that its author, or its signature, tells of a subject."""
     return frozenset({**read_signature(subject), **subject.declared})
 
 
-def _questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
+def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
+    """What a job asks of a settled subject."""
     dtypes = job.dtypes or _usual_dtypes(subject)
     return [
         Question(
@@ -236,23 +268,23 @@ def work(job: Job) -> Iterator[Message]:
     except Exception as error:  # of the module of the target
         yield Refused(f"expected {job.target} to load; got {one_line(error)}")
         return
-    answers, declared = [], _declared(subject)
+    answers, declared = [], told(subject)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for question, facts in probed(subject, job.known):
             yield Asked(question, facts)
             answers += [] if facts is None else [facts]
     subject = settled(subject, answers)
-    questions = [] if job.fuzz else _questions(subject, job, like)
-    versions = questions[0].backend.versions() if questions else {}
+    asked = [] if job.fuzz else questions(subject, job, like)
+    versions = asked[0].backend.versions() if asked else {}
     facts = {name: each for name, each in subject.declared.items() if name != "options"}
-    yield Described(facts, declared, versions, len(questions))
+    yield Described(facts, declared, versions, len(asked))
     if job.fuzz:
         yield Started("fuzz", "-", 0, "Drawn calls are right.")
         yield from fuzzed(subject, job, job.dtypes or _usual_dtypes(subject))
         return
     yield from () if job.cases or job.done or job.is_large else surprises(facts, declared, job.accepted)
-    for each in questions:
+    for each in asked:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
         yield judged(each) if job.is_trusted else returned(each)
 

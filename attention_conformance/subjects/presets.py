@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable
@@ -116,6 +117,9 @@ def _keras_mha() -> Subject:
     """The layer with identities for projections."""
     keras = importlib.import_module("keras")
 
+    library = _keras_library(keras)
+    untraced = importlib.import_module("jax").ensure_compile_time_eval if library == "jax" else contextlib.nullcontext
+
     @functools.cache
     def layer(heads: int, width: int, dtype: str) -> Any:
         made = keras.layers.MultiHeadAttention(heads, width, use_bias=False, dtype=dtype)
@@ -130,12 +134,12 @@ def _keras_mha() -> Subject:
         batch, rows, heads, width = query.shape
         dtype = keras.backend.standardize_dtype(query.dtype)
         flat = [keras.ops.reshape(each, (batch, -1, heads * width)) for each in (query, key, value)]
-        found = layer(heads, width, dtype)(
-            flat[0], flat[2], flat[1], attention_mask=attention_mask, use_causal_mask=use_causal_mask
-        )
+        with untraced():  # the weights outlive the program that first asks for them
+            of_this_size = layer(heads, width, dtype)
+        found = of_this_size(flat[0], flat[2], flat[1], attention_mask=attention_mask, use_causal_mask=use_causal_mask)
         return keras.ops.reshape(found, (batch, rows, heads, width))
 
-    return Subject(attention, backend=_keras_library(keras), layout="BSHD", mask="keep", same_width=True, grouped=False)
+    return Subject(attention, backend=library, layout="BSHD", mask="keep", same_width=True, grouped=False)
 
 
 class _Module:

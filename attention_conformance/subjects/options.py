@@ -1,0 +1,49 @@
+"""What options say about a subject and its check, for the command and for pytest alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attention_conformance.subjects.subject import LAYOUTS
+
+__all__ = ["OPTIONS", "Option"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a check.
+
+    Attributes
+    ----------
+    says : str
+        Its help.
+    fact : str
+        The field of `Subject` that it declares, or ``backward``; empty where it is about the check.
+    values : tuple of str
+        The values that it takes; empty where there are many.
+    """
+
+    says: str
+    fact: str = ""
+    values: tuple[str, ...] = ()
+
+
+OPTIONS = {
+    "backend": Option(
+        "The library of its arrays: numpy, torch, jax, tensorflow.", "backend", ("numpy", "torch", "jax", "tensorflow")
+    ),
+    "device": Option("A device of that library.", "device"),
+    "layout": Option("BHSD, BSHD, SBHD, HSD, SHD or SD.", "layout", LAYOUTS),
+    "mask": Option("keep, drop (True hides), additive or none.", "mask", ("keep", "drop", "additive", "none")),
+    "causal": Option("top-left, bottom-right or none.", "causal", ("top-left", "bottom-right", "none")),
+    "scale": Option("The scale by default: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
+    "grouped": Option("Whether heads may share keys.", "grouped"),
+    "backward": Option("The second of a raw pair, in the same file or as a target.", "backward"),
+    "dtype": Option("A floating-point type; repeatable. By default two of those it takes."),
+    "profile": Option("exact, kernel (weights of 16 bits), tf32, or 'like TARGET'."),
+    "case": Option("Cases by name, * and ? allowed; repeatable. By default all."),
+    "accept": Option("A convention, fault or case that passes, by name; repeatable."),
+    "seed": Option("The seed of all inputs; by default 0."),
+    "expected": Option("A file of findings that are expected, or shipped: that of the preset."),
+}
+"""The options that the command and pytest share, by name."""

@@ -1,0 +1,133 @@
+"""The plugin of pytest: a test for each case of a kernel in a file, or in a test file of one's own."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import attention_conformance.run.tests  # noqa: F401 (once for all runs of pytest in this process)
+from attention_cli.app import check
+from attention_conformance.subjects.options import OPTIONS
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.needs("numpy")
+
+KERNEL = """
+import numpy as np
+
+def attention(query, key, value, mask=None, scale=None):
+    if query.shape[-2] == 13:
+        raise ValueError("13 queries are refused")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(scale, query.dtype)
+    if mask is not None:
+        scores = np.where(mask, scores, -1e9).astype(query.dtype)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+def refusing(query, key, value):
+    raise RuntimeError("no device")
+"""
+CASES = ("empty-row-mask", "ladder-13x32-causal", "scale", "sinks")
+LAYOUT = ("--attention-layout", "BHSD", "--attention-dtype", "float32")
+
+
+@pytest.fixture
+def run(pytester, request):
+    """Run pytest on arguments, with the plugin if no entry point has loaded it."""
+    pytester.makepyfile(kernel=KERNEL)
+    plugin = () if request.config.pluginmanager.hasplugin("attention") else ("-p", "attention_conformance.plugin")
+    return lambda *arguments: pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+
+
+def chosen(*cases):
+    return [word for case in cases for word in ("--attention-case", case)]
+
+
+def test_each_case_is_a_test_that_tells_what_is_wrong(run):
+    found = run("--attention-subject", "kernel.py:attention", *LAYOUT, *chosen(*CASES), "-v", "-rs")
+    found.assert_outcomes(passed=2, failed=1, skipped=1)  # and none that is not offered
+    found.stdout.fnmatch_lines(
+        [
+            "kernel.py:attention::any-answer PASSED*",
+            "kernel.py:attention::empty-row-mask-float32 FAILED*",
+            "kernel.py:attention::scale-float32 PASSED*",
+            "kernel.py:attention::ladder-13x32-causal-float32 SKIPPED*",
+            "differs by convention: empty-row-mask, float32",
+            "  a fully masked row gives the average of all values (mean-of-masked-row)",
+            "  Contract, line 4: A fully masked row gives exactly 0",
+            "  output at (*): expected 0; got *",
+            "  Seen before: antimora/burn-flex#16, *; https://github.com/antimora/burn-flex/issues/16",
+            "To see it again: attention-core check kernel.py:attention --layout BHSD --case empty-row-mask --dtype *",
+            "    subject = load_target('kernel.py:attention', layout='BHSD')",
+            "SKIPPED [[]1[]] kernel.py:attention: refused: ValueError: 13 queries are refused",
+        ],
+        consecutive=False,
+    )
+    found.stdout.no_fnmatch_line("*plugin.py*")
+    found.stdout.no_fnmatch_line("*run/tests.py*")
+
+
+def test_what_a_file_expects_is_xfailed_and_what_it_expects_in_vain_fails(run, pytester):
+    entry = '[[expected]]\ncase = "{}"\nreason = "as its authors say"\n'
+    pytester.path.joinpath("expected.toml").write_text(entry.format("empty-row-mask") + entry.format("scale"))
+    words = ("--attention-subject", "kernel.py:attention", *LAYOUT, *chosen("empty-row-mask", "scale"))
+    found = run(*words, "--attention-expected", "expected.toml", "-rx")
+    found.assert_outcomes(xfailed=1, failed=1, passed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "*expected a wrong answer (as its authors say); got the right one",
+            "XFAIL kernel.py:attention::empty-row-mask-float32 - *as its authors say",
+        ]
+    )
+    run(*words, "--attention-accept", "mean-of-masked-row").assert_outcomes(passed=3)
+
+
+def test_a_test_function_gets_the_cases_also_in_several_processes(run, pytester):
+    pytest.importorskip("xdist")
+    pytester.makepyfile(
+        """
+        from attention_conformance import Subject, attention_cases
+        from kernel import attention
+
+        @attention_cases(Subject(attention, layout="BHSD"), cases=["empty-row-mask", "scale", "sinks"], dtypes=["float32"])
+        def test_attention(case):
+            assert case.check().verdict == "right"
+        """
+    )
+    found = run("-n", "2", "-k", "empty-row-mask-float32 or scale-float32")
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines(
+        ["differs by convention: empty-row-mask, float32", "To see it again: *kernel.py:attention*"]
+    )
+    found.stdout.no_fnmatch_line("*assert case.check()*")
+
+
+@pytest.mark.parametrize(
+    ("words", "outcomes", "line"),
+    [
+        (["kernel.py:refusing", *LAYOUT, *chosen("scale")], {"failed": 1, "skipped": 1},
+         "*expected an answer to some case; got none, the last time for RuntimeError: no device"),
+        (["none.py:attention"], {"errors": 1}, "expected a file of Python; got 'none.py', which is none"),
+        (["kernel.py:attention", *chosen("none-such")], {"errors": 1}, "expected a case; got 'none-such', which none *"),
+    ],
+)  # fmt: skip
+def test_what_shows_nothing_is_no_success(run, words, outcomes, line):
+    found = run("--attention-subject", *words)
+    found.assert_outcomes(**outcomes)
+    found.stdout.fnmatch_lines([line])
+
+
+def test_the_command_has_the_options_of_the_plugin_in_the_same_words():
+    parameters = inspect.signature(check, eval_str=True).parameters
+    assert {name: parameters[name].annotation.__metadata__[0].help for name in OPTIONS} == {
+        name: option.says for name, option in OPTIONS.items()
+    }
+
+
+def test_loading_the_plugin_imports_no_array_library():
+    words = "import sys, attention_conformance.plugin; print('numpy' in sys.modules, 'rich' in sys.modules)"
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout == "False False\n"
