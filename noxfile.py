@@ -132,6 +132,19 @@ def survey(session, group):
 
 
 @nox.session(default=False)
+def expected(session):
+    """Check the presets whose expected findings are shipped, those of Keras on three libraries; `-- torch.sdpa` one."""
+    install(
+        session, "-e", f".[cli,keras,flax,{','.join(FRAMEWORKS)}]", "transformers", "equinox", "onnx", "onnxruntime"
+    )
+    files = sorted((ROOT / "attention_conformance" / "subjects" / "expected").glob("*.toml"))
+    for preset in session.posargs or [path.stem for path in files]:
+        for library in FRAMEWORKS if preset.startswith("keras") else ("torch",):
+            environment = QUIET | COMPILED_ONCE | {"KERAS_BACKEND": library}
+            session.run("attention-core", "check", preset, "--expected", "shipped", env=environment)
+
+
+@nox.session(default=False)
 def benchmark(session):
     """Time all implementations and the attentions of the frameworks; what came of it is in benchmark.json."""
     install(session, "-e", f".[cli,{','.join(FRAMEWORKS)}]", groups=("benchmark",))

@@ -19,6 +19,7 @@ from attention_conformance.run.changes import Change, changes
 from attention_conformance.run.expected import (
     Expected,
     ExpectedError,
+    Origin,
     expected_of,
     expected_text,
     met,
@@ -138,15 +139,16 @@ class _Run:
         self._before, self._expected = before, expected
         self._about: dict[str, Any] = {"target": job.target, "profile": self._profile, "seed": job.seed}
         self._about |= {"declared": dict(job.declared), "machine": environment({})}
-        self.findings += [met(each, expected, self._device) for each in former]
+        self.findings += [met(each, expected, self._origin) for each in former]
         self._screen, self._errors = console(), console(stderr=True)
         for each in (self._screen, self._errors):
             if not each.is_terminal:
                 each.width = min(each.width, 100)
 
     @property
-    def _device(self) -> str:
-        return str(self._about.get("assumed", self.job.declared).get("device") or "cpu")
+    def _origin(self) -> Origin:
+        facts = self._about.get("assumed", self.job.declared)
+        return Origin(str(facts.get("device") or "cpu"), str(facts.get("backend") or ""))
 
     @property
     def _profile(self) -> str:
@@ -184,7 +186,7 @@ class _Run:
             self._errors.print(f"  {line}", highlight=False)
 
     def _note(self, finding: Finding) -> None:
-        finding = met(finding, self._expected, self._device)
+        finding = met(finding, self._expected, self._origin)
         if not self.findings:
             self._errors.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
         self.findings.append(finding)
@@ -195,7 +197,7 @@ class _Run:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
-            self.findings += unmatched(self.findings, self._expected, self._device)
+            self.findings += unmatched(self.findings, self._expected, self._origin)
         for each in report.tables(self.findings, self._screen.width):
             self._screen.print(each, highlight=False)
         for line in report.power(self.findings, self._profile):
@@ -240,6 +242,5 @@ class _Run:
     def _write_expected(self, path: Path) -> None:
         preset = PRESETS.get(self.job.target)
         package = preset.package if preset else ""
-        device = str(self.job.declared.get("device", ""))
-        text = expected_text(self.findings, self._expected, device=device, package=package)
+        text = expected_text(self.findings, self._expected, origin=self._origin, package=package)
         write_file(path, text.encode())

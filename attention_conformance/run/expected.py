@@ -15,7 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from attention_conformance.run.finding import QUIET, VERDICTS, Finding
 
-__all__ = ["Expected", "ExpectedError", "expected_of", "expected_text", "met", "read_expected", "unmatched"]
+__all__ = ["Expected", "ExpectedError", "Origin", "expected_of", "expected_text", "met", "read_expected", "unmatched"]
 
 SHIPPED = Path(__file__).parents[1] / "subjects" / "expected"
 """Files for the presets that have findings."""
@@ -26,36 +26,52 @@ class ExpectedError(ValueError):
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The device and the library on which a subject was run."""
+
+    device: str = "cpu"
+    backend: str = ""
+
+
+@dataclass(frozen=True)
 class Expected:
     """A finding that is expected.
 
     Attributes
     ----------
-    case, dtype, device : str
-        Patterns; by default all.
+    case, dtype, device, backend : str
+        Patterns; by default all. The backend is the library of its arrays.
     versions : mapping of str to str
         Packages, and the versions of them that it is about, such as ``>=2.6,<2.14``.
     verdict : str
         The verdict that is expected; any that is wrong, if empty.
+    variant : str
+        A convention or fault by name, such as ``narrow-scores``. The entry is then about the answers that equal it, and
+        about no case that is right.
     reason, link : str
     """
 
     case: str
     dtype: str = "*"
     device: str = "*"
+    backend: str = "*"
     versions: Mapping[str, str] = field(default_factory=dict)
     verdict: str = ""
+    variant: str = ""
     reason: str = ""
     link: str = ""
 
-    def matches(self, finding: Finding, device: str) -> bool:
+    def matches(self, finding: Finding, origin: Origin) -> bool:
         """Whether it is about this finding, here."""
-        pairs = (self.case, finding.case), (self.dtype, finding.dtype), (self.device, device)
-        return all(fnmatch(name, pattern) for pattern, name in pairs) and self.is_installed
+        if self.variant not in ("", finding.variant):
+            return False
+        return fnmatch(finding.case, self.case) and fnmatch(finding.dtype, self.dtype) and self.is_here(origin)
 
-    @property
-    def is_installed(self) -> bool:
-        """Whether all packages have the versions that it is about."""
+    def is_here(self, origin: Origin) -> bool:
+        """Whether it is about this device, this library and the versions that are installed."""
+        pairs = (self.device, origin.device), (self.backend, origin.backend)
+        if not all(fnmatch(name, pattern) for pattern, name in pairs):
+            return False
         return all(_has(name, versions) for name, versions in self.versions.items())
 
 
@@ -84,7 +100,7 @@ def read_expected(path: Path) -> tuple[Expected, ...]:
     Parameters
     ----------
     path : Path
-        TOML, with a table ``[[expected]]`` for each `Expected`.
+        TOML, with a table ``[[expected]]`` for each `Expected`, or for a list of cases with one reason.
 
     Returns
     -------
@@ -97,7 +113,13 @@ def read_expected(path: Path) -> tuple[Expected, ...]:
     rows = document.get("expected", [])
     if set(document) - {"expected"} or not isinstance(rows, list):
         raise ExpectedError(f"expected tables [[expected]] alone in {path}; got {', '.join(document)}")
-    return tuple(_entry(row, path) for row in rows)
+    return tuple(_entry(each, path) for row in rows for each in _apart(row))
+
+
+def _apart(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each of several cases."""
+    cases = row.get("case")
+    return [row | {"case": each} for each in cases] if isinstance(cases, list) and cases else [row]
 
 
 def _entry(row: dict[str, Any], path: Path) -> Expected:
@@ -117,10 +139,10 @@ def _entry(row: dict[str, Any], path: Path) -> Expected:
     return Expected(**row)
 
 
-def met(finding: Finding, entries: Iterable[Expected], device: str = "") -> Finding:
+def met(finding: Finding, entries: Iterable[Expected], origin: Origin) -> Finding:
     """A finding as accepted if it is expected; as unexpectedly right if an entry names it, and it is right."""
     for entry in entries:
-        if not entry.matches(finding, device):
+        if not entry.matches(finding, origin):
             continue
         reason = " ".join(filter(None, (entry.reason, entry.link)))
         if finding.verdict == "right":
@@ -131,18 +153,25 @@ def met(finding: Finding, entries: Iterable[Expected], device: str = "") -> Find
     return finding
 
 
-def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], device: str = "") -> list[Finding]:
-    """A finding for each entry that is about this place, and names no case of a whole run."""
-    here = [each for each in entries if each.is_installed and fnmatch(device, each.device)]
-    idle = [each for each in here if not any(each.matches(finding, device) for finding in findings)]
-    text = "expected a case of this name and dtype in the run; got none"
+def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], origin: Origin) -> list[Finding]:
+    """A finding for each entry that is about this origin, and names no case of a whole run."""
+    here = [each for each in entries if each.is_here(origin)]
+    idle = [each for each in here if not any(each.matches(finding, origin) for finding in findings)]
+    blank = Finding("", "", 0, "Each entry names a case.", "unexpectedly right")
     return [
-        Finding(each.case, each.dtype, 0, "Each entry names a case.", "unexpectedly right", detail=text)
+        replace(
+            blank,
+            case=each.case,
+            dtype=each.dtype,
+            detail=f"expected {each.variant or 'a case of this name and dtype'} in the run; got none",
+        )
         for each in idle
     ]
 
 
-def expected_text(findings: Iterable[Finding], entries: Sequence[Expected], *, device: str, package: str = "") -> str:
+def expected_text(
+    findings: Iterable[Finding], entries: Sequence[Expected], *, origin: Origin, package: str = ""
+) -> str:
     """The file that expects what a run found; entries that were met stay as they are.
 
     Parameters
@@ -150,8 +179,8 @@ def expected_text(findings: Iterable[Finding], entries: Sequence[Expected], *, d
     findings : iterable of Finding
     entries : sequence of Expected
         Those of a former file.
-    device : str
-        Empty for any.
+    origin : Origin
+        Its device is written, unless it is the CPU.
     package : str
         The package whose installed version, and later ones, it is about; empty for any.
 
@@ -163,7 +192,7 @@ def expected_text(findings: Iterable[Finding], entries: Sequence[Expected], *, d
     kept = [
         each
         for each in entries
-        if not each.is_installed or any(each.matches(found, device) and found.reason for found in findings
+        if not each.is_here(origin) or any(each.matches(found, origin) and found.reason for found in findings
                                         if found.verdict == "accepted")
     ]  # fmt: skip
     groups: dict[tuple[str, str, str], list[str]] = {}
@@ -172,15 +201,16 @@ def expected_text(findings: Iterable[Finding], entries: Sequence[Expected], *, d
             reason = each.says or each.detail
             groups.setdefault((each.case, each.verdict, reason), []).append(each.dtype)
     versions = {package: f">={version(package)}"} if package else {}
+    device = "*" if origin.device == "cpu" else origin.device
     for (case, verdict, reason), dtypes in groups.items():
         for dtype in dtypes:
-            kept.append(Expected(case, dtype, device or "*", versions, verdict, reason))
+            kept.append(Expected(case, dtype, device, versions=versions, verdict=verdict, reason=reason))
     return "\n".join(map(_table, kept))
 
 
 def _table(entry: Expected) -> str:
     lines = ["[[expected]]"]
-    for name in ("case", "dtype", "device", "verdict", "reason", "link"):
+    for name in ("case", "dtype", "device", "backend", "verdict", "variant", "reason", "link"):
         told = getattr(entry, name)
         if told not in ("", "*"):
             lines.append(f"{name} = {_quoted(told)}")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from attention_conformance.run.again import command_of, script_of
-from attention_conformance.run.expected import Expected, expected_of, met, unmatched
+from attention_conformance.run.expected import Expected, Origin, expected_of, met, unmatched
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, judged, offered
 from attention_conformance.run.subjects import Job, questions, told
@@ -135,18 +135,19 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected]) -> list[Sub
         like = settled(load_target(job.like)) if job.like else None
         asked = questions(subject, job, like)
         offers = [each for each in asked if _is_offered(each)]
-    device = subject.device or "cpu"
+    origin = Origin(subject.device or "cpu", subject.backend or "")
     known: list[Finding] = []
     if not (job.cases or job.dtypes):
         known = surprises(subject.declared, declared, job.accepted)
         blanks = [Finding(each.case.name, each.dtype, 0, "", "right") for each in asked]
-        known += unmatched([*known, *blanks], expected, device)
+        named = [each for each in expected if not each.variant]  # of a variant, only results tell
+        known += unmatched([*known, *blanks], named, origin)
 
     def judge(question: Question) -> Finding:
-        return met(judged(question), expected, device)
+        return met(judged(question), expected, origin)
 
     tests = [SubjectTest("any-answer", functools.partial(_any_answer, offers), again)]
-    tests += [SubjectTest(_slug(each), functools.partial(met, each, expected, device), again) for each in known]
+    tests += [SubjectTest(_slug(each), functools.partial(met, each, expected, origin), again) for each in known]
     tests += [SubjectTest(f"{each.case.name}-{each.dtype}", functools.partial(judge, each), again) for each in offers]
     return tests
 

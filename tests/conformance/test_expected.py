@@ -1,0 +1,55 @@
+"""Files of expected findings: entries about a fault or a library, and the files that are shipped for presets."""
+
+from fnmatch import fnmatch
+
+import pytest
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_conformance import Finding
+from attention_conformance.named import named_cases
+from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW
+from attention_conformance.run.expected import SHIPPED, Origin, expected_of, met, read_expected, unmatched
+from attention_conformance.run.subjects import subject_cases
+from attention_conformance.subjects.presets import PRESETS
+
+CASES = {case.name: set(case.dtypes) for case in subject_cases()}
+VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, LEAK, NARROW))}
+LINKS = {"", *(each.url for each in named_cases())}
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_shipped_file_names_a_preset_its_package_cases_and_threads(path):
+    entries = expected_of(path.stem, "shipped")
+    assert entries
+    for entry in entries:
+        assert PRESETS[path.stem].package in entry.versions
+        assert entry.variant if entry.case == "*" else entry.case in CASES  # else a case that is right is no error
+        assert any(fnmatch(dtype, entry.dtype) for dtypes in CASES.values() for dtype in dtypes)
+        assert (entry.variant in VARIANTS, entry.link in LINKS) == (True, True), entry
+
+
+def test_an_entry_is_about_the_answers_that_equal_its_fault_on_its_library(tmp_path):
+    (tmp_path / "expected.toml").write_text(
+        '[[expected]]\ncase = ["scale*", "mask"]\nvariant = "narrow-scores"\nbackend = "tensor*"\nreason = "as it is"\n'
+    )
+    entries = read_expected(tmp_path / "expected.toml")
+    assert [each.case for each in entries] == ["scale*", "mask"]
+    wrong = {
+        name: Finding("scale", "float16", 7, "", "silently wrong", variant=name) for name in ("narrow-scores", "zeros")
+    }
+    right = Finding("scale-zero", "float16", 7, "", "right")
+    here, elsewhere = Origin("cpu", "tensorflow"), Origin("cpu", "torch")
+    found = [met(each, entries, here).verdict for each in (*wrong.values(), right)]
+    assert found == ["accepted", "silently wrong", "right"]
+    assert met(wrong["narrow-scores"], entries, elsewhere).verdict == "silently wrong"
+    assert [each.case for each in unmatched([*wrong.values(), right], entries, here)] == ["mask"]
+    assert unmatched([right], entries, elsewhere) == []
+
+
+@pytest.mark.needs("torch")
+def test_what_is_shipped_for_a_preset_is_accepted():
+    cases = [word for name in ("masked-nan-value", "negative-scale-causal", "scale") for word in ("--case", name)]
+    words = ["check", "torch.sdpa", *cases, "--dtype", "float32", "--jobs", "0", "--expected", "shipped"]
+    found = CliRunner().invoke(app, words)
+    assert (found.exit_code, found.stdout.splitlines()[-1]) == (0, "0 silently wrong, 2 accepted, 1 right")
