@@ -73,7 +73,10 @@ def page(found, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "found.html"
     write_html(path, found, ABOUT, changes([replace(found[0], verdict="right")], found[:1]))
     with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        try:
+            browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"{chromium} does not start: {str(error).splitlines()[0]}")
         opened = browser.new_page(color_scheme="dark")
         opened.requests, opened.errors = [], []
         opened.on("request", lambda request: opened.requests.append(request.url))
