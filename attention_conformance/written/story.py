@@ -24,5 +24,5 @@ def story(finding: Finding) -> list[str]:
     seen = related(finding.case)
     lines += [f"Seen before: {each.thread}, {each.title}; {each.url}" for each in seen[:MOST_THREADS]]
     rest = len(seen) - MOST_THREADS
-    lines += [f"and {rest} times more: attention-core cases --like {finding.case}"] if rest > 0 else []
+    lines += [f"and {rest} more: attention-core cases --like {finding.case}"] if rest > 0 else []
     return [each for each in lines if each]
