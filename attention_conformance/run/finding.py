@@ -30,6 +30,7 @@ VERDICTS = (
     "timed out",
     "differs by convention",
     "unexpectedly right",
+    "never computed",
     "refused",
     "not offered",
     "accepted",
@@ -80,6 +81,8 @@ class Finding:
         The largest error by heads, and by blocks of queries or keys.
     reason : str
         Why it is accepted, by a file of expected findings.
+    kinds : tuple of str
+        What the call asks of the subject: causality, gradients, and so on.
     """
 
     case: str
@@ -101,6 +104,7 @@ class Finding:
     worst: Worst | None = None
     blocks: Blocks | None = None
     reason: str = ""
+    kinds: tuple[str, ...] = ()
 
     @property
     def is_idle(self) -> bool:
@@ -109,13 +113,12 @@ class Finding:
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
-    """Return 3 if a case crashed or timed out, 1 if one is wrong or none is right, and 0 otherwise."""
-    verdicts = {each.verdict for each in findings}
-    if verdicts & {"crashed", "timed out"}:
+    """Return 3 if a case crashed or timed out, 1 if a finding is not quiet or no case is right, and 0 otherwise."""
+    if {each.verdict for each in findings} & {"crashed", "timed out"}:
         return 3
-    return int(
-        bool(verdicts & {*WRONG, "differs by convention", "unexpectedly right"}) or not verdicts & {"right", "accepted"}
-    )
+    cases = [each for each in findings if not each.case.startswith(("kind: ", "probe: "))]
+    is_shown = any(each.verdict in ("right", "accepted") for each in cases)
+    return int(not is_shown or any(each.verdict not in QUIET for each in findings))
 
 
 def most_telling(findings: Iterable[Finding]) -> Finding | None:
@@ -160,7 +163,7 @@ def _plain(each: Any) -> Any:
 def finding_from(row: Mapping[str, Any]) -> Finding:
     """A finding from what JSON held."""
     numbers = {name: _number(row[name]) for name in ("error", "bound", "seconds")}
-    lists = {name: tuple(row[name]) for name in ("rejected", "planted")}
+    lists = {name: tuple(row[name]) for name in ("rejected", "planted")} | {"kinds": tuple(row.get("kinds", ()))}
     shapes = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
     worst, blocks = row.get("worst"), row.get("blocks")
     if worst is not None:
