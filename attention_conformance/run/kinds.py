@@ -11,7 +11,7 @@ from attention_conformance.run.finding import Finding
 __all__ = ["NAMES", "kinds_of", "never_computed", "refusals"]
 
 LONG = 256
-"""Keys that some kernels hold in one tile."""
+"""Keys that some kernels hold in one block."""
 
 CAUSAL, MASKED, GROUPED, GRADIENTS = "causality", "a mask or a bias", "grouped heads", "gradients"
 MANY = f"more than {LONG} keys"

@@ -165,9 +165,9 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
 REFUSING = """
 from kernel import attention as honest
 
-def tile(query, key, value, is_causal=False):
+def block(query, key, value, is_causal=False):
     if query.shape[-2] > 64 or key.shape[-2] > 64:
-        raise ValueError("one tile of 64")
+        raise ValueError("one block of 64")
     return honest(query, key, value, is_causal=is_causal)
 
 def nothing(query, key, value, is_causal=False):
@@ -177,9 +177,9 @@ def nothing(query, key, value, is_causal=False):
 
 def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_pass(target, tmp_path):
     (tmp_path / "refusing.py").write_text(REFUSING)
-    tile, nothing = (f"{tmp_path / 'refusing.py'}:{name}" for name in ("tile", "nothing"))
+    block, nothing = (f"{tmp_path / 'refusing.py'}:{name}" for name in ("block", "nothing"))
     accepted = ("--dtype", "float32", "--accept", "nan-through-mask", "--accept", "other-dtype")
-    found = in_this_process(tile, *accepted)
+    found = in_this_process(block, *accepted)
     told = " ".join(found.stdout.split())
     assert found.exit_code == 1
     assert re.search(
@@ -189,13 +189,13 @@ def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_
     count, offered = (int(word) for word in refused.split()[:3:2])
     assert (
         refused
-        == f"{count} of {offered} offered cases were refused: ValueError: one tile of 64 ({count - 2} times), and others"
+        == f"{count} of {offered} offered cases were refused: ValueError: one block of 64 ({count - 2} times), and others"
     )
     assert f", 1 never computed, {count} refused, " in summary
-    assert in_this_process(tile, *accepted, "--accept", "refused-many-keys").exit_code == 0
-    alone = in_this_process(tile, "--case", "ladder-65x32-plain")
+    assert in_this_process(block, *accepted, "--accept", "refused-many-keys").exit_code == 0
+    alone = in_this_process(block, "--case", "ladder-65x32-plain")
     assert alone.exit_code == 1
-    assert "2 of 2 offered cases were refused: ValueError: one tile of 64; nothing was computed" in alone.stdout
+    assert "2 of 2 offered cases were refused: ValueError: one block of 64; nothing was computed" in alone.stdout
     stopped = in_this_process(nothing)
     assert (stopped.exit_code, stopped.stdout) == (2, "")
     assert "found by a call" not in stopped.stderr
