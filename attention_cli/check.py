@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
+from attention_cli.terminal import CHOICES, Many, check_file, check_known, console, refusal, refusing_files
 from attention_conformance import subject_report as report
 from attention_conformance.cases.large import available_memory, needed_memory
 from attention_conformance.problem import DTYPES
@@ -44,7 +44,6 @@ from attention_conformance.run.subjects import (
     work,
 )
 from attention_conformance.subjects.presets import PRESETS
-from attention_conformance.subjects.subject import LAYOUTS
 from attention_conformance.written.html import write_html
 from attention_conformance.written.junit import write_junit
 from attention_conformance.written.markdown import write_markdown
@@ -52,13 +51,7 @@ from attention_numpy.writing import write_file
 
 __all__ = ["check"]
 
-CHOICES = {
-    "backend": ("numpy", "torch", "jax", "tensorflow"),
-    "layout": LAYOUTS,
-    "mask": ("keep", "drop", "additive", "none"),
-    "causal": ("top-left", "bottom-right", "none"),
-    "default_scale": ("sqrt", "one"),
-}
+LIBRARIES = ("numpy", "torch", "jax", "tensorflow")
 SHRINKING = 600.0
 """Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
 
@@ -84,6 +77,7 @@ def check(
 ) -> None:
     """Check a target, show what was found, and exit with its status."""
     declared = {name: each for name, each in declared.items() if each is not None}
+    check_known("backend", [declared["backend"]] if "backend" in declared else [], LIBRARIES)
     for name, known in CHOICES.items():
         check_known(name.removeprefix("default_"), [declared[name]] if name in declared else [], known)
     check_known("dtype", dtype, DTYPES)

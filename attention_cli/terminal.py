@@ -12,9 +12,16 @@ from rich.console import Console
 
 from attention_numpy.writing import FileError, check_writable
 
-__all__ = ["Many", "check_file", "check_known", "console", "refusal", "refusing_files"]
+__all__ = ["CHOICES", "Many", "check_file", "check_known", "console", "refusal", "refusing_files"]
 
 Many = list[str] | None
+CHOICES = {
+    "layout": ("BHSD", "BSHD", "SBHD", "HSD", "SHD", "SD"),
+    "mask": ("keep", "drop", "additive", "none"),
+    "causal": ("top-left", "bottom-right", "none"),
+    "default_scale": ("sqrt", "one"),
+}
+"""What may be declared of an attention."""
 
 
 def check_known(option: str, names: Many, known: Iterable[str]) -> None:
