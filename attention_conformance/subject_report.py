@@ -14,7 +14,7 @@ from rich.text import Text
 
 from attention_conformance.cases.contract import LINES
 from attention_conformance.oracle.variants import FAULTS
-from attention_conformance.run.finding import Finding, counted, finding_from, grouped, to_row
+from attention_conformance.run.finding import ENDED, Finding, counted, finding_from, grouped, to_row
 from attention_numpy.writing import write_file
 
 __all__ = ["assumptions", "line_of", "power", "read_about", "read_findings", "summary", "tables", "write_findings"]
@@ -76,7 +76,7 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
 def line_of(finding: Finding) -> Text:
     """A finding in a line or two."""
     text = Text(f"{finding.verdict}: ", style=STYLES[finding.verdict])
-    text.append(f"{finding.case} {finding.dtype}", style="bold")
+    text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
     text.append(f": {finding.detail}", style="default")
     return text
 
@@ -123,6 +123,10 @@ def _indented(text: Text, by: int) -> Padding:
 
 def _group(group: Sequence[Finding]) -> Iterable[Text | Padding]:
     first = group[0]
+    if first.verdict in ENDED:
+        yield _indented(Text(first.detail, style="bold"), 2)
+        yield _indented(Text(_names(group, 8)), 4)
+        return
     cause = first.says if first.variant else first.shows.rstrip(".")
     name = f" ({first.variant})" if first.variant else ""
     yield _indented(Text(f"{cause}{name}", style="bold"), 2)
@@ -141,7 +145,7 @@ def _names(findings: Iterable[Finding], most: int) -> str:
     dtypes: dict[str, list[str]] = {}
     for each in findings:
         dtypes.setdefault(each.case, []).append(each.dtype)
-    names = [f"{case} [{', '.join(each)}]" for case, each in dtypes.items()]
+    names = [case if each == ["-"] else f"{case} [{', '.join(each)}]" for case, each in dtypes.items()]
     rest = len(names) - most
     return ", ".join(names[:most]) + (f", and {rest} more" if rest > 0 else "")
 

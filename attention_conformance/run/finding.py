@@ -11,6 +11,7 @@ from typing import Any
 from attention_conformance.run.where import Blocks, Worst
 
 __all__ = [
+    "ENDED",
     "QUIET",
     "VERDICTS",
     "WRONG",
@@ -39,6 +40,9 @@ VERDICTS = (
 """All verdicts, the worst first."""
 
 WRONG = ("silently wrong", "visibly wrong")
+
+ENDED = ("crashed", "timed out")
+"""Verdicts without an answer."""
 
 QUIET = ("right", "not offered", "refused", "accepted")
 """Verdicts that call for no action."""
@@ -140,7 +144,8 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together, the worst first."""
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
-        groups.setdefault((each.verdict, each.variant or each.case, each.line), []).append(each)
+        cause = (each.detail, 0) if each.verdict in ENDED else (each.variant or each.case, each.line)
+        groups.setdefault((each.verdict, *cause), []).append(each)
     return sorted(groups.values(), key=lambda group: VERDICTS.index(group[0].verdict))
 
 
