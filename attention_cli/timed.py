@@ -117,13 +117,13 @@ def _direct(problem: Problem, subject: Subject, case: Case, others: Mapping[str,
     order = subject.order or ("query", "key", "value")
 
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
-        given = {"query": query if scale is None else query * scale, "key": key[cut], "value": value[cut]}
+        tensors = {"query": query if scale is None else query * scale, "key": key[cut], "value": value[cut]}
         options = {**words, **dict(zip(constants, arrays, strict=True))}
         if subject.array_names:
-            named = {name: given[each] for name, each in zip(subject.array_names, order, strict=True)}
+            named = {name: tensors[each] for name, each in zip(subject.array_names, order, strict=True)}
             result = subject.function(**named, **options)
         else:
-            result = subject.function(*(given[each] for each in order), **options)
+            result = subject.function(*(tensors[each] for each in order), **options)
         return result[0] if isinstance(result, tuple | list) else result
 
     variables = tuple(laid_out(each, layout) for each in problem.arrays)
@@ -137,8 +137,8 @@ def _translated(
     xp = get_backend(subject.backend or "numpy").namespace
 
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
-        given = {"query": query, "key": key[:, :, keys], "value": value[:, :, keys]}
-        return outputs(case, subject, {**given, **dict(zip(others, arrays, strict=True))}, xp)["output"]
+        tensors = {"query": query, "key": key[:, :, keys], "value": value[:, :, keys]}
+        return outputs(case, subject, {**tensors, **dict(zip(others, arrays, strict=True))}, xp)["output"]
 
     constants = (_rounded(name, each, problem) for name, each in others.items())
     return Call(function, problem.arrays, tuple(constants))

@@ -28,6 +28,9 @@ NAMES = {
 }
 """What `accepted` calls a kind that is refused throughout."""
 
+LONGEST = 120
+"""Characters of a reason in a summary."""
+
 NOT_CALLED = ("not offered", "refused", "crashed", "timed out")
 
 
@@ -74,4 +77,5 @@ def refusals(findings: Sequence[Finding]) -> str:
     refused, (reason, count) = reasons.total(), reasons.most_common(1)[0]
     most = "" if count == refused else f" ({count} times), and others"
     left = "" if refused < len(offered) else "; nothing was computed, and so nothing is known of the target"
-    return f"{refused} of {len(offered)} offered cases were refused: {reason}{most}{left}"
+    short = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…"
+    return f"{refused} of {len(offered)} offered cases were refused: {short}{most}{left}"

@@ -165,20 +165,18 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
 
 
 REFUSING = """
-from kernel import attention as honest
-
 def block(query, key, value, is_causal=False):
     if query.shape[-2] > 64 or key.shape[-2] > 64:
         raise ValueError("one block of 64")
-    return honest(query, key, value, is_causal=is_causal)
+    return attention(query, key, value, is_causal=is_causal)
 
 def nothing(query, key, value, is_causal=False):
     raise RuntimeError("no device\\nat all")
 """
 
 
-def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_pass(target, tmp_path):
-    (tmp_path / "refusing.py").write_text(REFUSING)
+def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_pass(tmp_path):
+    (tmp_path / "refusing.py").write_text(KERNEL + REFUSING)
     block, nothing = (f"{tmp_path / 'refusing.py'}:{name}" for name in ("block", "nothing"))
     accepted = ("--dtype", "float32", "--accept", "nan-through-mask", "--accept", "other-dtype")
     found = in_this_process(block, *accepted)
