@@ -70,8 +70,9 @@ def bench(
     png: bool,
     details: bool,
     read: Path | None,
+    foreign: Candidate | None = None,
 ) -> None:
-    """Measure, or read measurements; print and write them."""
+    """Measure, or read measurements; print and write them. A foreign candidate is measured among its library's."""
     for name, values, known in (
         ("backend", backend, FRAMEWORKS),
         ("operation", operation, OPERATIONS),
@@ -95,7 +96,14 @@ def bench(
             measurements, about = read_json(read)
     else:
         order = Order(
-            "", (), (), seconds=seconds, rounds=(rounds, rounds) if rounds else None, limit=limit, threads=threads
+            "",
+            (),
+            (),
+            foreign=(foreign,) if foreign else (),
+            seconds=seconds,
+            rounds=(rounds, rounds) if rounds else None,
+            limit=limit,
+            threads=threads,
         )
         problems = _problems(
             dtype,
@@ -108,7 +116,8 @@ def bench(
             presets=preset,
         )
         problems = _with_cache(problems, kv_heads, queries, offset=offset, key_lengths=key_lengths, window=window)
-        orders = _orders(order, problems, _frameworks(backend), _candidates(candidate))
+        names = [foreign.framework] if foreign else backend
+        orders = _orders(order, problems, _frameworks(names), [*_candidates(candidate), *order.foreign])
         measurements, about = [], report.environment({}, threads)
         for results, versions in _measured(orders, memory, failures):
             measurements += results

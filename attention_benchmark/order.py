@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Self
 
+from attention_benchmark.candidate import Candidate
 from attention_benchmark.problem import Problem
 
 __all__ = ["Order"]
@@ -37,6 +38,8 @@ class Order:
         Compute reference and result again where the error is larger, and keep them in `evidence`.
     evidence : str
         A folder.
+    foreign : tuple of Candidate
+        Candidates that are not in `CANDIDATES`; their keys are among the candidates.
     """
 
     framework: str
@@ -50,6 +53,7 @@ class Order:
     memory: bool = False
     suspect: float | None = None
     evidence: str = ""
+    foreign: tuple[Candidate, ...] = ()
 
     def write(self) -> str:
         """Write the order as JSON."""
@@ -62,4 +66,5 @@ class Order:
         problems = tuple(map(Problem.of_row, fields["problems"]))
         without = tuple((key, index) for key, index in fields["without"])
         rounds = fields["rounds"] and tuple(fields["rounds"])
-        return cls(**fields | {"problems": problems, "without": without, "rounds": rounds})
+        foreign = tuple(Candidate(**each) for each in fields["foreign"])
+        return cls(**fields | {"problems": problems, "without": without, "rounds": rounds, "foreign": foreign})

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS
+from attention_benchmark.candidate import CANDIDATES, FRAMEWORKS, Candidate
 from attention_benchmark.measurement import Measurement, of_row
 from attention_benchmark.memory import SETTINGS
 from attention_benchmark.order import Order
@@ -57,7 +57,7 @@ def measurements_of(order: Order) -> Generator[Message | Measurement, None, None
             # All problems before this one are measured; of this one, only refusals were reported.
             order, problems = _without(rest, key, first)
             for index in sorted(index for other, index in order.without if other == key):
-                yield Measurement(problems[index], _candidate(key), "died", str(death))
+                yield Measurement(problems[index], _candidate(order, key), "died", str(death))
 
 
 def _without(order: Order, key: str, first: int) -> tuple[Order, list[Problem]]:
@@ -148,5 +148,5 @@ def _environment(order: Order) -> dict[str, str]:
     return os.environ | settings
 
 
-def _candidate(key: str) -> Any:
-    return next(each for each in CANDIDATES if each.key == key)
+def _candidate(order: Order, key: str) -> Candidate:
+    return next(each for each in (*CANDIDATES, *order.foreign) if each.key == key)

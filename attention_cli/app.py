@@ -90,14 +90,28 @@ def bench(
     png: Annotated[bool, typer.Option("--png", help="Draw PNG and not SVG.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Print a table for every single problem, too.")] = False,
     read: Annotated[Path | None, typer.Option(help="Measure nothing: read what --json wrote.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Time this, too, as check takes it: file.py:callable. The options below are of it."),
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="BHSD, BSHD, SBHD, HSD, SHD or SD.")] = None,
+    mask_sense: Annotated[str | None, typer.Option(help="keep, drop (True hides), additive or none.")] = None,
+    causal: Annotated[str | None, typer.Option(help="top-left, bottom-right or none.")] = None,
+    scale: Annotated[str | None, typer.Option(help="The scale by default: sqrt (1/√D) or one.")] = None,
+    grouped: Annotated[
+        bool | None, typer.Option("--grouped/--no-grouped", help="Whether heads may share keys.")
+    ] = None,
 ) -> None:
     """Time all implementations against those of the frameworks, after checking their results.
 
     The exit status is 1 if a result is wrong or a process failed, and 2 if an argument is not valid.
     """
     from attention_benchmark import command as work  # noqa: PLC0415 (help needs none of it)
+    from attention_cli.timed import foreign_of  # noqa: PLC0415
 
+    facts = {"layout": layout, "mask": mask_sense, "causal": causal, "default_scale": scale, "grouped": grouped}
     work.bench(
+        foreign=foreign_of(target, backend, facts),
         backend=backend,
         candidate=candidate,
         operation=operation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from attention_conformance.run.expected import (
 )
 from attention_conformance.run.finding import QUIET, Finding, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
+from attention_conformance.run.kinds import never_computed, refusals
+from attention_conformance.run.names import no_case
+from attention_conformance.run.resumed import assumed_otherwise, differs, settings
 from attention_conformance.run.subjects import (
     Asked,
     Described,
@@ -84,7 +87,7 @@ def check(
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     for path in files.values():
         check_file(path)
-    former, before = _former("resume", resume), _former("compare", compare)
+    (former, about), (before, _) = _former("resume", resume), _former("compare", compare)
     job = Job(
         target,
         declared,
@@ -101,7 +104,9 @@ def check(
     )
     if job.complaint:
         raise refusal(job.complaint)
-    run = _Run(job, former, before, _expected(expected, target))
+    if resume and (wrong := differs(job, about)):
+        raise refusal(f"expected --resume {resume} to be {wrong}")
+    run = _Run(job, former, before, _expected(expected, target), about.get("assumed"))
     try:
         limit = max(timeout, SHRINKING) if fuzz or large else timeout
         with contextlib.closing(supervised(job, limit) if jobs else work(job)) as messages:  # type: ignore[type-var]
@@ -115,18 +120,24 @@ def check(
     raise typer.Exit(exit_status(run.findings))
 
 
-def _former(option: str, path: Path | None) -> list[Finding]:
+def _former(option: str, path: Path | None) -> tuple[list[Finding], dict[str, Any]]:
+    """The findings about cases of a former run, and what its file tells of it."""
     if path is None:
-        return []
+        return [], {}
     try:
-        return [each for each in report.read_findings(path) if each.case != "end"]
+        found, about = report.read_findings(path), report.read_about(path)
+        return [each for each in found if each.case != "end" and not each.case.startswith("kind: ")], about
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise refusal(f"expected a file that --json wrote for --{option}; got {str(path)!r}") from error
 
 
 def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
     try:
-        return expected_of(target, expected)
+        found = expected_of(target, expected)
+        for each in found:
+            if wrong := no_case(each.case, of_findings=True):
+                raise ExpectedError(f"{wrong}, in {expected}")
+        return found
     except ExpectedError as error:
         raise refusal(str(error)) from error
 
@@ -134,11 +145,13 @@ def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
 class _Run:
     """Follows the messages of a run, and tells of them."""
 
-    def __init__(self, job: Job, former: list[Finding], before: list[Finding], expected: tuple[Expected, ...]) -> None:
+    def __init__(self, job: Job, former: list[Finding], before: list[Finding], expected: tuple[Expected, ...],
+                 assumed: Mapping[str, Any] | None = None) -> None:  # fmt: skip
         self.job, self.findings, self.reason, self.script = job, [], "", ""
         self._before, self._expected = before, expected
+        self._has_verdict, self._assumed = False, assumed
         self._about: dict[str, Any] = {"target": job.target, "profile": self._profile, "seed": job.seed}
-        self._about |= {"declared": dict(job.declared), "machine": environment({})}
+        self._about |= {"declared": dict(job.declared), "machine": environment({}), "settings": settings(job)}
         self.findings += [met(each, expected, self._origin) for each in former]
         self._screen, self._errors = console(), console(stderr=True)
         for each in (self._screen, self._errors):
@@ -167,6 +180,8 @@ class _Run:
                     progress.update(task, description=f"asking about: {message.question}")
                 elif isinstance(message, Described):
                     self._describe(message)
+                    if self.reason:
+                        return
                     progress.update(task, total=message.count + len(self.findings), completed=len(self.findings))
                 elif isinstance(message, Script):
                     self.script = message.text
@@ -179,15 +194,19 @@ class _Run:
     def _describe(self, message: Described) -> None:
         if "assumed" in self._about:  # by a process before it crashed
             return
-        self._about |= {"assumed": dict(message.facts), "versions": dict(message.versions)}
+        self._about |= {"assumed": dict(message.facts), "sources": dict(message.sources)}
+        self._about["versions"] = dict(message.versions)
         versions = ", ".join(f"{name} {each}" for name, each in message.versions.items())
         self._errors.print(f"{self.job.target} ({versions}), assumed:", style="bold", highlight=False)
-        for line in report.assumptions(message.facts, message.declared):
+        for line in report.assumptions(message.facts, message.sources):
             self._errors.print(f"  {line}", highlight=False)
+        if self._assumed is not None and (other := assumed_otherwise(message.facts, self._assumed)):
+            self.reason = f"expected --resume of {other}"
 
     def _note(self, finding: Finding) -> None:
         finding = met(finding, self._expected, self._origin)
-        if not self.findings:
+        if finding.dtype != "-" and finding.verdict != "not offered" and not self._has_verdict:
+            self._has_verdict = True
             self._errors.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
         self.findings.append(finding)
         if finding.verdict not in QUIET:
@@ -196,6 +215,9 @@ class _Run:
     def finish(self, files: dict[str, Path | None], *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
+        if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large):
+            kinds = never_computed(self.findings, self.job.accepted)
+            self.findings += [met(each, self._expected, self._origin) for each in kinds]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
             self.findings += unmatched(self.findings, self._expected, self._origin)
         for each in report.tables(self.findings, self._screen.width):
@@ -216,6 +238,8 @@ class _Run:
             self._screen.print(f"To see the most telling again: {again}", highlight=False, soft_wrap=True)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
+        if told := refusals(self.findings):
+            self._screen.print(told, highlight=False, soft_wrap=True)
         typer.echo(report.summary(self.findings))
         with refusing_files():
             self._write(files, changed)

@@ -6,7 +6,9 @@ import contextlib
 import fnmatch
 import importlib
 import itertools
+import shlex
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +34,18 @@ from attention_conformance.run.processes import Order, Plan, Started, Worker, ex
 from attention_conformance.run.result import Result
 from attention_conformance.vectors import published, published_model
 
-__all__ = ["check_places", "conformance", "identical", "run_all", "told_computed"]
+__all__ = [
+    "bits_environment",
+    "check_places",
+    "command_of",
+    "conformance",
+    "fixed_threads",
+    "identical",
+    "run_all",
+    "run_on",
+    "tell_left_out",
+    "told_computed",
+]
 
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
 
@@ -78,11 +91,11 @@ def conformance(
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in options)
     chosen = tuple(each.name for each in cases)
     orders = [Order(name, chosen, devices, dtypes, modes, implementations, model, quick) for name in names]
-    results, versions = run_all(orders, jobs)
+    results, plans = run_all(orders, jobs)
     _show(results, details)
     with refusing_files():
         if json:
-            report.write_json(json, results, report.environment(versions))
+            report.write_json(json, results, report.environment(versions_of(plans)))
         if junit:
             write_junit(junit, results)
     typer.echo(report.summary(results))
@@ -122,17 +135,28 @@ def identical(
     orders = [replace(order, backend=name) for name in names]
     if jobs and len(report.available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
-    results, versions = run_all(orders, jobs, bits.work, told_computed)
+    results, plans = run_all(orders, jobs, bits.work, told_computed)
     known = {"model": None} if texts else published_model(model)
-    judged = bits.verdicts(chosen, results, published() | known)
+    left_out = [*(each for plan in plans for each in plan.left_out), *fixed_threads(jobs, mode)]
+    judged = bits.verdicts(chosen, results, published() | known, left_out=left_out)
     screen = console()
     screen.print(bits.table(judged))
     complaints = [line for each in judged for line in each.complaints]
     for line in complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
+    told = {name: bits.told_left_out(name, left_out) for name in chosen}
+    tell_left_out(told.values())
     if json:
+        places: dict[str, Any] = {
+            "backend": run_on(results),
+            "device": device,
+            "mode": mode,
+            "case": case,
+            "sentence": sentences,
+        }
+        command = command_of(["conformance", "--identical"], {**places, "model": [model] if model else ()}, jobs)
         with refusing_files():
-            bits.write_json(json, judged, report.environment(versions))
+            bits.write_json(json, judged, {**bits_environment(plans), "command": command, "left out": told})
     differing = sum(bool(each.complaints) for each in judged)
     typer.echo(f"{len(judged) - differing} identical, {differing} not, {len(chosen) - len(judged)} not run")
     raise typer.Exit(bool(complaints) or not judged)
@@ -143,10 +167,10 @@ def run_all(
     jobs: int,
     worker: Worker = work,
     told: Callable[[Sequence[Result]], str] = report.summary,
-) -> tuple[list[Result], dict[str, dict[str, str]]]:
+) -> tuple[list[Result], list[Plan]]:
     """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these."""
     results: dict[str, list[Result]] = {order.backend: [] for order in orders}
-    versions: dict[str, dict[str, str]] = {}
+    plans: list[Plan] = []
     columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     longest_first = sorted(orders, key=lambda order: _LONGEST.get(order.backend, len(_LONGEST)))
     screen = console(stderr=True)
@@ -163,7 +187,7 @@ def run_all(
         ways: dict[str, list[Result]] = {}
         for message in messages:
             if isinstance(message, Plan):
-                versions[message.backend] = message.versions
+                plans.append(message)
                 progress.start_task(bars[message.backend])
                 totals[message.backend] += message.trials  # of several orders, or of one begun again
                 progress.update(bars[message.backend], total=totals[message.backend])
@@ -181,7 +205,52 @@ def run_all(
                     screen.print(line, style="red", highlight=False, soft_wrap=True)
         for before in ways.values():
             screen.print(f"{_way(before[-1])}: {told(before)}", highlight=False)
-    return list(itertools.chain(*results.values())), {name: versions[name] for name in results if name in versions}
+    return list(itertools.chain(*results.values())), [
+        each for name in results for each in plans if each.backend == name
+    ]
+
+
+def versions_of(plans: Iterable[Plan]) -> dict[str, dict[str, str]]:
+    """The versions of all libraries that were run."""
+    return {plan.backend: plan.versions for plan in plans}
+
+
+def bits_environment(plans: Sequence[Plan]) -> dict[str, Any]:
+    """The environment of a comparison of bits: the threads are those that each library used, process by process."""
+    about = report.environment(versions_of(plans))
+    used: dict[str, list[dict[str, Any]]] = {plan.backend: [] for plan in plans}
+    for plan in plans:
+        if plan.threads not in used[plan.backend]:
+            used[plan.backend].append(plan.threads)
+    return {**about, "processors": about["threads"], "threads": used}
+
+
+def run_on(results: Iterable[Result]) -> list[str]:
+    """The backends that gave results."""
+    return list(dict.fromkeys(result.backend for result in results))
+
+
+def fixed_threads(jobs: int, mode: Many = None) -> list[tuple[str, str, str]]:
+    """Why all is run with one number of threads; nothing where it is not."""
+    if not jobs:
+        return [("*", "other threads", "--jobs 0 computes in this process, which keeps those that it has")]
+    if len(report.available_threads()) < 2:
+        return [("*", "other threads", "there is one processor")]
+    return [] if mode is None or "eager" in mode else [("*", "other threads", "they are varied in eager calls alone")]
+
+
+def tell_left_out(cases: Iterable[Sequence[str]]) -> None:
+    """Tell on the standard error stream which ways of how many cases were left out, and why."""
+    counts = Counter(line for lines in cases for line in lines)
+    for line, count in counts.items():
+        many = f" ({count} cases)" if count > 1 else ""
+        console(stderr=True).print(f"left out: {line}{many}", style="dim", highlight=False, soft_wrap=True)
+
+
+def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs: int) -> str:
+    """The text of a command with repeatable options."""
+    told = [f"--{name}={value}" for name, values in options.items() for value in values or ()]
+    return shlex.join(["attention-core", *words, *told, *([] if jobs else ["--jobs=0"])])
 
 
 def _way(message: Result | Started) -> str:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from attention_cli.backends import chosen_backends
-from attention_cli.conformance import check_places, run_all, told_computed
+from attention_cli.conformance import (
+    bits_environment,
+    check_places,
+    command_of,
+    fixed_threads,
+    run_all,
+    run_on,
+    tell_left_out,
+    told_computed,
+)
 from attention_cli.terminal import Many, check_file, console, refusal, refusing_files
 from attention_conformance import report
 from attention_conformance.run import digest as work
@@ -51,30 +60,41 @@ def digest(
         raise refusal(str(error)) from error
     counts = threads or ((1,) if jobs and len(report.available_threads()) > 1 else ())
     orders = work.orders(recipe, names, devices=device, modes=mode, threads=counts)
-    results, versions = run_all(orders, jobs, work.work, told_computed)
+    results, plans = run_all(orders, jobs, work.work, told_computed)
     if not results:
         raise refusal("expected a device with float64 and the dtype of the inputs; got none")
-    verdict = work.judge(results, sha256)
+    verdict = work.judge(results, sha256, plans)
+    verdict = replace(verdict, left_out=(*verdict.left_out, *(f"{way}: {why}" for _, way, why in fixed_threads(jobs))))
     screen = console()
-    for line in (f"{shows}: {len(verdict.results)} ways", verdict.sha256 or "no hash"):
+    compared = " and ".join(filter(None, ("each other", verdict.compared)))
+    for line in (f"{shows}: {len(verdict.results)} ways, compared with {compared}", verdict.sha256 or "no hash"):
         screen.print(line, highlight=False, soft_wrap=True)
     for line in verdict.complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)
+    tell_left_out([verdict.left_out])
     if json:
-        command = _command(recipe, names, device=device, mode=mode, threads=counts, sha256=sha256 or verdict.sha256)
+        command = _command(
+            recipe, run_on(results), jobs, device=device, mode=mode, threads=counts, sha256=sha256 or verdict.sha256
+        )
         hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        about = {**report.environment(versions), "command": command, "files": hashes}
+        about = {**bits_environment(plans), "command": command, "files": hashes}
         with refusing_files():
             bits.write_json(json, [verdict], about)
     raise typer.Exit(bool(verdict.complaints))
 
 
 def _command(
-    recipe: work.Recipe, names: Sequence[str], *, device: Many, mode: Many, threads: Sequence[int], sha256: str
+    recipe: work.Recipe,
+    names: Sequence[str],
+    jobs: int,
+    *,
+    device: Many,
+    mode: Many,
+    threads: Sequence[int],
+    sha256: str,
 ) -> str:
     """The command that computes the same again, and compares it with the hash that was expected, or else found."""
-    words = ["attention-core", "digest", *map(str, recipe.files)]
+    words = ["digest", *(f"./{path}" if str(path).startswith("-") else str(path) for path in recipe.files)]
     words += [FLAGS[name] if value is True else f"{FLAGS[name]}={value}" for name, value in recipe.options.items()]
-    places = {"backend": names, "device": device, "mode": mode, "threads": threads}
-    words += [f"--{name}={value}" for name, values in places.items() for value in values or ()]
-    return shlex.join([*words, *([f"--sha256={sha256}"] if sha256 else [])])
+    places = {"backend": names, "device": device or (), "mode": mode or (), "threads": threads}
+    return command_of(words, {**places, "sha256": [sha256] if sha256 else ()}, jobs)

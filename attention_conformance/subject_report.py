@@ -8,15 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from attention_conformance.cases.contract import LINES
 from attention_conformance.oracle.variants import FAULTS
-from attention_conformance.run.finding import Finding, counted, finding_from, grouped, to_row
+from attention_conformance.run.finding import ENDED, Finding, counted, finding_from, grouped, to_row
 from attention_numpy.writing import write_file
 
-__all__ = ["assumptions", "line_of", "power", "read_findings", "summary", "tables", "write_findings"]
+__all__ = ["assumptions", "line_of", "power", "read_about", "read_findings", "summary", "tables", "write_findings"]
 
 MOST_REFUSALS = 6
 """Reasons that the terminal shows; JSON and HTML have all."""
@@ -28,6 +29,7 @@ STYLES = {
     "timed out": "bold magenta",
     "differs by convention": "yellow",
     "unexpectedly right": "yellow",
+    "never computed": "yellow",
     "refused": "dim",
     "not offered": "dim",
     "accepted": "cyan",
@@ -44,7 +46,19 @@ WORDS = {
 HIDDEN = ("name", "native", "asks", "order", "array_names", "returns", "options", "keeps_dtype")
 
 
-def assumptions(facts: Mapping[str, Any], declared: Iterable[str]) -> list[str]:
+LABELS = {
+    "causal_name": "keyword of causality",
+    "full_mask": "masks of the whole shape alone",
+    "mask_with_causal": "masks and causality at once",
+    "default_scale": "scale by default",
+    "grouped": "fewer key heads than query heads",
+    "same_width": "values as wide as keys alone",
+    "differentiates": "gradients",
+}
+"""Facts whose names say too little."""
+
+
+def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
     """A line for each fact about a subject, with how it is known."""
     if facts.get("native"):
         return ["the signature of attention_core.scaled_dot_product_attention"]
@@ -54,20 +68,20 @@ def assumptions(facts: Mapping[str, Any], declared: Iterable[str]) -> list[str]:
             continue
         told = ", ".join(fact) if isinstance(fact, tuple) else WORDS.get(str(fact), str(fact))
         told = {"True": "yes", "False": "no"}.get(told, told)
-        known = "declared" if name in declared else "found by a call"
-        lines.append(f"{name.replace('_', ' ')}: {told} ({known})")
+        label = f"keyword of {name.removesuffix('_name')}" if name.endswith("_name") else name.replace("_", " ")
+        lines.append(f"{LABELS.get(name, label)}: {told} ({sources.get(name, 'found by a call')})")
     return lines
 
 
 def line_of(finding: Finding) -> Text:
     """A finding in a line or two."""
     text = Text(f"{finding.verdict}: ", style=STYLES[finding.verdict])
-    text.append(f"{finding.case} {finding.dtype}", style="bold")
+    text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
     text.append(f": {finding.detail}", style="default")
     return text
 
 
-def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text]:
+def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | Padding]:
     """What is wrong, the worst first and grouped by cause; then the numbers of all verdicts."""
     last = ""
     for group in grouped(each for each in findings if each.verdict not in ("right", "refused", "not offered")):
@@ -78,7 +92,9 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text]:
     refused = _reasons(findings)
     if refused:
         yield Text("\nREFUSED", style="bold")
-        yield from (Text(_refusal(reason, each, width), style="dim") for reason, each in refused[:MOST_REFUSALS])
+        for reason, each in refused[:MOST_REFUSALS]:
+            yield Text(f"  {len(each):>3} × {reason[: width - 12]}", style="dim")
+            yield _indented(Text(_names(each, 3), style="dim"), 8)
         rest = sum(len(each) for _, each in refused[MOST_REFUSALS:])
         yield from [Text(f"  {rest:>3} × for other reasons", style="dim")] if rest else []
     lacking = Counter(part for each in findings if each.verdict == "not offered" for part in each.detail.split(", "))
@@ -86,7 +102,7 @@ def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text]:
         count = sum(each.verdict == "not offered" for each in findings)
         told = ", ".join(f"{part} {count}" for part, count in lacking.most_common())
         yield Text(f"\nNOT OFFERED ({count} cases)", style="bold")
-        yield Text(f"  {told}", style="dim")
+        yield _indented(Text(told, style="dim"), 2)
     yield Text("")
     yield _counts(findings)
 
@@ -100,20 +116,28 @@ def _reasons(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
-def _refusal(reason: str, refused: Sequence[Finding], width: int) -> str:
-    return f"  {len(refused):>3} × {reason[: width - 12]}\n        {_names(refused, 3)}"
+def _indented(text: Text, by: int) -> Padding:
+    """Text whose further lines are indented as the first."""
+    return Padding(text, (0, 0, 0, by), expand=False)
 
 
-def _group(group: Sequence[Finding]) -> Iterable[Text]:
+def _group(group: Sequence[Finding]) -> Iterable[Text | Padding]:
     first = group[0]
+    if first.verdict in ENDED:
+        yield _indented(Text(first.detail, style="bold"), 2)
+        yield _indented(Text(_names(group, 8)), 4)
+        return
     cause = first.says if first.variant else first.shows.rstrip(".")
     name = f" ({first.variant})" if first.variant else ""
-    yield Text(f"  {cause}{name}", style="bold")
+    yield _indented(Text(f"{cause}{name}", style="bold"), 2)
     if first.line in LINES and first.line:
-        yield Text(f"    contract, line {first.line}: {LINES[first.line]}", style="dim")
-    yield from [Text(f"    {first.reason}", style="dim")] if first.reason else []
-    yield Text(f"    {_names(group, 8)}")
-    yield from [Text(f"    {first.case}: {first.detail}")] if first.detail else []
+        yield _indented(Text(f"contract, line {first.line}: {LINES[first.line]}", style="dim"), 4)
+    yield from [_indented(Text(first.reason, style="dim"), 4)] if first.reason else []
+    if first.dtype == "-":  # of no case
+        yield from [_indented(Text(first.detail), 4)] if first.detail else []
+        return
+    yield _indented(Text(_names(group, 8)), 4)
+    yield from [_indented(Text(f"{first.case}: {first.detail}"), 4)] if first.detail else []
 
 
 def _names(findings: Iterable[Finding], most: int) -> str:
@@ -121,7 +145,7 @@ def _names(findings: Iterable[Finding], most: int) -> str:
     dtypes: dict[str, list[str]] = {}
     for each in findings:
         dtypes.setdefault(each.case, []).append(each.dtype)
-    names = [f"{case} [{', '.join(each)}]" for case, each in dtypes.items()]
+    names = [case if each == ["-"] else f"{case} [{', '.join(each)}]" for case, each in dtypes.items()]
     rest = len(names) - most
     return ", ".join(names[:most]) + (f", and {rest} more" if rest > 0 else "")
 
@@ -143,6 +167,7 @@ MEANINGS = {
     "timed out": "no answer in time",
     "differs by convention": "another known answer; --accept NAME",
     "unexpectedly right": "named by --expected, and no longer wrong",
+    "never computed": "a kind of call that is always refused",
     "refused": "an exception before a result",
     "not offered": "the subject declares no such option",
     "accepted": "named by --accept or --expected",
@@ -180,6 +205,11 @@ def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, 
     """Write what a run found, also one that was interrupted, so that another can go on from it."""
     document = {"about": about, "summary": counted(findings), "findings": [to_row(each) for each in findings]}
     write_file(path, (json.dumps(document, indent=1, allow_nan=False, default=str) + "\n").encode())
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What the file of a former run tells of it."""
+    return dict(json.loads(path.read_text())["about"])
 
 
 def read_findings(path: Path) -> list[Finding]:

@@ -16,7 +16,7 @@ from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.identical import Verdict, arrays_of, verdicts, work_on
-from attention_conformance.run.processes import Message, Order, execute
+from attention_conformance.run.processes import Message, Order, Plan, execute
 from attention_conformance.run.result import Result
 from attention_core import available_backends, scaled_dot_product_attention
 from attention_core.layers import DotProductAttention, SaganAttention
@@ -123,10 +123,12 @@ def digest(
         raise ValueError(f"expected jobs with threads, which a running process keeps; got {jobs}")
     read(recipe)
     chosen = orders(recipe, backends or available_backends(), devices=devices, modes=modes, threads=threads)
-    results = [message for message in execute(chosen, jobs, work) if isinstance(message, Result)]
+    messages = list(execute(chosen, jobs, work))
+    results = [message for message in messages if isinstance(message, Result)]
     if not results:
         raise ValueError(f"expected a device and a mode that there are; got {devices or 'all'} and {modes or 'all'}")
-    return judge(results, sha256)
+    plans = [message for message in messages if isinstance(message, Plan)]
+    return judge(results, sha256, plans)
 
 
 def orders(
@@ -144,9 +146,10 @@ def orders(
     return [replace(order, backend=name, threads=count) for count in counts for name in backends]
 
 
-def judge(results: Sequence[Result], expected: str | None = None) -> Verdict:
+def judge(results: Sequence[Result], expected: str | None = None, plans: Sequence[Plan] = ()) -> Verdict:
     """Compare what all ways computed, and with the hash that is expected where one is."""
-    (verdict,) = verdicts([NAME], results, {NAME: expected})
+    left_out = [each for plan in plans for each in plan.left_out]
+    (verdict,) = verdicts([NAME], results, {NAME: expected}, origin="given", left_out=left_out)
     return verdict
 
 

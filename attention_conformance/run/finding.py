@@ -11,6 +11,7 @@ from typing import Any
 from attention_conformance.run.where import Blocks, Worst
 
 __all__ = [
+    "ENDED",
     "QUIET",
     "VERDICTS",
     "WRONG",
@@ -30,6 +31,7 @@ VERDICTS = (
     "timed out",
     "differs by convention",
     "unexpectedly right",
+    "never computed",
     "refused",
     "not offered",
     "accepted",
@@ -38,6 +40,9 @@ VERDICTS = (
 """All verdicts, the worst first."""
 
 WRONG = ("silently wrong", "visibly wrong")
+
+ENDED = ("crashed", "timed out")
+"""Verdicts without an answer."""
 
 QUIET = ("right", "not offered", "refused", "accepted")
 """Verdicts that call for no action."""
@@ -80,6 +85,8 @@ class Finding:
         The largest error by heads, and by blocks of queries or keys.
     reason : str
         Why it is accepted, by a file of expected findings.
+    kinds : tuple of str
+        What the call asks of the subject: causality, gradients, and so on.
     """
 
     case: str
@@ -101,6 +108,7 @@ class Finding:
     worst: Worst | None = None
     blocks: Blocks | None = None
     reason: str = ""
+    kinds: tuple[str, ...] = ()
 
     @property
     def is_idle(self) -> bool:
@@ -109,13 +117,12 @@ class Finding:
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
-    """Return 3 if a case crashed or timed out, 1 if one is wrong or none is right, and 0 otherwise."""
-    verdicts = {each.verdict for each in findings}
-    if verdicts & {"crashed", "timed out"}:
+    """Return 3 if a case crashed or timed out, 1 if a finding is not quiet or no case is right, and 0 otherwise."""
+    if {each.verdict for each in findings} & {"crashed", "timed out"}:
         return 3
-    return int(
-        bool(verdicts & {*WRONG, "differs by convention", "unexpectedly right"}) or not verdicts & {"right", "accepted"}
-    )
+    cases = [each for each in findings if not each.case.startswith(("kind: ", "probe: "))]
+    is_shown = any(each.verdict in ("right", "accepted") for each in cases)
+    return int(not is_shown or any(each.verdict not in QUIET for each in findings))
 
 
 def most_telling(findings: Iterable[Finding]) -> Finding | None:
@@ -137,7 +144,8 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together, the worst first."""
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
-        groups.setdefault((each.verdict, each.variant or each.case, each.line), []).append(each)
+        cause = (each.detail, 0) if each.verdict in ENDED else (each.variant or each.case, each.line)
+        groups.setdefault((each.verdict, *cause), []).append(each)
     return sorted(groups.values(), key=lambda group: VERDICTS.index(group[0].verdict))
 
 
@@ -160,7 +168,7 @@ def _plain(each: Any) -> Any:
 def finding_from(row: Mapping[str, Any]) -> Finding:
     """A finding from what JSON held."""
     numbers = {name: _number(row[name]) for name in ("error", "bound", "seconds")}
-    lists = {name: tuple(row[name]) for name in ("rejected", "planted")}
+    lists = {name: tuple(row[name]) for name in ("rejected", "planted")} | {"kinds": tuple(row.get("kinds", ()))}
     shapes = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
     worst, blocks = row.get("worst"), row.get("blocks")
     if worst is not None:

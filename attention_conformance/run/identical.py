@@ -26,7 +26,7 @@ from rich.text import Text
 from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.libraries import devices_of, holds, quiet_start
+from attention_conformance.run.libraries import devices_of, holds, quiet_start, threads_of
 from attention_conformance.run.model import identical_case, load_model
 from attention_conformance.run.processes import Message, Order, Plan, Started
 from attention_conformance.run.result import Result, one_line
@@ -42,6 +42,7 @@ __all__ = [
     "compare",
     "digest",
     "table",
+    "told_left_out",
     "verdicts",
     "work",
     "work_on",
@@ -71,17 +72,23 @@ class Verdict:
     ----------
     case : str
     sha256 : str
-        The published hash, if some way gave it; else that of the first; empty if none gave any.
+        The hash that was published or given, if some way gave it; else that of the first; empty if none gave any.
     results : tuple of Result
         One for every way.
     complaints : tuple of str
         A line for everything that is not as it should be.
+    compared : str
+        The hash that ways were compared with, besides each other; empty where there was none.
+    left_out : tuple of str
+        Ways that cannot be run, each with its reason.
     """
 
     case: str
     sha256: str
     results: tuple[Result, ...]
     complaints: tuple[str, ...]
+    compared: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def digest(arrays: Named) -> str:
@@ -129,18 +136,24 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
     """Carry out an order with the cases that are given."""
     with quiet_start():
         backend = get_backend(order.backend)
+    devices = [each for each in devices_of(backend) if order.devices is None or each in order.devices]
+    modes = [each for each in backend.modes if order.modes is None or each in order.modes]
+    lacking = {(case.name, device): _lacking(case, backend, device) for case in cases for device in devices}
     trials = [
         (case, device, mode, variation)
-        for device in devices_of(backend)
-        if order.devices is None or device in order.devices
-        for mode in backend.modes
-        if order.modes is None or mode in order.modes
+        for device in devices
+        for mode in modes
         for case in cases
-        if all(holds(backend, device, each) for each in (case.dtype, "float64"))
-        if backend.differentiates or not case.variables
+        if not lacking[case.name, device]
         for variation in (variations(case) if mode == "eager" and order.threads is None else ("",))
     ]
-    yield Plan(backend.name, len(trials), backend.versions())
+    left_out = [(case, f"{backend.name} on {device}", reason) for (case, device), reason in lacking.items() if reason]
+    if order.threads is None:
+        run_cases = {case.name: case for case, *_ in trials}
+        left_out += [(name, "", reason) for name, case in run_cases.items() for reason in _unvaried(case, modes)]
+        unheld = [each for each in backend.devices() if each not in devices_of(backend)]
+        left_out += [("*", f"{backend.name} on {each}", "it holds no values") for each in unheld]
+    yield Plan(backend.name, len(trials), backend.versions(), threads_of(backend), tuple(left_out))
     threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
     for case, device, mode, variation in trials[order.skip :]:
         yield Started(case.name, backend.name, device, case.dtype, mode=mode, implementation="", measure="identical")
@@ -148,12 +161,41 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
         yield replace(found, variation=", ".join(filter(None, (threads, variation))))
 
 
+def _lacking(case: Identical, backend: Backend, device: str) -> str:
+    """Why a case cannot be run on a device; empty where it can."""
+    absent = [each for each in dict.fromkeys((case.dtype, "float64")) if not holds(backend, device, each)]
+    if absent:
+        return f"it has no {' and no '.join(absent)}"
+    return "it does not differentiate" if case.variables and not backend.differentiates else ""
+
+
 def variations(case: Identical) -> tuple[str, ...]:
     """In which variations a case is another computation: in small blocks if it has several, in samples of a batch."""
     trees = case.trees()
+    apart = [APART] if len(_entries(case, trees)) > 1 else []
+    return ("", *([SMALL_BLOCKS] if _longest(trees) > SMALL_ROWS else []), *apart)
+
+
+def _longest(trees: Trees) -> int:
     inputs = {name: tree for name, tree in trees.items() if name != "parameters"}
-    longest = max((size for leaf in arrays_of(inputs) for size in leaf.shape), default=0)
-    return ("", *([SMALL_BLOCKS] if longest > SMALL_ROWS else []), *([APART] if len(_entries(case, trees)) > 1 else []))
+    return max((size for leaf in arrays_of(inputs) for size in leaf.shape), default=0)
+
+
+def _unvaried(case: Identical, modes: Sequence[str]) -> Iterator[str]:
+    """Why a case has not all variations."""
+    if "eager" not in modes:
+        yield "blocks and batch: they are varied in eager calls alone"
+        return
+    others = [mode for mode in modes if mode != "eager"]
+    if others:
+        yield f"blocks and batch in {', '.join(others)}: they are varied in eager calls alone"
+    trees = case.trees()
+    if _longest(trees) <= SMALL_ROWS:
+        yield f"{SMALL_BLOCKS}: no input is longer than {SMALL_ROWS}, and so there is one block"
+    if len(_entries(case, trees)) < 2:
+        shared = bool(case.batched) and not set(case.variables) <= set(case.batched)
+        reason = "a gradient is a sum over the batch" if shared else "there is no batch of several independent samples"
+        yield f"{APART}: {reason}"
 
 
 def _entries(case: Identical, trees: Trees) -> list[Trees]:
@@ -260,29 +302,48 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
         yield from _leaves(f"{name}.{field}".lstrip("."), branch)
 
 
-def verdicts(cases: Sequence[str], results: Iterable[Result], published: Mapping[str, str | None]) -> list[Verdict]:
-    """Compare what all ways computed with each other and with published hashes, case by case; `None`: with no hash."""
+def verdicts(
+    cases: Sequence[str],
+    results: Iterable[Result],
+    published: Mapping[str, str | None],
+    *,
+    origin: str = "published",
+    left_out: Iterable[tuple[str, str, str]] = (),
+) -> list[Verdict]:
+    """Compare what all ways computed with each other and with known hashes, case by case; `None`: with no hash.
+
+    ``origin`` says how the hashes are known: ``published`` or ``given``.
+    """
+    lacking = list(left_out)
     found: dict[str, list[Result]] = {case: [] for case in cases}
     for result in results:
         found.setdefault(result.case, []).append(result)
-    return [_verdict(case, tuple(ways), published.get(case, "")) for case, ways in found.items() if ways]
+    judged = [_verdict(case, tuple(ways), published.get(case, ""), origin) for case, ways in found.items() if ways]
+    return [replace(each, left_out=told_left_out(each.case, lacking)) for each in judged]
 
 
-def _verdict(case: str, results: tuple[Result, ...], published: str | None) -> Verdict:
+def told_left_out(case: str, lacking: Iterable[tuple[str, str, str]]) -> tuple[str, ...]:
+    """The ways of a case that are left out, each with its reason."""
+    told = [": ".join(filter(None, (way, reason))) for name, way, reason in lacking if name in (case, "*")]
+    return tuple(dict.fromkeys(told))
+
+
+def _verdict(case: str, results: tuple[Result, ...], published: str | None, origin: str) -> Verdict:
+    compared = f"the {origin} hash" if published else ""
     complaints = [f"{case} on {_way(result)}: {result.detail}" for result in results if not result.passed]
     hashes = [(result, digest(result.arrays)) for result in results if isinstance(result, Found) and result.passed]
     if not hashes:
-        return Verdict(case, "", results, tuple(complaints))
+        return Verdict(case, "", results, tuple(complaints), compared)
     reference, sha256 = next((each for each in hashes if each[1] == published), hashes[0])
     if published is not None and sha256 != published:
-        expected = f"SHA-256 {published}, as published" if published else "a published SHA-256"
+        expected = f"SHA-256 {published}, as {origin}" if published else "a published SHA-256"
         complaints.append(f"{case} on {_way(reference)}: expected {expected}; got {sha256}")
     complaints += [
         f"{case} on {_way(result)}: {compare(result.arrays, reference.arrays)} on {_way(reference)}"
         for result, other in hashes
         if other != sha256
     ]
-    return Verdict(case, sha256, results, tuple(complaints))
+    return Verdict(case, sha256, results, tuple(complaints), compared)
 
 
 def compare(ours: Named, theirs: Named) -> str:
@@ -330,16 +391,23 @@ def table(judged: Iterable[Verdict]) -> Table:
     rows.add_column("SHA-256", no_wrap=True)
     rows.add_column("ways", justify="right")
     rows.add_column("same")
+    rows.add_column("compared with")
     for each in judged:
         same = Text("✗", style="bold red") if each.complaints else Text("✓", style="green")
-        rows.add_row(each.case, each.sha256[:16], str(len(each.results)), same)
+        rows.add_row(each.case, each.sha256[:16], str(len(each.results)), same, each.compared or "each other alone")
     return rows
 
 
 def write_json(path: Path, judged: Sequence[Verdict], about: Mapping[str, Any]) -> None:
     """Write the environment, and for every case its hash, the hash of every way, and the complaints."""
     cases = {
-        each.case: {"sha256": each.sha256, "ways": _hashes(each.results), "complaints": each.complaints}
+        each.case: {
+            "sha256": each.sha256,
+            "compared with": ["each other", *([each.compared] if each.compared else [])],
+            "ways": _hashes(each.results),
+            "complaints": each.complaints,
+            "left out": each.left_out,
+        }
         for each in judged
     }
     write_file(path, (json.dumps({"environment": about, "cases": cases}, indent=1) + "\n").encode())

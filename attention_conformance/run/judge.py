@@ -24,6 +24,7 @@ from attention_conformance.oracle.ulps import FORMATS, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import Finding
+from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.profiles import bound_for
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
@@ -159,7 +160,7 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
         problem = offered(question)
     except NotOffered as lacking:
         return replace(blank, verdict="not offered", detail=str(lacking))
-    blank = _of_shapes(blank, problem)
+    blank = _of_shapes(blank, problem, question)
     try:
         measure = _MEASURES.get(question.case.measure, _plain)
         return several(question, problem, _call) if several else measure(question, problem)
@@ -175,8 +176,10 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
         return replace(blank, verdict="refused", detail=one_line(error), traceback=traces.format_exc(limit=-6))
 
 
-def _of_shapes(blank: Finding, problem: Problem) -> Finding:
-    return replace(blank, shapes={name: each.shape for name, each in problem.arrays.items()})
+def _of_shapes(blank: Finding, problem: Problem, question: Question) -> Finding:
+    shapes = {name: each.shape for name, each in problem.arrays.items()}
+    several = question.case.measure in PROPERTY_MEASURES
+    return replace(blank, shapes=shapes, kinds=kinds_of(problem, blank.dtype, several))
 
 
 def drawn(question: Question) -> Problem:
@@ -336,7 +339,7 @@ def _size(problem: Problem) -> int:
 
 
 def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding) -> Finding:
-    truth, blank = truth_of(question, problem), _of_shapes(blank, problem)
+    truth, blank = truth_of(question, problem), _of_shapes(blank, problem, question)
     wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
     wanted = [] if question.case.measure in PROPERTY_MEASURES else wanted
     missing = [name for name in wanted if name not in got]

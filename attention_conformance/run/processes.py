@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from attention_conformance.cases import CASES
 from attention_conformance.run.implementations import IMPLEMENTATIONS, is_quick
-from attention_conformance.run.libraries import devices_of, quiet_start
+from attention_conformance.run.libraries import THREADS, devices_of, quiet_start
 from attention_conformance.run.measures import Trial
 from attention_conformance.run.model import ModelTrial, load_model, plan_model, run_model
 from attention_conformance.run.result import Result
@@ -70,11 +70,16 @@ class Order:
 
 @dataclass(frozen=True)
 class Plan:
-    """The first message: how many trials there are, and with which versions."""
+    """The first message: how many trials there are, with which versions and threads, and what is left out.
+
+    ``threads`` says what a library uses. ``left_out`` has a case, a way and a reason for all that cannot be run.
+    """
 
     backend: str
     trials: int
     versions: dict[str, str]
+    threads: dict[str, Any] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,16 +94,6 @@ class Started:
     implementation: str
     measure: str
 
-
-THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
-    "NPROC",
-)
-"""Environment variables by which libraries limit their threads."""
 
 Message: TypeAlias = Plan | Started | Result
 Worker: TypeAlias = Callable[[Order], Iterator[Message]]

@@ -10,30 +10,31 @@ import signal
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
-from attention_conformance.cases import CASES
-from attention_conformance.cases.case import Case
-from attention_conformance.cases.kernels import KERNELS
+import numpy as np
+
 from attention_conformance.cases.large import LARGE
-from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.problem import DTYPES
+from attention_conformance.run.catalogue import SUBJECT_CASES, subject_cases
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.judge import Question, graded, judged, returned
-from attention_conformance.run.libraries import quiet_start
+from attention_conformance.run.kinds import never_computed
+from attention_conformance.run.libraries import devices_of, quiet_start
+from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.processes import blocked_interrupts
-from attention_conformance.run.profiles import PROFILES, is_asked
+from attention_conformance.run.profiles import PROFILES
 from attention_conformance.run.result import one_line
 from attention_conformance.run.surprises import surprises
 from attention_conformance.run.untrusted import Returned
-from attention_conformance.subjects.probe import AFTER_A_CRASH, probed, settled
+from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed, settled
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import TargetError, load_target
+from attention_core import get_backend
 
 __all__ = [
     "Asked",
@@ -49,12 +50,7 @@ __all__ = [
     "work",
 ]
 
-SUBJECT_CASES: tuple[Case, ...] = (
-    *(case for case in CASES if case.measure not in ("message", "autocast")),
-    *KERNELS,
-    *PROPERTIES,
-)
-"""The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
+BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
 
 MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
@@ -113,8 +109,7 @@ class Job:
                 return f"expected a dtype out of {', '.join(DTYPES)}; got {dtype!r}"
         if self.profile not in PROFILES:
             return f"expected a profile out of {', '.join(PROFILES)}, 'like TARGET'; got {self.profile!r}"
-        unknown = (each for each in self.cases if not subject_cases([each]))
-        return next((f"expected a case; got {each!r}, which none matches" for each in unknown), "")
+        return next((wrong for wrong in (not_accepted(self.accepted), *map(no_case, self.cases)) if wrong), "")
 
 
 @dataclass(frozen=True)
@@ -127,10 +122,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Described:
-    """What is supposed of the subject, what of it was declared, versions, and how many cases there are to run."""
+    """What is supposed of the subject, how each fact is known, versions, and how many cases there are to run."""
 
     facts: Mapping[str, Any]
-    declared: frozenset[str]
+    sources: Mapping[str, str]
     versions: Mapping[str, str]
     count: int
 
@@ -153,12 +148,6 @@ class Refused:
 
 
 Message: TypeAlias = Asked | Described | Started | Finding | Refused | Script | Returned
-
-
-def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:
-    """The cases of these names, as far as a profile asks for them."""
-    chosen = [case for case in SUBJECT_CASES if is_asked(profile, case)]
-    return [case for case in chosen if not patterns or any(fnmatch(case.name, each) for each in patterns)]
 
 
 def check_subject(
@@ -200,7 +189,7 @@ def check_subject(
     Raises
     ------
     ValueError
-        For a name of a case, a dtype or a profile that is not known.
+        For a name of a case, a dtype, a profile, or something to accept that is not known.
 
     Examples
     --------
@@ -219,7 +208,31 @@ def check_subject(
     subject = settled(subject)
     like = None if like is None else settled(like)
     found = [judged(question) for question in questions(subject, job, like)]
-    return [*([] if cases else surprises(subject.declared, declared, accepted)), *found]
+    if cases:
+        return found
+    return [*surprises(subject.declared, declared, accepted), *found, *never_computed(found, accepted)]
+
+
+def _sources(subject: Subject) -> dict[str, str]:
+    """How the facts are known for which no call is needed."""
+    found = dict.fromkeys(read_signature(subject), BY_SIGNATURE)
+    return found | dict.fromkeys(subject.declared, "declared")
+
+
+def _lacks_device(subject: Subject) -> str:
+    """Why a declared device cannot be used; empty where it can."""
+    name = subject.backend or read_signature(subject)["backend"]
+    if subject.device is None:
+        return ""
+    try:
+        backend = get_backend(name)
+    except Exception:  # not installed, which the calls will tell
+        return ""
+    try:
+        backend.from_numpy(np.zeros(1, np.float32), device=subject.device)
+    except Exception:  # whatever a library says of a device that it does not have
+        return f"expected a device of {name} out of {', '.join(devices_of(backend))}; got {subject.device!r}"
+    return ""
 
 
 def told(subject: Subject) -> frozenset[str]:
@@ -268,17 +281,32 @@ def work(job: Job) -> Iterator[Message]:
     except Exception as error:  # of the module of the target
         yield Refused(f"expected {job.target} to load; got {one_line(error)}")
         return
-    answers, declared = [], told(subject)
+    if reason := _lacks_device(subject):
+        yield Refused(reason)
+        return
+    answers, declared, sources = [], told(subject), _sources(subject)
+    witness = Witness(subject)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for question, facts in probed(subject, job.known):
+        for question, facts in probed(witness.subject, job.known):
             yield Asked(question, facts)
-            answers += [] if facts is None else [facts]
+            if facts is not None:
+                answers.append(facts)
+                source = CRASHED if facts == job.known.get(question) == AFTER_A_CRASH[question] else witness.source()
+                sources = dict.fromkeys(facts, source) | sources
     subject = settled(subject, answers)
+    if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
+        sources["backend"] = "found by a call"
     asked = [] if job.fuzz else questions(subject, job, like)
     versions = asked[0].backend.versions() if asked else {}
     facts = {name: each for name, each in subject.declared.items() if name != "options"}
-    yield Described(facts, declared, versions, len(asked))
+    yield Described(facts, sources, versions, len(asked))
+    if witness.calls and not witness.answered and not job.known:
+        yield Refused(
+            f"expected a call of {job.target} to return; got an exception of each of {witness.calls}, the first "
+            f"{witness.raised}; --backend, --device, --layout, --mask, --causal and --scale correct what is assumed"
+        )
+        return
     if job.fuzz:
         yield Started("fuzz", "-", 0, "Drawn calls are right.")
         yield from fuzzed(subject, job, job.dtypes or _usual_dtypes(subject))

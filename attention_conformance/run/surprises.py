@@ -8,7 +8,7 @@ from typing import Any
 from attention_conformance.cases.contract import LINES
 from attention_conformance.run.finding import Finding
 
-__all__ = ["surprises"]
+__all__ = ["SURPRISES", "surprises"]
 
 USUAL: dict[str, tuple[Any, ...]] = {
     "mask": ("keep", "additive", "none"),
@@ -18,7 +18,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
 }
 """What the contract says; other answers, found by a call, are differences of convention."""
 
-_SURPRISES = {
+SURPRISES = {
     "mask": (1, "inverted-mask", "True hides a key"),
     "causal": (3, "bottom-right-causal", "causality counts from the last query and the last key"),
     "keeps_dtype": (8, "other-dtype", "the output has another dtype than the query"),
@@ -31,7 +31,7 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Seque
     found = []
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:
-            number, variant, says = _SURPRISES[name]
+            number, variant, says = SURPRISES[name]
             is_wrong = name == "keeps_dtype"
             verdict = "visibly wrong" if is_wrong else "differs by convention"
             verdict = "accepted" if variant in accepted else verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,14 @@ import numpy as np
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.problem import DTYPES, Problem, array, rounded
 from attention_conformance.run.libraries import devices_of, holds, in_precision
+from attention_conformance.run.result import one_line
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import LAYOUTS, NotOffered, Subject
 from attention_core import Backend, get_backend
 
-__all__ = ["AFTER_A_CRASH", "PROBES", "probed", "settled"]
+__all__ = ["AFTER_A_CRASH", "PROBES", "Witness", "probed", "settled"]
 
 Facts = dict[str, Any]
 WIDTH = 64
@@ -61,8 +63,61 @@ def _problem(
     return Problem({**arrays, **more.pop("arrays", {})}, **more)
 
 
+class Witness:
+    """Sees the calls that questions make, and so knows how an answer came about.
+
+    Attributes
+    ----------
+    calls, answered : int
+        Since the start.
+    raised : str
+        What the first call raised that did not return.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.calls, self.answered, self.raised = 0, 0, ""
+        self.nearest: float | None = None
+        self._before = 0, 0
+        self._function = subject.function
+        self.subject = replace(subject, function=self._watched())
+
+    def _watched(self) -> Callable[..., Any]:
+        @functools.wraps(self._function, updated=())
+        def called(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            try:
+                result = self._function(*arguments, **options)
+            except Exception as error:
+                self.raised = self.raised or one_line(error)
+                raise
+            self.answered += 1
+            return result
+
+        called.witness = self  # type: ignore[attr-defined]
+        return called
+
+    def source(self) -> str:
+        """How the facts are known that were asked for since this was called last."""
+        calls, answered = self.calls - self._before[0], self.answered - self._before[1]
+        nearest, self.nearest, self._before = self.nearest, None, (self.calls, self.answered)
+        if not calls:
+            return "follows from the others"
+        if not answered:
+            return "every such call raised"
+        is_unlike = nearest is not None and nearest > MATCH
+        return "no such call gave the right numbers" if is_unlike else "found by a call"
+
+
 def _distance(subject: Subject, problem: Problem, **hypothesis: Any) -> float:
     """How far a call is from the definition, if the subject is as supposed; infinite where it raises."""
+    found = _measured(subject, problem, **hypothesis)
+    witness: Witness | None = getattr(subject.function, "witness", None)
+    if witness is not None:
+        witness.nearest = found if witness.nearest is None else min(found, witness.nearest)
+    return found
+
+
+def _measured(subject: Subject, problem: Problem, **hypothesis: Any) -> float:
     supposed = replace(subject, **hypothesis).learned(PLAIN)
     for kind in _kinds(problem):
         try:

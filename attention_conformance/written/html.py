@@ -63,7 +63,7 @@ def html(findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequenc
         counts=[(verdict, count, MEANINGS[verdict]) for verdict, count in counted(findings).items()],
         rows=[_row(each, about, before) for each in sorted(findings, key=lambda each: VERDICTS.index(each.verdict))],
         changes=changed,
-        assumed=assumptions(about.get("assumed", {}), about.get("declared", {})),
+        assumed=assumptions(about.get("assumed", {}), about.get("sources", {})),
         power=power(findings, about.get("profile", "kernel")),
         quiet=QUIET,
         levels=LEVELS,

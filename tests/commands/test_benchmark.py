@@ -342,6 +342,16 @@ def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
         (("--seconds", "nan"), "expected seconds as a number from 0; got nan"),
         (("--limit", "-1"), "expected limit as a number from 0; got -1.0"),
         (("--read", "/no/such/file"), "expected a file of bench --json; got /no/such/file: No such file or directory"),
+        (("--target", "none.py:attention"), "expected a file of Python; got 'none.py', which is none"),
+        (
+            ("--target", "numpy:dot", "--layout", "SDHB"),
+            "expected a layout out of BHSD, BSHD, SBHD, HSD, SHD, SD; got 'SDHB'",
+        ),
+        (
+            ("--target", "numpy:dot", "--backend", "torch", "--backend", "numpy"),
+            "expected one --backend with --target; got 2",
+        ),
+        (("--mask-sense", "drop"), "expected --target with --mask-sense; got none"),
         (("--read", "/"), "expected a file of bench --json; got /: Is a directory"),
         (("--plots", "/dev/null"), "expected a directory for plots; got /dev/null: File exists"),
         (("--json", "/dev/null"), "expected a file to write; got /dev/null, no regular file"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_conformance.cases.large import LARGE
+from attention_conformance.run.resumed import _catalogue
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -85,6 +87,7 @@ def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_pa
         text + 'verdict = "odd"\n': 2,
         text + 'versions = { numpy = "new" }\n': 2,
         text + 'dtpye = "float32"\n': 2,
+        text.replace('"empty-row-mask"', '"empty-rwo-mask"'): 2,
     }.items():
         file.write_text(changed)
         assert in_this_process(target, *case, "--expected", file).exit_code == status, changed
@@ -106,7 +109,9 @@ def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_pa
         (["numpy:abs", "--backend", "cupy"], "expected a backend out of numpy, torch, jax, tensorflow; got 'cupy'"),
         (["numpy:abs", "--layout", "SDHB"], "expected a layout out of BHSD, BSHD"),
         (["numpy:abs", "--profile", "loose"], "expected a profile out of exact, kernel, tf32, 'like TARGET'; got 'loose'"),
-        (["numpy:abs", "--case", "none-such"], "expected a case; got 'none-such', which none matches"),
+        (["numpy:abs", "--case", "casual-*"], "expected a case; got 'casual-*', which none matches: perhaps causal-"),
+        (["numpy:abs", "--accept", "mean-of-maskedrow"], "got 'mean-of-maskedrow': perhaps mean-of-masked-row"),
+        (["numpy:dot", "--device", "cuda:0"], "expected a device of numpy out of cpu; got 'cuda:0'"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch):
@@ -129,10 +134,75 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
     assert verdicts.pop("ladder-31x80-plain") == "timed out"
     assert set(verdicts.values()) == {"right"}
     assert rows["ladder-13x32-causal"]["detail"] == "its process died: SIGABRT"
+    told = " ".join(found.stdout.split())
+    assert "CRASHED its process died: SIGABRT ladder-13x32-causal [float32] TIMED OUT no answer within 2 s " in told
     assert found.returncode == 3
     assert found.stdout.splitlines()[-1] == f"0 silently wrong, 1 crashed, 1 timed out, {len(verdicts)} right"
     resumed = in_this_process(target, *cases, "--resume", written)
     assert (resumed.exit_code, resumed.stdout.splitlines()[-1]) == (3, found.stdout.splitlines()[-1])
+    resume = ("--resume", written, "--dtype", "float32")
+    for others, told in {
+        (target, "--seed", 3): "a run with --seed 3; got one with 0",
+        (f"{target}s",): f"a run of {target}s; got one of {target}",
+        (target, "--profile", "exact"): "a run with --profile exact; got one with kernel",
+        (target, "--layout", "BSHD"): "a run with --layout BSHD; got one with none",
+        (target, "--dtype", "float64"): "a run with --dtype float32, float64; got one with float32",
+        (target, "--accept", "future-key-from-64"): "a run with --accept future-key-from-64; got one with none",
+    }.items():
+        refused = in_this_process(*others, *resume)
+        assert refused.exit_code == 2
+        assert refused.stderr == f"attention-core: expected --resume {written} to be {told}\n"
+    document = json.loads(written.read_text())
+    for name, change, told in (
+        ("settings", {"catalogue": "another"}, "a run of the same cases; got those of attention-core "),
+        ("assumed", {"causal": "bottom-right"}, "a run that assumed causal top-left; got one with bottom-right"),
+    ):
+        document["about"] |= {name: document["about"][name] | change}
+        written.write_text(json.dumps(document))
+        refused = in_this_process(target, *cases, "--resume", written)
+        assert (refused.exit_code, told in refused.stderr.splitlines()[-1]) == (2, True), refused.stderr
+        document["about"]["settings"]["catalogue"] = _catalogue()
+
+
+REFUSING = """
+def block(query, key, value, is_causal=False):
+    if query.shape[-2] > 64 or key.shape[-2] > 64:
+        raise ValueError("one block of 64")
+    return attention(query, key, value, is_causal=is_causal)
+
+def nothing(query, key, value, is_causal=False):
+    raise RuntimeError("no device\\nat all")
+"""
+
+
+def test_a_kernel_that_refuses_a_kind_of_call_throughout_or_every_call_does_not_pass(tmp_path):
+    (tmp_path / "refusing.py").write_text(KERNEL + REFUSING)
+    block, nothing = (f"{tmp_path / 'refusing.py'}:{name}" for name in ("block", "nothing"))
+    accepted = ("--dtype", "float32", "--accept", "nan-through-mask", "--accept", "other-dtype")
+    found = in_this_process(block, *accepted)
+    told = " ".join(found.stdout.split())
+    assert found.exit_code == 1
+    assert re.search(
+        r"NEVER COMPUTED all \d+ cases with more than 256 keys are refused, so nothing is known of them", told
+    )
+    *_, refused, summary = found.stdout.splitlines()
+    count, offered = (int(word) for word in refused.split()[:3:2])
+    assert (
+        refused
+        == f"{count} of {offered} offered cases were refused: ValueError: one block of 64 ({count - 2} times), and others"
+    )
+    assert f", 1 never computed, {count} refused, " in summary
+    assert in_this_process(block, *accepted, "--accept", "refused-many-keys").exit_code == 0
+    alone = in_this_process(block, "--case", "ladder-65x32-plain")
+    assert alone.exit_code == 1
+    assert "2 of 2 offered cases were refused: ValueError: one block of 64; nothing was computed" in alone.stdout
+    stopped = in_this_process(nothing)
+    assert (stopped.exit_code, stopped.stdout) == (2, "")
+    assert "found by a call" not in stopped.stderr
+    assert "  layout: BHSD (every such call raised)" in stopped.stderr
+    last = stopped.stderr.splitlines()[-1]
+    assert last.startswith(f"attention-core: expected a call of {nothing} to return; got an exception of each of ")
+    assert "the first RuntimeError: no device at all; --backend, --device, --layout, --mask" in last
 
 
 def test_the_least_wrong_of_drawn_calls_is_a_program_that_a_seed_replays(tmp_path):

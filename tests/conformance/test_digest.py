@@ -96,13 +96,53 @@ def test_the_command_writes_the_command_that_repeats_it(call, tmp_path):
     assert result.exit_code == 0, result.output
     document = json.loads(written.read_text())
     sha256 = document["cases"]["digest"]["sha256"]
-    assert result.stdout.splitlines() == ["a call of attention: 4 ways", sha256]
+    assert result.stdout.splitlines() == ["a call of attention: 4 ways, compared with each other", sha256]
     assert document["cases"]["digest"]["ways"] == dict.fromkeys([*WAYS, "numpy (cpu, eager, 1 thread)"], sha256)
     words = shlex.split(document["environment"]["command"])
     assert words[:2] == ["attention-core", "digest"]
     assert {f"--sha256={sha256}", "--threads=1", "--causal", "--softcap=2.0"} < set(words)
     alone = [word for word in words[2:] if not word.startswith("--threads")]
-    assert command(*alone, "--jobs", 0).stdout.splitlines() == ["a call of attention: 3 ways", sha256]
+    told = ["a call of attention: 3 ways, compared with each other and the given hash", sha256]
+    assert command(*alone, "--jobs", 0).stdout.splitlines() == told
+    as_it_is, limited = document["environment"]["threads"]["numpy"]
+    assert limited["OMP_NUM_THREADS"] == limited["OPENBLAS_NUM_THREADS"] == "1"
+    assert (limited["processors"], as_it_is["processors"]) == (1, document["environment"]["processors"])
+    assert document["cases"]["digest"]["compared with"] == ["each other"]
+    assert document["cases"]["digest"]["left out"] == []
+
+
+def test_ways_that_do_not_apply_are_told_with_their_reasons(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_arrays("-x.safetensors", {name: normal(1, 2, 7, 6) for name in ("query", "key", "value")})
+    result = command("--backend", "numpy", "--jobs", 0, "--json", "out.json", "--", "-x.safetensors")
+    told = [
+        "small blocks: no input is longer than 32, and so there is one block",
+        "batch apart: there is no batch of several independent samples",
+        "other threads: --jobs 0 computes in this process, which keeps those that it has",
+    ]
+    assert result.stderr.splitlines()[-3:] == [f"left out: {line}" for line in told]
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["cases"]["digest"]["left out"] == told
+    assert digest("-x.safetensors", backends=["numpy"]).left_out == tuple(told[:2])
+    words = shlex.split(document["environment"]["command"])
+    assert words[2:] == [
+        "./-x.safetensors",
+        "--backend=numpy",
+        f"--sha256={document['cases']['digest']['sha256']}",
+        "--jobs=0",
+    ]
+    assert command(*words[2:]).exit_code == 0
+
+
+def test_the_command_names_the_backends_that_were_run(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("attention_conformance.run.identical.holds", lambda backend, *_: backend.name == "numpy")
+    written = tmp_path / "digest.json"
+    result = command(call[0], "--backend", "numpy", "--backend", "array_api_strict", "--jobs", 0, "--json", written)
+    words = shlex.split(json.loads(written.read_text())["environment"]["command"])
+    assert [word for word in words if word.startswith("--backend")] == ["--backend=numpy"]
+    told = [line for line in result.stderr.splitlines() if line.startswith("left out: array_api_strict on ")]
+    assert told
+    assert all(line.endswith(": it has no float32 and no float64") for line in told)
 
 
 def test_another_hash_than_the_expected_one_has_status_1(call, tmp_path):
@@ -110,9 +150,7 @@ def test_another_hash_than_the_expected_one_has_status_1(call, tmp_path):
     result = command(call[0], "--backend", "numpy", "--jobs", 0, "--sha256", "0" * 64, "--json", written)
     assert result.exit_code == 1
     assert f"--sha256={'0' * 64}" in json.loads(written.read_text())["environment"]["command"]
-    assert (
-        f"expected SHA-256 {'0' * 64}, as published; got {digest(call[0], backends=['numpy']).sha256}" in result.stdout
-    )
+    assert f"expected SHA-256 {'0' * 64}, as given; got {digest(call[0], backends=['numpy']).sha256}" in result.stdout
 
 
 def test_what_cannot_be_hashed_is_told_in_one_line(call, layer, tmp_path, monkeypatch):

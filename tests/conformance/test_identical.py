@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -189,8 +190,10 @@ def test_devices_without_float64_are_left_out(backend):
     assert results
 
 
-def test_a_run_of_nothing_has_status_1():
-    assert identical("--case", "plain-gradient").exit_code == 1
+def test_a_run_of_nothing_has_status_1_and_says_why():
+    found = identical("--case", "plain-gradient")
+    assert found.exit_code == 1
+    assert "left out: numpy on cpu: it does not differentiate" in found.stderr.splitlines()
 
 
 def test_hashes_are_written_as_json(tmp_path):
@@ -198,15 +201,26 @@ def test_hashes_are_written_as_json(tmp_path):
     assert identical("--case", "plain", "--json", path).exit_code == 0
     written = json.loads(path.read_text())
     assert written["environment"]["backends"]["numpy"]["numpy"]
-    assert written["environment"]["threads"] >= 1
+    assert all(each["processors"] >= 1 for each in written["environment"]["threads"]["numpy"])
+    assert written["environment"]["processors"] >= 1
+    words = shlex.split(written["environment"]["command"])
+    assert words == ["attention-core", "conformance", "--identical", "--backend=numpy", "--case=plain", "--jobs=0"]
+    again = CliRunner().invoke(app, [*words[1:], "--json", str(tmp_path / "again.json")])
+    assert again.exit_code == 0
+    assert json.loads((tmp_path / "again.json").read_text())["cases"] == written["cases"]
     assert {"processor", "architecture", "instructions"} < written["environment"].keys()
     assert written["cases"] == {
         "plain": {
             "sha256": published()["plain"],
             "ways": dict.fromkeys(("numpy (cpu, eager)", "numpy (cpu, eager, batch apart)"), published()["plain"]),
             "complaints": [],
+            "compared with": ["each other", "the published hash"],
+            "left out": written["environment"]["left out"]["plain"],
         }
     }
+    assert (
+        "small blocks: no input is longer than 32, and so there is one block" in written["cases"]["plain"]["left out"]
+    )
 
 
 @pytest.mark.parametrize(

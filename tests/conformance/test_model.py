@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import shlex
 import shutil
 import subprocess
 import sys
@@ -348,10 +349,17 @@ def test_a_model_that_nobody_published_has_its_hash_shown(published, tmp_path):
     result = identical(published, "--json", path)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == "1 identical, 0 not, 0 not run"
-    found = json.loads(path.read_text())["cases"]["model"]
+    written = json.loads(path.read_text())
+    found = written["cases"]["model"]
     ways = ("numpy (cpu, eager)", "numpy (cpu, eager, batch apart)")
-    assert found == {"sha256": found["sha256"], "ways": dict.fromkeys(ways, found["sha256"]), "complaints": []}
-    assert found["sha256"][:16] in result.stdout
+    assert (found["ways"], found["complaints"]) == (dict.fromkeys(ways, found["sha256"]), [])
+    assert found["compared with"] == ["each other"]
+    assert f"{found['sha256'][:16]} " in result.stdout
+    assert "each other alone" in result.stdout
+    words = shlex.split(written["environment"]["command"])
+    again = CliRunner().invoke(app, [*words[1:], "--json", str(tmp_path / "again.json")])
+    assert (words[0], again.exit_code) == ("attention-core", 0)
+    assert json.loads((tmp_path / "again.json").read_text())["cases"] == written["cases"]
 
 
 def test_sentences_of_the_user_are_encoded_in_the_same_bits(published, tmp_path):
@@ -362,7 +370,11 @@ def test_sentences_of_the_user_are_encoded_in_the_same_bits(published, tmp_path)
         options = [word for each in sentences if str(each) for word in ("--sentence", each)]
         result = identical(published, *options, "--json", tmp_path / f"{name}.json")
         assert result.exit_code == 0, result.output
-        found[name] = json.loads((tmp_path / f"{name}.json").read_text())["cases"]["model"]["sha256"]
+        written = json.loads((tmp_path / f"{name}.json").read_text())
+        found[name] = written["cases"]["model"]["sha256"]
+        texts = [each for each in sentences if str(each)]
+        words = shlex.split(written["environment"]["command"])
+        assert [word for word in words if "--sentence" in word] == [f"--sentence={each}" for each in texts]
     assert found["file"] == found["texts"] != found["one"]
     model = load_model(published, ["A man is eating food.", "A woman is playing violin."])
     assert found["file"] == digest(computed(identical_case(model), get_backend("numpy"), "cpu", "eager"))

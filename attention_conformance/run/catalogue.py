@@ -1,0 +1,27 @@
+"""The cases for anybody's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+
+from attention_conformance.cases import CASES
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.kernels import KERNELS
+from attention_conformance.cases.properties import PROPERTIES
+from attention_conformance.run.profiles import is_asked
+
+__all__ = ["SUBJECT_CASES", "subject_cases"]
+
+SUBJECT_CASES: tuple[Case, ...] = (
+    *(case for case in CASES if case.measure not in ("message", "autocast")),
+    *KERNELS,
+    *PROPERTIES,
+)
+"""The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
+
+
+def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:
+    """The cases of these names, as far as a profile asks for them."""
+    chosen = [case for case in SUBJECT_CASES if is_asked(profile, case)]
+    return [case for case in chosen if not patterns or any(fnmatch(case.name, each) for each in patterns)]

@@ -1,0 +1,53 @@
+"""The names that options take: of conventions, faults and cases; and those that a wrong one is near to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from attention_conformance.cases.large import LARGE
+from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW
+from attention_conformance.run.catalogue import SUBJECT_CASES
+from attention_conformance.run.kinds import NAMES
+from attention_conformance.run.surprises import SURPRISES
+from attention_conformance.subjects.probe import PROBES
+
+__all__ = ["case_names", "no_case", "not_accepted"]
+
+
+def _variants() -> list[str]:
+    known = [each.name for each in (*CONVENTIONS, *FAULTS, LEAK, NARROW)]
+    return [*known, "borrowed-attention", *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
+
+
+def case_names() -> list[str]:
+    """The names of all cases about a subject."""
+    return [case.name for case in (*SUBJECT_CASES, *LARGE)]
+
+
+def not_accepted(names: Iterable[str]) -> str:
+    """What is wrong with names for ``accepted``; empty where each is that of a convention, a fault or a case."""
+    known = [*_variants(), *case_names()]
+    for name in names:
+        if name not in known:
+            return f"expected a convention, a fault or a case to accept; got {name!r}{_near(name, known)}"
+    return ""
+
+
+def no_case(pattern: str, *, of_findings: bool = False) -> str:
+    """What is wrong with a pattern of cases, or of all findings; empty where it matches one."""
+    known = case_names()
+    others = [*(f"probe: {each}" for each in (*SURPRISES, *PROBES)), *(f"kind: {each}" for each in NAMES)]
+    if any(
+        fnmatchcase(name, pattern) for name in [*known, *(["start", "end", "fuzz", *others] if of_findings else [])]
+    ):
+        return ""
+    return f"expected a case; got {pattern!r}, which none matches{_near(pattern.strip('*?'), known)}"
+
+
+def _near(name: str, known: list[str]) -> str:
+    words = difflib.get_close_matches(name, {word for each in known for word in each.split("-")}, n=2)
+    parts = [each for each in known if any(word and word in each for word in (name, *words))]
+    near = list(dict.fromkeys([*difflib.get_close_matches(name, known, n=3), *parts]))[:3]
+    return f": perhaps {' or '.join(near)}" if near else ""
