@@ -32,7 +32,9 @@ COMPILED_ONCE = {
 }
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
 PYTEST = ("pytest", "-n", "auto")
-TESTS = tuple(f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz"))
+TESTS = tuple(
+    f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
+)
 PEERS = (
     "tests/peers",
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",

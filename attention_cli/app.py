@@ -289,6 +289,52 @@ def generate(
     )
 
 
+@app.command(short_help="Look at weights or at a mask.")
+def view(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Weights, or query and key, as npz or safetensors; a second file is compared."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="html, png, svg or pdf. By default text is printed.")
+    ] = None,
+    mask: Annotated[
+        Many, typer.Option(help="Draw a mask instead: causal, window, lengths or segments; repeatable, all must allow.")
+    ] = None,
+    versus: Annotated[Many, typer.Option(help="A mask to compare with; repeatable.")] = None,
+    length: Annotated[list[int] | None, typer.Option(min=1, help="Queries of a mask, and again: keys.")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="Positions on each side, of the mask window.")] = None,
+    offset: Annotated[int, typer.Option(help="Added to the query's position, of causal and window.")] = 0,
+    keys: Annotated[int | None, typer.Option(min=1, help="How many keys there are, of the mask lengths.")] = None,
+    segments: Annotated[list[int] | None, typer.Option(min=1, help="The length of a segment; repeatable.")] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Queries and keys of a block of a mask.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="Tokens: a list in JSON, or one in each line.")] = None,
+    image: Annotated[Path | None, typer.Option(help="What queries and keys are patches of: PNG or JPEG.")] = None,
+    prefix: Annotated[int, typer.Option(min=0, help="Queries and keys before the patches.")] = 0,
+    head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None,
+    sample: Annotated[int, typer.Option(help="Of the batch.")] = 0,
+    causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False,
+) -> None:
+    """Look at weights or at a mask: as one HTML file without network, as a picture, or as text.
+
+    The exit status is 0 if the view was made, and 2 if the command cannot be run as given.
+    """
+    from attention_cli import view as work  # noqa: PLC0415 (help needs none of it)
+
+    work.run(
+        files or (),
+        output,
+        masks=mask or (),
+        versus=versus or (),
+        length=length or (64,),
+        rules={"window": window, "offset": offset, "keys": keys, "segments": segments},
+        block=block,
+        tokens=tokens,
+        causal=causal,
+        options={"image": image, "prefix": prefix, "heads": head, "sample": sample},
+    )
+
+
 @app.command(short_help="Hash a call or a saved layer in every way of running.")
 def digest(
     files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")],

@@ -198,7 +198,7 @@ def test_only_junit_needs_junitparser(tmp_path):
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", told)
 
 
-COMMANDS = ("conformance", "digest", "case", "cases", "bench", "convert", "backends")
+COMMANDS = ("conformance", "digest", "case", "cases", "bench", "convert", "backends", "view")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
@@ -211,7 +211,7 @@ def test_help_is_whole_and_imports_no_library(command):
     command = [sys.executable, "-c", script, *command, "--help"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert printed.splitlines()[-1] == "set()"
-    assert "..." not in re.sub(r"(?i)\[args\]\.\.\.|\{?files\}?\.\.\.", "", printed)
+    assert "..." not in re.sub(r"(?i)\[args\]\.\.\.|\[?\{?files\}?\]?\.\.\.", "", printed)
     assert "…" not in printed
 
 

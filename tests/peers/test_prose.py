@@ -13,6 +13,7 @@ FOLDERS = (
     "attention_cli",
     "attention_conformance",
     "attention_core",
+    "attention_view",
     "backends",
     "docs",
     "examples",

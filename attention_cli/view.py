@@ -1,0 +1,137 @@
+"""The command ``view``: weights or a mask as one HTML file, a picture, or text."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from attention_cli.terminal import check_file, refusal, refusing_files
+from attention_core.masks import Causal, KeyLengths, Mask, Segments, SlidingWindow
+from attention_numpy.files import load_arrays
+from attention_numpy.writing import FileError
+from attention_view import Computed, View, view, view_mask
+
+__all__ = ["MASKS", "run"]
+
+MASKS = ("causal", "window", "lengths", "segments")
+
+
+def run(
+    files: Sequence[Path],
+    output: Path | None,
+    *,
+    masks: Sequence[str],
+    versus: Sequence[str],
+    length: Sequence[int],
+    rules: Mapping[str, Any],
+    block: int | None,
+    tokens: Path | None,
+    causal: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """Make the view, and write or print it."""
+    check_file(output)
+    if bool(files) == bool(masks):
+        raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
+    try:
+        if masks:
+            made = _of_masks(masks, versus, length, rules, block)
+        else:
+            made = _of_files(files, _tokens(tokens), causal, options)
+        if output is None:
+            typer.echo(str(made))
+        else:
+            with refusing_files():
+                made.save(output)
+    except (FileError, TypeError, ValueError, IndexError, OSError, ModuleNotFoundError) as error:
+        raise refusal(str(error)) from error
+    if output is not None:
+        typer.echo(f"{made.title}: {output} ({output.stat().st_size / 1e6:.1f} MB)")
+
+
+def _of_masks(
+    masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any], block: int | None
+) -> View:
+    if len(length) not in (1, 2):
+        raise ValueError(f"expected --length of queries, and another of keys if it differs; got {len(length)}")
+    num_queries, num_keys = length[0], length[-1]
+    other = _combined(versus, rules, length) if versus else None
+    title = " & ".join(masks) + (f" compared with {' & '.join(versus)}" if versus else "")
+    sizes = None if block is None else (block, block)
+    return view_mask(_combined(masks, rules, length), num_queries, num_keys, other=other, block=sizes, title=title)
+
+
+def _combined(names: Sequence[str], rules: Mapping[str, Any], length: Sequence[int]) -> Mask:
+    return functools.reduce(lambda first, second: first & second, [_rule(name, rules, length) for name in names])
+
+
+def _rule(name: str, rules: Mapping[str, Any], length: Sequence[int]) -> Mask:
+    """One rule, by its name and the options that it takes."""
+    if name == "causal":
+        return Causal(offset=rules["offset"])
+    needed = {"window": "window", "lengths": "keys", "segments": "segments"}
+    if name not in needed:
+        raise ValueError(f"expected a mask out of {', '.join(MASKS)}; got {name!r}")
+    number = rules[needed[name]]
+    if not number:
+        raise ValueError(f"expected --{needed[name]} with --mask {name}; got none")
+    if name == "window":
+        return SlidingWindow(left=number, right=number, offset=rules["offset"])
+    if name == "lengths":
+        return KeyLengths(number)
+    ids = np.repeat(np.arange(len(number)), number)
+    if len(ids) != length[0] or len(ids) != length[-1]:
+        raise ValueError(f"expected --segments that add up to the length {length[0]}; got {len(ids)}")
+    return Segments(ids, ids)
+
+
+def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping[str, Any]) -> View:
+    if len(files) > 2:
+        raise ValueError(f"expected a file, and another to compare with; got {len(files)}")
+    found = [_attention(file, causal) for file in files]
+    chosen = {name: value for name, value in options.items() if value is not None}
+    title = " compared with ".join(file.name for file in files)
+    return view(found[0], other=found[1] if len(found) == 2 else None, tokens=tokens, title=title, **chosen)
+
+
+def _attention(file: Path, causal: bool) -> Any:
+    """The weights of a file, in order of their names; or query and key with mask and bias."""
+    if file.suffix == ".npz":
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError) as error:
+            raise FileError(f"expected a file of NumPy arrays; got {file}: {error}") from error
+    else:
+        arrays, _ = load_arrays(file)
+    if "query" in arrays and "key" in arrays:
+        chosen = {name: arrays[name] for name in ("mask", "bias") if name in arrays}
+        return Computed(arrays["query"], arrays["key"], is_causal=causal, **chosen)
+    if causal:
+        raise ValueError(f"expected query and key with --causal; got {', '.join(arrays) or 'no arrays'}")
+    if not arrays:
+        raise ValueError(f"expected weights, or query and key; got no arrays in {file}")
+    return [arrays[name] for name in sorted(arrays, key=_by_number)]
+
+
+def _by_number(name: str) -> list[Any]:
+    """Names in the order of the numbers within: layer.2 before layer.10."""
+    words = "".join(each if each.isdigit() else f" {each} " for each in name).split()
+    return [(word.isdigit(), int(word) if word.isdigit() else 0, word) for word in words]
+
+
+def _tokens(path: Path | None) -> list[str] | None:
+    """The tokens of a file: a list in JSON, or one in each line."""
+    if path is None:
+        return None
+    text = path.read_text(encoding="utf-8")
+    found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    if not isinstance(found, list):
+        raise ValueError(f"expected a list of tokens in {path}; got {type(found).__name__}")
+    return [str(token) for token in found]

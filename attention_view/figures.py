@@ -1,0 +1,116 @@
+"""Static pictures of a view by matplotlib, for papers and notebooks."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attention_numpy.writing import write_file
+from attention_view.codes import decode
+
+if TYPE_CHECKING:
+    from attention_view.model import Map, View
+
+__all__ = ["figure", "save_figure"]
+
+FORMATS = ("png", "svg", "pdf")
+CLASS_COLOURS = ("#ffffff", "#9aa5b1", "#0072b2", "#d55e00", "#cc79a7")
+MOST_LABELS = 48
+PER_ROW = 4
+
+
+def save_figure(view: View, path: Path, options: dict[str, Any]) -> None:
+    """Write a figure, in the format that the name of the file ends in."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(f"expected a file that ends in html, {', '.join(FORMATS)}; got {path.name}")
+    held = io.BytesIO()
+    figure(view, **{"layer": None, "head": None, "query": None, "show": None, **options}).savefig(
+        held, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
+    )
+    write_file(path, held.getvalue())
+
+
+def figure(view: View, *, layer: int | None, head: int | None, query: int | None, show: int | None) -> Any:
+    """A map with its scale; of a picture, one query in all heads of a layer."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "expected matplotlib for a figure: pip install 'attention-core[plot]'", name=error.name
+        ) from error
+    found = view.find(layer=layer, head=head, show=show)
+    if view.picture is not None and head is None:
+        return _on_picture(view, found, query, Figure)
+    if query is not None:
+        raise ValueError("expected a query only with an image and no head; got one")
+    drawn = Figure(figsize=(6.4, 5.2), layout="constrained")
+    axes = drawn.add_subplot()
+    _draw_map(axes, view, found)
+    return drawn
+
+
+def _draw_map(axes: Any, view: View, found: Map) -> None:
+    codes, block = found.levels[0]
+    show = view.shows[found.show]
+    rows, columns = view.lengths
+    options: dict[str, Any] = {
+        "interpolation": "nearest",
+        "aspect": "auto" if max(rows, columns) > 8 * min(rows, columns) else "equal",
+    }
+    options["extent"] = (-0.5, codes.shape[1] * block[1] - 0.5, codes.shape[0] * block[0] - 0.5, -0.5)
+    if show.kind == "class":
+        colours = np.array([[int(each[i : i + 2], 16) for i in (1, 3, 5)] for each in CLASS_COLOURS], np.uint8)
+        axes.imshow(colours[codes], **options)
+    elif show.kind == "share":
+        axes.imshow(codes / 255, cmap="Greys", vmin=0, vmax=1.6, **options)
+    else:
+        values = decode(codes, show.bits)
+        shown = axes.imshow(values, cmap="inferno" if show.kind == "difference" else "viridis", vmin=0, **options)
+        axes.figure.colorbar(shown, ax=axes, label="absolute difference" if show.kind == "difference" else "weight")
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xlabel="key", ylabel="query")
+    of_mask = show.kind in ("class", "share")
+    axes.set_title(view.title if of_mask else f"{view.title}: layer {found.layer}, head {found.head}", fontsize=10)
+    sides = zip((axes.set_yticks, axes.set_xticks), view.tokens, (0, 90), strict=True)
+    for set_ticks, tokens, turned in sides:
+        if tokens is not None and len(tokens) <= MOST_LABELS:
+            set_ticks(range(len(tokens)), [token.replace("$", r"\$") for token in tokens], rotation=turned, fontsize=8)
+
+
+def _on_picture(view: View, found: Map, query: int | None, make: Any) -> Any:
+    """The query on the picture, and in each head the keys that it looks at, as blocks."""
+    from matplotlib.image import imread  # noqa: PLC0415 (an extra)
+
+    picture = view.picture
+    assert picture is not None
+    rows, columns = picture.grid
+    at = picture.prefix + (rows // 2) * columns + columns // 2 if query is None else query
+    if not 0 <= at < view.lengths[0]:
+        raise ValueError(f"expected query in [0, {view.lengths[0]}); got {at}")
+    kind, _, data = picture.source.partition(";base64,")
+    pixels = imread(io.BytesIO(base64.b64decode(data)), format=kind.rpartition("/")[2])
+    maps = [each for each in view.maps if each.layer == found.layer and each.show == found.show]
+    across = min(PER_ROW, 1 + len(maps))
+    down = -(-(1 + len(maps)) // across)
+    drawn = make(figsize=(2.6 * across, 2.8 * down), layout="constrained")
+    extent = (0, columns, rows, 0)
+    for index, each in enumerate([None, *maps], start=1):
+        axes = drawn.add_subplot(down, across, index)
+        axes.imshow(pixels, extent=extent, cmap="gray" if pixels.ndim == 2 else None)
+        axes.set_axis_off()
+        if at >= picture.prefix:
+            y, x = divmod(at - picture.prefix, columns)
+            axes.plot([x, x + 1, x + 1, x, x], [y, y, y + 1, y + 1, y], color="white", linewidth=2)
+            axes.plot([x, x + 1, x + 1, x, x], [y, y, y + 1, y + 1, y], color="black", linewidth=0.8)
+        if each is None:
+            axes.set_title("query", fontsize=9)
+            continue
+        row = decode(each.levels[0].codes[at, picture.prefix :], view.shows[each.show].bits)
+        colours = "inferno" if view.shows[each.show].kind == "difference" else "viridis"
+        axes.imshow(row.reshape(picture.key_grid), extent=extent, cmap=colours, alpha=0.68, interpolation="nearest")
+        axes.set_title(f"layer {each.layer}, head {each.head}", fontsize=9)
+    return drawn

@@ -1,0 +1,90 @@
+"""Pictures as data within a page, and the patches that queries and keys stand for."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_view.model import Picture
+from attention_view.sources import as_numpy
+
+__all__ = ["picture_of"]
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+Grid = tuple[int, int] | None
+
+
+def picture_of(image: Any, lengths: tuple[int, int], grids: tuple[Grid, Grid], prefix: int) -> Picture:
+    """A picture, with rows and columns of its queries and keys."""
+    source, size = _read(image) if isinstance(image, str | os.PathLike) else _encoded(as_numpy(image))
+    found = [
+        _grid(name, grid, length - prefix, size)
+        for name, grid, length in zip(("grid", "key_grid"), grids, lengths, strict=True)
+    ]
+    return Picture(source, size, found[0], found[1], prefix)
+
+
+def _grid(name: str, grid: Grid, count: int, size: tuple[int, int]) -> tuple[int, int]:
+    if grid is not None:
+        if math.prod(grid) != count:
+            raise ValueError(f"expected {name} of {count} patches; got {grid[0]} × {grid[1]}")
+        return grid[0], grid[1]
+    rows = math.isqrt(max(0, count * size[0] // max(1, size[1])))
+    near = [each for each in (rows, rows + 1) if each and count % each == 0 and _is_alike(each, count // each, size)]
+    if not near:
+        raise ValueError(f"expected {name}, as {count} patches do not tell theirs on {size[0]} × {size[1]} pixels")
+    return near[0], count // near[0]
+
+
+def _is_alike(rows: int, columns: int, size: tuple[int, int]) -> bool:
+    return abs(math.log((rows / columns) / (size[0] / size[1]))) < 0.1
+
+
+def _encoded(pixels: Any) -> tuple[str, tuple[int, int]]:
+    """Pixels as PNG in a data address."""
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
+        raise ValueError(f"expected image (height, width) or (height, width, 3 or 4); got {pixels.shape}")
+    if pixels.dtype.kind == "f":
+        pixels = np.rint(np.clip(np.nan_to_num(pixels), 0, 1) * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise TypeError(f"expected image of uint8, or of floats in [0, 1]; got {pixels.dtype}")
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    height, width, channels = pixels.shape
+    kind = {1: 0, 3: 2, 4: 6}[channels]
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)),
+        (b"IDAT", zlib.compress(lines.tobytes(), 9)),
+        (b"IEND", b""),
+    ]
+    chunks = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+    return _address("png", SIGNATURE + b"".join(chunks)), (height, width)
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[str, tuple[int, int]]:
+    """A file of PNG or JPEG, as it is."""
+    data = Path(path).read_bytes()
+    if data.startswith(SIGNATURE):
+        width, height = struct.unpack(">II", data[16:24])
+        return _address("png", data), (height, width)
+    at = 2
+    while data.startswith(b"\xff\xd8") and at + 9 < len(data):
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+            return _address("jpeg", data), (height, width)
+        at += 2 + length
+    raise ValueError(f"expected an image of PNG or JPEG; got {Path(path).name}")
+
+
+def _address(kind: str, data: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,0 +1,130 @@
+"""Where weights come from: arrays of any library, recorded calls, and query and key."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from attention_core import attention_weights
+from attention_core.backend import available_backends, get_backend
+
+__all__ = ["Computed", "Source", "as_numpy", "sources_of"]
+
+SCORES_AT_ONCE = 2**22
+
+
+class Computed:
+    """Weights that are computed from query and key as they are looked at.
+
+    Parameters
+    ----------
+    query : Array, shape (..., H, M, D)
+    key : Array, shape (..., G, N, D)
+    **options
+        Of `attention_core.attention_weights`, such as ``mask`` and ``is_causal``.
+    """
+
+    def __init__(self, query: Any, key: Any, /, **options: Any) -> None:
+        self.query, self.key, self._options = query, key, options
+
+    def weights(self, **chosen: Any) -> Any:
+        """Compute weights as `attention_core.attention_weights` does."""
+        return attention_weights(self.query, self.key, **chosen, **self._options)
+
+
+class Source:
+    """One layer of weights, as NumPy arrays of one sample: (H, M, N)."""
+
+    def __init__(self, attention: Any, sample: int, heads: Sequence[int] | None, /) -> None:
+        self._computes = all(hasattr(attention, name) for name in ("weights", "query", "key"))
+        self._sample, self._heads = sample, None if heads is None else list(heads)
+        self._held = attention if self._computes else _of_sample(as_numpy(attention), sample)
+        if self._computes:
+            *_, count, self.rows, _ = attention.query.shape
+            self.columns = attention.key.shape[-2]
+        else:
+            count, self.rows, self.columns = self._held.shape
+        for head in self._heads or ():
+            if not -count <= head < count:
+                raise ValueError(f"expected heads in [{-count}, {count}); got {head}")
+        self.heads = [head % count for head in (range(count) if self._heads is None else self._heads)]
+        if not self._computes:
+            self._held = self._held[self.heads]
+            _check_weights(self._held)
+
+    def some(self, queries: range) -> Any:
+        """The weights of some queries, (H, queries, N)."""
+        if not self._computes:
+            return self._held[:, queries.start : queries.stop]
+        found = as_numpy(self._held.weights(queries=slice(queries.start, queries.stop), heads=self._heads))
+        return _of_sample(found, self._sample)
+
+    def largest(self, block: tuple[int, int]) -> Any:
+        """The largest weight in each block of queries × keys, (H, rows, columns)."""
+        if block == (1, 1):
+            return self.some(range(self.rows))
+        return largest(self.some, (len(self.heads), self.rows, self.columns), block)
+
+
+def largest(some: Any, shape: tuple[int, int, int], block: tuple[int, int]) -> Any:
+    """The largest number in each block, of a function that gives (H, queries, N) of some queries; NaN is the largest.
+
+    Some 4 million numbers are held at a time, as far as one row of all heads is no more.
+    """
+    heads, rows, columns = shape
+    starts = np.arange(0, columns, block[1])
+    at_once = max(1, SCORES_AT_ONCE // (heads * columns))
+    found = np.full((heads, -(-rows // block[0]), len(starts)), -np.inf)
+    for first in range(0, rows, at_once):
+        queries = range(first, min(first + at_once, rows))
+        reduced = np.maximum.reduceat(some(queries), starts, axis=-1)
+        cells = np.arange(queries.start, queries.stop) // block[0]
+        new = np.flatnonzero(np.diff(cells, prepend=-1))
+        reduced = np.maximum.reduceat(reduced, new, axis=-2)
+        within = slice(int(cells[0]), int(cells[-1]) + 1)
+        found[:, within] = np.maximum(found[:, within], reduced)
+    return found
+
+
+def sources_of(attention: Any, sample: int, heads: Sequence[int] | None) -> list[Source]:
+    """One source for each layer, out of one of them or a sequence."""
+    several = attention if isinstance(attention, list | tuple) else [attention]
+    if not several:
+        raise ValueError("expected attention of at least one layer; got none")
+    sources = [Source(each, sample, heads) for each in several]
+    lengths = {(each.rows, each.columns) for each in sources}
+    if len(lengths) > 1:
+        raise ValueError(f"expected layers of the same lengths; got {sorted(lengths)}")
+    if 0 in (sources[0].rows, sources[0].columns):
+        raise ValueError("expected at least one query and one key; got none")
+    return sources
+
+
+def as_numpy(array: Any) -> Any:
+    """An array of any library in NumPy, floats of 16 bits as float32."""
+    if not isinstance(array, np.ndarray):
+        backends = [get_backend(name) for name in available_backends() if name in sys.modules]
+        owner = next((each for each in backends if each.owns(array)), None)
+        array = np.asarray(array if owner is None else owner.to_numpy(array))
+    return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.itemsize == 2 else array
+
+
+def _of_sample(weights: Any, sample: int) -> Any:
+    if weights.ndim < 2:
+        raise ValueError(f"expected weights (..., heads, queries, keys); got {weights.shape}")
+    weights = weights[None] if weights.ndim == 2 else weights
+    samples = weights.reshape(-1, *weights.shape[-3:])
+    if not -len(samples) <= sample < len(samples):
+        raise ValueError(f"expected sample in [0, {len(samples)}); got {sample}")
+    return samples[sample]
+
+
+def _check_weights(weights: Any) -> None:
+    if weights.dtype.kind != "f":
+        raise TypeError(f"expected weights of a floating-point dtype; got {weights.dtype}")
+    finite = weights[np.isfinite(weights)]
+    if finite.size and (finite.min() < 0 or finite.max() > 1.001):
+        raise ValueError(f"expected weights in [0, 1]; got {finite.min():.6g} to {finite.max():.6g}")

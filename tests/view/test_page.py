@@ -1,0 +1,153 @@
+"""The page of the viewer in a browser: opened from a file, without network, by pointer and by keyboard."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from attention_core.masks import Causal, SlidingWindow
+from attention_view import view, view_mask
+from attention_view.codes import encode, levels_of
+from attention_view.model import Map, Show, View
+
+pytestmark = pytest.mark.needs("numpy")
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A function that saves a view, opens the file, and gives the page; no page may ask the network or fail."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    folder = tmp_path_factory.mktemp("pages")
+    asked, errors = [], []
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        context = browser.new_context(offline=True, color_scheme="dark", viewport={"width": 1300, "height": 900})
+
+        def open_(made):
+            path = folder / f"{len(list(folder.iterdir()))}.html"
+            made.save(path)
+            page = context.new_page()
+            page.on("request", lambda request: asked.append(request.url))
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(path.as_uri())
+            page.locator("body[data-ready]").wait_for()
+            return page
+
+        yield open_
+        assert [each for each in asked if not each.startswith(("file:", "data:", "blob:"))] == []
+        assert errors == []
+        browser.close()
+
+
+def readout(page):
+    return page.locator("#readout").text_content()
+
+
+def test_a_token_shows_where_it_looks_and_who_looks_at_it(opened):
+    weights = np.zeros((2, 3, 5, 5))
+    for layer in range(2):
+        for head in range(3):
+            weights[layer, head, np.arange(5), (np.arange(5) + layer + head) % 5] = 0.75
+            weights[layer, head, :, 0] += 0.25
+    weights[:, :, 3] = 0
+    page = opened(view(list(weights), tokens=["[CLS]", "the", "cat", "sat", "it"]))
+    assert page.locator("#grid button").count() == 6
+    query = page.locator('#lines g[data-side="0"][data-index="2"]')
+    query.hover()
+    assert "query 2 “cat” → key 2 “cat”: weight 0.750" in readout(page)
+    assert page.locator("#lines path").count() == 2
+    page.get_by_role("button", name="layer 1, head 2").click()
+    assert "layer 1, head 2" in readout(page)
+    page.locator('#lines g[data-side="1"][data-index="0"]').hover()
+    assert page.locator("#lines path").count() == 4  # all but the row that is masked
+    page.locator('#lines g[data-side="0"][data-index="2"]').focus()
+    page.keyboard.press("ArrowDown")
+    assert "“sat”" in readout(page)
+    assert "this row is fully masked" in readout(page)
+    assert "empty" in page.locator('#lines g[data-side="0"][data-index="3"]').get_attribute("class")
+    assert "dimmed" in page.locator('#lines g[data-side="0"][data-index="0"]').get_attribute("class")
+    page.keyboard.press("[")
+    page.keyboard.press("{")
+    assert readout(page).startswith("layer 0, head 1")
+    page.mouse.move(1, 1)  # the pointer chooses, too
+    page.locator('#lines g[data-side="0"][data-index="3"]').focus()
+    page.locator("#head").select_option("0")
+    assert readout(page).startswith("layer 0, head 0")
+    page.locator("#map").focus()
+    page.keyboard.press("ArrowUp")
+    assert "query 2 “cat”" in readout(page)
+    page.wait_for_function("""document.querySelector("#map").ariaLabel.includes("query 2 “cat”")""")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+
+
+def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
+    weights = np.zeros((2, 16, 4))
+    weights[0, np.arange(16), np.arange(16) % 4] = 1
+    weights[1] = 0.25
+    page = opened(view(weights, image=RANDOM.uniform(size=(8, 8, 3))))
+    query = page.locator("#query")
+    box = query.bounding_box()
+    query.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.6})
+    assert "query at row 2, column 1" in query.get_attribute("aria-label")
+    query.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowUp")
+    assert "query at row 1, column 2" in query.get_attribute("aria-label")
+    label = page.locator("#pictures figure.head canvas").first.get_attribute("aria-label")
+    assert label == ("layer 0, head 0, query at row 1, column 2: largest 1.00 at row 1, column 0 of 2 × 2 keys")
+    pixel = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data]"
+    shown = page.locator("#pictures figure.head canvas").first
+    first, second = (shown.evaluate(pixel, [x, 450]) for x in (60, 320))
+    assert sum(first) > sum(second)  # a block of a pooled key, and one of weight 0
+
+
+def test_a_mask_names_pairs_blocks_and_differences(opened):
+    page = opened(view_mask(Causal(), 40, 40, other=SlidingWindow(left=3, right=0), block=(8, 8)))
+    page.locator("#map").focus()
+    for _ in range(6):
+        page.keyboard.press("ArrowDown")
+    assert "query 6 → key 0: difference only the first allows" in readout(page)
+    page.keyboard.press("s")
+    assert "first allowed" in readout(page)
+    assert "10 are skipped" in page.locator("#notes").text_content()
+
+
+def test_a_map_of_32768_tokens_is_panned_and_zoomed(opened):
+    codes = encode(RANDOM.uniform(size=(2048, 2048)) ** 8, 8)
+    levels = levels_of(codes, (16, 16))
+    made = View("long", (32768, 32768), [Show("weights", "weights", 8, 6)], [Map(0, 0, 0, levels)])
+    assert len(made.html()) < 20e6
+    page = opened(made)
+    canvas = page.locator("#map")
+    whole = canvas.get_attribute("data-level")
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 200)
+    page.mouse.wheel(0, -1200)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 120, box["y"] + 150, steps=4)
+    page.mouse.up()
+    page.wait_for_timeout(100)
+    assert (whole, canvas.get_attribute("data-level")) == ("512x512", "2048x2048")
+    assert "largest of 16 × 16" in readout(page)
+    canvas.focus()
+    page.keyboard.press("0")
+    page.wait_for_timeout(100)
+    assert canvas.get_attribute("data-level") == whole
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_has_no_serious_accessibility_error(opened, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    made = view(RANDOM.dirichlet(np.ones(9), size=(2, 9)), tokens=list("[abcdefg]"), image=RANDOM.uniform(size=(6, 6)))
+    page = opened(made)
+    page.emulate_media(color_scheme=scheme)
+    found = axe.Axe().run(page).response
+    assert found["passes"]
+    assert [each["id"] for each in found["violations"] if each["impact"] in ("serious", "critical")] == []

@@ -1,0 +1,240 @@
+"""The viewer: its codes, what it says of masks and weights, its figures, its text and its command."""
+
+import base64
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_core import attention_weights, record_attention, scaled_dot_product_attention
+from attention_core.masks import Causal, KeyLengths, MaskFunction, Segments, SlidingWindow
+from attention_view import Computed, view, view_mask
+from attention_view.codes import decode, encode, levels_of
+from attention_view.weights import MOST_CODES
+
+pytestmark = pytest.mark.needs("numpy")
+
+RANDOM = np.random.default_rng(0)
+
+
+def opened(page):
+    """The header and the codes of a page, as a browser reads them."""
+    (text,) = re.findall(r'<script type="text/plain" id="data">([^<]*)</script>', page)
+    payload = gzip.decompress(base64.b64decode(text))
+    length = int.from_bytes(payload[:4], "little")
+    return json.loads(payload[4 : 4 + length]), payload[4 + length :]
+
+
+def codes_of(page, index, level=0):
+    header, codes = opened(page)
+    found = header["maps"][index]
+    at = found["levels"][level]
+    kind = f"<u{header['shows'][found['show']]['bits'] // 8}"
+    return np.frombuffer(codes, kind, at["rows"] * at["columns"], at["at"]).reshape(at["rows"], at["columns"])
+
+
+@pytest.mark.parametrize(("bits", "step"), [(8, 0.06), (16, 5e-4)])
+def test_codes_keep_the_order_and_are_0_and_1_and_nan_exactly(bits, step):
+    values = np.sort(np.concatenate([[0.0, 1.0], 10 ** RANDOM.uniform(-5.9, 0, size=500)]))
+    codes = encode(values, bits)
+    assert (np.diff(codes.astype(int)) >= 0).all()
+    back = decode(codes, bits)
+    assert (back[0], back[-1]) == (0, 1)
+    np.testing.assert_allclose(back, values, rtol=step)
+    assert np.isnan(decode(encode(np.array([np.nan, np.inf]), bits), bits)).all()
+    assert decode(encode(np.array([1e-30]), bits), bits) > 0  # only 0 is 0
+
+
+def test_levels_halve_to_the_largest_of_each_block():
+    codes = RANDOM.integers(0, 255, size=(301, 130), dtype=np.uint8)
+    levels = levels_of(codes, (1, 1))
+    assert [level.codes.shape for level in levels] == [(301, 130), (151, 65), (76, 33), (38, 17)]
+    assert levels[-1].block == (8, 8)
+    for level in levels:
+        starts = [np.arange(0, size, each) for size, each in zip(codes.shape, level.block, strict=True)]
+        expected = np.maximum.reduceat(np.maximum.reduceat(codes, starts[0]), starts[1], axis=1)
+        np.testing.assert_array_equal(level.codes, expected)
+
+
+def test_the_page_holds_the_weights_of_each_layer_and_head_and_no_address():
+    query, key = RANDOM.normal(size=(2, 2, 3, 7, 4)).astype("float32")
+    mask = np.ones((7, 7), bool)
+    mask[5] = False
+    with record_attention() as records:
+        for scale in (1.0, 3.0):
+            scaled_dot_product_attention(query, key, key, mask=mask, scale=scale)
+    tokens = ["[CLS]", "the", "</script><b>", "cat", "“it”", "sat", "[PAD]"]
+    made = view(records, tokens=tokens, padding=np.arange(7) > 5, sample=1, heads=[0, 2], title="<i>&")
+    page = made.html()
+    header, _ = opened(page)
+    assert header["tokens"] == [tokens, tokens]
+    assert header["dimmed"] == [[0, 6], [0, 6]]
+    assert "<b>" not in page
+    assert "<title>&lt;i&gt;&amp;</title>" in page
+    assert not re.search(r'(?:src|href)="(?!data:)', page)
+    assert [(each["layer"], each["head"]) for each in header["maps"]] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    expected = np.asarray(records[1].weights())[1, 2]
+    found = decode(codes_of(page, 3), 16)
+    np.testing.assert_allclose(found, expected, rtol=5e-4, atol=1e-11)
+    assert not found[5].any()
+    assert "srcdoc=" in made._repr_html_()
+
+
+@pytest.mark.parametrize("block", [1, 5])
+def test_a_mask_is_drawn_pair_by_pair_with_its_empty_rows_and_blocks(block):
+    ids = np.array([0] * 4 + [1] * 9)
+    mask = (Causal() & SlidingWindow(left=2) & Segments(ids, ids)) | MaskFunction(
+        lambda b, h, q, k: (q == 12) & (k == 0)
+    )
+    mask = mask & KeyLengths(9)
+    allowed = np.broadcast_to(mask.to_array(13, 13, num_heads=1, xp=np), (1, 13, 13))[0]
+    made = view_mask(mask, 13, 13, block=(block, block))
+    np.testing.assert_array_equal(codes_of(made.html(), 0) == 255, allowed)
+    empty = np.flatnonzero(~allowed.any(axis=1))
+    assert f"fully masked rows: {len(empty)} ({', '.join(map(str, empty))})" in made.notes[0]
+    starts = np.arange(0, 13, block)
+    some = np.logical_or.reduceat(np.logical_or.reduceat(allowed, starts), starts, axis=1)
+    assert not (some & (made.blocks.codes == 0)).any()
+    every = np.logical_and.reduceat(np.logical_and.reduceat(allowed, starts), starts, axis=1)
+    assert not (~every & (made.blocks.codes == 2)).any()
+    assert "|" not in str(made)
+
+
+def test_masks_of_long_sequences_say_how_much_of_each_cell_they_allow():
+    made = view_mask(Causal(), 5000, 3000)
+    codes, block = made.maps[0].levels[0]
+    assert block == (5, 5)
+    assert codes.shape == (1000, 600)
+    assert (codes[2, 1], codes[1, 2]) == (255, 0)
+    assert codes[7, 7] == round(255 * 15 / 25)
+    assert f"{3000 * 3001 // 2 + 2000 * 3000:,} of 15,000,000 pairs" in made.notes[0]
+    assert [level.codes.shape for level in made.maps[0].levels][-1] == (63, 38)
+    assert (made.blocks.codes == 0).any()
+
+
+def test_two_masks_are_compared_pair_by_pair():
+    lengths = np.array([2, 3], np.int32)
+    made = view_mask(Causal(), 4, 4, other=KeyLengths(lengths), sample=1)
+    np.testing.assert_array_equal(
+        made.maps[2].levels[0].codes, [[1, 3, 3, 0], [1, 1, 3, 0], [1, 1, 1, 0], [1, 1, 1, 2]]
+    )
+    assert "The masks differ." in made.notes
+    assert "The masks are the same." in view_mask(Causal(), 4, 4, other=np.tri(4, dtype=bool)).notes
+
+
+def test_the_difference_of_two_attentions_is_largest_where_the_error_sits():
+    weights = RANDOM.dirichlet(np.ones(9), size=(2, 8))
+    wrong = weights.copy()
+    wrong[1, 3, 4] += 1e-3
+    wrong[0, 2, 2] = np.nan
+    page = view(weights, other=wrong).html()
+    np.testing.assert_array_equal(np.argwhere(codes_of(page, 5)), [[3, 4]])
+    assert decode(codes_of(page, 5), 16)[3, 4] == pytest.approx(1e-3, rel=1e-3)
+    assert np.isnan(decode(codes_of(page, 4), 16)[2, 2])
+
+
+def test_long_sequences_are_kept_as_the_largest_of_blocks_without_all_weights():
+    query, key = RANDOM.normal(size=(2, 2, 2101, 4)).astype("float32")
+    made = view(Computed(query, key, is_causal=True))
+    codes, block = made.maps[1].levels[0]
+    assert block == (2, 2)
+    assert sum(each.levels[0].codes.size for each in made.maps) <= MOST_CODES
+    row = attention_weights(query, key, queries=[1500, 1501], heads=[1], is_causal=True)[0].max(axis=0)
+    np.testing.assert_array_equal(codes[750], encode(np.maximum.reduceat(row, np.arange(0, 2101, 2)), 8))
+    compared = view(Computed(query, key, is_causal=True), other=Computed(query, key, is_causal=True), heads=[0])
+    assert not compared.maps[2].levels[0].codes.any()
+
+
+def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_token():
+    image = RANDOM.uniform(size=(16, 24, 3))
+    pooled = view(RANDOM.dirichlet(np.ones(24), size=(2, 96)), image=image)
+    assert (pooled.picture.grid, pooled.picture.key_grid) == ((8, 12), (4, 6))
+    patches = view(RANDOM.dirichlet(np.ones(97), size=(2, 97)), image=(image * 255).astype(np.uint8), prefix=1)
+    assert (patches.picture.grid, patches.picture.prefix) == ((8, 12), 1)
+    with pytest.raises(ValueError, match="expected grid of 96 patches; got 5 × 5"):
+        view(RANDOM.dirichlet(np.ones(96), size=96), image=image, grid=(5, 5))
+    with pytest.raises(ValueError, match="expected grid, as 95 patches do not tell"):
+        view(RANDOM.dirichlet(np.ones(95), size=95), image=image)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_figures_are_written(kind, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"drawn.{kind}"
+    made = view(RANDOM.dirichlet(np.ones(4), size=(2, 16)), image=RANDOM.uniform(size=(8, 8)))
+    made.save(path, query=3)
+    assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind])
+    titles = [axes.get_title() for axes in made.figure().axes]
+    assert titles == ["query", "layer 0, head 0", "layer 0, head 1"]
+    drawn = made.figure(head=1).axes[0].images[0].get_array()
+    np.testing.assert_allclose(drawn, decode(made.maps[1].levels[0].codes, 16))
+    compared = view_mask(Causal(), 3, 3, other=np.ones((3, 3), bool)).figure()
+    assert compared.axes[0].get_xlabel() == "key"
+
+
+def test_text_shows_tokens_and_nan():
+    weights = np.array([[1.0, 0.0], [np.nan, 0.5]])
+    assert str(view(weights, tokens=["a", "bc"])).splitlines() == [
+        "Attention: 2 queries × 2 keys, layer 0, head 0, weights",
+        " a █·",
+        "bc !▒",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: view(np.full((2, 2), 3.0)), r"expected weights in \[0, 1\]; got 3 to 3"),
+        (lambda: view(np.ones((2, 2), int)), "expected weights of a floating-point dtype; got int64"),
+        (lambda: view(np.full((2, 2), 0.5), tokens=["a"]), "expected 2 tokens, one for each; got 1"),
+        (lambda: view(np.full((2, 2), 0.5), tokens="ab"), "expected tokens as a sequence of str; got a str"),
+        (lambda: view(np.full((2, 2), 0.5), other=np.full((3, 3), 0.3)), "expected other of layers"),
+        (lambda: view(np.full((2, 2), 0.5), sample=1), r"expected sample in \[0, 1\); got 1"),
+        (lambda: view([]), "expected attention of at least one layer; got none"),
+        (lambda: view_mask(Causal(), 0, 3), "expected num_queries as a positive integer; got 0"),
+        (lambda: view_mask(np.ones((3, 4), bool), 3, 3), "expected mask"),
+        (
+            lambda: view(np.full((2, 2), 0.5)).save("x.gif"),
+            "expected a file that ends in html, png, svg, pdf; got x.gif",
+        ),
+    ],
+)
+def test_mistakes_are_refused(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_the_command_writes_pages_and_prints_text(tmp_path):
+    def run(*words):
+        return CliRunner().invoke(app, ["view", *map(str, words)])
+
+    query, key = RANDOM.normal(size=(2, 1, 2, 5, 4)).astype("float32")
+    np.savez(tmp_path / "call.npz", query=query, key=key)
+    np.savez(tmp_path / "all.npz", **{f"layer.{i}": np.eye(5)[None] for i in (10, 2)})
+    (tmp_path / "words.txt").write_text("a\nb\nc\nd\ne\n")
+    page = tmp_path / "page.html"
+    done = run(tmp_path / "call.npz", "--causal", "--tokens", tmp_path / "words.txt", "--head", 1, "-o", page)
+    assert done.exit_code == 0, done.output
+    expected = attention_weights(query, key, is_causal=True)[0, 1]
+    np.testing.assert_allclose(decode(codes_of(page.read_text(), 0), 16), expected, rtol=5e-4)
+    assert run(tmp_path / "all.npz").output.splitlines()[1] == "█····"
+    drawn = run("--mask", "causal", "--mask", "window", "--window", 1, "--length", 3)
+    assert drawn.output.splitlines() == [
+        "causal & window: 3 queries × 3 keys, 5 of 9 pairs allowed",
+        "█··",
+        "██·",
+        "·██",
+    ]
+    for words, message in (
+        ((), "expected files of weights, or --mask; got none"),
+        (("--mask", "diagonal"), "expected a mask out of causal, window, lengths, segments; got 'diagonal'"),
+        (("--mask", "window"), "expected --window with --mask window; got none"),
+        ((tmp_path / "none.npz",), "expected a file of NumPy arrays"),
+    ):
+        refused = run(*words)
+        assert refused.exit_code == 2
+        assert message in refused.output
