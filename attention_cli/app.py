@@ -389,7 +389,10 @@ def conformance(
     case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="A directory with an encoder of BERT's type, to be run as well, as the case model."),
+        typer.Option(
+            help="A directory with an encoder of BERT's type, or a GGUF file with a language model, to be run as well,"
+            " as the case model."
+        ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
     junit: Annotated[
@@ -409,6 +412,9 @@ def conformance(
     sentence: Annotated[
         Many, typer.Option(help="With --identical, a sentence for the model, or a file of them; repeatable.")
     ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="Run a language model in all modes, and compare the bits of 8 prompts.")
+    ] = False,
 ) -> None:
     """Run the catalogue of cases, and compare each result with an oracle of higher precision.
 
@@ -425,12 +431,20 @@ def conformance(
     if identical:
         others = {"dtype": dtype, "implementation": implementation, "junit": junit, "details": details, "quick": quick}
         work.identical(
-            **places, model=model, json=json, jobs=jobs, list_=list_, refused=others, sentences=sentence or ()
+            **places,
+            model=model,
+            json=json,
+            jobs=jobs,
+            list_=list_,
+            refused=others,
+            sentences=sentence or (),
+            long=long,
         )
     else:
         work.conformance(
             **places,
             sentence=sentence,
+            long=long,
             dtype=dtype,
             implementation=implementation,
             model=model,

@@ -29,7 +29,7 @@ from attention_conformance.run import identical as bits
 from attention_conformance.run.bert import ModelError
 from attention_conformance.run.implementations import IMPLEMENTATIONS
 from attention_conformance.run.libraries import devices_of
-from attention_conformance.run.model import load_model
+from attention_conformance.run.model import load_any
 from attention_conformance.run.processes import Order, Plan, Started, Worker, execute, work
 from attention_conformance.run.result import Result
 from attention_conformance.vectors import published, published_model
@@ -68,11 +68,13 @@ def conformance(
     details: bool,
     quick: bool,
     sentence: Many,
+    long: bool = False,
 ) -> None:
     """Run the cases, compare each result with the oracle, and print a line for each line of the contract."""
     if sentence:
         raise refusal("expected --identical with --sentence; got none")
-    cases = _chosen_cases(case, CASES)
+    _check_model(model, long)
+    cases = _chosen_cases(case, CASES, besides=() if model is None else ("model",))
     if list_:
         _list(
             ("case", "line", "shows", "dtypes"),
@@ -86,11 +88,10 @@ def conformance(
     check_known("dtype", dtype, DTYPES)
     check_known("implementation", implementation, IMPLEMENTATIONS)
     check_places(names, device, mode)
-    _check_model(model)
     options = (device, dtype, mode, implementation)
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in options)
     chosen = tuple(each.name for each in cases)
-    orders = [Order(name, chosen, devices, dtypes, modes, implementations, model, quick) for name in names]
+    orders = [Order(name, chosen, devices, dtypes, modes, implementations, model, quick, long=long) for name in names]
     results, plans = run_all(orders, jobs)
     _show(results, details)
     with refusing_files():
@@ -115,14 +116,15 @@ def identical(
     list_: bool,
     refused: Mapping[str, Any],
     sentences: Sequence[str] = (),
+    long: bool = False,
 ) -> None:
     """Run the cases of which all ways must give the same bits."""
     for option, value in refused.items():
         if value:
             raise refusal(f"expected no --{option} with --identical; got one")
-    _check_model(model)
+    _check_model(model, long)
     texts = _sentences(sentences, model)
-    cases = _chosen_cases(case, bits.catalogue(model, texts))
+    cases = _chosen_cases(case, _catalogue(model, texts, long))
     if list_:
         _list(("case", "shows", "dtype"), ((each.name, each.shows, each.dtype) for each in cases))
         return
@@ -131,12 +133,12 @@ def identical(
     check_places(names, device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
-    order = Order("", chosen, devices, modes=modes, model=model, sentences=texts)
+    order = Order("", chosen, devices, modes=modes, model=model, sentences=texts, long=long)
     orders = [replace(order, backend=name) for name in names]
     if jobs and len(report.available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
     results, plans = run_all(orders, jobs, bits.work, told_computed)
-    known = {"model": None} if texts else published_model(model)
+    known = {"model": None} if texts else published_model(model, long=long)
     left_out = [*(each for plan in plans for each in plan.left_out), *fixed_threads(jobs, mode)]
     judged = bits.verdicts(chosen, results, published() | known, left_out=left_out)
     screen = console()
@@ -311,9 +313,9 @@ def _list(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     console().print(table)
 
 
-def _chosen_cases(patterns: Many, cases: Sequence[AnyCase]) -> list[AnyCase]:
+def _chosen_cases(patterns: Many, cases: Sequence[AnyCase], besides: Sequence[str] = ()) -> list[AnyCase]:
     for pattern in patterns or ():
-        if not fnmatch.filter([case.name for case in cases], pattern):
+        if not fnmatch.filter([*besides, *(case.name for case in cases)], pattern):
             raise refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")
     return [case for case in cases if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
 
@@ -326,10 +328,19 @@ def check_places(names: Iterable[str], devices: Many, modes: Many) -> None:
         check_known("mode", modes, dict.fromkeys(each for backend in loaded for each in backend.modes))
 
 
-def _check_model(directory: Path | None) -> None:
+def _catalogue(model: Path | None, texts: Sequence[str], long: bool) -> Sequence[Identical]:
+    try:
+        return bits.catalogue(model, texts, long=long)
+    except ModelError as error:
+        raise refusal(str(error)) from error
+
+
+def _check_model(directory: Path | None, long: bool) -> None:
+    if long and (directory is None or not directory.is_file()):
+        raise refusal("expected --model with a language model for --long; got none")
     try:
         if directory is not None:
-            load_model(directory)
+            load_any(directory)
     except ModelError as error:
         raise refusal(str(error)) from error
 

@@ -12,7 +12,7 @@ import typer
 
 from attention_cli.backends import chosen_backends
 from attention_cli.terminal import refusal
-from attention_core import get_backend
+from attention_core import get_backend, prepare_weights
 from attention_core.backend import Backend
 from attention_core.layers import Decoder, generate
 from attention_core.layouts import LayoutError
@@ -94,9 +94,10 @@ def _generate(
                 typer.echo(text.removeprefix(shown[0]), nl=False)
                 shown[0] = text
 
+    parameters = backend.from_numpy(parameters)
     found = generate(
         definition,
-        backend.from_numpy(parameters),
+        prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
         backend.from_numpy(padded),
         max_new_tokens=count,
         prompt_lengths=backend.from_numpy(np.asarray([len(each) for each in ids], np.int32)),

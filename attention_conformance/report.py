@@ -143,16 +143,16 @@ def _cell(results: Sequence[Result]) -> Text:
 
 
 def model_table(results: Iterable[Result]) -> Table:
-    """For every way of running a model the error, and the cosines between the sentences of each pair."""
+    """For every way of running a model the error, and the cosines between the sentences of each pair, or the text."""
+    results = [result for result in results if result.case == "model" and result.passed is not None]
     table = Table(title="Sentences through the model", title_justify="left", header_style="bold")
     for heading in ("backend", "mode", "device", "dtype", "error"):
         table.add_column(heading)
-    for pair in PAIRS:
-        table.add_column("\n".join(pair), justify="right")
+    for heading in ("\n".join(pair) for pair in PAIRS) if any(result.values for result in results) else ("",):
+        table.add_column(heading, justify="right")
     for result in results:
-        if result.case == "model" and result.passed is not None:
-            way = (result.backend, result.mode, result.device, result.dtype, _cell([result]))
-            table.add_row(*way, *(f"{cosine:.6f}" for cosine in result.values))
+        way = (result.backend, result.mode, result.device, result.dtype, _cell([result]))
+        table.add_row(*way, *([f"{cosine:.6f}" for cosine in result.values] or [result.detail]))
     return table
 
 

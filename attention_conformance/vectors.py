@@ -1,8 +1,9 @@
 """The published hashes of the cases of `identical`; ``python -m attention_conformance.vectors`` prints them anew.
 
-They stand in ``vectors.json`` next to this file, and that of an encoder in ``models.json``, by the SHA-256 of its
+They stand in ``vectors.json`` next to this file, and those of models in ``models.json``, by the SHA-256 of their
 weights. Results are computed by NumPy, and gradients by the backend that is named as an argument, by default the first
-installed that differentiates. With the directory of an encoder in place of a backend, its entry alone is printed.
+installed that differentiates. With the directory of an encoder, or a GGUF file, in place of a backend, its entries
+alone are printed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.run.identical import computed, digest
-from attention_conformance.run.model import identical_case, load_model
+from attention_conformance.run.language_model import LanguageModel
+from attention_conformance.run.model import load_any, model_cases
 from attention_core import available_backends, get_backend
 
 __all__ = ["published", "published_model"]
@@ -24,9 +26,18 @@ def published() -> dict[str, str | None]:
     return _read("vectors.json")
 
 
-def published_model(directory: Path | None) -> dict[str, str | None]:
-    """Read the SHA-256 of the case of an encoder: `None` if its weights are not known."""
-    return {} if directory is None else {"model": _read("models.json").get(load_model(directory).sha256)}
+def published_model(path: Path | None, *, long: bool = False) -> dict[str, str | None]:
+    """Read the SHA-256 of the cases of a model: `None` if its weights are not known."""
+    if path is None:
+        return {}
+    known = _read("models.json").get(_name(path, long))
+    return {case.name: known for case in model_cases(path, long=long)}
+
+
+def _name(path: Path, long: bool) -> str:
+    """The SHA-256 of the weights, by which a model is published."""
+    model = load_any(path)
+    return f"{model.sha256}{' long' * (long and isinstance(model, LanguageModel))}"
 
 
 def _read(name: str) -> dict[str, str | None]:
@@ -40,9 +51,10 @@ def _sha256(case: Identical, differentiating: str) -> str:
 
 
 def _anew(argument: str) -> dict[str, str]:
-    if Path(argument).is_dir():
-        model = load_model(Path(argument))
-        return {model.sha256: _sha256(identical_case(model), "numpy")}
+    path = Path(argument)
+    if path.exists():
+        is_file = path.is_file()
+        return {_name(path, long): _sha256(model_cases(path, long=long)[0], "numpy") for long in {False, is_file}}
     return {case.name: _sha256(case, argument) for case in IDENTICAL}
 
 

@@ -26,6 +26,7 @@ from attention_core._functions.pieces import (
     merge_partials,
     partial_attention,
 )
+from attention_core._functions.prepared import prepare_weights
 from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
 from attention_core._functions.sampling import sample_tokens
@@ -100,6 +101,7 @@ __all__ = [
     "merge_partials",
     "multi_head_attention",
     "partial_attention",
+    "prepare_weights",
     "record_attention",
     "relative_bias",
     "rms_norm",

@@ -5,7 +5,7 @@ A `Linear` holds its weight as (in, out), so that ``y = x @ weight + bias``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attention_core._arrays import Array
 
@@ -19,6 +19,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MultiHeadAttention",
+    "PreparedWeight",
     "RMSNorm",
     "SaganAttention",
 ]
@@ -27,8 +28,31 @@ __all__ = [
 class Linear(NamedTuple):
     """An affine map: ``weight`` of shape (in, out) and ``bias`` of shape (out,) or ``None``."""
 
-    weight: Array
+    weight: Any  # an array, or a PreparedWeight
     bias: Array | None = None
+
+
+class PreparedWeight(NamedTuple):
+    """The weight (in, out) of a `Linear`, cut into slices by `attention_core.prepare_weights`.
+
+    ``high`` and ``low`` (in, out) are integers in float64, relative to ``power`` (1, out). ``like``, of shape (0,), has
+    the dtype of the weight.
+    """
+
+    high: Array
+    low: Array
+    power: Array
+    like: Array
+
+    @property
+    def shape(self) -> Any:
+        """That of the weight."""
+        return self.high.shape
+
+    @property
+    def dtype(self) -> Any:
+        """That of the weight."""
+        return self.like.dtype
 
 
 class LayerNorm(NamedTuple):

@@ -16,14 +16,8 @@ import attention_core as ac
 from attention_conformance.call import output_function
 from attention_conformance.cases.source import Source, Trees
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
-from attention_core import Dropout
-from attention_core.parameters import (
-    Embeddings,
-    EncoderLayer,
-    GatedFeedForward,
-    Linear,
-    SaganAttention,
-)
+from attention_core import Backend, Dropout
+from attention_core.parameters import Embeddings, EncoderLayer, GatedFeedForward, Linear, SaganAttention
 
 __all__ = ["IDENTICAL", "Identical"]
 
@@ -56,6 +50,10 @@ class Identical:
         cotangents, drawn as well, and added up.
     batched : tuple of str
         Inputs whose first axis is the batch, if all have the same: its entries can be computed one by one.
+    held : callable, optional
+        From a backend and a device to further `Trees`, of the library's arrays, that are made once.
+    modes : tuple of str, optional
+        In which modes alone it is run.
     """
 
     name: str
@@ -65,6 +63,8 @@ class Identical:
     dtype: str = "float32"
     variables: tuple[str, ...] = ()
     batched: tuple[str, ...] = ()
+    held: Callable[[Backend, str], Trees] | None = None
+    modes: tuple[str, ...] | None = None
 
     def trees(self) -> Trees:
         """Make the inputs, with cotangents for the results where there are variables."""

@@ -27,7 +27,7 @@ from attention_conformance.cases.identical import IDENTICAL, Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.libraries import devices_of, holds, quiet_start, threads_of
-from attention_conformance.run.model import identical_case, load_model
+from attention_conformance.run.model import model_cases
 from attention_conformance.run.processes import Message, Order, Plan, Started
 from attention_conformance.run.result import Result, one_line
 from attention_core import Backend, get_backend
@@ -116,20 +116,22 @@ def digest(arrays: Named) -> str:
     return found.hexdigest()
 
 
-def catalogue(model: Path | None, sentences: Sequence[str] = ()) -> tuple[Identical, ...]:
-    """All cases, with that of an encoder in a directory where one is given.
+def catalogue(model: Path | None, sentences: Sequence[str] = (), *, long: bool = False) -> tuple[Identical, ...]:
+    """All cases, with those of a model where one is given: a directory with an encoder, or a GGUF file.
 
     Raises
     ------
     ModelError
         When a file of the directory is missing, broken, or does not fit the others.
     """
-    return IDENTICAL if model is None else (*IDENTICAL, identical_case(load_model(model, sentences)))
+    return IDENTICAL if model is None else (*IDENTICAL, *model_cases(model, sentences, long=long))
 
 
 def work(order: Order) -> Iterator[Message]:
     """Carry out an order in this process: every case on every device in every mode, and eager in every variation."""
-    yield from work_on([case for case in catalogue(order.model, order.sentences) if case.name in order.cases], order)
+    yield from work_on(
+        [case for case in catalogue(order.model, order.sentences, long=order.long) if case.name in order.cases], order
+    )
 
 
 def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
@@ -145,6 +147,7 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
         for mode in modes
         for case in cases
         if not lacking[case.name, device]
+        if case.modes is None or mode in case.modes
         for variation in (variations(case) if mode == "eager" and order.threads is None else ("",))
     ]
     left_out = [(case, f"{backend.name} on {device}", reason) for (case, device), reason in lacking.items() if reason]
@@ -187,7 +190,9 @@ def _unvaried(case: Identical, modes: Sequence[str]) -> Iterator[str]:
         yield "blocks and batch: they are varied in eager calls alone"
         return
     others = [mode for mode in modes if mode != "eager"]
-    if others:
+    if case.modes is not None and set(modes) - set(case.modes):
+        yield f"{', '.join(mode for mode in modes if mode not in case.modes)}: its model is run eager alone"
+    elif others:
         yield f"blocks and batch in {', '.join(others)}: they are varied in eager calls alone"
     trees = case.trees()
     if _longest(trees) <= SMALL_ROWS:
@@ -250,7 +255,7 @@ def _small_blocks(backend: Backend) -> Iterator[None]:
 
 
 def _computed(case: Identical, backend: Backend, device: str, mode: str, trees: Trees) -> Named:
-    trees = backend.from_numpy(trees, device=device)
+    trees = backend.from_numpy(trees, device=device) | (case.held(backend, device) if case.held else {})
     if not case.variables:
         return tuple(_leaves("", backend.to_numpy(backend.compile(case.function, mode=mode)(trees))))
     variables = {name: trees.pop(name) for name in case.variables}

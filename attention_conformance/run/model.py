@@ -1,4 +1,7 @@
-"""Real sentences through a pretrained encoder, on every backend: against NumPy in float64, or in the same bits."""
+"""Real sentences through a pretrained model, on every backend: against NumPy in float64, or in the same bits.
+
+A directory holds an encoder, whose formulas are here; a GGUF file holds a language model, of `language_model`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.bert import Bert, Config, load_bert
+from attention_conformance.run.bert import Bert, Config, ModelError, load_bert
+from attention_conformance.run.language_model import LanguageModel, identical_cases, load_language_model, outcome
 from attention_conformance.run.libraries import devices_of, holds, in_precision
 from attention_conformance.run.result import Result, one_line
 from attention_core import (
@@ -32,7 +36,18 @@ from attention_core import (
 from attention_core.backend import array_namespace
 from attention_core.parameters import Embeddings, EncoderLayer
 
-__all__ = ["MODEL_DTYPES", "PAIRS", "Model", "ModelTrial", "identical_case", "load_model", "plan_model", "run_model"]
+__all__ = [
+    "MODEL_DTYPES",
+    "PAIRS",
+    "Model",
+    "ModelTrial",
+    "identical_case",
+    "load_any",
+    "load_model",
+    "model_cases",
+    "plan_model",
+    "run_model",
+]
 
 PAIRS = (
     ("A man is eating food.", "A man is eating a piece of bread."),
@@ -81,12 +96,32 @@ class Model:
 class ModelTrial:
     """A model to be run in one way; ``reason`` says why it is not to be run, where that is so."""
 
-    model: Model
+    model: Model | LanguageModel
     backend: Backend
     device: str
     dtype: str
     mode: str
     reason: str = ""
+
+
+def load_any(path: Path) -> Model | LanguageModel:
+    """Load an encoder from a directory, or a language model from a GGUF file.
+
+    Raises
+    ------
+    ModelError
+        As `load_model`.
+    """
+    return load_language_model(path) if path.is_file() else load_model(path)
+
+
+def model_cases(path: Path, sentences: Sequence[str] = (), *, long: bool = False) -> tuple[Identical, ...]:
+    """The cases of a model of which every way of running must give the same bits."""
+    if path.is_file():
+        if sentences:
+            raise ModelError(f"expected an encoder with sentences; got the language model {path}")
+        return identical_cases(load_language_model(path), long)
+    return (identical_case(load_model(path, sentences)),)
 
 
 def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
@@ -108,20 +143,26 @@ def load_model(directory: Path, sentences: Sequence[str] = ()) -> Model:
 
 
 def plan_model(
-    model: Model,
+    model: Model | LanguageModel,
     backends: Iterable[Backend],
     *,
     devices: Sequence[str] | None = None,
     dtypes: Sequence[str] | None = None,
     modes: Sequence[str] | None = None,
+    long: bool = False,
 ) -> list[ModelTrial]:
-    """List every trial; ``None`` stands for all there are."""
+    """List every trial; ``None`` stands for all there are. A language model compiles where it is to be long."""
+    brief = isinstance(model, LanguageModel) and not long
 
     def reason(backend: Backend, device: str, dtype: str, mode: str) -> str:
         if not holds(backend, device, dtype):
             return f"{backend.name} on {device} has no {dtype}"
         if mode != "eager" and dtype not in COMPILED and dtypes is None:
             return f"compiled modes run the model in {', '.join(COMPILED)}, unless dtypes are asked for"
+        if brief and modes is None and mode != "eager":
+            return "a language model is compiled by --long, or where modes are asked for"
+        if brief and dtypes is None and dtype != "float32":
+            return "a language model runs in float32, unless --long or dtypes are asked for"
         return ""
 
     return [
@@ -155,6 +196,8 @@ def run_model(trials: Iterable[ModelTrial]) -> Iterator[Result]:
 
 def _outcome(trial: ModelTrial) -> tuple[float, float, str, tuple[float, ...]]:
     """Error, bound and detail of a trial, and the cosines of the pairs."""
+    if isinstance(trial.model, LanguageModel):
+        return *outcome(trial.model, trial.backend, trial.device, trial.dtype, mode=trial.mode), ()
     with in_precision(trial.backend, trial.dtype):
         vectors = _vectors(trial).astype(np.float64)
     errors = np.abs(vectors - _reference(trial.model)) / spacing(np.ones(1), trial.dtype)
@@ -179,6 +222,7 @@ def _disagreement(model: Model, cosines: tuple[float, ...]) -> str:
 
 def _vectors(trial: ModelTrial) -> NumpyArray:
     """One vector for every sentence, computed by the core."""
+    assert isinstance(trial.model, Model)
     config, xp = trial.model.bert.config, trial.backend.namespace
 
     def encode(parameters: tuple[Embeddings, list[EncoderLayer]], token_ids: Any, is_token: Any) -> Any:

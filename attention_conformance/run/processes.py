@@ -23,7 +23,7 @@ from attention_conformance.cases import CASES
 from attention_conformance.run.implementations import IMPLEMENTATIONS, is_quick
 from attention_conformance.run.libraries import THREADS, devices_of, quiet_start
 from attention_conformance.run.measures import Trial
-from attention_conformance.run.model import ModelTrial, load_model, plan_model, run_model
+from attention_conformance.run.model import ModelTrial, load_any, plan_model, run_model
 from attention_conformance.run.result import Result
 from attention_conformance.run.runner import plan, run
 from attention_core import get_backend
@@ -41,13 +41,15 @@ class Order:
     cases : tuple of str
     devices, dtypes, modes, implementations : tuple of str, optional
     model : Path, optional
-        A directory with an encoder, to be run as well.
+        A directory with an encoder, or a GGUF file, to be run as well.
     quick : bool
         Whether to run eager calls in float32 alone, on the first device unless others are named.
     threads : int, optional
         How many threads a library may start; a process that is running keeps those it has.
     sentences : tuple of str
         What the model encodes in place of its own sentences.
+    long : bool
+        Whether a language model continues more prompts, and in more modes.
     recipe : Recipe, optional
         What is computed in place of the cases.
     skip : int
@@ -64,6 +66,7 @@ class Order:
     quick: bool = False
     threads: int | None = None
     sentences: tuple[str, ...] = ()
+    long: bool = False
     recipe: Any = None
     skip: int = 0
 
@@ -117,7 +120,7 @@ def work(order: Order) -> Iterator[Message]:
         if not order.quick or is_quick(backend, each.mode, each.dtype, each.implementation)
     ]
     if order.model is not None:
-        trials += plan_model(load_model(order.model), [backend], **chosen)
+        trials += plan_model(load_any(order.model), [backend], **chosen, long=order.long)
     yield Plan(backend.name, len(trials), backend.versions())
     for trial in trials[order.skip :]:
         case, implementation, measure = "model", "", "ulp"

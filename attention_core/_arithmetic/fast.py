@@ -7,16 +7,18 @@ from typing import Any
 
 from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
+from attention_core._arithmetic.prepared import restored
 from attention_core._arrays import Array, Namespace, dtype_name, shape, take_rows
+from attention_core.parameters import PreparedWeight
 from attention_core.random import drop as drop  # one of the operations of an arithmetic
 
 # Elements above the bound are multiplied by a power of two before they are squared, so no square overflows.
 _BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}
 
 
-def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> Array:
+def affine(x: Array, weight: Array | PreparedWeight, bias: Array | None, /, *, xp: Namespace) -> Array:
     r"""Affine map of the channels, :math:`x W + b`: (..., in) -> (..., out)."""
-    y = xp.matmul(x, weight)
+    y = xp.matmul(x, restored(weight, xp=xp) if isinstance(weight, PreparedWeight) else weight)
     return y if bias is None else xp.add(y, bias)
 
 

@@ -29,31 +29,44 @@ SUM_BITS = 26  # bits of a slice that is summed over positions: sums of up to 2*
 
 
 def matmul(x: Array, y: Array, /, *, xp: Namespace) -> Array:
-    r"""Matrix product of (..., K) and (K, N), as float64: exact sums of products of slices, added with one rounding.
+    r"""Matrix product of (..., K) and (K, N), as float64: exact sums of products of slices, added with one rounding."""
+    return matmul_slices(x, *cut_columns(y, shape(x, xp=xp)[-1], xp=xp), xp=xp)
+
+
+def cut_columns(y: Array, channels: int, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Two slices of the second factor of a product, (K, N), and the powers of two of its columns, (1, N)."""
+    power = power_above_max(y, -2, xp)
+    high, low = slices(y, power, bits=slice_bits(min(channels, LONGEST)), count=2, xp=xp)
+    return high, low, power
+
+
+def matmul_slices(x: Array, high: Array, low: Array, power: Array, /, *, xp: Namespace) -> Array:
+    r"""The product `matmul`, of whose second factor the slices are known.
 
     The slices of a row of x, or of a column of y, are relative to its largest magnitude. More than 4096 channels are
     summed in chunks, whose sums are added as two parts each (`split_carry`).
     """
     channels = shape(x, xp=xp)[-1]
     bits = slice_bits(min(channels, LONGEST))
-    powers = power_above_max(x, -1, xp), power_above_max(y, -2, xp)
-    (x1, x2), (y1, y2) = _slice_both(x, y, powers, bits=bits, xp=xp)
-    left, right = xp.concat([x1, x2], axis=-1), xp.concat([y2, y1], axis=-2)
+    row_power = power_above_max(x, -1, xp)
+    x1, x2 = slices(x, row_power, bits=bits, count=2, xp=xp)
 
     if channels <= LONGEST:  # the sum of both smaller products is exact, too: it is at most 3/4 2**53
-        high, cross = xp.matmul(x1, y1), xp.matmul(left, right)
+        large, cross = xp.matmul(x1, high), xp.add(xp.matmul(x1, low), xp.matmul(x2, high))
     else:
-        chunks = [(start, min(start + LONGEST, channels)) for start in range(0, channels, LONGEST)]
-        high = _chunked_matmul(x1, y1, chunks, xp)
-        second = [(start + channels, stop + channels) for start, stop in chunks]
-        cross = _chunked_matmul(left, right, chunks + second, xp)
-    scaled = xp.multiply(powers[0], xp.multiply(powers[1], 2.0 ** (-2 * bits)))
-    return xp.multiply(xp.add(high, xp.multiply(cross, 2.0**-bits)), scaled)
+        large = _chunked_matmul(((x1, high),), xp)
+        cross = _chunked_matmul(((x1, low), (x2, high)), xp)
+    scaled = xp.multiply(row_power, xp.multiply(power, 2.0 ** (-2 * bits)))
+    return xp.multiply(xp.add(large, xp.multiply(cross, 2.0**-bits)), scaled)
 
 
-def _chunked_matmul(x: Array, y: Array, chunks: list[tuple[int, int]], xp: Namespace) -> Array:
-    """Exact sums of products of integers over chunks of the channels, rounded once."""
-    sums = [split_carry(xp.matmul(x[..., start:stop], y[..., start:stop, :]), xp) for start, stop in chunks]
+def _chunked_matmul(pairs: tuple[tuple[Array, Array], ...], xp: Namespace) -> Array:
+    """The sum of products of integers, exact over chunks of the channels, rounded once."""
+    sums, channels = [], shape(pairs[0][0], xp=xp)[-1]
+    for x, y in pairs:
+        for start in range(0, channels, LONGEST):
+            stop = min(start + LONGEST, channels)
+            sums.append(split_carry(xp.matmul(x[..., start:stop], y[..., start:stop, :]), xp))
     return join_carry(tuple(add_in_order(part, xp) for part in zip(*sums, strict=True)), xp)
 
 

@@ -30,6 +30,7 @@ from attention_core._arithmetic.logistic import cap as cap
 from attention_core._arithmetic.logistic import gelu_tanh as gelu_tanh
 from attention_core._arithmetic.logistic import silu as silu
 from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
+from attention_core._arithmetic.prepared import PREPARED_AFFINE
 from attention_core._arithmetic.products import (
     SUM_BITS,
     add_in_order,
@@ -40,19 +41,22 @@ from attention_core._arithmetic.products import (
 )
 from attention_core._arrays import Array, Namespace, on_device_of, shape, take_rows
 from attention_core._backend import Backend, Operation, register
+from attention_core.parameters import PreparedWeight
 from attention_core.random import Dropout, dropout_mask
 
 TINY = 2.0**-600  # negligible against the square of any normal float32, and still a normal float64
 
 
-def affine(x: Array, weight: Array, bias: Array | None, /, *, xp: Namespace) -> Array:
+def affine(x: Array, weight: Array | PreparedWeight, bias: Array | None, /, *, xp: Namespace) -> Array:
     r"""Affine map of the channels, :math:`x W + b`: (..., in) -> (..., out)."""
     *leading, channels = shape(x, xp=xp)
     if isinstance(channels, int) and channels == 0:
         return fast.affine(x, weight, bias, xp=xp)
-    arrays = (xp.reshape(x, (-1, channels)), weight, *(() if bias is None else (bias,)))
-    (output,) = run(AFFINE, Constants(), *arrays, xp=xp)
-    return xp.reshape(output, (*leading, shape(weight, xp=xp)[-1]))
+    is_cut = isinstance(weight, PreparedWeight)
+    factors, operation = (weight[:3], PREPARED_AFFINE) if is_cut else ((weight,), AFFINE)
+    arrays = (xp.reshape(x, (-1, channels)), *factors, *(() if bias is None else (bias,)))
+    (output,) = run(operation, Constants(), *arrays, xp=xp)
+    return xp.reshape(output, (*leading, shape(factors[0], xp=xp)[-1]))
 
 
 def _affine(xp: Namespace, plan: Constants, x: Array, weight: Array, bias: Array | None = None) -> Array:

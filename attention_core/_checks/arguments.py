@@ -34,7 +34,7 @@ from attention_core._backend import (
     library_name,
     registered_name,
 )
-from attention_core.parameters import Linear
+from attention_core.parameters import Linear, PreparedWeight
 
 FLOAT64_MAX = sys.float_info.max
 MAX_SIZE = 2**31 - 1  # counters are int32
@@ -82,7 +82,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
         kind = type(value)
         if kind in _PLAIN or (isinstance(value, Real) and hasattr(value, "dtype")):
             parts.append((kind, value))  # 1, 1.0 and True are equal, and not the same
-        elif hasattr(value, "dtype"):
+        elif hasattr(value, "dtype") and not isinstance(value, PreparedWeight):
             if not is_of_eager_type(value) or getattr(value, "is_nested", False):  # whose shape raises
                 return None
             device, committed = getattr(value, "device", None), getattr(value, "committed", None)
@@ -228,6 +228,8 @@ def check_device(name: str, array: Array, model_name: str, model: Array) -> None
 
 def device_of(array: Array) -> Any:
     """The one device of an array that its user has placed; ``None`` where the library still may move it."""
+    if isinstance(array, PreparedWeight):
+        array = array.like
     if has_sharding(array):
         if not is_concrete(array):
             return None

@@ -267,7 +267,7 @@ def _check_tree(name: str, like: Any, tree: Any) -> None:
         if tree is not None:
             raise ValueError(f"expected no {name}; got {_described(tree)}")
         return
-    if not hasattr(tree, "shape"):
+    if not hasattr(tree, "shape") or isinstance(tree, trees.PreparedWeight):
         raise TypeError(f"expected {name} as an array of shape {like.dims}; got {type(tree).__name__}")
     if tuple(tree.shape) != like.dims:
         raise ValueError(f"expected {name} {like.dims}; got {shape_text(tree)}")

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from gguf_helpers import write_gguf
 from typer.testing import CliRunner
 
 from attention_cli.app import app
@@ -63,34 +64,6 @@ def test_a_model_that_is_not_whole_is_told(folder, spoil, status, message):
     assert result.exit_code == status
     assert result.stderr.startswith("attention-core: " + message.replace("{}", str(folder)))
     assert result.stderr.count("\n") == 1
-
-
-LLAMA = {
-    "embedding_length": 8, "feed_forward_length": 6, "block_count": 1, "attention.head_count": 2,
-    "attention.head_count_kv": 1,
-}  # fmt: skip
-
-
-def write_gguf(path, *, architecture="llama", left_out=(), shapes=(), more=()):
-    gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, value in LLAMA.items():
-        writer.add_uint32(f"{architecture}.{name}", value)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    dims = {
-        "token_embd.weight": (7, 8), "output_norm.weight": (8,), "blk.0.attn_norm.weight": (8,),
-        "blk.0.attn_q.weight": (8, 8), "blk.0.attn_k.weight": (4, 8), "blk.0.attn_v.weight": (4, 8),
-        "blk.0.attn_output.weight": (8, 8), "blk.0.ffn_norm.weight": (8,), "blk.0.ffn_gate.weight": (6, 8),
-        "blk.0.ffn_up.weight": (6, 8), "blk.0.ffn_down.weight": (8, 6),
-    } | dict(shapes) | dict.fromkeys(more, (3,))  # fmt: skip
-    rng, arrays = np.random.default_rng(4), {}
-    for name, size in dims.items():
-        if name not in left_out:
-            arrays[name] = rng.standard_normal(size).astype(np.float32)
-            writer.add_tensor(name, arrays[name])
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
-    return arrays
 
 
 def test_a_gguf_file_is_its_tensors(tmp_path):

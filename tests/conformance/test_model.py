@@ -21,6 +21,7 @@ from attention_cli.app import app
 from attention_conformance import vectors
 from attention_conformance.run.bert import ModelError, load_bert
 from attention_conformance.run.identical import computed, digest
+from attention_conformance.run.language_model import KNOWN
 from attention_conformance.run.model import (
     PAIRS,
     PUBLISHED,
@@ -381,14 +382,14 @@ def test_sentences_of_the_user_are_encoded_in_the_same_bits(published, tmp_path)
 
 
 def test_a_hash_other_than_that_of_known_weights_is_told(published, monkeypatch):
-    monkeypatch.setattr("attention_cli.conformance.published_model", lambda directory: {"model": "0" * 64})
+    monkeypatch.setattr("attention_cli.conformance.published_model", lambda path, long: {"model": "0" * 64})
     result = identical(published)
     assert result.exit_code == 1
     assert f"model on numpy (cpu, eager): expected SHA-256 {'0' * 64}, as published; got " in result.stdout
 
 
 def test_every_known_model_has_a_hash_and_no_other():
-    assert set(vectors._read("models.json")) == set(PUBLISHED)
+    assert set(vectors._read("models.json")) == {*PUBLISHED, *KNOWN, *(f"{each} long" for each in KNOWN)}
 
 
 def test_the_hash_of_a_model_is_printed_anew(published):

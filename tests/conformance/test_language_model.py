@@ -1,0 +1,112 @@
+"""Language models of the kit: texts against float64, and bits that no batch changes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gguf_helpers import write_gguf
+from typer.testing import CliRunner
+
+from attention_cli.app import app
+from attention_conformance.run import language_model
+from attention_conformance.run.identical import APART, computed, digest
+from attention_conformance.run.language_model import KNOWN, Known, identical_cases, load_language_model, outcome
+from attention_conformance.run.model import load_any, plan_model, run_model
+from attention_conformance.vectors import published_model
+from attention_core import get_backend
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_gguf(tmp_path / "small.gguf")
+    return tmp_path / "small.gguf"
+
+
+def found_on(backend, model, mode="eager"):
+    return outcome(model, backend, backend.devices()[0], "float32", mode=mode)
+
+
+def test_texts_agree_with_one_pass_in_float64(backend, path):
+    error, bound, detail = found_on(backend, load_language_model(path))
+    assert error <= bound, detail
+
+
+def test_text_and_logits_that_differ_fail(path, monkeypatch):
+    model, numpy = load_language_model(path), get_backend("numpy")
+    ids, _ = language_model._answer(model, numpy, "cpu", "float32", mode="eager")
+    known = Known(model.question, ids, ((1, 2),))
+    assert found_on(numpy, replace(model, known=known)).error <= 64
+    wrong = replace(model, known=replace(known, answer=(*ids[:-1], ids[-1] + 1)))
+    assert found_on(numpy, wrong).detail == f"expected tokens {wrong.known.answer}; got {ids}"
+    reference = language_model._reference
+    monkeypatch.setattr(language_model, "_reference", lambda *each: reference(*each) * (1 + 2.0**-16))
+    (failed,) = run_model(plan_model(model, [numpy], dtypes=["float32"]))
+    assert failed.passed is False
+    assert 64 < failed.error < 1000
+
+
+def test_no_batch_changes_the_bits(backend, path):
+    model = load_language_model(path)
+    numpy, device = get_backend("numpy"), backend.devices()[0]
+    (case,) = identical_cases(model, False)
+    expected = digest(computed(case, numpy, "cpu", "eager"))
+    found = {digest(computed(case, backend, device, "eager", variation=each)) for each in ("", APART)}
+    assert found == {expected}
+
+
+def last_bit(model):
+    token = model.parameters.token.copy()
+    token[3, 1] = np.nextafter(token[3, 1], np.float32(9))
+    return replace(model, parameters=model.parameters._replace(token=token))
+
+
+def other_base(model):
+    return replace(model, definition=model.definition.with_settings(rotary_base=10001.0))
+
+
+@pytest.mark.parametrize("change", [last_bit, other_base])
+def test_a_change_of_the_model_changes_the_hash(path, change):
+    model, numpy = load_language_model(path), get_backend("numpy")
+    hashes = {
+        digest(computed(identical_cases(each, False)[0], numpy, "cpu", "eager")) for each in (model, change(model))
+    }
+    assert len(hashes) == 2
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["conformance", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_the_command_runs_a_language_model(path):
+    places = ("--model", path, "--backend", "numpy", "--jobs", "0")
+    told = run(*places, "--case", "model")
+    assert (told.exit_code, "1 passed, 0 failed" in told.stdout) == (0, True), told.output
+    told = run(*places, "--identical", "--case", "model*")
+    assert told.exit_code == 0, told.output
+    assert "1 identical, 0 not, 0 not run" in told.stdout
+    assert published_model(path) == {"model": None}
+
+
+def test_what_is_no_language_model_is_told(path, tmp_path):
+    path.write_bytes(path.read_bytes()[:-70])
+    for arguments in (("--model", path), ("--model", path, "--identical")):
+        told = run(*arguments, "--backend", "numpy", "--jobs", "0")
+        assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
+        assert "expected a whole GGUF file" in told.stderr
+    write_gguf(path)
+    told = run("--model", path, "--identical", "--sentence", "a b")
+    assert (told.exit_code, "expected an encoder with sentences" in told.stderr) == (2, True)
+    assert "expected --model with a language model for --long" in run("--long").stderr
+
+
+def test_prompts_that_are_known_have_different_lengths():
+    (known,) = KNOWN.values()
+    assert len(known.prompts) == 8
+    assert len({len(each) for each in known.prompts}) > 4
+    assert known.question[-1] not in known.answer
+
+
+def test_a_long_run_compiles_and_takes_all_types(path):
+    model, numpy = load_any(path), get_backend("numpy")
+    assert [each.dtype for each in plan_model(model, [numpy]) if not each.reason] == ["float32"]
+    assert [each.dtype for each in plan_model(model, [numpy], long=True) if not each.reason] == ["float32", "float64"]
