@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import math
 import time
@@ -30,7 +29,7 @@ from attention_conformance.run.profiles import bound_for
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.result import one_line
 from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
-from attention_conformance.run.watch import Touched, poisoned, shared, watched
+from attention_conformance.run.watch import Touched, poisoned, resident, shared, watched
 from attention_conformance.run.where import located
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
@@ -283,30 +282,13 @@ def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     found = _call(question, problem)
     for _ in range(4):
         _call(question, problem)
-    _trim()
-    before, size = _resident(), sum(each.nbytes for each in problem.arrays.values())
+    before, size = resident(), sum(each.nbytes for each in problem.arrays.values())
     for _ in range(24):
         found = _call(question, problem)
-    _trim()
-    grown = _resident() - before
+    grown = resident() - before
     if grown > 10 * size:
         raise Touched(f"24 calls with arguments of {size / 2**20:.1f} MiB each kept {grown / 2**20:.1f} MiB")
     return found
-
-
-def _trim() -> None:
-    """Give memory that is free back to the system, where the C library can."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _resident() -> int:
-    """The resident memory of this process in bytes; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm") as told:
-            return int(told.read().split()[1]) * 4096
-    except OSError:
-        return 0
 
 
 _MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.run.again import script_of
-from attention_conformance.run.finding import VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
 from attention_conformance.run.catalogue import SUBJECT_CASES
+from attention_conformance.run.finding import VERDICTS, WRONG, Finding, finding_from, most_telling, to_row
 from attention_conformance.subject_report import assumptions
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject

@@ -15,10 +15,10 @@ import numpy as np
 
 from attention_conformance.oracle.ulps import FORMATS
 from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, drawn, variables
 from attention_conformance.run.script import laid
-from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.subjects.subject import Subject

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attention_conformance import Subject, check_subject
-from attention_conformance.run.finding import VERDICTS
 from attention_conformance.run.catalogue import SUBJECT_CASES
+from attention_conformance.run.finding import VERDICTS
 from attention_conformance.subjects.presets import PRESETS, Preset
 from attention_conformance.subjects.probe import settled
 from attention_conformance.survey.check import RED
