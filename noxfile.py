@@ -43,6 +43,7 @@ PEERS = (
     "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients",
     "tests/conformance/test_written.py",  # in Chromium, where there is one
 )
+NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
     "attention_*", "backends", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
@@ -191,10 +192,44 @@ def mutants(session):
 
 @nox.session
 def docs(session):
-    """Build the documentation, where every warning is an error, and run the examples of the reference."""
+    """Build the documentation, where every warning is an error, and run the examples of the reference.
+
+    `-- linkcheck` follows the links to other sites instead.
+    """
     install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("docs",))
-    for builder in ("html", "doctest"):
+    for builder in session.posargs or ("html", "doctest"):
         session.run("sphinx-build", "-W", "--keep-going", "-b", builder, "docs", f"site/{builder}")
+
+
+@nox.session(default=False)
+def gallery(session):
+    """Draw the pictures of the documentation again; those of looking.md need Chromium, and the pretrained encoder."""
+    install(session, "-e", f".[cli,plot,{','.join(FRAMEWORKS)}]", "mpmath", "tokenizers", groups=("benchmark", "site"))
+    install(session, "--no-deps", MODEL)
+    model = model_directory(session)
+    for script in sorted((ROOT / "docs").glob("plot_*.py")):
+        session.run("python", str(script), *([model] if script.name == "plot_views.py" else []), env=QUIET)
+
+
+@nox.session(default=False)
+def site(session):
+    """Build the documentation, and open every page in Chromium: accessibility, network, width."""
+    install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("docs", "site"))
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "site/html")
+    session.run("python", "tools/check_site.py", "site/html", *session.posargs)
+
+
+@nox.session(default=False)
+def notebooks(session):
+    """Make notebooks of some pages in site/notebooks, and run each from top to bottom."""
+    install(session, "-e", f".[cli,{','.join(FRAMEWORKS)}]", "keras", "flax", groups=("notebooks",))
+    session.run("python", "-m", "ipykernel", "install", "--sys-prefix", "--name", "python3")
+    made = ROOT / "site" / "notebooks"
+    made.mkdir(parents=True, exist_ok=True)
+    session.chdir(session.create_tmp())  # for the files that the pages write
+    for page in NOTEBOOKS:
+        target = made / Path(page).with_suffix(".ipynb").name
+        session.run("jupytext", "--to", "ipynb", "--execute", "--output", str(target), str(ROOT / page), env=QUIET)
 
 
 def install(session, *what, groups=()):

@@ -17,8 +17,9 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx-mathjax-offline",
+    "sphinx_design",
 ]
-myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 default_role = "py:obj"  # `scaled_dot_product_attention` in a docstring is a link
 
@@ -35,6 +36,8 @@ doctest_global_setup = "\n".join(f"from {module} import *" for module in modules
 html_theme = "furo"
 html_title = f"attention-core {version}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_js_files = ["accessible.js"]
 html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = ">>> "
 
