@@ -69,11 +69,11 @@ def draw_sum():
     for row, number in enumerate(numbers):
         whole = round(abs(number) * 2**bits)
         sign = -1 if number < 0 else 1
-        for place in range(bits):
-            bit = whole >> (bits - 1 - place) & 1
-            colour = ("#9ecae1", "#fdae6b")[place // 8] if bit else "#f3f4f6"
-            axes.add_patch(plt.Rectangle((place, -row), 0.94, 0.8, color=colour))
-            axes.text(place + 0.47, -row + 0.4, bit, ha="center", va="center", fontsize=8)
+        for column in range(bits):
+            bit = whole >> (bits - 1 - column) & 1
+            colour = ("#9ecae1", "#fdae6b")[column // 8] if bit else "#f3f4f6"
+            axes.add_patch(plt.Rectangle((column, -row), 0.94, 0.8, color=colour))
+            axes.text(column + 0.47, -row + 0.4, bit, ha="center", va="center", fontsize=8)
         parts = [sign * (whole >> 8), sign * (whole & 255)]
         totals = [total + part for total, part in zip(totals, parts, strict=True)]
         axes.text(-0.4, -row + 0.4, f"{number:+.6f}", ha="right", va="center", fontsize=9)
