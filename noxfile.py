@@ -244,7 +244,8 @@ def chosen(words, folders):
 
 def language_model(session):
     """The file of the installed language model, once it is known to be the one that was published."""
-    script = f"import {LANGUAGE_MODEL.replace('-', '_')} as model; print(*model.__path__)"
+    package = LANGUAGE_MODEL.replace("-", "_")  # which imports what only its own plugin needs
+    script = f"from importlib.util import find_spec; print(*find_spec('{package}').submodule_search_locations)"
     (file,) = Path(session.run("python", "-c", script, silent=True).strip()).glob("*.gguf")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if digest != LANGUAGE_MODEL_SHA256:
