@@ -205,7 +205,7 @@ def _continue(model: LanguageModel, trees: Trees) -> Any:
     if ids.shape[0] == 1:
         ids = ids[:, : int(lengths[0])]
     batch, length = ids.shape
-    cache = exact.empty_cache((batch,), length + 1, ragged=True, dtype=xp.float32, xp=xp)
+    cache = exact.empty_cache((batch,), length + 1, ragged=True, dtype=xp.float32, device=ids.device, xp=xp)
     last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
     found, cache = exact(trees["parameters"], ids, cache=cache, num_new=lengths, select=last)
     following = xp.expand_dims(sample_tokens(xp.squeeze(found, axis=-2), temperature=0.0, xp=xp), axis=-1)
