@@ -42,6 +42,8 @@ PEERS = (
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",
     "tests/frameworks/test_gradients.py::test_frameworks_agree_on_gradients",
     "tests/conformance/test_written.py",  # in Chromium, where there is one
+    "tests/view/test_page.py",  # likewise
+    "tests/view/test_view.py",  # with matplotlib
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
 DOCTESTS = ("--doctest-modules", "attention_core")
