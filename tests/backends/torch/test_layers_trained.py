@@ -35,7 +35,9 @@ def test_sixteen_bits_are_computed_in_float32_and_rounded_once(name, dtype):
         narrow.definition = wide.definition = definitions.SaganAttention(
             8, head_channels=2, bias=True, spectral_norm=False, data_format="channels_first"
         )
-        narrow.state = wide.state = None
+        for layer in (narrow, wide):
+            del layer.state
+            layer.state = None
     inputs = inputs_of(name, dtype)
     widened = (x.float() if x.is_floating_point() else x for x in inputs)
     equal(narrow(*inputs), wide(*widened).to(dtype))
