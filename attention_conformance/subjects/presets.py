@@ -30,19 +30,6 @@ def _torch_sdpa() -> Subject:
     return Subject(functional.scaled_dot_product_attention, backend="torch")
 
 
-def _torch_math() -> Subject:
-    functional, kernels = (importlib.import_module(name) for name in ("torch.nn.functional", "torch.nn.attention"))
-
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
-                  scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
-        with kernels.sdpa_kernel(kernels.SDPBackend.MATH):
-            return functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-
-    return Subject(attention, backend="torch")
-
-
 def _torch_flex() -> Subject:
     flex = importlib.import_module("torch.nn.attention.flex_attention")
 
@@ -224,7 +211,7 @@ def _own() -> Subject:
 PRESETS = {
     "attention-core": Preset("attention-core", _own),
     "torch.sdpa": Preset("torch", _torch_sdpa),
-    "torch.sdpa-math": Preset("torch", _torch_math),
+    "torch.sdpa-math": Preset("torch", functools.partial(presets_torch.sdpa, "MATH")),
     "torch.flex": Preset("torch", _torch_flex),
     "torch.mha": Preset("torch", _torch_mha),
     "jax.nn": Preset("jax", _jax_nn),
@@ -236,7 +223,7 @@ PRESETS = {
     "onnxruntime": Preset("onnxruntime", functools.partial(_onnx, runtime=True)),
     "flax.nnx": Preset("flax", _flax_nnx),
     "equinox": Preset("equinox", _equinox),
-    "torch.sdpa-flash": Preset("torch", presets_torch.sdpa_flash),
+    "torch.sdpa-flash": Preset("torch", functools.partial(presets_torch.sdpa, "FLASH_ATTENTION")),
     "torch.flash-of-cpu": Preset("torch", presets_torch.flash_of_cpu),
     "torch.causal-lower-right": Preset("torch", presets_torch.causal_lower_right),
     "torch.mha-module": Preset("torch", presets_torch.mha_module),

@@ -16,18 +16,18 @@ __all__ = [
     "gpt_oss",
     "memory_efficient",
     "mha_module",
-    "sdpa_flash",
+    "sdpa",
     "x_transformers",
 ]
 
 
-def sdpa_flash() -> Subject:
-    """The function, with its flash kernel alone."""
+def sdpa(kernel: str) -> Subject:
+    """The function, with one of its kernels alone."""
     functional, kernels = (importlib.import_module(name) for name in ("torch.nn.functional", "torch.nn.attention"))
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False,
                   scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
-        with kernels.sdpa_kernel(kernels.SDPBackend.FLASH_ATTENTION):
+        with kernels.sdpa_kernel(getattr(kernels.SDPBackend, kernel)):
             return functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
             )
