@@ -89,6 +89,11 @@ def view(
     named = _tokens(tokens, key_tokens, lengths)
     shows_count = 1 if others is None else 3
     bits, block = _resolution(lengths, shows_count * sum(len(each.heads) for each in sources))
+    if image is not None and block != (1, 1):
+        limit = f"at most {MOST_CODES} weights and {MOST_ROWS} positions"
+        raise ValueError(
+            f"expected {limit} with an image; got {lengths[0]} × {lengths[1]}: choose heads, or downsample"
+        )
     maps: list[Map] = []
     for layer, source in enumerate(sources):
         _add(maps, (layer, 0), source.heads, encode(source.largest(block), bits), block)
@@ -101,8 +106,6 @@ def view(
     notes = [] if block == (1, 1) else [f"Each cell is the largest of at least {block[0]} × {block[1]} weights."]
     picture = None
     if image is not None:
-        if block != (1, 1):
-            raise ValueError(f"expected at most {MOST_CODES} weights with an image; got more: choose heads")
         picture = picture_of(image, lengths, (grid, key_grid), prefix)
     dimmed = _dimmed(named, padding, lengths)
     return View(title, lengths, shows, maps, named, dimmed, picture, notes=notes)

@@ -159,6 +159,9 @@ def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_tok
         view(RANDOM.dirichlet(np.ones(96), size=96), image=image, grid=(5, 5))
     with pytest.raises(ValueError, match="expected grid, as 95 patches do not tell"):
         view(RANDOM.dirichlet(np.ones(95), size=95), image=image)
+    long = Computed(*np.zeros((2, 1, 2049, 1), np.float32))
+    with pytest.raises(ValueError, match="at most 8388608 weights and 2048 positions with an image; got 2049 × 2049"):
+        view(long, image=image)
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
