@@ -44,7 +44,9 @@ def test_pickled_results_are_those_of_today():
     )
     equal(ac.partial_attention(query, key, value), kept["partial"])
     equal(ac.attention_extent(query, key, value), kept["extent"])
-    equal(ac.partial_attention(query, key, value, extent=kept["extent"], **exact), kept["exact_partial"])
+    partial, width = ac.partial_attention(query, key, value, extent=kept["extent"], **exact), value.shape[-1]
+    products = np.delete(partial.values, range(2 * width, 3 * width), axis=-1)  # earlier ones lack that of low slices
+    equal(partial._replace(values=products), kept["exact_partial"])
     equal(ac.append(ac.empty_cache((1,), 2, 16, 4, xp=np), key, value), kept["cache"])
     assert ac.explain_attention(query, key, value).chosen == kept["explanation"].chosen
     assert kept["dropout"] == ac.Dropout(0.25, 3)

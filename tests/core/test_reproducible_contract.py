@@ -35,6 +35,33 @@ def test_nan_and_infinities_show_only_where_they_are_attended_to(put, get, rng):
     same(found, of_numpy(query, key, value, mask=mask)[0, 0])
 
 
+def scattered(rng, *dims):
+    """Values of both signs within two powers of two."""
+    return (rng.uniform(0.25, 1, dims) * rng.choice([-1, 1], dims)).astype(np.float32)
+
+
+@pytest.mark.parametrize("spread", [1, 6])
+def test_masked_values_do_not_show_in_the_bits(spread, put, get, rng):
+    query, key, value = float32(rng, 4, 100, 16) * spread, float32(rng, 4, 100, 16), scattered(rng, 4, 100, 16)
+    found = []
+    for masked in (0, 1, 2.0**10):
+        changed = value.copy()
+        changed[:, 99] *= masked
+        found.append(get(attention(*put([query, key, changed]), mask=put(np.arange(100) < 99), **EXACTLY)))
+    same(found[1], found[0])
+    same(found[2], found[0])
+
+
+@pytest.mark.parametrize("spread", [1, 6])
+def test_each_prefix_has_the_bits_that_it_has_in_the_whole(spread, put, get, rng):
+    query, key, value = float32(rng, 4, 90, 16) * spread, float32(rng, 4, 90, 16), scattered(rng, 4, 90, 16)
+    value *= 2.0 ** np.sort(rng.integers(-4, 5, (4, 90, 16)), axis=-2).astype(np.float32)
+    whole = get(attention(*put([query, key, value]), mask=ac.Causal(), **EXACTLY))
+    for stop in (1, 2, 7, 30, 64, 89):
+        part = get(attention(*put([query[:, stop - 1 : stop], key[:, :stop], value[:, :stop]]), **EXACTLY))
+        same(part, np.ascontiguousarray(whole[:, stop - 1 : stop]))
+
+
 def test_a_fully_masked_row_gives_zero(put, get, rng):
     arrays = qkv(rng)
     lengths = put(np.array([0, 9]))

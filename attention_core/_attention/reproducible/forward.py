@@ -7,8 +7,9 @@ over the keys finds the row maximum. A second one computes the weights
 .. math:: w_{ij} = 2^{256 (t_{ij} - \max_j t_{ij})}
 
 as two integers of 18 bits each. Sums of their products with slices of the values are exact, so neither the order of
-blocks nor their size shows. For 16-bit types, one slice of each number suffices, and one integer of 24 bits for a
-weight.
+blocks nor their size shows. All four sums are added with one rounding. So masked values do not show either, although
+the power of two that values are cut by is above them, too. For 16-bit types, one slice of each number suffices, and one
+integer of 24 bits for a weight.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, A
     xp, carry = grid.xp, needs_carry(grid, 1)
 
     def finish(rows: QueryRows, values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
-        exact = without_carry(sums.values, carry, xp), without_carry(sums.weights, carry, xp)
-        total, weight = weighted_totals(*exact, values.power, xp=xp)
+        weights = without_carry(sums.weights, carry, xp)
+        total, weight = weighted_totals(sums.values, weights, values.power, carry=carry, xp=xp)
         if sums.margins:
             total, weight = refine(rows, values, sums, total, weight=weight)
         return total, weight, sums.anchor

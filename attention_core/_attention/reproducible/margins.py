@@ -2,7 +2,8 @@ r"""A cheap test of which queries may need more slices than the two of every wei
 
 Two slices of a weight are off by up to :math:`2^{-36.6}` of the largest weight of the row, however small it is itself.
 So a sum of weighted values is accurate where :math:`\sum_j w_{ij} |v_{je}|` is at least :math:`\tau = 2^{-7}` times
-:math:`\sum_j |v_{je}|`, over the keys that the query may attend to. `refinement` decides that by exact sums.
+:math:`\sum_j |v_{je}|`, over the keys that the query may attend to. `refinement` decides that by exact sums, of three
+bits of each magnitude.
 
 Here, sums of :math:`(w_{ij} - \tau) |v_{je}|` in float32 tell which queries are clearly above the bound, as nearly all
 are. Their rounding depends on the library, without any effect: :math:`\tau` is larger by a sixteenth here, so a query
@@ -14,35 +15,46 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from attention_core._arithmetic.exact import PRECISION
 from attention_core._arrays import Array, Namespace, on_device_of, shape
 from attention_core._attention.blocks.grid import Grid, cached_by_distance, dropout_of, num_heads_of
 from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock
-from attention_core._attention.reproducible.slices import SCORE_UNIT, VALUE_BITS, WEIGHT_BITS
+from attention_core._attention.reproducible.slices import SCORE_UNIT, WEIGHT_BITS
 from attention_core._backend import is_concrete
 
 LOG_TAU = -7
 FILTER = 2.0**LOG_TAU * 17 / 16
 WEIGHT_UNIT = 2.0 ** WEIGHT_BITS[2]
-COARSE_BITS = 12  # bits of a magnitude in exact comparisons, of which 2**19 can be added
-CREDIT = 65  # added to each magnitude that is not 0, in the unit of the last of these bits: covers what is left out
-PENALTY = 4  # in that unit, for a weight of 1
-STEP = 2.0 ** (VALUE_BITS[2] - COARSE_BITS)  # that unit, in those of a first slice of a value
+LEAST_MAGNITUDE = 2.0**-15  # over the power of two above the channel: smaller values count as 0
+LEAST_CREDIT = 2.0**-10  # in the bound, for each of these: covers the bits of them that no slice holds
 
 
-def first_magnitudes(slices: Array, xp: Namespace) -> tuple[Array, Array]:
-    """Magnitudes of values, (G, N, E + 1), and the factors of their bounds, (G, 1, 1, E + 1).
+def value_magnitudes(values: Array, power: Array, xp: Namespace) -> tuple[Array, Array]:
+    """Magnitudes of values, (G, N, E + 1), and the least sums that are clearly above the bound, (G, 1, 1, E + 1).
 
-    Magnitudes are those of the first of two slices (G, N, 2 E). A channel of zeros has the factor 0: it is never in
-    doubt. The last column has ones, for the weights alone.
+    Magnitudes are relative to the power of two above the channel, and have three bits of their own. So a sum of them
+    does not depend on that power, but for values that count as 0. The last column has ones, for the weights alone.
     """
-    *dims, width = shape(slices, xp=xp)
-    sizes = xp.abs(xp.astype(slices[..., width // 2 :], xp.float32))
-    used = xp.astype(xp.greater(xp.max(sizes, axis=-2, keepdims=True), 0.0), xp.float32)
-    ones = xp.ones((*dims, 1), dtype=xp.float32, **on_device_of(slices))
-    factors = xp.concat([used, xp.multiply(ones[..., :1, :], 2.0 ** (1 - VALUE_BITS[2]))], axis=-1)
-    return xp.multiply(xp.concat([sizes, ones], axis=-1), 1 / WEIGHT_UNIT), xp.expand_dims(factors, axis=-3)
+    sizes = xp.divide(xp.abs(values), power)
+    is_small = xp.less(sizes, LEAST_MAGNITUDE)
+    num_small = xp.sum(xp.astype(xp.logical_and(is_small, xp.greater(sizes, 0.0)), xp.float64), axis=-2, keepdims=True)
+    least = xp.multiply(num_small, FILTER * LEAST_CREDIT)
+    carrier = xp.multiply(sizes, 2.0 ** (PRECISION - 3))
+    carrier += sizes
+    sizes = xp.where(is_small, 0.0, xp.subtract(carrier, xp.subtract(carrier, sizes)))
+    sizes, least = (
+        xp.concat([xp.astype(x, xp.float32), last], axis=-1)
+        for x, last in ((sizes, _column(sizes, 1.0, xp)), (least, _column(least, 0.0, xp)))
+    )
+    return xp.multiply(sizes, 1 / WEIGHT_UNIT), xp.expand_dims(least, axis=-3)
+
+
+def _column(x: Array, number: float, xp: Namespace) -> Array:
+    """A number for each row."""
+    *dims, _ = shape(x, xp=xp)
+    return xp.full((*dims, 1), number, dtype=xp.float32, **on_device_of(x))
 
 
 def float32_weights(scores: Array, weights: Array, xp: Namespace) -> Array:
@@ -81,11 +93,6 @@ def _times_filter(allowed: Array, xp: Namespace) -> Array:
     return xp.multiply(xp.astype(allowed, xp.float32), FILTER * WEIGHT_UNIT)
 
 
-def doubtful(margins: Array, weight: Array, factors: Array, xp: Namespace) -> Array:
-    """Which sums of `block_margins` are not clearly above the bound, by the sums of weights (G, R, m, 1) of their rows.
-
-    The difference of both sums of weights is tau times the number of keys that a row may attend to.
-    """
-    of_weights = xp.multiply(xp.astype(weight, xp.float32), (CREDIT + 1.5 * PENALTY) * STEP)
-    least = xp.subtract(of_weights, xp.multiply(margins[..., -1:], CREDIT * STEP))
-    return xp.less(margins, xp.multiply(least, factors))
+def doubtful(margins: Array, least: Array, xp: Namespace) -> Array:
+    """Which sums of `block_margins` are not clearly above the bound: below the least sums of `value_magnitudes`."""
+    return xp.less(margins, least)

@@ -10,7 +10,15 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import CARRY, SMALLEST, power_above_max, scalar64, split_carry, to_float64
+from attention_core._arithmetic.exact import (
+    CARRY,
+    SMALLEST,
+    join_carry,
+    power_above_max,
+    scalar64,
+    split_carry,
+    to_float64,
+)
 from attention_core._arithmetic.operations import run
 from attention_core._arrays import (
     Array,
@@ -50,8 +58,8 @@ from attention_core._attention.reproducible.slices import (
     from_three_float32,
     needs_carry,
     pad_rows,
-    slice_widths,
     split_columns,
+    value_widths,
 )
 from attention_core._backend import Backend, Operation, register
 
@@ -83,7 +91,7 @@ class ExactPartial(NamedTuple):
     weights : Array of int32, shape (..., H, M, 3, K)
         Limbs of the sums of weights, K of them: 2, or 1 for types of 16 bits.
     values : Array of int32, shape (..., H, M, 3, J E)
-        Limbs of the sums of weighted values, with J = 2 K - 1. Three times as many where there is a mask or bias, as
+        Limbs of the sums of weighted values, with J = K². Three times as many where there is a mask or bias, as
         values that are not finite are counted separately.
     extent : Extent
         Of all keys.
@@ -185,7 +193,7 @@ def reproducible_partial(call: Call, extent: Extent) -> ExactPartial:
     width = shape(call.value, xp=xp)[-1]
     if _may_be_masked(call):
         call, width = _with_nonfinite_indicators(call), 3 * width
-    lasts = (count, (2 * count - 1) * width)
+    lasts = (count, count**2 * width)
     if _is_empty(call):
         weights, values = (
             xp.zeros((*leading, heads, rows, 3, last), dtype=xp.int32, **on_device_of(call.query)) for last in lasts
@@ -234,7 +242,7 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
 
 def _limb_widths(plan: Plan, operands: Operands, xp: Namespace) -> tuple[Any, Any]:
     count = plan.num_slices
-    return 3 * count, 3 * (2 * count - 1) * shape(operands.value, xp=xp)[-1]
+    return 3 * count, 3 * count**2 * shape(operands.value, xp=xp)[-1]
 
 
 def _limbs(parts: Parts, carry: bool, xp: Namespace) -> list[Array]:
@@ -297,7 +305,7 @@ def complete_exactly(partial: ExactPartial, dropout: Any, xp: Namespace) -> tupl
     *leading, heads, rows, _, count = shape(weights, xp=xp)
     num_kv_heads, _, width = shape(extents, xp=xp)[-3:]
     batch = math.prod(leading)
-    total_width = shape(values, xp=xp)[-1] // (2 * count - 1)
+    total_width = shape(values, xp=xp)[-1] // count**2
     dims = (batch, num_kv_heads, heads // num_kv_heads, rows)
     arrays = (
         xp.reshape(weights, (*dims, 3, count)),
@@ -317,9 +325,11 @@ def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Back
     power = power_above_max(to_float64(extents, xp), -2, xp)
     if plan.counts_nonfinite:
         power = xp.concat([power, *[xp.ones_like(power)] * 2], axis=-1)
-    value_sums = split_columns(_from_limbs(values, xp), slice_widths(shape(power, xp=xp)[-1], count, False))
-    weight_sums = split_columns(_from_limbs(weights, xp), [1] * count)
-    total, weight = weighted_totals(value_sums, weight_sums, power, xp)
+    widths = value_widths(shape(power, xp=xp)[-1], count, False)
+    pairs = zip(*(split_columns(half, widths) for half in _carried(values, xp)), strict=True)
+    value_sums = tuple(half for pair in pairs for half in pair)
+    weight_sums = split_columns(join_carry(_carried(weights, xp), xp), [1] * count)
+    total, weight = weighted_totals(value_sums, weight_sums, power, carry=True, xp=xp)
     anchor = anchor_max(from_three_float32(to_float64(scores, xp), xp), xp)
     weight = xp.where(xp.logical_or(xp.isnan(anchor), xp.less(weight, 0.0)), math.nan, weight)
     output = divide_by_weight(total, weight, plan.factor, xp)
@@ -336,10 +346,11 @@ def _show_nonfinite(output: Array, width: Any, xp: Namespace) -> Array:
     return xp.where(xp.logical_or(attended_inf, attended_minus_inf), shown, output)
 
 
-def _from_limbs(x: Array, xp: Namespace) -> Array:
-    """Sums in limbs (..., 3, K), rounded once to float64: both numbers of the last addition are exact."""
+def _carried(x: Array, xp: Namespace) -> tuple[Array, Array]:
+    """Sums in limbs (..., 3, K) as high and low parts, both exact, as `split_carry` has them."""
     first, second, third = (xp.astype(x[..., n, :], xp.float64) for n in range(3))
-    return xp.add(xp.multiply(xp.add(xp.multiply(first, float(LIMB)), second), float(LIMB)), third)
+    high = xp.multiply(xp.add(xp.multiply(first, float(LIMB)), second), LIMB / CARRY)
+    return high, third
 
 
 def _complete_abstract(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:

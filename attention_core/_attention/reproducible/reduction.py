@@ -8,7 +8,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2_weight, log2
-from attention_core._arithmetic.exact import divide_rows, power_above_max, round_to_float32, to_float64, uncontracted
+from attention_core._arithmetic.exact import (
+    divide_rows,
+    power_above_max,
+    round_to_float32,
+    sum_exactly,
+    to_float64,
+    uncontracted,
+)
 from attention_core._arrays import Array, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks
 from attention_core._attention.blocks.grid import (
@@ -25,7 +32,7 @@ from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
-from attention_core._attention.reproducible.margins import block_margins, bound_of, first_magnitudes, float32_weights
+from attention_core._attention.reproducible.margins import block_margins, bound_of, float32_weights, value_magnitudes
 from attention_core._attention.reproducible.slices import (
     MAX_TOP,
     MIN_TOP,
@@ -33,13 +40,12 @@ from attention_core._attention.reproducible.slices import (
     VALUE_BITS,
     WEIGHT_BITS,
     Parts,
-    combine_slices,
     concat_slices,
     needs_carry,
     slice_key,
     slice_query,
-    slice_widths,
-    sliced_matmul,
+    value_terms,
+    value_widths,
     weight_slices,
     with_carry,
 )
@@ -151,8 +157,8 @@ class SlicedValues(NamedTuple):
     exact: Array  # the values themselves, (G, N, E)
     power: Array  # above all values of a channel, (G, 1, E)
     row_max: Array | None  # (G, R, M, 1); None if that of the keys at hand is to be found
-    magnitudes: Array | None  # by `first_magnitudes`; None where no sum is refined
-    factors: Array | None  # likewise
+    magnitudes: Array | None  # by `value_magnitudes`; None where no sum is refined
+    least: Array | None  # likewise
     memo: dict[str, Any]  # what `refinement` computes once
 
 
@@ -178,17 +184,17 @@ def reduce_keys(grid: Grid, reduction: Reduction) -> tuple[Array, ...]:
 def _slice_values(grid: Grid, reduction: Reduction, sample: Sample) -> SlicedValues:
     xp, count = grid.xp, grid.plan.num_slices
     values = reduction.value_part(to_float64(sample.value, xp))
-    magnitudes = factors = row_max = None
+    magnitudes = least = row_max = None
     if reduction.extent is None:
         power = power_above_max(values, -2, xp)
     else:
         row_max, power = (sample_slice(grid, x, sample.index, sample.head) for x in reduction.extent)
     slices = concat_slices(values, power, VALUE_BITS[count], count, xp=xp)
     if reduction.extent is None and count == 2:
-        magnitudes, factors = first_magnitudes(slices, xp)
+        magnitudes, least = value_magnitudes(values, power, xp)
     ones = xp.ones((*shape(values, xp=xp)[:-1], 1), dtype=xp.float64, **on_device_of(values))
     slices = xp.concat([slices, ones], axis=-1)
-    return SlicedValues(slices, values, power, row_max=row_max, magnitudes=magnitudes, factors=factors, memo={})
+    return SlicedValues(slices, values, power, row_max=row_max, magnitudes=magnitudes, least=least, memo={})
 
 
 def _sum_over_keys(rows: QueryRows, values: SlicedValues) -> Sums:
@@ -218,7 +224,7 @@ def _zero_sums(rows: QueryRows, like: Array, values: SlicedValues) -> tuple[Part
     carry = needs_carry(grid, 1)
     *dims, _ = shape(rows.query, xp=xp)
     width = shape(grid.operands.value, xp=xp)[-1]
-    widths = slice_widths(width, count, carry), [1] * (count * (2 if carry else 1))
+    widths = value_widths(width, count, carry), [1] * (count * (2 if carry else 1))
     zeros = tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
     if values.magnitudes is None:
         return *zeros, ()
@@ -243,7 +249,7 @@ def _block_sums(
         margins = (block_margins(grid, short, block, bound, magnitudes=magnitudes),)
     kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
-    products = sliced_matmul(kept, value_block, matmul_per_group, xp)
+    products = tuple(matmul_per_group(part, value_block, xp) for part in kept)
     value_sums = tuple(product[..., :-1] for product in products)
     if dropout is None:
         weight_sums = tuple(product[..., -1:] for product in products)
@@ -255,14 +261,19 @@ def _block_sums(
 # Averages
 
 
-def weighted_totals(value_sums: Parts, weight_sums: Parts, value_power: Array, xp: Namespace) -> tuple[Array, Array]:
-    """Sums of weighted values and of weights, from the integers that stand for them."""
+def weighted_totals(
+    value_sums: Parts, weight_sums: Parts, value_power: Array, *, carry: bool, xp: Namespace
+) -> tuple[Array, Array]:
+    """Sums of weighted values and of weights, from the integers that stand for them.
+
+    The former are those of `value_terms`, and rounded once. So nothing shows of the power that values were cut by.
+    """
     count = len(weight_sums)
     bits, value_bits = WEIGHT_BITS[count], VALUE_BITS[count]
     weight = weight_sums[0]
     if count == 2:
         weight = xp.add(weight, xp.multiply(weight_sums[1], 2.0**-bits))
-    total = combine_slices(value_sums, bits, value_bits, xp)
+    total = xp.add(*sum_exactly(value_terms(value_sums, count, carry, xp), xp))
     unit = xp.multiply(xp.expand_dims(value_power, axis=-3), 2.0 ** -(bits + value_bits))
     return xp.multiply(total, unit), xp.multiply(weight, 2.0**-bits)
 

@@ -22,21 +22,22 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.elementary import exp2_tail
+from attention_core._arithmetic.exact import sum_exactly, two_sum
 from attention_core._arrays import Array, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.grid import dropout_of, is_one_block, may_mask, num_heads_of
 from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import visit_blocks
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock
-from attention_core._attention.reproducible.margins import CREDIT, LOG_TAU, PENALTY, STEP, doubtful
+from attention_core._attention.reproducible.margins import LEAST_CREDIT, LOG_TAU, WEIGHT_UNIT, doubtful
 from attention_core._attention.reproducible.reduction import QueryRows, SlicedValues, Sums, scores_at
 from attention_core._attention.reproducible.slices import (
     VALUE_BITS,
     WEIGHT_BITS,
     Parts,
     needs_carry,
+    value_terms,
     with_carry,
-    without_carry,
 )
 
 BITS, SLICES = WEIGHT_BITS[2], 3
@@ -46,14 +47,15 @@ PAIR = 2 * VALUE_BITS[2]  # bits of the values that are summed in one visit
 PAIRS = 7  # of values from the largest to the smallest float32
 GUARD = 2.0**34  # the scale of an element over what its windows leave out, at least
 PART = 8  # rows that a traced loop sums again together
-SIZE_BITS = 22  # bits of half of a weight in the comparisons of sizes
+SIZE_BITS = 17  # bits of half of a weight in the comparisons of sizes
+MAGNITUDE = 2.0**17  # magnitudes times this are integers, of which 2**19 times weights can be added
 NEAR, MOST = 4, 32  # rows in doubt that are no further apart are summed again together: few enough to stay in a cache
 
 
 def refine(rows: QueryRows, values: SlicedValues, sums: Sums, total: Array, weight: Array) -> tuple[Array, Array]:
     """Sums of weighted values and of weights, with those that lost small weights summed again."""
     loops, xp = rows.grid.loops, rows.grid.xp
-    in_doubt = doubtful(sums.margins[0], weight, values.factors, xp)
+    in_doubt = doubtful(sums.margins[0], values.least, xp)
     if loops.traced:
         refine_parts = functools.partial(_refine_parts, rows, values, in_doubt, (sums.anchor, total, weight))
         return loops.cond(xp.any(in_doubt), refine_parts, lambda: (total, weight))  # type: ignore[no-any-return]
@@ -124,7 +126,7 @@ class _Columns(NamedTuple):
     """What weights are multiplied by, (G, N, E), and how many slices the values need."""
 
     coarse: Array  # the first bits of the magnitudes of values
-    credit: Array  # an upper bound of these, and of what two slices of weight and value leave out
+    credit: Array  # the same, and a least number for values that count as 0 there
     num_pairs: Array  # how many pairs of slices hold all bits of all values, 0-d
 
 
@@ -132,10 +134,10 @@ def _columns(values: SlicedValues, traced: bool, xp: Namespace) -> _Columns:
     """The columns of a sample; where loops are not traced, computed once for all of its rows."""
     if "columns" in values.memo:
         return values.memo["columns"]  # type: ignore[no-any-return]
-    width = shape(values.exact, xp=xp)[-1]
-    coarse = xp.floor(xp.multiply(xp.abs(values.values[..., width:-1]), 1 / STEP))
+    assert values.magnitudes is not None
+    coarse = xp.multiply(xp.astype(values.magnitudes[..., :-1], xp.float64), WEIGHT_UNIT * MAGNITUDE)
     nonzero = xp.not_equal(values.exact, 0.0)
-    credit = xp.where(nonzero, xp.add(coarse, float(CREDIT)), 0.0)
+    credit = xp.where(nonzero, xp.where(xp.equal(coarse, 0.0), LEAST_CREDIT * MAGNITUDE, coarse), 0.0)
     num_pairs = xp.ones((), dtype=xp.int32, **on_device_of(coarse))
     if 0 in values.exact.shape:
         return _Columns(coarse, credit, num_pairs)
@@ -230,37 +232,42 @@ def _size_and_credit(again: _Again) -> tuple[Array, Array]:
 # Sums over one window of the weights
 
 
-def _sum_window(again: _Again, lift: Array, inverse: Array) -> tuple[Array, Array, Array]:
+def _sum_window(again: _Again, lift: Array, inverse: Array) -> tuple[Array, Array, Array, Array]:
     """Sums of half of each weight over a window, by the power of two that brings it in front of the point.
 
-    Of weighted values, and of their sizes, both (G, R, m, E + 1), with the weights alone at the end. Then how many
-    weights of a row have bits behind the window, (G, R, m, 1).
+    Of weighted values, what their roundings left out, and their sizes, each (G, R, m, E + 1), with the weights alone at
+    the end. Then how many weights of a row have bits behind the window, (G, R, m, 1).
     """
     xp, query = again.rows.grid.xp, again.rows.query
     width = shape(again.values.exact, xp=xp)[-1]
     *dims, _ = shape(query, xp=xp)
-    zeros = tuple(zeros_with(again.anchor, *dims, last, xp=xp) for last in (width, 1, width + 1, 1))
+    zeros = tuple(zeros_with(again.anchor, *dims, last, xp=xp) for last in (width, width, 1, width + 1, 1))
     one = xp.ones_like(lift)
     add_pair = functools.partial(_add_pair, again, lift)
     state = again.rows.grid.loops.loop(0, again.columns.num_pairs, add_pair, (*zeros, one, one))
-    values, weight, size, longer, *_ = state
-    sums = xp.multiply(xp.concat([values, weight], axis=-1), inverse)
-    return sums, xp.multiply(size, xp.multiply(inverse, 2.0**-SIZE_BITS)), longer
+    values, error, weight, size, longer, *_ = state
+    sums, errors = (
+        xp.multiply(xp.concat(list(pair), axis=-1), inverse)
+        for pair in ((values, weight), (error, xp.zeros_like(weight)))
+    )
+    return sums, errors, xp.multiply(size, xp.multiply(inverse, 2.0**-SIZE_BITS)), longer
 
 
 def _add_pair(again: _Again, lift: Array, _: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
     """Add what two slices of the values contribute; weights and sizes are the same for each pair."""
     grid, xp = again.rows.grid, again.rows.grid.xp
-    values, *_, value_lift, value_inverse = state
+    values, error, *_, value_lift, value_inverse = state
     carry, width = needs_carry(grid, 1), shape(again.values.exact, xp=xp)[-1]
     pair = _slice_pair(again.values, value_lift, xp)
     add_keys = functools.partial(_window_sums, again, lift, pair)
     widths = [2 * width] * (SLICES * (2 if carry else 1)), [1] * SLICES, [width + 1, 1]
     signed, weights, (size, longer) = again.visit(add_keys, widths)
     units = [2.0 ** (-BITS * n) for n in range(1, SLICES + 1)]
-    new = xp.multiply(_combine_pair(without_carry(signed, carry, xp), units, xp), value_inverse)
+    unit = xp.multiply(value_inverse, 2.0 ** -(BITS + VALUE_BITS[2]))
+    terms = (xp.multiply(term, unit) for term in value_terms(signed, 2, carry, xp))
+    values, left_out = sum_exactly((values, *terms), xp)
     lifts = xp.multiply(value_lift, 2.0**PAIR), xp.multiply(value_inverse, 2.0**-PAIR)
-    return xp.add(values, new), _add_slices(weights, units, xp), size, longer, *lifts
+    return values, xp.add(error, left_out), _add_slices(weights, units, xp), size, longer, *lifts
 
 
 def _window_sums(again: _Again, lift: Array, pair: Array, masked: bool, j: Any) -> tuple[Parts, ...]:
@@ -276,16 +283,6 @@ def _window_sums(again: _Again, lift: Array, pair: Array, masked: bool, j: Any) 
     count = shape(weights, xp=xp)[-2]
     signed = tuple(products[..., n * count : (n + 1) * count, :] for n in range(SLICES))
     return with_carry(signed, needs_carry(grid, 1), xp), totals, (size, longer)
-
-
-def _combine_pair(signed: Parts, units: list[float], xp: Namespace) -> Array:
-    """The number that products with two slices of the values stand for."""
-    width = shape(signed[0], xp=xp)[-1] // 2
-    low, high = (
-        _add_slices(tuple(part[..., n * width : (n + 1) * width] for part in signed), units, xp) for n in (0, 1)
-    )
-    bits = VALUE_BITS[2]
-    return xp.add(xp.multiply(low, 2.0 ** (-2 * bits)), xp.multiply(high, 2.0**-bits))
 
 
 def _add_slices(parts: Parts, units: list[float], xp: Namespace) -> Array:
@@ -318,6 +315,7 @@ class _Progress(NamedTuple):
     """What is known of each element after some windows, (G, R, m, E + 1) each."""
 
     values: Array
+    error: Array  # what roundings left out of the values
     size: Array
     longer: Array  # how many weights of a row have bits behind these windows, (G, R, m, 1)
     open: Array  # whether the element needs more windows
@@ -331,7 +329,8 @@ def _refine_rows(
     xp, loops = rows.grid.xp, rows.grid.loops
     again = _Again(rows, values, anchor, _columns(values, loops.traced, xp))
     size, credit = _size_and_credit(again)
-    chosen = xp.logical_and(xp.less(size, _least_size(size, credit, xp)), xp.greater(credit, 0.0))
+    # From this size of half of the weights on, two slices of each are accurate.
+    chosen = xp.logical_and(xp.less(size, xp.multiply(credit, 2.0 ** (LOG_TAU - 1))), xp.greater(credit, 0.0))
     add_windows = functools.partial(_add_windows, again, chosen, credit, (total, weight))
     return loops.cond(xp.any(chosen), add_windows, lambda: (total, weight))  # type: ignore[no-any-return]
 
@@ -341,38 +340,34 @@ def _add_windows(again: _Again, chosen: Array, credit: Array, sums: tuple[Array,
     xp = again.rows.grid.xp
     zeros = xp.zeros_like(credit)
     one = xp.ones((), dtype=xp.float64, **on_device_of(credit))
-    progress = _Progress(zeros, zeros, zeros[..., :1], chosen, lift=one, inverse=one)
+    progress = _Progress(zeros, zeros, zeros, zeros[..., :1], chosen, lift=one, inverse=one)
     add_window = functools.partial(_add_window, again, credit)
-    found, *_ = again.rows.grid.loops.loop(0, WINDOWS, add_window, tuple(progress))
+    found, error, *_ = again.rows.grid.loops.loop(0, WINDOWS, add_window, tuple(progress))
+    found = xp.add(found, error)
     unit = xp.multiply(xp.expand_dims(again.values.power, axis=-3), 2.0)
     total = xp.where(chosen[..., :-1], xp.multiply(found[..., :-1], unit), sums[0])
     return total, xp.where(chosen[..., -1:], xp.multiply(found[..., -1:], 2.0), sums[1])
-
-
-def _least_size(size: Array, credit: Array, xp: Namespace) -> Array:
-    """The size of half of the weights from which on two slices of each are accurate."""
-    least = xp.multiply(credit, 2.0 ** (LOG_TAU - 1))
-    penalty = xp.multiply(size[..., -1:], float(PENALTY))
-    return xp.concat([xp.add(least[..., :-1], penalty), least[..., -1:]], axis=-1)
 
 
 def _add_window(again: _Again, credit: Array, _: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
     """Add the next window to the elements that need it, if there are any."""
     xp, progress = again.rows.grid.xp, _Progress(*state)
     add = functools.partial(_add_sums, again, progress)
-    sums = again.rows.grid.loops.cond(xp.any(progress.open), add, lambda: tuple(progress[:3]))
-    _, size, longer = sums
+    sums = again.rows.grid.loops.cond(xp.any(progress.open), add, lambda: tuple(progress[:4]))
+    *_, size, longer = sums
     short = xp.less(size, xp.multiply(credit, xp.multiply(progress.inverse, GUARD * 2.0**-WINDOW)))
     lifts = xp.multiply(progress.lift, 2.0**WINDOW), xp.multiply(progress.inverse, 2.0**-WINDOW)
     still_open = xp.logical_and(progress.open, xp.logical_and(short, xp.greater(longer, 0.0)))
     return *sums, still_open, *lifts
 
 
-def _add_sums(again: _Again, progress: _Progress) -> tuple[Array, Array, Array]:
+def _add_sums(again: _Again, progress: _Progress) -> tuple[Array, Array, Array, Array]:
     xp = again.rows.grid.xp
-    new_values, new_size, longer = _sum_window(again, progress.lift, progress.inverse)
-    values, size = (
-        xp.where(progress.open, xp.add(before, more), before)
-        for before, more in ((progress.values, new_values), (progress.size, new_size))
+    new_values, new_error, new_size, longer = _sum_window(again, progress.lift, progress.inverse)
+    values, left_out = two_sum(progress.values, new_values, xp)
+    error = xp.add(progress.error, xp.add(new_error, left_out))
+    size = xp.add(progress.size, new_size)
+    values, error, size = (
+        xp.where(progress.open, more, before) for before, more in zip(progress[:3], (values, error, size), strict=True)
     )
-    return values, size, longer
+    return values, error, size, longer

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic.exact import (
+    CARRY,
     LOG2_E,
     LONGEST,
     join_carry,
@@ -115,13 +116,34 @@ def sliced_matmul(
     """Exact products of slices of weights with those of `concat_slices`.
 
     The first slice of the weights is multiplied by both slices of ``x``, the second one by the first slice of ``x``.
-    The product of both second slices is below the last bit that counts.
+    The product of both second slices is below the last bit that counts in a gradient.
     """
     product = multiply(weights[0], x, xp)
     if len(weights) == 1:
         return (product,)
     width = shape(x, xp=xp)[-1] // 2
     return product, multiply(weights[1], x[..., width:], xp)
+
+
+def value_widths(width: Any, count: int, carry: bool) -> list[Any]:
+    """The widths of exact sums of weighted values, which `value_terms` takes, for values of a width."""
+    return [count * width] * (count * (2 if carry else 1))
+
+
+def value_terms(sums: Parts, count: int, carry: bool, xp: Namespace) -> list[Array]:
+    """Exact terms whose sum is that of weighted values, in units of the product of both first slices.
+
+    The sums are those of each slice of the weights times all slices of `concat_slices`, in the form of `with_carry`.
+    """
+    terms = []
+    for n, part in enumerate(sums):
+        of_weights, is_low = divmod(n, 2) if carry else (n, True)
+        unit = 2.0 ** (-WEIGHT_BITS[count] * of_weights) * (1.0 if is_low else CARRY)
+        width = shape(part, xp=xp)[-1] // count
+        for of_values in range(count):
+            first = (count - 1 - of_values) * width
+            terms.append(xp.multiply(part[..., first : first + width], unit * 2.0 ** (-VALUE_BITS[count] * of_values)))
+    return terms
 
 
 def combine_slices(sums: Parts, left_bits: int, right_bits: int, xp: Namespace) -> Array:
