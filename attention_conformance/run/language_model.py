@@ -172,11 +172,7 @@ def _whole(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
 
 
 def identical_cases(model: LanguageModel, long: bool) -> tuple[Identical, ...]:
-    """Prompts of different lengths in a batch, or each alone and without padding: all must give the same bits.
-
-    Prompts are taken in at once. In pieces they may differ in the last bits. Values are cut into slices relative to the
-    largest of their channel among all keys of a call, later ones included.
-    """
+    """Prompts of different lengths in a batch, at once, or each alone, token by token: all must give the same bits."""
     ids, lengths = model.prompts(long)
     return (
         Identical(
@@ -202,12 +198,14 @@ def _continue(model: LanguageModel, trees: Trees) -> Any:
     ids, lengths = trees["token_ids"], trees["lengths"]
     xp = array_namespace(ids)
     exact = model.definition.with_settings(arithmetic="reproducible")
-    if ids.shape[0] == 1:
-        ids = ids[:, : int(lengths[0])]
     batch, length = ids.shape
     cache = exact.empty_cache((batch,), length + 1, ragged=True, dtype=xp.float32, device=ids.device, xp=xp)
-    last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
-    found, cache = exact(trees["parameters"], ids, cache=cache, num_new=lengths, select=last)
+    if batch == 1:
+        for position in range(int(lengths[0])):
+            found, cache = exact(trees["parameters"], ids[:, position : position + 1], cache=cache)
+    else:
+        last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
+        found, cache = exact(trees["parameters"], ids, cache=cache, num_new=lengths, select=last)
     following = xp.expand_dims(sample_tokens(xp.squeeze(found, axis=-2), temperature=0.0, xp=xp), axis=-1)
     logits, _ = exact(trees["parameters"], following, cache=cache)
     return xp.concat([found, logits], axis=-2)
