@@ -57,7 +57,7 @@ def slower(call: Call) -> str | None:
             return None
         if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
             return "gains less in a compiled program than reading the arguments costs"
-    if call.mask is not None or not _has_few_keys(call) or _sums_are_finite(query, call.key):
+    if call.mask is not None or call.assume_finite or not _has_few_keys(call) or _sums_are_finite(query, call.key):
         return None
     return "loses NaN where there are few keys, and these are not finite"
 
@@ -96,7 +96,7 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
         return "takes no bias of another dtype than query, nor one that is to be differentiated"
     if later:
         return "takes no bias in a compiled program, which does not tell whether it is to be differentiated"
-    if call.query.is_cuda and _is_extreme(bias):
+    if call.query.is_cuda and not call.assume_finite and _is_extreme(bias):
         return "takes a bias near the least number for a mask (line 4)"
     return None
 
@@ -112,8 +112,10 @@ def _refusal_of_values(call: Call, later: bool) -> str | None:
 
 
 def may_leak(call: Call) -> bool:
-    """Whether the kernel computes with something that is masked."""
+    """Whether the kernel computes with something that is masked, and not assumed to be finite."""
     mask: Any = call.mask
+    if call.assume_finite:
+        return False
     if call.bias is not None or not isinstance(mask, KeyLengths):
         return call.bias is not None or mask is not None
     return isinstance(mask.lengths, torch.Tensor) and not is_concrete(mask.lengths)
@@ -199,11 +201,13 @@ def causal_part(mask: Any) -> tuple[Mask | None, Any]:
 
 def all_products_are_finite(call: Call) -> bool:
     """Whether query, key, value and their products are seen to be finite."""
-    return _norms_are_small(call, call.query, call.key, call.value) or known_finite_products(call)
+    return call.assume_finite or _norms_are_small(call, call.query, call.key, call.value) or known_finite_products(call)
 
 
 def scores_are_finite(call: Call) -> bool:
     """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
+    if call.assume_finite:
+        return True
     if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < MIN_ELEMENTS:
         return False
     with torch.no_grad():
@@ -235,7 +239,8 @@ def _has_few_keys(call: Call) -> bool:
 def loses_nan(call: Call) -> bool:
     """Whether the kernel overlooks NaN in queries and keys that can be read."""
     return (
-        call.key.shape[-2] > 0
+        not call.assume_finite
+        and call.key.shape[-2] > 0
         and _has_few_keys(call)
         and is_concrete(call.query)
         and not _sums_are_finite(call.query, call.key)
