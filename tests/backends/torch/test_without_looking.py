@@ -1,11 +1,11 @@
 """Calls of PyTorch in which the host reads no value."""
 
-import contextlib
 import importlib
 import math
 
 import numpy as np
 import pytest
+from torch_kernel_helpers import unread
 
 import attention_core as ac
 
@@ -13,32 +13,6 @@ import attention_core as ac
 @pytest.fixture
 def torch():
     return importlib.import_module("torch")
-
-
-@contextlib.contextmanager
-def unread(torch, *, structure=False):
-    """A context in which an error is raised where the host reads a value of a tensor; of a mask it may if told so."""
-    aten = torch.ops.aten
-    reading = {aten._local_scalar_dense, aten.nonzero, aten.is_nonzero, aten.item, aten.equal, aten.masked_select}
-
-    class Unread(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            packet = function.overloadpacket
-            assert packet not in reading, f"reads a value by {function}"
-            indices = arguments[1] if packet in (aten.index, aten.index_put, aten.index_put_) else ()
-            assert not any(each is not None and each.dtype == torch.bool for each in indices), "reads booleans"
-            return function(*arguments, **(options or {}))
-
-    def refuse(x, *_, **__):
-        raise AssertionError("reads values")
-
-    tolist = torch.Tensor.tolist
-    with pytest.MonkeyPatch.context() as patch, Unread():
-        for name in ("tolist", "numpy", "cpu", "__array__"):  # which call no operator
-            patch.setattr(torch.Tensor, name, refuse)
-        if structure:
-            patch.setattr(torch.Tensor, "tolist", lambda x: refuse(x) if x.is_floating_point() else tolist(x))
-        yield
 
 
 def test_reading_is_an_error(torch):
