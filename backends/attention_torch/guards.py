@@ -27,7 +27,6 @@ __all__ = [
     "causal_part",
     "decides_at_run_time",
     "has_key_lengths",
-    "is_read_at_once",
     "is_repaired",
     "is_taken_apart",
     "looks_afterwards",
@@ -51,7 +50,7 @@ NEAR_LOWEST = -1e30  # below which kernels for GPUs were seen to take a bias for
 def slower(call: Call) -> str | None:
     """Why the kernel is slower than blocks, or than the dense form where a compiler fuses that; else ``None``."""
     query, value = call.query, call.value
-    if is_read_at_once(query) and query.dtype in HALVES:
+    if query.device.type in HOSTS and query.dtype in HALVES:
         return "rounds weights of 16 bits on a CPU, which blocks do not round"
     if query.shape[-1] != value.shape[-1]:
         return "is PyTorch's dense form where values have another width than keys"
@@ -86,7 +85,7 @@ def refusal(call: Call) -> str | None:
     ):
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
-    lengths_later = (later or is_repaired(call)) and call.bias is None and isinstance(call.mask, KeyLengths)
+    lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or _is_left_to_accelerator(call))
     if not (has_array_or_flag or lengths_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
@@ -106,7 +105,9 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
 
 
 def _refusal_of_values(call: Call, later: bool) -> str | None:
-    if later or not may_leak(call) or is_repaired(call) or looks_afterwards(call):
+    if later or not may_leak(call) or looks_afterwards(call):
+        return None
+    if call.query.device.type not in HOSTS and is_repaired(call):
         return None
     if not torch.compiler.is_exporting():  # PyTorch cannot save a program with nothing under torch.no_grad
         with torch.no_grad():
@@ -125,24 +126,24 @@ def may_leak(call: Call) -> bool:
     return isinstance(mask.lengths, torch.Tensor) and not _is_known(mask.lengths)
 
 
-def is_read_at_once(array: torch.Tensor) -> bool:
-    """Whether the host reads values without waiting for an accelerator."""
-    return array.device.type in HOSTS
-
-
 def _is_known(array: torch.Tensor) -> bool:
-    return is_read_at_once(array) and is_concrete(array)
+    """Whether the host reads values now, without waiting for an accelerator."""
+    return array.device.type in HOSTS and is_concrete(array)
 
 
 def is_repaired(call: Call) -> bool:
-    """Whether the accelerator keeps what is masked from leaking out of the kernel, so that the host reads nothing.
+    """Whether the accelerator keeps what is masked from leaking out of the kernel, so that the host reads nothing."""
+    return call.query.device.type not in HOSTS and may_leak(call) and _is_left_to_accelerator(call)
 
-    An exported program keeps to what older versions can load, and `torch.vmap` has no rule for it.
+
+def _is_left_to_accelerator(call: Call) -> bool:
+    """Whether the host may read nothing of a call, and operators of PyTorch alone may be recorded for it.
+
+    An exported program keeps to what older versions can load, and `torch.vmap` has no rule for our gradients.
     """
     arrays = call.query, call.key, call.value
     return (
-        may_leak(call)
-        and not is_read_at_once(call.query)
+        call.query.device.type not in HOSTS
         and not call.query.is_meta
         and not torch.compiler.is_exporting()
         and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
@@ -175,9 +176,9 @@ def _fits_as_array(call: Call) -> bool:
     (rows, _), (*_, num_kv_heads, columns, width) = call.query.shape[-2:], call.key.shape
     if few_queries(call):
         return True
-    if is_repaired(call) and _is_rule_of_positions(call.mask):
+    if _is_left_to_accelerator(call) and _is_rule_of_positions(call.mask):
         batch = math.prod(call.query.shape[:-3])
-        return batch * rows * columns <= MASK_PER_INPUT * (call.query.numel() + 2 * call.key.numel())
+        return bool(batch * rows * columns <= MASK_PER_INPUT * (call.query.numel() + 2 * call.key.numel()))
     return 2 * rows <= columns and rows <= 2 * num_kv_heads * width and key_ranges(call) is not None
 
 
@@ -216,7 +217,7 @@ def looks_afterwards(call: Call) -> bool:
     """
     arrays = call.query, call.key, call.value
     return (
-        is_read_at_once(call.query)
+        call.query.device.type in HOSTS
         and call.query.dtype not in HALVES
         and call.query.shape[-1] == call.value.shape[-1]
         and 2 * call.query.numel() <= call.key.numel()
@@ -246,7 +247,7 @@ def scores_are_finite(call: Call) -> bool:
     """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
     if call.assume_finite:
         return True
-    if not _is_known(call.query) or call.query.numel() < MIN_ELEMENTS:
+    if call.query.device.type not in HOSTS or not is_concrete(call.query) or call.query.numel() < MIN_ELEMENTS:
         return False
     with torch.no_grad():
         return _norms_are_small(call, call.query, call.key) or known_finite_scores(call)
@@ -271,7 +272,7 @@ def _norms_are_small(call: Call, *arrays: torch.Tensor) -> bool:
 def _has_few_keys(call: Call) -> bool:
     """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
-    return is_read_at_once(call.query) and isinstance(columns, int) and columns < VECTOR_LANES
+    return call.query.device.type in HOSTS and isinstance(columns, int) and columns < VECTOR_LANES
 
 
 def loses_nan(call: Call) -> bool:

@@ -8,32 +8,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from device_helpers import MASKS, B, D, G, H, M, N, results
 from torch_kernel_helpers import compiled, unread
 
 import attention_core as ac
 from attention_core import explain_attention
 
 attention = ac.scaled_dot_product_attention
-B, H, G, M, N, D = 2, 4, 2, 9, 11, 8
 SPOILS = {"nan": math.nan, "inf": math.inf, "minus inf": -math.inf, "huge": 1e300}
-
-MASKS = {
-    "causal": lambda torch: {"is_causal": True},
-    "offset": lambda torch: {"mask": ac.Causal(offset=2)},
-    "offsets": lambda torch: {"mask": ac.Causal(offset=torch.tensor([1, 3]))},
-    "window": lambda torch: {"mask": ac.SlidingWindow(3, 2)},
-    "lengths": lambda torch: {"mask": ac.KeyLengths(torch.tensor([4, 8]))},
-    "no keys": lambda torch: {"mask": ac.KeyLengths(torch.tensor([0, 8]))},
-    "causal and lengths": lambda torch: {"mask": ac.Causal() & ac.KeyLengths(torch.tensor([4, 8]))},
-    "documents": lambda torch: {"mask": ac.Segments(torch.arange(M) // 4, torch.arange(N) // 4)},
-    "array": lambda torch: {"mask": torch.arange(M)[:, None] * 5 % 7 > torch.arange(N) % 5},
-    "array of heads": lambda torch: {"mask": torch.arange(B * H * M * N).reshape(B, H, M, N) * 5 % 7 > 3},
-    "bias": lambda torch: {"bias": torch.where(torch.arange(N) % 3 == 1, -math.inf, 0.5).to(torch.float64)},
-    "bias and causal": lambda torch: {
-        "bias": torch.linspace(-1, 1, H * N).reshape(H, 1, N).double(),
-        "is_causal": True,
-    },
-}
 
 
 @pytest.fixture
@@ -56,35 +38,27 @@ def arrays(torch, rng):
     return [torch.asarray(rng.standard_normal(dims)) for dims in ((B, H, M, D), (B, G, N, D), (B, G, N, D))]
 
 
-def results(torch, arrays, options, d_output=None):
-    """Output and gradients."""
-    leaves = [x.detach().requires_grad_() for x in arrays]
-    output = attention(*leaves, **options)
-    d_output = (
-        torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
-        if d_output is None
-        else d_output
-    )
-    return [x.detach() for x in (output, *torch.autograd.grad(output, leaves, d_output))]
-
-
 def is_fused(arrays, options):
     return explain_attention(*arrays, **options).chosen == "fused"
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_of_numbers_the_result_is_that_of_the_definition(name, arrays, torch):
-    options = MASKS[name](torch)
-    expected = results(torch, arrays, options | {"implementation": "dense"})
-    with accelerator():
+    expected = results(torch, arrays, MASKS[name](torch) | {"implementation": "dense"})
+    with accelerator(), unread(torch):
+        options = MASKS[name](torch)
         assert is_fused(arrays, options)
-        with unread(torch):
-            found = results(torch, arrays, options)
-            with torch.no_grad():
-                output = attention(*arrays, **options)
+        found = results(torch, arrays, options)
+        with torch.no_grad():
+            output = attention(*arrays, **options)
+        options["assume_finite"] = True
+        assert is_fused(arrays, options)
+        assumed = results(torch, arrays, options)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
     assert torch.equal(output, found[0])
+    for one, other in zip(assumed, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
