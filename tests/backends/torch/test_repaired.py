@@ -178,14 +178,46 @@ def test_a_bias_near_the_least_number_is_no_mask(least, torch, rng):
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
 @pytest.mark.parametrize("name", ["causal", "lengths"])
-def test_a_compiled_program_reads_nothing(name, arrays, torch):
-    options = MASKS[name](torch)
+def test_a_compiled_program_holds_no_operator_that_could_read(name, arrays, torch):
+    options, graphs = MASKS[name](torch), []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
     arrays[2][0, 0, 6] = math.nan
-    expected = results(torch, arrays, options | {"implementation": "dense"})
+    expected = results(torch, arrays, options | {"implementation": "blockwise"})
     with accelerator():
-        attend = compiled(torch, lambda query, key, value: attention(query, key, value, **options))
+        attend = compiled(torch, lambda query, key, value: attention(query, key, value, **options), keep)
         leaves = [x.detach().requires_grad_() for x in arrays]
         output = attend(*leaves)
-        found = [output, *torch.autograd.grad(output, leaves, torch.ones_like(output))]
-    np.testing.assert_allclose(output.detach(), expected[0], rtol=0, atol=1e-13)
-    assert all(x[1].isfinite().all() for x in found)
+    d_output = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
+    found = [output.detach(), *torch.autograd.grad(output, leaves, d_output)]
+    found[3][0, 0, 6] = expected[3][0, 0, 6]  # a replaced element has no gradient in the definition
+    for one, other in zip(found, expected, strict=True):
+        finite = other.isfinite()
+        assert torch.equal(one.isfinite(), finite)
+        np.testing.assert_allclose(one[finite], other[finite], rtol=0, atol=1e-13)
+    operators = [str(node.target) for graph in graphs[0].modules() for node in graph.graph.nodes]
+    assert not [each for each in operators if "attention_core" in each or "item" in each.rpartition(".")[2].split("_")]
+
+
+def test_functions_of_derivatives(arrays, torch):
+    """They are those of the definition once, and an error twice."""
+
+    def loss(query, key, value):
+        return (attention(query, key, value, is_causal=True) ** 2).sum()
+
+    expected = torch.func.grad(loss, argnums=(0, 1, 2))(*arrays)
+    with accelerator():
+        found = torch.func.grad(loss, argnums=(0, 1, 2))(*arrays)
+        leaves = [x.detach().requires_grad_() for x in arrays]
+        once = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+        with pytest.raises(NotImplementedError):
+            torch.autograd.grad(once[1].sum(), leaves)
+        each = torch.vmap(lambda query: attention(query, arrays[1][0], arrays[2][0], is_causal=True))(arrays[0])
+    for one, other, third in zip(found, expected, once, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(third.detach(), other, rtol=0, atol=1e-12)
+    alone = attention(arrays[0][1], arrays[1][0], arrays[2][0], is_causal=True)
+    np.testing.assert_allclose(each[1], alone, rtol=0, atol=1e-13)
