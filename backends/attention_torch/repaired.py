@@ -91,7 +91,8 @@ def _bounds(call: Call) -> Bounds:
 
 def _sanitize(x: torch.Tensor, bound: float) -> torch.Tensor:
     """The array with numbers within the bound in place of all others."""
-    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0).clamp(-bound, bound)
+    finite = torch.nan_to_num(x, nan=0.0, posinf=bound, neginf=-bound)
+    return finite if bound >= torch.finfo(x.dtype).max else finite.clamp_(-bound, bound)
 
 
 def _split_bias(added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
@@ -119,20 +120,21 @@ def _poison(call: Call, allowed: torch.Tensor | None, spoilt_rows: torch.Tensor 
     with torch.no_grad():
         query, key, value = (x.detach() for x in (call.query, call.key, call.value))
         groups, columns = key.shape[1:3]
-        keys = ~(key.abs() <= bounds.score).all(dim=-1, keepdim=True)
-        as_inf, as_minus_inf = ~(value <= bounds.value), ~(value >= -bounds.value)
+        # Comparisons with NaN are false, so that these ask for what is right, and not for what is wrong.
+        keys = (key.abs() <= bounds.score).all(dim=-1, keepdim=True)
+        below, above = value <= bounds.value, value >= -bounds.value
         rows = ~(query.abs() <= bounds.score).all(dim=-1, keepdim=True).unflatten(1, (groups, -1))
         if allowed is None:
             numbers = torch.arange(columns, dtype=torch.int32, device=key.device).unsqueeze(-1)
             at = torch.arange(query.shape[-2], dtype=torch.int32, device=key.device).unsqueeze(-1)
             firsts = (
-                torch.where(each, numbers, columns).amin(dim=-2, keepdim=True).unsqueeze(2)
-                for each in (as_inf, as_minus_inf, keys)
+                torch.where(each, columns, numbers).amin(dim=-2, keepdim=True).unsqueeze(2)
+                for each in (below, above, keys)
             )
             inf, minus_inf, nan = (first <= at for first in firsts)
             return inf, minus_inf, nan | rows
         places = _by_group(allowed, groups)
-        indicators = torch.cat([as_inf, as_minus_inf, keys], dim=-1).unsqueeze(2).to(query.dtype)
+        indicators = torch.cat([below, above, keys], dim=-1).logical_not().unsqueeze(2).to(query.dtype)
         attended = torch.matmul(places.to(query.dtype), indicators) > 0
         inf, minus_inf, nan = attended.split([value.shape[-1], value.shape[-1], 1], dim=-1)
         nan = nan | (rows & places.any(dim=-1, keepdim=True))
