@@ -100,6 +100,7 @@ CANDIDATES = (
     Candidate("naive", "numpy", "eager", "frameworks.numpy:naive"),
     *_core("torch", "eager"),
     *_core("torch", "compiled"),
+    Candidate("auto, assume_finite", "torch", "eager", "core:assume_finite", is_peer=False),
     Candidate("F.scaled_dot_product_attention", "torch", "eager", "frameworks.torch:fused"),
     Candidate("flex_attention", "torch", "compiled", "frameworks.torch:flex"),
     Candidate("keras.ops.dot_product_attention", "torch", "eager", "frameworks.keras:attention"),

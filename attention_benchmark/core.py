@@ -11,13 +11,12 @@ from attention_benchmark.candidate import Call
 from attention_benchmark.problem import Problem
 from attention_core import parameters
 
-__all__ = ["auto", "blockwise", "dense", "fused", "linear", "multi_head", "product", "reproducible"]
+__all__ = ["assume_finite", "auto", "blockwise", "dense", "fused", "linear", "multi_head", "product", "reproducible"]
 
 
-def _attention(problem: Problem, *, implementation: str = "auto", arithmetic: str = "fast") -> Call:
+def _attention(problem: Problem, **options: Any) -> Call:
     def function(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
-        options: Any = {"implementation": implementation, "arithmetic": arithmetic, **_options(problem, arrays)}
-        return attention_core.scaled_dot_product_attention(query, key, value, **options)
+        return attention_core.scaled_dot_product_attention(query, key, value, **options, **_options(problem, arrays))
 
     return Call(function, problem.arrays, problem.mask_arrays)
 
@@ -26,6 +25,7 @@ auto, blockwise, dense, fused = (
     functools.partial(_attention, implementation=name) for name in ("auto", "blockwise", "dense", "fused")
 )
 reproducible = functools.partial(_attention, arithmetic="reproducible")
+assume_finite = functools.partial(_attention, assume_finite=True)
 
 
 def multi_head(problem: Problem) -> Call:

@@ -10,6 +10,7 @@ from attention_core._attention.choice import Explanation
 from attention_core._attention.reproducible.pieces import ExactPartial, Extent
 from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
+from attention_core._functions.config import config_context
 from attention_core._functions.decoder import DecoderCache, decoder, empty_decoder_cache
 from attention_core._functions.decoder_layer import decoder_layer
 from attention_core._functions.embeddings import embed_tokens
@@ -77,6 +78,7 @@ __all__ = [
     "available_backends",
     "cache_mask",
     "complete_partial",
+    "config_context",
     "decoder",
     "decoder_layer",
     "embed_tokens",

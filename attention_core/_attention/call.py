@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from attention_core._arrays import HALF, Array, Namespace, dtype_name, number_like, positions, shape, upcast
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions
 from attention_core.random import Dropout, kept_at
+
+ASSUMED_FINITE: ContextVar[bool] = ContextVar("attention_core.assume_finite", default=False)
+CONTEXTS: list[None] = []
+"""One entry for each context of a setting that any thread is in: compilers of PyTorch trace again when it changes."""
+
+
+def assumes_finite() -> bool:
+    """Whether the thread is in a context in which all values are assumed to be finite."""
+    return ASSUMED_FINITE.get()
+
+
+assumes_finite._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it: it knows no ContextVar
 
 
 class Attention(NamedTuple):
@@ -39,6 +52,8 @@ class Call(NamedTuple):
     starts : tuple of int or Array
         Positions of the first query and of the first key.
     arithmetic : {"fast", "reproducible"}
+    assume_finite : bool
+        Whether nobody is to look at values, which are finite with all that is computed from them.
     """
 
     query: Array
@@ -55,6 +70,7 @@ class Call(NamedTuple):
     dropout: Dropout | None = None
     starts: tuple[Any, Any] = (0, 0)
     arithmetic: str = "fast"
+    assume_finite: bool = False
 
 
 def upcast_call(call: Call) -> Call:

@@ -208,7 +208,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
         return _explain_reproducible(call)
     if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:
         call = cut_keys(call)
-    notes = ["return_weights: the dense form computes the weights"] if weights else []
+    notes = [*_assumptions(call), *(["return_weights: the dense form computes the weights"] if weights else [])]
     verdicts = [kernel.judge(call) for kernel in backend.kernels]
     preferred = None if has_no_elements(call) else _first_preferred(backend.kernels, verdicts)
     taken = preferred
@@ -288,7 +288,12 @@ def _explain_reproducible(call: Call) -> Explanation:
             Candidate("blockwise", None, None, memory),
             Candidate("dense", None, None, memory, "is computed in the same blocks"),
         ),
+        _assumptions(call),
     )
+
+
+def _assumptions(call: Call) -> tuple[str, ...]:
+    return ("assume_finite: no value is looked at, and a masked NaN may leak",) if call.assume_finite else ()
 
 
 def _preferred_kernel(call: Call) -> Any:

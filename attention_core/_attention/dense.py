@@ -37,7 +37,9 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     wanted = {"weights": weights, "logsumexp": logsumexp}
     if allowed is None or call.query.shape[-2] == call.key.shape[-2] or not _looks_afterwards(call):
         # No accelerator is waited for.
-        nothing_leaks = allowed is None or (is_on_host(call.query) and known_finite_products(call))
+        nothing_leaks = (
+            allowed is None or call.assume_finite or (is_on_host(call.query) and known_finite_products(call))
+        )
         return _attend(call, at, allowed, _products(call, nothing_leaks), nothing_leaks=nothing_leaks, **wanted)
     xp = call.xp
     with call.backend.loops.without_warnings():
@@ -68,7 +70,8 @@ def _looks_afterwards(call: Call) -> bool:
     """
     rows, columns = call.query.shape[-2], call.key.shape[-2]
     return (
-        not call.backend.differentiates
+        not call.assume_finite
+        and not call.backend.differentiates
         and has_few_queries(rows, columns)
         and is_on_host(call.query)
         and all(map(is_concrete, (call.query, call.key, call.value)))
@@ -118,7 +121,7 @@ def dense_scores(call: Call) -> Array:
     """All scores of a call, with -inf where masked."""
     call = upcast_call(call)
     at, allowed = _where_allowed(call)
-    nothing_leaks = allowed is None or (is_on_host(call.query) and known_finite_products(call))
+    nothing_leaks = allowed is None or call.assume_finite or (is_on_host(call.query) and known_finite_products(call))
     return _scores(call, allowed, at, _products(call, nothing_leaks))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, sizes
-from attention_core._attention.call import Attention, Call
+from attention_core._attention.call import CONTEXTS, Attention, Call, assumes_finite
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
 from attention_core._attention.recording import RECORDERS, record
 from attention_core._backend import Backend, backend_for, common_namespace, with_autocast
@@ -53,6 +53,7 @@ def scaled_dot_product_attention(
     return_logsumexp: bool = False,
     implementation: str = "auto",
     arithmetic: str = "fast",
+    assume_finite: bool = False,
     xp: Namespace | None = None,
 ) -> Any:
     r"""Average the values over the keys, weighted by how well each key matches the query.
@@ -102,6 +103,9 @@ def scaled_dot_product_attention(
         ``"fast"`` uses the products and functions of the library. ``"reproducible"`` gives the same bits on every
         library and device, compiled or not, for any batch and block size, in the output and all gradients. It takes
         float32 and 16-bit types, no ``score_mod``, no ``sinks``, and Python numbers as scale and softcap.
+    assume_finite : bool
+        Assume that all values are finite, with their products, so that nobody has to look. A NaN that is masked may
+        then leak. `config_context` says the same of all calls in a block of code.
     xp : array namespace, optional
         By default that of the arrays.
 
@@ -139,7 +143,7 @@ def scaled_dot_product_attention(
     """
     options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
-    options |= {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
+    options |= {"return_weights": return_weights, "return_logsumexp": return_logsumexp, "assume_finite": assume_finite}
     call = make_call(query, key, value, implementation=implementation, **options)
     result = rounded_attention(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
     return result if return_weights or return_logsumexp else result.output
@@ -175,13 +179,14 @@ def explain_attention(
     return_weights: bool = False,
     return_logsumexp: bool = False,
     arithmetic: str = "fast",
+    assume_finite: bool = False,
     xp: Namespace | None = None,
 ) -> Explanation:
     """Explain which implementation ``"auto"`` takes for a call, why others are refused, and how much memory each needs.
 
     Parameters
     ----------
-    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout, arithmetic, xp
+    query, key, value, mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout, arithmetic, assume_finite, xp
         As in `scaled_dot_product_attention`. No attention is computed.
     return_weights, return_logsumexp : bool, default False
         Whether the call would ask for them: a kernel without a logsumexp may then cost a second computation.
@@ -208,7 +213,7 @@ def explain_attention(
     """
     options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
-    options |= {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
+    options |= {"return_weights": return_weights, "return_logsumexp": return_logsumexp, "assume_finite": assume_finite}
     call = make_call(query, key, value, **options)
     return explain(call, weights=return_weights, logsumexp=return_logsumexp)
 
@@ -289,9 +294,15 @@ def check_options(
     arithmetic: Any = "fast",
     return_weights: Any = False,
     return_logsumexp: Any = False,
+    assume_finite: Any = False,
 ) -> None:
     """Raise unless these options of attention are valid, and supported by the arithmetic."""
-    check_flags(is_causal=is_causal, return_weights=return_weights, return_logsumexp=return_logsumexp)
+    check_flags(
+        is_causal=is_causal,
+        return_weights=return_weights,
+        return_logsumexp=return_logsumexp,
+        assume_finite=assume_finite,
+    )
     check_implementation(implementation)
     check_arithmetic(arithmetic, "query", query)
     check_scaling(scale, softcap)
@@ -347,6 +358,7 @@ def unchecked_call(
     implementation: str = "auto",
     return_weights: bool = False,
     return_logsumexp: bool = False,
+    assume_finite: bool = False,
     xp: Namespace,
     backend: Backend | None = None,
     **options: Any,
@@ -355,6 +367,8 @@ def unchecked_call(
     backend, mask = backend or backend_for(query, xp), with_causal(mask, is_causal)
     if options.get("dropout") is not None:
         options["dropout"] = seeded(options["dropout"], query, xp)
+    if assume_finite or (CONTEXTS and assumes_finite()):  # read here alone: what is traced keeps it
+        options["assume_finite"] = True
     return Call(query=query, key=key, value=value, xp=xp, backend=backend, mask=mask, **options)
 
 

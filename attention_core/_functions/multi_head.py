@@ -73,6 +73,7 @@ def multi_head_attention(
     return_logsumexp: bool = False,
     implementation: str = "auto",
     arithmetic: str = "fast",
+    assume_finite: bool = False,
     xp: Namespace | None = None,
 ) -> Any:
     r"""Compute attention in several heads, each with its own projection of the inputs.
@@ -102,7 +103,7 @@ def multi_head_attention(
         attention, and returns all three. Apply rotary positions and the normalization of queries and keys here.
     mask, bias, is_causal, scale, softcap, score_mod, sinks, dropout
         As in `scaled_dot_product_attention`.
-    return_weights, return_logsumexp, implementation, arithmetic, xp
+    return_weights, return_logsumexp, implementation, arithmetic, assume_finite, xp
         As in `scaled_dot_product_attention`.
 
     Returns
@@ -134,7 +135,7 @@ def multi_head_attention(
     options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare}
     options |= {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout}
-    options |= {"implementation": implementation, "arithmetic": arithmetic}
+    options |= {"implementation": implementation, "arithmetic": arithmetic, "assume_finite": assume_finite}
     flags = {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
     xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, xp=xp, **options, **flags)
     if has_constants:

@@ -367,10 +367,10 @@ def _check_leading(name: str, value: Any, target: Sizes) -> None:
 
 
 def _minimum(value: Any) -> int | None:
-    """The least of some integers; ``None`` if they cannot be read, or there are none."""
+    """The least of some integers; ``None`` if they cannot be read without waiting, or there are none."""
     if isinstance(value, int):
         return value
-    if 0 in sizes(value) or not is_concrete(value):
+    if 0 in sizes(value) or not is_on_host(value) or not is_concrete(value):
         return None
     xp = array_namespace(value)
     return int(xp.min(xp.astype(value, index_dtype(value, xp=xp))))

@@ -67,12 +67,13 @@ def attend_and_look(call: Call, *, is_masked: bool = False) -> tuple[torch.Tenso
     """
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
     rows = query.shape[-2]
-    if mask is not None:
+    if mask is not None and not call.assume_finite:
         query = torch.cat([query, -query[..., :1, :]], dim=-2)
         mask = _added_with_probe(mask, query)
+    elif mask is not None and mask.dtype == torch.bool:  # which this kernel takes as numbers alone
+        mask = torch.where(mask, torch.zeros((), dtype=query.dtype), -math.inf)
     results = FLASH_CPU(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
-    least, most = torch.aminmax(results[1].abs())
-    is_clean = bool((results[0].sum().isfinite() & (least > 0) & (most < math.inf)).item())
+    is_clean = _is_clean(*results) if not call.assume_finite else mask is None
     output, logsumexp = (with_batch_of(call, x) for x in (results[0][..., :rows, :], results[1][..., :rows]))
     if is_clean:
         return output, logsumexp
@@ -81,6 +82,12 @@ def attend_and_look(call: Call, *, is_masked: bool = False) -> tuple[torch.Tenso
         return output, torch.where(with_batch_of(call, some), logsumexp, -math.inf)
     blocks = blockwise(call)
     return blocks[0].to(output.dtype) if is_masked or mask is not None else output, blocks[1]
+
+
+def _is_clean(output: torch.Tensor, logsumexp: torch.Tensor) -> bool:
+    """Whether results of the kernel are of finite numbers alone."""
+    least, most = torch.aminmax(logsumexp.abs())
+    return bool((output.sum().isfinite() & (least > 0) & (most < math.inf)).item())
 
 
 def _added_with_probe(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

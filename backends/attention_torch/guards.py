@@ -20,13 +20,14 @@ from attention_core.backend import (
     known_finite_products,
     known_finite_scores,
 )
-from attention_core.masks import And, Given, KeyLengths, Mask
+from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
 
 __all__ = [
     "all_products_are_finite",
     "causal_part",
     "decides_at_run_time",
     "has_key_lengths",
+    "is_repaired",
     "is_taken_apart",
     "looks_afterwards",
     "loses_nan",
@@ -40,24 +41,26 @@ __all__ = [
 HALVES = (torch.float16, torch.bfloat16)
 MIN_ELEMENTS = 2**16  # of the query, from which on reading the arguments takes less time than a product
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
+MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by the kernel than reading costs
+HOSTS = {"cpu"}  # types of devices whose values are read without waiting
 NEAR_LOWEST = -1e30  # below which kernels for GPUs were seen to take a bias for a mask of theirs
 
 
 def slower(call: Call) -> str | None:
     """Why the kernel is slower than blocks, or than the dense form where a compiler fuses that; else ``None``."""
     query, value = call.query, call.value
-    if query.device.type == "cpu" and query.dtype in HALVES:
+    if query.device.type in HOSTS and query.dtype in HALVES:
         return "rounds weights of 16 bits on a CPU, which blocks do not round"
     if query.shape[-1] != value.shape[-1]:
         return "is PyTorch's dense form where values have another width than keys"
-    if decides_at_run_time(call) and may_leak(call):
+    if decides_at_run_time(call) and may_leak(call) and not is_repaired(call):
         *leading, rows, _ = query.shape
         if few_queries(call):
             return None
         if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
             return "gains less in a compiled program than reading the arguments costs"
-    if call.mask is not None or not _has_few_keys(call) or _sums_are_finite(query, call.key):
+    if call.mask is not None or call.assume_finite or not _has_few_keys(call) or _sums_are_finite(query, call.key):
         return None
     return "loses NaN where there are few keys, and these are not finite"
 
@@ -82,7 +85,7 @@ def refusal(call: Call) -> str | None:
     ):
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
-    lengths_later = later and call.bias is None and isinstance(call.mask, KeyLengths)
+    lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or _is_left_to_accelerator(call))
     if not (has_array_or_flag or lengths_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
@@ -96,13 +99,15 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
         return "takes no bias of another dtype than query, nor one that is to be differentiated"
     if later:
         return "takes no bias in a compiled program, which does not tell whether it is to be differentiated"
-    if call.query.is_cuda and _is_extreme(bias):
+    if call.query.is_cuda and not (call.assume_finite or is_repaired(call)) and _is_extreme(bias):
         return "takes a bias near the least number for a mask (line 4)"
     return None
 
 
 def _refusal_of_values(call: Call, later: bool) -> str | None:
     if later or not may_leak(call) or looks_afterwards(call):
+        return None
+    if call.query.device.type not in HOSTS and is_repaired(call):
         return None
     if not torch.compiler.is_exporting():  # PyTorch cannot save a program with nothing under torch.no_grad
         with torch.no_grad():
@@ -112,11 +117,37 @@ def _refusal_of_values(call: Call, later: bool) -> str | None:
 
 
 def may_leak(call: Call) -> bool:
-    """Whether the kernel computes with something that is masked."""
+    """Whether the kernel computes with something that is masked, and not assumed to be finite."""
     mask: Any = call.mask
+    if call.assume_finite:
+        return False
     if call.bias is not None or not isinstance(mask, KeyLengths):
         return call.bias is not None or mask is not None
-    return isinstance(mask.lengths, torch.Tensor) and not is_concrete(mask.lengths)
+    return isinstance(mask.lengths, torch.Tensor) and not _is_known(mask.lengths)
+
+
+def _is_known(array: torch.Tensor) -> bool:
+    """Whether the host reads values now, without waiting for an accelerator."""
+    return array.device.type in HOSTS and is_concrete(array)
+
+
+def is_repaired(call: Call) -> bool:
+    """Whether the accelerator keeps what is masked from leaking out of the kernel, so that the host reads nothing."""
+    return call.query.device.type not in HOSTS and may_leak(call) and _is_left_to_accelerator(call)
+
+
+def _is_left_to_accelerator(call: Call) -> bool:
+    """Whether the host may read nothing of a call, and operators of PyTorch alone may be recorded for it.
+
+    An exported program keeps to what older versions can load, and `torch.vmap` has no rule for our gradients.
+    """
+    arrays = call.query, call.key, call.value
+    return (
+        call.query.device.type not in HOSTS
+        and not call.query.is_meta
+        and not torch.compiler.is_exporting()
+        and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
+    )
 
 
 def decides_at_run_time(call: Call) -> bool:
@@ -135,7 +166,7 @@ def has_key_lengths(call: Call) -> bool:
     _, mask = causal_part(call.mask)
     if not isinstance(mask, KeyLengths) or call.bias is not None:
         return False
-    return not isinstance(mask.lengths, torch.Tensor) or is_concrete(mask.lengths)
+    return not isinstance(mask.lengths, torch.Tensor) or _is_known(mask.lengths)
 
 
 def _fits_as_array(call: Call) -> bool:
@@ -145,7 +176,17 @@ def _fits_as_array(call: Call) -> bool:
     (rows, _), (*_, num_kv_heads, columns, width) = call.query.shape[-2:], call.key.shape
     if few_queries(call):
         return True
+    if _is_left_to_accelerator(call) and _is_rule_of_positions(call.mask):
+        batch = math.prod(call.query.shape[:-3])
+        return bool(batch * rows * columns <= MASK_PER_INPUT * (call.query.numel() + 2 * call.key.numel()))
     return 2 * rows <= columns and rows <= 2 * num_kv_heads * width and key_ranges(call) is not None
+
+
+def _is_rule_of_positions(mask: Any) -> bool:
+    """Whether a rule is one of samples and positions, alike for all heads."""
+    if isinstance(mask, And | Or):
+        return _is_rule_of_positions(mask.first) and _is_rule_of_positions(mask.second)
+    return isinstance(mask, Causal | KeyLengths | Segments | SlidingWindow)
 
 
 def is_taken_apart(call: Call) -> bool:
@@ -176,7 +217,7 @@ def looks_afterwards(call: Call) -> bool:
     """
     arrays = call.query, call.key, call.value
     return (
-        call.query.device.type == "cpu"
+        call.query.device.type in HOSTS
         and call.query.dtype not in HALVES
         and call.query.shape[-1] == call.value.shape[-1]
         and 2 * call.query.numel() <= call.key.numel()
@@ -199,12 +240,14 @@ def causal_part(mask: Any) -> tuple[Mask | None, Any]:
 
 def all_products_are_finite(call: Call) -> bool:
     """Whether query, key, value and their products are seen to be finite."""
-    return _norms_are_small(call, call.query, call.key, call.value) or known_finite_products(call)
+    return call.assume_finite or _norms_are_small(call, call.query, call.key, call.value) or known_finite_products(call)
 
 
 def scores_are_finite(call: Call) -> bool:
     """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
-    if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < MIN_ELEMENTS:
+    if call.assume_finite:
+        return True
+    if call.query.device.type not in HOSTS or not is_concrete(call.query) or call.query.numel() < MIN_ELEMENTS:
         return False
     with torch.no_grad():
         return _norms_are_small(call, call.query, call.key) or known_finite_scores(call)
@@ -229,13 +272,14 @@ def _norms_are_small(call: Call, *arrays: torch.Tensor) -> bool:
 def _has_few_keys(call: Call) -> bool:
     """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
-    return call.query.device.type == "cpu" and isinstance(columns, int) and columns < VECTOR_LANES
+    return call.query.device.type in HOSTS and isinstance(columns, int) and columns < VECTOR_LANES
 
 
 def loses_nan(call: Call) -> bool:
     """Whether the kernel overlooks NaN in queries and keys that can be read."""
     return (
-        call.key.shape[-2] > 0
+        not call.assume_finite
+        and call.key.shape[-2] > 0
         and _has_few_keys(call)
         and is_concrete(call.query)
         and not _sums_are_finite(call.query, call.key)

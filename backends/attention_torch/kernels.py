@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attention_core.backend import Call, Verdict, blockwise
-from attention_torch import compiled, flash_cpu, guards, sdpa
+from attention_torch import compiled, flash_cpu, guards, repaired, sdpa
 
 __all__ = ["ScaledDotProduct"]
 
@@ -29,6 +29,8 @@ class ScaledDotProduct:
             return self.attend_with_logsumexp(call)[0]
         if guards.has_key_lengths(call):
             return sdpa.attend_per_sample(call, self._attend_to_sample)
+        if call.query.device.type not in guards.HOSTS and guards.is_repaired(call):
+            return repaired.attend(call)
         if guards.decides_at_run_time(call) and guards.may_leak(call):
             return compiled.attend(call)
         return sdpa.attend(call)

@@ -23,7 +23,7 @@ from attention_core.backend import (
 from attention_core.masks import Given, Mask
 from attention_torch.guards import causal_part, few_queries, may_leak, sample_ranges, scores_are_finite
 
-__all__ = ["attend", "attend_per_sample", "kernel_inputs", "with_array_mask", "with_batch_of"]
+__all__ = ["attend", "attend_per_sample", "kernel_inputs", "kernel_mask", "with_array_mask", "with_batch_of"]
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
@@ -136,7 +136,7 @@ def kernel_inputs(call: Call) -> Inputs:
     """A call as the kernel takes it, with one axis for the batch."""
     query, scale = _scaled(call)
     key, value = call.key, call.value
-    is_causal, mask = _mask(call)
+    is_causal, mask = kernel_mask(call)
     *leading, _, rows, _ = query.shape
     if len(leading) != 1:
         batch = math.prod(leading)
@@ -187,7 +187,7 @@ def _scaled(call: Call) -> tuple[torch.Tensor, float]:
     return call.query * (scale if call.scale is None else float(scale)), 1.0  # of a Fraction, too
 
 
-def _mask(call: Call) -> tuple[bool, torch.Tensor | None]:
+def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     """Whether the kernel is to be causal, and its mask: boolean, or a bias."""
     mask: Any = call.mask
     bias = call.bias

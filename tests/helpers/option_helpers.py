@@ -43,6 +43,7 @@ def calls(put, xp):
         for name in ("scaled_dot_product_attention", "explain_attention", "partial_attention", "attention_extent")
     }
     return attend | {
+        "config_context": ac.config_context,
         "multi_head_attention": lambda **options: ac.multi_head_attention(attention, x, num_heads=2, **options),
         "encoder_layer": lambda **options: ac.encoder_layer(layer, x, num_heads=2, **options),
         "decoder_layer": lambda **options: ac.decoder_layer(of_layer, x, num_heads=2, **options),

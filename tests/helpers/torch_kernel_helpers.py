@@ -1,8 +1,10 @@
 """Calls that PyTorch's kernel takes, and comparisons with the definition."""
 
+import contextlib
 import math
 
 import numpy as np
+import pytest
 
 import attention_core as ac
 from attention_core import explain_attention
@@ -59,3 +61,29 @@ TAKEN = {
 def compiled(torch, function, backend="aot_eager"):
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+
+
+@contextlib.contextmanager
+def unread(torch, *, structure=False):
+    """A context in which an error is raised where the host reads a value of a tensor; of a mask it may if told so."""
+    aten = torch.ops.aten
+    reading = {aten._local_scalar_dense, aten.nonzero, aten.is_nonzero, aten.item, aten.equal, aten.masked_select}
+
+    class Unread(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            packet = function.overloadpacket
+            assert packet not in reading, f"reads a value by {function}"
+            indices = arguments[1] if packet in (aten.index, aten.index_put, aten.index_put_) else ()
+            assert not any(each is not None and each.dtype == torch.bool for each in indices), "reads booleans"
+            return function(*arguments, **(options or {}))
+
+    def refuse(x, *_, **__):
+        raise AssertionError("reads values")
+
+    tolist = torch.Tensor.tolist
+    with pytest.MonkeyPatch.context() as patch, Unread():
+        for name in ("tolist", "numpy", "cpu", "__array__"):  # which call no operator
+            patch.setattr(torch.Tensor, name, refuse)
+        if structure:
+            patch.setattr(torch.Tensor, "tolist", lambda x: refuse(x) if x.is_floating_point() else tolist(x))
+        yield

@@ -153,8 +153,8 @@ class Gradients(NamedTuple):
 
 def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
     plan, xp, loops = grid.plan, grid.xp, grid.loops
-    squares_are_finite = plan.all_finite and is_concrete(rows.d_output)
-    if squares_are_finite:
+    squares_are_finite = plan.assume_finite
+    if not squares_are_finite and plan.all_finite and is_concrete(rows.d_output):
         squares_are_finite = bool(xp.isfinite(xp.sum(xp.multiply(rows.d_output, rows.d_output))))
     visits, dropout = make_visits(grid, by_key=True), dropout_of(grid)
     backward_pass = BackwardPass(grid, visits, rows, dropout, backend=backend, may_overflow=not squares_are_finite)

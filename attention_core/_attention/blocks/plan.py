@@ -46,6 +46,7 @@ class Plan(NamedTuple):
     exp_without_max: bool | None = None
     num_slices: int = 0  # of each number in reproducible arithmetic; 0 in fast arithmetic
     score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
+    assume_finite: bool = False  # whether nobody is to look at values, gradients among them
 
     @property
     def num_integers(self) -> int:
@@ -124,7 +125,9 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         present=tuple([operand is not None for operand in operands[:8]]),
         num_arrays=(len(operands.mask), len(score_arrays)),
         may_mask=may_mask,
-        all_finite=not may_mask or (num_slices > 0 and call.bias is None and known_finite_products(call)),
+        all_finite=not may_mask
+        or call.assume_finite
+        or (num_slices > 0 and call.bias is None and known_finite_products(call)),
         block_sizes=_reproducible_block_sizes(tuning, group, columns, call.mask)
         if num_slices
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
@@ -134,6 +137,7 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         exp_without_max=False if num_slices else None,
         num_slices=num_slices,
         score_scale=score_scale,
+        assume_finite=call.assume_finite,
     )
     return with_value_facts(plan, operands, call.backend), operands
 
@@ -146,7 +150,7 @@ def _only_array(value: Any) -> Array | None:
 def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
     arrays, xp = operands[:3], backend.namespace
-    if plan.exp_without_max is not None or not all(map(is_concrete, arrays)):
+    if plan.assume_finite or plan.exp_without_max is not None or not all(map(is_concrete, arrays)):
         return plan
     # Looking makes an accelerator wait, on which loops are traced.
     exp_without_max = (

@@ -1,0 +1,58 @@
+"""Settings of all calls of attention in a block of code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from attention_core._attention.call import ASSUMED_FINITE, CONTEXTS
+from attention_core._checks import check_flags
+
+
+def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Set options of all calls of attention in a ``with`` block, of layers among them, as in scikit-learn.
+
+    Parameters
+    ----------
+    assume_finite : bool
+        Whether all queries, keys, values, gradients and their products are assumed to be finite. If so, no value is
+        looked at, and attention is faster. A masked NaN or infinity may then leak, and so may a masked score that
+        overflows. An attended one may be lost. A call that is given ``assume_finite=True`` assumes it in any context.
+
+    Returns
+    -------
+    context manager
+        Of the thread, or of the asynchronous task, that enters it. An inner context replaces an outer one.
+
+    Raises
+    ------
+    TypeError
+        When ``assume_finite`` is not a boolean.
+
+    Notes
+    -----
+    A call reads the setting once, when it starts. A compiled or exported program keeps what held when it was traced,
+    and so do caches of `jax.jit` and `tf.function`. Activations that are computed again for a gradient, as by
+    `torch.utils.checkpoint`, read it again: pass the option there.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> x = xp.ones((1, 2, 4))
+    >>> with config_context(assume_finite=True):
+    ...     print(explain_attention(x, x, x, is_causal=True).notes[0])
+    assume_finite: no value is looked at, and a masked NaN may leak
+    """
+    check_flags(assume_finite=assume_finite)
+    return _context(assume_finite)
+
+
+@contextlib.contextmanager
+def _context(assume_finite: bool) -> Iterator[None]:
+    token = ASSUMED_FINITE.set(assume_finite)
+    CONTEXTS.append(None)
+    try:
+        yield
+    finally:
+        CONTEXTS.pop()
+        ASSUMED_FINITE.reset(token)

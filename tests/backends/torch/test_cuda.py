@@ -1,0 +1,127 @@
+"""PyTorch on a GPU: no call waits for it, each can be captured in a CUDA graph, and nothing masked leaks."""
+
+import contextlib
+import importlib
+import math
+
+import pytest
+from device_helpers import MASKS, B, D, G, H, M, N, results
+
+import attention_core as ac
+
+
+@pytest.fixture
+def torch():
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU of CUDA")
+    return torch
+
+
+@contextlib.contextmanager
+def unsynchronized(torch):
+    """A context in which an error is raised where the host waits for the GPU."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def make(torch, name, dtype):
+    """Arrays and options on the GPU."""
+    torch.manual_seed(0)
+    arrays = [torch.randn(dims, device="cuda").to(dtype) for dims in ((B, H, M, D), (B, G, N, D), (B, G, N, D))]
+    with torch.device("cuda"):
+        options = MASKS[name](torch)
+    if "bias" in options:
+        options["bias"] = options["bias"].to(dtype)
+    return arrays, options
+
+
+def close(torch, found, expected, dtype):
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MASKS)
+def test_no_call_waits(name, dtype, torch):
+    dtype = getattr(torch, dtype)
+    arrays, options = make(torch, name, dtype)
+    expected = results(torch, [x.float() for x in arrays], _wide(options) | {"implementation": "dense"})
+    results(torch, arrays, options)  # the first call prepares libraries
+    with unsynchronized(torch):
+        found = results(torch, arrays, options)
+    close(torch, found, expected, dtype)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masked_values_do_not_leak(name, torch):
+    arrays, options = make(torch, name, torch.bfloat16)
+    for side in range(3):
+        for wrong in (math.nan, math.inf, -math.inf):
+            spoilt = [x.clone() for x in arrays]
+            spoilt[side][0, 1, 6, 3] = wrong
+            expected = ac.scaled_dot_product_attention(
+                *(x.float() for x in spoilt), **_wide(options), implementation="dense"
+            )
+            found = ac.scaled_dot_product_attention(*spoilt, **options)
+            close(torch, [found], [expected], torch.bfloat16)
+
+
+def _wide(options):
+    return {key: each.float() if key == "bias" else each for key, each in options.items()}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_call_is_captured_in_a_graph(name, torch):
+    arrays, options = make(torch, name, torch.bfloat16)
+    with torch.no_grad():
+        expected = ac.scaled_dot_product_attention(*arrays, **options)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            ac.scaled_dot_product_attention(*arrays, **options)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = ac.scaled_dot_product_attention(*arrays, **options)
+        output.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+    close(torch, [output], [expected], torch.bfloat16)
+
+
+def test_a_step_of_decoding_waits_for_nothing(torch):
+    query = torch.randn(1, 8, 1, 64, device="cuda", dtype=torch.bfloat16)
+    key, value = (torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    length = torch.tensor(300, device="cuda")
+
+    def step():
+        return ac.scaled_dot_product_attention(query, key, value, mask=ac.cache_mask(length, 1))
+
+    expected = step()
+    with unsynchronized(torch):
+        found = step()
+    assert torch.equal(found, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step()
+    for count in (300, 400):
+        length.fill_(count)
+        graph.replay()
+        short = ac.scaled_dot_product_attention(query, key[..., :count, :], value[..., :count, :])
+        close(torch, [output], [short], torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_nothing_is_read_that_is_assumed_to_be_finite(name, torch):
+    arrays, options = make(torch, name, torch.bfloat16)
+    options["assume_finite"] = True
+    expected = results(torch, arrays, options)
+    with unsynchronized(torch):
+        found = results(torch, arrays, options)
+    close(torch, found, expected, torch.bfloat16)

@@ -1,0 +1,82 @@
+"""Calls of PyTorch in which the host reads no value."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+from torch_kernel_helpers import unread
+
+import attention_core as ac
+
+
+@pytest.fixture
+def torch():
+    return importlib.import_module("torch")
+
+
+def test_reading_is_an_error(torch):
+    x = torch.ones(2)
+    for read in (lambda x: x.tolist(), lambda x: bool((x > 0).all()), lambda x: x.sum().item(), lambda x: x[x > 0]):
+        with pytest.raises(AssertionError, match="reads"), unread(torch):
+            read(x)
+    big = torch.ones(1, 1, 300, 8)
+    with pytest.raises(AssertionError, match="reads"), unread(torch):
+        ac.scaled_dot_product_attention(big, big, big, is_causal=True)
+
+
+OPTIONS = {
+    "full": lambda torch: {},
+    "causal": lambda torch: {"is_causal": True},
+    "offset": lambda torch: {"mask": ac.Causal(offset=2)},
+    "window": lambda torch: {"mask": ac.SlidingWindow(5)},
+    "length": lambda torch: {"mask": ac.KeyLengths(5)},
+    "causal and length": lambda torch: {"mask": ac.Causal() & ac.KeyLengths(5)},
+    "array": lambda torch: {"mask": torch.arange(300)[:, None] > torch.arange(300) - 3},
+    "bias": lambda torch: {"bias": torch.where(torch.arange(300) < 7, 0.5, -math.inf)},
+    "scale": lambda torch: {"is_causal": True, "scale": torch.tensor(0.3)},
+}
+
+
+@pytest.mark.parametrize("logsumexp", [False, True])
+@pytest.mark.parametrize("implementation", ["auto", "blockwise", "dense"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_nothing_is_read_that_is_assumed_to_be_finite(name, implementation, logsumexp, torch):
+    leaves = [torch.randn(1, heads, 300, 8, requires_grad=True) for heads in (4, 2, 2)]
+    options = OPTIONS[name](torch) | {"implementation": implementation, "return_logsumexp": logsumexp}
+    with unread(torch, structure=True):
+        result = ac.scaled_dot_product_attention(*leaves, **options, assume_finite=True)
+        torch.autograd.grad((result.output if logsumexp else result).sum(), leaves)
+
+
+@pytest.mark.parametrize("name", ["causal", "offset", "window", "length"])
+def test_a_step_of_decoding_reads_nothing_that_is_assumed_to_be_finite(name, torch):
+    query, key, value = (torch.randn(1, heads, rows, 8) for heads, rows in ((4, 1), (2, 600), (2, 600)))
+    options = OPTIONS[name](torch)
+    for logsumexp in (False, True):
+        expected = ac.scaled_dot_product_attention(query, key, value, **options, return_logsumexp=True)
+        with unread(torch):
+            found = ac.scaled_dot_product_attention(
+                query, key, value, **options, return_logsumexp=logsumexp, assume_finite=True
+            )
+        for one, other in zip(found if logsumexp else (found,), expected, strict=False):
+            if one is not None:
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+def test_a_compiled_program_keeps_what_held_when_it_was_traced(torch):
+    query, key, value = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    value[..., 8, :] = math.nan
+    torch._dynamo.reset()
+    attend = torch.compile(
+        lambda query, key, value: ac.scaled_dot_product_attention(
+            query, key, value, is_causal=True, implementation="dense"
+        ),
+        fullgraph=True,
+        backend="eager",
+    )
+    assert attend(query, key, value)[..., :8, :].isfinite().all()
+    with ac.config_context(assume_finite=True):
+        assert attend(query, key, value)[..., :8, :].isnan().all()  # traced again
+    assert attend(query, key, value)[..., :8, :].isfinite().all()
