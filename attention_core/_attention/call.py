@@ -67,8 +67,10 @@ def upcast_call(call: Call) -> Call:
 
 def group_size(query: Array, key: Array, xp: Namespace) -> Any:
     """How often a key/value head is repeated: an integer, or a 0-d array where heads are counted only when running."""
-    num_heads, num_kv_heads = shape(query, xp=xp)[-3], shape(key, xp=xp)[-3]
-    return 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
+    num_heads, num_kv_heads = query.shape[-3], key.shape[-3]
+    if isinstance(num_heads, int) and isinstance(num_kv_heads, int):
+        return 1 if num_heads == num_kv_heads else num_heads // num_kv_heads
+    return shape(query, xp=xp)[-3] // shape(key, xp=xp)[-3]
 
 
 def scale_query(query: Array, scale: float | Array | None, xp: Namespace) -> Array:

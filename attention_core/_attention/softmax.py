@@ -17,9 +17,10 @@ def softmax(
     *,
     constant: Callable[[Array], Array] | None = None,
     exp_difference: Callable[[Array, Array], Array] | None = None,
+    logsumexp: bool = True,
     xp: Namespace,
-) -> tuple[Array, Array, Array]:
-    r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and logsumexp (..., M, 1).
+) -> tuple[Array, Array, Array | None]:
+    r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and logsumexp (..., M, 1) if that is asked for.
 
     .. math:: e_{ij} = \exp(s_{ij} - t_i), \qquad z_i = \sum_j e_{ij}, \qquad \ell_i = t_i + \log z_i,
         \qquad t_i = \max_j s_{ij}
@@ -41,12 +42,12 @@ def softmax(
     if allowed is None:
         exponentials = xp.exp(xp.subtract(scores, top)) if exp_difference is None else exp_difference(scores, top)
         total = _sum_exponentials(exponentials, num_keys, xp)
-        return exponentials, total, xp.add(top, xp.log(total))
+        return exponentials, total, xp.add(top, xp.log(total)) if logsumexp else None
     empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
     top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
     exponentials = xp.exp(xp.subtract(scores, top)) if exp_difference is None else exp_difference(scores, top)
     total = xp.where(empty, 1.0, _sum_exponentials(exponentials, num_keys, xp))  # 0 / 0 and log(0)
-    return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
+    return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total))) if logsumexp else None
 
 
 def _sum_exponentials(exponentials: Array, num_keys: Any, xp: Namespace) -> Array:

@@ -199,7 +199,7 @@ def causal_part(mask: Any) -> tuple[Mask | None, Any]:
 
 def all_products_are_finite(call: Call) -> bool:
     """Whether query, key, value and their products are seen to be finite."""
-    return _norms_are_small(call, call.query, call.key, call.value) or known_finite_products(call)
+    return known_finite_products(call)
 
 
 def scores_are_finite(call: Call) -> bool:
@@ -207,23 +207,7 @@ def scores_are_finite(call: Call) -> bool:
     if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < MIN_ELEMENTS:
         return False
     with torch.no_grad():
-        return _norms_are_small(call, call.query, call.key) or known_finite_scores(call)
-
-
-def _norms_are_small(call: Call, *arrays: torch.Tensor) -> bool:
-    """Whether norms of whole arrays, which no products are above, are so small that all is finite.
-
-    That reads each array once, where `known_finite_products` reads it twice.
-    """
-    if call.query.dtype in HALVES or not (call.scale is None or isinstance(call.scale, Real)):
-        return False
-    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
-        return False
-    in_order = (x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x for x in arrays)  # of memory: not copied
-    flat = [array.reshape(-1) for array in in_order]
-    norms = [math.sqrt(square) for square in torch.stack([torch.dot(x, x) for x in flat]).tolist()]
-    scale = 1.0 if call.scale is None else max(1.0, abs(float(call.scale)))
-    return all(map(math.isfinite, norms)) and norms[0] * norms[1] * scale < torch.finfo(call.query.dtype).max
+        return known_finite_scores(call)
 
 
 def _has_few_keys(call: Call) -> bool:
