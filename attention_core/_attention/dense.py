@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from attention_core._arrays import Array, has_sharding, is_on_host, shape, sizes
+from attention_core._arrays import Array, has_sharding, is_on_host, length, sizes
 from attention_core._attention.call import (
     Attention,
     Call,
@@ -106,7 +106,7 @@ def _attend(
         )
     numerators = exponentials if probabilities is None else probabilities
     cond = backend.loops.cond if backend.loops.traced else None
-    kept = apply_dropout(numerators, dropout, at, shape(call.query, xp=xp)[-3], xp=xp)
+    kept = apply_dropout(numerators, dropout, at, length(call.query, -3, xp=xp), xp=xp)
     is_folded = _folds(call, group)
     folded = fold_group(kept, group, xp=xp) if is_folded else kept
     value = call.value if is_folded else repeat_kv(call.value, group, xp=xp)

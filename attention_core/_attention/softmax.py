@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, on_device_of, scalar_like, shape
+from attention_core._arrays import Array, Namespace, length, on_device_of, scalar_like, shape
 from attention_core._attention.nonfinite import infinities, nonfinite_indicators
 
 
@@ -33,9 +33,9 @@ def softmax(
     ``constant`` is the backend's `stop_gradient`, for libraries that differentiate. ``exp_difference(x, y)`` returns
     ``exp(x - y)``, perhaps in the memory of the scores.
     """
-    *rows, num_keys = shape(scores, xp=xp)
+    num_keys = length(scores, -1, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
-        one = xp.ones((*rows, 1), dtype=scores.dtype, **on_device_of(scores))
+        one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         return scores, one, xp.multiply(one, -math.inf)
     top = xp.max(scores, axis=-1, keepdims=True)
     top = top if constant is None else constant(top)

@@ -44,6 +44,8 @@ __all__ = ["TorchBackend", "backend"]
 LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(offset=N - M) for its lower right one"
 explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 
+MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than its norm
+
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 RECOMPILE_OPTIONS = (
     {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
@@ -69,11 +71,9 @@ class TorchLoops(PythonLoops):
         return torch.linalg.vector_norm(x, dim=-1)
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        """Norms of whole tensors, which are not copied if heads lie behind rows; an accelerator is waited for once."""
-        in_order = [x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x for x in arrays]
-        squares = [torch.dot(x, x) for x in [array.detach().reshape(-1) for array in in_order]]
-        on_host = arrays[0].is_cpu
-        return [math.sqrt(x) for x in ([x.item() for x in squares] if on_host else torch.stack(squares).tolist())]
+        """Norms of whole tensors; an accelerator is waited for once."""
+        norms = [_whole_norm(array.detach()) for array in arrays]
+        return [norm.item() for norm in norms] if arrays[0].is_cpu else torch.stack(norms).tolist()
 
 
 class TorchBackend:
@@ -106,7 +106,7 @@ class TorchBackend:
 
         They cannot while a compiler, an export or a CUDA graph records, under ``torch.vmap``, or where there are none.
         """
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
+        if torch.compiler.is_compiling() or torch._C._is_tracing() or get_proxy_mode() is not None:
             return False
         while torch._C._functorch.is_functorch_wrapped_tensor(array):  # one layer for each transform around us
             if torch._C._functorch.is_batchedtensor(array):
@@ -304,6 +304,14 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
         arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         gradients = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
         return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
+
+
+def _whole_norm(x: torch.Tensor) -> torch.Tensor:
+    """The norm of a whole tensor; of many numbers by their dot product."""
+    if x.numel() < MANY_NUMBERS:
+        return torch.linalg.vector_norm(x)
+    flat = (x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x).reshape(-1)  # in order of memory: not copied
+    return torch.dot(flat, flat).sqrt()
 
 
 def _tensor(array: NumpyArray) -> torch.Tensor:

@@ -104,10 +104,8 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
 def _refusal_of_values(call: Call, later: bool) -> str | None:
     if later or not may_leak(call) or looks_afterwards(call):
         return None
-    if not torch.compiler.is_exporting():  # PyTorch cannot save a program with nothing under torch.no_grad
-        with torch.no_grad():
-            if all_products_are_finite(call):
-                return None
+    if all_products_are_finite(call):
+        return None
     return "lets masked keys leak that are not seen to be finite, with finite scores and gradients (line 5)"
 
 
@@ -204,10 +202,9 @@ def all_products_are_finite(call: Call) -> bool:
 
 def scores_are_finite(call: Call) -> bool:
     """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
-    if call.query.device.type != "cpu" or not is_concrete(call.query) or call.query.numel() < MIN_ELEMENTS:
+    if torch.compiler.is_compiling() or not call.query.is_cpu or call.query.numel() < MIN_ELEMENTS:
         return False
-    with torch.no_grad():
-        return known_finite_scores(call)
+    return known_finite_scores(call)
 
 
 def _has_few_keys(call: Call) -> bool:

@@ -28,6 +28,7 @@ __all__ = ["attend", "attend_per_sample", "kernel_inputs", "with_array_mask", "w
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
 KERNEL = torch._C._nn.scaled_dot_product_attention
+ANY_KERNEL = contextlib.nullcontext()
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -77,7 +78,7 @@ def attend(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E)."""
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
-    choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else contextlib.nullcontext()
+    choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else ANY_KERNEL
     with choice:
         output = KERNEL(
             query,
