@@ -106,7 +106,9 @@ def _attend(
         )
     numerators = exponentials if probabilities is None else probabilities
     cond = backend.loops.cond if backend.loops.traced else None
-    kept = apply_dropout(numerators, dropout, at, length(call.query, -3, xp=xp), xp=xp)
+    kept = numerators
+    if dropout is not None:
+        kept = apply_dropout(numerators, dropout, at, length(call.query, -3, xp=xp), xp=xp)
     is_folded = _folds(call, group)
     folded = fold_group(kept, group, xp=xp) if is_folded else kept
     value = call.value if is_folded else repeat_kv(call.value, group, xp=xp)

@@ -69,7 +69,7 @@ def _norms_are_small(call: Call, arrays: tuple[Array, ...]) -> bool:
         return False
     query, key, *value = call.backend.loops.whole_norms(arrays)
     factor = 1.0 if scale is None else max(1.0, abs(float(scale)))
-    return query * factor * key < largest and all(norm < math.sqrt(largest) / 16 for norm in value)
+    return query * factor * key < largest and (not value or value[0] < math.sqrt(largest) / 16)
 
 
 def known_finite_arrays(arrays: tuple[Array, ...], scale: float | Array | None, xp: Namespace) -> bool:

@@ -72,7 +72,8 @@ class TorchLoops(PythonLoops):
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
         """Norms of whole tensors; an accelerator is waited for once."""
-        norms = [_whole_norm(array.detach()) for array in arrays]
+        tensors = [array.detach() for array in arrays]
+        norms = [torch.linalg.vector_norm(x) if x.numel() < MANY_NUMBERS else _norm_of_many(x) for x in tensors]
         return [norm.item() for norm in norms] if arrays[0].is_cpu else torch.stack(norms).tolist()
 
 
@@ -306,10 +307,8 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
         return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
 
 
-def _whole_norm(x: torch.Tensor) -> torch.Tensor:
-    """The norm of a whole tensor; of many numbers by their dot product."""
-    if x.numel() < MANY_NUMBERS:
-        return torch.linalg.vector_norm(x)
+def _norm_of_many(x: torch.Tensor) -> torch.Tensor:
+    """The norm of a whole tensor by a dot product."""
     flat = (x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x).reshape(-1)  # in order of memory: not copied
     return torch.dot(flat, flat).sqrt()
 

@@ -210,7 +210,7 @@ def scores_are_finite(call: Call) -> bool:
 def _has_few_keys(call: Call) -> bool:
     """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
-    return call.query.device.type == "cpu" and isinstance(columns, int) and columns < VECTOR_LANES
+    return isinstance(columns, int) and columns < VECTOR_LANES and call.query.is_cpu
 
 
 def loses_nan(call: Call) -> bool:
