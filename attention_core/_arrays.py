@@ -73,6 +73,12 @@ def shape(array: Array, /, *, xp: Namespace) -> tuple[Any, ...]:
     return dims
 
 
+def length(array: Array, axis: int, /, *, xp: Namespace) -> Any:
+    """One dimension of `shape`, which takes less time than all of them where it is known."""
+    dim = array.shape[axis]
+    return dim if isinstance(dim, int) else shape(array, xp=xp)[axis]
+
+
 def _dynamic_shape(array: Array) -> tuple[Any, ...]:
     computed = array.dynamic_shape
     return tuple(computed[axis] if dim is None else dim for axis, dim in enumerate(array.shape))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from attention_core._arrays import HALF, Array, Namespace, dtype_name, number_like, positions, shape, upcast
+from attention_core._arrays import HALF, Array, Namespace, dtype_name, length, number_like, positions, shape, upcast
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions
 from attention_core.random import Dropout, kept_at
@@ -83,7 +83,7 @@ def upcast_call(call: Call) -> Call:
 
 def group_size(query: Array, key: Array, xp: Namespace) -> Any:
     """How often a key/value head is repeated: an integer, or a 0-d array where heads are counted only when running."""
-    num_heads, num_kv_heads = shape(query, xp=xp)[-3], shape(key, xp=xp)[-3]
+    num_heads, num_kv_heads = length(query, -3, xp=xp), length(key, -3, xp=xp)
     return 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
 
 
@@ -94,7 +94,7 @@ def scale_query(query: Array, scale: float | Array | None, xp: Namespace) -> Arr
 
 def default_scale(query: Array, xp: Namespace) -> float | Array:
     """One over the root of the head dimension."""
-    width = shape(query, xp=xp)[-1]
+    width = length(query, -1, xp=xp)
     if isinstance(width, int) or not hasattr(width, "dtype"):
         return max(width, 1) ** -0.5  # of no elements, all scores are 0
     inverse = xp.divide(1.0, xp.sqrt(xp.astype(width, xp.float64)))  # as precise as a Python float

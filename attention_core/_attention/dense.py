@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from attention_core._arrays import Array, has_sharding, is_on_host, shape, sizes
+from attention_core._arrays import Array, has_sharding, is_on_host, length, sizes
 from attention_core._attention.call import (
     Attention,
     Call,
@@ -21,6 +21,7 @@ from attention_core._attention.call import (
 from attention_core._attention.key_range import has_few_queries
 from attention_core._attention.magnitudes import known_finite_products
 from attention_core._attention.scores import allowed_by, masked_scores, modify_scores
+from attention_core._attention.small_masks import small_mask
 from attention_core._attention.softmax import finite_vectors, softmax, weighted_sum
 from attention_core._backend import is_concrete, is_exporting
 from attention_core.masks import Mask, Positions
@@ -33,8 +34,8 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Atten
     the others are computed separately.
     """
     call = upcast_call(call)
-    at, allowed = _where_allowed(call)
-    wanted = {"weights": weights, "logsumexp": logsumexp}
+    at, allowed, may_be_empty = _where_allowed(call)
+    wanted = {"weights": weights, "logsumexp": logsumexp, "may_be_empty": may_be_empty}
     if allowed is None or call.query.shape[-2] == call.key.shape[-2] or not _looks_afterwards(call):
         # No accelerator is waited for.
         nothing_leaks = (
@@ -87,8 +88,9 @@ def _attend(
     nothing_leaks: bool,
     weights: bool,
     logsumexp: bool,
+    may_be_empty: bool,
 ) -> Attention:
-    """Attention out of the products of queries and keys (..., H, M, N)."""
+    """Attention out of the products of queries and keys (..., H, M, N), where rows may be empty of keys or not."""
     xp, backend, dropout = call.xp, call.backend, call.dropout
     group = group_size(call.query, call.key, xp)
     scores = _scores(call, allowed, at, raw)  # (..., H, M, N)
@@ -98,11 +100,18 @@ def _attend(
         constant = backend.stop_gradient if backend.differentiates else None
         exp_difference = None if backend.differentiates else backend.loops.exp_difference
         exponentials, total, log_normalizer = softmax(
-            scores, allowed, constant=constant, exp_difference=exp_difference, xp=xp
+            scores,
+            allowed if may_be_empty else None,
+            constant=constant,
+            exp_difference=exp_difference,
+            logsumexp=logsumexp,
+            xp=xp,
         )
     numerators = exponentials if probabilities is None else probabilities
     cond = backend.loops.cond if backend.loops.traced else None
-    kept = apply_dropout(numerators, dropout, at, shape(call.query, xp=xp)[-3], xp=xp)
+    kept = numerators
+    if dropout is not None:
+        kept = apply_dropout(numerators, dropout, at, length(call.query, -3, xp=xp), xp=xp)
     is_folded = _folds(call, group)
     folded = fold_group(kept, group, xp=xp) if is_folded else kept
     value = call.value if is_folded else repeat_kv(call.value, group, xp=xp)
@@ -113,23 +122,31 @@ def _attend(
     return Attention(
         output if kept is numerators else xp.multiply(output, dropout.scale),  # type: ignore[union-attr]
         xp.divide(exponentials, total) if weights else None,
-        xp.squeeze(log_normalizer, axis=-1) if logsumexp else None,
+        None if log_normalizer is None else xp.squeeze(log_normalizer, axis=-1),
     )
 
 
 def dense_scores(call: Call) -> Array:
     """All scores of a call, with -inf where masked."""
     call = upcast_call(call)
-    at, allowed = _where_allowed(call)
+    at, allowed, _ = _where_allowed(call)
     nothing_leaks = allowed is None or call.assume_finite or (is_on_host(call.query) and known_finite_products(call))
     return _scores(call, allowed, at, _products(call, nothing_leaks))
 
 
-def _where_allowed(call: Call) -> tuple[Positions | None, Array | None]:
-    """The positions of all scores, if anything asks for them, and where attention is allowed."""
-    asked = isinstance(call.mask, Mask) or call.score_mod is not None or call.dropout is not None
+def _where_allowed(call: Call) -> tuple[Positions | None, Array | None, bool]:
+    """The positions of all scores, if anything asks for them; where attention is allowed; whether a row may be empty.
+
+    A row is empty if it has no key that is allowed.
+    """
+    asked = call.score_mod is not None or call.dropout is not None
+    kept = None if asked or call.bias is not None or call.mask is None else small_mask(call)
+    if kept is not None:
+        allowed, every_row = kept
+        return None, allowed, not every_row
+    asked = asked or isinstance(call.mask, Mask)
     at = score_positions(call.query, call.key, call.starts, call.xp) if asked else None
-    return at, allowed_by(call.mask, call.bias, at, call.xp)
+    return at, allowed_by(call.mask, call.bias, at, call.xp), True
 
 
 def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array) -> Array:

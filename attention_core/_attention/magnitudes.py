@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from numbers import Real
 
-from attention_core._arrays import Array, Namespace, compute_dtype_name, upcast
+from attention_core._arrays import Array, Namespace, compute_dtype_name, dtype_name, upcast
 from attention_core._attention.call import Call
 from attention_core._backend import Backend, is_concrete
 
 # Below these, exponentials of scores can be taken as they are.
 MAX_PLAIN_SCORE = 32.0
 NORM_LIMIT = 1e15  # of norms, and of values
+_LARGEST = {"float32": (2.0 - 2.0**-23) * 2.0**127, "float64": sys.float_info.max}  # whose squares are numbers, too
 
 
 def products_are_finite(call: Call) -> Array:
@@ -45,12 +47,29 @@ def _max_value(query: Array, xp: Namespace) -> float:
 
 def known_finite_products(call: Call) -> bool:
     """Whether query, key, value and all products are finite, where that can be read."""
-    return known_finite_arrays((call.query, call.key, call.value), call.scale, call.xp)
+    arrays = call.query, call.key, call.value
+    return _norms_are_small(call, arrays) or known_finite_arrays(arrays, call.scale, call.xp)
 
 
 def known_finite_scores(call: Call) -> bool:
     """Whether all products of queries and keys are finite, with the scale or without, where that can be read."""
-    return known_finite_arrays((call.query, call.key), call.scale, call.xp)
+    arrays = call.query, call.key
+    return _norms_are_small(call, arrays) or known_finite_arrays(arrays, call.scale, call.xp)
+
+
+def _norms_are_small(call: Call, arrays: tuple[Array, ...]) -> bool:
+    """Whether norms of whole arrays, which no products are above, are so small that `known_finite_arrays` is true.
+
+    That reads each array once, where the extrema read it twice.
+    """
+    largest, scale = _LARGEST.get(dtype_name(arrays[0].dtype)), call.scale
+    if largest is None or not (scale is None or isinstance(scale, Real)):
+        return False
+    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
+        return False
+    query, key, *value = call.backend.loops.whole_norms(arrays)
+    factor = 1.0 if scale is None else max(1.0, abs(float(scale)))
+    return query * factor * key < largest and (not value or value[0] < math.sqrt(largest) / 16)
 
 
 def known_finite_arrays(arrays: tuple[Array, ...], scale: float | Array | None, xp: Namespace) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, on_device_of, scalar_like, shape
+from attention_core._arrays import Array, Namespace, length, on_device_of, scalar_like, shape
 from attention_core._attention.nonfinite import infinities, nonfinite_indicators
 
 
@@ -17,9 +17,10 @@ def softmax(
     *,
     constant: Callable[[Array], Array] | None = None,
     exp_difference: Callable[[Array, Array], Array] | None = None,
+    logsumexp: bool = True,
     xp: Namespace,
-) -> tuple[Array, Array, Array]:
-    r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and logsumexp (..., M, 1).
+) -> tuple[Array, Array, Array | None]:
+    r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and logsumexp (..., M, 1) if that is asked for.
 
     .. math:: e_{ij} = \exp(s_{ij} - t_i), \qquad z_i = \sum_j e_{ij}, \qquad \ell_i = t_i + \log z_i,
         \qquad t_i = \max_j s_{ij}
@@ -32,21 +33,21 @@ def softmax(
     ``constant`` is the backend's `stop_gradient`, for libraries that differentiate. ``exp_difference(x, y)`` returns
     ``exp(x - y)``, perhaps in the memory of the scores.
     """
-    *rows, num_keys = shape(scores, xp=xp)
+    num_keys = length(scores, -1, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
-        one = xp.ones((*rows, 1), dtype=scores.dtype, **on_device_of(scores))
+        one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         return scores, one, xp.multiply(one, -math.inf)
     top = xp.max(scores, axis=-1, keepdims=True)
     top = top if constant is None else constant(top)
     if allowed is None:
         exponentials = xp.exp(xp.subtract(scores, top)) if exp_difference is None else exp_difference(scores, top)
         total = _sum_exponentials(exponentials, num_keys, xp)
-        return exponentials, total, xp.add(top, xp.log(total))
+        return exponentials, total, xp.add(top, xp.log(total)) if logsumexp else None
     empty = xp.logical_not(xp.any(allowed, axis=-1, keepdims=True))
     top = xp.where(empty, 0.0, top)  # -inf - -inf would be nan
     exponentials = xp.exp(xp.subtract(scores, top)) if exp_difference is None else exp_difference(scores, top)
     total = xp.where(empty, 1.0, _sum_exponentials(exponentials, num_keys, xp))  # 0 / 0 and log(0)
-    return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total)))
+    return exponentials, total, xp.where(empty, -math.inf, xp.add(top, xp.log(total))) if logsumexp else None
 
 
 def _sum_exponentials(exponentials: Array, num_keys: Any, xp: Namespace) -> Array:

@@ -230,13 +230,13 @@ _learn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.com
 
 def is_compiling(array: Array, /) -> bool:
     """Whether the library of an array records what is called, so that hardly anything else can be looked up."""
-    compiler: Any = getattr(sys.modules.get(_library_of(type(array))), "compiler", None)
+    compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
     return hasattr(compiler, "is_compiling") and bool(compiler.is_compiling())
 
 
 def is_exporting(array: Array, /) -> bool:
     """Whether the library of an array records a program for other machines, and perhaps for other lengths."""
-    compiler: Any = getattr(sys.modules.get(_library_of(type(array))), "compiler", None)
+    compiler: Any = sys.modules.get(f"{_library_of(type(array))}.compiler")
     return hasattr(compiler, "is_exporting") and bool(compiler.is_exporting())
 
 

@@ -51,6 +51,9 @@ class BlockOperations:
     def norm(self, x: Array) -> Array:
         return self.xp.sqrt(self.xp.vecdot(x, x))
 
+    def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
+        return [float(self.norm(self.xp.reshape(array, (-1,)))) for array in arrays]
+
 
 class TracedLoops(BlockOperations):
     """What loops of compilers have in common."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -78,6 +78,9 @@ class Loops(Protocol):
 
     def norm(self, x: Array) -> Array:
         """Return the Euclidean norm over the last axis, without a warning where it overflows."""
+
+    def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
+        """Return the Euclidean norm of each whole array as a number. It is called only where values can be read."""
 
     def to_list(self, x: Array) -> Any:
         """Return the values as nested lists. It is called only where loops are not traced."""

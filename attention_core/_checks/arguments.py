@@ -44,7 +44,7 @@ _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0
 _FROM_NUMBERS = "mask_from_additive converts 0/-10000 or 0/-inf, and `mask != 0` 1.0/0.0"
 
 Checked = TypeVar("Checked")
-_PLAIN = (bool, int, float, Fraction, str, type(None), ModuleType)
+_PLAIN = frozenset((bool, int, float, Fraction, str, type(None), ModuleType))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 _MAX_SIGNATURES = 1024
 
@@ -80,13 +80,17 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
     parts: list[Any] = []
     for value in values:
         kind = type(value)
-        if kind in _PLAIN or (isinstance(value, Real) and hasattr(value, "dtype")):
+        if kind in _PLAIN:
             parts.append((kind, value))  # 1, 1.0 and True are equal, and not the same
-        elif hasattr(value, "dtype") and not isinstance(value, PreparedWeight):
+        elif hasattr(value, "dtype") and kind is not PreparedWeight:
             if not is_of_eager_type(value) or getattr(value, "is_nested", False):  # whose shape raises
                 return None
-            device, committed = getattr(value, "device", None), getattr(value, "committed", None)
-            parts.append((kind, value.shape, value.dtype, device, committed, getattr(value, "layout", None)))
+            dims = value.shape
+            if not dims and isinstance(value, Real):  # a number of NumPy
+                parts.append((kind, value))
+            else:
+                device, committed = getattr(value, "device", None), getattr(value, "committed", None)
+                parts.append((kind, dims, value.dtype, device, committed, getattr(value, "layout", None)))
         elif kind in _FUNCTIONS:
             parts.append((callable, getattr(value, "__code__", None)))
         elif isinstance(value, tuple) or registered_name(kind):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import array_api_compat.torch
@@ -44,6 +44,8 @@ __all__ = ["TorchBackend", "backend"]
 LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(offset=N - M) for its lower right one"
 explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 
+MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than its norm
+
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
 RECOMPILE_OPTIONS = (
     {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
@@ -67,6 +69,12 @@ class TorchLoops(PythonLoops):
     def norm(self, x: Array) -> Array:
         """The Euclidean norm over the last axis, in one pass."""
         return torch.linalg.vector_norm(x, dim=-1)
+
+    def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
+        """Norms of whole tensors; an accelerator is waited for once."""
+        tensors = [array.detach() for array in arrays]
+        norms = [torch.linalg.vector_norm(x) if x.numel() < MANY_NUMBERS else _norm_of_many(x) for x in tensors]
+        return [norm.item() for norm in norms] if arrays[0].is_cpu else torch.stack(norms).tolist()
 
 
 class TorchBackend:
@@ -99,7 +107,7 @@ class TorchBackend:
 
         They cannot while a compiler, an export or a CUDA graph records, under ``torch.vmap``, or where there are none.
         """
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
+        if torch.compiler.is_compiling() or torch._C._is_tracing() or get_proxy_mode() is not None:
             return False
         while torch._C._functorch.is_functorch_wrapped_tensor(array):  # one layer for each transform around us
             if torch._C._functorch.is_batchedtensor(array):
@@ -297,6 +305,12 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
         arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         gradients = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
         return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
+
+
+def _norm_of_many(x: torch.Tensor) -> torch.Tensor:
+    """The norm of a whole tensor by a dot product."""
+    flat = (x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x).reshape(-1)  # in order of memory: not copied
+    return torch.dot(flat, flat).sqrt()
 
 
 def _tensor(array: NumpyArray) -> torch.Tensor:

@@ -109,10 +109,8 @@ def _refusal_of_values(call: Call, later: bool) -> str | None:
         return None
     if call.query.device.type not in HOSTS and is_repaired(call):
         return None
-    if not torch.compiler.is_exporting():  # PyTorch cannot save a program with nothing under torch.no_grad
-        with torch.no_grad():
-            if all_products_are_finite(call):
-                return None
+    if all_products_are_finite(call):
+        return None
     return "lets masked keys leak that are not seen to be finite, with finite scores and gradients (line 5)"
 
 
@@ -240,39 +238,22 @@ def causal_part(mask: Any) -> tuple[Mask | None, Any]:
 
 def all_products_are_finite(call: Call) -> bool:
     """Whether query, key, value and their products are seen to be finite."""
-    return call.assume_finite or _norms_are_small(call, call.query, call.key, call.value) or known_finite_products(call)
+    return call.assume_finite or known_finite_products(call)
 
 
 def scores_are_finite(call: Call) -> bool:
     """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
     if call.assume_finite:
         return True
-    if call.query.device.type not in HOSTS or not is_concrete(call.query) or call.query.numel() < MIN_ELEMENTS:
+    if call.query.numel() < MIN_ELEMENTS or call.query.device.type not in HOSTS or torch.compiler.is_compiling():
         return False
-    with torch.no_grad():
-        return _norms_are_small(call, call.query, call.key) or known_finite_scores(call)
-
-
-def _norms_are_small(call: Call, *arrays: torch.Tensor) -> bool:
-    """Whether norms of whole arrays, which no products are above, are so small that all is finite.
-
-    That reads each array once, where `known_finite_products` reads it twice.
-    """
-    if call.query.dtype in HALVES or not (call.scale is None or isinstance(call.scale, Real)):
-        return False
-    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
-        return False
-    in_order = (x.transpose(-3, -2) if x.stride(-3) < x.stride(-2) else x for x in arrays)  # of memory: not copied
-    flat = [array.reshape(-1) for array in in_order]
-    norms = [math.sqrt(square) for square in torch.stack([torch.dot(x, x) for x in flat]).tolist()]
-    scale = 1.0 if call.scale is None else max(1.0, abs(float(call.scale)))
-    return all(map(math.isfinite, norms)) and norms[0] * norms[1] * scale < torch.finfo(call.query.dtype).max
+    return known_finite_scores(call)
 
 
 def _has_few_keys(call: Call) -> bool:
     """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
-    return call.query.device.type in HOSTS and isinstance(columns, int) and columns < VECTOR_LANES
+    return isinstance(columns, int) and columns < VECTOR_LANES and call.query.device.type in HOSTS
 
 
 def loses_nan(call: Call) -> bool:

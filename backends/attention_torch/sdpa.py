@@ -28,6 +28,7 @@ __all__ = ["attend", "attend_per_sample", "kernel_inputs", "kernel_mask", "with_
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
 KERNEL = torch._C._nn.scaled_dot_product_attention
+ANY_KERNEL = contextlib.nullcontext()
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -45,15 +46,15 @@ class Inputs(NamedTuple):
     scale: float
 
 
-class Once(torch.autograd.Function):  # type: ignore[misc]
-    """The same tensors, whose gradients are not differentiated again: most kernels of PyTorch have none of it."""
+class Refused(torch.autograd.Function):  # type: ignore[misc]
+    """Gradients that are not differentiated again: most kernels of PyTorch have none of it."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the tensors."""
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
+    def forward(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the gradients."""
+        return tuple(gradient.view_as(gradient) for gradient in gradients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -61,26 +62,23 @@ class Once(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Pass the gradients on."""
-        return Refused.apply(*gradients)  # type: ignore[no-any-return]
-
-
-class Refused(Once):
-    """Gradients that are not differentiated."""
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Raise."""
         raise NotImplementedError(DIFFERENTIATED_ONCE)
+
+
+def _refuse_again(gradients: tuple[torch.Tensor | None, ...], _: Any) -> tuple[torch.Tensor | None, ...] | None:
+    """Gradients of a kernel that refuse to be differentiated, where somebody records how they are computed."""
+    if not torch.is_grad_enabled():
+        return None
+    refused = iter(Refused.apply(*(gradient for gradient in gradients if gradient is not None)))
+    return tuple(None if gradient is None else next(refused) for gradient in gradients)
 
 
 def attend(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E)."""
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
-    if not torch.compiler.is_compiling() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        query, key, value = Once.apply(query, key, value)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
-    choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else contextlib.nullcontext()
+    choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else ANY_KERNEL
     with choice:
         output = KERNEL(
             query,
@@ -91,6 +89,8 @@ def attend(call: Call) -> torch.Tensor:
             scale=scale,
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
+    if output.requires_grad and not torch.compiler.is_compiling():
+        output.grad_fn.register_hook(_refuse_again)
     return with_batch_of(call, output)
 
 

@@ -31,6 +31,7 @@ MIRRORS = {
     "_attention/blocks": "blockwise",
     "_attention/blocks/scores": "blockwise",
     "_attention/key_range": "few_queries",
+    "_attention/small_masks": "masks",
     "_attention/reproducible/margins": "reproducible_small_weights",
     "_attention/reproducible/pieces": "reproducible_pieces",
     "_attention/reproducible/refinement": "reproducible_small_weights",
