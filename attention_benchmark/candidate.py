@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from attention_benchmark.problem import NumpyArray, Problem
+from attention_benchmark.problem import MASKS, NumpyArray, Problem
 
 __all__ = ["CANDIDATES", "FRAMEWORKS", "Call", "Candidate"]
 
@@ -53,6 +53,8 @@ class Candidate:
         The operation of the problems it takes.
     is_peer : bool
         Whether the implementations of the core are compared with it.
+    scores : str
+        The changes of scores that a peer knows, words among the masks; the core knows all.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Candidate:
     preparation: str
     operation: str = "attention"
     is_peer: bool = True
+    scores: str = ""
 
     @property
     def key(self) -> str:
@@ -70,7 +73,8 @@ class Candidate:
     def takes(self, problem: Problem) -> bool:
         """Whether the candidate can compute a problem."""
         differentiates = self.framework in _DIFFERENTIATING
-        return problem.operation == self.operation and (differentiates or problem.direction == "forward")
+        knows = MASKS[problem.mask].scores is None or not self.is_peer or problem.mask in self.scores.split()
+        return problem.operation == self.operation and knows and (differentiates or problem.direction == "forward")
 
     def prepare(self, problem: Problem) -> Call:
         """Lay out the arrays of a problem, and make the call."""
@@ -101,16 +105,16 @@ CANDIDATES = (
     *_core("torch", "eager"),
     *_core("torch", "compiled"),
     Candidate("auto, assume_finite", "torch", "eager", "core:assume_finite", is_peer=False),
-    Candidate("F.scaled_dot_product_attention", "torch", "eager", "frameworks.torch:fused"),
-    Candidate("flex_attention", "torch", "compiled", "frameworks.torch:flex"),
+    Candidate("F.scaled_dot_product_attention", "torch", "eager", "frameworks.torch:fused", scores="bias"),
+    Candidate("flex_attention", "torch", "compiled", "frameworks.torch:flex", scores="softcap alibi bias"),
     Candidate("keras.ops.dot_product_attention", "torch", "eager", "frameworks.keras:attention"),
     Candidate("nn.MultiheadAttention", "torch", "eager", "frameworks.torch:multi_head", operation="multi_head"),
     Candidate(
         "keras.layers.MultiHeadAttention", "torch", "eager", "frameworks.keras:multi_head", operation="multi_head"
     ),
     *_core("jax", "jit"),
-    Candidate("jax.nn.dot_product_attention", "jax", "jit", "frameworks.jax:xla"),
-    Candidate("jax.nn.dot_product_attention (cudnn)", "jax", "jit", "frameworks.jax:cudnn"),
+    Candidate("jax.nn.dot_product_attention", "jax", "jit", "frameworks.jax:xla", scores="bias"),
+    Candidate("jax.nn.dot_product_attention (cudnn)", "jax", "jit", "frameworks.jax:cudnn", scores="bias"),
     Candidate("nnx.dot_product_attention", "jax", "jit", "frameworks.flax:attention"),
     Candidate("keras.ops.dot_product_attention", "jax", "jit", "frameworks.keras:attention"),
     Candidate("nnx.MultiHeadAttention", "jax", "jit", "frameworks.flax:multi_head", operation="multi_head"),

@@ -30,6 +30,7 @@ from attention_benchmark.problem import (
     WINDOW,
     Problem,
     default_problems,
+    shortened,
 )
 from attention_benchmark.processes import Message, installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
@@ -151,7 +152,11 @@ def _problems(
 ) -> list[Problem]:
     """Choose from the default problems or those of presets, or combine shapes, masks and directions."""
     if presets:
-        problems = [Problem(**each, dtype=dtype, device=device) for name in presets for each in PRESETS[name]]
+        problems = [Problem(**{"dtype": dtype, **each}, device=device) for name in presets for each in PRESETS[name]]
+        if lengths is not None:
+            problems = list(
+                dict.fromkeys(shortened(each, most) for most in _integers("lengths", lengths) for each in problems)
+            )
     elif shapes is None and lengths is None:
         problems = default_problems(dtype, device)
     else:

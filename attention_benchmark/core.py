@@ -57,4 +57,4 @@ def product(problem: Problem) -> Call:
 def _options(problem: Problem, arrays: tuple[Any, ...]) -> dict[str, Any]:
     if problem.is_causal:
         return {"is_causal": True}
-    return {"mask": problem.core_mask(*arrays)}
+    return {"mask": problem.core_mask(*arrays), **problem.core_options(*arrays)}

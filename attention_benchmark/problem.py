@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import ml_dtypes
@@ -17,17 +17,21 @@ __all__ = [
     "MASKS",
     "OPERATIONS",
     "PRESETS",
+    "SOFTCAP",
     "MaskKind",
     "Problem",
+    "alibi_rates",
     "default_problems",
     "drawn_arrays",
     "laid_out",
+    "shortened",
 ]
 
 NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 WINDOW = 256  # keys that a query attends to, including its own
 DOCUMENT = 512  # length of the documents packed into one sequence
+SOFTCAP = 2.0  # so low that a result without it is wrong
 SHAPES = ((1, 1, 8, 16), (32, 12, 128, 64), (4, 12, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64))
 PADDED = (4, 8, 2048, 64)
 LAYERS = SHAPES[1:3]
@@ -40,12 +44,17 @@ class MaskKind(NamedTuple):
 
     The rule does not use the core, so that it can check the core and its peers alike. Rule and number take the problem
     last, and positions of queries, to which the offset has been added.
+
+    A change of the scores is one, too: it has the core's options of a problem and the arrays, and a function of NumPy
+    from scores, positions of queries and of keys, arrays and problem to new scores, and to their derivative.
     """
 
     arrays: Callable[[Problem], tuple[NumpyArray, ...]]
     mask: Callable[..., attention_core.Mask | None]
     rule: Callable[..., NumpyArray] | None
     keys: Callable[[NumpyArray, int, Problem], Any]
+    options: Callable[..., dict[str, Any]] | None = None
+    scores: Callable[..., tuple[NumpyArray, Any]] | None = None
 
 
 def _no_arrays(problem: Problem) -> tuple[NumpyArray, ...]:
@@ -53,8 +62,27 @@ def _no_arrays(problem: Problem) -> tuple[NumpyArray, ...]:
 
 
 def _documents(problem: Problem) -> tuple[NumpyArray, ...]:
-    ids = np.arange(problem.shape[2], dtype=np.int32) // DOCUMENT
+    ids = np.arange(problem.shape[2], dtype=np.int32) // problem.document
     return ids[problem.ahead : problem.ahead + problem.num_queries], ids
+
+
+def _bias(problem: Problem) -> tuple[NumpyArray, ...]:
+    """A bias of all heads, in the type of the problem."""
+    dims = problem.num_queries, problem.shape[2]
+    bias = np.random.default_rng(20240301).standard_normal(dims, dtype=np.float32)
+    return (bias.astype(ml_dtypes.bfloat16 if problem.dtype == "bfloat16" else problem.dtype),)
+
+
+def _capped(scores: NumpyArray, query: NumpyArray, key: NumpyArray, *rest: Any) -> tuple[NumpyArray, NumpyArray]:
+    capped = np.tanh(scores / SOFTCAP)
+    return capped * SOFTCAP, 1 - capped**2
+
+
+def alibi_rates(num_heads: int) -> NumpyArray:
+    """The rates of ALiBi: of the next lower power of 2, and every other one of its double."""
+    power = 2 ** (num_heads.bit_length() - 1)
+    lower, higher = (2.0 ** (-8 * np.arange(1, count + 1) / count) for count in (power, 2 * power))
+    return np.concatenate([lower, higher[::2][: num_heads - power]])
 
 
 def _lengths(problem: Problem) -> tuple[NumpyArray, ...]:
@@ -83,13 +111,37 @@ MASKS = {
         _documents,
         lambda problem, query_ids, key_ids: attention_core.Segments(query_ids, key_ids),
         lambda i, j, query_ids, key_ids, problem: key_ids[i] == key_ids[j],
-        lambda i, n, problem: np.minimum(n - i // DOCUMENT * DOCUMENT, DOCUMENT),
+        lambda i, n, problem: np.minimum(n - i // problem.document * problem.document, problem.document),
     ),
     "padded": MaskKind(
         _lengths,
         lambda problem, lengths: attention_core.KeyLengths(lengths),
         lambda i, j, lengths, problem: j < lengths[:, None, None, None],
         lambda i, n, problem: np.mean(np.minimum(_lengths(problem)[0], n)) if problem.key_lengths else n / 2,
+    ),
+    "softcap": MaskKind(
+        _no_arrays,
+        lambda problem: None,
+        None,
+        lambda i, n, problem: n,
+        lambda problem: {"softcap": SOFTCAP},
+        _capped,
+    ),
+    "alibi": MaskKind(
+        _no_arrays,
+        lambda problem: None,
+        None,
+        lambda i, n, problem: n,
+        lambda problem: {"score_mod": attention_core.scores.alibi(problem.shape[1], offset=problem.ahead)},
+        lambda s, i, j, problem: (s - alibi_rates(problem.shape[1])[:, None, None] * np.abs(i - j), 1.0),
+    ),
+    "bias": MaskKind(
+        _bias,
+        lambda problem, bias: None,
+        None,
+        lambda i, n, problem: n,
+        lambda problem, bias: {"bias": bias},
+        lambda s, i, j, bias, problem: (s + bias.astype(np.float64)[i[:, 0] - problem.ahead], 1.0),
     ),
 }
 
@@ -119,6 +171,8 @@ class Problem:
         Of the mask ``"padded"``, repeated for the batch.
     window : int
         The keys that a query attends to under the mask ``"window"``.
+    document : int
+        The length of the documents of the mask ``"packed"``.
     """
 
     shape: tuple[int, int, int, int]
@@ -132,6 +186,7 @@ class Problem:
     offset: int | None = None
     key_lengths: tuple[int, ...] = ()
     window: int = WINDOW
+    document: int = DOCUMENT
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
@@ -200,6 +255,18 @@ class Problem:
         positions = (np.arange(self.num_queries) if rows is None else rows) + self.ahead
         allowed = rule(positions[:, None], keys, *self.mask_arrays, self)
         return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+
+    def core_options(self, *arrays: Any) -> dict[str, Any]:
+        """The options of the core that change scores, with the arrays of a framework."""
+        options = MASKS[self.mask].options
+        return {} if options is None else options(self, *arrays)
+
+    def changed(self, scores: NumpyArray, rows: NumpyArray) -> tuple[NumpyArray, Any]:
+        """Scores of some queries (B, H, rows, N) as the problem changes them, and their derivative."""
+        change = MASKS[self.mask].scores
+        if change is None:
+            return scores, 1.0
+        return change(scores, (rows + self.ahead)[:, None], np.arange(self.shape[2]), *self.mask_arrays, self)
 
     def cut(self) -> tuple[slice, NumpyArray | None]:
         """The keys that any query may attend to, and the mask among these; ``None`` where there is nothing to mask.
@@ -293,13 +360,42 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
         _decode(4, (16, 16), 2048, 64, 1, "padded"),
         _decode(16, (32, 8), 1024, 128, 1, "padded"),
     ),
+    "accelerator": (
+        *(
+            {"shape": shape, "mask": mask, "direction": direction, "dtype": "bfloat16", **fields}
+            for shape, masks in (
+                ((32, 12, 128, 64), {"full": {}, "causal": {}}),
+                ((4, 16, 2048, 128), {"full": {}, "causal": {}}),
+                ((2, 16, 8192, 128), {"causal": {}, "softcap": {}, "alibi": {}, "bias": {}}),
+                (
+                    (1, 16, 32768, 128),
+                    {"causal": {}, "window": {"window": 4096}, "packed": {"document": 2048}, "padded": {}},
+                ),
+            )
+            for mask, fields in masks.items()
+            for direction in DIRECTIONS
+        ),
+        *(
+            {"shape": (1, 16, 8192, 128), "mask": "causal", "direction": direction, "dtype": "float32"}
+            for direction in DIRECTIONS
+        ),
+    ),
     "small": tuple(
         {"shape": (1, 1, 8, 16), "mask": mask, "direction": direction}
         for mask in ("full", "causal")
         for direction in DIRECTIONS
     ),
 }
-"""Fields of problems by what they are like."""
+"""Fields of problems by what they are like; those of accelerators have types of their own."""
+
+
+def shortened(problem: Problem, length: int) -> Problem:
+    """The problem with at most so many keys, and a window and documents that are the same part of them."""
+    batch, heads, whole, width = problem.shape
+    if length >= whole:
+        return problem
+    window, document = (max(1, each * length // whole) for each in (problem.window, problem.document))
+    return replace(problem, shape=(batch, heads, length, width), window=window, document=document)
 
 
 def default_problems(dtype: str = "float32", device: str = "cpu") -> list[Problem]:

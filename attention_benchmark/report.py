@@ -13,7 +13,7 @@ from rich.table import Table
 
 from attention_benchmark.candidate import Candidate
 from attention_benchmark.measurement import Measurement, fastest_peers, quartiles, ratio
-from attention_benchmark.problem import WINDOW, Problem
+from attention_benchmark.problem import DOCUMENT, WINDOW, Problem
 
 __all__ = ["Grid", "details", "environment", "markdown", "overviews", "rich_table"]
 
@@ -134,7 +134,11 @@ def _shape(problem: Problem) -> str:
 
 
 def _mask(problem: Problem) -> str:
-    numbers = {"window": [problem.window] if problem.window != WINDOW else [], "padded": problem.key_lengths}
+    numbers = {
+        "window": [problem.window] if problem.window != WINDOW else [],
+        "packed": [problem.document] if problem.document != DOCUMENT else [],
+        "padded": problem.key_lengths,
+    }
     text = " ".join((problem.mask, *map(str, numbers.get(problem.mask, ()))))
     return text if problem.offset is None else f"{text} from {problem.offset}"
 

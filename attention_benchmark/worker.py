@@ -71,6 +71,8 @@ class RefusalError(Exception):
 def measure(order: Order) -> Iterator[dict[str, Any]]:
     """Time the candidates of one framework, with a message before each."""
     engine = _engine(order.framework)
+    for kind in {problem.device for problem in order.problems}:
+        device_of(engine.backend, kind)  # raises before anything is drawn
     yield {"versions": engine.backend.versions()}
     past: dict[tuple[str, str, str], tuple[float, float, float]] = {}
     for problem in order.problems:

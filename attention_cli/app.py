@@ -30,8 +30,8 @@ LAYOUTS = (
     " bert-embeddings, causal-lm"
 )
 OPERATIONS = "attention, multi_head, linear"
-MASKS = "full, causal, window, packed, padded"
-PRESETS = "training, prefill, decode, small"
+MASKS = "full, causal, window, packed, padded, softcap, alibi, bias"
+PRESETS = "training, prefill, decode, accelerator, small"
 WINDOW = 256
 
 
@@ -74,7 +74,9 @@ def bench(
     offset: Annotated[int | None, typer.Option(help="Position of the first query. By default, the last ones.")] = None,
     key_lengths: Annotated[str | None, typer.Option(help="Of the mask padded, as in 3000, or one each.")] = None,
     window: Annotated[int, typer.Option(min=1, help="Keys of a query under the mask window.")] = WINDOW,
-    lengths: Annotated[str | None, typer.Option(help="Lengths of a series, as in 512,1024,2048, for plots.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Lengths of a series, as in 512,1024; or the most of a preset.")
+    ] = None,
     mask: Annotated[Many, typer.Option(help=f"{MASKS}; repeatable.")] = None,
     direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None,
     dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32",

@@ -55,10 +55,13 @@ def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
 
     def masked(query: Any, key: Any, value: Any, *mask: Any) -> Any:
         key, value = key[:, keys], value[:, keys]
+        if problem.mask == "bias":
+            return function(query, key, value, bias=mask[0][None, None])
         return function(query, key, value, mask=mask[0] if mask else None, is_causal=problem.is_causal)
 
     variables = tuple(laid_out(each, "BLHD") for each in problem.arrays)
-    return Call(masked, variables, () if allowed is None else (allowed,), "BLHD")
+    constants = problem.mask_arrays if problem.mask == "bias" else () if allowed is None else (allowed,)
+    return Call(masked, variables, constants, "BLHD")
 
 
 xla, cudnn = (

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attention_benchmark.candidate import Call
 from attention_benchmark.frameworks import Step, device_of
-from attention_benchmark.problem import Problem
+from attention_benchmark.problem import SOFTCAP, Problem, alibi_rates
 from attention_torch import backend
 
 __all__ = ["TorchEngine", "engine", "flex", "fused", "multi_head"]
@@ -72,14 +72,16 @@ def fused(problem: Problem) -> Call:
             enable_gqa=problem.group > 1,
         )
 
-    return Call(function, problem.arrays, () if allowed is None else (allowed,))
+    constants = problem.mask_arrays if problem.mask == "bias" else () if allowed is None else (allowed,)
+    return Call(function, problem.arrays, constants)
 
 
 def flex(problem: Problem) -> Call:
     """Prepare FlexAttention, with the block mask made in advance."""
     device = device_of(backend, problem.device)
     batch, _, length, _ = problem.shape
-    arrays = [torch.from_numpy(each).to(device) for each in problem.mask_arrays]
+    arrays = list(backend.from_numpy(problem.mask_arrays, device=device))
+    rates = torch.from_numpy(alibi_rates(problem.shape[1])).to(device, torch.float32)
     ahead, window = problem.ahead, problem.window
     rules: dict[str, Callable[..., Any]] = {
         "causal": lambda b, h, q, k: k <= q + ahead,
@@ -88,11 +90,17 @@ def flex(problem: Problem) -> Call:
         "padded": lambda b, h, q, k: k < arrays[0][b],
     }
     rule = rules.get(problem.mask)
+    changes: dict[str, Callable[..., Any]] = {
+        "softcap": lambda s, b, h, q, k: torch.tanh(s / SOFTCAP) * SOFTCAP,
+        "alibi": lambda s, b, h, q, k: s - rates[h] * (q + ahead - k).abs(),
+        "bias": lambda s, b, h, q, k: s + arrays[0][q, k],
+    }
+    change = changes.get(problem.mask)
     batches = batch if problem.mask == "padded" else None
     blocks = rule and create_block_mask(rule, batches, None, problem.num_queries, length, device=device)
 
     def function(query: Any, key: Any, value: Any) -> Any:
-        return flex_attention(query, key, value, block_mask=blocks, enable_gqa=problem.group > 1)
+        return flex_attention(query, key, value, change, block_mask=blocks, enable_gqa=problem.group > 1)
 
     return Call(function, problem.arrays)
 

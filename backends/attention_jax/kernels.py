@@ -1,9 +1,12 @@
-"""JAX's fused attention, which is cuDNN's, and when it gives the answer of the definition."""
+"""JAX's fused attention, which is cuDNN's, and when it gives the answer of the definition.
+
+Its logsumexp is not taken: JAX rounds it to the 16 bits of the output, and does not differentiate by it.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +20,21 @@ from attention_core.backend import (
     products_are_finite,
     shape,
 )
+from attention_core.masks import And, KeyLengths, SlidingWindow
 
 __all__ = ["DotProduct"]
 
 HALVES = (jnp.float16, jnp.bfloat16)
+EXCLUDED = float(-2 << 40)  # added for -inf, as cuDNN subtracts such numbers from each other; JAX takes this one, too
+BOUND = 1e11  # of scores and biases, to which EXCLUDED is as good as -inf
+
+
+class Structure(NamedTuple):
+    """What the kernel knows of masks: a flag, keys to the left that a query attends to, and numbers of keys."""
+
+    is_causal: bool = False
+    window: int | None = None
+    lengths: Any = None
 
 
 class DotProduct:
@@ -37,12 +51,13 @@ class DotProduct:
             return "needs a GPU"
         if call.query.dtype not in HALVES:
             return "computes in 16 bits only (line 8)"
-        for name in ("softcap", "score_mod", "bias"):
+        for name in ("softcap", "score_mod"):
             if getattr(call, name) is not None:
-                return f"has no {name}, or is not known to treat it as the definition does (line 7)"
+                return f"has no {name} (line 7)"
         if call.dropout is not None and call.dropout.rate:
             return "drops no weights (line 11)"
-        if call.mask is not None and not is_top_left_causal(call.mask):
+        structure = _structure(call.mask)
+        if structure is None:
             return "averages all values where a mask leaves nothing, and would need it as an array (line 4)"
         if not all(isinstance(start, int) and start == 0 for start in call.starts):
             return "counts positions from 0 (line 3)"
@@ -56,13 +71,62 @@ class DotProduct:
             or 0 in (query[-2], key[-2])
         ):
             return "takes keys and values of one width, a multiple of 8 up to 128, and known lengths"
-        return None
+        if structure.window is not None and query[-2] != key[-2]:
+            return "is not known to count windows as line 3 does where there are more keys than queries, or fewer"
+        if structure.lengths is not None and call.bias is not None:
+            return "is not known to leave out rows by a bias and by lengths (line 4)"
+        return None if call.bias is None else _refusal_of_bias(call)
 
     def attend(self, call: Call) -> jax.Array:
         """The output of the kernel, or that of blocks if something that is masked could leak from it."""
-        if call.mask is None or call.assume_finite:
+        if call.bias is None and (call.mask is None or call.assume_finite):
             return _cudnn(call)
-        return jax.lax.cond(products_are_finite(call), lambda: _cudnn(call), lambda: _blocks(call))
+        return jax.lax.cond(_is_safe(call), lambda: _cudnn(call), lambda: _blocks(call))
+
+
+def _structure(mask: Any) -> Structure | None:
+    """A mask in the words of the kernel; ``None`` where it has none."""
+    if mask is None:
+        return Structure()
+    if is_top_left_causal(mask):
+        return Structure(is_causal=True)
+    if type(mask) is KeyLengths:
+        return Structure(lengths=mask.lengths)
+    if type(mask) is SlidingWindow and mask.right == 0 and isinstance(mask.offset, int) and mask.offset == 0:
+        return Structure(is_causal=True, window=mask.left)
+    if type(mask) is And:
+        halves = sorted((mask.first, mask.second), key=is_top_left_causal)
+        if type(halves[0]) is KeyLengths and is_top_left_causal(halves[1]):
+            return Structure(is_causal=True, lengths=halves[0].lengths)
+    return None
+
+
+def _refusal_of_bias(call: Call) -> str | None:
+    bias: Any = call.bias
+    dims = shape(call.query, xp=call.xp)
+    if bias.dtype != jnp.bfloat16 or call.query.dtype != jnp.bfloat16:
+        return "takes a bias in bfloat16 alone, with query: others have no number for -inf (line 4)"
+    if math.prod(bias.shape[:-3]) != 1:
+        return "gives no gradient of a bias that differs between samples, in some versions"
+    if dims[-2] % 2 or call.key.shape[-2] % 2:
+        return "takes a bias of even lengths"
+    return None
+
+
+def _is_safe(call: Call) -> jax.Array:
+    """Whether nothing that is masked can leak, nor be attended to instead of what is not."""
+    is_safe = products_are_finite(call)
+    if call.bias is None:
+        return is_safe
+    scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
+    sizes = [jnp.max(jnp.abs(x)).astype(jnp.float32) for x in (call.query, call.key, _finite_bias(call.bias, 0.0))]
+    scores = sizes[0] * sizes[1] * call.query.shape[-1] * jnp.abs(jnp.asarray(scale, jnp.float32))
+    return is_safe & (scores < BOUND) & (sizes[2] < BOUND)
+
+
+def _finite_bias(bias: jax.Array, number: float) -> jax.Array:
+    """A bias with a number for -inf."""
+    return jnp.where(bias == -math.inf, jnp.asarray(number, bias.dtype), bias)
 
 
 def _blocks(call: Call) -> jax.Array:
@@ -79,7 +143,33 @@ def _cudnn(call: Call) -> jax.Array:
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if not isinstance(scale, float):
         query, scale = query * jnp.asarray(scale, query.dtype), 1.0
+    structure, options, kept = _structure(call.mask), dict[str, Any](), list[Any]()
+    assert structure is not None
+    if structure.window is not None:
+        options["local_window_size"] = (structure.window, 0)
+    if structure.lengths is not None:
+        lengths = jnp.broadcast_to(jnp.asarray(structure.lengths), tuple(leading)).reshape(batch)
+        # At least one key is attended to, whose gradient is that of an output that is not used.
+        options["key_value_seq_lengths"] = jnp.clip(lengths, 1, call.key.shape[-2]).astype(jnp.int32)
+        kept.append((lengths > 0)[:, None, None, None])
+    if call.bias is not None:
+        bias = jnp.broadcast_to(call.bias, (1, heads, rows, call.key.shape[-2]))
+        options["bias"] = _finite_bias(bias, EXCLUDED)
+        kept.append(jnp.moveaxis(_has_keys(bias, structure), 1, 2)[..., None])
     output = jax.nn.dot_product_attention(
-        query, key, value, scale=scale, is_causal=call.mask is not None, implementation="cudnn"
+        query, key, value, scale=scale, is_causal=structure.is_causal, implementation="cudnn", **options
     )
+    for rows_with_keys in kept:  # the kernel averages values for the others
+        output = jnp.where(rows_with_keys, output, jnp.zeros((), output.dtype))
     return jnp.moveaxis(output, -2, -3).reshape(*leading, heads, rows, width)
+
+
+def _has_keys(bias: jax.Array, structure: Structure) -> jax.Array:
+    """Whether a bias leaves any key to a query (1, H, M), among those that flag, window and lengths leave."""
+    some = bias != -math.inf
+    rows, columns = bias.shape[-2:]
+    if structure.is_causal:
+        some &= jnp.tri(rows, columns, dtype=bool)
+    if structure.window is not None:
+        some &= ~jnp.tri(rows, columns, -structure.window - 1, dtype=bool)
+    return jnp.any(some, axis=-1)

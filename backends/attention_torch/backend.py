@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -36,6 +35,7 @@ from attention_numpy.trees import (
     versions_of,
 )
 from attention_torch import operators
+from attention_torch.flex import RECOMPILE_OPTIONS, FlexAttention
 from attention_torch.kernels import ScaledDotProduct
 
 __all__ = ["TorchBackend", "backend"]
@@ -45,11 +45,6 @@ LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(
 explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 
 MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than its norm
-
-# PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
-RECOMPILE_OPTIONS = (
-    {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
-)
 
 
 class TorchLoops(PythonLoops):
@@ -86,7 +81,7 @@ class TorchBackend:
     differentiates = True
     loops: Loops = TorchLoops(array_api_compat.torch)
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
-    kernels: tuple[Kernel, ...] = (ScaledDotProduct(),)
+    kernels: tuple[Kernel, ...] = (ScaledDotProduct(), FlexAttention())
     is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
 
     @property

@@ -23,7 +23,15 @@ from attention_core.backend import (
 from attention_core.masks import Given, Mask
 from attention_torch.guards import causal_part, few_queries, may_leak, sample_ranges, scores_are_finite
 
-__all__ = ["attend", "attend_per_sample", "kernel_inputs", "kernel_mask", "with_array_mask", "with_batch_of"]
+__all__ = [
+    "attend",
+    "attend_per_sample",
+    "differentiated_once",
+    "kernel_inputs",
+    "kernel_mask",
+    "with_array_mask",
+    "with_batch_of",
+]
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # the kernel for CPUs, forward and backward
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
@@ -74,6 +82,13 @@ def _refuse_again(gradients: tuple[torch.Tensor | None, ...], _: Any) -> tuple[t
     return tuple(None if gradient is None else next(refused) for gradient in gradients)
 
 
+def differentiated_once(output: torch.Tensor) -> torch.Tensor:
+    """The output of a kernel, whose gradients then refuse to be differentiated again."""
+    if output.requires_grad and not torch.compiler.is_compiling():
+        output.grad_fn.register_hook(_refuse_again)
+    return output
+
+
 def attend(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E)."""
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
@@ -89,9 +104,7 @@ def attend(call: Call) -> torch.Tensor:
             scale=scale,
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
-    if output.requires_grad and not torch.compiler.is_compiling():
-        output.grad_fn.register_hook(_refuse_again)
-    return with_batch_of(call, output)
+    return with_batch_of(call, differentiated_once(output))
 
 
 def attend_per_sample(call: Call, attend: Callable[[Call], Any]) -> Any:

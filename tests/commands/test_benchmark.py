@@ -181,7 +181,7 @@ def test_a_process_that_dies_costs_its_candidate_and_nothing_else(monkeypatch):
     assert len(orders) == 2
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", [name for name in MASKS if MASKS[name].scores is None])
 def test_reference_agrees_with_the_naive_formula(mask):
     problem = Problem(SHAPE, mask)
     call = NAIVE.prepare(problem)
@@ -190,6 +190,20 @@ def test_reference_agrees_with_the_naive_formula(mask):
     assert worst_error([output], wanted) < 1e-6
     output[..., -1, :] += 0.01  # the last query is always checked
     assert worst_error([output], wanted) > TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("mask", [name for name in MASKS if MASKS[name].scores is not None])
+def test_reference_agrees_with_the_core_where_scores_change(mask):
+    """And not with a result without the change, nor does a peer take it that has none."""
+    problem = Problem(SHAPE, mask)
+    outputs = [
+        call.function(*call.variables, *call.constants)
+        for call in (DENSE.prepare(problem), DENSE.prepare(Problem(SHAPE)))
+    ]
+    right, wrong = (worst_error([output], expected(problem)) for output in outputs)
+    assert right < 1e-6 < TOLERANCE["float32"] < wrong
+    assert DENSE.takes(problem)
+    assert not NAIVE.takes(problem)
 
 
 @pytest.mark.parametrize("problem", [each for each in PROBLEMS if each.queries], ids=str)
@@ -213,9 +227,9 @@ def test_peers_get_fewer_keys_where_that_is_all_that_a_mask_does():
     assert Problem(shape, "causal").cut() == (slice(None), None)  # for which there is a flag
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_reference_gradients_agree_with_differences(operation):
-    problem = Problem((1, 2, 4, 3), "causal", "both", "float64", operation=operation)
+@pytest.mark.parametrize(("operation", "mask"), [*((each, "causal") for each in OPERATIONS), ("attention", "softcap")])
+def test_reference_gradients_agree_with_differences(operation, mask):
+    problem = Problem((1, 2, 4, 3), mask, "both", "float64", operation=operation)
     wanted, direction = expected(problem), np.random.default_rng(1).standard_normal(problem.arrays[0].shape)
 
     def loss(step):
@@ -236,7 +250,7 @@ class Moved:
         return getattr(self.problem, name)
 
 
-@pytest.mark.parametrize("mask", [name for name in MASKS if name != "full"])
+@pytest.mark.parametrize("mask", ["causal", "window", "packed", "padded"])
 def test_operations_are_counted_by_the_pairs_that_a_mask_allows(mask):
     problem = Problem((4, 2, 1040, 8), mask)
     allowed = np.broadcast_to(problem.allowed(), (4, 2, 1040, 1040))
@@ -330,7 +344,10 @@ def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
     ("arguments", "message"),
     [
         (("--backend", "no"), "expected a backend out of numpy, torch, jax, tensorflow, onnxruntime; got 'no'"),
-        (("--mask", "no"), "expected a mask out of full, causal, window, packed, padded; got 'no'"),
+        (
+            ("--mask", "no"),
+            "expected a mask out of full, causal, window, packed, padded, softcap, alibi, bias; got 'no'",
+        ),
         (("--shape", "1,2,3"), "expected shape as batch,heads,length,width; got '1,2,3'"),
         (("--lengths", "8,x"), "expected lengths as positive integers separated by commas; got '8,x'"),
         (("--candidate", "no*"), "expected a candidate; got 'no*', which none matches"),
@@ -355,7 +372,7 @@ def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
         (("--read", "/"), "expected a file of bench --json; got /: Is a directory"),
         (("--plots", "/dev/null"), "expected a directory for plots; got /dev/null: File exists"),
         (("--json", "/dev/null"), "expected a file to write; got /dev/null, no regular file"),
-        (("--preset", "no"), "expected a preset out of training, prefill, decode, small; got 'no'"),
+        (("--preset", "no"), "expected a preset out of training, prefill, decode, accelerator, small; got 'no'"),
         (
             ("--shape", "1,4,8,2", "--kv-heads", 3),
             "expected attention, key/value heads that divide heads, and no more queries than keys",
@@ -438,7 +455,8 @@ def test_presets_are_problems(name, monkeypatch):
     monkeypatch.setattr(command, "_measured", lambda orders, memory, failures: (seen.extend(orders), [])[1])
     assert invoke("--backend", "numpy", "--preset", name).exit_code == 0
     problems = [problem for order in seen for problem in order.problems]
-    assert problems == [Problem(**each) for each in PRESETS[name] if each.get("direction") != "both"]
+    forward = [Problem(**each) for each in PRESETS[name] if each.get("direction") != "both"]
+    assert problems == [each for each in forward if DENSE.takes(each)]
     assert all(each.shape[1] % (each.kv_heads or 1) == 0 and each.num_queries <= each.shape[2] for each in problems)
 
 

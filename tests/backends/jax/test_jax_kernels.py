@@ -106,3 +106,109 @@ def test_the_kernel_itself_lets_a_huge_value_leak_into_gradients(jax, backend, r
     _, *gradients = outcome(jax, backend, arrays, attend)
     assert taken
     assert any(np.isnan(x).any() for x in gradients)
+
+
+L = 10  # lengths that are even, for a bias
+STRUCTURES = {
+    "window": (
+        lambda put: {"mask": ac.SlidingWindow(left=3, right=0)},
+        {"local_window_size": (3, 0), "is_causal": True},
+    ),
+    "window without an end": (lambda put: {"mask": ac.SlidingWindow(right=0)}, {"is_causal": True}),
+    "lengths": (lambda put: {"mask": ac.KeyLengths(put(np.asarray([0, 7])))}, {"is_causal": False}),
+    "length": (lambda put: {"mask": ac.KeyLengths(4)}, {"is_causal": False}),
+    "causal and lengths": (
+        lambda put: {"mask": ac.KeyLengths(put(np.asarray([3, 0]))) & ac.Causal()},
+        {"is_causal": True},
+    ),
+    "bias": (lambda put: {"bias": put(np.linspace(-1, 1, L * L).reshape(L, L), dtype="bfloat16")}, {}),
+    "rows without keys by a bias": (
+        lambda put: {
+            "bias": put(np.where(np.arange(L)[:, None] == 3, -math.inf, np.arange(L) * 0.1), dtype="bfloat16"),
+            "mask": ac.SlidingWindow(left=4, right=0),
+        },
+        {"local_window_size": (4, 0), "is_causal": True},
+    ),
+    "bias that leaves keys a window hides": (
+        lambda put: {
+            "bias": put(np.where(np.arange(L) < 2, 0.0, -math.inf), dtype="bfloat16"),
+            "mask": ac.SlidingWindow(left=4, right=0),
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structure_is_handed_to_the_kernel(name, jax, backend, rng, put, monkeypatch):
+    """Numbers are those of the definition, with rows that attend to nothing; a masked NaN does not leak."""
+    from attention_jax import kernels
+
+    handed = []
+    kernel = jax.nn.dot_product_attention
+
+    def run(*arrays, implementation, **options):
+        handed.append(options)
+        return kernel(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", run)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    make, expected = STRUCTURES[name]
+    options = make(put)
+    arrays = [put(rng.standard_normal((2, heads, L, D)), dtype="bfloat16") for heads in (H, G, G)]
+    call = Call(*arrays, backend.namespace, backend, **options)
+    assert kernels.DotProduct().judge(call).refusal is None
+    with jax.disable_jit():
+        found = kernels.DotProduct().attend(call)
+    assert {key: handed[0].get(key) for key in expected} == expected
+    assert ("key_value_seq_lengths" in handed[0]) == ("length" in name)
+    defined = ac.scaled_dot_product_attention(*arrays, **options, implementation="dense")
+    np.testing.assert_allclose(found.astype("float32"), defined.astype("float32"), rtol=0.02, atol=0.02)
+    empty = np.asarray(defined.astype("float32") == 0).all(axis=-1)
+    np.testing.assert_array_equal(np.asarray(found.astype("float32") == 0).all(axis=-1), empty)
+
+
+def test_each_refusal_says_why(jax, backend, put, rng, monkeypatch):
+    """The guard as a table."""
+    from attention_jax.kernels import DotProduct
+
+    def refusal(arrays, **options):
+        return DotProduct().judge(Call(*arrays, backend.namespace, backend, **options)).refusal
+
+    arrays = [put(rng.standard_normal((2, heads, L, D)), dtype="bfloat16") for heads in (H, G, G)]
+    query, key, value = arrays
+    bias = put(np.zeros((L, L)), dtype="bfloat16")
+    assert refusal(arrays) == "needs a GPU"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for inputs, options, reason in (
+        (arrays, {}, None),
+        ([x.astype("float32") for x in arrays], {}, "computes in 16 bits only"),
+        (arrays, {"softcap": 2.0}, "has no softcap"),
+        (arrays, {"score_mod": ac.scores.alibi(H)}, "has no score_mod"),
+        (arrays, {"dropout": ac.Dropout(0.5, 3)}, "drops no weights"),
+        (arrays, {"mask": ac.Causal(1)}, "averages all values"),
+        (arrays, {"mask": ac.SlidingWindow(left=3)}, "averages all values"),
+        (arrays, {"mask": ac.SlidingWindow(left=3, right=0) & ac.KeyLengths(3)}, "averages all values"),
+        ((query[:, :, :4], key, value), {"mask": ac.SlidingWindow(left=3, right=0)}, "is not known to count windows"),
+        (arrays, {"starts": (1, 0)}, "counts positions from 0"),
+        ((query, key, value[..., :8]), {}, "takes keys and values of one width"),
+        (arrays, {"bias": bias}, None),
+        (arrays, {"bias": bias.astype("float32")}, "takes a bias in bfloat16 alone"),
+        (arrays, {"bias": put(np.zeros((2, 1, L, L)), dtype="bfloat16")}, "gives no gradient of a bias"),
+        ((query[:, :, 1:], key, value), {"bias": bias[1:]}, "takes a bias of even lengths"),
+        (arrays, {"bias": bias, "mask": ac.KeyLengths(3)}, "is not known to leave out rows"),
+    ):
+        found = refusal(inputs, **options)
+        assert found == reason if reason is None else found.startswith(reason), (options, found)
+
+
+def test_blocks_run_where_a_bias_cannot_exclude(backend, put, rng):
+    """A score or bias below the number that stands for -inf, which the kernel would attend to instead."""
+    from attention_jax.kernels import _is_safe
+
+    query, key, value = (put(rng.standard_normal((1, heads, L, D)), dtype="bfloat16") for heads in (H, G, G))
+    bias = np.where(np.arange(L) < 2, -math.inf, -1.0)
+    for key_scale, bias_scale, safe in ((1, 1, True), (1e15, 1, False), (1, 1e15, False)):
+        options = {"bias": put(bias * bias_scale, dtype="bfloat16")}
+        call = Call(query, key * key_scale, value, backend.namespace, backend, **options)
+        assert bool(_is_safe(call)) == safe

@@ -1,0 +1,476 @@
+"""PyTorch's FlexAttention as a `Kernel`: rules as block masks, and functions of scores.
+
+A rule and a function of the core are called with single positions, which FlexAttention traces into its kernel. The
+blocks that a rule leaves empty are known from `Mask.blocks`, so that no array of M x N is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from attention_core.backend import Call, Verdict, default_scale, is_concrete
+from attention_core.masks import (
+    And,
+    Causal,
+    Given,
+    KeyLengths,
+    Mask,
+    MaskFunction,
+    Not,
+    Or,
+    Segments,
+    SlidingWindow,
+    Spans,
+    flatten,
+)
+from attention_torch import guards
+from attention_torch.sdpa import differentiated_once
+
+__all__ = ["BLOCK", "RECOMPILE_OPTIONS", "FlexAttention", "block_mask"]
+
+# PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
+RECOMPILE_OPTIONS = (
+    {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
+)
+
+BLOCK = 128  # queries, and keys, of a block of FlexAttention
+MIN_WIDTH = 16  # of a product on tensor cores
+MIN_ROWS = 128  # from which on a kernel that is compiled for the call is worth it
+LOWEST = -1e37  # instead of a score of -inf that no mask and no bias asks for; times log2(e), it is still finite
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+RULES = (And, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow)
+FARTHEST = 2**29  # above all positions, as in the core
+KEPT = 32  # block masks, programs and traced functions
+
+
+class FlexAttention:
+    """`torch.nn.attention.flex_attention`, compiled once for each kind of call.
+
+    Attributes
+    ----------
+    devices : tuple of str
+        The kinds of devices on which it is a kernel that is differentiated.
+    function : callable or None
+        FlexAttention as it is called; by default compiled.
+    """
+
+    name = "torch.nn.attention.flex_attention"
+
+    def __init__(self, devices: tuple[str, ...] = ("cuda",), function: Callable[..., Any] | None = None) -> None:
+        self.devices = devices
+        self.function = function
+        self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+
+    def judge(self, call: Call) -> Verdict:
+        """Say why the kernel would not give the answer, and whether it is faster.
+
+        Query, key and value are read, as NaN that is masked would leak, and an infinite score be taken for a mask.
+        """
+        slower = None
+        if call.query.shape[-2] < MIN_ROWS:
+            slower = "gains less for few queries than compiling costs"
+        return Verdict(self._refusal(call), slower is None, slower)
+
+    def _refusal(self, call: Call) -> str | None:
+        arrays = call.query, call.key, call.value
+        if call.query.device.type not in self.devices:
+            return "needs a GPU: on a CPU it is dense unless compiled, and has no gradient"
+        if call.query.dtype not in DTYPES:
+            return "computes in at most 32 bits (line 8)"
+        if call.dropout is not None and call.dropout.rate:
+            return "drops no weights (line 11)"
+        if not all(map(is_concrete, arrays)) or any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays)):
+            return "is called with values that can be read (line 5)"
+        if any(0 in array.shape for array in arrays):
+            return "takes no empty arrays"
+        if min(call.query.shape[-1], call.value.shape[-1]) < MIN_WIDTH:
+            return f"takes heads of a width of at least {MIN_WIDTH}"
+        return _refusal_of_mask(call) or _refusal_of_scores(call) or _refusal_of_values(call)
+
+    def attend(self, call: Call) -> torch.Tensor:
+        """Return the output of the kernel."""
+        if call.score_mod is not None:
+            return self.attend_with_logsumexp(call)[0]
+        output: torch.Tensor = self._run(call)
+        return output.reshape(*call.query.shape[:-3], *output.shape[1:])
+
+    def has_logsumexp(self, call: Call) -> bool:
+        """Whether it returns the logsumexp, which it always does."""
+        return True
+
+    def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return output and logsumexp of one run of the kernel."""
+        leading = call.query.shape[:-3]
+        output, aux = self._run(call, return_aux=AuxRequest(lse=True))
+        logsumexp = aux.lse
+        if call.score_mod is not None:  # a row whose scores are all -inf is fully masked only if a mask says so
+            is_lost = (logsumexp < LOWEST / 2) & (logsumexp > -math.inf)
+            output = torch.where(is_lost.unsqueeze(-1), math.nan, output)
+            logsumexp = torch.where(is_lost, math.nan, logsumexp)
+        return output.reshape(*leading, *output.shape[1:]), logsumexp.reshape(*leading, *logsumexp.shape[1:])
+
+    def _run(self, call: Call, **options: Any) -> Any:
+        """What the kernel returns, with one axis for the batch."""
+        query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
+        scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
+        if isinstance(scale, torch.Tensor):
+            query, scale = query * scale.to(query.dtype), 1.0
+        result = self._program(call)(
+            query,
+            key,
+            value,
+            score_mod=_score_function(call),
+            block_mask=block_mask(call),
+            scale=float(scale),
+            enable_gqa=query.shape[1] != key.shape[1],
+            **options,
+        )
+        differentiated_once(result[0] if isinstance(result, tuple) else result)
+        return result
+
+    def _program(self, call: Call) -> Callable[..., Any]:
+        """FlexAttention, compiled for calls with the same kind of rule and function; lengths may differ."""
+        if self.function is not None:
+            return self.function
+        function = getattr(call.score_mod, "function", None)
+        shapes = tuple((x.dtype, x.shape[-3], x.shape[-1]) for x in (call.query, call.key, call.value))
+        options = (
+            call.softcap is None,
+            call.bias is None,
+            function,
+            call.scale if isinstance(call.scale, float) else None,
+        )
+        signature = (_kind(_mask_key(call)[0]), *shapes, *options)
+        if signature not in self._programs:
+
+            def program(*arrays: torch.Tensor, **options: Any) -> Any:
+                return flex_attention(*arrays, **options)
+
+            # PyTorch keeps its graphs with the code object: here one that no other kind of call shares.
+            program.__code__ = program.__code__.replace()
+            _bound(self._programs)[signature] = torch.compile(program, fullgraph=True, **RECOMPILE_OPTIONS)
+        return self._programs[signature]
+
+
+def _kind(treedef: Any) -> Any:
+    """A tree definition without its numbers, which do not change the program."""
+    if isinstance(treedef, tuple):
+        return tuple(map(_kind, treedef))
+    return int if isinstance(treedef, int) else treedef
+
+
+def _bound(cache: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
+    """A cache with room for one more."""
+    while len(cache) >= KEPT:
+        cache.popitem(last=False)
+    return cache
+
+
+# The guard
+
+
+def _refusal_of_mask(call: Call) -> str | None:
+    for rule in _rules(call.mask):
+        if type(rule) not in RULES:
+            return f"is not known to follow the rule {type(rule).__name__} (line 2)"
+        if isinstance(rule, MaskFunction) and not _takes_positions(_mask_function(call._replace(mask=rule)), 4, call):
+            return "calls a mask function with single positions, which this one does not take (line 2)"
+    return None
+
+
+def _refusal_of_scores(call: Call) -> str | None:
+    if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
+        return "takes no bias of another dtype than query, nor one that is to be differentiated"
+    arrays = [call.softcap, *getattr(call.score_mod, "arrays", ())]
+    if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
+        return "is not known to differentiate by arrays of functions of scores"
+    if call.score_mod is not None and not _takes_positions(_modified(call), 5, call):
+        return "calls a score_mod with single positions, which this one does not take"
+    return None
+
+
+def _refusal_of_values(call: Call) -> str | None:
+    with torch.no_grad():
+        if guards.all_products_are_finite(call):
+            return None
+    return "lets masked keys leak, or takes infinite scores for masked ones, unless all are seen to be finite (line 5)"
+
+
+def _rules(mask: Any) -> list[Any]:
+    """The rules that a mask is combined of, and the combinations."""
+    if isinstance(mask, And | Or):
+        return [mask, *_rules(mask.first), *_rules(mask.second)]
+    if isinstance(mask, Not):
+        return [mask, *_rules(mask.mask)]
+    return [mask] if isinstance(mask, Mask) else []
+
+
+def _takes_positions(function: Callable[..., torch.Tensor], count: int, call: Call) -> bool:
+    """Whether a function takes positions without axes, and gives one result for each."""
+    expected = torch.float32 if count > 4 else torch.bool
+    probe = torch.zeros(1, dtype=torch.int32, device=call.query.device)
+    numbers = [probe.to(torch.float32)] * (count - 4) + [probe] * 4
+    with torch.no_grad():
+        try:
+            result = torch.vmap(function)(*numbers)
+        except Exception:  # of a function of users
+            return False
+    return isinstance(result, torch.Tensor) and (result.shape, result.dtype) == ((1,), expected)
+
+
+# Rules and functions of scores, at single positions
+
+
+def _mask_function(call: Call) -> Callable[..., torch.Tensor]:
+    """The rule of a call as FlexAttention calls it: a function of batch, head, query and key, each one number.
+
+    The rules of the core are functions of blocks of positions, which PyTorch's compiler does not trace as scalars.
+    """
+    mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
+    return _counted(_rule(mask, call), call)
+
+
+def _counted(function: Callable[..., torch.Tensor], call: Call) -> Callable[..., torch.Tensor]:
+    """A function of positions whose last two are counted from where query and key start."""
+    if all(isinstance(start, int) and start == 0 for start in call.starts):
+        return function
+    query_start, key_start = (_numbers(start, call) for start in call.starts)
+
+    def counted(*at: Any) -> torch.Tensor:
+        return function(*at[:-2], at[-2] + query_start, at[-1] + key_start)
+
+    return counted
+
+
+def _rule(mask: Any, call: Call) -> Any:
+    if isinstance(mask, And | Or):
+        return _joined(_rule(mask.first, call), _rule(mask.second, call), isinstance(mask, And))
+    if isinstance(mask, Not):
+        return _inverted(_rule(mask.mask, call))
+    if isinstance(mask, Causal):
+        return _window(call, mask.offset, None, 0)
+    if isinstance(mask, SlidingWindow):
+        return _window(call, mask.offset, mask.left, mask.right)
+    if isinstance(mask, KeyLengths):
+        lengths = _numbers(mask.lengths, call)
+        return lambda batch, head, query, key: key < _of_sample(lengths, batch)
+    if isinstance(mask, Segments):
+        query_ids, key_ids = (_batched(ids, 1, call) for ids in (mask.query_ids, mask.key_ids))
+        return lambda batch, head, query, key: _element(query_ids, (batch, query)) == _element(key_ids, (batch, key))
+    if isinstance(mask, MaskFunction):
+        function, arrays = mask.function, mask.arrays
+        return lambda *at: function(*at, *arrays)
+    given = _batched(mask.mask, 3, call)
+    return lambda *at: _element(given, at)
+
+
+def _inverted(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *at: ~function(*at)
+
+
+def _joined(first: Callable[..., torch.Tensor], second: Callable[..., torch.Tensor], both: bool) -> Any:
+    if both:
+        return lambda *at: first(*at) & second(*at)
+    return lambda *at: first(*at) | second(*at)
+
+
+def _window(call: Call, offset: Any, left: int | None, right: int | None) -> Callable[..., torch.Tensor]:
+    """The rule of `SlidingWindow`, and of `Causal`, which is one without an end on the left."""
+    at, before, after = (_numbers(FARTHEST if x is None else x, call) for x in (offset, left, right))
+
+    def allowed(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        distance = key - query - _of_sample(at, batch)
+        return (distance <= after) & (distance >= -before)
+
+    return allowed
+
+
+def _numbers(value: Any, call: Call) -> torch.Tensor:
+    """A number, or one for each sample, within reach of int32; an array, as a program is compiled anew for a number."""
+    if isinstance(value, int):
+        value = max(-FARTHEST, min(value, FARTHEST))
+        return torch.full((), value, dtype=torch.int32, device=call.query.device)
+    return _batched(value.to(torch.int64).clamp(-FARTHEST, FARTHEST).to(torch.int32), 0, call)
+
+
+def _of_sample(numbers: torch.Tensor, batch: Any) -> torch.Tensor:
+    return numbers[batch] if numbers.dim() else numbers
+
+
+def _batched(array: torch.Tensor, axes: int, call: Call) -> torch.Tensor:
+    """An array of a rule with so many axes, and one more for the batch before them, unless all samples share it."""
+    array = array.reshape((1,) * (axes - array.dim()) + array.shape)
+    own = array.shape[array.dim() - axes :]
+    if array.numel() == math.prod(own):
+        return array.reshape(own)
+    return array.expand(*call.query.shape[:-3], *own).reshape(-1, *own)
+
+
+def _element(array: torch.Tensor, at: tuple[Any, ...]) -> torch.Tensor:
+    """The element for some last axes, of which those of size 1 hold one for all."""
+    at = at[len(at) - array.dim() :]
+    return array[tuple(index if size > 1 else 0 for index, size in zip(at, array.shape, strict=True))]
+
+
+def _modified(call: Call) -> Callable[..., torch.Tensor]:
+    """The function of scores of a call, at single positions."""
+    score_mod: Any = call.score_mod
+    function, arrays = getattr(score_mod, "function", score_mod), getattr(score_mod, "arrays", ())
+    if not inspect.isroutine(function):  # of the core, which makes tables that a compiled kernel has to be given
+        shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
+        function, tables = _traced(function, shapes, call.query.device)
+        arrays = *arrays, *tables
+    return _counted(lambda *at: function(*at, *arrays), call)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _traced(function: Any, shapes: tuple[Any, ...], device: torch.device) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """A function as a graph, and the tables that it makes, which become further arguments of the graph."""
+    arrays = [torch.zeros(shape, dtype=dtype, device=device) for dtype, shape in shapes]
+    score, *at = (torch.zeros((), dtype=dtype, device=device) for dtype in (torch.float32, *[torch.int32] * 4))
+    module = make_fx(function)(score, *at, *arrays)
+    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    tables = []
+    for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        tables.append(getattr(module, node.target))
+        with module.graph.inserting_after(last):
+            last = module.graph.placeholder(f"table_{len(tables)}")
+        for copy_ in list(node.users):  # of a constant, which the kernel only reads
+            copy_.replace_all_uses_with(last)
+            module.graph.erase_node(copy_)
+        module.graph.erase_node(node)
+    _take_single_elements(module.graph)
+    module.recompile()
+    return module, tuple(tables)
+
+
+def _take_single_elements(graph: Any) -> None:
+    """Let a graph index by one number where it selects by an array of one, of which a kernel makes no reshape."""
+    ops = torch.ops.aten
+    for node in list(graph.nodes):
+        is_number = node.op == "call_function" and node.meta["val"].numel() == 1
+        if is_number and node.target is ops.index_select.default:
+            with graph.inserting_before(node):
+                taken = graph.call_function(ops.index.Tensor, (node.args[0], [node.args[2]]))
+            taken.meta = node.meta
+            node.replace_all_uses_with(taken)
+            graph.erase_node(node)
+        elif is_number and node.target is ops.view.default and node.args[0].op != "placeholder":
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _score_function(call: Call) -> Callable[..., torch.Tensor] | None:
+    """Cap, function and bias of a call as FlexAttention calls them, in the order of the definition."""
+    softcap, bias = call.softcap, call.bias
+    if softcap is None and bias is None and call.score_mod is None:
+        return None
+    if softcap is not None:  # in the type of scores
+        softcap = torch.as_tensor(softcap, dtype=torch.float32, device=call.query.device)
+    modify = None if call.score_mod is None else _modified(call)
+    if bias is not None:
+        bias = bias.expand(*call.query.shape[:-1], call.key.shape[-2])
+        bias = bias.reshape(-1, *bias.shape[-3:]) if bias.dim() != 4 else bias
+
+    def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        if softcap is not None:
+            score = torch.tanh(score.to(torch.float32) / softcap) * softcap
+        if modify is not None:
+            score = modify(score.to(torch.float32), batch, head, query, key).clamp(min=LOWEST)
+        return score if bias is None else score + bias[batch, head, query, key]
+
+    return scores
+
+
+# Block masks
+
+
+class _Kept(NamedTuple):
+    """A block mask without its function, and the arrays it was made of, which it does not keep alive."""
+
+    blocks: BlockMask
+    arrays: tuple[weakref.ref[torch.Tensor], ...]
+
+
+_KEPT: OrderedDict[Any, _Kept] = OrderedDict()
+
+
+def block_mask(call: Call) -> BlockMask | None:
+    """The rule of a call as a block mask, whose blocks are kept for the next call with an equal rule."""
+    if call.mask is None:
+        return None
+    treedef, arrays = _mask_key(call)
+    versions = tuple((id(array), array._version) for array in arrays)
+    dims = call.query.shape[:-1], call.key.shape[-2], call.query.device
+    key = (treedef, versions, dims, call.starts)
+    is_known = all(isinstance(start, int) for start in call.starts)
+    kept = _KEPT.get(key) if is_known else None
+    if kept is None or any(ref() is not array for ref, array in zip(kept.arrays, arrays, strict=True)):
+        kept = _Kept(_blocks(call), tuple(map(weakref.ref, arrays)))
+        if is_known:
+            _bound(_KEPT)[key] = kept
+    blocks = copy.copy(kept.blocks)
+    blocks.mask_mod = _mask_function(call)
+    return blocks
+
+
+def _mask_key(call: Call) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """The tree definition of a rule, which compares by value, and its arrays."""
+    arrays: list[torch.Tensor] = []
+    mask = call.mask
+    treedef = flatten(Given(mask) if isinstance(mask, torch.Tensor) else mask, arrays)
+    return treedef, tuple(arrays)
+
+
+def _blocks(call: Call) -> BlockMask:
+    """The blocks that a rule leaves empty, full or mixed, from the positions at their ends."""
+    xp, device = call.xp, call.query.device
+    *leading, heads, rows, _ = call.query.shape
+    columns = call.key.shape[-2]
+    mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
+    query, key = (_spans(length, device) for length in (rows, columns))
+    starts = call.starts
+    some, every = mask.blocks(
+        Spans((query[0] + starts[0])[:, None], (query[1] + starts[0])[:, None], BLOCK),
+        Spans(key[0] + starts[1], key[1] + starts[1], BLOCK),
+        xp=xp,
+    )
+    whole = ((query[1] - query[0]) == BLOCK - 1)[:, None] & ((key[1] - key[0]) == BLOCK - 1)
+    dims = (*leading, heads, *whole.shape)
+    some, every = (torch.as_tensor(flags, device=device) for flags in (some, every))
+    full = some & every & whole
+    full, mixed = (_four_axes(flags, dims) for flags in (full, some & ~full))
+    counted = [x for flags in (mixed, full) for x in _indices(flags)]
+    return BlockMask.from_kv_blocks(*counted, BLOCK_SIZE=BLOCK, seq_lengths=(rows, columns))
+
+
+def _spans(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first and the last position of each block."""
+    first = torch.arange(0, length, BLOCK, dtype=torch.int32, device=device)
+    return first, (first + BLOCK - 1).clamp(max=length - 1)
+
+
+def _four_axes(flags: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """Flags of blocks with one axis for the batch and one for heads, both of size 1 where all are the same."""
+    flags = flags.reshape((1,) * (len(dims) - flags.dim()) + flags.shape)
+    flags = flags.expand(*flags.shape[:-2], *dims[-2:])
+    if math.prod(flags.shape[:-3]) > 1:
+        flags = flags.expand(*dims[:-3], *flags.shape[-3:])
+    return flags.reshape(-1, *flags.shape[-3:])
+
+
+def _indices(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many keys' blocks a block of queries has, and which, those first."""
+    order = torch.argsort(flags.to(torch.int32), dim=-1, descending=True, stable=True)
+    return flags.sum(dim=-1).to(torch.int32), order.to(torch.int32)
