@@ -126,7 +126,9 @@ def _check(measurements: Sequence[Measurement], about: Any) -> None:
     if not isinstance(about["versions"], dict) or "threads" not in about:
         raise TypeError("versions")
     for each in measurements:
-        texts = (*dataclasses.astuple(each.candidate)[:-1], each.outcome, each.reason, each.problem.dtype)
+        named = dataclasses.asdict(each.candidate)
+        named.pop("is_peer")
+        texts = (*named.values(), each.outcome, each.reason, each.problem.dtype)
         if not all(isinstance(text, str) for text in texts) or each.problem.direction not in DIRECTIONS:
             raise TypeError(each)
         if not all(seconds > 0 for seconds in (*each.seconds, *each.products)) or not each.problem.flops > 0:
