@@ -116,7 +116,7 @@ def may_leak(call: Call) -> bool:
     mask: Any = call.mask
     if call.bias is not None or not isinstance(mask, KeyLengths):
         return call.bias is not None or mask is not None
-    return isinstance(mask.lengths, torch.Tensor) and not is_concrete(mask.lengths)
+    return not _can_read(mask.lengths)
 
 
 def decides_at_run_time(call: Call) -> bool:
@@ -135,7 +135,12 @@ def has_key_lengths(call: Call) -> bool:
     _, mask = causal_part(call.mask)
     if not isinstance(mask, KeyLengths) or call.bias is not None:
         return False
-    return not isinstance(mask.lengths, torch.Tensor) or is_concrete(mask.lengths)
+    return _can_read(mask.lengths)
+
+
+def _can_read(lengths: Any) -> bool:
+    """Whether lengths are numbers, or can be read without waiting for an accelerator."""
+    return not isinstance(lengths, torch.Tensor) or (lengths.device.type == "cpu" and is_concrete(lengths))
 
 
 def _fits_as_array(call: Call) -> bool:
