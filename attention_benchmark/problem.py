@@ -45,8 +45,8 @@ class MaskKind(NamedTuple):
     The rule does not use the core, so that it can check the core and its peers alike. Rule and number take the problem
     last, and positions of queries, to which the offset has been added.
 
-    A change of the scores is one, too: it has the core's options of a problem and the arrays, and a function of NumPy
-    from scores, positions of queries and of keys, arrays and problem to new scores, and to their derivative.
+    A change of the scores is one, too. Its options are those of the core. Its function of NumPy takes scores, positions
+    of queries and keys, arrays and problem, and returns new scores and their derivative.
     """
 
     arrays: Callable[[Problem], tuple[NumpyArray, ...]]

@@ -60,7 +60,7 @@ def _attend(
     scale = query.shape[-1] ** -0.5
     chosen = query[..., rows, :] * scale
     scores = chosen @ key.swapaxes(-1, -2)
-    scores, slopes = problem.changed(scores, rows)
+    scores, derivative = problem.changed(scores, rows)
     allowed = problem.allowed(rows)
     if allowed is not None:
         scores = np.where(allowed, scores, -np.inf)
@@ -68,7 +68,7 @@ def _attend(
     weights /= weights.sum(axis=-1, keepdims=True)
     output = weights @ value
     d_weights = cotangent @ value.swapaxes(-1, -2)
-    d_scores = weights * (d_weights - (cotangent * output).sum(axis=-1, keepdims=True)) * slopes
+    d_scores = weights * (d_weights - (cotangent * output).sum(axis=-1, keepdims=True)) * derivative
     d_query = np.zeros_like(query)
     d_query[..., rows, :] = d_scores @ key * scale
     per_head = d_scores.swapaxes(-1, -2) @ chosen, weights.swapaxes(-1, -2) @ cotangent

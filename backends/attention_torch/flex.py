@@ -271,8 +271,8 @@ def _rule(mask: Any, call: Call) -> Any:
     if isinstance(mask, MaskFunction):
         function, arrays = mask.function, mask.arrays
         return lambda *at: function(*at, *arrays)
-    given = _batched(mask.mask, 3, call)
-    return lambda *at: _element(given, at)
+    allowed = _batched(mask.mask, 3, call)
+    return lambda *at: _element(allowed, at)
 
 
 def _inverted(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -311,10 +311,10 @@ def _of_sample(numbers: torch.Tensor, batch: Any) -> torch.Tensor:
 def _batched(array: torch.Tensor, axes: int, call: Call) -> torch.Tensor:
     """An array of a rule with so many axes, and one more for the batch before them, unless all samples share it."""
     array = array.reshape((1,) * (axes - array.dim()) + array.shape)
-    own = array.shape[array.dim() - axes :]
-    if array.numel() == math.prod(own):
-        return array.reshape(own)
-    return array.expand(*call.query.shape[:-3], *own).reshape(-1, *own)
+    dims = array.shape[array.dim() - axes :]
+    if array.numel() == math.prod(dims):
+        return array.reshape(dims)
+    return array.expand(*call.query.shape[:-3], *dims).reshape(-1, *dims)
 
 
 def _element(array: torch.Tensor, at: tuple[Any, ...]) -> torch.Tensor:

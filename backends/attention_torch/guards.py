@@ -121,12 +121,7 @@ def may_leak(call: Call) -> bool:
         return False
     if call.bias is not None or not isinstance(mask, KeyLengths):
         return call.bias is not None or mask is not None
-    return isinstance(mask.lengths, torch.Tensor) and not _is_known(mask.lengths)
-
-
-def _is_known(array: torch.Tensor) -> bool:
-    """Whether the host reads values now, without waiting for an accelerator."""
-    return array.device.type in HOSTS and is_concrete(array)
+    return not _can_read(mask.lengths)
 
 
 def is_repaired(call: Call) -> bool:
@@ -164,7 +159,12 @@ def has_key_lengths(call: Call) -> bool:
     _, mask = causal_part(call.mask)
     if not isinstance(mask, KeyLengths) or call.bias is not None:
         return False
-    return not isinstance(mask.lengths, torch.Tensor) or _is_known(mask.lengths)
+    return _can_read(mask.lengths)
+
+
+def _can_read(lengths: Any) -> bool:
+    """Whether lengths are numbers, or can be read without waiting for an accelerator."""
+    return not isinstance(lengths, torch.Tensor) or (lengths.device.type in HOSTS and is_concrete(lengths))
 
 
 def _fits_as_array(call: Call) -> bool:

@@ -141,7 +141,7 @@ STRUCTURES = {
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_structure_is_handed_to_the_kernel(name, jax, backend, rng, put, monkeypatch):
-    """Numbers are those of the definition, with rows that attend to nothing; a masked NaN does not leak."""
+    """Numbers are those of the definition, fully masked rows included."""
     from attention_jax import kernels
 
     handed = []

@@ -117,8 +117,8 @@ def test_blocks_are_empty_or_full_only_if_the_rule_says_so(name, torch, flex, ba
     rule = mask if isinstance(mask, ac.Mask) else Given(mask)
     allowed = rule.to_array(M, N, num_heads=H, leading=(B,), xp=backend.namespace).expand(B, H, M, N)
     padded = torch.nn.functional.pad(allowed, (0, -N % BLOCK, 0, -M % BLOCK))
-    tiles = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
-    some, every = tiles.amax((-3, -1)), tiles.to(torch.uint8).amin((-3, -1)).bool()
+    cut = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+    some, every = cut.amax((-3, -1)), cut.to(torch.uint8).amin((-3, -1)).bool()
 
     def listed(counts, indices):
         flags = torch.zeros((*indices.shape[:-1], indices.shape[-1] + 1), dtype=torch.bool)

@@ -9,6 +9,7 @@ from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, comp
 
 import attention_core as ac
 from attention_core import explain_attention
+from attention_core.backend import Call
 from attention_core.masks import And
 from attention_core.scores import alibi
 
@@ -241,6 +242,20 @@ def test_padding_is_cut_off_and_never_looked_at(torch, arrays, put):
     found = results(torch, [query, *spoilt], "fused", {"mask": ac.KeyLengths(lengths)})
     close(found, results(torch, arrays, "dense", {"mask": ac.KeyLengths(lengths)}))
     assert not found[0][0].any()
+
+
+def test_lengths_on_an_accelerator_are_not_read(torch, backend, arrays):
+    """No run of keys is known of each sample then; the tensors of meta have no values to read either."""
+    from attention_torch import guards
+
+    query, key, value = (array.to("meta") for array in arrays)
+    mask = ac.KeyLengths(torch.zeros(B, dtype=torch.int32, device="meta"))
+    call = Call(query, key, value, backend.namespace, backend, mask=mask)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "is_concrete", lambda array: True)  # as on a GPU
+        assert not guards.has_key_lengths(call)
+        assert guards.may_leak(call)
+        assert "as an array of all M x N" in guards.refusal(call)
 
 
 def test_refused_as_a_bias_to_be_differentiated_takes_all_scores(torch, arrays, put, rng):
