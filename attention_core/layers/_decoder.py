@@ -344,7 +344,7 @@ class Decoder(_DecoderSettings):
     @property
     def layer(self) -> DecoderLayer:
         """The definition of one layer."""
-        return DecoderLayer(**{field.name: getattr(self, field.name) for field in fields(DecoderLayer)})
+        return DecoderLayer(**{name: getattr(self, name) for name in _SETTINGS})
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -427,6 +427,7 @@ class Decoder(_DecoderSettings):
         )
 
 
+_SETTINGS = tuple(field.name for field in fields(DecoderLayer))
 _OPTIONS = (
     "num_heads", "num_key_value_heads", "rotary_base", "rotary_width", "interleaved", "scale", "softcap", "activation",
     "epsilon", "implementation", "arithmetic",
