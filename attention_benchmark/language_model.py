@@ -195,7 +195,7 @@ def main() -> None:
         found = load_gguf(chosen.path)
         model = Model(found.definition, found.parameters, chosen.prompt_length, chosen.steps)
         print(row(chosen.row[0], model, chosen.turns), flush=True)
-        if chosen.row[0].endswith("numpy, eager, reproducible"):
+        if chosen.row[0] == "numpy, eager, reproducible":
             print(f"prepared weights take {memory(model):.2f} times the memory of those in float32", flush=True)
         return
     print(
