@@ -1,9 +1,9 @@
 """Time a language model: prefill and decoding steps of every library, as a table on standard output.
 
 ``python -m attention_benchmark.language_model PATH`` takes a GGUF file of architecture llama; ``--prompt-length`` and
-``--steps`` say how many tokens a prompt and a text after it have. PyTorch and NumPy run beside transformers with the
-same weights, JAX and TensorFlow beside ours compiled on PyTorch, and reproducible arithmetic, with prepared weights,
-beside the fast one of its library. Two take turns; the table has the median of the ratios of a turn, with quartiles.
+``--steps`` say how many tokens a prompt and a text after it have. PyTorch and NumPy run next to transformers with the
+same weights, JAX and TensorFlow next to ours compiled on PyTorch. Reproducible arithmetic, with prepared weights, runs
+next to the fast one of its library. Two take turns; the table has the median of the ratios of a turn, with quartiles.
 """
 
 from __future__ import annotations
@@ -134,8 +134,10 @@ def _halves(model: Model) -> Any:
 
     layers = []
     for layer in model.parameters.layers:
-        own = layer.attention
-        layers.append(layer._replace(attention=own._replace(query=turned(own.query), key=turned(own.key))))
+        attention = layer.attention
+        layers.append(
+            layer._replace(attention=attention._replace(query=turned(attention.query), key=turned(attention.key)))
+        )
     return model.parameters._replace(layers=tuple(layers))
 
 
@@ -152,7 +154,7 @@ ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("jax", "jit", "reproducible", ("jax", "jit", "fast")),
     )
 }
-"""What is timed, and beside what, by the first column of the table."""
+"""What is timed, and next to what, by the first column of the table."""
 
 
 def row(name: str, model: Model, turns: int = TURNS) -> str:
@@ -199,7 +201,7 @@ def main() -> None:
             print(f"prepared weights take {memory(model):.2f} times the memory of those in float32", flush=True)
         return
     print(
-        "| ours | beside | prefill | ratio, with its quartiles | a step | ratio |\n|---|---|---|---|---|---|",
+        "| ours | next to | prefill | ratio, with its quartiles | a step | ratio |\n|---|---|---|---|---|---|",
         flush=True,
     )
     run = functools.partial(subprocess.run, check=True)
