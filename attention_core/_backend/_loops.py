@@ -74,8 +74,18 @@ class PythonLoops(BlockOperations):
             return x.tolist()
         return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else bool(x)
 
-    def loop(self, start: int, stop: int, body: Callable[[int, Any], Any], state: Any) -> Any:
+    def loop(
+        self,
+        start: int,
+        stop: int,
+        body: Callable[[int, Any], Any],
+        state: Any,
+        *,
+        proceed: Callable[[Any], Array] | None = None,
+    ) -> Any:
         for index in range(start, stop):
+            if proceed is not None and not bool(proceed(state)):
+                break
             state = body(index, state)
         return state
 

@@ -55,8 +55,19 @@ class Loops(Protocol):
     def matmul(self, x: Array, y: Array, workspace: dict[str, Any], name: str) -> Array:
         """Return the product. It may be written to ``workspace[name]``, and so last until the next of that name."""
 
-    def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Run ``state = body(index, state)`` for ``start <= index < stop``, and return the last state."""
+    def loop(
+        self,
+        start: Any,
+        stop: Any,
+        body: Callable[[Any, Any], Any],
+        state: Any,
+        *,
+        proceed: Callable[[Any], Array] | None = None,
+    ) -> Any:
+        """Run ``state = body(index, state)`` for ``start <= index < stop``, and return the last state.
+
+        With ``proceed``, run only as long as ``proceed(state)`` is true.
+        """
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Return ``then()`` where the condition is true, else ``otherwise()``, of the same shapes and dtypes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from attention_core import parameters as trees
@@ -109,8 +109,34 @@ class GatedFeedForward(Layer):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _DecoderSettings(Layer):
+    """What a decoder layer and a stack of them are told alike, by keywords."""
+
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    attention_bias: bool = False
+    output_bias: bool | None = None
+    feed_forward_bias: bool = False
+    query_key_norm: bool = False
+    post_norm: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    epsilon: float = 1e-6
+    rotary_base: float | None = 10000.0
+    rotary_width: int | None = None
+    interleaved: bool = False
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    memory_channels: int | None = None
+    dropout: float = 0.0
+    implementation: str = "auto"
+    arithmetic: str = "fast"
+
+
 @dataclass(frozen=True)
-class DecoderLayer(Layer):
+class DecoderLayer(_DecoderSettings):
     """Decoder layer of a language model: `attention_core.decoder_layer`.
 
     Parameters
@@ -160,26 +186,6 @@ class DecoderLayer(Layer):
     channels: int
     num_heads: int
     inner: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    attention_bias: bool = False
-    output_bias: bool | None = None
-    feed_forward_bias: bool = False
-    query_key_norm: bool = False
-    post_norm: bool = False
-    gated: bool = True
-    activation: str = "silu"
-    epsilon: float = 1e-6
-    rotary_base: float | None = 10000.0
-    rotary_width: int | None = None
-    interleaved: bool = False
-    window: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    memory_channels: int | None = None
-    dropout: float = 0.0
-    implementation: str = "auto"
-    arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -290,7 +296,7 @@ class DecoderLayer(Layer):
 
 
 @dataclass(frozen=True)
-class Decoder(Layer):
+class Decoder(_DecoderSettings):
     """Language model: token embedding, decoder layers, normalization and logits, as `attention_core.decoder`.
 
     Parameters
@@ -310,35 +316,8 @@ class Decoder(Layer):
         As in `attention_core.decoder`.
     full_every : int, optional
         With a window: each layer whose number, counted from 1, is a multiple of this one has no window, as in Gemma.
-    num_key_value_heads : int, optional
-        G, a divisor of H; by default H.
-    head_dim : int, optional
-        D; by default C / H, which must be an integer.
-    attention_bias, output_bias, feed_forward_bias : bool
-        Whether query, key and value, the output of attention, and the feed-forward have biases. By default the output
-        has one where query, key and value do.
-    query_key_norm : bool
-        Whether query and key heads are normalized, as in Qwen 3.
-    post_norm : bool
-        Whether the results of attention and feed-forward are normalized, too, as in Gemma 2.
-    gated : bool
-        Whether the feed-forward is gated.
-    activation : {"silu", "gelu", "gelu_tanh", "relu"}
-    epsilon : float
-        Of all normalizations.
-    rotary_base : float, optional
-        As in `attention_core.rotary_embedding`; ``None`` rotates nothing.
-    rotary_width : int, optional
-    interleaved : bool
-    window : int, optional
-        How many keys a query attends to at most, the newest ones with its own.
-    scale, softcap : float, optional
-        Of the scores.
-    memory_channels : int, optional
-        Those of the output of an encoder, for cross-attention; by default there is none.
-    dropout : float
-    implementation : {"auto", "dense", "blockwise", "fused"}
-    arithmetic : {"fast", "reproducible"}
+    **settings
+        Those of `DecoderLayer`, the same for all layers.
 
     Raises
     ------
@@ -355,26 +334,6 @@ class Decoder(Layer):
     embedding_scale: float | None = None
     logit_softcap: float | None = None
     full_every: int | None = None
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    attention_bias: bool = False
-    output_bias: bool | None = None
-    feed_forward_bias: bool = False
-    query_key_norm: bool = False
-    post_norm: bool = False
-    gated: bool = True
-    activation: str = "silu"
-    epsilon: float = 1e-6
-    rotary_base: float | None = 10000.0
-    rotary_width: int | None = None
-    interleaved: bool = False
-    window: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    memory_channels: int | None = None
-    dropout: float = 0.0
-    implementation: str = "auto"
-    arithmetic: str = "fast"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -385,8 +344,7 @@ class Decoder(Layer):
     @property
     def layer(self) -> DecoderLayer:
         """The definition of one layer."""
-        names = [name for name in DecoderLayer.__dataclass_fields__ if name in Decoder.__dataclass_fields__]
-        return DecoderLayer(**{name: getattr(self, name) for name in names})
+        return DecoderLayer(**{name: getattr(self, name) for name in _SETTINGS})
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -469,13 +427,14 @@ class Decoder(Layer):
         )
 
 
+_SETTINGS = tuple(field.name for field in fields(DecoderLayer))
 _OPTIONS = (
     "num_heads", "num_key_value_heads", "rotary_base", "rotary_width", "interleaved", "scale", "softcap", "activation",
     "epsilon", "implementation", "arithmetic",
 )  # fmt: skip
 
 
-def _options(layer: DecoderLayer | Decoder, seed: Any) -> dict[str, Any]:
+def _options(layer: _DecoderSettings, seed: Any) -> dict[str, Any]:
     """The settings that are options of both functions."""
     return {"dropout": dropout_in_training(layer.dropout, seed)} | {name: getattr(layer, name) for name in _OPTIONS}
 

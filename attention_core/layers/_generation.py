@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +18,11 @@ from attention_core._arrays import (
     shape_text,
     sizes,
 )
-from attention_core._backend import backend_for, common_namespace, is_concrete
+from attention_core._backend import Backend, backend_for, common_namespace, is_concrete
 from attention_core._checks import (
     check_broadcastable,
     check_choice,
+    check_flags,
     check_function,
     check_integer,
     check_parameters,
@@ -29,8 +31,10 @@ from attention_core._checks import (
     value_range,
 )
 from attention_core._functions.constants import as_constant
+from attention_core._functions.decoder import DecoderCache
 from attention_core._functions.sampling import check_sampling, sample_tokens
 from attention_core.layers._decoder import Decoder
+from attention_core.random import seed_words
 
 
 class Generated(NamedTuple):
@@ -64,6 +68,7 @@ def generate(
     seed: Any = 0,
     capacity: int | None = None,
     mode: str = "eager",
+    compiled_loop: bool = False,
     on_step: Callable[[Array, Array], Any] | None = None,
     xp: Namespace | None = None,
 ) -> Generated:
@@ -86,7 +91,11 @@ def generate(
     capacity : int, optional
         Of the cache; by default as many positions as are needed.
     mode : str
-        How a step is run: one of `attention_core.Backend.modes`. A compiled step is compiled once.
+        How a step is run: one of `attention_core.Backend.modes`. A step is compiled once, also for several calls with
+        arrays of the same shapes.
+    compiled_loop : bool
+        Whether all steps are one program with a `jax.lax.while_loop` or a `tf.while_loop`: in a ``mode`` of JAX or
+        TensorFlow that compiles. The tokens are the same.
     on_step : callable, optional
         ``on_step(tokens, logits)`` is called with (B,) and (B, V) at every step.
     xp : array namespace, optional
@@ -120,49 +129,142 @@ def generate(
         check_function("on_step", on_step)
     stops = _checked_stops(stop_ids)
     backend = backend_for(parameters.token, xp)
+    _check_mode(backend, mode, compiled_loop, on_step)
     batch, length = shape(prompt_ids, xp=xp)
     prompt_ids = xp.astype(prompt_ids, xp.int32)
     lengths = xp.full((batch,), length, dtype=xp.int32, **on_device_of(prompt_ids))
     lengths = lengths if prompt_lengths is None else xp.astype(prompt_lengths, xp.int32)
     if padding == "left" and prompt_lengths is not None:
         prompt_ids = _to_the_left(prompt_ids, lengths, xp)
-    on_device = on_device_of(parameters.token)
-    cache = model.empty_cache(
-        (batch,), capacity, ragged=True, dtype=parameters.token.dtype, device=on_device.get("device"), xp=xp
-    )
-
-    def choose(logits: Array, step: Array) -> Array:
-        return sample_tokens(logits, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, step=step, xp=xp)
-
-    def start(parameters: trees.Decoder, prompt_ids: Array, lengths: Array, cache: Any) -> Any:
-        last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
-        logits, cache = model(parameters, prompt_ids, cache=cache, num_new=lengths, select=last)
-        logits = xp.squeeze(logits, axis=-2)
-        return choose(logits, xp.zeros_like(lengths[0])), logits, cache
-
-    def advance(parameters: trees.Decoder, tokens: Array, step: Array, cache: Any) -> Any:
-        logits, cache = model(parameters, xp.expand_dims(tokens, axis=-1), cache=cache)
-        logits = xp.squeeze(logits, axis=-2)
-        return choose(logits, step), logits, cache
-
+    plan = _Plan(model, max_new_tokens, capacity, stops, temperature=temperature, top_k=top_k, top_p=top_p)
     if mode != "eager":
-        start, advance = (backend.compile(function, mode=mode) for function in (start, advance))
-    tokens, logits, cache = start(parameters, prompt_ids, lengths, cache)
-    chosen, counts, ended = [], xp.zeros_like(lengths), xp.zeros_like(lengths, dtype=xp.bool)
-    for index in range(max_new_tokens):
-        if index:
-            step = xp.full((), index, dtype=xp.int32, **on_device_of(tokens))
-            following, logits, cache = advance(parameters, tokens, step, cache)
-            tokens = xp.where(ended, tokens, following)
-        counts = xp.add(counts, xp.astype(xp.logical_not(ended), xp.int32))
-        for stop in stops:
-            ended = xp.logical_or(ended, xp.equal(tokens, stop))
-        chosen.append(tokens)
-        if on_step is not None:
-            on_step(tokens, logits)
-        if stops and is_concrete(ended) and bool(xp.all(ended)):
-            break
-    return Generated(xp.stack(chosen, axis=-1), counts)
+        seed = _seed_array(seed, prompt_ids, xp)
+    arguments = (parameters, prompt_ids, lengths, seed)
+    if compiled_loop:
+        state = _program(_all_steps, plan, backend, mode=mode)(*arguments)
+    else:
+        start, advance = (_program(function, plan, backend, mode=mode) for function in (_start, _advance))
+        state = start(*arguments)
+        for index in range(1, max_new_tokens + 1):
+            if on_step is not None:
+                on_step(state.tokens, state.logits)
+            if index == max_new_tokens or (stops and is_concrete(state.ended) and bool(xp.all(state.ended))):
+                break
+            step = xp.full((), index, dtype=xp.int32, **on_device_of(state.tokens))
+            state = advance(parameters, seed, step, state)
+    token_ids = state.token_ids
+    if stops and batch and is_concrete(state.num_new):
+        token_ids = token_ids[:, : int(xp.max(state.num_new))]
+    return Generated(token_ids, state.num_new)
+
+
+class _Plan(NamedTuple):
+    """What a compiled program is made for."""
+
+    model: Decoder
+    max_new_tokens: int
+    capacity: int
+    stop_ids: tuple[int, ...]
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+
+    def sample(self, logits: Array, seed: Any, step: Any, xp: Namespace) -> Array:
+        options: dict[str, Any] = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return sample_tokens(logits, seed=seed, step=step, xp=xp, **options)
+
+
+class _State(NamedTuple):
+    """What goes from step to step: arrays whose shapes and dtypes never change."""
+
+    tokens: Array
+    logits: Array
+    token_ids: Array
+    num_new: Array
+    ended: Array
+    cache: DecoderCache
+
+
+def _start(
+    plan: _Plan, backend: Backend, parameters: trees.Decoder, prompt_ids: Array, lengths: Array, seed: Any
+) -> _State:
+    """Take in the prompts, and choose the first token of each."""
+    xp, (batch, _) = backend.namespace, shape(prompt_ids, xp=backend.namespace)
+    table, on_device = parameters.token, on_device_of(prompt_ids)
+    options = {"dtype": table.dtype, "device": on_device_of(table).get("device"), "xp": xp}
+    cache = plan.model.empty_cache((batch,), plan.capacity, ragged=True, **options)
+    last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
+    logits, cache = plan.model(parameters, prompt_ids, cache=cache, num_new=lengths, select=last)
+    logits = xp.squeeze(logits, axis=-2)
+    tokens = plan.sample(logits, seed, 0, xp)
+    nothing = xp.zeros((batch, plan.max_new_tokens), dtype=xp.int32, **on_device)
+    ended = xp.zeros_like(lengths, dtype=xp.bool)
+    return _recorded(plan, _State(tokens, logits, nothing, xp.zeros_like(lengths), ended, cache), 0, xp)
+
+
+def _advance(plan: _Plan, backend: Backend, parameters: trees.Decoder, seed: Any, step: Any, state: _State) -> _State:
+    """Choose another token of each text; those that have ended repeat their last."""
+    xp = backend.namespace
+    logits, cache = plan.model(parameters, xp.expand_dims(state.tokens, axis=-1), cache=state.cache)
+    logits = xp.squeeze(logits, axis=-2)
+    tokens = xp.where(state.ended, state.tokens, plan.sample(logits, seed, step, xp))
+    return _recorded(plan, state._replace(tokens=tokens, logits=logits, cache=cache), step, xp)
+
+
+def _recorded(plan: _Plan, state: _State, step: Any, xp: Namespace) -> _State:
+    """The state with its tokens in their column, and in all that come later."""
+    index = positions(plan.max_new_tokens, state.token_ids, xp=xp)
+    is_later = xp.greater_equal(index, xp.astype(step, index.dtype) if hasattr(step, "dtype") else step)
+    token_ids = xp.where(is_later, xp.expand_dims(state.tokens, axis=-1), state.token_ids)
+    num_new, ended = xp.add(state.num_new, xp.astype(xp.logical_not(state.ended), xp.int32)), state.ended
+    for stop in plan.stop_ids:
+        ended = xp.logical_or(ended, xp.equal(state.tokens, stop))
+    return state._replace(token_ids=token_ids, num_new=num_new, ended=ended)
+
+
+def _all_steps(
+    plan: _Plan, backend: Backend, parameters: trees.Decoder, prompt_ids: Array, lengths: Array, seed: Any
+) -> _State:
+    """Take in the prompts and choose all tokens, in a loop that a compiler traces once."""
+    xp = backend.namespace
+
+    def body(index: Any, state: _State) -> _State:
+        return _advance(plan, backend, parameters, seed, index, state)
+
+    def proceed(state: _State) -> Array:
+        return xp.logical_not(xp.all(state.ended))
+
+    state = _start(plan, backend, parameters, prompt_ids, lengths, seed)
+    options = {"proceed": proceed} if plan.stop_ids else {}
+    return backend.loops.loop(1, plan.max_new_tokens, body, state, **options)  # type: ignore[no-any-return]
+
+
+def _program(function: Callable[..., _State], plan: _Plan, backend: Any, /, *, mode: str) -> Callable[..., _State]:
+    return functools.partial(function, plan, backend) if mode == "eager" else _compiled(function, plan, backend, mode)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(function: Callable[..., _State], plan: _Plan, backend: Any, mode: str, /) -> Callable[..., _State]:
+    """A compiled function for a plan, kept for the next texts."""
+    return backend.compile(functools.partial(function, plan, backend), mode=mode)  # type: ignore[no-any-return]
+
+
+def _seed_array(seed: Any, like: Array, xp: Namespace) -> Any:
+    """A seed as two words, so that a compiled program takes any."""
+    low, high = seed_words(seed, xp=xp)
+    return seed if hasattr(low, "dtype") else xp.asarray([low, high], dtype=xp.int32, **on_device_of(like))
+
+
+def _check_mode(backend: Backend, mode: Any, compiled_loop: Any, on_step: Any) -> None:
+    check_choice("mode", mode, backend.modes)
+    check_flags(compiled_loop=compiled_loop)
+    if not compiled_loop:
+        return
+    if mode == "eager" or not backend.loops.traced:
+        expected = "compiled_loop in mode jit of jax, or graph or xla of tensorflow"
+        raise ValueError(f"expected {expected}; got mode {mode} of {backend.name}")
+    if on_step is not None:
+        raise ValueError("expected on_step or compiled_loop, in which no function is called at a step; got both")
 
 
 def _to_the_left(ids: Array, lengths: Array, xp: Namespace) -> Array:
@@ -210,7 +312,7 @@ def _check_call(
     return int(capacity)
 
 
-def _checked_stops(stop_ids: Any) -> list[int]:
+def _checked_stops(stop_ids: Any) -> tuple[int, ...]:
     if not isinstance(stop_ids, list | tuple) or any(isinstance(i, bool) or not isinstance(i, int) for i in stop_ids):
         raise TypeError(f"expected stop_ids as a sequence of integers; got {stop_ids!r}")
-    return list(stop_ids)
+    return tuple(stop_ids)

@@ -43,15 +43,28 @@ class JaxLoops(TracedLoops):
         """Runs a function without alarms of `jax.debug_infs`, as masked scores are -inf; ``None`` without alarms."""
         return _unalarmed if jax.config.jax_debug_infs else None
 
-    def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Run a body from start to before stop."""
-        if not self.axes:
-            return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, state)
+    def loop(
+        self,
+        start: Any,
+        stop: Any,
+        body: Callable[[Any, Any], Any],
+        state: Any,
+        *,
+        proceed: Callable[[Any], Array] | None = None,
+    ) -> Any:
+        """Run a body from start to before stop, or as long as the state is one to proceed from."""
 
         def step(index: Any, state: Any) -> Any:
             return vary(body(index, state), self.axes)
 
-        return jax.lax.fori_loop(jnp.int32(start), jnp.int32(stop), step, vary(state, self.axes))
+        state, first, last = vary(state, self.axes), jnp.int32(start), jnp.int32(stop)
+        if proceed is None:
+            return jax.lax.fori_loop(first, last, step, state)
+        return jax.lax.while_loop(
+            lambda carry: jnp.logical_and(carry[0] < last, proceed(carry[1])),
+            lambda carry: (carry[0] + jnp.int32(1), step(*carry)),
+            (first, state),
+        )[1]
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Run one of two functions."""

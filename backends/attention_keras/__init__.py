@@ -11,12 +11,16 @@ from attention_keras.functions import (
     silu,
 )
 from attention_keras.layers import (
+    Decoder,
+    DecoderLayer,
     DotProductAttention,
     Embeddings,
     EncoderLayer,
     FeedForward,
+    GatedFeedForward,
     Layer,
     MultiHeadAttention,
+    RMSNorm,
     SaganAttention,
     load,
     save,
@@ -24,13 +28,17 @@ from attention_keras.layers import (
 from attention_keras.library import backend
 
 __all__ = [
+    "Decoder",
+    "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
     "FunctionCall",
+    "GatedFeedForward",
     "Layer",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
     "backend",
     "gelu",

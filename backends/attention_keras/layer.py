@@ -112,7 +112,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
 
     def compute_output_shape(self, input_shape: Any, *others: Any) -> tuple[int | None, ...]:
         """The shape of the output, given those of the inputs."""
-        dtype = "int32" if self.kind is definitions.Embeddings else self.compute_dtype
+        dtype = "int32" if self.kind in (definitions.Embeddings, definitions.Decoder) else self.compute_dtype
         inputs = (
             keras.tree.map_shape_structure(lambda dims: keras.KerasTensor(dims, dtype), shape)
             for shape in (input_shape, *others)
@@ -262,11 +262,12 @@ def named_results(result: Any) -> Any:
     return _result(tuple(found))(**found)
 
 
-def per_sample(mask: Any, query: Any) -> Any:
+def per_sample(mask: Any, query: Any, *, has_channels: bool = True) -> Any:
     """A mask of as many axes as the query, which in Keras is one for each sample, with the axis of heads."""
     query = query.get("query") if isinstance(query, Mapping) else query
     is_array = hasattr(mask, "shape") and not isinstance(mask, Mask)
-    return mask[..., None, :, :] if is_array and len(mask.shape) == len(getattr(query, "shape", ())) > 2 else mask
+    axes = len(getattr(query, "shape", ())) + (not has_channels)
+    return mask[..., None, :, :] if is_array and len(mask.shape) == axes > 2 else mask
 
 
 def place_masks(query: Any, key: Any, value: Any, query_mask: Any, key_mask: Any) -> tuple[Any, Any]:

@@ -16,16 +16,21 @@ import keras
 from attention_core import layers as definitions
 from attention_core.backend import Array
 from attention_core.masks import Mask
+from attention_keras.decoder import Decoder, DecoderLayer, GatedFeedForward, RMSNorm
 from attention_keras.layer import AttentionLayer, Layer, per_sample, place_masks
 from attention_keras.library import attached
 
 __all__ = [
+    "Decoder",
+    "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
+    "GatedFeedForward",
     "Layer",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
     "load",
     "save",

@@ -108,8 +108,9 @@ def _reader(path: Path) -> Any:
     try:
         reader = read(path)
         end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
-    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
-        raise FileError(f"expected a whole GGUF file; got {path}: {error or type(error).__name__}") from error
+    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:  # in NumPy's words, of no help here
+        got = f"{path} of {path.stat().st_size} bytes, which ends too early or is broken"
+        raise FileError(f"expected a whole GGUF file; got {got}") from error
     if end > path.stat().st_size:
         raise FileError(f"expected a whole GGUF file, of {end} bytes; got {path} of {path.stat().st_size}")
     return reader

@@ -11,24 +11,32 @@ from attention_tensorflow.backend import backend
 
 if TYPE_CHECKING:
     from attention_tensorflow.layers import (
+        Decoder,
+        DecoderLayer,
         DotProductAttention,
         Embeddings,
         EncoderLayer,
         FeedForward,
+        GatedFeedForward,
         Layer,
         MultiHeadAttention,
+        RMSNorm,
         SaganAttention,
         load,
         save,
     )
 
 __all__ = [
+    "Decoder",
+    "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
+    "GatedFeedForward",
     "Layer",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
     "backend",
     "load",

@@ -9,24 +9,32 @@ if keras.backend.backend() != "tensorflow":
     )
 
 from attention_keras.layers import (
+    Decoder,
+    DecoderLayer,
     DotProductAttention,
     Embeddings,
     EncoderLayer,
     FeedForward,
+    GatedFeedForward,
     Layer,
     MultiHeadAttention,
+    RMSNorm,
     SaganAttention,
     load,
     save,
 )
 
 __all__ = [
+    "Decoder",
+    "DecoderLayer",
     "DotProductAttention",
     "Embeddings",
     "EncoderLayer",
     "FeedForward",
+    "GatedFeedForward",
     "Layer",
     "MultiHeadAttention",
+    "RMSNorm",
     "SaganAttention",
     "load",
     "save",

@@ -28,8 +28,16 @@ class TensorFlowLoops(TracedLoops):
         compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
         return None if compiled else _softmax
 
-    def loop(self, start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Run a body from start to before stop."""
+    def loop(
+        self,
+        start: Any,
+        stop: Any,
+        body: Callable[[Any, Any], Any],
+        state: Any,
+        *,
+        proceed: Callable[[Any], Array] | None = None,
+    ) -> Any:
+        """Run a body from start to before stop, or as long as the state is one to proceed from."""
         leaves = [leaf for leaf in tf.nest.flatten(state) if leaf is not None]
 
         def filled(values: Any) -> Any:
@@ -42,7 +50,11 @@ class TensorFlowLoops(TracedLoops):
 
         bounds = (tf.convert_to_tensor(bound, tf.int32) for bound in (start, stop))
         first, last = bounds
-        _, *values = tf.while_loop(lambda index, *_: index < last, step, (first, *leaves), parallel_iterations=1)
+
+        def goes_on(index: Array, *values: Any) -> Array:
+            return index < last if proceed is None else tf.logical_and(index < last, proceed(filled(values)))
+
+        _, *values = tf.while_loop(goes_on, step, (first, *leaves), parallel_iterations=1)
         return filled(values)
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:

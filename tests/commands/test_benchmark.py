@@ -11,13 +11,14 @@ import pytest
 from evidence_helpers import FOLDER, compare_twice
 from typer.testing import CliRunner
 
-from attention_benchmark import CANDIDATES, Measurement, Problem, command, processes, report, worker
+from attention_benchmark import CANDIDATES, Measurement, Problem, command, language_model, processes, report, worker
 from attention_benchmark.measurement import fastest_peers, quartiles, ratio, read_json, write_json
 from attention_benchmark.order import Order
 from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, PRESETS, default_problems
 from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
 from attention_cli.app import app
+from attention_core.layers import Decoder
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 SHAPE = (2, 3, 520, 8)  # two documents
@@ -482,3 +483,16 @@ def test_keys_name_one_candidate_each():
     assert len({each.key for each in CANDIDATES}) == len(CANDIDATES)
     problems = *default_problems(), Problem(SHAPE, operation="linear")
     assert all(any(each.takes(problem) for problem in problems) for each in CANDIDATES)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("torch, eager, fast", marks=pytest.mark.needs("torch")), "numpy, eager, reproducible"]
+)
+def test_a_row_of_the_table_of_language_models_is_of_the_same_logits(name):
+    if name.startswith("torch"):
+        pytest.importorskip("transformers")
+    definition = Decoder(50, 8, 2, 16, 1, num_key_value_heads=1, interleaved=True)
+    model = language_model.Model(definition, definition.init(0, xp=np), prompt_length=5, steps=2)
+    found = language_model.row(name, model, turns=2)
+    assert re.fullmatch(rf"\| {name} \| [a-z, ]+( \| [0-9.]+ ms \| [0-9.]+ \([0-9.]+ to [0-9.]+\)){{2}} \|", found)
+    assert language_model.memory(model) > 1

@@ -83,7 +83,8 @@ def test_a_gguf_file_is_its_tensors(tmp_path):
         ({"left_out": ["blk.0.ffn_up.weight"]}, LayoutError, "expected blk.0.ffn_up.weight in {}; got no such tensor"),
         ({"shapes": {"blk.0.attn_k.weight": (2, 8)}}, LayoutError, "expected blk.0.attn_k.weight (4, 8) in {}; got (2, 8)"),
         ({"more": ["rope_freqs.weight"]}, LayoutError, "expected no other tensors of a llama in {}; got rope_freqs.weight"),
-        ("truncated", FileError, "expected a whole GGUF file"),
+        (-70, FileError, "expected a whole GGUF file; got {} of "),
+        (100, FileError, "expected a whole GGUF file; got {} of 100 bytes, which ends too early or is broken"),
         ("nothing", FileError, "expected a GGUF file; got {}: No such file"),
         ("other", FileError, "expected a GGUF file; got {}, which begins otherwise"),
     ],
@@ -91,8 +92,8 @@ def test_a_gguf_file_is_its_tensors(tmp_path):
 def test_a_spoiled_gguf_file_is_told_before_weights_are_read(tmp_path, monkeypatch, options, kind, message):
     path, gguf = tmp_path / "a.gguf", pytest.importorskip("gguf")
     write_gguf(path, **options if isinstance(options, dict) else {})
-    if options == "truncated":
-        path.write_bytes(path.read_bytes()[:-70])
+    if isinstance(options, int):
+        path.write_bytes(path.read_bytes()[:options])
     elif options == "nothing":
         path.unlink()
     elif options == "other":

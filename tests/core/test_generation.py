@@ -1,5 +1,8 @@
 """Drawing tokens, and continuing prompts token by token."""
 
+import functools
+import importlib
+
 import numpy as np
 import pytest
 
@@ -96,8 +99,51 @@ def test_prompts_and_options_that_do_not_fit_are_refused(put):
         (lambda: run(top_p=1.5), r"expected top_p in \(0, 1\]; got 1.5"),
         (lambda: run(top_k=0), "expected top_k as a positive integer; got 0"),
         (lambda: run(stop_ids=3), "expected stop_ids as a sequence of integers; got 3"),
+        (lambda: run(mode="fast"), "expected mode out of eager.*; got 'fast'"),
+        (lambda: run(compiled_loop=True), "expected compiled_loop in mode jit of jax, .*; got mode eager of"),
+        (lambda: run(put(np.asarray([[3, -1]]))), f"expected prompt_ids in 0..{V - 1}; got -1"),
         (lambda: run(padding="both"), "expected padding out of right, left; got 'both'"),
         (lambda: layers.generate(MODEL.layer, p, ids, max_new_tokens=1), "expected model as Decoder; got DecoderLayer"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             call()
+
+
+@pytest.mark.needs("compilation")
+def test_compiled_steps_and_loops_choose_the_tokens_of_eager_ones_and_are_traced_once(backend, put, get, monkeypatch):
+    model = layers.Decoder(V, 8, 2, 16, 1)
+    p, prompts = put(model.init(0, xp=np)), put(np.asarray([[3, 14, 15, 9], [26, 5, 0, 0]]))
+    options = {"max_new_tokens": 4, "prompt_lengths": put(np.asarray([4, 2]))}
+    options |= {"temperature": 0.9} if backend.loops.traced else {}
+    compiled = {"mode": backend.modes[1], "compiled_loop": backend.loops.traced}
+    free = layers.generate(model, p, prompts, seed=7, **options)
+    stop = int(get(free.token_ids)[0, 1])
+    traces = traced(monkeypatch, backend)
+    for seed, stops in ((7, [stop]), (8, [stop]), (2**40, [stop])):
+        expected = layers.generate(model, p, prompts, seed=seed, stop_ids=stops, **options)
+        before = len(traces())
+        found = layers.generate(model, p, prompts, seed=seed, stop_ids=stops, **options, **compiled)
+        assert len(traces()) - before == (2 if seed == 7 else 0)  # for prompts and for one token
+        np.testing.assert_array_equal(get(found.token_ids), get(expected.token_ids))
+        np.testing.assert_array_equal(get(found.num_new), get(expected.num_new))
+    with pytest.raises(ValueError, match=r"expected (on_step or compiled_loop|compiled_loop in mode jit of jax)"):
+        layers.generate(model, p, prompts, max_new_tokens=1, **compiled | {"compiled_loop": True}, on_step=print)
+
+
+def traced(monkeypatch, backend):
+    """What returns the programs so far, one item for each."""
+    if backend.name == "torch":
+        torch = importlib.import_module("torch")
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))  # traced, no more
+        counters = importlib.import_module("torch._dynamo.utils").counters
+        return lambda: range(counters["stats"]["unique_graphs"])
+    module, calls = importlib.import_module("attention_core.layers._generation"), []
+    choose = module.sample_tokens
+
+    def counted(logits, **options):
+        if not backend.is_concrete(logits):
+            calls.append(1)
+        return choose(logits, **options)
+
+    monkeypatch.setattr(module, "sample_tokens", counted)
+    return lambda: calls

@@ -24,10 +24,11 @@ def test_a_body_sees_every_index_and_the_state_before(run, backend, xp):
         stop = stop if backend.loops.traced else int(stop)
         state = backend.loops.loop(1, stop, lambda i, s: (xp.add(xp.multiply(s[0], 10), i), s[1], s[2]), (x, x, None))
         assert state[2] is None
-        return state[0], state[1], backend.loops.loop(2, 2, lambda i, s: xp.add(s, 1), x)
+        less = backend.loops.loop(1, stop, lambda i, s: xp.add(s, i), x, proceed=lambda s: xp.less(s, 3))
+        return state[0], state[1], backend.loops.loop(2, 2, lambda i, s: xp.add(s, 1), x), less
 
-    many, same, none = run(function, np.array(0, dtype=np.int32), np.array(5, dtype=np.int32))
-    assert (many, same, none) == (1234, 0, 0)
+    many, same, none, less = run(function, np.array(0, dtype=np.int32), np.array(5, dtype=np.int32))
+    assert (many, same, none, less) == (1234, 0, 0, 3)
 
 
 def test_loops_nest_and_count_with_the_outer_index(run, backend, xp):

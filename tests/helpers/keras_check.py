@@ -83,7 +83,12 @@ def trained():
 
 def configured():
     """A layer is made again of its config, computes under a policy, and tells shapes and dtypes of symbols."""
-    for kind, settings in ((ak.EncoderLayer, (8, 2, 12)), (ak.FeedForward, (8, 12)), (ak.MultiHeadAttention, (8, 2))):
+    for kind, settings in (
+        (ak.EncoderLayer, (8, 2, 12)),
+        (ak.DecoderLayer, (8, 2, 12)),
+        (ak.FeedForward, (8, 12)),
+        (ak.MultiHeadAttention, (8, 2)),
+    ):
         layer = kind(*settings, dropout=0.5, seed=4, dtype="mixed_bfloat16")
         again = kind.from_config(layer.get_config())
         assert again.get_config() == layer.get_config()
@@ -93,6 +98,12 @@ def configured():
         assert spec.shape == (None, 5, 8)
         assert keras.backend.standardize_dtype(output.dtype) == spec.dtype == "bfloat16"
         assert layer.to_numpy()[0]._fields
+    model, ids = ak.Decoder(9, 8, 2, 12, 1, seed=1), TOKENS[:, :3]
+    cache = model.definition.empty_cache((2,), 3, xp=ak.backend.namespace)
+    parts = [model(ids[:, :1], cache=cache)]
+    parts.append(model(ids[:, 1:], cache=parts[0][1]))
+    found = np.concatenate([array(logits) for logits, _ in parts], axis=1)
+    np.testing.assert_allclose(found, array(model(ids)), atol=1e-6)
     attend, each = ak.MultiHeadAttention(8, 2, seed=1), np.stack([np.tri(5, dtype=bool), np.eye(5, dtype=bool)])
     expected = array(attend(POINTS, attention_mask=each[:, None]))  # for each sample, as Keras reads two of two heads
     for name in ("attention_mask", "mask"):

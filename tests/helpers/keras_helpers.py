@@ -7,6 +7,7 @@ import tensorflow as tf
 from attention_core import get_backend
 from attention_core.layers import named_arrays, tree_from_names
 from attention_tensorflow.layers import (
+    Decoder,
     DotProductAttention,
     Embeddings,
     EncoderLayer,
@@ -25,8 +26,16 @@ CASES = {
     "feed_forward": (FeedForward, {"channels": 6, "inner": 7, "output_channels": 4, "dropout": 0.25}, (2, 5, 6)),
     "encoder": (EncoderLayer, {"channels": 6, "num_heads": 2, "inner": 7, "dropout": 0.25}, (2, 5, 6)),
     "embeddings": (Embeddings, {"num_tokens": 11, "num_positions": 9, "channels": 6, "dropout": 0.25}, (2, 5)),
+    "decoder": (
+        Decoder,
+        {"num_tokens": 11, "channels": 6, "num_heads": 3, "inner": 7, "num_layers": 1, "num_key_value_heads": 1}
+        | {"post_norm": True, "query_key_norm": True, "embedding_scale": 10.0, "dropout": 0.05},
+        (2, 5),
+    ),
     "sagan": (SaganAttention, {"channels": 8, "head_channels": 3, "value_channels": 5}, (2, 4, 6, 8)),
 }
+
+OF_TOKENS = ("embeddings", "decoder")
 
 WITH_WEIGHTS = [name for name in CASES if name != "dot_product"]
 
@@ -61,7 +70,7 @@ def made(name, rng, dtype="float32", **more):
 
 def example(name, rng, dtype="float32", dims=None):
     dims = CASES[name][2] if dims is None else dims
-    if name == "embeddings":
+    if name in OF_TOKENS:
         return rng.integers(0, 11, dims).astype("int32")
     return rng.standard_normal(dims).astype(dtype)
 
@@ -71,7 +80,7 @@ def placeholder(name, dtype="float32"):
     dims = CASES[name][2]
     return (
         keras.Input([None] * (len(dims) - 1), dtype="int32")
-        if name == "embeddings"
+        if name in OF_TOKENS
         else keras.Input([*[None] * (len(dims) - 2), dims[-1]], dtype=dtype)
     )
 

@@ -48,6 +48,7 @@ def calls(put, xp):
         "encoder_layer": lambda **options: ac.encoder_layer(layer, x, num_heads=2, **options),
         "decoder_layer": lambda **options: ac.decoder_layer(of_layer, x, num_heads=2, **options),
         "decoder": lambda **options: ac.decoder(of_decoder, ids, num_heads=2, **options),
+        "generate": lambda **options: layers.generate(decoder, of_decoder, ids, max_new_tokens=1, **options),
         "empty_decoder_cache": lambda **options: ac.empty_decoder_cache(1, (2,), 2, 4, 3, xp=xp, **options),
         "attention_weights": lambda **options: ac.attention_weights(heads, heads, **options),
         "attention_map": lambda **options: ac.attention_map(heads, heads, shape=(1, 1), **options),

@@ -4,14 +4,32 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_helpers import CASES, MODES, NUMPY, WITH_WEIGHTS, alike, close, compiled, example, made, placeholder, same
+from keras_helpers import (
+    CASES,
+    MODES,
+    NUMPY,
+    OF_TOKENS,
+    WITH_WEIGHTS,
+    alike,
+    close,
+    compiled,
+    example,
+    made,
+    placeholder,
+    same,
+)
 
+from attention_core import get_backend
 from attention_core.layers import named_arrays
 from attention_core.masks import Causal
 from attention_tensorflow.layers import (
+    Decoder,
+    DecoderLayer,
     DotProductAttention,
     FeedForward,
+    GatedFeedForward,
     MultiHeadAttention,
+    RMSNorm,
 )
 
 WITH_DROPOUT = [name for name in CASES if name != "sagan"]
@@ -43,8 +61,8 @@ def test_layer_computes_its_definition_in_float64(rng, name, mode):
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_may_be_unknown_while_a_graph_is_traced(rng, name, mode):
     layer, dims = made(name, rng), CASES[name][2]
-    known = () if name == "embeddings" else dims[-1:]
-    spec = tf.TensorSpec([None] * (len(dims) - len(known)) + [*known], tf.int32 if name == "embeddings" else tf.float32)
+    known = () if name in OF_TOKENS else dims[-1:]
+    spec = tf.TensorSpec([None] * (len(dims) - len(known)) + [*known], tf.int32 if name in OF_TOKENS else tf.float32)
     function = tf.function(layer, input_signature=[spec], autograph=False, **MODES[mode])
     for more in (0, 2):
         x = example(
@@ -360,3 +378,35 @@ def test_training_is_true_or_false(rng, name):
     for wrong in ("no", np.True_, float("nan")):
         with pytest.raises(TypeError, match="expected training as True or False; got "):
             layer(x, training=wrong)
+
+
+def test_a_cache_is_carried_through_a_loop_and_parts_of_a_decoder_are_their_definitions():
+    model = Decoder(11, 6, 3, 7, 2, num_key_value_heads=1, seed=2)
+    ids = np.asarray([[3, 1, 4, 1], [5, 9, 2, 6]], np.int32)
+    whole = model(ids)
+    start = model.definition.empty_cache((2,), 5, ragged=True, xp=get_backend("tensorflow").namespace)
+
+    @tf.function(autograph=False)
+    def decoded(ids, cache):
+        def step(index, cache, logits):
+            new, cache = model(ids[:, index, None], cache=cache)
+            return index + 1, cache, logits.write(index, new[:, 0])
+
+        _, cache, logits = tf.while_loop(lambda i, *_: i < 4, step, (0, cache, tf.TensorArray(tf.float32, 4)))
+        return tf.transpose(logits.stack(), (1, 0, 2)), cache
+
+    found, cache = decoded(tf.constant(ids), start)
+    close(found, whole, 1e-5)
+    assert cache.length.numpy().tolist() == [4, 4]
+    allowed = np.tril(np.random.default_rng(0).random((2, 4, 4)) > 0.3)  # one for each sample
+    close(model(ids, mask=allowed), model(ids, mask=allowed[:, None]), 0)
+    x = np.linspace(-1, 1, 24, dtype="float32").reshape(2, 2, 6)
+    for layer in (RMSNorm(6), GatedFeedForward(6, 7, seed=1), DecoderLayer(6, 3, 7, post_norm=True, seed=1)):
+        close(layer(x), defined(layer, x), 1e-6)
+        exact = layer.with_settings(arithmetic="reproducible")
+        same(exact(x), defined(exact, x))
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(exact(x, training=True) ** 2)
+        assert all(
+            np.any(np.asarray(each)) for each in tape.gradient(value, [w.value for w in exact.trainable_weights])
+        )
