@@ -173,7 +173,7 @@ def check(
         bool, typer.Option("--untrusted", help="For generated kernels: fresh seeds, compared in another process.")
     ] = False,
     large: Annotated[
-        bool, typer.Option("--large", help="The large cases instead: 10 GiB of memory, and minutes.")
+        bool, typer.Option("--large", help="The large cases instead, as far as memory allows: minutes.")
     ] = False,
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0,
 ) -> None:

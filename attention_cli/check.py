@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
 from attention_conformance import subject_report as report
-from attention_conformance.cases.large import available_memory, needed_memory
+from attention_conformance.cases.large import LARGE, available_memory
 from attention_conformance.report import environment
 from attention_conformance.run.again import command_of
 from attention_conformance.run.changes import Change, changes
@@ -81,8 +81,9 @@ def check(
     if untrusted and (fuzz or not jobs or like):
         raise refusal("expected --untrusted without --fuzz, --jobs 0 and --profile 'like TARGET'; got one of them")
     free = available_memory()
-    if large and free is not None and free < needed_memory():
-        raise refusal(f"expected {needed_memory():g} GiB of free memory for --large; got {free:.1f}")
+    least = min(each.memory for each in LARGE)
+    if large and free is not None and free < least:
+        raise refusal(f"expected {least:g} GiB of free memory for --large; got {free:.1f}")
     if fuzz and not has_hypothesis():
         raise refusal("expected hypothesis for --fuzz; got none: pip install 'attention-core[fuzz]'")
     for path in files.values():
@@ -209,6 +210,8 @@ class _Run:
             self._has_verdict = True
             self._errors.print(f"first verdict: {finding.case} {finding.dtype} is {finding.verdict}", style="dim")
         self.findings.append(finding)
+        if self.job.is_large and finding.verdict == "not offered":
+            self._errors.print(f"left out: {finding.case} {finding.dtype}: {finding.detail}", soft_wrap=True)
         if finding.verdict not in QUIET:
             self._errors.print(report.line_of(finding), highlight=False, soft_wrap=True)
 

@@ -137,6 +137,10 @@ class Case:
         The type of the error that wrong arguments must raise.
     before : callable, optional
         From the problem, and a `Draw`, to problems that are called first.
+    closed : callable, optional
+        From the problem to its output in closed form, where a reference of its size takes too long.
+    memory : float
+        The memory in GiB that a kernel with all scores takes, for cases that ask for it first.
     """
 
     name: str
@@ -150,6 +154,8 @@ class Case:
     twin: Callable[[Problem], Problem] | None = None
     raises: type[Exception] | None = None
     before: Callable[[Problem, Draw], Sequence[Problem]] | None = None
+    closed: Callable[[Problem], NumpyArray] | None = None
+    memory: float = 0.0
 
     def problem(self, dtype: str, seed: int = 0, **widths: int) -> Problem:
         """Make the inputs in one dtype; ``width`` and ``value_width`` replace those of the catalogue."""

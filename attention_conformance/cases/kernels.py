@@ -105,7 +105,7 @@ def _empty_rows(draw: Draw, *, gradient: bool = False) -> Problem:
 
 
 def _mask_of(draw: Draw, *shape: int) -> Problem:
-    problem = attention(draw, 20, 34, 32, heads=3)
+    problem = attention(draw, 70, 130, 32, heads=3)
     mask = draw.mask(*shape, share=0.6)
     mask[..., 1] = True
     return replace(problem, arrays={**problem.arrays, "mask": mask}, mask=MASK)
@@ -149,9 +149,18 @@ def _all_true(draw: Draw) -> Problem:
     return replace(problem, arrays={**problem.arrays, "mask": np.ones((2, 1, 20, 66), dtype=bool)}, mask=MASK)
 
 
-def _mask_and_causal(draw: Draw) -> Problem:
-    problem = attention(draw, 130, 130, 32, "mask")
+def _mask_and_causal(draw: Draw, *, gradient: bool = False) -> Problem:
+    problem = attention(draw, 130, 130, 32, "mask", gradient=gradient)
     return replace(problem, options={"is_causal": True})
+
+
+def _lowest_bias(draw: Draw) -> Problem:
+    """A bias that is the least finite number for all keys of some queries, whose scores are 0."""
+    problem, rows = attention(draw, 20, 34, 32, gradient=True), [0, 7, 19]
+    query, bias = problem.arrays["query"].copy(), draw.normal(2, 20, 34)
+    query[..., rows, :] = 0.0
+    bias[:, rows] = -65504.0 if draw.dtype == "float16" else -3e38
+    return replace(problem, arrays={**problem.arrays, "query": query, "bias": bias})
 
 
 def _sentinel(draw: Draw) -> Problem:
@@ -222,9 +231,10 @@ def _without_mask(problem: Problem, draw: Draw) -> Sequence[Problem]:
 
 
 def _shorter(problem: Problem, draw: Draw) -> Sequence[Problem]:
-    """Fewer queries and keys, as the calls of a generation have."""
-    arrays = {name: each[..., :20, :] for name, each in problem.arrays.items()}
-    return [replace(problem, arrays=arrays)]
+    """Fewer queries and keys, as the calls of a generation have; and fewer keys alone."""
+    shorter = {name: each[..., :20, :] for name, each in problem.arrays.items()}
+    whole = replace(problem, arrays={**shorter, "query": problem.arrays["query"]})
+    return [replace(problem, arrays=shorter), whole]
 
 
 def _case(
@@ -326,6 +336,8 @@ KERNELS: tuple[Case, ...] = (
     _case("gradient-grouped-65", 9, "The gradients of shared key heads add up.", measure="gradient",
           inputs=lambda d: attention(d, 33, 65, 32, "causal", heads=6, groups=2, gradient=True)),
     _case("many-heads", 10, "70 heads of 3 samples.", lambda d: attention(d, 5, 9, 16, heads=70, batch=3)),
+    _case("many-grouped-heads", 9, "258 query heads on 2 key heads.",
+          lambda d: attention(d, 3, 5, 16, heads=258, groups=2, batch=1)),
     _case("one-sample", 10, "A sample alone.", lambda d: attention(d, 20, 34, 32, heads=3, batch=1)),
     _case("five-samples", 10, "Five samples with lengths of their own.",
           lambda d: attention(d, 20, 34, 32, "lengths", batch=5)),
@@ -333,10 +345,12 @@ KERNELS: tuple[Case, ...] = (
     _case("mask-all-true", 1, "A mask of True alone changes nothing.",
           _all_true),
     _case("mask-of-keys", 1, "A mask (B, 1, 1, N) is broadcast over heads and queries.",
-          lambda d: _mask_of(d, 2, 1, 1, 34)),
-    _case("mask-of-samples", 1, "A mask (1, 1, M, N) is broadcast over samples.", lambda d: _mask_of(d, 1, 1, 20, 34)),
-    _case("mask-of-heads", 1, "Every head has a mask.", lambda d: _mask_of(d, 2, 3, 20, 34)),
+          lambda d: _mask_of(d, 2, 1, 1, 130)),
+    _case("mask-of-samples", 1, "A mask (1, 1, M, N) is broadcast over samples.", lambda d: _mask_of(d, 1, 1, 70, 130)),
+    _case("mask-of-heads", 1, "Every head has a mask.", lambda d: _mask_of(d, 2, 3, 70, 130)),
     _case("mask-and-causal-130", 3, "Mask and causality at once: what either hides is hidden.", _mask_and_causal),
+    _case("gradient-mask-and-causal-130", 3, "Gradients under mask and causality at once.", measure="gradient",
+          inputs=lambda d: _mask_and_causal(d, gradient=True)),
     _case("bias-130", 1, "A bias of large numbers on 130 keys.", _large_bias),
     _case("first-block-hidden", 1, "The first blocks of some rows are hidden, and all other scores are low.",
           _first_block_hidden),
@@ -344,6 +358,8 @@ KERNELS: tuple[Case, ...] = (
     _case("empty-rows-130", 4, "Fully masked rows at the edges of blocks give 0.", _empty_rows),
     _case("gradient-empty-rows-130", 4, "Fully masked rows have no gradient, and give none.", measure="gradient",
           inputs=lambda d: _empty_rows(d, gradient=True)),
+    _case("gradient-lowest-bias", 4, "Rows of very low scores have the gradients of an average.", bound=exact_scores,
+          measure="gradient", inputs=_lowest_bias),
     _case("nan-query", 5, "A query of NaN makes its row NaN, and no other.",
           lambda d: with_element(attention(d, 20, 34, 32), "query", (3, 5), math.nan)),
     _case("rising-scores", 0, "The maximum rises from block to block.", lambda d: _rising(d, 1.0), hard),
@@ -390,7 +406,7 @@ KERNELS: tuple[Case, ...] = (
     _case("after-other-memory", 10, "A call after another with other strides.",
           lambda d: attention(d, 20, 34, 32, heads=3), before=_other_memory),
     _case("after-shorter", 10, "A call after one with fewer queries and keys.",
-          lambda d: attention(d, 66, 66, 32), before=_shorter),
+          lambda d: attention(d, 66, 66, 32, "causal"), before=_shorter),
     _case("same-memory", 10, "New numbers in the same memory.",
           lambda d: attention(d, 20, 34, 32), measure="overwritten"),
     _case("results-are-kept", 10, "A later call does not change an earlier result.",

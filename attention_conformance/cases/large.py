@@ -1,44 +1,99 @@
-"""Cases of ``--large``: counts of heads and samples beyond 16 bits, and offsets beyond 32 bits."""
+"""Cases of ``--large``: counts of heads, samples, elements and scores that do not fit in 16, 31 or 32 bits.
+
+Their answers are known in closed form. Every query has a large score with one key alone, so its output is the value of
+that key, and no reference of that size is computed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from attention_conformance.cases.case import Case, Draw
 from attention_conformance.cases.kernels import attention
-from attention_conformance.problem import Problem
+from attention_conformance.problem import NumpyArray, Problem
 
-__all__ = ["LARGE", "available_memory", "needed_memory"]
+__all__ = ["LARGE", "available_memory", "selecting", "too_large"]
 
 KEYS = 2100
 """Keys whose rows lie so far apart that the last begin beyond 2**31 elements."""
 
 NARROW = ("float16", "bfloat16")
 
+PERIOD = 127
+"""Heads after which values repeat; it divides no power of two, at which an index may wrap."""
+
+
+def selecting(
+    draw: Draw, queries: int, keys: int, width: int, *, heads: int = 1, batch: int = 1, size: float = 8.0
+) -> Problem:
+    r"""Make queries that each select one key, by the bits of its position as signs.
+
+    Two keys differ in at least ``width // bits`` coordinates, and a difference in `n` lowers a score by
+    :math:`2 n\, \mathtt{size}^2 / \sqrt{\mathtt{width}}`. At 40, other weights
+    round to 0.
+    """
+    bits = max(1, (keys - 1).bit_length())
+    signs = 2.0 * (np.arange(keys)[:, None] >> (np.arange(width) % bits)[None, :] & 1) - 1
+    entries = np.arange(batch * heads)
+    code = draw.array(np.stack([-size * signs, size * signs]))
+    table = (np.arange(PERIOD)[:, None, None] + 3 * np.arange(keys)[:, None] + 5 * np.arange(width)) % PERIOD
+    values = draw.array((2 * table - PERIOD) / 64)  # odd: never 0, and exact in 16 bits
+    chosen = _selected(entries[:, None], np.arange(queries), keys)
+    arrays = {
+        "query": code[(entries % 2)[:, None], chosen],
+        "key": np.take(code, entries % 2, axis=0),
+        "value": np.take(values, entries % PERIOD, axis=0),
+    }
+    return Problem({name: each.reshape(batch, heads, *each.shape[1:]) for name, each in arrays.items()})
+
+
+def _selected(entries: NumpyArray, rows: NumpyArray, keys: int) -> NumpyArray:
+    """The key that each row of each sample and head selects; the last one is among them."""
+    return np.asarray((keys - 1 - (7 * entries + 5 * rows)) % keys)
+
+
+def _of_selected(problem: Problem) -> NumpyArray:
+    """The output of `selecting`: the values of the selected keys, without a product."""
+    batch, heads, queries, width = problem.arrays["query"].shape
+    keys = problem.arrays["key"].shape[-2]
+    entries = np.arange(batch * heads)[:, None]
+    chosen = _selected(entries, np.arange(queries), keys)[..., None]
+    table = (entries[..., None] % PERIOD + 3 * chosen + 5 * np.arange(width)) % PERIOD
+    return np.asarray((2 * table - PERIOD) / 64).reshape(batch, heads, queries, width)
+
 
 def _far(draw: Draw, name: str) -> Problem:
     return replace(attention(draw, 3, KEYS, 64, heads=1, batch=1), memory={name: "far"})
 
 
-def _case(name: str, shows: str, memory: float, **more: object) -> tuple[Case, float]:
-    return Case(name, 10, shows, compiled=(), **more), memory  # type: ignore[arg-type]
+def _case(name: str, shows: str, memory: float, **more: object) -> Case:
+    return Case(name, 10, shows, compiled=(), memory=memory, **more)  # type: ignore[arg-type]
 
 
-_CASES = (
-    _case("large-heads", "65,540 heads.", 0.5, inputs=lambda d: attention(d, 1, 2, 16, heads=65540, batch=1)),
-    _case("large-samples", "65,540 samples.", 0.5, inputs=lambda d: attention(d, 1, 2, 16, heads=1, batch=65540)),
+LARGE: tuple[Case, ...] = (
+    _case("large-heads", "65,540 heads.", 2.0, closed=_of_selected,
+          inputs=lambda d: selecting(d, 3, 8, 16, heads=65540)),
+    _case("large-samples", "65,540 samples.", 2.0, closed=_of_selected,
+          inputs=lambda d: selecting(d, 3, 8, 16, batch=65540)),
     _case("large-offset-key", "Keys lie beyond 2**31 elements of a buffer.", 10.0, dtypes=NARROW,
           inputs=lambda d: _far(d, "key")),
     _case("large-offset-value", "Values lie beyond 2**31 elements of a buffer.", 10.0, dtypes=NARROW,
           inputs=lambda d: _far(d, "value")),
+    _case("large-scores", "More than 2**31 scores of one head.", 28.0, closed=_of_selected,
+          inputs=lambda d: selecting(d, 46400, 46400, 16, size=16.0)),
+    _case("large-elements", "65,540 heads have 2**31 elements of keys and of values.", 48.0, dtypes=NARROW,
+          closed=_of_selected, inputs=lambda d: selecting(d, 1, 256, 128, heads=65540)),
 )  # fmt: skip
-LARGE: tuple[Case, ...] = tuple(case for case, _ in _CASES)
 """Large cases, for subjects; they run when they are asked for."""
 
 
-def needed_memory() -> float:
-    """The memory that the largest of them takes, in GiB."""
-    return max(memory for _, memory in _CASES)
+def too_large(case: Case, free: float | None) -> str:
+    """Why a case cannot run in so much memory, in GiB; empty where it can, or where nothing is known of it."""
+    if free is None or case.memory <= free:
+        return ""
+    return f"it takes {case.memory:g} GiB of memory; {free:.1f} GiB are free"
 
 
 def available_memory() -> float | None:

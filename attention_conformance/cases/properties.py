@@ -116,7 +116,7 @@ PROPERTIES: tuple[Case, ...] = (
     _case("dropout-of-its-own", 11, "Dropout leaves out the share it should, scales the rest, and differs by call.",
           lambda d: attention(d, 64, 64, 64), measure="dropped"),
     _case("twice-of-200", 10, "Equal calls with several blocks of queries and keys: the same bits.",
-          lambda d: attention(d, 200, 200, 64, "causal"), measure="twice"),
+          lambda d: attention(d, 200, 200, 64), measure="twice"),
     _case("after-other-dtype", 10, "A call after others of the same shapes in another dtype.",
           lambda d: attention(d, 21, 35, 32), before=_other_dtype),
     _case("many-samples", 10, "270 samples.", lambda d: attention(d, 2, 3, 16, heads=1, batch=270)),

@@ -24,7 +24,7 @@ from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.libraries import in_precision
-from attention_conformance.run.profiles import bound_for
+from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.result import one_line
 from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
@@ -301,6 +301,9 @@ _MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {
 
 def truth_of(question: Question, problem: Problem) -> Truth:
     """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
+    if question.case.closed is not None:
+        output = question.case.closed(problem)
+        return Truth({"output": as_exact(output, abs(output))}, 0.0)
     asked, size = meant(problem, question.subject), _size(problem)
     changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
     is_small = changed or (question.digits and size <= SMALL)
@@ -332,7 +335,7 @@ def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], 
     bounds = _Bounds(question, problem, truth)
     measured = bounds.measure(got, truth.arrays)
     found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
-    variants = _Variants(meant(problem, question.subject))
+    variants = _Variants(None if question.case.closed else meant(problem, question.subject))
     if measured.passes:
         return replace(found, **_power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth) else "silently wrong"
@@ -363,7 +366,7 @@ def _is_visible(got: Mapping[str, NumpyArray], truth: Truth) -> bool:
         if each.shape != exact.shape or each.dtype.kind not in "fV":
             return True
         numbers = each.astype(np.float64)
-        if bool(np.any(~np.isfinite(numbers) & np.isfinite(exact))):
+        if bool(np.any(~np.isfinite(numbers) & np.isfinite(exact) | np.isnan(numbers) & ~np.isnan(exact))):
             return True
     return False
 
@@ -401,6 +404,7 @@ class _Bounds:
         case = self.question.case
         profile = "exact" if self.question.like is not None else self.question.profile
         stated = bound_for(profile, case, name, dtype, self.truth.kappa)
+        stated += of_narrow_weights(profile, self.question.dtype) if name == "logsumexp" else 0.0
         if self.question.like is None:
             return stated
         return max(stated, 2 * self.others.get(name, 0.0))
@@ -423,9 +427,10 @@ class _Bounds:
 class _Variants:
     """Other answers to one problem, each computed when it is asked for."""
 
-    def __init__(self, problem: Problem) -> None:
-        changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
-        self._dense = None if changed else dense_of(problem)
+    def __init__(self, problem: Problem | None) -> None:
+        self._dense = None
+        if problem is not None and problem.score_mod is None and "dropout" not in problem.options:
+            self._dense = None if problem.pieces else dense_of(problem)
 
     def of(self, variant: Variant) -> Answer | None:
         """The answer of a variant; None where it does not apply, or cannot be computed."""
@@ -436,6 +441,8 @@ class _Variants:
 
     def _leaks(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> bool:
         """Whether NaN stands where the truth has a number, and what is not finite among the arguments explains it."""
+        if self._dense is not None and bool(self._dense.through.all()):  # nothing is masked
+            return False
         arrays = [each for name, each in bounds.problem.arrays.items() if name in ("key", "value")]
         if all(bool(np.isfinite(each.astype(np.float64)).all()) for each in arrays):
             return False
@@ -449,6 +456,8 @@ class _Variants:
 
     def equal(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> Variant | None:
         """The first variant that a wrong result equals."""
+        if bounds.question.case.closed is not None:
+            return None
         if self._leaks(got, bounds):
             return LEAK
         for variant in (*CONVENTIONS, *FAULTS):

@@ -7,13 +7,27 @@ from dataclasses import dataclass
 
 from attention_conformance.cases.case import Case, probability
 
-__all__ = ["PROFILES", "bound_for", "is_asked"]
+__all__ = ["PROFILES", "bound_for", "is_asked", "of_narrow_weights"]
 
 PROFILES = ("exact", "kernel", "tf32")
 """``exact``: the bounds of the core. ``kernel``: weights of 16 bits. ``tf32``: products of 11 bits."""
 
 HAZARDS = ("06-subnormal-values", "08-underflow-times-huge", "12-product-overflows", "14-largest-values")
 """Numbers at the ends of a type's range, which only ``exact`` asks for."""
+
+
+MOST = 2.0**17
+"""Units in float32, a part in 64: a larger bound would show nothing, as where all scores are the lowest number."""
+
+ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def of_narrow_weights(profile: str, dtype: str) -> float:
+    r"""Add to the bound of a logsumexp what the rounding of weights to 16 bits costs, in units of float32.
+
+    A sum of such weights is off by a factor within :math:`1 \pm u`, and its logarithm by `u`, whatever the scores are.
+    """
+    return 2.0**23 * ROUNDOFF.get(dtype, 0.0) if profile == "kernel" else 0.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,7 @@ def _kernel(where: _Where) -> float:
     if where.dtype in ("float16", "bfloat16"):
         return max(4.0 if where.is_gradient else 2.0, 2 * where.stated)
     roundings = (10 if where.is_gradient else 5) * (1 + where.kappa)
-    return max(12.0, 2 * where.stated, roundings) if where.dtype == "float32" else 2 * where.stated
+    return max(12.0, 2 * where.stated, min(roundings, MOST)) if where.dtype == "float32" else 2 * where.stated
 
 
 def _tf32(where: _Where) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import logging
 import multiprocessing
 import os
@@ -16,7 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attention_conformance.cases.large import LARGE
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.large import LARGE, available_memory, too_large
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.catalogue import SUBJECT_CASES, subject_cases
 from attention_conformance.run.finding import Finding
@@ -255,10 +257,14 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
             power=job.power and not job.is_large,
             is_trusted=job.is_trusted,
         )
-        for case in (LARGE if job.is_large else subject_cases(job.cases, job.profile))
+        for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.profile))
         for dtype in dtypes
         if dtype in case.dtypes and (case.name, dtype) not in job.done
     ]
+
+
+def _large(patterns: Sequence[str]) -> list[Case]:
+    return [case for case in LARGE if any(fnmatch.fnmatchcase(case.name, each) for each in patterns or ("*",))]
 
 
 def _usual_dtypes(subject: Subject) -> tuple[str, ...]:
@@ -314,6 +320,9 @@ def work(job: Job) -> Iterator[Message]:
     yield from () if job.cases or job.done or job.is_large else surprises(facts, declared, job.accepted)
     for each in asked:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
+        if reason := too_large(each.case, available_memory() if each.case.memory else None):
+            yield Finding(each.case.name, each.dtype, each.case.line, each.case.shows, "not offered", detail=reason)
+            continue
         yield judged(each) if job.is_trusted else returned(each)
 
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,18 @@ def _preset(name: str, declared: dict[str, Any]) -> Subject:
     try:
         subject = preset.make()
     except ModuleNotFoundError as error:
-        raise TargetError(f"expected {preset.package} for {name}; got none: pip install {preset.package}") from error
+        lacking = _lacking(preset.package, error)
+        raise TargetError(f"expected {lacking} for {name}; got none: pip install {lacking}") from error
     return _with(subject, {"name": name, **declared})
+
+
+def _lacking(package: str, error: ModuleNotFoundError) -> str:
+    """The package that a preset lacks: its own, or one that it needs and does not install."""
+    try:
+        version(package.partition("[")[0])
+    except PackageNotFoundError:
+        return package
+    return (error.name or package).partition(".")[0]
 
 
 def _callable(target: str) -> Callable[..., Any] | Subject:

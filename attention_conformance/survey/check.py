@@ -117,7 +117,7 @@ def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str,
         "preset": row.preset,
         "versions": {**_version(row.package), **about["versions"]},
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "called": assumptions(facts, known),
+        "called": assumptions(facts, dict.fromkeys(facts, "found by a call") | dict.fromkeys(known, "declared")),
         "cells": cells,
         "others": [to_row(each) for each in findings if each.case not in cases and each.verdict in RED],
     }

@@ -32,12 +32,12 @@ CALLED = (
     "layout",
     "mask",
     "causal",
-    "mask with causal",
-    "default scale",
-    "grouped",
-    "same width",
+    "masks and causality at once",
+    "scale by default",
+    "fewer key heads than query heads",
+    "values as wide as keys alone",
     "dtypes",
-    "differentiates",
+    "gradients",
 )
 """The facts of a subject that the page tells."""
 

@@ -7,11 +7,14 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from attention_cli.app import app
-from attention_conformance.cases.large import LARGE
+from attention_conformance.cases.case import Draw
+from attention_conformance.cases.large import LARGE, selecting
+from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.run.resumed import _catalogue
 
 pytestmark = pytest.mark.needs("numpy")
@@ -274,6 +277,18 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
     found = [in_this_process(f"{tmp_path / name}:attention", *words) for name in ("honest.py", "wrong.py")]
     assert found[0].stdout.splitlines()[-1] == "0 silently wrong, 1 right"
     assert found[1].stdout.splitlines()[-1] == "1 silently wrong"
-    monkeypatch.setattr("attention_cli.check.available_memory", lambda: 2.0)
+    monkeypatch.setattr("attention_conformance.run.subjects.available_memory", lambda: 1.0)
+    left_out = in_this_process(f"{tmp_path / 'honest.py'}:attention", *words)
+    line = "left out: large-heads float32: it takes 2 GiB of memory; 1.0 GiB are free"
+    assert line in " ".join(left_out.stderr.split())
+    monkeypatch.setattr("attention_cli.check.available_memory", lambda: 1.0)
     refused = in_this_process("numpy:abs", "--large")
-    assert (refused.exit_code, "expected 10 GiB of free memory for --large; got 2.0" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "expected 2 GiB of free memory for --large; got 1.0" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_closed_form_of_large_cases_is_the_definition_at_a_size_that_can_be_computed(dtype):
+    for sizes in ({"heads": 131}, {"batch": 129, "heads": 2}, {"size": 16.0}):
+        problem = selecting(Draw(dtype, 0, "small"), 5, 50, 32, **sizes)
+        output = answer(dense_of(problem)).arrays["output"]
+        assert np.max(np.abs(output - LARGE[0].closed(problem))) < 1e-12

@@ -75,6 +75,47 @@ def test_pieces_are_merged_by_the_logsumexp_that_a_kernel_returns():
     assert verdicts["maximum for the logsumexp"] == {case: "silently wrong", "scale": "silently wrong"}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.needs("numpy")
+def test_a_logsumexp_of_weights_in_16_bits_is_not_called_wrong_and_one_that_is_off_is(dtype):
+    def attention(query, key, value, factor=1.0):
+        scores = query.astype(np.float32) @ np.swapaxes(key, -1, -2).astype(np.float32)
+        scores = scores / np.float32(query.shape[-1] ** 0.5)
+        top = scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores - top).astype(query.dtype).astype(np.float32)
+        total = weights.sum(axis=-1, keepdims=True)
+        output = (weights @ value.astype(np.float32) / total).astype(query.dtype)
+        return output, factor * (top + np.log(total))[..., 0]
+
+    def off(query, key, value):
+        return attention(query, key, value, np.float32(1.02))
+
+    takes = {**TAKES, "returns": ("output", "logsumexp"), "dtypes": (dtype,), "mask": "none", "causal": "none"}
+    takes |= {"mask_name": "", "mask_with_causal": False, "grouped": False, "same_width": True}
+    verdicts = [found(Subject(each, **takes), "cross-1x*", dtype=dtype) for each in (attention, off)]
+    for right, wrong in zip(*(each.values() for each in verdicts), strict=True):
+        assert (right.verdict, wrong.verdict) == ("right", "silently wrong"), (right, wrong)
+
+
+@pytest.mark.needs("numpy")
+def test_a_row_of_the_lowest_scores_is_no_masked_row():
+    def attention(query, key, value, bias=None, lowest=-np.inf):
+        scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+        scores = scores if bias is None else scores + bias
+        top = scores.max(axis=-1, keepdims=True)
+        weights = np.where(top > lowest, np.exp(scores - top), 0)
+        return weights @ value / np.maximum(weights.sum(axis=-1, keepdims=True), np.float32(1e-30))
+
+    def zeroing(query, key, value, bias=None):
+        return attention(query, key, value, bias, -1e30)
+
+    verdicts = [
+        found(settled(Subject(each)), "lowest-finite-bias")["lowest-finite-bias"].verdict
+        for each in (attention, zeroing)
+    ]
+    assert verdicts == ["right", "silently wrong"]
+
+
 @pytest.mark.parametrize(("habit", "told"), planted.CONVENTIONS.items())
 @pytest.mark.needs("numpy")
 def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habit, told):

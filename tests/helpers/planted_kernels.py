@@ -25,6 +25,14 @@ class Kernel:
                 mask = None if mask is None else self.kept.setdefault(mask.shape, mask.copy())
             else:
                 return self.kept.setdefault(shapes, self.whole(query, key, value, mask, is_causal, scale)).copy()
+        if fault == "causality kept by queries" and is_causal:
+            rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])[None, :]
+            kept = self.kept.setdefault(query.shape[-2], key.shape[-2])
+            seen, is_causal = (columns <= rows) & (columns < kept), False
+            mask = seen if mask is None else mask & seen
+        if fault == "keys in another order each call" and mask is None and not is_causal and key.shape[-2] > 128:
+            order = np.roll(np.arange(key.shape[-2]), self.calls)
+            key, value = key[..., order, :], value[..., order, :]
         if fault == "kept by address":
             at = query.__array_interface__["data"][0], query.shape, key.__array_interface__["data"][0]
             if at not in self.kept:
@@ -73,6 +81,8 @@ class Kernel:
             mask = mask[:, :1]
         if fault == "8 bits count the samples" and query.shape[0] > 256:
             key, value = (np.concatenate([each[:256], each[: each.shape[0] - 256]]) for each in (key, value))
+        if fault == "8 bits count the heads" and query.shape[1] > 256:
+            query = np.concatenate([query[:, :256], query[:, : query.shape[1] - 256]], axis=1)
         if fault == "a stride of 0 taken for contiguous" and 0 in query.strides:
             query = np.concatenate([query[:1], np.zeros_like(query[1:])])
         if fault == "a mask's stride of 0 taken for contiguous" and mask is not None and 0 in mask.strides[:1]:
@@ -142,6 +152,8 @@ class Kernel:
                 fault
             )
             mask = mask if first is None else np.broadcast_to(np.take(mask, [0], axis=first), full)
+            if fault == "mask of the first head from 64":
+                mask = np.concatenate([mask[..., :64, :], np.broadcast_to(mask[:, :1], full)[..., 64:, :]], axis=-2)
             allowed = allowed & (~mask if fault == "inverted mask" else mask)
         if is_causal and fault != "causality ignored" and not (fault == "mask hides causality" and mask is not None):
             at, of = np.arange(rows)[:, None], np.arange(columns)[None, :]
@@ -266,6 +278,8 @@ FORWARD = {
     "reads the buffer from its start": "memory-misaligned",
     "reads past the part of the cache": "memory-part-of-cache",
     "decoding ignores the mask": "decode-nan-cache",
+    "causality kept by queries": "after-shorter",
+    "keys in another order each call": "twice-of-200",
     "kept by shape": "after-other-values",
     "kept by mask's shape": "after-other-mask",
     "kept by address": "same-memory",
@@ -287,6 +301,8 @@ FORWARD = {
     "NaN of one head for all": "nan-head-among-others",
     "a lone sample has the mask of one head": "sample-alone",
     "8 bits count the samples": "many-samples",
+    "8 bits count the heads": "many-grouped-heads",
+    "mask of the first head from 64": "mask-of-heads",
     "bits that vary from 128 queries on": "twice-of-200",
     "plan of the first dtype": "after-other-dtype",
     "clears the row after the cache": "memory-part-of-cache",
@@ -329,6 +345,8 @@ class Backward:
         k, v = (np.repeat(each, size, axis=1).astype(np.float32) for each in (key, value))
         shown = None if fault == "backward ignores the mask" else mask
         allowed = kernel.allowed(q, k, shown, is_causal and fault != "backward ignores causality")
+        if fault == "backward ignores causality next to a mask" and mask is not None:
+            allowed = kernel.allowed(q, k, shown, False)
         if fault == "backward sees the future from 64":
             allowed = Kernel("future key from 64").allowed(q, k, shown, is_causal)
         q, k, v, o = (np.where(np.isfinite(each), each, 0) for each in (q, k, v, o))
@@ -384,6 +402,7 @@ BACKWARD = {
     "cotangent of the first row": "gradient-memory-cotangent-expanded",
     "backward ignores the mask": "gradient-empty-lengths",
     "backward ignores causality": "gradient-causal",
+    "backward ignores causality next to a mask": "gradient-mask-and-causal-130",
     "backward sees the future from 64": "gradient-ladder-129x32-causal",
     "logsumexp of 10 bits": "gradient-ladder-5x16-plain",
     "nan of masked rows": "gradient-empty-row",
