@@ -273,7 +273,7 @@ def _rows(call: Call, queries: range, block: tuple[int, int], at_once: int, redu
     """Rows of a map from their queries: many rows from weights at once, or one row from weights in parts."""
     xp, mean = call.xp, reduction == "mean"
     over_keys, over_queries, combine = (xp.mean, xp.sum, xp.add) if mean else (xp.max, xp.max, xp.maximum)
-    found = None
+    found: Any = None
     for start in range(queries.start, max(queries.stop, queries.start + 1), at_once):
         part = range(start, min(start + at_once, queries.stop))
         weights = _runs(_weights(call, _Chosen(None, part, None)), block[1], over_keys, axis=-1, xp=xp)
