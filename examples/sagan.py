@@ -1,8 +1,8 @@
 """Train attention over feature maps on a photograph of scikit-learn, so that its weights can be looked at.
 
-A picture loses its colours, except within random patches. One SAGAN block, between a layer that sees 7 × 7 pixels and a
-linear one, gives them back: a place finds its colour at places that look like it, wherever these are. Training needs
-PyTorch; every library loads the file that is written. `docs/plot_sagan.py` draws the weights::
+A picture loses its colours, except within random patches. One SAGAN block stands between a layer that sees 7 × 7 pixels
+and a linear one. A place finds its colour at places that look like it, wherever these are. Training needs PyTorch;
+every library loads the file that is written. `docs/plot_sagan.py` draws the weights::
 
     python examples/sagan.py sagan.safetensors
 """
