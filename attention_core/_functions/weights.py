@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -262,31 +261,42 @@ def _map(call: Call, most: tuple[int, int], reduction: str) -> Array:
     num_keys = _known(call.key)[-2]
     rows, columns = (max(1, -(-length // number)) for length, number in zip((num_queries, num_keys), most, strict=True))
     at_once = max(1, SCORES_AT_ONCE // max(1, math.prod(leading) * heads * num_keys))
-    combine = xp.maximum if reduction == "max" else xp.add
-    maps = []
-    for first in range(0, num_queries, rows):
-        stop = min(first + rows, num_queries)
-        starts = range(first, stop, at_once)
-        parts = (_row(call, range(start, min(start + at_once, stop)), columns, reduction) for start in starts)
-        row = functools.reduce(combine, parts)
-        maps.append(row if reduction == "max" else xp.divide(row, float(stop - first)))
-    if not maps:
-        return _row(call, range(0), columns, reduction)[..., :0, :]
-    return xp.concat(maps, axis=-2)
+    step = at_once // rows * rows or rows  # whole rows of the map, as far as they are no more than is held
+    maps = [
+        _rows(call, range(first, min(first + step, num_queries)), (rows, columns), at_once, reduction)
+        for first in range(0, max(1, num_queries), step)
+    ]
+    return maps[0] if len(maps) == 1 else xp.concat(maps, axis=-2)
 
 
-def _row(call: Call, queries: range, columns: int, reduction: str) -> Array:
-    """Weights of some queries as (..., H, 1, n): the largest of each run of keys, or the sum of its averages."""
-    xp = call.xp
-    weights = _weights(call, _Chosen(None, queries, None))
-    if reduction == "max":
-        weights = xp.max(weights, axis=-2, keepdims=True) if len(queries) else weights
-    else:
-        weights = xp.sum(weights, axis=-2, keepdims=True)
-    num_keys = _known(weights)[-1]
-    runs = [weights[..., first : min(first + columns, num_keys)] for first in range(0, num_keys, columns)]
-    reduce = xp.max if reduction == "max" else xp.mean
-    return xp.concat([reduce(run, axis=-1, keepdims=True) for run in runs], axis=-1) if runs else weights
+def _rows(call: Call, queries: range, block: tuple[int, int], at_once: int, reduction: str) -> Array:
+    """Rows of a map from their queries: many rows from weights at once, or one row from weights in parts."""
+    xp, mean = call.xp, reduction == "mean"
+    over_keys, over_queries, combine = (xp.mean, xp.sum, xp.add) if mean else (xp.max, xp.max, xp.maximum)
+    found: Any = None
+    for start in range(queries.start, max(queries.stop, queries.start + 1), at_once):
+        part = range(start, min(start + at_once, queries.stop))
+        weights = _runs(_weights(call, _Chosen(None, part, None)), block[1], over_keys, axis=-1, xp=xp)
+        weights = _runs(weights, block[0], over_queries, axis=-2, xp=xp)
+        found = weights if found is None else combine(found, weights)
+    if not mean or not len(queries):
+        return found
+    whole, rest = divmod(len(queries), block[0])
+    counts = [float(block[0])] * whole + [float(rest)] * (rest > 0)
+    return xp.divide(found, xp.asarray([[count] for count in counts], dtype=found.dtype, **on_device_of(found)))
+
+
+def _runs(x: Array, length: int, reduce: Callable[..., Array], *, axis: int, xp: Namespace) -> Array:
+    """Each run of so many elements along an axis, -1 or -2, reduced to one; the last run may be shorter."""
+    dims, behind = list(_known(x)), [slice(None)] * (-axis - 1)
+    size = dims[axis]
+    whole = size - size % length
+    cut = [*dims[:axis], whole // length, length, *(dims[axis + 1 :] if axis < -1 else [])]
+    found = reduce(xp.reshape(x[(..., slice(0, whole), *behind)], tuple(cut)), axis=axis)
+    if whole == size:
+        return found
+    rest = reduce(x[(..., slice(whole, size), *behind)], axis=axis, keepdims=True)
+    return xp.concat([found, rest], axis=axis) if whole else rest
 
 
 def _weights(call: Call, chosen: _Chosen) -> Array:

@@ -1,5 +1,6 @@
 """Weights of chosen queries, keys and heads, maps at a lower resolution, and recorded calls."""
 
+import importlib
 import re
 import tracemalloc
 
@@ -101,6 +102,19 @@ def test_the_map_is_the_same_in_parts(monkeypatch):
     np.testing.assert_allclose(found[..., 0, 0], whole.max((-1, -2)), rtol=1e-12)
     exact = ac.attention_map(*(x.astype(np.float32) for x in (QUERY, KEY)), shape=(5, 3), arithmetic="reproducible")
     assert exact.shape == (B, H, 5, 3)
+
+
+@pytest.mark.needs("numpy")
+@pytest.mark.parametrize("reduction", ["max", "mean"])
+def test_a_map_of_many_rows_takes_few_calls(reduction, monkeypatch):
+    module, calls = "attention_core._functions.weights", []
+    attend = importlib.import_module(module).attend
+    monkeypatch.setattr(f"{module}.attend", lambda *a, **k: calls.append(a) or attend(*a, **k))
+    monkeypatch.setattr(f"{module}.SCORES_AT_ONCE", B * H * N * 7)
+    whole = ac.scaled_dot_product_attention(QUERY, KEY, KEY, return_weights=True).weights
+    found = ac.attention_map(QUERY, KEY, shape=(M, N), reduction=reduction)
+    np.testing.assert_allclose(found, whole, rtol=1e-12)
+    assert len(calls) == -(-M // 7)
 
 
 @pytest.mark.needs("numpy")

@@ -1,0 +1,84 @@
+"""Compute maps on four libraries: `python docs/same_maps.py MINILM_FOLDER SMOLLM2.gguf` prints digits and hashes.
+
+Maps are rounded to the three digits that a view shows. SHA-256 are of the bytes of the weights in reproducible
+arithmetic, as little-endian float32.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import numpy as np
+from plot_sagan import POINTS, example
+
+from attention_conformance.run.language_model import load_language_model
+from attention_conformance.run.model import load_model, token_vectors
+from attention_core import get_backend, record_attention
+from attention_numpy.files import load_tree
+
+LIBRARIES = ("numpy", "torch", "jax", "tensorflow")
+SENTENCE = "The animal did not cross the street because it was too tired."
+
+
+def sagan(backend, arithmetic):
+    """Weights of the three queries of the figure."""
+    module = example()
+    tree, _ = load_tree(Path(__file__).parent / "weights" / "sagan.safetensors")
+    inputs = module.scene()
+    queries = [row * inputs.shape[2] + column for row, column in POINTS.values()]
+    record = module.maps(backend.from_numpy(tree), backend.from_numpy(inputs), arithmetic)
+    return [backend.to_numpy(record.weights(queries=queries))]
+
+
+def encoder(folder, backend, arithmetic):
+    """All weights of a sentence through MiniLM."""
+    model = load_model(Path(folder), [SENTENCE])
+    config = model.bert.config
+    with record_attention() as records:
+        token_vectors(
+            config,
+            backend.from_numpy(model.parameters),
+            *(backend.from_numpy(each) for each in (model.token_ids, model.is_token)),
+            **({} if arithmetic == "fast" else {"arithmetic": arithmetic}),
+        )
+    return [backend.to_numpy(each.weights()) for each in records]
+
+
+def decoder(file, backend, arithmetic):
+    """All weights of a question to SmolLM2."""
+    model = load_language_model(Path(file))
+    definition = model.definition.with_settings(arithmetic=arithmetic)
+    tokens = backend.from_numpy(np.asarray([model.question], np.int32))
+    with record_attention() as records:
+        definition(backend.from_numpy(model.parameters), tokens)
+    return [backend.to_numpy(each.weights()) for each in records]
+
+
+def digits(weights):
+    """Weights as a view shows them, to three digits."""
+    return [f"{each:.2e}" for each in weights]
+
+
+def main(folder, file):
+    views = {
+        "SAGAN, 3 queries": sagan,
+        "encoder, all weights": lambda *how: encoder(folder, *how),
+        "decoder, all weights": lambda *how: decoder(file, *how),
+    }
+    print("| view | library | weights | furthest from numpy | other displayed digits | SHA-256 |")
+    print("|---|---|---|---|---|---|")
+    for name, compute in views.items():
+        first = None
+        for library in LIBRARIES:
+            backend = get_backend(library)
+            fast = np.concatenate([np.asarray(each, np.float64).ravel() for each in compute(backend, "fast")])
+            exact = [np.asarray(each, "<f4") for each in compute(backend, "reproducible")]
+            digest = hashlib.sha256(b"".join(each.tobytes() for each in exact)).hexdigest()
+            first = fast if first is None else first
+            other = sum(a != b for a, b in zip(digits(fast), digits(first), strict=True))
+            apart = abs(fast - first).max()
+            print(f"| {name} | {library} | {fast.size:,} | {apart:.1e} | {other} | `{digest[:16]}` |", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
