@@ -38,6 +38,7 @@ def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContext
     Examples
     --------
     >>> import array_api_strict as xp
+    >>> from attention_core import explain_attention
     >>> x = xp.ones((1, 2, 4))
     >>> with config_context(assume_finite=True):
     ...     print(explain_attention(x, x, x, is_causal=True).notes[0])
