@@ -77,10 +77,10 @@ class FlexAttention:
 
         Query, key and value are read, as NaN that is masked would leak, and an infinite score be taken for a mask.
         """
-        slower = None
-        if call.query.shape[-2] < MIN_ROWS:
-            slower = "gains less for few queries than compiling costs"
-        return Verdict(self._refusal(call), slower is None, slower)
+        refusal = self._refusal(call)
+        if refusal is None and call.query.shape[-2] < MIN_ROWS:
+            return Verdict(None, False, "gains less for few queries than compiling costs")
+        return Verdict(refusal)
 
     def _refusal(self, call: Call) -> str | None:
         arrays = call.query, call.key, call.value

@@ -245,7 +245,7 @@ def scores_are_finite(call: Call) -> bool:
     """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
     if call.assume_finite:
         return True
-    if call.query.numel() < MIN_ELEMENTS or call.query.device.type not in HOSTS or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or call.query.numel() < MIN_ELEMENTS or call.query.device.type not in HOSTS:
         return False
     return known_finite_scores(call)
 
