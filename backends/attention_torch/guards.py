@@ -107,7 +107,7 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
 def _refusal_of_values(call: Call, later: bool) -> str | None:
     if later or not may_leak(call) or looks_afterwards(call):
         return None
-    if call.query.device.type not in HOSTS and is_repaired(call):
+    if is_repaired(call):
         return None
     if all_products_are_finite(call):
         return None
@@ -126,7 +126,7 @@ def may_leak(call: Call) -> bool:
 
 def is_repaired(call: Call) -> bool:
     """Whether the accelerator keeps what is masked from leaking out of the kernel, so that the host reads nothing."""
-    return call.query.device.type not in HOSTS and may_leak(call) and _is_left_to_accelerator(call)
+    return _is_left_to_accelerator(call) and may_leak(call)
 
 
 def _is_left_to_accelerator(call: Call) -> bool:

@@ -29,7 +29,7 @@ class ScaledDotProduct:
             return self.attend_with_logsumexp(call)[0]
         if guards.has_key_lengths(call):
             return sdpa.attend_per_sample(call, self._attend_to_sample)
-        if call.query.device.type not in guards.HOSTS and guards.is_repaired(call):
+        if guards.is_repaired(call):
             return repaired.attend(call)
         if guards.decides_at_run_time(call) and guards.may_leak(call):
             return compiled.attend(call)
