@@ -195,8 +195,16 @@ def selected(dims, axis):
     return array.compress(keep, array.from_array(normal(*dims)), axis=axis)
 
 
+@pytest.mark.needs("dask")
+def test_dask_batches_of_unknown_size():
+    arrays = [selected((3, 2, 5, 4), 0)] * 3
+    known = [np.asarray(each.compute(scheduler="synchronous")) for each in arrays]
+    assert_same(
+        scaled_dot_product_attention(*arrays).compute(scheduler="synchronous"), scaled_dot_product_attention(*known)
+    )
+
+
 UNKNOWN = {
-    "batch": (scaled_dot_product_attention, 0),
     "length": (scaled_dot_product_attention, 2),
     "causal": (lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), 2),
     "split_heads": (lambda q, k, v: split_heads(q, 2), 2),
