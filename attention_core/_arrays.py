@@ -13,6 +13,16 @@ Namespace: TypeAlias = Any
 DType: TypeAlias = Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")
+ACCELERATORS = (
+    "cuda",
+    "gpu",
+    "tpu",
+    "mps",
+    "xpu",
+    "hpu",
+    "npu",
+    "metal",
+)  # in names of devices that a host waits for
 _names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
 
 
@@ -95,7 +105,8 @@ def on_device_of(array: Array, /) -> dict[str, Any]:
 
 def is_on_host(array: Array, /) -> bool:
     """Whether reading values waits for no accelerator, as far as the array tells where it is."""
-    return "cpu" in str(getattr(array, "device", "cpu")).lower()
+    device = str(getattr(array, "device", "cpu")).lower()
+    return "cpu" in device or not any(word in device for word in ACCELERATORS)
 
 
 def has_sharding(array: Array, /) -> bool:
