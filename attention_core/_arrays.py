@@ -13,16 +13,7 @@ Namespace: TypeAlias = Any
 DType: TypeAlias = Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")
-ACCELERATORS = (
-    "cuda",
-    "gpu",
-    "tpu",
-    "mps",
-    "xpu",
-    "hpu",
-    "npu",
-    "metal",
-)  # in names of devices that a host waits for
+ACCELERATORS = ("cuda", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "metal")  # words in the names of their devices
 _names: dict[type, dict[DType, str]] = {}  # plain dictionaries: compilers do not trace functools.cache
 
 

@@ -33,6 +33,7 @@ from attention_core._arrays import (
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.call import (
     Call,
+    assumes_finite,
     default_scale,
     fold_group,
     group_size,
@@ -95,6 +96,7 @@ __all__ = [
     "Verdict",
     "announced_backends",
     "array_namespace",
+    "assumes_finite",
     "attend_automatically",
     "available_backends",
     "blockwise",

@@ -14,15 +14,12 @@ from attention_core.random import Dropout, kept_at
 
 ASSUMED_FINITE: ContextVar[bool] = ContextVar("attention_core.assume_finite", default=False)
 CONTEXTS: list[None] = []
-"""One entry for each context of a setting that any thread is in: compilers of PyTorch trace again when it changes."""
+"""One entry for each context of a setting that any thread is in: a compiler that guards it traces again then."""
 
 
 def assumes_finite() -> bool:
     """Whether the thread is in a context in which all values are assumed to be finite."""
     return ASSUMED_FINITE.get()
-
-
-assumes_finite._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it: it knows no ContextVar
 
 
 class Attention(NamedTuple):
