@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
 from attention_core._arithmetic.prepared import restored
-from attention_core._arrays import Array, Namespace, dtype_name, shape, take_rows
+from attention_core._arrays import Array, Namespace, dtype_name, on_device_of, shape, take_rows
 from attention_core.parameters import PreparedWeight
 from attention_core.random import drop as drop  # one of the operations of an arithmetic
 
@@ -42,15 +43,24 @@ def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -
     return xp.multiply(xp.divide(x, xp.sqrt(xp.add(square, noise))), scale)
 
 
-def rotate(x: Array, positions: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace) -> Array:
-    """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
-    cos, sin = tables(positions, x, base=base, width=width, xp=xp)
-    first, second = split_pairs(x, width, interleaved, xp)
-    rotated = (
-        xp.subtract(xp.multiply(first, cos), xp.multiply(second, sin)),
-        xp.add(xp.multiply(second, cos), xp.multiply(first, sin)),
-    )
-    return join_pairs(rotated, x, width=width, interleaved=interleaved, xp=xp)
+def rotation(
+    positions: Array, like: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace
+) -> Callable[[Array], Array]:
+    """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1).
+
+    Its cosines and sines have the dtype and the device of ``like``. They are computed here, once for all calls.
+    """
+    cos, sin = tables(positions, like, base=base, width=width, xp=xp)
+
+    def rotate(x: Array) -> Array:
+        first, second = split_pairs(x, width, interleaved, xp)
+        rotated = (
+            xp.subtract(xp.multiply(first, cos), xp.multiply(second, sin)),
+            xp.add(xp.multiply(second, cos), xp.multiply(first, sin)),
+        )
+        return join_pairs(rotated, x, width=width, interleaved=interleaved, xp=xp)
+
+    return rotate
 
 
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
@@ -63,7 +73,7 @@ def gelu_tanh(x: Array, /, *, xp: Namespace) -> Array:
     r"""Approximation of the GELU, :math:`x\, \sigma(2 z)` with :math:`z = \sqrt{2 / \pi}\,(x + 0.044715\, x^3)`."""
     bounded = xp.where(xp.greater(x, 30.0), 30.0, xp.where(xp.less(x, -30.0), -30.0, x))  # beyond, no digit changes
     cube = xp.multiply(xp.multiply(bounded, bounded), xp.multiply(bounded, TANH_CUBE))
-    return xp.multiply(x, _sigmoid(xp.multiply(xp.add(bounded, cube), TANH_FACTOR), xp))
+    return _times_sigmoid(x, xp.multiply(xp.add(bounded, cube), TANH_FACTOR), xp)
 
 
 TANH_CUBE, TANH_FACTOR = 0.044715, 2 * math.sqrt(2 / math.pi)  # of the approximation
@@ -71,14 +81,20 @@ TANH_CUBE, TANH_FACTOR = 0.044715, 2 * math.sqrt(2 / math.pi)  # of the approxim
 
 def silu(x: Array, /, *, xp: Namespace) -> Array:
     r"""Sigmoid linear unit, :math:`x / (1 + e^{-x})`."""
-    return xp.multiply(x, _sigmoid(x, xp))
+    return _times_sigmoid(x, x, xp)
 
 
-def _sigmoid(x: Array, xp: Namespace) -> Array:
-    r"""The logistic function, :math:`1 / (1 + e^{-x})`, by exponentials that never overflow."""
-    negative = xp.less(x, 0.0)
-    exponential = xp.exp(xp.where(negative, x, xp.negative(x)))
-    return xp.divide(xp.where(negative, exponential, 1.0), xp.add(exponential, 1.0))
+def _times_sigmoid(x: Array, t: Array, xp: Namespace) -> Array:
+    r"""A number times the logistic function of one with the same sign, :math:`x / (1 + e^{-t})`.
+
+    .. math:: \frac{\max(x, 0) + \min(x, 0)\, e^{-|t|}}{1 + e^{-|t|}}
+
+    This exponential never overflows. Its gradient at 0 is right, however a library differentiates the minimum there.
+    """
+    negative = xp.minimum(x, xp.zeros((), dtype=x.dtype, **on_device_of(x)))
+    positive = xp.subtract(x, negative)
+    exponential = xp.exp(xp.negative(xp.abs(t)))
+    return xp.divide(xp.add(positive, xp.multiply(negative, exponential)), xp.add(exponential, 1.0))
 
 
 def relu(x: Array, /, *, xp: Namespace) -> Array:

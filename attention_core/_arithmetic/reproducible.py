@@ -9,6 +9,7 @@ order of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import fast
@@ -176,9 +177,12 @@ class Rotation(NamedTuple):
 register("Rotation", Rotation)
 
 
-def rotate(x: Array, positions: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace) -> Array:
-    """Rotate pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
-    return run(ROTATE, Rotation(base, width, interleaved), x, positions, xp=xp)[0]
+def rotation(
+    positions: Array, like: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace
+) -> Callable[[Array], Array]:
+    """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
+    plan = Rotation(base, width, interleaved)
+    return lambda x: run(ROTATE, plan, x, positions, xp=xp)[0]
 
 
 def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:

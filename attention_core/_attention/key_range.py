@@ -7,7 +7,7 @@ from typing import Any
 from attention_core._arrays import Array, sizes
 from attention_core._attention.call import Call
 from attention_core._backend import is_concrete, is_exporting
-from attention_core.masks import Mask
+from attention_core.masks import Causal, Mask
 from attention_core.masks._mask import KeyRange
 
 FEW_QUERIES = 16
@@ -59,10 +59,16 @@ def cut_keys(call: Call) -> Call:
     return call._replace(
         key=call.key[..., first:stop, :],
         value=call.value[..., first:stop, :],
-        mask=None if is_whole else call.mask,
+        mask=None if is_whole else _with_number(call.mask, ranges),
         bias=_cut_bias(call.bias, first, stop),
         starts=(0, first if counts_positions else 0),
     )
+
+
+def _with_number(mask: Any, ranges: list[KeyRange]) -> Mask:
+    """A causal mask whose offset is a number that was read: kernels have a flag for the offset 0."""
+    offsets = {each.every_stop - 1 for each in ranges}
+    return Causal(offsets.pop()) if type(mask) is Causal and len(offsets) == 1 else mask
 
 
 def _cut_bias(bias: Array | None, first: int, stop: int) -> Array | None:

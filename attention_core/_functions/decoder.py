@@ -47,6 +47,7 @@ from attention_core._functions.decoder_layer import (
     check_lengths,
     constant_inputs,
     locate_new,
+    rotations_of,
 )
 from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts, hooked
@@ -210,8 +211,8 @@ def decoder(
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
     options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale, "softcap": softcap}
     options |= {"implementation": implementation, "arithmetic": arithmetic, "epsilon": epsilon}
-    options |= {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
     options |= {"activation": activation}
+    rotary: dict[str, Any] = {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
     check_parameters("decoder", parameters, Decoder)
     token = parameters.token
     arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}
@@ -220,7 +221,7 @@ def decoder(
     token_ids, select = as_constant(token_ids, token), as_constant(select, token)
     more = {"embedding_scale": embedding_scale, "logit_softcap": logit_softcap, "window": window, "select": select}
     xp = _check_call(
-        token_ids=token_ids, decoder=parameters, donate=donate, hook=hook, xp=xp, **arrays, **options, **more
+        token_ids=token_ids, decoder=parameters, donate=donate, hook=hook, xp=xp, **arrays, **options, **rotary, **more
     )
     _check_values(token_ids, select, parameters, cache, arrays["num_new"])
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
@@ -232,6 +233,7 @@ def decoder(
     x = ops.lookup(table, token_ids, shape(token_ids, xp=xp), xp=xp)
     x = x if embedding_scale is None else ops.scale_by(x, float(embedding_scale), xp=xp)
     x = ops.drop(x, in_embedding, xp=xp)
+    rotations = rotations_of(parameters.layers, x, located, num_heads, arithmetic=arithmetic, xp=xp, **rotary)
     memories = (None,) * len(windows) if memory is None else ops.copies(upcast(memory, xp=xp), len(windows), xp=xp)
     filled = []
     for index, layer in enumerate(parameters.layers):
@@ -239,6 +241,7 @@ def decoder(
             apply_layer,
             layer,
             located=located,
+            rotations=rotations,
             window=windows[index],
             mask=arrays["mask"],
             memory=memories[index],

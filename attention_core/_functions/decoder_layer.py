@@ -158,20 +158,21 @@ def decoder_layer(
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
     options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale, "softcap": softcap}
     options |= {"implementation": implementation, "arithmetic": arithmetic, "window": window, "epsilon": epsilon}
-    options |= {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
     options |= {"activation": activation}
+    rotary: dict[str, Any] = {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
     arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}
     arrays |= {"num_new": num_new, "position_ids": position_ids, "dropout": dropout}
     arrays = constant_inputs(x, arrays)
-    xp = _check_call(x=x, layer=parameters, donate=donate, hook=hook, xp=xp, **arrays, **options)
+    xp = _check_call(x=x, layer=parameters, donate=donate, hook=hook, xp=xp, **arrays, **options, **rotary)
     check_lengths(x, cache, arrays["num_new"], -2)
     located = locate_new(x, cache, arrays["num_new"], arrays["position_ids"], xp=xp)
-    memory = upcast(memory, xp=xp)
+    x, dtype, memory = upcast(x, xp=xp), x.dtype, upcast(memory, xp=xp)
     y, cache = apply_layer(
         parameters,
-        upcast(x, xp=xp),
+        x,
         cache,
         located=located,
+        rotations=rotations_of((parameters,), x, located, num_heads, arithmetic=arithmetic, xp=xp, **rotary),
         mask=arrays["mask"],
         memory=memory,
         memory_mask=arrays["memory_mask"],
@@ -181,7 +182,7 @@ def decoder_layer(
         xp=xp,
         **options,
     )
-    y = cast_to(y, x.dtype, xp=xp)
+    y = cast_to(y, dtype, xp=xp)
     return y if cache is None else (y, cache)
 
 
@@ -219,12 +220,35 @@ def locate_new(
     return NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
 
 
+def rotations_of(
+    layers: tuple[DecoderLayer, ...],
+    like: Array,
+    located: NewPositions,
+    num_heads: int,
+    *,
+    rotary_base: float | None,
+    rotary_width: int | None,
+    interleaved: bool,
+    arithmetic: str,
+    xp: Namespace,
+) -> dict[int, Callable[[Array], Array]]:
+    """What rotates heads by the new positions, for each width of the layers' heads: layers share cosines and sines."""
+    if rotary_base is None:
+        return {}
+    widths = {sizes(layer.attention.query.weight)[1] // num_heads for layer in layers}
+    places = xp.expand_dims(xp.expand_dims(located.positions, axis=-2), axis=-1)
+    options = {"base": float(rotary_base), "interleaved": interleaved, "xp": xp}
+    rotation = arithmetic_of(arithmetic).rotation
+    return {width: rotation(places, like, width=rotary_width or width, **options) for width in widths}
+
+
 def apply_layer(
     parameters: DecoderLayer,
     x: Array,
     cache: KeyValueCache | None,
     *,
     located: NewPositions,
+    rotations: dict[int, Callable[[Array], Array]],
     mask: Mask | Array | None,
     window: int | None,
     memory: Array | None,
@@ -233,9 +257,6 @@ def apply_layer(
     epsilon: float,
     dropout: Dropout | None,
     donate: bool,
-    rotary_base: float | None,
-    rotary_width: int | None,
-    interleaved: bool,
     scale: float | None,
     softcap: float | None,
     arithmetic: str,
@@ -254,11 +275,9 @@ def apply_layer(
     def prepare(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
         nonlocal cache
         query, key = normal(query, parameters.query_norm), normal(key, parameters.key_norm)
-        if rotary_base is not None:
-            places = xp.expand_dims(xp.expand_dims(located.positions, axis=-2), axis=-1)
-            width = shape(query, xp=xp)[-1] if rotary_width is None else rotary_width
-            turn = {"base": float(rotary_base), "width": width, "interleaved": interleaved}
-            query, key = (ops.rotate(each, places, xp=xp, **turn) for each in (query, key))
+        if rotations:
+            rotate = rotations[shape(query, xp=xp)[-1]]
+            query, key = rotate(query), rotate(key)
         if cache is not None:
             key, value = (cast_to(each, cache.key.dtype, xp=xp) for each in (key, value))
             cache = extended(cache, key, value, located.num_new, donate=donate, xp=xp)

@@ -94,9 +94,10 @@ def rotary_embedding(
     width = _checked_width(x, positions, base=base, interleaved=interleaved, width=width, arithmetic=arithmetic)
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
-    maps = arithmetic_of(arithmetic)
-    rotated = maps.rotate(upcast(x, xp=xp), places, base=float(base), width=width, interleaved=interleaved, xp=xp)
-    return cast_to(rotated, x.dtype, xp=xp)
+    heads = upcast(x, xp=xp)
+    options: dict[str, Any] = {"base": float(base), "width": width, "interleaved": interleaved}
+    rotate = arithmetic_of(arithmetic).rotation(places, heads, xp=xp, **options)
+    return cast_to(rotate(heads), x.dtype, xp=xp)
 
 
 def _checked_width(
