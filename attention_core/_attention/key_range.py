@@ -49,6 +49,7 @@ def cut_keys(call: Call) -> Call:
     ranges = key_ranges(call)
     if ranges is None or call.starts[1] != 0:
         return call
+    *leading, _, rows, _ = call.query.shape
     first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
     if first >= stop:  # nothing is attended to, which a mask has to say
         return call
@@ -59,16 +60,17 @@ def cut_keys(call: Call) -> Call:
     return call._replace(
         key=call.key[..., first:stop, :],
         value=call.value[..., first:stop, :],
-        mask=None if is_whole else _with_number(call.mask, ranges),
+        mask=None if is_whole else _with_number(call.mask, rows, tuple(leading)),
         bias=_cut_bias(call.bias, first, stop),
         starts=(0, first if counts_positions else 0),
     )
 
 
-def _with_number(mask: Any, ranges: list[KeyRange]) -> Mask:
-    """A causal mask whose offset is a number that was read: kernels have a flag for the offset 0."""
-    offsets = {each.every_stop - 1 for each in ranges}
-    return Causal(offsets.pop()) if type(mask) is Causal and len(offsets) == 1 else mask
+def _with_number(mask: Any, rows: int, leading: tuple[int, ...]) -> Any:
+    """A causal mask with its offset as a number, where that is read and one for all: kernels have a flag for 0."""
+    ranges = mask.key_ranges(rows, leading) if type(mask) is Causal else None
+    offsets = {each.every_stop - 1 for each in ranges or ()}
+    return Causal(offsets.pop()) if len(offsets) == 1 else mask
 
 
 def _cut_bias(bias: Array | None, first: int, stop: int) -> Array | None:

@@ -86,7 +86,8 @@ def refusal(call: Call) -> str | None:
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
     lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or _is_left_to_accelerator(call))
-    if not (has_array_or_flag or lengths_later or as_array or has_key_lengths(call)):
+    offset_later = type(call.mask) is Causal and call.bias is None and later and call.query.device.type in HOSTS
+    if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
 

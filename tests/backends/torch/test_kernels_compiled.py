@@ -142,6 +142,23 @@ def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(torch, put, rng
         assert (OPERATORS["causal"] in text) == taken
 
 
+@pytest.mark.parametrize("offset", [0, 3, -2])
+def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, torch, put, rng, runs):
+    """The offset is an array, which a compiled program reads when it runs."""
+    shapes = (1, 2, 192, 16), (1, 1, 256, 16), (1, 1, 256, 16)
+    arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
+    number = torch.tensor(offset, dtype=torch.int32)
+
+    def attend(offset, *arrays):
+        return attention(*arrays, mask=ac.Causal(offset))
+
+    expected = attention(*arrays, mask=ac.Causal(offset), implementation="dense")
+    torch.testing.assert_close(attend(number, *arrays), expected, rtol=0, atol=1e-6)
+    assert ("kernel" in runs) == (offset == 0), runs
+    assert "torch.eager" in program(torch, attend, number, *arrays)
+    torch.testing.assert_close(compiled(torch, attend)(number, *arrays), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("heads_first", [True, False])
 def test_compiled_sizes_may_change(heads_first, dynamic, torch, put, rng):
