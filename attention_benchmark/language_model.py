@@ -58,7 +58,7 @@ def _ours(model: Model, library: str, mode: str, arithmetic: str = "fast") -> Ta
         return definition(parameters, ids, cache=cache, select=last)
 
     def advance(parameters: Any, ids: Any, cache: Any) -> Any:
-        logits, cache = definition(parameters, ids, cache=cache)
+        logits, cache = definition(parameters, ids, cache=cache, donate=True)
         return xp.astype(xp.argmax(logits, axis=-1), xp.int32), cache
 
     if mode != "eager":
@@ -70,7 +70,7 @@ def _ours(model: Model, library: str, mode: str, arithmetic: str = "fast") -> Ta
     _, filled = start(parameters, prompt)
 
     def decode() -> Any:
-        ids, cache, found = token, filled, []
+        ids, cache, found = token, filled, []  # whose positions after the prompt are written over each time
         for _ in range(model.steps):
             ids, cache = advance(parameters, ids, cache)
             found.append(ids)

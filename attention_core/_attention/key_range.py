@@ -7,7 +7,7 @@ from typing import Any
 from attention_core._arrays import Array, sizes
 from attention_core._attention.call import Call
 from attention_core._backend import is_concrete, is_exporting
-from attention_core.masks import Causal, Mask
+from attention_core.masks import And, Causal, KeyLengths, Mask
 from attention_core.masks._mask import KeyRange
 
 FEW_QUERIES = 16
@@ -60,17 +60,32 @@ def cut_keys(call: Call) -> Call:
     return call._replace(
         key=call.key[..., first:stop, :],
         value=call.value[..., first:stop, :],
-        mask=None if is_whole else _with_number(call.mask, rows, tuple(leading)),
+        mask=None if is_whole else _simplified(call.mask, rows, tuple(leading), KeyRange(first, stop, first, stop)),
         bias=_cut_bias(call.bias, first, stop),
         starts=(0, first if counts_positions else 0),
     )
 
 
-def _with_number(mask: Any, rows: int, leading: tuple[int, ...]) -> Any:
-    """A causal mask with its offset as a number, where that is read and one for all: kernels have a flag for 0."""
+def _simplified(mask: Any, rows: int, leading: tuple[int, ...], kept: KeyRange) -> Any:
+    """The mask for a run of keys: no lengths beyond them beside a causal mask, whose offset becomes a number.
+
+    Kernels have a flag for the offset 0. Only an offset that can be read, and is one for all samples, is a number.
+    """
+    if type(mask) is And and {type(mask.first), type(mask.second)} == {Causal, KeyLengths}:
+        causal, lengths = (mask.first, mask.second) if type(mask.first) is Causal else (mask.second, mask.first)
+        causal = _simplified(causal, rows, leading, kept)
+        return causal if _allows_all(lengths, rows, leading, kept) else And(causal, lengths)
     ranges = mask.key_ranges(rows, leading) if type(mask) is Causal else None
     offsets = {each.every_stop - 1 for each in ranges or ()}
     return Causal(offsets.pop()) if len(offsets) == 1 else mask
+
+
+def _allows_all(mask: Mask, rows: int, leading: tuple[int, ...], kept: KeyRange) -> bool:
+    """Whether all queries of all samples may attend to a run of keys."""
+    ranges = mask.key_ranges(rows, leading)
+    return ranges is not None and all(
+        each.every_first <= kept.first and each.every_stop >= kept.stop for each in ranges
+    )
 
 
 def _cut_bias(bias: Array | None, first: int, stop: int) -> Array | None:

@@ -235,7 +235,7 @@ def rotations_of(
     """What rotates heads by the new positions, for each width of the layers' heads: layers share cosines and sines."""
     if rotary_base is None:
         return {}
-    widths = {sizes(layer.attention.query.weight)[1] // num_heads for layer in layers}
+    widths = {shape(layer.attention.query.weight, xp=xp)[1] // num_heads for layer in layers}
     places = xp.expand_dims(xp.expand_dims(located.positions, axis=-2), axis=-1)
     options = {"base": float(rotary_base), "interleaved": interleaved, "xp": xp}
     rotation = arithmetic_of(arithmetic).rotation

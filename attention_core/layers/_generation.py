@@ -194,7 +194,7 @@ def _start(
     options = {"dtype": table.dtype, "device": on_device_of(table).get("device"), "xp": xp}
     cache = plan.model.empty_cache((batch,), plan.capacity, ragged=True, **options)
     last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
-    logits, cache = plan.model(parameters, prompt_ids, cache=cache, num_new=lengths, select=last)
+    logits, cache = plan.model(parameters, prompt_ids, cache=cache, num_new=lengths, select=last, donate=True)
     logits = xp.squeeze(logits, axis=-2)
     tokens = plan.sample(logits, seed, 0, xp)
     nothing = xp.zeros((batch, plan.max_new_tokens), dtype=xp.int32, **on_device)
@@ -205,7 +205,7 @@ def _start(
 def _advance(plan: _Plan, backend: Backend, parameters: trees.Decoder, seed: Any, step: Any, state: _State) -> _State:
     """Choose another token of each text; those that have ended repeat their last."""
     xp = backend.namespace
-    logits, cache = plan.model(parameters, xp.expand_dims(state.tokens, axis=-1), cache=state.cache)
+    logits, cache = plan.model(parameters, xp.expand_dims(state.tokens, axis=-1), cache=state.cache, donate=True)
     logits = xp.squeeze(logits, axis=-2)
     tokens = xp.where(state.ended, state.tokens, plan.sample(logits, seed, step, xp))
     return _recorded(plan, state._replace(tokens=tokens, logits=logits, cache=cache), step, xp)

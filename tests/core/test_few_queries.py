@@ -34,6 +34,12 @@ MASKS = {
     "cache": lambda put, rows, columns: And(
         ac.Causal(offset=put(np.asarray([5, 20, 30]))), ac.KeyLengths(put(np.asarray([6, 50, 32])))
     ),
+    "prompts before an empty cache": lambda put, rows, columns: And(
+        ac.KeyLengths(put(np.asarray([rows, max(1, rows - 2), rows]))), ac.Causal(offset=put(np.zeros(B, int)))
+    ),
+    "prompts of one length": lambda put, rows, columns: And(
+        ac.Causal(offset=put(np.zeros(B, int))), ac.KeyLengths(put(np.full(B, rows)))
+    ),
     "either": lambda put, rows, columns: Or(ac.Causal(offset=9), ac.KeyLengths(put(np.asarray([3, 50, 0])))),
     "not": lambda put, rows, columns: ~ac.KeyLengths(columns - 9),
     "rule and array": lambda put, rows, columns: ac.KeyLengths(50) & put(np.arange(columns) % 3 > 0),

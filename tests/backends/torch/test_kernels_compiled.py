@@ -155,6 +155,10 @@ def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, torch, put, rng
     expected = attention(*arrays, mask=ac.Causal(offset), implementation="dense")
     torch.testing.assert_close(attend(number, *arrays), expected, rtol=0, atol=1e-6)
     assert ("kernel" in runs) == (offset == 0), runs
+    runs.clear()
+    cached = ac.Causal(torch.full((1,), offset)) & ac.KeyLengths(torch.full((1,), 192 + max(offset, 0)))
+    torch.testing.assert_close(attention(*arrays, mask=cached), expected, rtol=0, atol=1e-6)
+    assert ("kernel" in runs) == (offset == 0), runs
     assert "torch.eager" in program(torch, attend, number, *arrays)
     torch.testing.assert_close(compiled(torch, attend)(number, *arrays), expected, rtol=0, atol=1e-6)
 
