@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from attention_core import get_backend, prepare_weights
 from attention_core.backend import Backend
 from attention_core.layers import Decoder, generate
 from attention_core.layouts import LayoutError
-from attention_numpy.checkpoints import load_causal_lm
+from attention_numpy.checkpoints import open_causal_lm
 from attention_numpy.files import FileError
-from attention_numpy.gguf_files import load_gguf
+from attention_numpy.gguf_files import open_gguf
 from attention_numpy.optional import optional
 
 __all__ = ["run"]
@@ -50,11 +51,14 @@ def run(
     if mode not in chosen.modes:
         raise refusal(f"expected --mode out of {', '.join(chosen.modes)} on {chosen.name}; got {mode!r}")
     try:
-        tokenizer, definition, parameters, stop = _load(model)
+        tokenizer, definition, read_weights, stop = _open(model)
         definition = definition.with_settings(**settings)
         ids = [tokenizer.encode(CHAT.format(prompt) if chat else prompt).ids for prompt in prompts]
         if not all(ids):
             raise FileError("expected prompts of at least one token; got an empty one")
+        if (largest := max(map(max, ids))) >= definition.num_tokens:
+            raise FileError(f"expected a tokenizer of ids in 0..{definition.num_tokens - 1}; got {largest} in a prompt")
+        parameters = read_weights()
         _generate(
             chosen, definition, parameters, ids, tokenizer, stop_ids=stop, mode=mode, count=max_new_tokens, **sampling
         )
@@ -114,8 +118,8 @@ def _generate(
         typer.echo(f"sha256 of all logits {each.hexdigest()}")
 
 
-def _load(path: Path) -> tuple[Any, Decoder, Any, list[int]]:
-    """A tokenizer, a model with its parameters, and the tokens that end a text: the tokenizer is looked for first."""
+def _open(path: Path) -> tuple[Any, Decoder, Callable[[], Any], list[int]]:
+    """A tokenizer, which is looked for first, a model, what reads its weights, and the tokens that end a text."""
     if path.is_dir():
         file = path / "tokenizer.json"
         if not file.is_file():
@@ -126,12 +130,11 @@ def _load(path: Path) -> tuple[Any, Decoder, Any, list[int]]:
             raise
         except Exception as error:  # of no class of its own
             raise FileError(f"expected a tokenizer in {file}; got {error}") from error
-        definition, parameters = load_causal_lm(path)
-        return tokenizer, definition, parameters, _ends(tokenizer)
-    found = load_gguf(path)
-    tokenizer = _tokenizer(path, found.tokenizer)
-    end = found.tokenizer.get("ggml.eos_token_id")
-    return tokenizer, found.definition, found.parameters, [] if end is None else [int(end)]
+        definition, read_weights = open_causal_lm(path)
+        return tokenizer, definition, read_weights, _ends(tokenizer)
+    definition, read_weights, values = open_gguf(path)
+    tokenizer, end = _tokenizer(path, values), values.get("ggml.eos_token_id")
+    return tokenizer, definition, read_weights, [] if end is None else [int(end)]
 
 
 def _ends(tokenizer: Any) -> list[int]:

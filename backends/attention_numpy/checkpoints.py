@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from attention_numpy.files import DTYPES, FileError, load_arrays, save_arrays
 from attention_numpy.trees import NumpyArray
 from attention_numpy.writing import write_file
 
-__all__ = ["load_causal_lm", "save_causal_lm"]
+__all__ = ["load_causal_lm", "open_causal_lm", "save_causal_lm"]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -56,6 +56,12 @@ def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, D
     >>> load_causal_lm(folder)[0] == model
     True
     """
+    definition, read = open_causal_lm(folder)
+    return definition, read()
+
+
+def open_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable[[], Decoder]]:
+    """Check a folder as `load_causal_lm` does; return the definition of the model, and what reads its weights."""
     folder = Path(folder)
     config = _json(folder / CONFIG)
     definition = decoder_from_config(config)
@@ -69,11 +75,15 @@ def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, D
         raise FileError(
             f"expected arrays of one dtype out of {', '.join(FLOATING)} in {folder}; got {', '.join(dtypes)}"
         )
-    arrays: dict[str, NumpyArray] = {}
-    for path in headers:
-        arrays |= load_arrays(path)[0]
-    found: tuple[layers.Decoder, Decoder] = LAYOUTS["causal-lm"].read(arrays, config=config)
-    return found
+
+    def read() -> Decoder:
+        arrays: dict[str, NumpyArray] = {}
+        for path in headers:
+            arrays |= load_arrays(path)[0]
+        _, parameters = LAYOUTS["causal-lm"].read(arrays, config=config)
+        return parameters  # type: ignore[no-any-return]
+
+    return definition, read
 
 
 def save_causal_lm(folder: str | os.PathLike[str], definition: layers.Decoder, parameters: Decoder, /) -> None:

@@ -7,6 +7,7 @@ neighbours. Quantized weights become float32.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from attention_numpy.writing import FileError
 
 gguf = optional("gguf", "GGUF files")
 
-__all__ = ["GgufModel", "load_gguf"]
+__all__ = ["GgufModel", "load_gguf", "open_gguf"]
 
 ARCHITECTURES = ("llama",)
 MAPS = {
@@ -67,6 +68,12 @@ def load_gguf(path: str | os.PathLike[str], /) -> GgufModel:
     ModuleNotFoundError
         When the package gguf is not installed.
     """
+    definition, read, tokenizer = open_gguf(path)
+    return GgufModel(definition, read(), tokenizer)
+
+
+def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable[[], Decoder], dict[str, Any]]:
+    """Check a file as `load_gguf` does; return the definition, what reads the weights, and values of the tokenizer."""
     path = Path(path)
     reader = _reader(path)
     values = {name: field.contents() for name, field in reader.fields.items()}
@@ -85,15 +92,19 @@ def load_gguf(path: str | os.PathLike[str], /) -> GgufModel:
     if left := sorted(set(dims) - set(names.values())):
         more = f" ({len(left)} in all)" if len(left) > 3 else ""
         raise LayoutError(f"expected no other tensors of a llama in {path}; got {', '.join(left[:3])}{more}")
-    arrays = {}
-    for name, foreign in names.items():
-        values_of = gguf.dequantize(tensors[foreign].data, tensors[foreign].tensor_type)
-        array = np.ascontiguousarray(values_of, dtype=np.float32).reshape(dims[foreign])
-        arrays[name] = np.ascontiguousarray(array.T) if transposed[name] else array
+
+    def read() -> Decoder:
+        arrays = {}
+        for name, foreign in names.items():
+            values_of = gguf.dequantize(tensors[foreign].data, tensors[foreign].tensor_type)
+            array = np.ascontiguousarray(values_of, dtype=np.float32).reshape(dims[foreign])
+            arrays[name] = np.ascontiguousarray(array.T) if transposed[name] else array
+        return layers.tree_from_names(definition.parameters, arrays)  # type: ignore[no-any-return]
+
     tokenizer = {
         name.removeprefix("tokenizer."): each for name, each in values.items() if name.startswith("tokenizer.")
     }
-    return GgufModel(definition, layers.tree_from_names(definition.parameters, arrays), tokenizer)
+    return definition, read, tokenizer
 
 
 def _reader(path: Path) -> Any:

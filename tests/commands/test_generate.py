@@ -48,6 +48,17 @@ def test_a_hash_is_that_of_the_prompt_alone_and_in_a_batch(folder):
     assert hashes("d", "a b c", "--model", folder)[0] == [second, first]
 
 
+def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, monkeypatch):
+    words = {word: index for index, word in enumerate([*WORDS, "f"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    result = run("a", "f b", "--model", folder)
+    assert result.exit_code == 1
+    assert result.stderr == "attention-core: expected a tokenizer of ids in 0..6; got 7 in a prompt\n"
+
+
 @pytest.mark.parametrize(
     ("spoil", "status", "message"),
     [
