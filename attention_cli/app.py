@@ -392,8 +392,8 @@ def conformance(
     model: Annotated[
         Path | None,
         typer.Option(
-            help="A directory with an encoder of BERT's type, or a GGUF file with a language model, to be run as well,"
-            " as the case model."
+            help="A folder of transformers with an encoder of BERT's type or a language model of Llama's, or a GGUF"
+            " file, to be run as well, as the case model."
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +16,18 @@ from attention_conformance.cases.identical import Identical
 from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
-from attention_conformance.run.bert import ModelError
+from attention_conformance.run.bert import FIXED, ModelError
 from attention_conformance.run.libraries import in_precision
 from attention_core import Backend, get_backend, prepare_weights, sample_tokens
 from attention_core.backend import array_namespace
 from attention_core.layers import Decoder, generate
 from attention_core.layouts import LayoutError
 from attention_core.parameters import Decoder as Parameters
+from attention_numpy.checkpoints import load_causal_lm
 from attention_numpy.gguf_files import load_gguf
 from attention_numpy.writing import FileError
 
-__all__ = ["LanguageModel", "Outcome", "identical_cases", "load_language_model", "outcome"]
+__all__ = ["LanguageModel", "Outcome", "identical_cases", "is_language_model", "load_language_model", "outcome"]
 
 BOUNDS = {"float32": 64.0, "float64": 64.0}
 """In units in the last place of the largest logit."""
@@ -77,7 +79,7 @@ class LanguageModel:
     parameters: Parameters
     vocabulary: tuple[str, ...]
     known: Known | None
-    sha256: str  # of the file
+    sha256: str  # of its file, or of all files of weights, one after the other
 
     @property
     def question(self) -> tuple[int, ...]:
@@ -95,37 +97,65 @@ class LanguageModel:
         return np.asarray(padded, np.int32), np.asarray([len(row) for row in rows], np.int32)
 
     def text(self, ids: tuple[int, ...]) -> str:
-        """Tokens as text, as far as it is of ASCII."""
+        """Tokens as text, as far as it is of ASCII; their numbers where no vocabulary is known."""
+        if not self.vocabulary:
+            return " ".join(map(str, ids))
         words = (self.vocabulary[token] for token in ids if token < len(self.vocabulary))
         return "".join(words).replace("\u0120", " ")
 
 
+def is_language_model(path: Path) -> bool:
+    """Whether this is a file, or a folder whose ``config.json`` names another architecture than that of encoders."""
+    if not path.is_dir():
+        return path.is_file()
+    try:
+        return json.loads((path / "config.json").read_bytes())["model_type"] != FIXED["model_type"]  # type: ignore[no-any-return]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
 def load_language_model(path: Path) -> LanguageModel:
-    """Load a language model from a GGUF file.
+    """Load a language model from a GGUF file, or from a folder of transformers.
 
     Raises
     ------
     ModelError
-        When the file is missing, broken, or not of a known architecture.
+        When a file is missing, broken, or not of a known architecture.
     """
     try:
-        changed = path.stat()
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        changed = tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in files)
     except OSError as error:
         raise ModelError(f"expected a model; got {path}: {error.strerror}") from error
-    return _loaded(path, (changed.st_mtime_ns, changed.st_size))
+    return _loaded(path, changed)
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(path: Path, changed: tuple[int, int]) -> LanguageModel:
+def _loaded(path: Path, changed: tuple[tuple[Path, int, int], ...]) -> LanguageModel:
     try:
-        found = load_gguf(path)
+        if path.is_dir():
+            definition, parameters = load_causal_lm(path)
+            vocabulary = _vocabulary(path / "tokenizer.json")
+        else:
+            definition, parameters, tokenizer = load_gguf(path)
+            vocabulary = tuple(tokenizer.get("ggml.tokens", ()))
     except (FileError, LayoutError, ModuleNotFoundError) as error:
         raise ModelError(str(error)) from error
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    vocabulary = tuple(found.tokenizer.get("ggml.tokens", ()))
-    parts = (found.definition, found.parameters, vocabulary, KNOWN.get(digest))
-    return LanguageModel(path.resolve().name, *parts, sha256=digest)
+    digest = hashlib.sha256()
+    for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        digest.update(each.read_bytes())
+    found = digest.hexdigest()
+    return LanguageModel(path.resolve().name, definition, parameters, vocabulary, KNOWN.get(found), sha256=found)
+
+
+def _vocabulary(path: Path) -> tuple[str, ...]:
+    """The tokens of a tokenizer's file by their ids, or none where it does not list them so."""
+    try:
+        vocabulary = json.loads(path.read_bytes())["model"]["vocab"]
+        words = {index: word for word, index in vocabulary.items()}
+        return tuple(words.get(index, "") for index in range(max(words) + 1))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ()
 
 
 def outcome(model: LanguageModel, backend: Backend, device: str, dtype: str, *, mode: str) -> Outcome:

@@ -22,7 +22,13 @@ from attention_conformance.cases.source import Trees
 from attention_conformance.oracle.ulps import spacing
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.bert import Bert, Config, ModelError, load_bert
-from attention_conformance.run.language_model import LanguageModel, identical_cases, load_language_model, outcome
+from attention_conformance.run.language_model import (
+    LanguageModel,
+    identical_cases,
+    is_language_model,
+    load_language_model,
+    outcome,
+)
 from attention_conformance.run.libraries import devices_of, holds, in_precision
 from attention_conformance.run.result import Result, one_line
 from attention_core import (
@@ -105,19 +111,19 @@ class ModelTrial:
 
 
 def load_any(path: Path) -> Model | LanguageModel:
-    """Load an encoder from a directory, or a language model from a GGUF file.
+    """Load a language model from a GGUF file or a folder of transformers, or an encoder from such a folder.
 
     Raises
     ------
     ModelError
         As `load_model`.
     """
-    return load_language_model(path) if path.is_file() else load_model(path)
+    return load_language_model(path) if is_language_model(path) else load_model(path)
 
 
 def model_cases(path: Path, sentences: Sequence[str] = (), *, long: bool = False) -> tuple[Identical, ...]:
     """The cases of a model of which every way of running must give the same bits."""
-    if path.is_file():
+    if is_language_model(path):
         if sentences:
             raise ModelError(f"expected an encoder with sentences; got the language model {path}")
         return identical_cases(load_language_model(path), long)

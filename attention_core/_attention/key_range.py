@@ -67,7 +67,7 @@ def cut_keys(call: Call) -> Call:
 
 
 def _simplified(mask: Any, rows: int, leading: tuple[int, ...], kept: KeyRange) -> Any:
-    """The mask for a run of keys: no lengths beyond them beside a causal mask, whose offset becomes a number.
+    """The mask for a run of keys: no idle lengths with a causal mask, whose offset becomes a number.
 
     Kernels have a flag for the offset 0. Only an offset that can be read, and is one for all samples, is a number.
     """

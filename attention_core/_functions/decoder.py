@@ -47,10 +47,10 @@ from attention_core._functions.decoder_layer import (
     check_lengths,
     constant_inputs,
     locate_new,
-    rotations_of,
 )
 from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts, hooked
+from attention_core._functions.rotary import rotations_of
 from attention_core.masks import Mask
 from attention_core.parameters import Decoder, DecoderLayer, Linear
 from attention_core.random import Dropout, seeded
@@ -233,7 +233,7 @@ def decoder(
     x = ops.lookup(table, token_ids, shape(token_ids, xp=xp), xp=xp)
     x = x if embedding_scale is None else ops.scale_by(x, float(embedding_scale), xp=xp)
     x = ops.drop(x, in_embedding, xp=xp)
-    rotations = rotations_of(parameters.layers, x, located, num_heads, arithmetic=arithmetic, xp=xp, **rotary)
+    rotations = rotations_of(parameters.layers, x, located.positions, num_heads, arithmetic=arithmetic, xp=xp, **rotary)
     memories = (None,) * len(windows) if memory is None else ops.copies(upcast(memory, xp=xp), len(windows), xp=xp)
     filled = []
     for index, layer in enumerate(parameters.layers):

@@ -35,7 +35,7 @@ from attention_core._functions.feed_forward import (
     gate_and_contract,
 )
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
-from attention_core._functions.rotary import check_rotation
+from attention_core._functions.rotary import check_rotation, rotations_of
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
@@ -172,7 +172,7 @@ def decoder_layer(
         x,
         cache,
         located=located,
-        rotations=rotations_of((parameters,), x, located, num_heads, arithmetic=arithmetic, xp=xp, **rotary),
+        rotations=rotations_of((parameters,), x, located.positions, num_heads, arithmetic=arithmetic, xp=xp, **rotary),
         mask=arrays["mask"],
         memory=memory,
         memory_mask=arrays["memory_mask"],
@@ -218,28 +218,6 @@ def locate_new(
         position_ids = xp.reshape(position_ids, (1,))
     lengths = None if count is None else count if cache is None else xp.add(offset, count)
     return NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
-
-
-def rotations_of(
-    layers: tuple[DecoderLayer, ...],
-    like: Array,
-    located: NewPositions,
-    num_heads: int,
-    *,
-    rotary_base: float | None,
-    rotary_width: int | None,
-    interleaved: bool,
-    arithmetic: str,
-    xp: Namespace,
-) -> dict[int, Callable[[Array], Array]]:
-    """What rotates heads by the new positions, for each width of the layers' heads: layers share cosines and sines."""
-    if rotary_base is None:
-        return {}
-    widths = {shape(layer.attention.query.weight, xp=xp)[1] // num_heads for layer in layers}
-    places = xp.expand_dims(xp.expand_dims(located.positions, axis=-2), axis=-1)
-    options = {"base": float(rotary_base), "interleaved": interleaved, "xp": xp}
-    rotation = arithmetic_of(arithmetic).rotation
-    return {width: rotation(places, like, width=rotary_width or width, **options) for width in widths}
 
 
 def apply_layer(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
-from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
+from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_broadcastable,
@@ -18,6 +19,7 @@ from attention_core._checks import (
     number_text,
 )
 from attention_core._functions.constants import as_constant
+from attention_core.parameters import DecoderLayer
 
 
 @with_autocast(lowers=False)
@@ -98,6 +100,28 @@ def rotary_embedding(
     options: dict[str, Any] = {"base": float(base), "width": width, "interleaved": interleaved}
     rotate = arithmetic_of(arithmetic).rotation(places, heads, xp=xp, **options)
     return cast_to(rotate(heads), x.dtype, xp=xp)
+
+
+def rotations_of(
+    layers: tuple[DecoderLayer, ...],
+    like: Array,
+    positions: Array,
+    num_heads: int,
+    *,
+    rotary_base: float | None,
+    rotary_width: int | None,
+    interleaved: bool,
+    arithmetic: str,
+    xp: Namespace,
+) -> dict[int, Callable[[Array], Array]]:
+    """What rotates heads by positions (..., L), for each width of the layers' heads: layers share cosines and sines."""
+    if rotary_base is None:
+        return {}
+    widths = {shape(layer.attention.query.weight, xp=xp)[1] // num_heads for layer in layers}
+    places = xp.expand_dims(xp.expand_dims(positions, axis=-2), axis=-1)
+    options = {"base": float(rotary_base), "interleaved": interleaved, "xp": xp}
+    rotation = arithmetic_of(arithmetic).rotation
+    return {width: rotation(places, like, width=rotary_width or width, **options) for width in widths}
 
 
 def _checked_width(

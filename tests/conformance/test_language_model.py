@@ -9,12 +9,21 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_conformance.run import language_model
+from attention_conformance.run.bert import ModelError
 from attention_conformance.run.identical import APART, computed, digest
-from attention_conformance.run.language_model import KNOWN, Known, identical_cases, load_language_model, outcome
+from attention_conformance.run.language_model import (
+    KNOWN,
+    Known,
+    LanguageModel,
+    identical_cases,
+    load_language_model,
+    outcome,
+)
 from attention_conformance.run.libraries import devices_of
 from attention_conformance.run.model import load_any, plan_model, run_model
 from attention_conformance.vectors import published_model
 from attention_core import get_backend
+from attention_numpy.checkpoints import save_causal_lm
 
 
 @pytest.fixture
@@ -53,6 +62,23 @@ def test_no_batch_changes_the_bits(backend, path):
     ways = [(device, each) for device in devices_of(backend)[:2] for each in ("", APART)]
     found = {digest(computed(case, backend, device, "eager", variation=each)) for device, each in ways}
     assert found == {expected}
+
+
+def test_a_folder_of_transformers_is_its_file(path, tmp_path):
+    """The folder has the weights in another order, and no prompts that are known."""
+    file = load_any(path)
+    folder = tmp_path / "folder"
+    save_causal_lm(folder, file.definition.with_settings(interleaved=False), file.parameters)
+    model = load_any(folder)
+    assert isinstance(model, LanguageModel)
+    assert model.text((1, 2)) == "1 2"
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1, "b": 2}}}')
+    assert replace(model, vocabulary=language_model._vocabulary(folder / "tokenizer.json")).text((2, 1)) == "ba"
+    error, bound, detail = found_on(get_backend("numpy"), model)
+    assert error <= bound, detail
+    (folder / "config.json").write_text('{"model_type": "gpt_neox"}')
+    with pytest.raises(ModelError, match=r"expected a model_type out of llama, .*; got 'gpt_neox'"):
+        load_any(folder)
 
 
 def last_bit(model):
