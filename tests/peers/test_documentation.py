@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<printed>.
 # Python shows no other warnings of libraries.
 SHOWN = (UserWarning, FutureWarning, RuntimeWarning, SyntaxWarning)
 # What frameworks print of themselves when they start, on their stream of logs.
-STARTED = re.compile(r"^(WARNING: All log messages before absl|[IW]0000 .*\n?)", re.MULTILINE)
+STARTED = re.compile(r"^(WARNING: All log messages before absl.*\n?|[IW]0000 .*\n?)", re.MULTILINE)
 
 
 class Section(NamedTuple):
