@@ -17,7 +17,16 @@ from attention_conformance.call import output_function
 from attention_conformance.cases.source import Source, Trees
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
 from attention_core import Backend, Dropout
-from attention_core.parameters import Embeddings, EncoderLayer, GatedFeedForward, Linear, SaganAttention
+from attention_core.backend import array_namespace
+from attention_core.parameters import (
+    Decoder,
+    DecoderLayer,
+    Embeddings,
+    EncoderLayer,
+    GatedFeedForward,
+    Linear,
+    SaganAttention,
+)
 
 __all__ = ["IDENTICAL", "Identical"]
 
@@ -315,6 +324,23 @@ def _tokens(source: Source) -> Trees:
     return {"parameters": tables, "ids": source.integers(30, 3, 9), "segments": source.integers(2, 3, 9)}
 
 
+def _language(source: Source) -> Trees:
+    """Two layers of a decoder, with grouped heads, one with normalized queries and keys; prompts of two lengths."""
+    layers = tuple(
+        DecoderLayer(
+            attention_norm=source.normal(16),
+            attention=source.projections(16, 2),
+            feed_forward_norm=source.normal(16),
+            feed_forward=GatedFeedForward(source.linear(16, 24), source.linear(16, 24), source.linear(24, 16)),
+            query_norm=norm,
+            key_norm=norm,
+        )
+        for norm in (None, source.normal(4))
+    )
+    parameters = Decoder(source.normal(30, 16), layers, source.normal(16))
+    return {"parameters": parameters, "ids": source.integers(30, 3, 7), "lengths": np.asarray([4, 1, 3], np.int32)}
+
+
 def _image(source: Source) -> Trees:
     theta, phi, g, output = (source.linear(*sizes) for sizes in ((8, 2), (8, 2), (8, 4), (4, 8)))
     parameters = SaganAttention(theta, phi, g, output, sigma=source.array(np.asarray(0.7)))
@@ -346,6 +372,20 @@ def _embed(trees: Trees) -> Any:
     dropout = Dropout(0.1, 5)
     ids, segments = trees["ids"], trees["segments"]
     return ac.embed_tokens(trees["parameters"], ids, segment_ids=segments, dropout=dropout, arithmetic="reproducible")
+
+
+def _decode(trees: Trees) -> Any:
+    """Logits of prompts of different lengths that are taken in at once, and of three more tokens, one by one."""
+    parameters, ids = trees["parameters"], trees["ids"]
+    xp, batch = array_namespace(ids), ids.shape[0]
+    options: dict[str, Any] = {"arithmetic": "reproducible", **GROUPS}
+    cache = ac.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp)
+    logits, cache = ac.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
+    found = [xp.where((xp.arange(4) < trees["lengths"][:, None])[..., None], logits, 0.0)]
+    for place in (4, 5, 6):
+        logits, cache = ac.decoder(parameters, ids[:, place : place + 1], cache=cache, **options)
+        found.append(logits)
+    return xp.concat(found, axis=1)
 
 
 def _in_pieces(trees: Trees) -> Any:
@@ -425,6 +465,12 @@ LAYERS = [
         dropout=DROPOUT,
         **HEADS,
     ),
+    _layer(
+        "decoder", "a language model, with grouped heads", ac.decoder, _language, names=("parameters", "ids"), **GROUPS
+    ),
+    Identical(
+        "decoder-cache", "its prompts at once, then token by token", _language, _decode, batched=("ids", "lengths")
+    ),
     Identical("embed-tokens", "three tables, a norm, dropout", _tokens, _embed),
     _layer("sagan", "all places of an image", ac.sagan_attention, _image, pool=False, return_weights=True),
     _layer("sagan-pooled", "maxima of 2 × 2 places", ac.sagan_attention, _image),
@@ -480,6 +526,7 @@ UNDIFFERENTIATED = {  # what others show as well: compilers take seconds for eve
     "extreme-keys",
     "feed-forward",
     "pieces",
+    "decoder-cache",
     *(f"{dtype}-{name}" for dtype in ("float16", "bfloat16") for name in ("plain", "layer-norm")),
 }
 
