@@ -32,8 +32,8 @@ def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContext
     Notes
     -----
     A call reads the setting once, when it starts. An exported program keeps what held when it was traced, and so do
-    caches of `jax.jit` and `tf.function`. `torch.compile` traces again in a thread with other contexts. Activations that are computed again for a gradient, as by
-    `torch.utils.checkpoint`, read it again: pass the option there.
+    caches of `jax.jit` and `tf.function`. `torch.compile` traces again in a thread with other contexts. Activations
+    that are computed again for a gradient, as by `torch.utils.checkpoint`, read it again: pass the option there.
 
     Examples
     --------
