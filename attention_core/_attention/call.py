@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -13,12 +14,20 @@ from attention_core.masks import Mask, Positions
 from attention_core.random import Dropout, kept_at
 
 ASSUMED_FINITE: ContextVar[bool] = ContextVar("attention_core.assume_finite", default=False)
-CONTEXTS: list[None] = []
-"""One entry for each context of a setting that any thread is in: a compiler that guards it traces again then."""
 
 
-def assumes_finite() -> bool:
-    """Whether the thread is in a context in which all values are assumed to be finite."""
+class Contexts(threading.local):
+    """The settings of all contexts that this thread is in: a compiler that guards them traces again with others."""
+
+    def __init__(self) -> None:
+        self.settings: list[bool] = []
+
+
+CONTEXTS = Contexts()
+
+
+def assumes_finite(*_: bool) -> bool:
+    """Whether all values are assumed to be finite here, within the contexts of the thread."""
     return ASSUMED_FINITE.get()
 
 

@@ -367,7 +367,7 @@ def unchecked_call(
     backend, mask = backend or backend_for(query, xp), with_causal(mask, is_causal)
     if options.get("dropout") is not None:
         options["dropout"] = seeded(options["dropout"], query, xp)
-    if assume_finite or (CONTEXTS and assumes_finite()):  # read here alone: what is traced keeps it
+    if assume_finite or assumes_finite(*CONTEXTS.settings):  # read here alone: what is traced keeps it
         options["assume_finite"] = True
     return Call(query=query, key=key, value=value, xp=xp, backend=backend, mask=mask, **options)
 

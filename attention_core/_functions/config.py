@@ -31,9 +31,9 @@ def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContext
 
     Notes
     -----
-    A call reads the setting once, when it starts. A compiled or exported program keeps what held when it was traced,
-    and so do caches of `jax.jit` and `tf.function`. Activations that are computed again for a gradient, as by
-    `torch.utils.checkpoint`, read it again: pass the option there.
+    A call reads the setting once, when it starts. An exported program keeps what held when it was traced, and so do
+    caches of `jax.jit` and `tf.function`. `torch.compile` traces again in a thread with other contexts. Activations
+    that are computed again for a gradient, as by `torch.utils.checkpoint`, read it again: pass the option there.
 
     Examples
     --------
@@ -50,10 +50,10 @@ def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def _context(assume_finite: bool) -> Iterator[None]:
-    token = ASSUMED_FINITE.set(assume_finite)
-    CONTEXTS.append(None)
+    token, settings = ASSUMED_FINITE.set(assume_finite), CONTEXTS.settings
+    settings.append(assume_finite)
     try:
         yield
     finally:
-        CONTEXTS.pop()
+        settings.pop()
         ASSUMED_FINITE.reset(token)

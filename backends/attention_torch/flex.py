@@ -12,7 +12,7 @@ import inspect
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from attention_core.masks import (
     Spans,
     flatten,
 )
+from attention_core.scores import ScoreMod
 from attention_torch import guards
 from attention_torch.sdpa import differentiated_once
 
@@ -148,7 +149,7 @@ class FlexAttention:
         options = (
             call.softcap is None,
             call.bias is None,
-            function,
+            function if isinstance(function, Hashable) else id(function),
             call.scale if isinstance(call.scale, float) else None,
         )
         signature = (_kind(_mask_key(call)[0]), *shapes, *options)
@@ -327,7 +328,8 @@ def _modified(call: Call) -> Callable[..., torch.Tensor]:
     """The function of scores of a call, at single positions."""
     score_mod: Any = call.score_mod
     function, arrays = getattr(score_mod, "function", score_mod), getattr(score_mod, "arrays", ())
-    if not inspect.isroutine(function):  # of the core, which makes tables that a compiled kernel has to be given
+    # Those of the core make tables that a compiled kernel has to be given. Others may change, though they stay equal.
+    if type(function).__module__ == ScoreMod.__module__:
         shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
         function, tables = _traced(function, shapes, call.query.device)
         arrays = *arrays, *tables
@@ -411,10 +413,11 @@ def block_mask(call: Call) -> BlockMask | None:
     if call.mask is None:
         return None
     treedef, arrays = _mask_key(call)
-    versions = tuple((id(array), array._version) for array in arrays)
     dims = call.query.shape[:-1], call.key.shape[-2], call.query.device
+    # Changes of tensors of `torch.inference_mode` are not counted.
+    is_known = all(isinstance(start, int) for start in call.starts) and not any(x.is_inference() for x in arrays)
+    versions = tuple((id(array), array._version) for array in arrays) if is_known else ()
     key = (treedef, versions, dims, call.starts)
-    is_known = all(isinstance(start, int) for start in call.starts)
     kept = _KEPT.get(key) if is_known else None
     if kept is None or any(ref() is not array for ref, array in zip(kept.arrays, arrays, strict=True)):
         kept = _Kept(_blocks(call), tuple(map(weakref.ref, arrays)))

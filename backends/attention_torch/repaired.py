@@ -24,6 +24,8 @@ from attention_torch.guards import NEAR_LOWEST
 
 __all__ = ["attend"]
 
+BEHIND_ALL = torch.iinfo(torch.int32).max
+
 
 class Bounds(NamedTuple):
     """Magnitudes up to which numbers cannot leak: of queries and keys, of values, and of gradients of the output."""
@@ -127,8 +129,8 @@ def _poison(call: Call, allowed: torch.Tensor | None, spoilt_rows: torch.Tensor 
         if allowed is None:
             numbers = torch.arange(columns, dtype=torch.int32, device=key.device).unsqueeze(-1)
             at = torch.arange(query.shape[-2], dtype=torch.int32, device=key.device).unsqueeze(-1)
-            firsts = (
-                torch.where(each, columns, numbers).amin(dim=-2, keepdim=True).unsqueeze(2)
+            firsts = (  # of no such key: behind all queries, of which there may be more than keys
+                torch.where(each, BEHIND_ALL, numbers).amin(dim=-2, keepdim=True).unsqueeze(2)
                 for each in (below, above, keys)
             )
             inf, minus_inf, nan = (first <= at for first in firsts)

@@ -216,3 +216,40 @@ def test_without_a_gpu_it_is_refused(arrays):
     told = [each for each in explain_attention(*arrays, softcap=2.0).candidates if each.name == "fused"]
     assert [each.kernel.rpartition(".")[2] for each in told] == ["scaled_dot_product_attention", "flex_attention"]
     assert told[1].refusal.startswith("needs a GPU")
+
+
+class Weighted:
+    """A function of scores that changes, though it stays equal; and one that has no hash."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, scores, batch, head, query, key):
+        return scores * self.weight
+
+
+class WithoutHash(Weighted):
+    __hash__ = None
+
+
+def test_an_object_that_modifies_scores_is_read_at_every_call(flex, arrays, torch):
+    for kind in (Weighted, WithoutHash):
+        score_mod = kind(1.0)
+        for weight in (0.5, 3.0, torch.tensor(2.0)):
+            score_mod.weight = weight
+            for given in (score_mod, ScoreMod(score_mod)):
+                assert explain_attention(*arrays, score_mod=given).chosen == "fused"
+                found = attention(*arrays, score_mod=given)
+                expected = attention(*arrays, score_mod=given, implementation="dense")
+                np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
+
+
+def test_rules_whose_changes_are_not_counted_are_not_kept(flex, arrays, torch):
+    with torch.inference_mode():
+        lengths = torch.tensor([100, 200])
+    for first in (30, 250):
+        with torch.inference_mode():
+            lengths[0] = first
+        options = {"mask": ac.KeyLengths(lengths), "softcap": 2.0}
+        found, expected = (attention(*arrays, **options, implementation=each) for each in ("fused", "dense"))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)

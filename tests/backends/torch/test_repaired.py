@@ -61,6 +61,17 @@ def test_of_numbers_the_result_is_that_of_the_definition(name, arrays, torch):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
+def test_rows_behind_all_keys_of_a_causal_mask_are_numbers(torch, rng):
+    """There may be more queries than keys: the last ones attend to all keys, and none of these is spoilt."""
+    arrays = [torch.asarray(rng.standard_normal((1, 2, length, D))) for length in (7, 4, 4)]
+    expected = results(torch, arrays, {"is_causal": True, "implementation": "dense"})
+    with accelerator(), unread(torch):
+        assert is_fused(arrays, {"is_causal": True})
+        found = results(torch, arrays, {"is_causal": True})
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("name", MASKS)
 def test_a_spoilt_vector_shows_where_it_is_attended_to_and_nowhere_else(name, spoil, arrays, torch):

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -80,3 +81,33 @@ def test_a_compiled_program_keeps_what_held_when_it_was_traced(torch):
     with ac.config_context(assume_finite=True):
         assert attend(query, key, value)[..., :8, :].isnan().all()  # traced again
     assert attend(query, key, value)[..., :8, :].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+def test_a_program_compiled_in_a_context_is_traced_again_in_others(torch):
+    """In a context of another setting, and in another thread, also while the first one is open."""
+    query, key, value = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    value[..., 8, :] = math.nan
+    torch._dynamo.reset()
+    attend = torch.compile(
+        lambda query, key, value: ac.scaled_dot_product_attention(
+            query, key, value, is_causal=True, implementation="dense"
+        ),
+        fullgraph=True,
+        backend="eager",
+    )
+
+    def leaks():
+        return bool(attend(query, key, value)[..., :8, :].isnan().any())
+
+    found = []
+    with ac.config_context(assume_finite=True):
+        assert leaks()
+        thread = threading.Thread(target=lambda: found.append(leaks()))
+        thread.start()
+        thread.join()
+    with ac.config_context(assume_finite=False):
+        found.append(leaks())
+        with ac.config_context(assume_finite=True):
+            assert leaks()
+    assert found == [False, False]
