@@ -21,7 +21,7 @@ from attention_numpy.files import FileError
 from attention_numpy.gguf_files import load_gguf
 from attention_numpy.optional import optional
 
-__all__ = ["run"]
+__all__ = ["load_text_model", "run"]
 
 tokenizers = optional("tokenizers", "text")
 SMALL = (
@@ -50,7 +50,7 @@ def run(
     if mode not in chosen.modes:
         raise refusal(f"expected --mode out of {', '.join(chosen.modes)} on {chosen.name}; got {mode!r}")
     try:
-        tokenizer, definition, parameters, stop = _load(model)
+        tokenizer, definition, parameters, stop = load_text_model(model)
         definition = definition.with_settings(**settings)
         ids = [tokenizer.encode(CHAT.format(prompt) if chat else prompt).ids for prompt in prompts]
         if not all(ids):
@@ -114,7 +114,7 @@ def _generate(
         typer.echo(f"sha256 of all logits {each.hexdigest()}")
 
 
-def _load(path: Path) -> tuple[Any, Decoder, Any, list[int]]:
+def load_text_model(path: Path) -> tuple[Any, Decoder, Any, list[int]]:
     """A tokenizer, a model with its parameters, and the tokens that end a text: the tokenizer is looked for first."""
     if path.is_dir():
         file = path / "tokenizer.json"
