@@ -63,7 +63,7 @@ def point_at(made, tokens, query, key):
 def main(folder, file):
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 960})
+        page = browser.new_page(viewport={"width": 1100, "height": 1070})
         for (made, tokens), name in ((encoder(folder), "view-text.png"), (decoder(file), "view-decoder.png")):
             shoot(page, made, name, point_at(made, tokens, "it", "animal"))
         page.set_viewport_size({"width": 800, "height": 860})

@@ -1,7 +1,7 @@
 """Measure weights on demand: `python docs/weights_on_demand.py` prints errors, memory and time of each library.
 
 Errors are against all weights of the dense form, in units in the last place of the largest weight of a row. Memory is
-of NumPy, which tells its allocations; time is the median of seven calls.
+of NumPy, which tells its allocations. Time is the median of seven calls, in turns with attention of the same queries.
 """
 
 import statistics
@@ -62,15 +62,16 @@ def errors(backend, length=300):
         yield name, alone, ulps(backend.to_numpy(found), expected)
 
 
-def seconds(compute):
-    """The median of seven calls, after one."""
-    compute()
+def seconds(*calls):
+    """The median of seven runs of each, in turns, after one."""
     found = []
-    for _ in range(7):
-        start = time.perf_counter()
-        compute()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+    for _ in range(8):
+        found.append([])
+        for compute in calls:
+            start = time.perf_counter()
+            compute()
+            found[-1].append(time.perf_counter() - start)
+    return [statistics.median(each) for each in zip(*found[1:], strict=True)]
 
 
 def main():
@@ -91,10 +92,16 @@ def main():
         backend = ac.get_backend(library)
         query, key = map(backend.from_numpy, arrays)
 
+        rows, mask = query[:, :, LONG - FEW :], ac.Causal(offset=LONG - FEW)
+
         def few(query=query, key=key, backend=backend):
             backend.to_numpy(ac.attention_weights(query, key, queries=queries, is_causal=True))
 
-        print(f"{library}: {1000 * seconds(few):.0f} ms", flush=True)
+        def attention(rows=rows, key=key, backend=backend, mask=mask):
+            backend.to_numpy(ac.scaled_dot_product_attention(rows, key, key, mask=mask))
+
+        own, other = seconds(few, attention)
+        print(f"{library}: {1000 * own:.0f} ms, {own / other:.1f} times attention of these queries", flush=True)
 
 
 if __name__ == "__main__":
