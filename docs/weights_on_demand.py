@@ -100,8 +100,9 @@ def main():
         def attention(rows=rows, key=key, backend=backend, mask=mask):
             backend.to_numpy(ac.scaled_dot_product_attention(rows, key, key, mask=mask))
 
-        own, other = seconds(few, attention)
-        print(f"{library}: {1000 * own:.0f} ms, {own / other:.1f} times attention of these queries", flush=True)
+        taken, of_attention = seconds(few, attention)
+        ratio = f"{taken / of_attention:.1f} times attention of these queries"
+        print(f"{library}: {1000 * taken:.0f} ms, {ratio}", flush=True)
 
 
 if __name__ == "__main__":
