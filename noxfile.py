@@ -203,14 +203,13 @@ def docs(session):
 
 @nox.session(default=False)
 def gallery(session):
-    """Draw the pictures of the documentation again; those of looking.md need Chromium, and the pretrained encoder."""
-    install(
-        session, "-e", f".[cli,plot,{','.join(FRAMEWORKS)}]", "mpmath", "scikit-learn", groups=("benchmark", "site")
-    )
-    install(session, "--no-deps", MODEL)
-    model = model_directory(session)
+    """Draw the pictures of the documentation again; those of looking.md need Chromium, and pretrained models."""
+    extras = ",".join(("cli", "plot", "gguf", *FRAMEWORKS))
+    install(session, "-e", f".[{extras}]", "mpmath", "scikit-learn", groups=("benchmark", "site"))
+    install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
+    pretrained = [model_directory(session), language_model(session)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
-        session.run("python", str(script), *([model] if script.name == "plot_views.py" else []), env=QUIET)
+        session.run("python", str(script), *(pretrained if script.name == "plot_views.py" else []), env=QUIET)
 
 
 @nox.session(default=False)

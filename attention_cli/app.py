@@ -315,6 +315,7 @@ def view(
     prefix: Annotated[int, typer.Option(min=0, help="Queries and keys before the patches.")] = 0,
     head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None,
     sample: Annotated[int, typer.Option(help="Of the batch.")] = 0,
+    reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max",
     causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False,
 ) -> None:
     """Look at weights or at a mask: as one HTML file without network, as a picture, or as text.
@@ -333,7 +334,7 @@ def view(
         block=block,
         tokens=tokens,
         causal=causal,
-        options={"image": image, "prefix": prefix, "heads": head, "sample": sample},
+        options={"image": image, "prefix": prefix, "heads": head, "sample": sample, "reduction": reduction},
     )
 
 

@@ -22,7 +22,7 @@ from attention_numpy.files import FileError
 from attention_numpy.gguf_files import open_gguf
 from attention_numpy.optional import optional
 
-__all__ = ["run"]
+__all__ = ["open_text_model", "run"]
 
 tokenizers = optional("tokenizers", "text")
 SMALL = (
@@ -51,7 +51,7 @@ def run(
     if mode not in chosen.modes:
         raise refusal(f"expected --mode out of {', '.join(chosen.modes)} on {chosen.name}; got {mode!r}")
     try:
-        tokenizer, definition, read_weights, stop = _open(model)
+        tokenizer, definition, read_weights, stop = open_text_model(model)
         definition = definition.with_settings(**settings)
         ids = [tokenizer.encode(CHAT.format(prompt) if chat else prompt).ids for prompt in prompts]
         if not all(ids):
@@ -118,7 +118,7 @@ def _generate(
         typer.echo(f"sha256 of all logits {each.hexdigest()}")
 
 
-def _open(path: Path) -> tuple[Any, Decoder, Callable[[], Any], list[int]]:
+def open_text_model(path: Path) -> tuple[Any, Decoder, Callable[[], Any], list[int]]:
     """A tokenizer, which is looked for first, a model, what reads its weights, and the tokens that end a text."""
     if path.is_dir():
         file = path / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""Weights as small integers on a logarithmic scale, in which the largest of a block is the largest code."""
+"""Weights as small integers on a logarithmic scale, and the largest or the mean of blocks at several resolutions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Level", "decode", "encode", "levels_of", "share_codes"]
+__all__ = ["Level", "cell_sizes", "decode", "encode", "levels_of", "mean_levels", "share_codes"]
 
 DECADES = {8: 6, 16: 12}
 """By bits of a code, how many powers of ten lie below 1: steps of 5.6 %, and of 0.04 %."""
@@ -52,6 +52,25 @@ def levels_of(codes: Any, block: tuple[int, int], combine: Any = np.maximum, /) 
         block = (2 * block[0], 2 * block[1])
         levels.append(Level(np.ascontiguousarray(codes), block))
     return levels
+
+
+def mean_levels(means: Any, bits: int, block: tuple[int, int], lengths: tuple[int, int], /) -> list[Level]:
+    """The means of blocks as codes, and at each half of their resolution."""
+    levels = [Level(encode(means, bits), block)]
+    while max(means.shape) > SMALLEST_LEVEL:
+        sums = means * cell_sizes(lengths, block)
+        for axis, size in enumerate(sums.shape):
+            sums = np.add.reduceat(sums, np.arange(0, size, 2), axis=axis)
+        block = (2 * block[0], 2 * block[1])
+        means = sums / cell_sizes(lengths, block)
+        levels.append(Level(encode(means, bits), block))
+    return levels
+
+
+def cell_sizes(lengths: tuple[int, int], block: tuple[int, int], /) -> Any:
+    """How many pairs each block has (rows, columns); those at the end may have fewer."""
+    rows, columns = (np.minimum(b, n - np.arange(0, n, b)).astype(float) for n, b in zip(lengths, block, strict=True))
+    return rows[:, None] * columns
 
 
 def _halved(codes: Any, combine: Any) -> Any:

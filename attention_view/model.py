@@ -80,6 +80,7 @@ class View:
     picture: Picture | None = None
     blocks: Level | None = None
     notes: Sequence[str] = field(default_factory=tuple)
+    reduction: str = "max"
 
     def save(self, path: str | os.PathLike[str], /, **options: Any) -> None:
         """Write one HTML file that needs no network, or a picture: png, svg or pdf, with the options of `figure`."""
@@ -144,6 +145,7 @@ class View:
             "picture": self.picture and self.picture._asdict(),
             "blocks": blocks[0] if blocks else None,
             "notes": self.notes,
+            "reduction": self.reduction,
         }
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 4)

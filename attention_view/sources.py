@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_core import attention_weights
 from attention_core.backend import available_backends, get_backend
+from attention_view.codes import cell_sizes
 
 __all__ = ["Computed", "Source", "as_numpy", "sources_of"]
 
@@ -62,31 +63,32 @@ class Source:
         found = as_numpy(self._held.weights(queries=slice(queries.start, queries.stop), heads=self._heads))
         return _of_sample(found, self._sample)
 
-    def largest(self, block: tuple[int, int]) -> Any:
-        """The largest weight in each block of queries × keys, (H, rows, columns)."""
+    def reduced(self, block: tuple[int, int], reduction: str) -> Any:
+        """The largest weight or the mean of each block of queries × keys, (H, rows, columns)."""
         if block == (1, 1):
             return self.some(range(self.rows))
-        return largest(self.some, (len(self.heads), self.rows, self.columns), block)
+        return reduced(self.some, (len(self.heads), self.rows, self.columns), block, reduction)
 
 
-def largest(some: Any, shape: tuple[int, int, int], block: tuple[int, int]) -> Any:
-    """The largest number in each block, of a function that gives (H, queries, N) of some queries; NaN is the largest.
+def reduced(some: Any, shape: tuple[int, int, int], block: tuple[int, int], reduction: str) -> Any:
+    """The largest number or the mean of each block, of a function that gives (H, queries, N) of some queries.
 
-    Some 4 million numbers are held at a time, as far as one row of all heads is no more.
+    NaN is the largest. Some 4 million numbers are held at a time, as far as one row of all heads is no more.
     """
     heads, rows, columns = shape
+    combine, first_value = (np.add, 0.0) if reduction == "mean" else (np.maximum, -np.inf)
     starts = np.arange(0, columns, block[1])
     at_once = max(1, SCORES_AT_ONCE // (heads * columns))
-    found = np.full((heads, -(-rows // block[0]), len(starts)), -np.inf)
+    found = np.full((heads, -(-rows // block[0]), len(starts)), first_value)
     for first in range(0, rows, at_once):
         queries = range(first, min(first + at_once, rows))
-        reduced = np.maximum.reduceat(some(queries), starts, axis=-1)
+        numbers = combine.reduceat(some(queries), starts, axis=-1, dtype=found.dtype)
         cells = np.arange(queries.start, queries.stop) // block[0]
         new = np.flatnonzero(np.diff(cells, prepend=-1))
-        reduced = np.maximum.reduceat(reduced, new, axis=-2)
+        numbers = combine.reduceat(numbers, new, axis=-2)
         within = slice(int(cells[0]), int(cells[-1]) + 1)
-        found[:, within] = np.maximum(found[:, within], reduced)
-    return found
+        found[:, within] = combine(found[:, within], numbers)
+    return found / cell_sizes((rows, columns), block) if reduction == "mean" else found
 
 
 def sources_of(attention: Any, sample: int, heads: Sequence[int] | None) -> list[Source]:

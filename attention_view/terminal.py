@@ -30,7 +30,7 @@ def text_of(view: View) -> str:
         lines = _lines(np.array(list(CLASSES))[_blocks(codes, shape, "class")])
     else:
         values = decode(codes, show.bits) if show.decades else codes / 255
-        values = _blocks(values, shape, "mean" if show.kind == "share" else "max")
+        values = _blocks(values, shape, "mean" if show.kind == "share" else view.reduction)
         top = np.nanmax(values, initial=0.0) if show.decades else 1.0
         shades = np.ceil(np.nan_to_num(values) / (top or 1) * (len(SHADES) - 1)).astype(int)
         drawn = np.where(np.isnan(values), "!", np.array(list(SHADES))[np.minimum(shades, len(SHADES) - 1)])

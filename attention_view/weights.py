@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from attention_view.codes import DECADES, encode, levels_of
+from attention_view.codes import DECADES, encode, levels_of, mean_levels
 from attention_view.images import picture_of
 from attention_view.model import Map, Show, View
-from attention_view.sources import Source, largest, sources_of
+from attention_view.sources import Source, reduced, sources_of
 
 __all__ = ["view"]
 
+REDUCTIONS = ("max", "mean")
 EXACT_CODES = 2**22
 """Up to so many weights in all are kept one by one in 16 bits; more are kept in 8."""
 MOST_CODES = 2**23
-"""Of more, the largest of each block is kept, in blocks so large that there are no more than this."""
+"""Of more, one number of each block is kept, in blocks so large that there are no more than this."""
 MOST_ROWS = 2048
 SPECIAL = frozenset({"[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<|endoftext|>"})
 
@@ -38,12 +39,13 @@ def view(
     other: Any = None,
     sample: int = 0,
     heads: Sequence[int] | None = None,
+    reduction: str = "max",
     title: str = "Attention",
 ) -> View:
     """Make a view of weights: of one layer or several, of text, of a picture, or of a long sequence.
 
-    Long sequences are kept as the largest weight of each block, at several resolutions. Recorded calls and `Computed`
-    compute these without M × N numbers at a time.
+    Long sequences are kept as the largest weight or the mean of each block, at several resolutions. Recorded calls and
+    `Computed` compute these without M × N numbers at a time.
 
     Parameters
     ----------
@@ -65,6 +67,8 @@ def view(
         Of the batch.
     heads : sequence of int, optional
         By default all.
+    reduction : {"max", "mean"}
+        What a cell shows that stands for several weights: the largest, or their mean.
     title : str
 
     Returns
@@ -82,6 +86,8 @@ def view(
     >>> view(np.full((1, 2, 2), 0.5), tokens=["a", "b"])
     View('Attention', 1 maps of 2 × 2)
     """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"expected reduction out of {', '.join(REDUCTIONS)}; got {reduction!r}")
     sources = sources_of(attention, sample, heads)
     others = None if other is None else sources_of(other, sample, heads)
     lengths = (sources[0].rows, sources[0].columns)
@@ -95,35 +101,39 @@ def view(
             f"expected {limit} with an image; got {lengths[0]} × {lengths[1]}: choose heads, or downsample"
         )
     maps: list[Map] = []
+
+    def add(layer: int, show: int, found: Any) -> None:
+        for head, each in zip(sources[layer].heads, found, strict=True):
+            mean = reduction == "mean"
+            levels = mean_levels(each, bits, block, lengths) if mean else levels_of(encode(each, bits), block)
+            maps.append(Map(layer, head, show, levels))
+
     for layer, source in enumerate(sources):
-        _add(maps, (layer, 0), source.heads, encode(source.largest(block), bits), block)
+        add(layer, 0, source.reduced(block, reduction))
         if others is not None:
             second = others[layer]
-            _add(maps, (layer, 1), source.heads, encode(second.largest(block), bits), block)
-            _add(maps, (layer, 2), source.heads, encode(_difference(source, second, block), bits), block)
+            add(layer, 1, second.reduced(block, reduction))
+            add(layer, 2, _difference(source, second, block, reduction))
     names = ["weights"] if others is None else ["first", "second", "difference"]
     shows = [Show(name, "difference" if name == "difference" else "weights", bits, DECADES[bits]) for name in names]
-    notes = [] if block == (1, 1) else [f"Each cell is the largest of at least {block[0]} × {block[1]} weights."]
+    kind = "mean" if reduction == "mean" else "largest"
+    notes = [] if block == (1, 1) else [f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights."]
     picture = None
     if image is not None:
         picture = picture_of(image, lengths, (grid, key_grid), prefix)
     dimmed = _dimmed(named, padding, lengths)
-    return View(title, lengths, shows, maps, named, dimmed, picture, notes=notes)
+    return View(title, lengths, shows, maps, named, dimmed, picture, notes=notes, reduction=reduction)
 
 
-def _add(maps: list[Map], at: tuple[int, int], heads: Sequence[int], codes: Any, block: tuple[int, int]) -> None:
-    maps += [Map(at[0], head, at[1], levels_of(each, block)) for head, each in zip(heads, codes, strict=True)]
-
-
-def _difference(first: Source, second: Source, block: tuple[int, int]) -> Any:
-    """The largest absolute difference in each block; NaN in one alone is NaN, in both no difference."""
+def _difference(first: Source, second: Source, block: tuple[int, int], reduction: str) -> Any:
+    """The largest absolute difference or the mean in each block; NaN in one alone is NaN, in both no difference."""
 
     def some(queries: range) -> Any:
         pair = [each.some(queries).astype(np.float64) for each in (first, second)]
         both = np.isnan(pair[0]) & np.isnan(pair[1])
         return np.where(both, 0.0, abs(pair[0] - pair[1]))
 
-    return largest(some, (len(first.heads), first.rows, first.columns), block)
+    return reduced(some, (len(first.heads), first.rows, first.columns), block, reduction)
 
 
 def _resolution(lengths: tuple[int, int], count: int) -> tuple[int, tuple[int, int]]:

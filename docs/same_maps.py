@@ -4,6 +4,7 @@ Maps are rounded to the three digits that a view shows. SHA-256 are of the bytes
 arithmetic, as little-endian float32.
 """
 
+import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from plot_sagan import POINTS, example
 
-from attention_conformance.run.language_model import load_language_model
+from attention_cli.generate import open_text_model
 from attention_conformance.run.model import load_model, token_vectors
 from attention_core import get_backend, record_attention
 from attention_numpy.files import load_tree
@@ -44,13 +45,22 @@ def encoder(folder, backend, arithmetic):
     return [backend.to_numpy(each.weights()) for each in records]
 
 
+@functools.lru_cache(maxsize=1)
+def language_model(file):
+    """SmolLM2 with its parameters, and the tokens of the sentence with their numbers."""
+    tokenizer, definition, read_weights, _ = open_text_model(Path(file))
+    parameters = read_weights()
+    encoded = tokenizer.encode(SENTENCE)
+    tokens = [tokenizer.decode([each]).strip() for each in encoded.ids]
+    return definition, parameters, tokens, np.asarray([encoded.ids], np.int32)
+
+
 def decoder(file, backend, arithmetic):
-    """All weights of a question to SmolLM2."""
-    model = load_language_model(Path(file))
-    definition = model.definition.with_settings(arithmetic=arithmetic)
-    tokens = backend.from_numpy(np.asarray([model.question], np.int32))
+    """All weights of the sentence through SmolLM2."""
+    definition, parameters, _, ids = language_model(file)
+    definition = definition.with_settings(arithmetic=arithmetic)
     with record_attention() as records:
-        definition(backend.from_numpy(model.parameters), tokens)
+        definition(backend.from_numpy(parameters), backend.from_numpy(ids))
     return [backend.to_numpy(each.weights()) for each in records]
 
 

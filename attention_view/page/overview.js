@@ -38,7 +38,9 @@ function makeOverview() {
 function drawOverview(changes) {
   for (const button of byId("grid").querySelectorAll("button")) {
     const [layer, head] = [Number(button.dataset.layer), Number(button.dataset.head)];
-    button.setAttribute("aria-pressed", String(layer === state.layer && head === state.head));
+    const isChosen = layer === state.layer && head === state.head;
+    button.setAttribute("aria-pressed", String(isChosen));
+    if (isChosen && ("layer" in changes || "head" in changes)) bringIntoSight(button);
     if (!("scale" in changes || "show" in changes)) continue;
     const map = mapOf(layer, head, state.show);
     const level = map.levels.find((each) => Math.max(each.rows, each.columns) <= 64) || map.levels.at(-1);
@@ -47,6 +49,14 @@ function drawOverview(changes) {
     canvas.height = level.rows;
     canvas.getContext("2d").drawImage(imageOf(map, level), 0, 0);
   }
+}
+
+// The map of the chosen head, within the overview alone: the page stays where it is.
+function bringIntoSight(button) {
+  const grid = byId("grid");
+  const [own, whole] = [button.getBoundingClientRect(), grid.getBoundingClientRect()];
+  if (own.top < whole.top || own.bottom > whole.bottom) grid.scrollTop += own.top - whole.top - (whole.height - own.height) / 2;
+  if (own.left < whole.left || own.right > whole.right) grid.scrollLeft += own.left - whole.left - (whole.width - own.width) / 2;
 }
 
 function showControls() {
@@ -59,7 +69,7 @@ function showReadout() {
   const block = map.levels[0].block;
   const parts = [`layer ${state.layer}, head ${state.head}`, `${nameOf(0, state.row)} → ${nameOf(1, state.column)}: ${showOf().name === "weights" ? "weight" : showOf().name} ${told(code, showOf())}`];
   if (showOf().kind === "share" || showOf().kind === "class") parts.shift();
-  if (!isExact()) parts.push(`${showOf().kind === "share" ? "in" : "largest of"} ${block[0]} × ${block[1]}`);
+  if (!isExact()) parts.push(`${showOf().kind === "share" ? "in" : data.reduction === "mean" ? "mean of" : "largest of"} ${block[0]} × ${block[1]}`);
   const compared = showOf().kind === "difference" || showOf().kind === "class";
   if (!compared && isEmpty(map, state.row)) parts.push(isExact() ? "this row is fully masked" : "these rows are fully masked");
   if (showOf().kind === "difference") {

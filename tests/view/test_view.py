@@ -13,7 +13,7 @@ from attention_cli.app import app
 from attention_core import attention_weights, record_attention, scaled_dot_product_attention
 from attention_core.masks import Causal, KeyLengths, MaskFunction, Segments, SlidingWindow
 from attention_view import Computed, view, view_mask
-from attention_view.codes import decode, encode, levels_of
+from attention_view.codes import decode, encode, levels_of, mean_levels
 from attention_view.weights import MOST_CODES
 
 pytestmark = pytest.mark.needs("numpy")
@@ -58,6 +58,40 @@ def test_levels_halve_to_the_largest_of_each_block():
         starts = [np.arange(0, size, each) for size, each in zip(codes.shape, level.block, strict=True)]
         expected = np.maximum.reduceat(np.maximum.reduceat(codes, starts[0]), starts[1], axis=1)
         np.testing.assert_array_equal(level.codes, expected)
+
+
+def means_of(weights, block):
+    """The mean of each block, one by one."""
+    rows, columns = ([slice(i, i + b) for i in range(0, n, b)] for n, b in zip(weights.shape, block, strict=True))
+    return np.array([[weights[i, j].mean() for j in columns] for i in rows])
+
+
+def test_levels_halve_to_the_mean_of_each_block_also_where_it_is_cut_off():
+    weights = RANDOM.uniform(size=(301, 130))
+    levels = mean_levels(means_of(weights, (3, 2)), 16, (3, 2), weights.shape)
+    assert [level.block for level in levels] == [(3, 2), (6, 4)]
+    for codes, block in mean_levels(weights, 16, (1, 1), weights.shape) + levels:
+        np.testing.assert_array_equal(codes, encode(means_of(weights, block), 16))
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_view_by_means_keeps_the_mean_of_every_block(other, monkeypatch):
+    monkeypatch.setattr("attention_view.weights.MOST_ROWS", 20)
+    monkeypatch.setattr("attention_view.sources.SCORES_AT_ONCE", 47 * 11)
+    query, key = RANDOM.normal(size=(2, 1, 47, 4)).astype("float32")
+    options = {"mask": Causal() & SlidingWindow(left=9) & MaskFunction(lambda b, h, q, k: q % 6 != 5)}
+    options |= {"softcap": 2.0, "bias": RANDOM.normal(size=(47, 47)).astype("float32")}
+    weights = attention_weights(query, key, **options)[0].astype(float)
+    wrong = weights + np.eye(47)[20] / 8
+    compared = {"other": wrong[None]} if other else {}
+    made = view(Computed(query, key, **options), reduction="mean", **compared)
+    expected = abs(wrong - weights) if other else weights
+    assert [level.block for level in made.maps[-1].levels] == [(3, 3)]
+    codes = codes_of(made.html(), -1).astype(int)
+    assert abs(codes - encode(means_of(expected, (3, 3)), 8)).max() <= 1  # float32 against float64
+    np.testing.assert_array_equal(codes == 0, means_of(expected, (3, 3)) == 0)
+    assert "the mean of at most 3 × 3 weights" in made.notes[0]
+    assert opened(made.html())[0]["reduction"] == "mean"
 
 
 def test_the_page_holds_the_weights_of_each_layer_and_head_and_no_address():
@@ -197,6 +231,7 @@ def test_text_shows_tokens_and_nan():
         (lambda: view(np.full((2, 2), 0.5), tokens="ab"), "expected tokens as a sequence of str; got a str"),
         (lambda: view(np.full((2, 2), 0.5), other=np.full((3, 3), 0.3)), "expected other of layers"),
         (lambda: view(np.full((2, 2), 0.5), sample=1), r"expected sample in \[0, 1\); got 1"),
+        (lambda: view(np.full((2, 2), 0.5), reduction="sum"), "expected reduction out of max, mean; got 'sum'"),
         (lambda: view([]), "expected attention of at least one layer; got none"),
         (lambda: view_mask(Causal(), 0, 3), "expected num_queries as a positive integer; got 0"),
         (lambda: view_mask(np.ones((3, 4), bool), 3, 3), "expected mask"),
@@ -234,6 +269,7 @@ def test_the_command_writes_pages_and_prints_text(tmp_path):
     ]
     for words, message in (
         ((), "expected files of weights, or --mask; got none"),
+        ((tmp_path / "call.npz", "--reduction", "sum"), "expected reduction out of max, mean; got 'sum'"),
         (("--mask", "diagonal"), "expected a mask out of causal, window, lengths, segments; got 'diagonal'"),
         (("--mask", "window"), "expected --window with --mask window; got none"),
         ((tmp_path / "none.npz",), "expected a file of NumPy arrays"),
