@@ -111,4 +111,4 @@ def seen_before(case: str, variant: str = "") -> list[NamedCase]:
     """The named cases about the property that a wrong case shows to be broken, those that show the same case first."""
     broken = property_of(case, variant)
     same = [each for each in named_cases() if each.property == broken]
-    return sorted(same, key=lambda each: case not in each.like)
+    return sorted(same, key=lambda each: (case not in each.like, not each.like))

@@ -478,14 +478,14 @@ class _Variants:
         """The first variant that a wrong result equals, and all others with it."""
         if bounds.question.case.closed is not None:
             return None
+        if self._leaks(got, bounds):  # first, as what is all NaN equals many faults
+            return LEAK
         for variant, other in self._others(bounds):
             if other is None:
                 continue
             expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
             if wrong in expected and bounds.measure(got, expected).passes:
                 return variant
-        if self._leaks(got, bounds):
-            return LEAK
         is_narrow = bounds.question.dtype in ("float16", "bfloat16")
         error = bounds.measure(got, bounds.truth.arrays).error
         return NARROW if is_narrow and error <= 4 * (1 + bounds.truth.kappa) else None

@@ -137,7 +137,7 @@ def _check_backward(question: Question, problem: Problem) -> None:
         error = float(np.linalg.norm(got[name] - each)) / max(1.0, float(np.linalg.norm(each)))
         if error > 2**-5:
             raise Touched(
-                f"the gradient in {name} is that of other dropped weights than the output's: off by {error:.2g}"
+                f"the gradient in {name} is not that of the dropped weights that the output shows: off by {error:.2g}"
             )
 
 
