@@ -143,6 +143,16 @@ def _in_whole_blocks(block: int, at: NumpyArray) -> NumpyArray:
     return np.asarray(at < max(at.size // block * block, 1))
 
 
+def _edge(last: bool, more: bool, dense: Dense) -> Dense | None:
+    """A window with one key more, or one less, at an end."""
+    if dense.mask is None or dense.causal is not None or not dense.through.any():
+        return None
+    rows, columns = dense.positions
+    distance = columns - rows if last else rows - columns
+    end = np.where(dense.through, distance, -distance.size).max()
+    return dense.changed(mask=dense.mask | (distance == end + 1) if more else dense.mask & (distance != end))
+
+
 def _values_in_turn(dense: Dense) -> Dense | None:
     heads, size = dense.key.shape[-3], dense.group_size
     if size in (1, heads):
@@ -249,6 +259,12 @@ def _gradients() -> Iterator[Variant]:
 
 
 def _edges() -> Iterator[Variant]:
+    for last, end in ((False, "first"), (True, "last")):
+        yield Variant(f"window-{end}-key-less", 2, f"a window lacks its {end} key",
+                      with_change(partial(_edge, last, False)))  # fmt: skip
+        beside = "after its last" if last else "before its first"
+        yield Variant(f"window-{end}-key-more", 2, f"a window has one key {beside}",
+                      with_change(partial(_edge, last, True)))  # fmt: skip
     for edge in EDGES:
         yield Variant(f"future-key-from-{edge}", 3, f"queries from {edge} on see one key of the future",
                       with_change(shifted_from(1, edge)))  # fmt: skip

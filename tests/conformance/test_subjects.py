@@ -528,3 +528,40 @@ def test_every_case_and_every_fault_has_threads_about_its_property():
     for variant in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER):
         assert seen_before("gradient", variant.name), variant.name
     assert {each.property for each in seen_before("bias-130", "future-key-from-128")} == {"causal"}
+
+
+def flash(query, key, value, *, window_size=(-1, -1), alibi_slopes=None, before=0, sign=-1):
+    """A window and slopes by the keywords of FlashAttention."""
+    scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+    rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
+    if alibi_slopes is not None:
+        scores = scores + sign * alibi_slopes[:, None, None] * abs(rows - columns).astype(np.float32)
+    left, right = window_size
+    if left >= 0:
+        scores = np.where((columns >= rows - left + before) & (columns <= rows + right), scores, np.float32(-np.inf))
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (powers / powers.sum(axis=-1, keepdims=True)) @ value
+
+
+@pytest.mark.needs("numpy")
+def test_windows_and_slopes_of_a_kernel_s_own_keywords_are_checked():
+    def one_key_less(query, key, value, window_size=(-1, -1)):
+        return flash(query, key, value, window_size=window_size, before=1)
+
+    def one_number(query, key, value, window_size=None):
+        raise NotImplementedError  # one number means several things
+
+    def added(query, key, value, alibi_slopes=None):
+        return flash(query, key, value, alibi_slopes=alibi_slopes, sign=1)
+
+    takes = TAKES | {"mask": "none", "mask_name": "", "causal": "none", "grouped": False}
+    cases = ("window-of-its-own*", "slopes-of-its-own")
+    verdicts = {
+        each: {(one.verdict, one.variant) for one in found(settled(Subject(each, **takes)), *cases).values()}
+        for each in (flash, one_key_less, one_number, added)
+    }
+    lacks = ("not offered", "")
+    assert verdicts[flash] == {("right", "")}
+    assert verdicts[one_key_less] == {("silently wrong", "window-first-key-less"), lacks}
+    assert verdicts[one_number] == {lacks}
+    assert verdicts[added] == {("silently wrong", "negated-bias"), lacks}
