@@ -75,11 +75,11 @@ def _window(draw: Draw, left: int, right: int, queries: int = 70) -> Problem:
     return replace(problem, arrays={**problem.arrays, "mask": mask})
 
 
-def _slopes(draw: Draw) -> Problem:
-    """Slopes that are powers of 2, so that the bias is exact in all types."""
+def _alibi(draw: Draw) -> Problem:
+    """Rates that are powers of 2, so that the bias is exact in all types."""
     problem = attention(draw, 70, 70, 32, heads=4)
-    at, slopes = np.arange(70), 2.0 ** -np.arange(1, 5)
-    bias = -slopes[:, None, None] * abs(at[:, None] - at[None, :])
+    at, rates = np.arange(70), 2.0 ** -np.arange(1, 5)
+    bias = -rates[:, None, None] * abs(at[:, None] - at[None, :])
     return replace(problem, arrays={**problem.arrays, "bias": draw.array(np.broadcast_to(bias, (2, 4, 70, 70)))})
 
 
@@ -135,14 +135,16 @@ PROPERTIES: tuple[Case, ...] = (
           lambda d: _window(d, 16, 0), measure="windowed"),
     _case("window-of-its-own-200", 2, "A window of 70 keys to the left across blocks, by its own keyword.",
           lambda d: _window(d, 70, 0, queries=200), measure="windowed"),
-    _case("slopes-of-its-own", 7, "ALiBi by slopes: minus the slope times the distance of query and key.",
-          _slopes, measure="sloped"),
+    _case("alibi-of-its-own", 7, "ALiBi: minus a rate times the distance of query and key.",
+          _alibi, measure="by distance"),
     _case("dropout-of-its-own", 11, "Dropout leaves out the share it should, scales the rest, and differs by call.",
           lambda d: attention(d, 64, 64, 64), measure="dropped"),
     _case("twice-of-200", 10, "Equal calls with several blocks of queries and keys: the same bits.",
           lambda d: attention(d, 200, 200, 64), measure="twice"),
     _case("after-other-dtype", 10, "A call after others of the same shapes in another dtype.",
           lambda d: attention(d, 21, 35, 32), before=_other_dtype),
+    _case("as-the-first-call", 10, "A call of the shapes that the first call of the run had.",
+          lambda d: attention(d, 64, 64, 64, heads=4)),
     _case("many-samples", 10, "270 samples.", lambda d: attention(d, 2, 3, 16, heads=1, batch=270)),
     _case("long-decode", 5, "One query sees 40,000 keys of a cache of 65,536 whose rest is NaN.", _cached, hard),
     _case("memory-bias", 10, "The bias is a transposed view.",

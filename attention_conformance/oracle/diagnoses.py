@@ -79,7 +79,7 @@ def _sink_unshifted(with_sink: bool, dense: Dense) -> Answer | None:
 
 
 def _logsumexp(other: Callable[[Dense, Answer], NumpyArray | None]) -> Callable[[Dense], Answer | None]:
-    """Another logsumexp beside the same output."""
+    """Another logsumexp with the same output."""
 
     def answered(dense: Dense) -> Answer | None:
         if dense.cotangent is not None:
@@ -207,16 +207,23 @@ def _recomputed(
         delta = (dense.cotangent * found["output"]).sum(axis=-1, keepdims=True)
         ds = d_scores(p, dense.cotangent @ np.swapaxes(dense.value, -1, -2), delta)
         truth = answer(dense)
-        key = dense.scale * (np.swapaxes(ds, -1, -2) @ dense.query)
-        value = np.swapaxes(p, -1, -2) @ dense.cotangent
-        arrays = {
-            "query": dense.scale * (ds @ dense.key),
-            "key": _summed(key, dense.group_size),
-            "value": _summed(value, dense.group_size),
-        }
-        return Answer(arrays, truth.scales, truth.kappa)
+        arrays = _products(dense, p, ds)
+        size = dense.changed(query=abs(dense.query), key=abs(dense.key), scale=abs(dense.scale))
+        sizes = _products(size.changed(cotangent=abs(dense.cotangent)), p, abs(ds))
+        scales = {name: np.maximum(truth.scales[name], each) for name, each in sizes.items()}
+        return Answer(arrays, scales, truth.kappa)
 
     return answered
+
+
+def _products(dense: Dense, p: NumpyArray, ds: NumpyArray) -> dict[str, NumpyArray]:
+    """The gradients that come from weights and the gradient of the scores."""
+    assert dense.cotangent is not None
+    return {
+        "query": dense.scale * (ds @ dense.key),
+        "key": _summed(dense.scale * (np.swapaxes(ds, -1, -2) @ dense.query), dense.group_size),
+        "value": _summed(np.swapaxes(p, -1, -2) @ dense.cotangent, dense.group_size),
+    }
 
 
 def _summed(array: NumpyArray, size: int) -> NumpyArray:
@@ -262,8 +269,8 @@ def _edges() -> Iterator[Variant]:
     for last, end in ((False, "first"), (True, "last")):
         yield Variant(f"window-{end}-key-less", 2, f"a window lacks its {end} key",
                       with_change(partial(_edge, last, False)))  # fmt: skip
-        beside = "after its last" if last else "before its first"
-        yield Variant(f"window-{end}-key-more", 2, f"a window has one key {beside}",
+        nearby = "after its last" if last else "before its first"
+        yield Variant(f"window-{end}-key-more", 2, f"a window has one key {nearby}",
                       with_change(partial(_edge, last, True)))  # fmt: skip
     for edge in EDGES:
         yield Variant(f"future-key-from-{edge}", 3, f"queries from {edge} on see one key of the future",

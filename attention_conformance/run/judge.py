@@ -15,10 +15,9 @@ import numpy as np
 
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
-from attention_conformance.oracle.attention import Exact, attention
+from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
 from attention_conformance.oracle.diagnoses import DIAGNOSES
-from attention_conformance.oracle.gradients import gradients as true_gradients
 from attention_conformance.oracle.ulps import FORMATS, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, Variant
 from attention_conformance.problem import NumpyArray, Problem
@@ -29,6 +28,7 @@ from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.result import one_line
+from attention_conformance.run.truth import Truth, size_of, truth_of
 from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
 from attention_conformance.run.watch import TOUCHED, Touched, poisoned, resident, shared, watched
 from attention_conformance.run.where import located
@@ -38,9 +38,6 @@ from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_core import Backend, get_backend
 
 __all__ = ["Question", "asked", "drawn", "graded", "judged", "offered", "returned"]
-
-SMALL = 40_000
-"""Products in a problem for which 50 digits are affordable."""
 
 CALLS = 8
 """Equal calls whose bits are compared."""
@@ -77,14 +74,6 @@ class Question:
     def backend(self) -> Backend:
         """The library of the subject."""
         return get_backend(self.subject.backend or "numpy")
-
-
-@dataclass(frozen=True)
-class Truth:
-    """The answer, result by result, and what bounds depend on."""
-
-    arrays: dict[str, Exact]
-    kappa: float
 
 
 @dataclass(frozen=True)
@@ -304,29 +293,6 @@ _MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {
 }
 
 
-def truth_of(question: Question, problem: Problem) -> Truth:
-    """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
-    if question.case.closed is not None:
-        output = question.case.closed(problem)
-        return Truth({"output": as_exact(output, abs(output))}, 0.0)
-    asked, size = meant(problem, question.subject), _size(problem)
-    changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
-    is_small = changed or (question.digits and size <= SMALL)
-    if not is_small:
-        wide = answer(dense_of(asked))
-        return Truth({name: as_exact(each, wide.scales[name]) for name, each in wide.arrays.items()}, wide.kappa)
-    exact = attention(asked)
-    if problem.cotangent is not None:
-        return Truth(true_gradients(asked), exact.kappa)
-    return Truth({name: getattr(exact, name) for name in ("output", "weights", "logsumexp")}, exact.kappa)
-
-
-def _size(problem: Problem) -> int:
-    leading, heads, rows, columns = problem.sizes
-    width = problem.arrays["query"].shape[-1] + problem.arrays["value"].shape[-1]
-    return int(math.prod(leading) * heads * rows * columns * width)
-
-
 def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding) -> Finding:
     truth, blank = truth_of(question, problem), _of_shapes(blank, problem, question)
     wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
@@ -493,7 +459,7 @@ class _Variants:
 
 def _power(question: Question, problem: Problem, bounds: _Bounds, variants: _Variants) -> dict[str, Any]:
     """The faults that the bounds of this problem reject, and how many apply to it."""
-    if not question.power or _size(problem) > MOST_PLANTED:
+    if not question.power or size_of(problem) > MOST_PLANTED:
         return {}
     rejected, planted = [], []
     for fault in FAULTS:

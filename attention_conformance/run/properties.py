@@ -179,16 +179,16 @@ def windowed(question: Question, problem: Problem, call: Call) -> Arrays:
     return call(question, replace(fitted, options={**fitted.options, "window": window}))
 
 
-def sloped(question: Question, problem: Problem, call: Call) -> Arrays:
-    """A bias by distance, told by the subject's own slopes."""
+def by_distance(question: Question, problem: Problem, call: Call) -> Arrays:
+    """A bias by distance, told by the subject's own keyword of ALiBi."""
     subject = question.subject
-    if subject.native or not subject.slopes_name or "B" not in (subject.layout or "BHSD"):
-        raise NotOffered("slopes of its own")
+    if subject.native or not subject.alibi_name or "B" not in (subject.layout or "BHSD"):
+        raise NotOffered("ALiBi of its own")
     bias = problem.arrays["bias"]
-    slopes = -bias[0, :, 1, 0].astype(np.float32)  # at the distance 1
+    rates = -bias[0, :, 1, 0].astype(np.float32)  # at the distance 1
     plain = {name: each for name, each in problem.arrays.items() if name != "bias"}
     fitted = fit(replace(problem, arrays=plain), subject)
-    return call(question, replace(fitted, arrays={**fitted.arrays, "slopes": slopes}))
+    return call(question, replace(fitted, arrays={**fitted.arrays, "alibi": rates}))
 
 
 def apart(question: Question, problem: Problem, call: Call) -> Arrays:
@@ -215,7 +215,7 @@ PROPERTY_MEASURES: Mapping[str, Any] = {
     "merged": merged,
     "dropped": dropped,
     "windowed": windowed,
-    "sloped": sloped,
+    "by distance": by_distance,
     "apart": apart,
     "between": between,
 }

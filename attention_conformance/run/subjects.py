@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import fnmatch
 import logging
 import multiprocessing
 import os
-import re
 import signal
-import tempfile
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +30,7 @@ from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.processes import blocked_interrupts
 from attention_conformance.run.profiles import PROFILES
 from attention_conformance.run.result import one_line
+from attention_conformance.run.stack import Stack, frame, writes_stack
 from attention_conformance.run.surprises import surprises
 from attention_conformance.run.untrusted import Returned
 from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed, settled
@@ -349,7 +346,7 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
                 if isinstance(message, Described):
                     facts = message.facts
                 yield _graded(job, facts, message) if isinstance(message, Returned) else message
-            stack = worker.stack
+            stack = worker.stack.read()
         finally:  # of an interrupt, too
             worker.end()
         job = worker.job
@@ -361,7 +358,7 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
             return
         if isinstance(worker.at, Started):
             at = worker.at
-            reason = worker.reason + _frame(stack, job.target)
+            reason = worker.reason + frame(stack, job.target)
             yield Finding(
                 at.name, at.dtype, at.line, at.shows, worker.verdict, detail=reason, seed=job.seed, traceback=stack
             )
@@ -404,13 +401,11 @@ class _Worker:
     def __init__(self, job: Job) -> None:
         context = multiprocessing.get_context("spawn")
         self.job, self.is_done = job, False
-        file, name = tempfile.mkstemp(prefix="attention-", suffix=".stack")
-        os.close(file)
-        self._stack = Path(name)
+        self.stack = Stack()
         self.at: Started | Asked | None = None
         self.verdict, self.reason = "crashed", ""
         self._receiver, sender = context.Pipe(duplex=False)
-        self._process: BaseProcess = context.Process(target=_child, args=(job, sender, str(self._stack)), daemon=True)
+        self._process: BaseProcess = context.Process(target=_child, args=(job, sender, self.stack.name), daemon=True)
         with blocked_interrupts():
             self._process.start()
         sender.close()  # so that the end of the process is the end of the messages
@@ -420,7 +415,7 @@ class _Worker:
         while True:
             if not self._receiver.poll(max(limit, 60.0) if self.at is None else limit):
                 self.verdict, self.reason = "timed out", f"no answer within {limit:g} s"
-                self._ask_where()
+                self.stack.ask(self._process)
                 break
             try:
                 message = self._receiver.recv()
@@ -441,23 +436,6 @@ class _Worker:
             self.job = replace(self.job, known={**self.job.known, message.question: message.facts})
         elif isinstance(message, Finding | Returned):
             self.job = replace(self.job, done=self.job.done | {(message.case, message.dtype)})
-
-    def _ask_where(self) -> None:
-        """Let a process that hangs write where it is, if it still answers."""
-        pid = self._process.pid
-        if pid is None or not hasattr(signal, "SIGUSR1"):
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
-            self._process.join(0.2)
-
-    @property
-    def stack(self) -> str:
-        """The calls in Python when the process ended, or was asked; empty where it could not tell."""
-        try:
-            return self._stack.read_text()
-        except (OSError, UnicodeDecodeError):
-            return ""
 
     def _ended(self) -> None:
         """What is to be left out by the next process, and why."""
@@ -480,16 +458,7 @@ class _Worker:
         self._process.kill()
         self._process.join()
         self._receiver.close()
-        self._stack.unlink(missing_ok=True)
-
-
-def _frame(stack: str, target: str) -> str:
-    """The innermost call in the file of a target, of a stack that faulthandler wrote."""
-    file = target.rpartition(":")[0]
-    if not file.endswith(".py"):
-        return ""
-    found = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
-    return "" if found is None else f", in line {found[1]} of {Path(file).name} ({found[2]})"
+        self.stack.remove()
 
 
 def _signal_name(code: int) -> str:
@@ -500,10 +469,7 @@ def _signal_name(code: int) -> str:
 
 
 def _child(job: Job, connection: Connection, stack: str) -> None:
-    told = open(stack, "w")  # noqa: SIM115 (until the process ends)
-    faulthandler.enable(told)
-    if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, told)
+    writes_stack(stack)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     os.dup2(2, 1)  # the standard output is the report's

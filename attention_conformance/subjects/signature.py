@@ -20,7 +20,7 @@ KEYWORDS = {
     "sinks_name": ("sinks", "sink", "s_aux"),
     "grouped_name": ("enable_gqa",),
     "window_name": ("window_size", "local_window_size"),
-    "slopes_name": ("alibi_slopes",),
+    "alibi_name": ("alibi_slopes",),
     "dropout_name": ("dropout_p", "dropout_rate", "dropout", "p_dropout", "attn_dropout", "attention_dropout"),
 }
 """Keywords by their usual names."""

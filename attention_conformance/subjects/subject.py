@@ -41,8 +41,8 @@ class Subject:
         The keywords, where there are such; empty where not. A bias may share the keyword of the mask.
     window_name : str
         The keyword of a window, as the numbers of keys to the left and to the right of a query's own.
-    slopes_name : str
-        The keyword of ALiBi's slopes in float32, one for each head: the bias is minus the slope times the distance.
+    alibi_name : str
+        The keyword of ALiBi's rates in float32, one for each head: the bias is minus the rate times the distance.
     full_mask : bool
         Whether a mask must have the whole shape (B, H, M, N).
     causal : str
@@ -89,7 +89,7 @@ class Subject:
     grouped_name: str | None = None
     dropout_name: str | None = None
     window_name: str | None = None
-    slopes_name: str | None = None
+    alibi_name: str | None = None
     full_mask: bool | None = None
     causal: str | None = None
     mask_with_causal: bool | None = None
