@@ -14,7 +14,7 @@ from attention_cli.terminal import Many, check_file, check_known, console, refus
 from attention_conformance import subject_report as report
 from attention_conformance.cases.large import LARGE, available_memory
 from attention_conformance.report import environment
-from attention_conformance.run.again import command_of
+from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.changes import Change, changes
 from attention_conformance.run.expected import (
     Expected,
@@ -48,6 +48,9 @@ from attention_conformance.written.markdown import write_markdown
 from attention_numpy.writing import write_file
 
 __all__ = ["check"]
+
+AS_IT_IS: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
+"""How a program is printed, which has brackets."""
 
 SHRINKING = 600.0
 """Seconds for a large case, or for a round of drawn calls, in which the first that is wrong is shrunk."""
@@ -237,8 +240,9 @@ class _Run:
             )
             typer.echo(self.script)
         elif telling is not None:
-            again = command_of(telling, self.job.target, self.job.declared, self._profile)
-            self._screen.print(f"To see the most telling again: {again}", highlight=False, soft_wrap=True)
+            again = (telling, self.job.target, self.job.declared, self._profile)
+            self._screen.print(f"\nThe most telling again, as a program:\n\n{script_of(*again)}", **AS_IT_IS)
+            self._screen.print(f"To see the most telling again: {command_of(*again)}", **AS_IT_IS)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
         if told := refusals(self.findings):

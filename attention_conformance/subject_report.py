@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +16,16 @@ from rich.text import Text
 from attention_conformance.cases.contract import LINES
 from attention_conformance.oracle.variants import FAULTS
 from attention_conformance.run.finding import ENDED, Finding, counted, finding_from, grouped, to_row
+from attention_conformance.written.story import threads_told
 from attention_numpy.writing import write_file
 
 __all__ = ["assumptions", "line_of", "power", "read_about", "read_findings", "summary", "tables", "write_findings"]
 
 MOST_REFUSALS = 6
 """Reasons that the terminal shows; JSON and HTML have all."""
+
+MOST_UNNAMED = 4
+"""Cases of a verdict that the terminal tells in full, where the cause has no name."""
 
 STYLES = {
     "silently wrong": "bold red",
@@ -83,12 +88,20 @@ def line_of(finding: Finding) -> Text:
 
 def tables(findings: Sequence[Finding], width: int) -> Iterable[Table | Text | Padding]:
     """What is wrong, the worst first and grouped by cause; then the numbers of all verdicts."""
-    last = ""
-    for group in grouped(each for each in findings if each.verdict not in ("right", "refused", "not offered")):
-        verdict = group[0].verdict
-        yield from [Text(f"\n{verdict.upper()}", style=STYLES[verdict])] if verdict != last else []
-        yield from _group(group)
-        last = verdict
+    groups = grouped(each for each in findings if each.verdict not in ("right", "refused", "not offered"))
+    seen: list[str] = []
+    for verdict, of_verdict in itertools.groupby(groups, key=lambda group: group[0].verdict):
+        yield Text(f"\n{verdict.upper()}", style=STYLES[verdict])
+        shown = list(of_verdict)
+        named = [group for group in shown if group[0].variant or verdict in ENDED]
+        unnamed = [group for group in shown if group not in named]
+        for group in (*named, *unnamed[:MOST_UNNAMED]):
+            yield from _group(group)
+            threads = [line for line in threads_told(group[0]) if line not in seen]
+            seen += threads
+            yield from (_indented(Text(line, style="dim"), 4) for line in threads)
+        others = [each for group in unnamed[MOST_UNNAMED:] for each in group]
+        yield from [_indented(Text(f"and in other cases: {_names(others, 24)}"), 2)] if others else []
     refused = _reasons(findings)
     if refused:
         yield Text("\nREFUSED", style="bold")
@@ -127,7 +140,7 @@ def _group(group: Sequence[Finding]) -> Iterable[Text | Padding]:
         yield _indented(Text(first.detail, style="bold"), 2)
         yield _indented(Text(_names(group, 8)), 4)
         return
-    cause = first.says if first.variant else first.shows.rstrip(".")
+    cause = first.says or first.shows.rstrip(".")
     name = f" ({first.variant})" if first.variant else ""
     yield _indented(Text(f"{cause}{name}", style="bold"), 2)
     if first.line in LINES and first.line:

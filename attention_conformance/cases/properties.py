@@ -67,6 +67,22 @@ def _of_heads(draw: Draw) -> Problem:
     return replace(problem, arrays={**problem.arrays, "mask": mask}, mask=MASK)
 
 
+def _window(draw: Draw, left: int, right: int, queries: int = 70) -> Problem:
+    problem = attention(draw, queries, queries, 32, "mask")
+    at = np.arange(queries)
+    mask = (at[None, :] >= at[:, None] - left) & (at[None, :] <= at[:, None] + right)
+    mask = np.broadcast_to(mask, problem.arrays["mask"].shape).copy()
+    return replace(problem, arrays={**problem.arrays, "mask": mask})
+
+
+def _alibi(draw: Draw) -> Problem:
+    """Rates that are powers of 2, so that the bias is exact in all types."""
+    problem = attention(draw, 70, 70, 32, heads=4)
+    at, rates = np.arange(70), 2.0 ** -np.arange(1, 5)
+    bias = -rates[:, None, None] * abs(at[:, None] - at[None, :])
+    return replace(problem, arrays={**problem.arrays, "bias": draw.array(np.broadcast_to(bias, (2, 4, 70, 70)))})
+
+
 def _cached(draw: Draw) -> Problem:
     """One query against a cache of 65,536, of which 40,000 keys are there and the rest is NaN."""
     problem = attention(draw, 1, 65536, 16, "mask", heads=1, batch=1)
@@ -113,12 +129,22 @@ PROPERTIES: tuple[Case, ...] = (
           _reordered, hard),
     _case("merged-pieces", 10, "Outputs of pieces, weighted by their logsumexp, give that of the whole.",
           lambda d: attention(d, 20, 130, 64, return_logsumexp=True), parts, measure="merged"),
+    _case("window-of-its-own", 2, "A window of 9 keys to the left and 5 to the right, by its own keyword.",
+          lambda d: _window(d, 9, 5), measure="windowed"),
+    _case("window-of-its-own-past", 2, "A window of 16 keys to the left and none to the right, by its own keyword.",
+          lambda d: _window(d, 16, 0), measure="windowed"),
+    _case("window-of-its-own-200", 2, "A window of 70 keys to the left across blocks, by its own keyword.",
+          lambda d: _window(d, 70, 0, queries=200), measure="windowed"),
+    _case("alibi-of-its-own", 7, "ALiBi: minus a rate times the distance of query and key.",
+          _alibi, measure="by distance"),
     _case("dropout-of-its-own", 11, "Dropout leaves out the share it should, scales the rest, and differs by call.",
           lambda d: attention(d, 64, 64, 64), measure="dropped"),
     _case("twice-of-200", 10, "Equal calls with several blocks of queries and keys: the same bits.",
           lambda d: attention(d, 200, 200, 64), measure="twice"),
     _case("after-other-dtype", 10, "A call after others of the same shapes in another dtype.",
           lambda d: attention(d, 21, 35, 32), before=_other_dtype),
+    _case("as-the-first-call", 10, "A call of the shapes that the first call of the run had.",
+          lambda d: attention(d, 64, 64, 64, heads=4)),
     _case("many-samples", 10, "270 samples.", lambda d: attention(d, 2, 3, 16, heads=1, batch=270)),
     _case("long-decode", 5, "One query sees 40,000 keys of a cache of 65,536 whose rest is NaN.", _cached, hard),
     _case("memory-bias", 10, "The bias is a transposed view.",

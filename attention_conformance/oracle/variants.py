@@ -14,7 +14,7 @@ import numpy as np
 from attention_conformance.oracle.dense import Answer, Dense, answer
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["CONVENTIONS", "FAULTS", "LEAK", "NARROW", "Variant"]
+__all__ = ["CONVENTIONS", "FAULTS", "LEAK", "NARROW", "Variant", "keys_left", "shifted_from", "with_change"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Variant:
 Change = Callable[[Dense], Dense | None]
 
 
-def _of(change: Change) -> Callable[[Dense], Answer | None]:
+def with_change(change: Change) -> Callable[[Dense], Answer | None]:
+    """The answer to a changed problem; None where the change does not apply."""
+
     def answered(dense: Dense) -> Answer | None:
         changed = change(dense)
         return None if changed is None else answer(changed)
@@ -111,7 +113,7 @@ def _causal(offset: Callable[[int, int], int]) -> Change:
     return change
 
 
-def _shifted(amount: int, start: int = 0) -> Change:
+def shifted_from(amount: int, start: int = 0) -> Change:
     """Causality off by so many keys, from a query on."""
 
     def change(dense: Dense) -> Dense | None:
@@ -124,7 +126,7 @@ def _shifted(amount: int, start: int = 0) -> Change:
     return change
 
 
-def _keys(keep: Callable[[NumpyArray], NumpyArray]) -> Change:
+def keys_left(keep: Callable[[NumpyArray], NumpyArray]) -> Change:
     """Lose some keys."""
 
     def change(dense: Dense) -> Dense | None:
@@ -265,9 +267,9 @@ def _logsumexp_of_base_2(dense: Dense) -> Answer | None:
 
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
-            _of(_causal(lambda m, n: n - m))),
+            with_change(_causal(lambda m, n: n - m))),
     Variant("top-left-causal", 3, "causality counts from the first query and the first key",
-            _of(_causal(lambda m, n: 0))),
+            with_change(_causal(lambda m, n: 0))),
     Variant("mean-of-masked-row", 4, "a fully masked row gives the average of all values", _mean_of_all),
     Variant("mean-of-masked-row", 4, "a fully masked row gives the average of all values", _mean_without_scores),
     Variant("mean-of-past-of-masked-row", 4, "a fully masked row gives the average of the values that causality shows",
@@ -288,48 +290,53 @@ FAULTS = (
     Variant("doubled", 8, "the output is twice the average", _out(lambda array, dense: 2 * array)),
     Variant("negated", 8, "the output has the other sign", _out(lambda array, dense: -array)),
     Variant("small-error", 8, "the output is off by a part in 64", _out(lambda array, dense: array * (1 + 2**-6))),
-    Variant("uniform-weights", 7, "all weights are equal", _of(_scaled(lambda dense: 0.0))),
-    Variant("no-scale", 7, "the scores are not scaled", _of(_scaled(lambda dense: 1.0))),
-    Variant("scale-of-width", 7, "the scores are divided by D, not by its square root",
-            _of(_scaled(lambda dense: dense.scale**2))),
-    Variant("scale-off", 7, "the scale is off by a tenth", _of(_scaled(lambda dense: 1.1 * dense.scale))),
-    Variant("absolute-scale", 7, "the sign of the scale is lost", _of(_scaled(lambda dense: abs(dense.scale)))),
-    Variant("no-mask", 1, "the mask is not applied", _of(_without("mask"))),
-    Variant("inverted-mask", 1, "True hides a key", _of(_mask(lambda mask: ~mask))),
-    Variant("mask-of-first-head", 1, "all heads get the mask of the first", _of(_mask(lambda mask: _first(mask, -3)))),
+    Variant("uniform-weights", 7, "all weights are equal", with_change(_scaled(lambda dense: 0.0))),
+    Variant("no-scale", 7, "the scores are not scaled", with_change(_scaled(lambda dense: 1.0))),
+    Variant("scale-of-width", 7, "the scale is applied twice, as 1/D in place of 1/√D",
+            with_change(_scaled(lambda dense: dense.scale**2))),
+    Variant("scale-off", 7, "the scale is off by a tenth", with_change(_scaled(lambda dense: 1.1 * dense.scale))),
+    Variant("absolute-scale", 7, "the sign of the scale is lost", with_change(_scaled(lambda dense: abs(dense.scale)))),
+    Variant("no-mask", 1, "the mask is not applied", with_change(_without("mask"))),
+    Variant("inverted-mask", 1, "True hides a key", with_change(_mask(lambda mask: ~mask))),
+    Variant("mask-of-first-head", 1, "all heads get the mask of the first",
+            with_change(_mask(lambda mask: _first(mask, -3)))),
     Variant("mask-of-first-sample", 1, "all samples get the mask of the first",
-            _of(_mask(lambda mask: _first(mask, -4)))),
+            with_change(_mask(lambda mask: _first(mask, -4)))),
     Variant("mask-of-first-query", 1, "all queries get the mask of the first",
-            _of(_mask(lambda mask: _first(mask, -2)))),
-    Variant("no-bias", 1, "the bias is not added", _of(_without("bias"))),
+            with_change(_mask(lambda mask: _first(mask, -2)))),
+    Variant("no-bias", 1, "the bias is not added", with_change(_without("bias"))),
     Variant("scaled-bias", 1, "the bias is scaled with the scores",
-            _of(_bias(lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)))),
+            with_change(_bias(lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)))),
     Variant("negated-bias", 1, "the bias is subtracted",
-            _of(_bias(lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)))),
+            with_change(_bias(lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)))),
     Variant("bias-of-first-head", 1, "all heads get the bias of the first",
-            _of(_bias(lambda bias, dense: _first(bias, -3)))),
-    Variant("no-causality", 3, "causality is not applied", _of(_without("causal"))),
-    Variant("strict-causality", 3, "a query does not see the key at its position", _of(_shifted(-1))),
-    Variant("future-key", 3, "every query sees one key of the future", _of(_shifted(1))),
-    Variant("future-key-from-64", 3, "queries from 64 on see one key of the future", _of(_shifted(1, 64))),
-    Variant("strict-from-64", 3, "queries from 64 on do not see the key at their position", _of(_shifted(-1, 64))),
-    Variant("last-key-lost", 10, "the last key is not attended to", _of(_keys(lambda at: at < max(1, at.size - 1)))),
-    Variant("first-key-lost", 10, "the first key is not attended to", _of(_keys(lambda at: (at > 0) | (at.size == 1)))),
+            with_change(_bias(lambda bias, dense: _first(bias, -3)))),
+    Variant("no-causality", 3, "causality is not applied", with_change(_without("causal"))),
+    Variant("strict-causality", 3, "a query does not see the key at its position", with_change(shifted_from(-1))),
+    Variant("future-key", 3, "every query sees one key of the future", with_change(shifted_from(1))),
+    Variant("future-key-from-64", 3, "queries from 64 on see one key of the future", with_change(shifted_from(1, 64))),
+    Variant("strict-from-64", 3, "queries from 64 on do not see the key at their position",
+            with_change(shifted_from(-1, 64))),
+    Variant("last-key-lost", 10, "the last key is not attended to",
+            with_change(keys_left(lambda at: at < max(1, at.size - 1)))),
+    Variant("first-key-lost", 10, "the first key is not attended to",
+            with_change(keys_left(lambda at: (at > 0) | (at.size == 1)))),
     Variant("ragged-block-lost", 10, "keys after the last whole block of 64 are lost",
-            _of(_keys(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0))),
-    Variant("first-block-alone", 10, "only the first block of 64 keys is attended to", _of(_keys(lambda at: at < 64))),
+            with_change(keys_left(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0))),
+    Variant("first-block-alone", 10, "only the first block of 64 keys is attended to",
+            with_change(keys_left(lambda at: at < 64))),
     Variant("last-query-lost", 10, "the last query gives 0", _out(_last_row_lost)),
     Variant("stale-maximum", 8, "blocks of 64 keys are added without scaling to the new maximum", _stale_maximum),
-    Variant("heads-in-turn", 9, "query head h uses key head h % G", _of(_heads_in_turn)),
-    Variant("first-key-head", 9, "all heads use the first key head", _of(_first_of(-3))),
-    Variant("first-sample", 10, "all samples use the keys of the first", _of(_first_of(-4))),
+    Variant("heads-in-turn", 9, "query head h uses key head h % G", with_change(_heads_in_turn)),
+    Variant("first-key-head", 9, "all heads use the first key head", with_change(_first_of(-3))),
+    Variant("first-sample", 10, "all samples use the keys of the first", with_change(_first_of(-4))),
     Variant("next-value", 10, "the values are those of the next key",
-            _of(_next_value)),
-    Variant("no-softcap", 7, "the softcap is not applied", _of(_without("softcap"))),
+            with_change(_next_value)),
+    Variant("no-softcap", 7, "the softcap is not applied", with_change(_without("softcap"))),
     Variant("softcap-after-bias", 7, "the softcap comes after the bias", _cap_after_bias),
-    Variant("no-sinks", 7, "the sinks are not counted", _of(_without("sinks"))),
+    Variant("no-sinks", 7, "the sinks are not counted", with_change(_without("sinks"))),
     Variant("unnormalized", 8, "the weights are not divided by their sum", _unnormalized),
-    Variant("query-of-5-bits", 8, "queries are rounded to 5 bits", _of(_rounded(("query",), 4))),
-    Variant("value-of-5-bits", 8, "values are rounded to 5 bits", _of(_rounded(("value",), 4))),
+    Variant("query-of-5-bits", 8, "queries are rounded to 5 bits", with_change(_rounded(("query",), 4))),
+    Variant("value-of-5-bits", 8, "values are rounded to 5 bits", with_change(_rounded(("value",), 4))),
 )  # fmt: skip
 """Faults of the definition, for the power of the bounds and the words of a diagnosis."""

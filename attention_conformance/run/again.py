@@ -8,9 +8,8 @@ from typing import Any
 
 from attention_conformance.problem import Problem
 from attention_conformance.run.finding import Finding
-from attention_conformance.run.judge import Question, drawn
+from attention_conformance.run.judge import Question, asked
 from attention_conformance.run.subjects import subject_cases
-from attention_conformance.subjects.fit import fit
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject
 
@@ -36,7 +35,7 @@ def problem_of(finding: Finding, subject: Subject) -> Problem:
     """
     subject = settled(subject)
     (case,) = (each for each in subject_cases() if each.name == finding.case)
-    return fit(drawn(Question(subject, case, finding.dtype, seed=finding.seed)), subject)
+    return asked(Question(subject, case, finding.dtype, seed=finding.seed))
 
 
 def command_of(finding: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:

@@ -69,7 +69,7 @@ class Finding:
     variant : str
         The name of the convention or fault that the result equals; empty where there is none.
     says : str
-        That convention or fault in words.
+        That convention or fault in words; without a name, where all errors are.
     rejected : tuple of str
         The planted faults of the definition that this bound rejects on this problem.
     planted : tuple of str
@@ -126,13 +126,14 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 
 def most_telling(findings: Iterable[Finding]) -> Finding | None:
-    """The finding to look at first: the worst verdict, then the widest type, then the smallest arrays."""
+    """The finding to look at first: the worst verdict, a cause with a name, the widest type, the smallest arrays."""
     shown = [each for each in findings if each.verdict not in QUIET and each.dtype != "-"]
     wide = ("float32", "float64")
     return min(
         shown,
         key=lambda each: (
             VERDICTS.index(each.verdict),
+            not each.variant,
             each.dtype not in wide,
             sum(math.prod(shape) for shape in each.shapes.values()) or math.inf,
         ),
@@ -141,12 +142,18 @@ def most_telling(findings: Iterable[Finding]) -> Finding | None:
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one verdict and one cause together, the worst first."""
+    """Findings of one verdict and one cause together: the worst first, then those whose cause has a name."""
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
-        cause = (each.detail, 0) if each.verdict in ENDED else (each.variant or each.case, each.line)
+        cause = (
+            (each.detail, 0)
+            if each.verdict in ENDED
+            else (each.variant or each.says or each.case, 0 if each.says else each.line)
+        )
         groups.setdefault((each.verdict, *cause), []).append(each)
-    return sorted(groups.values(), key=lambda group: VERDICTS.index(group[0].verdict))
+    return sorted(
+        groups.values(), key=lambda group: (VERDICTS.index(group[0].verdict), not group[0].variant, not group[0].says)
+    )
 
 
 def to_row(finding: Finding) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 import time
 import traceback as traces
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,20 +15,22 @@ import numpy as np
 
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
-from attention_conformance.oracle.attention import Exact, attention
+from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
-from attention_conformance.oracle.gradients import gradients as true_gradients
+from attention_conformance.oracle.diagnoses import DIAGNOSES
 from attention_conformance.oracle.ulps import FORMATS, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import Finding
+from attention_conformance.run.former import mistaken
 from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.result import one_line
+from attention_conformance.run.truth import Truth, size_of, truth_of
 from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
-from attention_conformance.run.watch import Touched, poisoned, resident, shared, watched
+from attention_conformance.run.watch import TOUCHED, Touched, poisoned, resident, shared, watched
 from attention_conformance.run.where import located
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
@@ -36,9 +38,6 @@ from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_core import Backend, get_backend
 
 __all__ = ["Question", "asked", "drawn", "graded", "judged", "offered", "returned"]
-
-SMALL = 40_000
-"""Products in a problem for which 50 digits are affordable."""
 
 CALLS = 8
 """Equal calls whose bits are compared."""
@@ -75,14 +74,6 @@ class Question:
     def backend(self) -> Backend:
         """The library of the subject."""
         return get_backend(self.subject.backend or "numpy")
-
-
-@dataclass(frozen=True)
-class Truth:
-    """The answer, result by result, and what bounds depend on."""
-
-    arrays: dict[str, Exact]
-    kappa: float
 
 
 @dataclass(frozen=True)
@@ -169,7 +160,9 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
         found = replace(blank, verdict="silently wrong", detail=str(borrowed), variant="borrowed-attention", says=says)
         return replace(found, verdict="accepted") if found.variant in question.accepted else found
     except Touched as touched:
-        return replace(blank, verdict="silently wrong", error=math.inf, bound=0.0, detail=str(touched))
+        found = replace(blank, verdict="silently wrong", error=math.inf, bound=0.0, detail=str(touched))
+        found = replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
+        return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
     except Exception as error:  # whatever a subject raises is a refusal
         return replace(blank, verdict="refused", detail=one_line(error), traceback=traces.format_exc(limit=-6))
 
@@ -236,7 +229,7 @@ def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
         again = _call(question, problem)
         for name, each in first.items():
             if each.tobytes() != again[name].tobytes():
-                raise Touched(f"{name} of call {number} has other bits than that of the first")
+                raise Touched(f"{name} of call {number} has other bits than that of the first", "other-bits")
     return again
 
 
@@ -286,7 +279,8 @@ def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
         found = _call(question, problem)
     grown = resident() - before
     if grown > 10 * size:
-        raise Touched(f"24 calls with arguments of {size / 2**20:.1f} MiB each kept {grown / 2**20:.1f} MiB")
+        kept = f"24 calls with arguments of {size / 2**20:.1f} MiB each kept {grown / 2**20:.1f} MiB"
+        raise Touched(kept, "kept-memory")
     return found
 
 
@@ -297,29 +291,6 @@ _MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {
     "kept": _kept,
     "freed": _freed,
 }
-
-
-def truth_of(question: Question, problem: Problem) -> Truth:
-    """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
-    if question.case.closed is not None:
-        output = question.case.closed(problem)
-        return Truth({"output": as_exact(output, abs(output))}, 0.0)
-    asked, size = meant(problem, question.subject), _size(problem)
-    changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
-    is_small = changed or (question.digits and size <= SMALL)
-    if not is_small:
-        wide = answer(dense_of(asked))
-        return Truth({name: as_exact(each, wide.scales[name]) for name, each in wide.arrays.items()}, wide.kappa)
-    exact = attention(asked)
-    if problem.cotangent is not None:
-        return Truth(true_gradients(asked), exact.kappa)
-    return Truth({name: getattr(exact, name) for name in ("output", "weights", "logsumexp")}, exact.kappa)
-
-
-def _size(problem: Problem) -> int:
-    leading, heads, rows, columns = problem.sizes
-    width = problem.arrays["query"].shape[-1] + problem.arrays["value"].shape[-1]
-    return int(math.prod(leading) * heads * rows * columns * width)
 
 
 def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding) -> Finding:
@@ -339,8 +310,8 @@ def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], 
     if measured.passes:
         return replace(found, **_power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth) else "silently wrong"
-    found = replace(found, verdict=verdict, **bounds.located(measured.result, got))
-    return _told(found, question, variants.equal(got, bounds))
+    found = replace(found, verdict=verdict, **bounds.located(measured, got))
+    return _told(found, question, variants.equal(got, bounds, measured.result))
 
 
 def _kind(question: Question, name: str, problem: Problem) -> Any:
@@ -390,9 +361,13 @@ class _Bounds:
         worst = [each for each in measured if math.isnan(each.error)] or measured
         return max(worst, key=lambda each: each.error / each.bound, default=Measured(math.inf, 0.0, "no result"))
 
-    def located(self, name: str, got: Mapping[str, NumpyArray]) -> Mapping[str, Any]:
+    def located(self, measured: Measured, got: Mapping[str, NumpyArray]) -> Mapping[str, Any]:
         """Where the errors of a wrong result are."""
-        return located(name, got[name], self.truth.arrays[name], self.dtype(name)) if name in got else {}
+        name = measured.result
+        if name not in got:
+            return {}
+        found, where = located(name, got[name], self.truth.arrays[name], self.dtype(name), measured.bound)
+        return {**found, "says": where}
 
     def dtype(self, name: str) -> str:
         """The dtype of a result."""
@@ -439,6 +414,17 @@ class _Variants:
         except (ValueError, IndexError, MemoryError):  # a fault that these shapes do not take
             return None
 
+    def _others(self, bounds: _Bounds) -> Iterator[tuple[Variant, Answer | None]]:
+        """All variants with their answers, the likeliest first."""
+        for variant in CONVENTIONS:
+            yield variant, self.of(variant)
+        question = bounds.question
+        if self._dense is not None:
+            for variant, problem in mistaken(question.case, bounds.problem, question.subject, question.seed):
+                yield variant, answer(dense_of(meant(problem, question.subject)))
+        for variant in (*FAULTS, *DIAGNOSES):
+            yield variant, self.of(variant)
+
     def _leaks(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> bool:
         """Whether NaN stands where the truth has a number, and what is not finite among the arguments explains it."""
         if self._dense is not None and bool(self._dense.through.all()):  # nothing is masked
@@ -454,18 +440,17 @@ class _Variants:
         }
         return set(mended) == set(got) and bounds.measure(mended, truth).passes
 
-    def equal(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> Variant | None:
-        """The first variant that a wrong result equals."""
+    def equal(self, got: Mapping[str, NumpyArray], bounds: _Bounds, wrong: str) -> Variant | None:
+        """The first variant that a wrong result equals, and all others with it."""
         if bounds.question.case.closed is not None:
             return None
-        if self._leaks(got, bounds):
+        if self._leaks(got, bounds):  # first, as what is all NaN equals many faults
             return LEAK
-        for variant in (*CONVENTIONS, *FAULTS):
-            other = self.of(variant)
+        for variant, other in self._others(bounds):
             if other is None:
                 continue
             expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
-            if set(expected) & {"output", "query", "key", "value"} and bounds.measure(got, expected).passes:
+            if wrong in expected and bounds.measure(got, expected).passes:
                 return variant
         is_narrow = bounds.question.dtype in ("float16", "bfloat16")
         error = bounds.measure(got, bounds.truth.arrays).error
@@ -474,7 +459,7 @@ class _Variants:
 
 def _power(question: Question, problem: Problem, bounds: _Bounds, variants: _Variants) -> dict[str, Any]:
     """The faults that the bounds of this problem reject, and how many apply to it."""
-    if not question.power or _size(problem) > MOST_PLANTED:
+    if not question.power or size_of(problem) > MOST_PLANTED:
         return {}
     rejected, planted = [], []
     for fault in FAULTS:

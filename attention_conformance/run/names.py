@@ -7,18 +7,21 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from attention_conformance.cases.large import LARGE
+from attention_conformance.oracle.diagnoses import DIAGNOSES
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW
 from attention_conformance.run.catalogue import SUBJECT_CASES
+from attention_conformance.run.former import FORMER
 from attention_conformance.run.kinds import NAMES
 from attention_conformance.run.surprises import SURPRISES
+from attention_conformance.run.watch import TOUCHED
 from attention_conformance.subjects.probe import PROBES
 
 __all__ = ["case_names", "no_case", "not_accepted"]
 
 
 def _variants() -> list[str]:
-    known = [each.name for each in (*CONVENTIONS, *FAULTS, LEAK, NARROW)]
-    return [*known, "borrowed-attention", *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
+    known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, LEAK, NARROW)]
+    return [*known, *TOUCHED, "borrowed-attention", *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 
 
 def case_names() -> list[str]:

@@ -137,7 +137,7 @@ def _check_backward(question: Question, problem: Problem) -> None:
         error = float(np.linalg.norm(got[name] - each)) / max(1.0, float(np.linalg.norm(each)))
         if error > 2**-5:
             raise Touched(
-                f"the gradient in {name} is that of other dropped weights than the output's: off by {error:.2g}"
+                f"the gradient in {name} is not that of the dropped weights that the output shows: off by {error:.2g}"
             )
 
 
@@ -163,6 +163,34 @@ def _takes_seeds(subject: Subject) -> bool:
     return any(word in name for name in names for word in ("seed", "rng", "generator", "philox"))
 
 
+def windowed(question: Question, problem: Problem, call: Call) -> Arrays:
+    """A mask of a window, told by the subject's own keyword."""
+    subject = question.subject
+    if subject.native or not subject.window_name:
+        raise NotOffered("windows of its own")
+    mask = problem.arrays["mask"][0, 0]
+    at = len(mask) // 2
+    (seen,) = np.nonzero(mask[at])
+    plain = {name: each for name, each in problem.arrays.items() if name != "mask"}
+    is_causal = subject.causal != "none" and seen[-1] == at
+    options = {**problem.options, "is_causal": True} if is_causal else problem.options
+    fitted = fit(replace(problem, arrays=plain, mask=None, options=options), subject)
+    window = (int(at - seen[0]), int(seen[-1] - at))
+    return call(question, replace(fitted, options={**fitted.options, "window": window}))
+
+
+def by_distance(question: Question, problem: Problem, call: Call) -> Arrays:
+    """A bias by distance, told by the subject's own keyword of ALiBi."""
+    subject = question.subject
+    if subject.native or not subject.alibi_name or "B" not in (subject.layout or "BHSD"):
+        raise NotOffered("ALiBi of its own")
+    bias = problem.arrays["bias"]
+    rates = -bias[0, :, 1, 0].astype(np.float32)  # at the distance 1
+    plain = {name: each for name, each in problem.arrays.items() if name != "bias"}
+    fitted = fit(replace(problem, arrays=plain), subject)
+    return call(question, replace(fitted, arrays={**fitted.arrays, "alibi": rates}))
+
+
 def apart(question: Question, problem: Problem, call: Call) -> Arrays:
     """The gradient of each array in a call that asks for no other."""
     found: Arrays = {}
@@ -186,6 +214,8 @@ PROPERTY_MEASURES: Mapping[str, Any] = {
     "alone": alone,
     "merged": merged,
     "dropped": dropped,
+    "windowed": windowed,
+    "by distance": by_distance,
     "apart": apart,
     "between": between,
 }

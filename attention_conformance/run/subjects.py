@@ -30,6 +30,7 @@ from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.processes import blocked_interrupts
 from attention_conformance.run.profiles import PROFILES
 from attention_conformance.run.result import one_line
+from attention_conformance.run.stack import Stack, frame, writes_stack
 from attention_conformance.run.surprises import surprises
 from attention_conformance.run.untrusted import Returned
 from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed, settled
@@ -339,11 +340,13 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
     facts: Mapping[str, Any] = {}
     while True:
         worker = _Worker(job)
+        stack = ""
         try:
             for message in worker.messages(limit):
                 if isinstance(message, Described):
                     facts = message.facts
                 yield _graded(job, facts, message) if isinstance(message, Returned) else message
+            stack = worker.stack.read()
         finally:  # of an interrupt, too
             worker.end()
         job = worker.job
@@ -355,7 +358,10 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
             return
         if isinstance(worker.at, Started):
             at = worker.at
-            yield Finding(at.name, at.dtype, at.line, at.shows, worker.verdict, detail=worker.reason, seed=job.seed)
+            reason = worker.reason + frame(stack, job.target)
+            yield Finding(
+                at.name, at.dtype, at.line, at.shows, worker.verdict, detail=reason, seed=job.seed, traceback=stack
+            )
         else:
             yield Finding(
                 f"probe: {worker.at.question}",
@@ -395,10 +401,11 @@ class _Worker:
     def __init__(self, job: Job) -> None:
         context = multiprocessing.get_context("spawn")
         self.job, self.is_done = job, False
+        self.stack = Stack()
         self.at: Started | Asked | None = None
         self.verdict, self.reason = "crashed", ""
         self._receiver, sender = context.Pipe(duplex=False)
-        self._process: BaseProcess = context.Process(target=_child, args=(job, sender), daemon=True)
+        self._process: BaseProcess = context.Process(target=_child, args=(job, sender, self.stack.name), daemon=True)
         with blocked_interrupts():
             self._process.start()
         sender.close()  # so that the end of the process is the end of the messages
@@ -408,6 +415,7 @@ class _Worker:
         while True:
             if not self._receiver.poll(max(limit, 60.0) if self.at is None else limit):
                 self.verdict, self.reason = "timed out", f"no answer within {limit:g} s"
+                self.stack.ask(self._process)
                 break
             try:
                 message = self._receiver.recv()
@@ -450,6 +458,7 @@ class _Worker:
         self._process.kill()
         self._process.join()
         self._receiver.close()
+        self.stack.remove()
 
 
 def _signal_name(code: int) -> str:
@@ -459,7 +468,8 @@ def _signal_name(code: int) -> str:
     return f"signal {-code}"
 
 
-def _child(job: Job, connection: Connection) -> None:
+def _child(job: Job, connection: Connection, stack: str) -> None:
+    writes_stack(stack)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     os.dup2(2, 1)  # the standard output is the report's

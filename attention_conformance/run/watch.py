@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_core import Backend
 
-__all__ = ["Touched", "poisoned", "resident", "shared", "watched"]
+__all__ = ["TOUCHED", "Touched", "poisoned", "resident", "shared", "watched"]
 
 LARGEST = 2**28
 """Elements of a buffer above which the array alone is hashed."""
@@ -21,8 +21,24 @@ LARGEST = 2**28
 MUTABLE = ("numpy", "torch")
 
 
+TOUCHED = {
+    "changed-argument": "the call writes into its arguments, or into memory around them",
+    "shared-memory": "a result shares memory with an argument",
+    "other-bits": "equal calls give other bits",
+    "kept-memory": "memory of former calls is never freed",
+}
+"""What `Touched` tells by name."""
+
+
 class Touched(Exception):  # noqa: N818 (a finding about the subject, no error of the kit)
-    """A call changed or kept what it must not, or gave other bits the second time."""
+    """A call changed or kept what it must not, or gave other bits the second time.
+
+    ``name`` is a key of `TOUCHED`, or empty.
+    """
+
+    def __init__(self, detail: str, name: str = "") -> None:
+        super().__init__(detail)
+        self.name = name
 
 
 @contextlib.contextmanager
@@ -36,9 +52,9 @@ def watched(arrays: Mapping[str, Any], backend: Backend) -> Iterator[None]:
     for name, each in arrays.items():
         numbers, buffer = (now == then for now, then in zip(_bytes(each, backend), before[name], strict=True))
         if not numbers:
-            raise Touched(f"the call changed its argument {name}")
+            raise Touched(f"the call changed its argument {name}", "changed-argument")
         if not buffer:
-            raise Touched(f"the call changed memory around its argument {name}")
+            raise Touched(f"the call changed memory around its argument {name}", "changed-argument")
 
 
 def _bytes(array: Any, backend: Backend) -> tuple[bytes, bytes]:
@@ -59,7 +75,7 @@ def shared(results: Mapping[str, Any], arrays: Mapping[str, Any], backend: Backe
     for name, result in results.items():
         for argument, array in arrays.items():
             if _overlap(result, array, backend):
-                raise Touched(f"{name} shares memory with the argument {argument}")
+                raise Touched(f"{name} shares memory with the argument {argument}", "shared-memory")
 
 
 def _overlap(first: Any, second: Any, backend: Backend) -> bool:

@@ -30,6 +30,19 @@ AXES = {
 """The axes of the map of each result, or of the gradient of each argument."""
 
 
+ALL_AXES = {
+    "output": ("sample", "head", "query", "channel"),
+    "logsumexp": ("sample", "head", "query"),
+    "query": ("sample", "head", "query", "channel"),
+    "key": ("sample", "head", "key", "channel"),
+    "value": ("sample", "head", "key", "channel"),
+    "weights": ("sample", "head", "query", "key"),
+    "bias": ("sample", "head", "query", "key"),
+    "sinks": ("head",),
+}
+"""All axes of each, from the last backward."""
+
+
 @dataclass(frozen=True)
 class Worst:
     """The element with the largest error.
@@ -70,14 +83,35 @@ class Blocks:
     errors: tuple[tuple[float, ...], ...]
 
 
-def located(name: str, got: NumpyArray, expected: Exact, dtype: str) -> Mapping[str, Any]:
-    """The fields ``worst`` and ``blocks`` of a finding about a result of the right shape."""
+def located(
+    name: str, got: NumpyArray, expected: Exact, dtype: str, bound: float = 0.0
+) -> tuple[Mapping[str, Any], str]:
+    """The fields ``worst`` and ``blocks`` of a finding about a result of the right shape, and where all errors lie."""
     if got.shape != expected.high.shape or not got.size:
-        return {}
+        return {}, ""
     errors = errors_of(got, expected, dtype)
     index = tuple(int(each) for each in np.unravel_index(np.argmax(errors), errors.shape))
     worst = Worst(name, index, float(got[index]), float(expected.high[index]))
-    return {"worst": worst, "blocks": _blocks(name, errors)}
+    return {"worst": worst, "blocks": _blocks(name, errors)}, _extent(name, ~(errors <= bound))
+
+
+def _extent(name: str, wrong: NumpyArray) -> str:
+    """The samples, heads, queries and so on that hold all errors, where these are few and lie together."""
+    parts = []
+    words = ALL_AXES.get(name, ())[-wrong.ndim :]
+    for axis, word in zip(range(-len(words), 0), words, strict=True):
+        size = wrong.shape[axis]
+        (at,) = np.nonzero(wrong.any(axis=tuple(other for other in range(wrong.ndim) if other != wrong.ndim + axis)))
+        if at.size and at[-1] - at[0] + 1 == at.size and 4 * at.size <= 3 * size:
+            parts.append(_range(word, int(at[0]), int(at[-1]), size))
+    return f"all errors are in {', '.join(parts)}" if parts else ""
+
+
+def _range(word: str, first: int, last: int, size: int) -> str:
+    plural = "queries" if word == "query" else f"{word}s"
+    if first == last:
+        return f"the last {word}" if last == size - 1 else f"{word} {first}"
+    return f"{plural} from {first} on" if last == size - 1 else f"{plural} {first} to {last}"
 
 
 def _blocks(name: str, errors: NumpyArray) -> Blocks | None:

@@ -113,6 +113,10 @@ def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dic
             found[keyword] = options[name]
     if "sinks" in arrays and subject.sinks_name:
         found[subject.sinks_name] = arrays["sinks"]
+    if options.get("window") and subject.window_name:
+        found[subject.window_name] = options["window"]
+    if "alibi" in arrays and subject.alibi_name:
+        found[subject.alibi_name] = arrays["alibi"]
     if options.get("dropout_rate") and subject.dropout_name:
         found[subject.dropout_name] = options["dropout_rate"]
     if subject.grouped_name and problem.arrays["query"].shape[-3] != problem.arrays["key"].shape[-3]:

@@ -19,6 +19,8 @@ KEYWORDS = {
     "softcap_name": ("softcap", "soft_cap", "logits_soft_cap", "attn_logits_soft_cap"),
     "sinks_name": ("sinks", "sink", "s_aux"),
     "grouped_name": ("enable_gqa",),
+    "window_name": ("window_size", "local_window_size"),
+    "alibi_name": ("alibi_slopes",),
     "dropout_name": ("dropout_p", "dropout_rate", "dropout", "p_dropout", "attn_dropout", "attention_dropout"),
 }
 """Keywords by their usual names."""
@@ -61,7 +63,10 @@ def read_signature(subject: Subject) -> dict[str, Any]:
     if set(required) & set(KEYWORDS["scale_name"]):
         facts["default_scale"] = "one"  # there is none: it is always stated
     order = order or ("query", "key", "value")
-    return facts | _keywords(parameters) | {"native": False, "order": order, "asks": asks, "options": options}
+    words_of = _keywords(parameters)
+    if not _takes_two(parameters, words_of["window_name"]):
+        words_of["window_name"] = ""
+    return facts | words_of | {"native": False, "order": order, "asks": asks, "options": options}
 
 
 def _arrays(parameters: dict[str, Any]) -> list[str]:
@@ -73,6 +78,11 @@ def _arrays(parameters: dict[str, Any]) -> list[str]:
 def _drops(parameter: inspect.Parameter) -> bool:
     """Whether a call has to state that nothing is left out."""
     return parameter.default is parameter.empty or bool(parameter.default)
+
+
+def _takes_two(parameters: dict[str, Any], name: str) -> bool:
+    """Whether a window is told by its keys to the left and to the right: one number means several things."""
+    return name == "local_window_size" or (bool(name) and isinstance(parameters[name].default, tuple | list))
 
 
 def _keywords(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class Subject:
         ``keep`` (True may be attended to), ``drop`` (True is hidden), ``additive`` (0 and -inf) or ``none``.
     mask_name, bias_name, causal_name, scale_name, softcap_name, sinks_name, grouped_name, dropout_name : str
         The keywords, where there are such; empty where not. A bias may share the keyword of the mask.
+    window_name : str
+        The keyword of a window, as the numbers of keys to the left and to the right of a query's own.
+    alibi_name : str
+        The keyword of ALiBi's rates in float32, one for each head: the bias is minus the rate times the distance.
     full_mask : bool
         Whether a mask must have the whole shape (B, H, M, N).
     causal : str
@@ -84,6 +88,8 @@ class Subject:
     sinks_name: str | None = None
     grouped_name: str | None = None
     dropout_name: str | None = None
+    window_name: str | None = None
+    alibi_name: str | None = None
     full_mask: bool | None = None
     causal: str | None = None
     mask_with_causal: bool | None = None

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.named.related import related
+from attention_conformance.named.related import seen_before
 from attention_conformance.run.again import command_of
 from attention_conformance.run.changes import Change
 from attention_conformance.run.finding import QUIET, Finding, counted, grouped, most_telling
 from attention_conformance.subject_report import MEANINGS, summary
-from attention_conformance.written.story import line_told
+from attention_conformance.written.story import MOST_THREADS, line_told, relation, threads_told
 from attention_numpy.writing import write_file
 
 __all__ = ["markdown", "write_markdown"]
@@ -59,15 +59,15 @@ def markdown(findings: Sequence[Finding], about: Mapping[str, Any], changed: Seq
 
 def _section(group: Sequence[Finding], about: Mapping[str, Any]) -> list[str]:
     first = most_telling(group) or group[0]
-    cause = first.says if first.variant else first.shows.rstrip(".")
+    cause = first.says or first.shows.rstrip(".")
     names = list(dict.fromkeys(f"`{each.case}`" for each in group))
     rest = len(names) - MOST_NAMES
     lines = ["", f"### {first.verdict}: {_text(cause)}", ""]
     lines += [f"{line_told(first)}.", ""] if line_told(first) else []
     lines += [", ".join(names[:MOST_NAMES]) + (f", and {rest} more" if rest > 0 else ""), ""]
     lines += [f"`{first.case}`: {_text(first.detail)}", ""] if first.detail else []
-    threads = {each.thread: each for finding in group for each in related(finding.case)}
-    lines += [f"- Seen before: [{name}]({each.url}), {_text(each.title)}" for name, each in threads.items()]
+    seen = seen_before(first.case, first.variant)[:MOST_THREADS] if threads_told(first) else []
+    lines += [f"- {relation(first, each)}: [{each.thread}]({each.url}), {_text(each.title)}" for each in seen]
     again = command_of(first, about["target"], about.get("declared", {}), about.get("profile", "kernel"))
     return [*lines, "", "```console", f"$ {again}", "```"]
 

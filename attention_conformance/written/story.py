@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from attention_conformance.cases.contract import LINES
-from attention_conformance.named.related import related
-from attention_conformance.run.finding import Finding
+import shlex
 
-__all__ = ["line_told", "story"]
+from attention_conformance.cases.contract import LINES
+from attention_conformance.named.case import NamedCase
+from attention_conformance.named.related import property_of, seen_before
+from attention_conformance.run.finding import WRONG, Finding
+
+__all__ = ["MOST_THREADS", "line_told", "relation", "story", "threads_told"]
 
 MOST_THREADS = 2
 
@@ -18,11 +21,23 @@ def line_told(finding: Finding) -> str:
 
 def story(finding: Finding) -> list[str]:
     """The lines that tell of a finding: the case, the cause, the line of the contract, the worst element, threads."""
-    cause = f"{finding.says} ({finding.variant})" if finding.variant else ""
+    cause = f"{finding.says} ({finding.variant})" if finding.variant else finding.says
     error = f"{finding.error:.3g} units in the last place, bound {finding.bound:.3g}" if finding.worst else ""
     lines = [finding.shows, cause, line_told(finding), finding.detail, error, finding.reason]
-    seen = related(finding.case)
-    lines += [f"Seen before: {each.thread}, {each.title}; {each.url}" for each in seen[:MOST_THREADS]]
+    return [*filter(None, lines), *threads_told(finding)]
+
+
+def threads_told(finding: Finding) -> list[str]:
+    """Threads about the same property, a line each; how to list the others."""
+    if finding.dtype == "-" or finding.verdict not in (*WRONG, "differs by convention", "accepted"):
+        return []
+    seen = seen_before(finding.case, finding.variant)
+    lines = [f"{relation(finding, each)}: {each.thread}, {each.title}; {each.url}" for each in seen[:MOST_THREADS]]
     rest = len(seen) - MOST_THREADS
-    lines += [f"and {rest} more: attention-core cases --like {finding.case}"] if rest > 0 else []
-    return [each for each in lines if each]
+    command = f"attention-core cases --property {shlex.quote(property_of(finding.case, finding.variant))}"
+    return lines + ([f"and {rest} more: {command}"] if rest > 0 else [])
+
+
+def relation(finding: Finding, named: NamedCase) -> str:
+    """What a thread has to do with a finding: the same case, or the same property."""
+    return "Seen before" if finding.case in named.like else f"Also about {named.property}"

@@ -3,8 +3,9 @@
 import numpy as np
 import planted_kernels as planted
 import pytest
+from planted_kernels import TAKES, found
 
-from attention_conformance import CASES, Finding, Subject, check_subject, problem_of
+from attention_conformance import CASES, Finding, Subject, problem_of
 from attention_conformance.oracle.attention import attention
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.oracle.gradients import gradients
@@ -12,30 +13,6 @@ from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.run.finding import WRONG, finding_from, most_telling, to_row
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled
-
-TAKES = {
-    "backend": "numpy",
-    "layout": "BHSD",
-    "mask": "keep",
-    "mask_name": "mask",
-    "causal": "top-left",
-    "default_scale": "sqrt",
-    "grouped": True,
-    "same_width": False,
-    "mask_with_causal": True,
-    "full_mask": False,
-    "keeps_dtype": True,
-    "returns": ("output",),
-    "dtypes": ("float32",),
-    "differentiates": False,
-    "bias_name": "",
-}
-
-
-def found(subject, *cases, dtype="float32", **options):
-    """The finding of each case, by its name."""
-    options = {"power": False, **options}
-    return {each.case: each for each in check_subject(subject, cases=cases, dtypes=[dtype], **options)}
 
 
 @pytest.mark.parametrize(("fault", "case"), planted.FORWARD.items())

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from attention_conformance import check_subject
+
 BLOCK = 64
 
 
@@ -453,3 +455,28 @@ def by_pieces(fault=""):
         return output, logsumexp / np.log(2).astype(np.float32) if fault == "base 2" else logsumexp
 
     return attention
+
+
+TAKES = {
+    "backend": "numpy",
+    "layout": "BHSD",
+    "mask": "keep",
+    "mask_name": "mask",
+    "causal": "top-left",
+    "default_scale": "sqrt",
+    "grouped": True,
+    "same_width": False,
+    "mask_with_causal": True,
+    "full_mask": False,
+    "keeps_dtype": True,
+    "returns": ("output",),
+    "dtypes": ("float32",),
+    "differentiates": False,
+    "bias_name": "",
+}
+
+
+def found(subject, *cases, dtype="float32", **options):
+    """The finding of each case, by its name."""
+    options = {"power": False, **options}
+    return {each.case: each for each in check_subject(subject, cases=cases, dtypes=[dtype], **options)}

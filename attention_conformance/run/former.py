@@ -1,0 +1,76 @@
+"""Answers to other arrays than those of the call: of a call before, or of memory that is read without its strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from attention_conformance.cases.case import Case
+from attention_conformance.cases.kernels import asking
+from attention_conformance.oracle.variants import Variant
+from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.subjects.call import axes_of
+from attention_conformance.subjects.memory import stored
+from attention_conformance.subjects.subject import Subject
+
+__all__ = ["FORMER", "mistaken"]
+
+ARRAYS = ("query", "key", "value", "mask", "bias")
+
+CALL = Variant("former-call", 10, "it is the answer to the call before", lambda _: None)
+OF_ARRAY = {
+    name: Variant(f"former-{name}", 10, f"the {name} is that of the call before, as a cache by shape keeps it",
+                  lambda _: None)
+    for name in ARRAYS
+}  # fmt: skip
+STRIDES = Variant("strides-ignored", 10, "arrays are read as if they were contiguous", lambda _: None)
+OF_STRIDES = {
+    name: Variant(f"strides-of-{name}-ignored", 10, f"the {name} is read as if it were contiguous", lambda _: None)
+    for name in ARRAYS
+}
+
+FORMER = (CALL, *OF_ARRAY.values(), STRIDES, *OF_STRIDES.values())
+"""All that `mistaken` may tell."""
+
+OWN = {"overwritten", "kept"}
+"""Measures whose other call has the samples in the other order."""
+
+
+def mistaken(case: Case, problem: Problem, subject: Subject, seed: int) -> Iterator[tuple[Variant, Problem]]:
+    """Problems with arrays of the call before, or as another reading of memory has them, and what that is called."""
+    reversed_ = {name: each[::-1].copy() for name, each in problem.arrays.items()}
+    former = [replace(problem, arrays=reversed_)] if case.measure in OWN else asking(case, problem, seed)
+    for earlier in former:
+        if _shapes(earlier) != _shapes(problem):
+            continue
+        yield CALL, replace(problem, arrays=earlier.arrays, options=earlier.options, mask=earlier.mask)
+        for name in OF_ARRAY:
+            if name in problem.arrays:
+                yield OF_ARRAY[name], replace(problem, arrays={**problem.arrays, name: earlier.arrays[name]})
+    read = {name: _contiguous(problem, name, subject) for name in problem.memory if name in problem.arrays}
+    if read:
+        yield STRIDES, replace(problem, arrays={**problem.arrays, **read})
+    for name, each in read.items():
+        yield OF_STRIDES[name], replace(problem, arrays={**problem.arrays, name: each})
+
+
+def _shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
+    return {name: each.shape for name, each in problem.arrays.items()}
+
+
+def _contiguous(problem: Problem, name: str, subject: Subject) -> NumpyArray:
+    """What stands from the first element on, in the order of the subject's axes; NaN behind the end."""
+    array = problem.arrays[name]
+    axes = axes_of(subject.layout or "BHSD") if name in ("query", "key", "value") and array.ndim == 4 else None
+    storage, view = stored(array, problem.memory[name], axes)
+    seen = view(storage, np)
+    start = (seen.__array_interface__["data"][0] - storage.__array_interface__["data"][0]) // storage.itemsize
+    flat = storage.ravel()[start : start + array.size]
+    filler = True if array.dtype == bool else np.nan
+    flat = np.concatenate([flat, np.full(array.size - flat.size, filler, array.dtype)])
+    if axes is None:
+        return np.asarray(flat.reshape(array.shape))
+    shape = tuple(array.shape[axis] for axis in axes)
+    return np.asarray(flat.reshape(shape).transpose(np.argsort(axes)))

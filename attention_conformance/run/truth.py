@@ -1,0 +1,53 @@
+"""The true answer to what a subject is asked: in 50 digits where that is affordable, and in a wide type elsewhere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attention_conformance.oracle.attention import Exact, attention
+from attention_conformance.oracle.dense import answer, as_exact, dense_of
+from attention_conformance.oracle.gradients import gradients as true_gradients
+from attention_conformance.problem import Problem
+from attention_conformance.subjects.fit import meant
+
+if TYPE_CHECKING:
+    from attention_conformance.run.judge import Question
+
+__all__ = ["Truth", "size_of", "truth_of"]
+
+SMALL = 40_000
+"""Products in a problem for which 50 digits are affordable."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The answer, result by result, and what bounds depend on."""
+
+    arrays: dict[str, Exact]
+    kappa: float
+
+
+def truth_of(question: Question, problem: Problem) -> Truth:
+    """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
+    if question.case.closed is not None:
+        output = question.case.closed(problem)
+        return Truth({"output": as_exact(output, abs(output))}, 0.0)
+    asked, size = meant(problem, question.subject), size_of(problem)
+    changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
+    is_small = changed or (question.digits and size <= SMALL)
+    if not is_small:
+        wide = answer(dense_of(asked))
+        return Truth({name: as_exact(each, wide.scales[name]) for name, each in wide.arrays.items()}, wide.kappa)
+    exact = attention(asked)
+    if problem.cotangent is not None:
+        return Truth(true_gradients(asked), exact.kappa)
+    return Truth({name: getattr(exact, name) for name in ("output", "weights", "logsumexp")}, exact.kappa)
+
+
+def size_of(problem: Problem) -> int:
+    """Products in a problem."""
+    leading, heads, rows, columns = problem.sizes
+    width = problem.arrays["query"].shape[-1] + problem.arrays["value"].shape[-1]
+    return int(math.prod(leading) * heads * rows * columns * width)

@@ -1,0 +1,181 @@
+"""What a report says of a fault: its name, where the errors are, and threads about the property."""
+
+import numpy as np
+import planted_kernels as planted
+import pytest
+from planted_kernels import TAKES, found
+
+from attention_conformance import Subject
+from attention_conformance.named.related import seen_before
+from attention_conformance.oracle.diagnoses import DIAGNOSES
+from attention_conformance.oracle.variants import CONVENTIONS, FAULTS
+from attention_conformance.run.catalogue import subject_cases
+from attention_conformance.run.former import FORMER
+from attention_conformance.subjects.probe import settled
+
+PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": False}
+
+
+def masked_by_the_first_sample(query, key, value, mask=None):
+    """A boolean mask of the first sample for all; other masks are added, as they should be."""
+    if mask is not None and mask.dtype == bool and mask.ndim == 4:
+        mask = np.broadcast_to(mask[:1], (query.shape[0], *mask.shape[1:]))
+    kernel = planted.Kernel()
+    if mask is None or mask.dtype == bool:
+        return kernel(query, key, value, mask)
+    kernel.bias = np.where(mask == -np.inf, 0, mask).astype(np.float32)
+    return kernel(query, key, value, mask != -np.inf)
+
+
+@pytest.mark.needs("numpy")
+def test_a_mask_that_is_wrong_in_some_sample_is_a_boolean_mask_all_the_same():
+    subject = settled(Subject(masked_by_the_first_sample))
+    assert (subject.mask, subject.bias_name) == ("keep", "mask")
+    wrong = found(subject, "mask-of-keys")["mask-of-keys"]
+    assert (wrong.verdict, wrong.variant) == ("silently wrong", "mask-of-first-sample")
+
+
+@pytest.mark.needs("numpy")
+def test_booleans_that_are_added_show_a_mask_that_is_added():
+    def attention(query, key, value, mask=None):
+        scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+        weights = np.exp(scores - scores.max() if mask is None else scores - scores.max() + mask)
+        return ((weights / weights.sum(axis=-1, keepdims=True)) @ value).astype(query.dtype)
+
+    assert settled(Subject(attention)).mask == "additive"
+
+
+@pytest.mark.needs("numpy")
+def test_a_cache_by_shape_is_told_by_the_array_that_it_keeps():
+    kept = {}
+
+    def attention(query, key, value):
+        return planted.attention(query, kept.setdefault(key.shape, key.copy()), value)
+
+    wrong = found(Subject(attention, **PLAIN), "after-other-values")["after-other-values"]
+    assert (wrong.verdict, wrong.variant) == ("silently wrong", "former-key")
+
+
+@pytest.mark.needs("numpy")
+def test_arrays_that_are_read_without_their_strides_are_told():
+    def attention(query, key, value):
+        if not value.flags.c_contiguous:
+            value = value.base.reshape(-1)[: value.size].reshape(value.shape)
+        return planted.attention(query, key, value)
+
+    wrong = found(Subject(attention, **PLAIN), "memory-permuted-value")["memory-permuted-value"]
+    assert (wrong.verdict, wrong.variant) == ("silently wrong", "strides-ignored")
+
+
+@pytest.mark.needs("numpy")
+def test_a_fault_of_the_logsumexp_is_no_fault_of_the_output():
+    def attention(query, key, value):
+        scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        total = powers.sum(axis=-1, keepdims=True)
+        return (powers / total) @ value, np.log(total)[..., 0]
+
+    wrong = found(Subject(attention, **(PLAIN | {"returns": ("output", "logsumexp")})), "cross-1x*")
+    assert {each.variant for each in wrong.values()} == {"logsumexp-without-maximum"}
+
+
+@pytest.mark.needs("numpy")
+def test_errors_without_a_name_are_told_by_where_all_of_them_are():
+    def attention(query, key, value):
+        output = planted.attention(query, key, value)
+        output[:, -1] *= np.float32(1.01)
+        return output
+
+    wrong = found(Subject(attention, **PLAIN), "cross-1x130-plain", "many-heads")
+    assert {(each.variant, each.says) for each in wrong.values()} == {("", "all errors are in the last head")}
+
+
+def test_every_case_and_every_fault_has_threads_about_its_property():
+    assert all(seen_before(case.name) for case in subject_cases())
+    for variant in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER):
+        assert seen_before("gradient", variant.name), variant.name
+    assert {each.property for each in seen_before("bias-130", "future-key-from-128")} == {"causal"}
+
+
+def flash(query, key, value, *, window_size=(-1, -1), alibi_slopes=None, before=0, sign=-1):
+    """A window and ALiBi by the keywords of FlashAttention."""
+    scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+    rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
+    if alibi_slopes is not None:
+        scores = scores + sign * alibi_slopes[:, None, None] * abs(rows - columns).astype(np.float32)
+    left, right = window_size
+    if left >= 0:
+        scores = np.where((columns >= rows - left + before) & (columns <= rows + right), scores, np.float32(-np.inf))
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (powers / powers.sum(axis=-1, keepdims=True)) @ value
+
+
+@pytest.mark.needs("numpy")
+def test_windows_and_alibi_of_a_kernel_s_own_keywords_are_checked():
+    def one_key_less(query, key, value, window_size=(-1, -1)):
+        return flash(query, key, value, window_size=window_size, before=1)
+
+    def one_number(query, key, value, window_size=None):
+        raise NotImplementedError  # one number means several things
+
+    def added(query, key, value, alibi_slopes=None):
+        return flash(query, key, value, alibi_slopes=alibi_slopes, sign=1)
+
+    cases = ("window-of-its-own*", "alibi-of-its-own")
+    verdicts = {
+        each: {(one.verdict, one.variant) for one in found(settled(Subject(each, **PLAIN)), *cases).values()}
+        for each in (flash, one_key_less, one_number, added)
+    }
+    lacks = ("not offered", "")
+    assert verdicts[flash] == {("right", "")}
+    assert verdicts[one_key_less] == {("silently wrong", "window-first-key-less"), lacks}
+    assert verdicts[one_number] == {lacks}
+    assert verdicts[added] == {("silently wrong", "negated-bias"), lacks}
+
+
+@pytest.mark.needs("torch")
+def test_a_backward_pass_without_causality_is_told():
+    torch = pytest.importorskip("torch")
+
+    class Flash(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, query, key, value):
+            scores = query @ key.mT / query.shape[-1] ** 0.5
+            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            logsumexp = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1, keepdim=True)
+            output = torch.exp(scores - logsumexp).masked_fill(~allowed, 0) @ value
+            ctx.save_for_backward(query, key, value, output, logsumexp)
+            return output
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            query, key, value, output, logsumexp = ctx.saved_tensors
+            weights = torch.exp(query @ key.mT / query.shape[-1] ** 0.5 - logsumexp)
+            delta = (cotangent * output).sum(-1, keepdim=True)
+            d_scores = weights * (cotangent @ value.mT - delta) / query.shape[-1] ** 0.5
+            return d_scores @ key, d_scores.mT @ query, weights.mT @ cotangent
+
+    def attention(query, key, value, is_causal=False):
+        if not is_causal:
+            raise NotImplementedError("causal alone")
+        return Flash.apply(query, key, value)
+
+    takes = PLAIN | {"backend": "torch", "causal": "top-left", "causal_name": "is_causal", "differentiates": True}
+    case = "gradient-ladder-65x32-causal"
+    wrong = found(Subject(attention, **takes), case)[case]
+    assert (wrong.verdict, wrong.variant) == ("silently wrong", "gradient-without-mask")
+
+
+@pytest.mark.needs("numpy")
+def test_the_shapes_of_the_first_call_are_asked_for_once_more():
+    first = []
+
+    def attention(query, key, value):
+        output = planted.attention(query, key, value)
+        if first and first[0].shape == output.shape:
+            output = output + np.float32(1e-4) * first[0]
+        first.append(output)
+        return output
+
+    case = "as-the-first-call"
+    assert found(Subject(attention), case)[case].verdict == "silently wrong"
