@@ -1,7 +1,8 @@
 """PyTorch's FlexAttention as a `Kernel`: rules as block masks, and functions of scores.
 
 A rule and a function of the core are called with single positions, which FlexAttention traces into its kernel. The
-blocks that a rule leaves empty are known from `Mask.blocks`, so that no array of M x N is made.
+blocks that a rule leaves empty are known from `Mask.blocks`, so that no array of M x N is made. No value is read on the
+host: `repaired` keeps what is masked from leaking.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from attention_core.masks import (
     Spans,
     flatten,
 )
-from attention_torch import guards
+from attention_torch import repaired
+from attention_torch.repaired import NAN_SCORE
 from attention_torch.sdpa import differentiated_once
 
 __all__ = ["BLOCK", "RECOMPILE_OPTIONS", "FlexAttention", "block_mask"]
@@ -47,7 +49,6 @@ RECOMPILE_OPTIONS = (
 BLOCK = 128  # queries, and keys, of a block of FlexAttention
 MIN_WIDTH = 16  # of a product on tensor cores
 MIN_ROWS = 128  # from which on a kernel that is compiled for the call is worth it
-LOWEST = -1e37  # instead of a score of -inf that no mask and no bias asks for; times log2(e), it is still finite
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 RULES = (And, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow)
 FARTHEST = 2**29  # above all positions, as in the core
@@ -73,10 +74,7 @@ class FlexAttention:
         self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
     def judge(self, call: Call) -> Verdict:
-        """Say why the kernel would not give the answer, and whether it is faster.
-
-        Query, key and value are read, as NaN that is masked would leak, and an infinite score be taken for a mask.
-        """
+        """Say why the kernel would not give the answer, and whether it is faster. No value is read."""
         refusal = self._refusal(call)
         if refusal is None and call.query.shape[-2] < MIN_ROWS:
             return Verdict(None, False, "gains less for few queries than compiling costs")
@@ -90,20 +88,17 @@ class FlexAttention:
             return "computes in at most 32 bits (line 8)"
         if call.dropout is not None and call.dropout.rate:
             return "drops no weights (line 11)"
-        if not all(map(is_concrete, arrays)) or any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays)):
-            return "is called with values that can be read (line 5)"
+        if not all(map(_can_be_given, arrays)):
+            return "takes no arrays of torch.func, of an export, or without values"
         if any(0 in array.shape for array in arrays):
             return "takes no empty arrays"
         if min(call.query.shape[-1], call.value.shape[-1]) < MIN_WIDTH:
             return f"takes heads of a width of at least {MIN_WIDTH}"
-        return _refusal_of_mask(call) or _refusal_of_scores(call) or _refusal_of_values(call)
+        return _refusal_of_mask(call) or _refusal_of_scores(call)
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel."""
-        if call.score_mod is not None:
-            return self.attend_with_logsumexp(call)[0]
-        output: torch.Tensor = self._run(call)
-        return output.reshape(*call.query.shape[:-3], *output.shape[1:])
+        return self.attend_with_logsumexp(call)[0]
 
     def has_logsumexp(self, call: Call) -> bool:
         """Whether it returns the logsumexp, which it always does."""
@@ -112,35 +107,46 @@ class FlexAttention:
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and logsumexp of one run of the kernel."""
         leading = call.query.shape[:-3]
-        output, aux = self._run(call, return_aux=AuxRequest(lse=True))
-        logsumexp = aux.lse
-        if call.score_mod is not None:  # a row whose scores are all -inf is fully masked only if a mask says so
-            is_lost = (logsumexp < LOWEST / 2) & (logsumexp > -math.inf)
+        arrays = [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
+        blocks = block_mask(call)
+        run = functools.partial(self._run, call, _score_function(call), blocks)
+        if _may_leak(call):
+            merged = call._replace(query=arrays[0], key=arrays[1], value=arrays[2])
+            output, logsumexp = repaired.results(merged, AttendedByRule(self, call, blocks), run)
+            assert logsumexp is not None
+        else:
+            output, logsumexp = run(*arrays)
+        if call.score_mod is not None or (call.mask is None and call.bias is None):
+            # A row whose scores are all -inf is fully masked only if a mask says so.
+            is_lost = logsumexp < -NAN_SCORE / 2
+            if call.mask is not None or call.bias is not None:
+                is_lost = is_lost & (logsumexp > -math.inf)
             output = torch.where(is_lost.unsqueeze(-1), math.nan, output)
             logsumexp = torch.where(is_lost, math.nan, logsumexp)
         return output.reshape(*leading, *output.shape[1:]), logsumexp.reshape(*leading, *logsumexp.shape[1:])
 
-    def _run(self, call: Call, **options: Any) -> Any:
-        """What the kernel returns, with one axis for the batch."""
-        query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-        scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
+    def _run(
+        self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the kernel makes of queries, keys and values, which may be others than those of the call."""
+        query, key, value = arrays
+        scale: Any = default_scale(query, call.xp) if call.scale is None else call.scale
         if isinstance(scale, torch.Tensor):
             query, scale = query * scale.to(query.dtype), 1.0
-        result = self._program(call)(
+        output, aux = self.program(call)(
             query,
             key,
             value,
-            score_mod=_score_function(call),
-            block_mask=block_mask(call),
+            score_mod=scores,
+            block_mask=blocks,
             scale=float(scale),
             enable_gqa=query.shape[1] != key.shape[1],
-            **options,
+            return_aux=AuxRequest(lse=True),
         )
-        differentiated_once(result[0] if isinstance(result, tuple) else result)
-        return result
+        return differentiated_once(output), aux.lse
 
-    def _program(self, call: Call) -> Callable[..., Any]:
-        """FlexAttention, compiled for calls with the same kind of rule and function; lengths may differ."""
+    def program(self, call: Call, use: str = "") -> Callable[..., Any]:
+        """FlexAttention, compiled for calls with the same kind of rule, function and use; lengths may differ."""
         if self.function is not None:
             return self.function
         function = getattr(call.score_mod, "function", None)
@@ -151,7 +157,7 @@ class FlexAttention:
             function,
             call.scale if isinstance(call.scale, float) else None,
         )
-        signature = (_kind(_mask_key(call)[0]), *shapes, *options)
+        signature = (use, _kind(_mask_key(call)[0]), *shapes, *options)
         if signature not in self._programs:
 
             def program(*arrays: torch.Tensor, **options: Any) -> Any:
@@ -180,6 +186,13 @@ def _bound(cache: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
 # The guard
 
 
+def _can_be_given(array: torch.Tensor) -> bool:
+    """Whether an array has values, as one that a CUDA graph records."""
+    return (
+        is_concrete(array) or _is_captured(array)
+    ) and not torch._C._functorch.is_functorch_wrapped_tensor(array)
+
+
 def _refusal_of_mask(call: Call) -> str | None:
     for rule in _rules(call.mask):
         if type(rule) not in RULES:
@@ -198,13 +211,6 @@ def _refusal_of_scores(call: Call) -> str | None:
     if call.score_mod is not None and not _takes_positions(_modified(call), 5, call):
         return "calls a score_mod with single positions, which this one does not take"
     return None
-
-
-def _refusal_of_values(call: Call) -> str | None:
-    with torch.no_grad():
-        if guards.all_products_are_finite(call):
-            return None
-    return "lets masked keys leak, or takes infinite scores for masked ones, unless all are seen to be finite (line 5)"
 
 
 def _rules(mask: Any) -> list[Any]:
@@ -377,20 +383,145 @@ def _score_function(call: Call) -> Callable[..., torch.Tensor] | None:
     if softcap is None and bias is None and call.score_mod is None:
         return None
     if softcap is not None:  # in the type of scores
-        softcap = torch.as_tensor(softcap, dtype=torch.float32, device=call.query.device)
+        softcap = _float_of(softcap, call.query)
     modify = None if call.score_mod is None else _modified(call)
-    if bias is not None:
-        bias = bias.expand(*call.query.shape[:-1], call.key.shape[-2])
-        bias = bias.reshape(-1, *bias.shape[-3:]) if bias.dim() != 4 else bias
+    bias = None if bias is None else _all_of(bias, call)
+    spoilt = _spoilt_vectors(call) if modify is not None and _may_leak(call) else None
+    judges = _may_leak(call)
+    group = call.query.shape[1] // call.key.shape[1]
 
     def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        if spoilt is not None:
+            is_spoilt = spoilt[0][batch, head, query] | spoilt[1][batch, head // group, key]
+            score = torch.where(is_spoilt, math.nan, score.to(torch.float32))
         if softcap is not None:
             score = torch.tanh(score.to(torch.float32) / softcap) * softcap
         if modify is not None:
-            score = modify(score.to(torch.float32), batch, head, query, key).clamp(min=LOWEST)
-        return score if bias is None else score + bias[batch, head, query, key]
+            score = modify(score.to(torch.float32), batch, head, query, key).clamp(min=-NAN_SCORE)
+        if bias is None:
+            return torch.where(score <= NAN_SCORE, score, NAN_SCORE) if judges and modify is not None else score
+        added = bias[batch, head, query, key]
+        score = (score + added).clamp(min=-NAN_SCORE)
+        if judges:
+            score = torch.where(score <= NAN_SCORE, score, NAN_SCORE)
+        return torch.where(added == -math.inf, -math.inf, score)
 
     return scores
+
+
+def _float_of(number: Any, like: torch.Tensor) -> torch.Tensor:
+    """A number in the type of scores, which is written on the device."""
+    if isinstance(number, torch.Tensor):
+        return number.to(torch.float32)
+    return torch.full((), float(number), dtype=torch.float32, device=like.device)
+
+
+def _all_of(bias: torch.Tensor, call: Call) -> torch.Tensor:
+    """A bias with all axes of scores, and one for the batch (B, H, M, N)."""
+    bias = bias.expand(*call.query.shape[:-1], call.key.shape[-2])
+    return bias if bias.dim() == 4 else bias.reshape(-1, *bias.shape[-3:])
+
+
+def _spoilt_vectors(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which queries (B, H, M), and which keys (B, G, N), a function of scores sees as NaN."""
+    bound = repaired.bounds_of(call).score
+    vectors = (x.detach().reshape(-1, *x.shape[-3:]) for x in (call.query, call.key))
+    query, key = (~repaired.vectors_within(x, bound).squeeze(-1) for x in vectors)
+    return query, key
+
+
+def _may_leak(call: Call) -> bool:
+    """Whether something may be masked that is not assumed to be finite."""
+    return not call.assume_finite and (call.mask is not None or call.bias is not None)
+
+
+# Who attends to what could leak
+
+
+class AttendedByRule:
+    """Who attends to whom by a rule and a bias, asked of FlexAttention itself: as averages of indicators.
+
+    Where nothing is indicated, the device leaves out all blocks, so that nothing but an empty result is written.
+    """
+
+    def __init__(self, kernel: FlexAttention, call: Call, blocks: BlockMask | None) -> None:
+        self.kernel, self.call, self.blocks = kernel, call, blocks
+        self.scores_tell = call.score_mod is not None
+
+    def rows(self, indicators: torch.Tensor, is_any: torch.Tensor) -> torch.Tensor:
+        """Which rows (B, H, M, C) attend to a key that is indicated (B, G, N, C)."""
+        return self._average(indicators, is_any, False)
+
+    def keys(self, marked: torch.Tensor, is_any: torch.Tensor) -> torch.Tensor:
+        """Which keys (B, H, N, C) are attended to by a row that is marked (B, H, M, C)."""
+        return self._average(marked, is_any, True)
+
+    def _average(self, indicators: torch.Tensor, is_any: torch.Tensor, is_transposed: bool) -> torch.Tensor:
+        call, width = self.call, indicators.shape[-1]
+        heads, rows = call.query.shape[-3], call.key.shape[-2] if is_transposed else call.query.shape[-2]
+        value = indicators.to(call.query.dtype)
+        value = torch.nn.functional.pad(value, (0, max(0, MIN_WIDTH - width)))
+        query, key = (value.new_zeros((value.shape[0], *dims, MIN_WIDTH)) for dims in ((heads, rows), value.shape[1:3]))
+        with torch.no_grad():
+            output = self.kernel.program(call, "transposed" if is_transposed else "rows")(
+                query,
+                key,
+                value,
+                score_mod=_excluded_by_bias(call, is_transposed),
+                block_mask=self._blocks_if(is_any, is_transposed),
+                scale=1.0,
+                enable_gqa=value.shape[1] != heads,
+            )
+        return output[..., :width] > 0
+
+    def _blocks_if(self, is_any: torch.Tensor, is_transposed: bool) -> BlockMask:
+        """The blocks of the rule if something is indicated, else none."""
+        blocks = _all_blocks(self.call) if self.blocks is None else self.blocks
+        counts = is_any.to(torch.int32)
+        lengths = blocks.seq_lengths
+        sides = blocks.kv_num_blocks, blocks.kv_indices, blocks.full_kv_num_blocks, blocks.full_kv_indices
+        function = blocks.mask_mod
+        if is_transposed:
+            lengths = lengths[::-1]
+            sides = blocks.q_num_blocks, blocks.q_indices, blocks.full_q_num_blocks, blocks.full_q_indices
+            function = _transposed(function)
+        mixed, mixed_at, full, full_at = sides
+        return BlockMask.from_kv_blocks(
+            mixed * counts,
+            mixed_at,
+            full * counts,
+            full_at,
+            BLOCK_SIZE=BLOCK,
+            mask_mod=function,
+            seq_lengths=lengths,
+            compute_q_blocks=False,
+        )
+
+
+def _transposed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def transposed(batch: Any, head: Any, key: Any, query: Any) -> torch.Tensor:
+        return function(batch, head, query, key)
+
+    return transposed
+
+
+def _excluded_by_bias(call: Call, is_transposed: bool) -> Callable[..., torch.Tensor] | None:
+    """A function of scores that masks what a bias does."""
+    if call.bias is None:
+        return None
+    bias = _all_of(call.bias.detach(), call)
+
+    def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        at = (key, query) if is_transposed else (query, key)
+        return torch.where(bias[batch, head, at[0], at[1]] == -math.inf, -math.inf, score)
+
+    return scores
+
+
+def _all_blocks(call: Call) -> BlockMask:
+    """The blocks of a call without a rule."""
+    everywhere = torch.ones((1, 1), dtype=torch.bool, device=call.query.device)
+    return block_mask(call._replace(mask=Given(everywhere)))  # type: ignore[return-value]
 
 
 # Block masks
@@ -411,6 +542,10 @@ def block_mask(call: Call) -> BlockMask | None:
     if call.mask is None:
         return None
     treedef, arrays = _mask_key(call)
+    if torch.compiler.is_compiling() or _is_captured(call.query):  # a tensor of the program, or memory of the graph
+        blocks = _blocks(call)
+        blocks.mask_mod = _mask_function(call)
+        return blocks
     versions = tuple((id(array), array._version) for array in arrays)
     dims = call.query.shape[:-1], call.key.shape[-2], call.query.device
     key = (treedef, versions, dims, call.starts)
@@ -423,6 +558,11 @@ def block_mask(call: Call) -> BlockMask | None:
     blocks = copy.copy(kept.blocks)
     blocks.mask_mod = _mask_function(call)
     return blocks
+
+
+def _is_captured(array: torch.Tensor) -> bool:
+    """Whether a CUDA graph records what is computed."""
+    return array.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _mask_key(call: Call) -> tuple[Any, tuple[torch.Tensor, ...]]:
