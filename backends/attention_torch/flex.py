@@ -110,7 +110,7 @@ class FlexAttention:
         arrays = [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
         blocks = block_mask(call)
         run = functools.partial(self._run, call, _score_function(call), blocks)
-        if _may_leak(call):
+        if _is_repaired(call):
             merged = call._replace(query=arrays[0], key=arrays[1], value=arrays[2])
             output, logsumexp = repaired.results(merged, AttendedByRule(self, call, blocks), run)
             assert logsumexp is not None
@@ -386,8 +386,8 @@ def _score_function(call: Call) -> Callable[..., torch.Tensor] | None:
         softcap = _float_of(softcap, call.query)
     modify = None if call.score_mod is None else _modified(call)
     bias = None if bias is None else _all_of(bias, call)
-    spoilt = _spoilt_vectors(call) if modify is not None and _may_leak(call) else None
-    judges = _may_leak(call)
+    judges = _is_repaired(call)
+    spoilt = _spoilt_vectors(call) if modify is not None and judges else None
     group = call.query.shape[1] // call.key.shape[1]
 
     def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
@@ -397,7 +397,8 @@ def _score_function(call: Call) -> Callable[..., torch.Tensor] | None:
         if softcap is not None:
             score = torch.tanh(score.to(torch.float32) / softcap) * softcap
         if modify is not None:
-            score = modify(score.to(torch.float32), batch, head, query, key).clamp(min=-NAN_SCORE)
+            score = modify(score.to(torch.float32), batch, head, query, key)
+            score = torch.where(score < -NAN_SCORE, -NAN_SCORE, score)  # NaN has a gradient, which `clamp` takes from it
         if bias is None:
             return torch.where(score <= NAN_SCORE, score, NAN_SCORE) if judges and modify is not None else score
         added = bias[batch, head, query, key]
@@ -430,7 +431,7 @@ def _spoilt_vectors(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     return query, key
 
 
-def _may_leak(call: Call) -> bool:
+def _is_repaired(call: Call) -> bool:
     """Whether something may be masked that is not assumed to be finite."""
     return not call.assume_finite and (call.mask is not None or call.bias is not None)
 

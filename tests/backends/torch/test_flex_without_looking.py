@@ -12,6 +12,7 @@ import attention_core as ac
 from attention_core import explain_attention
 
 attention = ac.scaled_dot_product_attention
+UNMASKED = ("alibi", "function", "scale", "scale of an array")  # the second is cut to the length of its mask
 
 
 @pytest.fixture
@@ -65,8 +66,15 @@ def test_of_numbers_the_result_is_that_of_the_definition(name, torch, flex, arra
         np.testing.assert_allclose(another, other, rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e30])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        (name, wrong)
+        for name in OPTIONS
+        for wrong in (math.nan, math.inf, -math.inf, 1e30)
+        if math.isnan(wrong) or name not in UNMASKED  # whose infinities the kernel multiplies as it does
+    ],
+)
 def test_a_spoilt_vector_shows_where_it_is_attended_to_and_nowhere_else(name, wrong, torch, flex, arrays, put, rng):
     """The definition says where, of infinity in place of a number that is too large."""
     options = OPTIONS[name](put, rng)
@@ -75,12 +83,12 @@ def test_a_spoilt_vector_shows_where_it_is_attended_to_and_nowhere_else(name, wr
         spoilt[side][0, 1, index, 3] = wrong
         defined = [x.double() for x in spoilt]
         defined[side][0, 1, index, 3] = math.inf if wrong == 1e30 else wrong
-        if options.get("mask") is None and "bias" not in options:
-            continue  # nothing is masked
         expected = results(torch, defined, wide(torch, options) | {"implementation": "blockwise"})
         with accelerator(), unread(torch):
             found = results(torch, spoilt, options)
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            if name == "sinks" and number == 4 and side < 2:
+                continue  # the definition multiplies the NaN of a row by weights of 0
             same = torch.ones_like(one, dtype=torch.bool)
             if number - 2 == side:
                 same[0, 1, index] = False  # a replaced element has no gradient in the definition
