@@ -188,9 +188,7 @@ def _bound(cache: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
 
 def _can_be_given(array: torch.Tensor) -> bool:
     """Whether an array has values, as one that a CUDA graph records."""
-    return (
-        is_concrete(array) or _is_captured(array)
-    ) and not torch._C._functorch.is_functorch_wrapped_tensor(array)
+    return (is_concrete(array) or _is_captured(array)) and not torch._C._functorch.is_functorch_wrapped_tensor(array)
 
 
 def _refusal_of_mask(call: Call) -> str | None:
@@ -398,7 +396,9 @@ def _score_function(call: Call) -> Callable[..., torch.Tensor] | None:
             score = torch.tanh(score.to(torch.float32) / softcap) * softcap
         if modify is not None:
             score = modify(score.to(torch.float32), batch, head, query, key)
-            score = torch.where(score < -NAN_SCORE, -NAN_SCORE, score)  # NaN has a gradient, which `clamp` takes from it
+            score = torch.where(
+                score < -NAN_SCORE, -NAN_SCORE, score
+            )  # NaN has a gradient, which `clamp` takes from it
         if bias is None:
             return torch.where(score <= NAN_SCORE, score, NAN_SCORE) if judges and modify is not None else score
         added = bias[batch, head, query, key]

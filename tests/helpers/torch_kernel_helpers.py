@@ -68,7 +68,13 @@ def accelerator():
     """A context in which a CPU counts as an accelerator: the host may not read its values without waiting."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attention_torch.guards.HOSTS", set())
-        for module in ("_attention.dense", "_attention.magnitudes", "masks._rules"):
+        for module in (
+            "_attention.dense",
+            "_attention.magnitudes",
+            "_attention.blocks.nonfinite",
+            "_attention.blocks.visits",
+            "masks._rules",
+        ):
             patch.setattr(f"attention_core.{module}.is_on_host", lambda array: False)
         yield
 

@@ -9,10 +9,10 @@ import pytest
 from flex_helpers import OPTIONS, RULES, SHAPES, B, H, M, N, as_kernel
 
 import attention_core as ac
-from attention_core import MaskFunction, Segments, SlidingWindow, explain_attention
+from attention_core import MaskFunction, SlidingWindow, explain_attention
 from attention_core.backend import Call
 from attention_core.masks import Given
-from attention_core.scores import ScoreMod, alibi, relative_bias
+from attention_core.scores import relative_bias
 
 attention = ac.scaled_dot_product_attention
 

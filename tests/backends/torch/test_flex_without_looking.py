@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from flex_helpers import OPTIONS, SHAPES, G, as_kernel
+from flex_helpers import OPTIONS, SHAPES, as_kernel
 from torch_kernel_helpers import accelerator, unread
 
 import attention_core as ac
