@@ -97,8 +97,11 @@ class FlexAttention:
         return _refusal_of_mask(call) or _refusal_of_scores(call)
 
     def attend(self, call: Call) -> torch.Tensor:
-        """Return the output of the kernel."""
-        return self.attend_with_logsumexp(call)[0]
+        """Return the output of the kernel. Its logsumexp is computed where it tells what is masked or spoilt."""
+        if _is_repaired(call) or call.score_mod is not None or _is_plain(call):
+            return self.attend_with_logsumexp(call)[0]
+        output = self._kernel(call, _score_function(call), block_mask(call), *_with_one_batch_axis(call))
+        return differentiated_once(output).reshape(*call.query.shape[:-3], *output.shape[1:])
 
     def has_logsumexp(self, call: Call) -> bool:
         """Whether it returns the logsumexp, which it always does."""
@@ -107,16 +110,15 @@ class FlexAttention:
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and logsumexp of one run of the kernel."""
         leading = call.query.shape[:-3]
-        arrays = [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
-        blocks = block_mask(call)
+        arrays, blocks = _with_one_batch_axis(call), block_mask(call)
         run = functools.partial(self._run, call, _score_function(call), blocks)
         if _is_repaired(call):
-            merged = call._replace(query=arrays[0], key=arrays[1], value=arrays[2])
+            merged = call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
             output, logsumexp = repaired.results(merged, AttendedByRule(self, call, blocks), run)
             assert logsumexp is not None
         else:
             output, logsumexp = run(*arrays)
-        if call.score_mod is not None or (call.mask is None and call.bias is None):
+        if call.score_mod is not None or _is_plain(call):
             # A row whose scores are all -inf is fully masked only if a mask says so.
             is_lost = logsumexp < -NAN_SCORE / 2
             if call.mask is not None or call.bias is not None:
@@ -128,12 +130,16 @@ class FlexAttention:
     def _run(
         self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the kernel makes of queries, keys and values, which may be others than those of the call."""
+        """Output and logsumexp of queries, keys and values, which may be others than those of the call."""
+        output, aux = self._kernel(call, scores, blocks, *arrays, return_aux=AuxRequest(lse=True))
+        return differentiated_once(output), aux.lse
+
+    def _kernel(self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor, **options: Any) -> Any:
         query, key, value = arrays
         scale: Any = default_scale(query, call.xp) if call.scale is None else call.scale
         if isinstance(scale, torch.Tensor):
             query, scale = query * scale.to(query.dtype), 1.0
-        output, aux = self.program(call)(
+        return self.program(call)(
             query,
             key,
             value,
@@ -141,14 +147,15 @@ class FlexAttention:
             block_mask=blocks,
             scale=float(scale),
             enable_gqa=query.shape[1] != key.shape[1],
-            return_aux=AuxRequest(lse=True),
+            **options,
         )
-        return differentiated_once(output), aux.lse
 
     def program(self, call: Call, use: str = "") -> Callable[..., Any]:
         """FlexAttention, compiled for calls with the same kind of rule, function and use; lengths may differ."""
         if self.function is not None:
             return self.function
+        if torch.compiler.is_compiling():  # the program around it compiles it
+            return flex_attention
         function = getattr(call.score_mod, "function", None)
         shapes = tuple((x.dtype, x.shape[-3], x.shape[-1]) for x in (call.query, call.key, call.value))
         options = (
@@ -187,8 +194,11 @@ def _bound(cache: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
 
 
 def _can_be_given(array: torch.Tensor) -> bool:
-    """Whether an array has values, as one that a CUDA graph records."""
-    return (is_concrete(array) or _is_captured(array)) and not torch._C._functorch.is_functorch_wrapped_tensor(array)
+    """Whether an array has values, now or when a compiled program or a CUDA graph runs."""
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting() and not torch._C._functorch.is_batchedtensor(array)
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(array)
+    return (is_concrete(array) or _is_captured(array)) and not is_wrapped
 
 
 def _refusal_of_mask(call: Call) -> str | None:
@@ -206,6 +216,8 @@ def _refusal_of_scores(call: Call) -> str | None:
     arrays = [call.softcap, *getattr(call.score_mod, "arrays", ())]
     if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
         return "is not known to differentiate by arrays of functions of scores"
+    if torch.compiler.is_compiling() and _makes_tables(call.score_mod):
+        return "is given the tables that this score_mod makes outside of a compiled program only"
     if call.score_mod is not None and not _takes_positions(_modified(call), 5, call):
         return "calls a score_mod with single positions, which this one does not take"
     return None
@@ -331,11 +343,16 @@ def _modified(call: Call) -> Callable[..., torch.Tensor]:
     """The function of scores of a call, at single positions."""
     score_mod: Any = call.score_mod
     function, arrays = getattr(score_mod, "function", score_mod), getattr(score_mod, "arrays", ())
-    if not inspect.isroutine(function):  # of the core, which makes tables that a compiled kernel has to be given
+    if _makes_tables(score_mod):
         shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
         function, tables = _traced(function, shapes, call.query.device)
         arrays = *arrays, *tables
     return _counted(lambda *at: function(*at, *arrays), call)
+
+
+def _makes_tables(score_mod: Any) -> bool:
+    """Whether a function of scores is one of the core, which makes tables that a compiled kernel has to be given."""
+    return score_mod is not None and not inspect.isroutine(getattr(score_mod, "function", score_mod))
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -396,9 +413,7 @@ def _score_function(call: Call) -> Callable[..., torch.Tensor] | None:
             score = torch.tanh(score.to(torch.float32) / softcap) * softcap
         if modify is not None:
             score = modify(score.to(torch.float32), batch, head, query, key)
-            score = torch.where(
-                score < -NAN_SCORE, -NAN_SCORE, score
-            )  # NaN has a gradient, which `clamp` takes from it
+            score = torch.where(score < -NAN_SCORE, -NAN_SCORE, score)  # `clamp` has no gradient at NaN
         if bias is None:
             return torch.where(score <= NAN_SCORE, score, NAN_SCORE) if judges and modify is not None else score
         added = bias[batch, head, query, key]
@@ -429,6 +444,16 @@ def _spoilt_vectors(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     vectors = (x.detach().reshape(-1, *x.shape[-3:]) for x in (call.query, call.key))
     query, key = (~repaired.vectors_within(x, bound).squeeze(-1) for x in vectors)
     return query, key
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether nothing masks or caps a score, so that one of -inf is no mask."""
+    return call.mask is None and call.bias is None and call.softcap is None
+
+
+def _with_one_batch_axis(call: Call) -> list[torch.Tensor]:
+    """Query, key and value with four axes."""
+    return [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
 
 
 def _is_repaired(call: Call) -> bool:

@@ -67,7 +67,7 @@ def _visits_within_reach(grid: Grid, *, by_key: bool, longest: int) -> Visits:
     mask: Any = unflatten(grid.plan.mask, grid.operands.mask)
     low, high = mask.reach() if None not in grid.plan.starts else (-math.inf, math.inf)
     exact = is_interval(mask) and grid.operands.bias is None
-    (rows, columns), spans = grid.counts, []
+    spans = []
     for start, count, size, length in zip(grid.plan.starts, grid.counts, grid.sizes, grid.lengths, strict=True):
         firsts = [(start or 0) + index * size for index in range(count)]
         spans.append([(first, min(first + size, (start or 0) + length) - 1) for first in firsts])
@@ -75,7 +75,7 @@ def _visits_within_reach(grid: Grid, *, by_key: bool, longest: int) -> Visits:
     some = [[least <= high and most >= low for least, most in line] for line in nearest]
     every = [[exact and low <= least and most <= high for least, most in line] for line in nearest]
     if by_key:
-        some, every = ([[line[j] for line in flags] for j in range(columns)] for flags in (some, every))
+        some, every = ([[line[j] for line in flags] for j in range(grid.counts[1])] for flags in (some, every))
     return _visits_from_lists([some], [every], longest)
 
 
