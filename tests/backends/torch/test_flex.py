@@ -158,3 +158,18 @@ def test_without_a_gpu_it_is_refused(arrays):
     told = [each for each in explain_attention(*arrays, softcap=2.0).candidates if each.name == "fused"]
     assert [each.kernel.rpartition(".")[2] for each in told] == ["scaled_dot_product_attention", "flex_attention"]
     assert told[1].refusal.startswith("needs a GPU")
+
+
+def test_it_is_asked_for_by_name(flex, arrays, put):
+    """With logsumexp and sinks, which it computes; and of another library there is no such kernel."""
+    for options in ({"return_logsumexp": True}, {"sinks": put(np.linspace(-1, 1, H), dtype="float32")}):
+        found, expected = (
+            attention(*arrays, is_causal=True, softcap=2.0, **options, implementation=each)
+            for each in (flex.name, "dense")
+        )
+        found, expected = (getattr(each, "output", each) for each in (found, expected))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
+    with pytest.raises(ValueError, match="flex_attention answers as defined; got one that it does not: it drops no"):
+        attention(*arrays, dropout=ac.Dropout(0.5, 3), implementation=flex.name)
+    with pytest.raises(ValueError, match="expected an implementation out of auto, dense, blockwise, fused; got"):
+        attention(*[x.numpy() for x in arrays], implementation=flex.name)
