@@ -121,8 +121,8 @@ def scaled_dot_product_attention(
     TypeError
         When an argument is not an array of the right dtype, or libraries are mixed.
     ValueError
-        When shapes, devices or numbers do not fit, or no kernel of this name, or of any, gives the same answer. All errors
-        are raised before any computation.
+        When shapes, devices or numbers do not fit, or a kernel that is asked for does not give the same answer. All
+        errors are raised before any computation.
 
     Notes
     -----

@@ -155,7 +155,7 @@ class FlexAttention:
         if self.function is not None:
             return self.function
         if torch.compiler.is_compiling():  # the program around it compiles it
-            return flex_attention
+            return flex_attention  # type: ignore[no-any-return]
         function = getattr(call.score_mod, "function", None)
         shapes = tuple((x.dtype, x.shape[-3], x.shape[-1]) for x in (call.query, call.key, call.value))
         options = (
@@ -547,7 +547,7 @@ def _excluded_by_bias(call: Call, is_transposed: bool) -> Callable[..., torch.Te
 def _all_blocks(call: Call) -> BlockMask:
     """The blocks of a call without a rule."""
     everywhere = torch.ones((1, 1), dtype=torch.bool, device=call.query.device)
-    return block_mask(call._replace(mask=Given(everywhere)))  # type: ignore[return-value]
+    return block_mask(call._replace(mask=Given(everywhere)))
 
 
 # Block masks
@@ -588,7 +588,7 @@ def block_mask(call: Call) -> BlockMask | None:
 
 def _is_captured(array: torch.Tensor) -> bool:
     """Whether a CUDA graph records what is computed."""
-    return array.is_cuda and torch.cuda.is_current_stream_capturing()
+    return bool(array.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _mask_key(call: Call) -> tuple[Any, tuple[torch.Tensor, ...]]:

@@ -300,7 +300,8 @@ class Repaired(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, d_output: Any) -> Any:
         """Sanitize, and mark."""
-        marks = _marks(*ctx.saved_tensors, d_output, ctx.bound)
+        (rows,) = ctx.saved_tensors
+        marks = _marks(rows, d_output, ctx.bound)
         return _sanitize(d_output, ctx.bound), marks, None, None, None, None
 
 
@@ -324,7 +325,8 @@ class RepairedWithLogsumexp(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, d_output: Any, d_logsumexp: Any) -> Any:
         """Sanitize, and mark."""
-        marks = _marks(*ctx.saved_tensors, d_output, ctx.bound)
+        (rows,) = ctx.saved_tensors
+        marks = _marks(rows, d_output, ctx.bound)
         wrong = ~(d_logsumexp.abs() <= ctx.bound)
         marks = torch.where(torch.stack([wrong, torch.zeros_like(wrong)], dim=-1), math.nan, marks)
         return _sanitize(d_output, ctx.bound), _sanitize(d_logsumexp, ctx.bound), marks, None, None, None, None

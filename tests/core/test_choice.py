@@ -216,13 +216,13 @@ def test_a_kernel_is_asked_for_by_its_name(arrays, backend, ran):
             np.testing.assert_allclose(found, attention(*arrays, implementation="dense"), rtol=0, atol=1e-12)
             assert "fused" in ran
         else:
-            with pytest.raises(ValueError, match="expected a call that .* answers as defined; got .* it ") as raised:
+            with pytest.raises(ValueError, match=r"expected a call that .* answers as defined; got .* it ") as raised:
                 attention(*arrays, implementation=candidate.kernel)
             assert str(raised.value).endswith(candidate.refusal)
         with pytest.raises(ValueError, match="expected no return_weights with implementation="):
             attention(*arrays, implementation=candidate.kernel, return_weights=True)
+        single = [x.astype("float32") if hasattr(x, "astype") else x.float() for x in arrays]
         with pytest.raises(ValueError, match="expected another implementation with arithmetic='reproducible'"):
-            single = [x.astype("float32") if hasattr(x, "astype") else x.float() for x in arrays]
             attention(*single, implementation=candidate.kernel, arithmetic="reproducible")
 
 
