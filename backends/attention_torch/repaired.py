@@ -192,8 +192,8 @@ def _poison(
             lines = logsumexp.detach().unflatten(1, (groups, -1)).unsqueeze(-1)
             nan = lines > NAN_SCORE / 2
             if not allowed.scores_tell:
-                nan = nan | (rows & (lines > -math.inf)) | _attending(allowed, ~keys, groups)
-            return _attending(allowed, ~below, groups), _attending(allowed, ~above, groups), nan
+                nan = nan | (rows & (lines > -math.inf)) | _attends_to(allowed, ~keys, groups)
+            return _attends_to(allowed, ~below, groups), _attends_to(allowed, ~above, groups), nan
         places = _by_group(allowed, groups)
         indicators = torch.cat([below, above, keys], dim=-1).logical_not().unsqueeze(2).to(query.dtype)
         attended = torch.matmul(places.to(query.dtype), indicators) > 0
@@ -204,7 +204,7 @@ def _poison(
         return inf, minus_inf, nan
 
 
-def _attending(allowed: Attended, indicators: torch.Tensor, groups: int) -> torch.Tensor:
+def _attends_to(allowed: Attended, indicators: torch.Tensor, groups: int) -> torch.Tensor:
     return allowed.rows(indicators, indicators.any()).unflatten(1, (groups, -1))
 
 
