@@ -17,7 +17,7 @@ from attention_core._attention.reproducible.forward import reproducible_attentio
 from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.reproducible.weights import reproducible_weights
 from attention_core._attention.softmax import logaddexp
-from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, is_exporting, library_name
+from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice
 from attention_core.masks._mask import is_structured
 
@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
     name : str
         ``"dense"``, ``"blockwise"`` or ``"fused"``.
     kernel : str or None
-        The fused kernel, by the name its library has for it.
+        The fused kernel, by the name its library has for it; ``implementation=`` takes this name, too.
     refusal : str or None
         Why this way is not open to the call, or ``None`` where it is.
     memory : int or None
@@ -85,8 +85,11 @@ class Explanation(NamedTuple):
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
-def check_implementation(implementation: Any) -> None:
-    """Raise unless this names an implementation."""
+def check_implementation(implementation: Any, like: Array | None = None) -> None:
+    """Raise unless this names an implementation, or a kernel of the library of an array."""
+    backend = None if like is None else backend_of(like)
+    if backend is not None and any(implementation == kernel.name for kernel in backend.kernels):
+        return
     check_choice("an implementation", implementation, IMPLEMENTATIONS)
 
 
@@ -130,6 +133,8 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
     whole = call  # of which blocks leave out by themselves what is masked
     if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:
         call = cut_keys(call)
+    if implementation not in IMPLEMENTATIONS:
+        return _attend_by_kernel(call, implementation, weights=weights, logsumexp=logsumexp)
     automatic = implementation == "auto"
     kernel = from_kernel = None
     if automatic:
@@ -149,16 +154,36 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
         result = _blockwise(whole)
     else:
         if logsumexp and not automatic:
-            raise ValueError(
-                "expected no return_logsumexp and no sinks with implementation='fused', as few kernels"
-                " return it; got True: implementation='blockwise' returns it"
-            )
+            raise _no_logsumexp("fused", "few kernels return it")
         result = Attention((kernel or _first_kernel(call)).attend(call))
     if logsumexp and result.logsumexp is None:
         result = result._replace(logsumexp=(dense(call) if is_dense_faster(call) else _blockwise(whole)).logsumexp)
     if weights and result.weights is None:
         result = result._replace(weights=dense(whole, weights=True, logsumexp=False).weights)
     return result
+
+
+def _attend_by_kernel(call: Call, name: str, *, weights: bool, logsumexp: bool) -> Attention:
+    """Run a call by the kernel of this name, which says why if it would not give the answer."""
+    kernel: Any = next(kernel for kernel in call.backend.kernels if kernel.name == name)
+    if weights:
+        raise _no_weights(name)
+    refusal = kernel.judge(call).refusal
+    if refusal is not None:
+        raise ValueError(f"expected a call that {name} answers as defined; got one that it does not: it {refusal}")
+    if not logsumexp:
+        return Attention(kernel.attend(call))
+    if not _has_logsumexp(kernel, call):
+        raise _no_logsumexp(name, "this kernel does not return it")
+    output, found = kernel.attend_with_logsumexp(call)
+    return Attention(output, None, found)
+
+
+def _no_logsumexp(implementation: str, reason: str) -> ValueError:
+    return ValueError(
+        f"expected no return_logsumexp and no sinks with implementation={implementation!r}, as {reason};"
+        " got True: implementation='blockwise' returns it"
+    )
 
 
 def all_scores(call: Call) -> Array:

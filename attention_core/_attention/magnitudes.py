@@ -7,7 +7,7 @@ import math
 import sys
 from numbers import Real
 
-from attention_core._arrays import Array, Namespace, compute_dtype_name, dtype_name, upcast
+from attention_core._arrays import Array, Namespace, compute_dtype_name, dtype_name, is_on_host, upcast
 from attention_core._attention.call import Call
 from attention_core._backend import Backend, is_concrete
 
@@ -45,6 +45,11 @@ def _max_value(query: Array, xp: Namespace) -> float:
     return float(math.sqrt(xp.finfo(getattr(xp, compute_dtype_name(query.dtype))).max)) / 16
 
 
+def can_be_read(array: Array) -> bool:
+    """Whether values can be read now, and no accelerator is waited for."""
+    return is_on_host(array) and is_concrete(array)
+
+
 def known_finite_products(call: Call) -> bool:
     """Whether query, key, value and all products are finite, where that can be read."""
     arrays = call.query, call.key, call.value
@@ -65,7 +70,7 @@ def _norms_are_small(call: Call, arrays: tuple[Array, ...]) -> bool:
     largest, scale = _LARGEST.get(dtype_name(arrays[0].dtype)), call.scale
     if largest is None or not (scale is None or isinstance(scale, Real)):
         return False
-    if not all(map(is_concrete, arrays)) or any(0 in array.shape for array in arrays):
+    if not all(map(can_be_read, arrays)) or any(0 in array.shape for array in arrays):
         return False
     query, key, *value = call.backend.loops.whole_norms(arrays)
     factor = 1.0 if scale is None else max(1.0, abs(float(scale)))
@@ -78,9 +83,8 @@ def known_finite_arrays(arrays: tuple[Array, ...], scale: float | Array | None, 
     Values, the third, are to be so small that products with gradients are finite, too.
     """
     numbers = () if scale is None or isinstance(scale, Real) else (scale,)
-    if not all(map(is_concrete, (*arrays, *numbers))) or any(0 in array.shape for array in arrays):
+    if not all(map(can_be_read, (*arrays, *numbers))) or any(0 in array.shape for array in arrays):
         return False
-    # Read together: to wait for an accelerator takes longer than to compute this.
     extrema = xp.stack([extremum(array) for array in arrays for extremum in (xp.max, xp.min)])
     max_abs = [abs(number) for number in (extrema.tolist() if hasattr(extrema, "tolist") else map(float, extrema))]
     factor = 1.0 if scale is None else abs(float(scale.tolist() if hasattr(scale, "tolist") else scale))

@@ -94,10 +94,11 @@ def scaled_dot_product_attention(
         Rate and seed of dropout, applied to the weights.
     return_weights, return_logsumexp : bool
         Whether to return p (before dropout), and :math:`\ell` (in the compute dtype). The output does not change.
-    implementation : {"auto", "dense", "blockwise", "fused"}
+    implementation : {"auto", "dense", "blockwise", "fused"}, or the name of a kernel
         ``"dense"`` computes all scores at once. ``"blockwise"`` computes them block by block, in memory that does not
-        grow with M × N, and skips fully masked blocks. ``"fused"`` calls a kernel of the library. ``"auto"`` takes the
-        fastest that gives the same answer; `explain_attention` tells which. Of all, only ``"dense"`` can be
+        grow with M × N, and skips fully masked blocks. ``"fused"`` calls the first kernel of the library that gives the
+        same answer, and a name such as ``"torch.nn.attention.flex_attention"`` that kernel. ``"auto"`` takes the
+        fastest of all; `explain_attention` tells which, and the names of the kernels. Only ``"dense"`` can be
         differentiated in forward mode, or twice on every library.
     arithmetic : {"fast", "reproducible"}
         ``"fast"`` uses the products and functions of the library. ``"reproducible"`` gives the same bits on every
@@ -120,8 +121,8 @@ def scaled_dot_product_attention(
     TypeError
         When an argument is not an array of the right dtype, or libraries are mixed.
     ValueError
-        When shapes, devices or numbers do not fit, or ``"fused"`` has no kernel that gives the same answer. All errors
-        are raised before any computation.
+        When shapes, devices or numbers do not fit, or a kernel that is asked for does not give the same answer. All
+        errors are raised before any computation.
 
     Notes
     -----
@@ -303,7 +304,7 @@ def check_options(
         return_logsumexp=return_logsumexp,
         assume_finite=assume_finite,
     )
-    check_implementation(implementation)
+    check_implementation(implementation, query)
     check_arithmetic(arithmetic, "query", query)
     check_scaling(scale, softcap)
     if arithmetic == "reproducible":
@@ -316,10 +317,10 @@ def check_options(
 
 
 def _check_reproducible(implementation: str, scale: Any, softcap: Any, unsupported: dict[str, Any]) -> None:
-    if implementation == "fused":
+    if implementation not in ("auto", "dense", "blockwise"):
         raise ValueError(
             "expected another implementation with arithmetic='reproducible', as kernels add up in an order of their"
-            " own; got 'fused'"
+            f" own; got {implementation!r}"
         )
     for name, number in (("scale", scale), ("softcap", softcap)):
         if number is None:

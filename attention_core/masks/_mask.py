@@ -345,6 +345,13 @@ def is_structured(mask: Any) -> bool:
     return isinstance(mask, Mask) and type(mask).blocks is not Mask.blocks
 
 
+def is_interval(mask: Any) -> bool:
+    """Whether a mask allows all pairs whose distance is within its `reach`, and no others."""
+    if type(mask) is And:
+        return is_interval(mask.first) and is_interval(mask.second)
+    return isinstance(mask, Mask) and not isinstance(mask, And | Or | Not) and mask.is_relative()
+
+
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
     """The pairs that a mask does not allow."""

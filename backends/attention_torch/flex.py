@@ -1,7 +1,8 @@
 """PyTorch's FlexAttention as a `Kernel`: rules as block masks, and functions of scores.
 
 A rule and a function of the core are called with single positions, which FlexAttention traces into its kernel. The
-blocks that a rule leaves empty are known from `Mask.blocks`, so that no array of M x N is made.
+blocks that a rule leaves empty are known from `Mask.blocks`, so that no array of M x N is made. No value is read on the
+host: `repaired` keeps what is masked from leaking.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attention_core.backend import Call, Verdict, default_scale, is_concrete
@@ -34,8 +34,19 @@ from attention_core.masks import (
     Spans,
     flatten,
 )
-from attention_core.scores import ScoreMod
-from attention_torch import guards
+from attention_torch import repaired
+from attention_torch.flex_functions import (
+    KEPT,
+    all_of,
+    is_plain,
+    is_repaired,
+    makes_tables,
+    mask_function,
+    modified,
+    score_function,
+    with_one_batch_axis,
+)
+from attention_torch.repaired import NAN_SCORE
 from attention_torch.sdpa import differentiated_once
 
 __all__ = ["BLOCK", "RECOMPILE_OPTIONS", "FlexAttention", "block_mask"]
@@ -48,11 +59,8 @@ RECOMPILE_OPTIONS = (
 BLOCK = 128  # queries, and keys, of a block of FlexAttention
 MIN_WIDTH = 16  # of a product on tensor cores
 MIN_ROWS = 128  # from which on a kernel that is compiled for the call is worth it
-LOWEST = -1e37  # instead of a score of -inf that no mask and no bias asks for; times log2(e), it is still finite
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 RULES = (And, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow)
-FARTHEST = 2**29  # above all positions, as in the core
-KEPT = 32  # block masks, programs and traced functions
 
 
 class FlexAttention:
@@ -74,10 +82,7 @@ class FlexAttention:
         self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
     def judge(self, call: Call) -> Verdict:
-        """Say why the kernel would not give the answer, and whether it is faster.
-
-        Query, key and value are read, as NaN that is masked would leak, and an infinite score be taken for a mask.
-        """
+        """Say why the kernel would not give the answer, and whether it is faster. No value is read."""
         refusal = self._refusal(call)
         if refusal is None and call.query.shape[-2] < MIN_ROWS:
             return Verdict(None, False, "gains less for few queries than compiling costs")
@@ -91,20 +96,20 @@ class FlexAttention:
             return "computes in at most 32 bits (line 8)"
         if call.dropout is not None and call.dropout.rate:
             return "drops no weights (line 11)"
-        if not all(map(is_concrete, arrays)) or any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays)):
-            return "is called with values that can be read (line 5)"
+        if not all(map(_can_be_given, arrays)):
+            return "takes no arrays of torch.func, of an export, or without values"
         if any(0 in array.shape for array in arrays):
             return "takes no empty arrays"
         if min(call.query.shape[-1], call.value.shape[-1]) < MIN_WIDTH:
             return f"takes heads of a width of at least {MIN_WIDTH}"
-        return _refusal_of_mask(call) or _refusal_of_scores(call) or _refusal_of_values(call)
+        return _refusal_of_mask(call) or _refusal_of_scores(call)
 
     def attend(self, call: Call) -> torch.Tensor:
-        """Return the output of the kernel."""
-        if call.score_mod is not None:
+        """Return the output of the kernel. Its logsumexp is computed where it tells what is masked or spoilt."""
+        if is_repaired(call) or call.score_mod is not None or is_plain(call):
             return self.attend_with_logsumexp(call)[0]
-        output: torch.Tensor = self._run(call)
-        return output.reshape(*call.query.shape[:-3], *output.shape[1:])
+        output = self._kernel(call, score_function(call), block_mask(call), *with_one_batch_axis(call))
+        return differentiated_once(output).reshape(*call.query.shape[:-3], *output.shape[1:])
 
     def has_logsumexp(self, call: Call) -> bool:
         """Whether it returns the logsumexp, which it always does."""
@@ -113,37 +118,52 @@ class FlexAttention:
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and logsumexp of one run of the kernel."""
         leading = call.query.shape[:-3]
-        output, aux = self._run(call, return_aux=AuxRequest(lse=True))
-        logsumexp = aux.lse
-        if call.score_mod is not None:  # a row whose scores are all -inf is fully masked only if a mask says so
-            is_lost = (logsumexp < LOWEST / 2) & (logsumexp > -math.inf)
+        arrays, blocks = with_one_batch_axis(call), block_mask(call)
+        run = functools.partial(self._run, call, score_function(call), blocks)
+        if is_repaired(call):
+            merged = call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
+            output, logsumexp = repaired.results(merged, AttendedByRule(self, call, blocks), run)
+            assert logsumexp is not None
+        else:
+            output, logsumexp = run(*arrays)
+        if call.score_mod is not None or is_plain(call):
+            # A row whose scores are all -inf is fully masked only if a mask says so.
+            is_lost = logsumexp < -NAN_SCORE / 2
+            if call.mask is not None or call.bias is not None:
+                is_lost = is_lost & (logsumexp > -math.inf)
             output = torch.where(is_lost.unsqueeze(-1), math.nan, output)
             logsumexp = torch.where(is_lost, math.nan, logsumexp)
         return output.reshape(*leading, *output.shape[1:]), logsumexp.reshape(*leading, *logsumexp.shape[1:])
 
-    def _run(self, call: Call, **options: Any) -> Any:
-        """What the kernel returns, with one axis for the batch."""
-        query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-        scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
+    def _run(
+        self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and logsumexp of queries, keys and values, which may be others than those of the call."""
+        output, aux = self._kernel(call, scores, blocks, *arrays, return_aux=AuxRequest(lse=True))
+        return differentiated_once(output), aux.lse
+
+    def _kernel(self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor, **options: Any) -> Any:
+        query, key, value = arrays
+        scale: Any = default_scale(query, call.xp) if call.scale is None else call.scale
         if isinstance(scale, torch.Tensor):
             query, scale = query * scale.to(query.dtype), 1.0
-        result = self._program(call)(
+        return self.program(call)(
             query,
             key,
             value,
-            score_mod=_score_function(call),
-            block_mask=block_mask(call),
+            score_mod=scores,
+            block_mask=blocks,
             scale=float(scale),
             enable_gqa=query.shape[1] != key.shape[1],
             **options,
         )
-        differentiated_once(result[0] if isinstance(result, tuple) else result)
-        return result
 
-    def _program(self, call: Call) -> Callable[..., Any]:
-        """FlexAttention, compiled for calls with the same kind of rule and function; lengths may differ."""
+    def program(self, call: Call, use: str = "") -> Callable[..., Any]:
+        """FlexAttention, compiled for calls with the same kind of rule, function and use; lengths may differ."""
         if self.function is not None:
             return self.function
+        if torch.compiler.is_compiling():  # the program around it compiles it
+            return flex_attention  # type: ignore[no-any-return]
         function = getattr(call.score_mod, "function", None)
         shapes = tuple((x.dtype, x.shape[-3], x.shape[-1]) for x in (call.query, call.key, call.value))
         options = (
@@ -152,7 +172,7 @@ class FlexAttention:
             function if isinstance(function, Hashable) else id(function),
             call.scale if isinstance(call.scale, float) else None,
         )
-        signature = (_kind(_mask_key(call)[0]), *shapes, *options)
+        signature = (use, _kind(_mask_key(call)[0]), *shapes, *options)
         if signature not in self._programs:
 
             def program(*arrays: torch.Tensor, **options: Any) -> Any:
@@ -181,11 +201,19 @@ def _bound(cache: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
 # The guard
 
 
+def _can_be_given(array: torch.Tensor) -> bool:
+    """Whether an array has values, now or when a compiled program or a CUDA graph runs."""
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting() and not torch._C._functorch.is_batchedtensor(array)
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(array)
+    return (is_concrete(array) or _is_captured(array)) and not is_wrapped
+
+
 def _refusal_of_mask(call: Call) -> str | None:
     for rule in _rules(call.mask):
         if type(rule) not in RULES:
             return f"is not known to follow the rule {type(rule).__name__} (line 2)"
-        if isinstance(rule, MaskFunction) and not _takes_positions(_mask_function(call._replace(mask=rule)), 4, call):
+        if isinstance(rule, MaskFunction) and not _takes_positions(mask_function(call._replace(mask=rule)), 4, call):
             return "calls a mask function with single positions, which this one does not take (line 2)"
     return None
 
@@ -196,16 +224,11 @@ def _refusal_of_scores(call: Call) -> str | None:
     arrays = [call.softcap, *getattr(call.score_mod, "arrays", ())]
     if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
         return "is not known to differentiate by arrays of functions of scores"
-    if call.score_mod is not None and not _takes_positions(_modified(call), 5, call):
+    if torch.compiler.is_compiling() and makes_tables(call.score_mod):
+        return "is given the tables that this score_mod makes outside of a compiled program only"
+    if call.score_mod is not None and not _takes_positions(modified(call), 5, call):
         return "calls a score_mod with single positions, which this one does not take"
     return None
-
-
-def _refusal_of_values(call: Call) -> str | None:
-    with torch.no_grad():
-        if guards.all_products_are_finite(call):
-            return None
-    return "lets masked keys leak, or takes infinite scores for masked ones, unless all are seen to be finite (line 5)"
 
 
 def _rules(mask: Any) -> list[Any]:
@@ -230,169 +253,93 @@ def _takes_positions(function: Callable[..., torch.Tensor], count: int, call: Ca
     return isinstance(result, torch.Tensor) and (result.shape, result.dtype) == ((1,), expected)
 
 
-# Rules and functions of scores, at single positions
+# Who attends to what could leak
 
 
-def _mask_function(call: Call) -> Callable[..., torch.Tensor]:
-    """The rule of a call as FlexAttention calls it: a function of batch, head, query and key, each one number.
+class AttendedByRule:
+    """Who attends to whom by a rule and a bias, asked of FlexAttention itself: as averages of indicators.
 
-    The rules of the core are functions of blocks of positions, which PyTorch's compiler does not trace as scalars.
+    Where nothing is indicated, the device leaves out all blocks, so that nothing but an empty result is written.
     """
-    mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
-    return _counted(_rule(mask, call), call)
+
+    def __init__(self, kernel: FlexAttention, call: Call, blocks: BlockMask | None) -> None:
+        self.kernel, self.call, self.blocks = kernel, call, blocks
+        self.scores_tell = call.score_mod is not None
+
+    def rows(self, indicators: torch.Tensor, is_any: torch.Tensor) -> torch.Tensor:
+        """Which rows (B, H, M, C) attend to a key that is indicated (B, G, N, C)."""
+        return self._average(indicators, is_any, False)
+
+    def keys(self, marked: torch.Tensor, is_any: torch.Tensor) -> torch.Tensor:
+        """Which keys (B, H, N, C) are attended to by a row that is marked (B, H, M, C)."""
+        return self._average(marked, is_any, True)
+
+    def _average(self, indicators: torch.Tensor, is_any: torch.Tensor, is_transposed: bool) -> torch.Tensor:
+        call, width = self.call, indicators.shape[-1]
+        heads, rows = call.query.shape[-3], call.key.shape[-2] if is_transposed else call.query.shape[-2]
+        value = indicators.to(call.query.dtype)
+        value = torch.nn.functional.pad(value, (0, max(0, MIN_WIDTH - width)))
+        query, key = (value.new_zeros((value.shape[0], *dims, MIN_WIDTH)) for dims in ((heads, rows), value.shape[1:3]))
+        with torch.no_grad():
+            output = self.kernel.program(call, "transposed" if is_transposed else "rows")(
+                query,
+                key,
+                value,
+                score_mod=_excluded_by_bias(call, is_transposed),
+                block_mask=self._blocks_if(is_any, is_transposed),
+                scale=1.0,
+                enable_gqa=value.shape[1] != heads,
+            )
+        return output[..., :width] > 0
+
+    def _blocks_if(self, is_any: torch.Tensor, is_transposed: bool) -> BlockMask:
+        """The blocks of the rule if something is indicated, else none."""
+        blocks = _all_blocks(self.call) if self.blocks is None else self.blocks
+        counts = is_any.to(torch.int32)
+        lengths = blocks.seq_lengths
+        sides = blocks.kv_num_blocks, blocks.kv_indices, blocks.full_kv_num_blocks, blocks.full_kv_indices
+        function = blocks.mask_mod
+        if is_transposed:
+            lengths = lengths[::-1]
+            sides = blocks.q_num_blocks, blocks.q_indices, blocks.full_q_num_blocks, blocks.full_q_indices
+            function = _transposed(function)
+        mixed, mixed_at, full, full_at = sides
+        return BlockMask.from_kv_blocks(
+            mixed * counts,
+            mixed_at,
+            full * counts,
+            full_at,
+            BLOCK_SIZE=BLOCK,
+            mask_mod=function,
+            seq_lengths=lengths,
+            compute_q_blocks=False,
+        )
 
 
-def _counted(function: Callable[..., torch.Tensor], call: Call) -> Callable[..., torch.Tensor]:
-    """A function of positions whose last two are counted from where query and key start."""
-    if all(isinstance(start, int) and start == 0 for start in call.starts):
-        return function
-    query_start, key_start = (_numbers(start, call) for start in call.starts)
+def _transposed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def transposed(batch: Any, head: Any, key: Any, query: Any) -> torch.Tensor:
+        return function(batch, head, query, key)
 
-    def counted(*at: Any) -> torch.Tensor:
-        return function(*at[:-2], at[-2] + query_start, at[-1] + key_start)
-
-    return counted
+    return transposed
 
 
-def _rule(mask: Any, call: Call) -> Any:
-    if isinstance(mask, And | Or):
-        return _joined(_rule(mask.first, call), _rule(mask.second, call), isinstance(mask, And))
-    if isinstance(mask, Not):
-        return _inverted(_rule(mask.mask, call))
-    if isinstance(mask, Causal):
-        return _window(call, mask.offset, None, 0)
-    if isinstance(mask, SlidingWindow):
-        return _window(call, mask.offset, mask.left, mask.right)
-    if isinstance(mask, KeyLengths):
-        lengths = _numbers(mask.lengths, call)
-        return lambda batch, head, query, key: key < _of_sample(lengths, batch)
-    if isinstance(mask, Segments):
-        query_ids, key_ids = (_batched(ids, 1, call) for ids in (mask.query_ids, mask.key_ids))
-        return lambda batch, head, query, key: _element(query_ids, (batch, query)) == _element(key_ids, (batch, key))
-    if isinstance(mask, MaskFunction):
-        function, arrays = mask.function, mask.arrays
-        return lambda *at: function(*at, *arrays)
-    allowed = _batched(mask.mask, 3, call)
-    return lambda *at: _element(allowed, at)
-
-
-def _inverted(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda *at: ~function(*at)
-
-
-def _joined(first: Callable[..., torch.Tensor], second: Callable[..., torch.Tensor], both: bool) -> Any:
-    if both:
-        return lambda *at: first(*at) & second(*at)
-    return lambda *at: first(*at) | second(*at)
-
-
-def _window(call: Call, offset: Any, left: int | None, right: int | None) -> Callable[..., torch.Tensor]:
-    """The rule of `SlidingWindow`, and of `Causal`, which is one without an end on the left."""
-    at, before, after = (_numbers(FARTHEST if x is None else x, call) for x in (offset, left, right))
-
-    def allowed(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
-        distance = key - query - _of_sample(at, batch)
-        return (distance <= after) & (distance >= -before)
-
-    return allowed
-
-
-def _numbers(value: Any, call: Call) -> torch.Tensor:
-    """A number, or one for each sample, within reach of int32; an array, as a program is compiled anew for a number."""
-    if isinstance(value, int):
-        value = max(-FARTHEST, min(value, FARTHEST))
-        return torch.full((), value, dtype=torch.int32, device=call.query.device)
-    return _batched(value.to(torch.int64).clamp(-FARTHEST, FARTHEST).to(torch.int32), 0, call)
-
-
-def _of_sample(numbers: torch.Tensor, batch: Any) -> torch.Tensor:
-    return numbers[batch] if numbers.dim() else numbers
-
-
-def _batched(array: torch.Tensor, axes: int, call: Call) -> torch.Tensor:
-    """An array of a rule with so many axes, and one more for the batch before them, unless all samples share it."""
-    array = array.reshape((1,) * (axes - array.dim()) + array.shape)
-    dims = array.shape[array.dim() - axes :]
-    if array.numel() == math.prod(dims):
-        return array.reshape(dims)
-    return array.expand(*call.query.shape[:-3], *dims).reshape(-1, *dims)
-
-
-def _element(array: torch.Tensor, at: tuple[Any, ...]) -> torch.Tensor:
-    """The element for some last axes, of which those of size 1 hold one for all."""
-    at = at[len(at) - array.dim() :]
-    return array[tuple(index if size > 1 else 0 for index, size in zip(at, array.shape, strict=True))]
-
-
-def _modified(call: Call) -> Callable[..., torch.Tensor]:
-    """The function of scores of a call, at single positions."""
-    score_mod: Any = call.score_mod
-    function, arrays = getattr(score_mod, "function", score_mod), getattr(score_mod, "arrays", ())
-    # Those of the core make tables that a compiled kernel has to be given. Others may change, though they stay equal.
-    if type(function).__module__ == ScoreMod.__module__:
-        shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
-        function, tables = _traced(function, shapes, call.query.device)
-        arrays = *arrays, *tables
-    return _counted(lambda *at: function(*at, *arrays), call)
-
-
-@functools.lru_cache(maxsize=KEPT)
-def _traced(function: Any, shapes: tuple[Any, ...], device: torch.device) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """A function as a graph, and the tables that it makes, which become further arguments of the graph."""
-    arrays = [torch.zeros(shape, dtype=dtype, device=device) for dtype, shape in shapes]
-    score, *at = (torch.zeros((), dtype=dtype, device=device) for dtype in (torch.float32, *[torch.int32] * 4))
-    module = make_fx(function)(score, *at, *arrays)
-    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
-    tables = []
-    for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
-        tables.append(getattr(module, node.target))
-        with module.graph.inserting_after(last):
-            last = module.graph.placeholder(f"table_{len(tables)}")
-        for copy_ in list(node.users):  # of a constant, which the kernel only reads
-            copy_.replace_all_uses_with(last)
-            module.graph.erase_node(copy_)
-        module.graph.erase_node(node)
-    _take_single_elements(module.graph)
-    module.recompile()
-    return module, tuple(tables)
-
-
-def _take_single_elements(graph: Any) -> None:
-    """Let a graph index by one number where it selects by an array of one, of which a kernel makes no reshape."""
-    ops = torch.ops.aten
-    for node in list(graph.nodes):
-        is_number = node.op == "call_function" and node.meta["val"].numel() == 1
-        if is_number and node.target is ops.index_select.default:
-            with graph.inserting_before(node):
-                taken = graph.call_function(ops.index.Tensor, (node.args[0], [node.args[2]]))
-            taken.meta = node.meta
-            node.replace_all_uses_with(taken)
-            graph.erase_node(node)
-        elif is_number and node.target is ops.view.default and node.args[0].op != "placeholder":
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-
-
-def _score_function(call: Call) -> Callable[..., torch.Tensor] | None:
-    """Cap, function and bias of a call as FlexAttention calls them, in the order of the definition."""
-    softcap, bias = call.softcap, call.bias
-    if softcap is None and bias is None and call.score_mod is None:
+def _excluded_by_bias(call: Call, is_transposed: bool) -> Callable[..., torch.Tensor] | None:
+    """A function of scores that masks what a bias does."""
+    if call.bias is None:
         return None
-    if softcap is not None:  # in the type of scores
-        softcap = torch.as_tensor(softcap, dtype=torch.float32, device=call.query.device)
-    modify = None if call.score_mod is None else _modified(call)
-    if bias is not None:
-        bias = bias.expand(*call.query.shape[:-1], call.key.shape[-2])
-        bias = bias.reshape(-1, *bias.shape[-3:]) if bias.dim() != 4 else bias
+    bias = all_of(call.bias.detach(), call)
 
     def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
-        if softcap is not None:
-            score = torch.tanh(score.to(torch.float32) / softcap) * softcap
-        if modify is not None:
-            score = modify(score.to(torch.float32), batch, head, query, key).clamp(min=LOWEST)
-        return score if bias is None else score + bias[batch, head, query, key]
+        at = (key, query) if is_transposed else (query, key)
+        return torch.where(bias[batch, head, at[0], at[1]] == -math.inf, -math.inf, score)
 
     return scores
+
+
+def _all_blocks(call: Call) -> BlockMask:
+    """The blocks of a call without a rule."""
+    everywhere = torch.ones((1, 1), dtype=torch.bool, device=call.query.device)
+    return block_mask(call._replace(mask=Given(everywhere)))
 
 
 # Block masks
@@ -413,6 +360,10 @@ def block_mask(call: Call) -> BlockMask | None:
     if call.mask is None:
         return None
     treedef, arrays = _mask_key(call)
+    if torch.compiler.is_compiling() or _is_captured(call.query):  # a tensor of the program, or memory of the graph
+        blocks = _blocks(call)
+        blocks.mask_mod = mask_function(call)
+        return blocks
     dims = call.query.shape[:-1], call.key.shape[-2], call.query.device
     # Changes of tensors of `torch.inference_mode` are not counted.
     is_known = all(isinstance(start, int) for start in call.starts) and not any(x.is_inference() for x in arrays)
@@ -424,8 +375,13 @@ def block_mask(call: Call) -> BlockMask | None:
         if is_known:
             _bound(_KEPT)[key] = kept
     blocks = copy.copy(kept.blocks)
-    blocks.mask_mod = _mask_function(call)
+    blocks.mask_mod = mask_function(call)
     return blocks
+
+
+def _is_captured(array: torch.Tensor) -> bool:
+    """Whether a CUDA graph records what is computed."""
+    return bool(array.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _mask_key(call: Call) -> tuple[Any, tuple[torch.Tensor, ...]]:

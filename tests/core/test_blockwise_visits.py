@@ -274,3 +274,32 @@ def fx_nodes(function, shapes):
 
 
 COUNTERS = {"jax": equations, "tensorflow": graph_nodes, "torch": fx_nodes}
+
+
+ON_ACCELERATORS = {
+    "causal": lambda put: ac.Causal(),
+    "window": lambda put: ac.SlidingWindow(left=1, right=0, offset=1),
+    "either": lambda put: ~ac.Causal(3) | ac.SlidingWindow(left=0, right=0),
+    "both": lambda put: ac.Causal(1) & ac.SlidingWindow(left=2),
+    "lengths": lambda put: ac.Causal() & ac.KeyLengths(put(LENGTHS)),
+}
+
+
+@pytest.mark.parametrize("name", ON_ACCELERATORS)
+def test_an_accelerator_visits_by_numbers_alone(name, rng, put, backend, monkeypatch):
+    """No value is made a list of; NaN and infinities show where the definition has them."""
+
+    def refuse(*_):
+        raise AssertionError("reads values")
+
+    for module in ("blocks.visits", "blocks.nonfinite", "magnitudes"):
+        monkeypatch.setattr(
+            importlib.import_module(f"attention_core._attention.{module}"), "is_on_host", lambda array: False
+        )
+    monkeypatch.setattr(type(backend.loops), "to_list", refuse)
+    query, key, value = qkv(rng)
+    for wrong in (0.5, math.nan, math.inf):
+        value[..., 4, 1] = wrong
+        arrays, mask = put([query, key, value]), ON_ACCELERATORS[name](put)
+        found, expected = (attention(*arrays, mask=mask, implementation=each) for each in ("blockwise", "dense"))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)

@@ -206,6 +206,26 @@ def test_a_name_is_not_quietly_another(streaming, arrays, backend):
             attention(*arrays, implementation="fused")
 
 
+def test_a_kernel_is_asked_for_by_its_name(arrays, backend, ran):
+    """By the name that an explanation tells; it runs, or says why not."""
+    told = [each for each in explain_attention(*arrays).candidates if each.kernel is not None]
+    assert [each.kernel for each in told] == [kernel.name for kernel in backend.kernels]
+    for candidate in told:
+        if candidate.refusal is None:
+            found = attention(*arrays, implementation=candidate.kernel)
+            np.testing.assert_allclose(found, attention(*arrays, implementation="dense"), rtol=0, atol=1e-12)
+            assert "fused" in ran
+        else:
+            with pytest.raises(ValueError, match=r"expected a call that .* answers as defined; got .* it ") as raised:
+                attention(*arrays, implementation=candidate.kernel)
+            assert str(raised.value).endswith(candidate.refusal)
+        with pytest.raises(ValueError, match="expected no return_weights with implementation="):
+            attention(*arrays, implementation=candidate.kernel, return_weights=True)
+        single = [x.astype("float32") if hasattr(x, "astype") else x.float() for x in arrays]
+        with pytest.raises(ValueError, match="expected another implementation with arithmetic='reproducible'"):
+            attention(*single, implementation=candidate.kernel, arithmetic="reproducible")
+
+
 def test_memory_of_blocks_does_not_grow_with_both_lengths(backend, put):
     def memory(length):
         x = put(np.zeros((1, 1, length, 8)), dtype="float32")

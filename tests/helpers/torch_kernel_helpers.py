@@ -64,14 +64,32 @@ def compiled(torch, function, backend="aot_eager"):
 
 
 @contextlib.contextmanager
+def accelerator():
+    """A context in which a CPU counts as an accelerator: the host may not read its values without waiting."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attention_torch.guards.HOSTS", set())
+        for module in (
+            "_attention.dense",
+            "_attention.magnitudes",
+            "_attention.blocks.nonfinite",
+            "_attention.blocks.visits",
+            "masks._rules",
+        ):
+            patch.setattr(f"attention_core.{module}.is_on_host", lambda array: False)
+        yield
+
+
+@contextlib.contextmanager
 def unread(torch, *, structure=False):
     """A context in which an error is raised where the host reads a value of a tensor; of a mask it may if told so."""
     aten = torch.ops.aten
     reading = {aten._local_scalar_dense, aten.nonzero, aten.is_nonzero, aten.item, aten.equal, aten.masked_select}
 
     class Unread(torch.utils._python_dispatch.TorchDispatchMode):
+        supports_higher_order_operators = True  # FlexAttention, of which a mode sees nothing but the call
+
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            packet = function.overloadpacket
+            packet = getattr(function, "overloadpacket", None)
             assert packet not in reading, f"reads a value by {function}"
             indices = arguments[1] if packet in (aten.index, aten.index_put, aten.index_put_) else ()
             assert not any(each is not None and each.dtype == torch.bool for each in indices), "reads booleans"

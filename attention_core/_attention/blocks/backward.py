@@ -54,7 +54,8 @@ from attention_core._attention.blocks.scores import (
 )
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
-from attention_core._backend import Backend, is_concrete
+from attention_core._attention.magnitudes import can_be_read
+from attention_core._backend import Backend
 from attention_core.random import Dropout
 
 
@@ -154,7 +155,7 @@ class Gradients(NamedTuple):
 def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
     plan, xp, loops = grid.plan, grid.xp, grid.loops
     squares_are_finite = plan.assume_finite
-    if not squares_are_finite and plan.all_finite and is_concrete(rows.d_output):
+    if not squares_are_finite and plan.all_finite and can_be_read(rows.d_output):
         squares_are_finite = bool(xp.isfinite(xp.sum(xp.multiply(rows.d_output, rows.d_output))))
     visits, dropout = make_visits(grid, by_key=True), dropout_of(grid)
     backward_pass = BackwardPass(grid, visits, rows, dropout, backend=backend, may_overflow=not squares_are_finite)

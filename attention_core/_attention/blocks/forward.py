@@ -102,8 +102,7 @@ def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
 
 def _attend(plan: Plan, *, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
     grid = make_grid(plan, arrays, backend)
-    average = functools.partial(_attend_to_part, grid)
-    return with_nonfinite_values(grid, average, functools.partial(empty_results, plan, arrays, backend))
+    return with_nonfinite_values(grid, _attend_to_part, functools.partial(empty_results, plan, arrays, backend))
 
 
 class ForwardPass(NamedTuple):

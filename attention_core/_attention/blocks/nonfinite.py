@@ -7,32 +7,48 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace
+from attention_core._arrays import Array, Namespace, is_on_host
 from attention_core._attention.blocks.grid import Grid
+from attention_core._attention.nonfinite import infinities, nonfinite_indicators
 
 
 def with_nonfinite_values(
-    grid: Grid, average: Callable[[Callable[[Array], Array]], tuple[Array, ...]], empty: Callable[[], tuple[Array, ...]]
+    grid: Grid,
+    average: Callable[[Grid, Callable[[Array], Array]], tuple[Array, ...]],
+    empty: Callable[[], tuple[Array, ...]],
 ) -> tuple[Array, ...]:
-    """The results of ``average(part)``, which averages a part of the values, for values that may not be finite.
+    """The results of ``average(grid, part)``, which averages a part of the values, for values that may not be finite.
 
     A non-finite value that is attended to appears in the output, whatever its weight. Two more passes find out where:
-    they average indicators, one of inf or NaN, one of -inf or NaN. A loop holds all passes, as it is traced once.
+    they average indicators, one of inf or NaN, one of -inf or NaN. A loop holds all passes, as it is traced once. An
+    accelerator is not asked whether there is any: it averages values and indicators in one pass.
     """
     if grid.plan.all_finite:
-        return average(lambda values: values)
+        return average(grid, lambda values: values)
     xp = grid.xp
+    if not grid.loops.traced and not grid.plan.num_slices and not is_on_host(grid.operands.value):
+        return _at_once(grid, average)
     infinite = xp.logical_not(xp.all(xp.isfinite(grid.operands.value)))
     num_passes = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)
     one_pass = functools.partial(_one_pass, grid, average)
     return grid.loops.loop(0, num_passes, one_pass, empty())  # type: ignore[no-any-return]
 
 
+def _at_once(grid: Grid, average: Any) -> tuple[Array, ...]:
+    xp, value = grid.xp, grid.operands.value
+    columns = xp.concat([finite_or_zero(grid, value), *nonfinite_indicators(value, xp)], axis=-1)
+    averages, *rest = average(grid._replace(operands=grid.operands._replace(value=columns)), lambda values: values)
+    width = value.shape[-1]
+    output, *attended = (averages[..., start : start + width] for start in (0, width, 2 * width))
+    as_inf, as_minus_inf = (xp.greater(each, 0.0) for each in attended)
+    return xp.add(output, infinities(as_inf, as_minus_inf, output, xp)), *rest
+
+
 def _one_pass(grid: Grid, average: Any, number: Any, results: tuple[Array, ...]) -> tuple[Array, ...]:
     """Pass 0 averages finite values; pass 1 adds attended inf to the output, and pass 2 attended -inf."""
     xp = grid.xp
     infinity = _signed_infinity(3 - 2 * number, results[0], xp)
-    output, *rest = average(functools.partial(_values_or_indicators, grid, number, infinity))
+    output, *rest = average(grid, functools.partial(_values_or_indicators, grid, number, infinity))
     attended = xp.greater(output, 0.0)
     both = xp.logical_and(attended, xp.equal(results[0], -infinity))  # inf - inf, of which NumPy would warn
     before = xp.where(both, math.nan, results[0])

@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, shape
 from attention_core._attention.call import Call, group_size, scale_query
-from attention_core._attention.magnitudes import known_finite_arrays, known_finite_products, scores_are_small
-from attention_core._backend import Backend, Tuning, is_concrete, register
+from attention_core._attention.magnitudes import (
+    can_be_read,
+    known_finite_arrays,
+    known_finite_products,
+    scores_are_small,
+)
+from attention_core._backend import Backend, Tuning, register
 from attention_core.masks import Mask, flatten
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import leaves
@@ -150,9 +155,8 @@ def _only_array(value: Any) -> Array | None:
 def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
     arrays, xp = operands[:3], backend.namespace
-    if plan.assume_finite or plan.exp_without_max is not None or not all(map(is_concrete, arrays)):
+    if plan.assume_finite or plan.exp_without_max is not None or not all(map(can_be_read, arrays)):
         return plan
-    # Looking makes an accelerator wait, on which loops are traced.
     exp_without_max = (
         is_unmodified_product(plan, operands) and not backend.loops.traced and bool(scores_are_small(*arrays, backend))
     )

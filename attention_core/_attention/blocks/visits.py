@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, on_device_of, positions
+from attention_core._arrays import Array, is_on_host, on_device_of, positions
 from attention_core._attention.blocks.grid import Grid, block_spans, is_broadcast
 from attention_core._backend import Loops, is_concrete
 from attention_core.masks import unflatten
+from attention_core.masks._mask import is_interval
 
 
 class Visits(NamedTuple):
@@ -38,6 +40,8 @@ def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     along = rows if by_key else columns
     if plan.mask is None and not grid.padded:
         return Visits(None, 0 if plan.may_mask else along, along)
+    if not loops.traced and not is_on_host(operands.query):
+        return _visits_within_reach(grid, by_key=by_key, longest=max(1, run_keys // grid.sizes[1]))
     asked = (*operands.mask, *(start for start in operands[6:8] if start is not None))
     if not loops.traced and not all(map(is_concrete, asked)):
         return Visits(None, 0, along)
@@ -56,6 +60,23 @@ def visit_blocks(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, An
     if not (isinstance(whole, int) and whole == 0):
         state = loops.loop(0, whole, functools.partial(absorb, False), state)
     return state if seen is whole else loops.loop(whole, seen, functools.partial(absorb, True), state)
+
+
+def _visits_within_reach(grid: Grid, *, by_key: bool, longest: int) -> Visits:
+    """Visits by the numbers of a rule alone: to read what is computed of it, an accelerator would be waited for."""
+    mask: Any = unflatten(grid.plan.mask, grid.operands.mask)
+    low, high = mask.reach() if None not in grid.plan.starts else (-math.inf, math.inf)
+    exact = is_interval(mask) and grid.operands.bias is None
+    spans = []
+    for start, count, size, length in zip(grid.plan.starts, grid.counts, grid.sizes, grid.lengths, strict=True):
+        firsts = [(start or 0) + index * size for index in range(count)]
+        spans.append([(first, min(first + size, (start or 0) + length) - 1) for first in firsts])
+    nearest = [[(key[0] - query[1], key[1] - query[0]) for key in spans[1]] for query in spans[0]]
+    some = [[least <= high and most >= low for least, most in line] for line in nearest]
+    every = [[exact and low <= least and most <= high for least, most in line] for line in nearest]
+    if by_key:
+        some, every = ([[line[j] for line in flags] for j in range(grid.counts[1])] for flags in (some, every))
+    return _visits_from_lists([some], [every], longest)
 
 
 def _visits_from_lists(some: list[Any], every: list[Any], longest: int) -> Visits:

@@ -14,7 +14,6 @@ integer of 24 bits for a weight.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -77,7 +76,7 @@ def arrange(call: Call) -> tuple[Plan, tuple[Array, ...]]:
 def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `backward_reference` (B, G, R, M, 4)."""
     grid = make_grid(plan, arrays, backend)
-    return with_nonfinite_values(grid, functools.partial(_forward, grid), lambda: empty_results(plan, arrays, backend))
+    return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
 
 
 def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from device_helpers import MASKS, B, D, G, H, M, N, results
+from flex_helpers import OPTIONS, SHAPES
 
 import attention_core as ac
 
@@ -122,6 +123,22 @@ def test_nothing_is_read_that_is_assumed_to_be_finite(name, torch):
     arrays, options = make(torch, name, torch.bfloat16)
     options["assume_finite"] = True
     expected = results(torch, arrays, options)
+    with unsynchronized(torch):
+        found = results(torch, arrays, options)
+    close(torch, found, expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_rules_and_functions_of_scores_wait_for_nothing(name, torch, rng):
+    """By FlexAttention, of which the first call is compiled."""
+
+    def put(x, dtype=None):
+        return torch.asarray(x, device="cuda", dtype=None if dtype is None else getattr(torch, dtype))
+
+    options = OPTIONS[name](put, rng)
+    arrays = [put(rng.standard_normal(dims), "float32") for dims in SHAPES]
+    expected = results(torch, arrays, options | {"implementation": "dense"})
+    results(torch, arrays, options)
     with unsynchronized(torch):
         found = results(torch, arrays, options)
     close(torch, found, expected, torch.bfloat16)

@@ -1,6 +1,5 @@
 """The kernel on an accelerator: nothing masked leaks, though the host reads no value. On a CPU that plays one, too."""
 
-import contextlib
 import importlib
 import itertools
 import math
@@ -9,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from device_helpers import MASKS, B, D, G, H, M, N, results
-from torch_kernel_helpers import compiled, unread
+from torch_kernel_helpers import accelerator, compiled, unread
 
 import attention_core as ac
 from attention_core import explain_attention
@@ -21,16 +20,6 @@ SPOILS = {"nan": math.nan, "inf": math.inf, "minus inf": -math.inf, "huge": 1e30
 @pytest.fixture
 def torch():
     return importlib.import_module("torch")
-
-
-@contextlib.contextmanager
-def accelerator():
-    """A context in which a CPU counts as an accelerator: the host may not read its values without waiting."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attention_torch.guards.HOSTS", set())
-        for module in ("_attention.dense", "masks._rules"):
-            patch.setattr(f"attention_core.{module}.is_on_host", lambda array: False)
-        yield
 
 
 @pytest.fixture

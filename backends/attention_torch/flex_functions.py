@@ -1,0 +1,246 @@
+"""Rules and functions of scores as FlexAttention calls them: at single positions."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from attention_core.backend import Call
+from attention_core.masks import And, Causal, Given, KeyLengths, Mask, MaskFunction, Not, Or, Segments, SlidingWindow
+from attention_core.scores import ScoreMod
+from attention_torch import repaired
+from attention_torch.repaired import NAN_SCORE
+
+__all__ = [
+    "KEPT",
+    "all_of",
+    "is_plain",
+    "is_repaired",
+    "makes_tables",
+    "mask_function",
+    "modified",
+    "score_function",
+    "with_one_batch_axis",
+]
+
+FARTHEST = 2**29  # above all positions, as in the core
+KEPT = 32  # block masks, programs and traced functions
+
+
+def mask_function(call: Call) -> Callable[..., torch.Tensor]:
+    """The rule of a call as FlexAttention calls it: a function of batch, head, query and key, each one number.
+
+    The rules of the core are functions of blocks of positions, which PyTorch's compiler does not trace as scalars.
+    """
+    mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
+    return _counted(_rule(mask, call), call)
+
+
+def _counted(function: Callable[..., torch.Tensor], call: Call) -> Callable[..., torch.Tensor]:
+    """A function of positions whose last two are counted from where query and key start."""
+    if all(isinstance(start, int) and start == 0 for start in call.starts):
+        return function
+    query_start, key_start = (_numbers(start, call) for start in call.starts)
+
+    def counted(*at: Any) -> torch.Tensor:
+        return function(*at[:-2], at[-2] + query_start, at[-1] + key_start)
+
+    return counted
+
+
+def _rule(mask: Any, call: Call) -> Any:
+    if isinstance(mask, And | Or):
+        return _joined(_rule(mask.first, call), _rule(mask.second, call), isinstance(mask, And))
+    if isinstance(mask, Not):
+        return _inverted(_rule(mask.mask, call))
+    if isinstance(mask, Causal):
+        return _window(call, mask.offset, None, 0)
+    if isinstance(mask, SlidingWindow):
+        return _window(call, mask.offset, mask.left, mask.right)
+    if isinstance(mask, KeyLengths):
+        lengths = _numbers(mask.lengths, call)
+        return lambda batch, head, query, key: key < _of_sample(lengths, batch)
+    if isinstance(mask, Segments):
+        query_ids, key_ids = (_batched(ids, 1, call) for ids in (mask.query_ids, mask.key_ids))
+        return lambda batch, head, query, key: _element(query_ids, (batch, query)) == _element(key_ids, (batch, key))
+    if isinstance(mask, MaskFunction):
+        function, arrays = mask.function, mask.arrays
+        return lambda *at: function(*at, *arrays)
+    allowed = _batched(mask.mask, 3, call)
+    return lambda *at: _element(allowed, at)
+
+
+def _inverted(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *at: ~function(*at)
+
+
+def _joined(first: Callable[..., torch.Tensor], second: Callable[..., torch.Tensor], both: bool) -> Any:
+    if both:
+        return lambda *at: first(*at) & second(*at)
+    return lambda *at: first(*at) | second(*at)
+
+
+def _window(call: Call, offset: Any, left: int | None, right: int | None) -> Callable[..., torch.Tensor]:
+    """The rule of `SlidingWindow`, and of `Causal`, which is one without an end on the left."""
+    at, before, after = (_numbers(FARTHEST if x is None else x, call) for x in (offset, left, right))
+
+    def allowed(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        distance = key - query - _of_sample(at, batch)
+        return (distance <= after) & (distance >= -before)
+
+    return allowed
+
+
+def _numbers(value: Any, call: Call) -> torch.Tensor:
+    """A number, or one for each sample, within reach of int32; an array, as a program is compiled anew for a number."""
+    if isinstance(value, int):
+        value = max(-FARTHEST, min(value, FARTHEST))
+        return torch.full((), value, dtype=torch.int32, device=call.query.device)
+    return _batched(value.to(torch.int64).clamp(-FARTHEST, FARTHEST).to(torch.int32), 0, call)
+
+
+def _of_sample(numbers: torch.Tensor, batch: Any) -> torch.Tensor:
+    return numbers[batch] if numbers.dim() else numbers
+
+
+def _batched(array: torch.Tensor, axes: int, call: Call) -> torch.Tensor:
+    """An array of a rule with so many axes, and one more for the batch before them, unless all samples share it."""
+    array = array.reshape((1,) * (axes - array.dim()) + array.shape)
+    dims = array.shape[array.dim() - axes :]
+    if array.numel() == math.prod(dims):
+        return array.reshape(dims)
+    return array.expand(*call.query.shape[:-3], *dims).reshape(-1, *dims)
+
+
+def _element(array: torch.Tensor, at: tuple[Any, ...]) -> torch.Tensor:
+    """The element for some last axes, of which those of size 1 hold one for all."""
+    at = at[len(at) - array.dim() :]
+    return array[tuple(index if size > 1 else 0 for index, size in zip(at, array.shape, strict=True))]
+
+
+def modified(call: Call) -> Callable[..., torch.Tensor]:
+    """The function of scores of a call, at single positions."""
+    score_mod: Any = call.score_mod
+    function, arrays = getattr(score_mod, "function", score_mod), getattr(score_mod, "arrays", ())
+    if makes_tables(score_mod):
+        shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
+        function, tables = _traced(function, shapes, call.query.device)
+        arrays = *arrays, *tables
+    return _counted(lambda *at: function(*at, *arrays), call)
+
+
+def makes_tables(score_mod: Any) -> bool:
+    """Whether a function of scores is one of the core, which makes tables that a compiled kernel has to be given."""
+    # Functions of users may change, though they stay equal: those are never kept.
+    return type(getattr(score_mod, "function", score_mod)).__module__ == ScoreMod.__module__
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _traced(function: Any, shapes: tuple[Any, ...], device: torch.device) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """A function as a graph, and the tables that it makes, which become further arguments of the graph."""
+    arrays = [torch.zeros(shape, dtype=dtype, device=device) for dtype, shape in shapes]
+    score, *at = (torch.zeros((), dtype=dtype, device=device) for dtype in (torch.float32, *[torch.int32] * 4))
+    module = make_fx(function)(score, *at, *arrays)
+    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    tables = []
+    for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        tables.append(getattr(module, node.target))
+        with module.graph.inserting_after(last):
+            last = module.graph.placeholder(f"table_{len(tables)}")
+        for copy_ in list(node.users):  # of a constant, which the kernel only reads
+            copy_.replace_all_uses_with(last)
+            module.graph.erase_node(copy_)
+        module.graph.erase_node(node)
+    _take_single_elements(module.graph)
+    module.recompile()
+    return module, tuple(tables)
+
+
+def _take_single_elements(graph: Any) -> None:
+    """Let a graph index by one number where it selects by an array of one, of which a kernel makes no reshape."""
+    ops = torch.ops.aten
+    for node in list(graph.nodes):
+        is_number = node.op == "call_function" and node.meta["val"].numel() == 1
+        if is_number and node.target is ops.index_select.default:
+            with graph.inserting_before(node):
+                taken = graph.call_function(ops.index.Tensor, (node.args[0], [node.args[2]]))
+            taken.meta = node.meta
+            node.replace_all_uses_with(taken)
+            graph.erase_node(node)
+        elif is_number and node.target is ops.view.default and node.args[0].op != "placeholder":
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def score_function(call: Call) -> Callable[..., torch.Tensor] | None:
+    """Cap, function and bias of a call as FlexAttention calls them, in the order of the definition."""
+    softcap, bias = call.softcap, call.bias
+    if softcap is None and bias is None and call.score_mod is None:
+        return None
+    if softcap is not None:  # in the type of scores
+        softcap = _float_of(softcap, call.query)
+    modify = None if call.score_mod is None else modified(call)
+    bias = None if bias is None else all_of(bias, call)
+    judges = is_repaired(call)
+    spoilt = _spoilt_vectors(call) if modify is not None and judges else None
+    group = call.query.shape[1] // call.key.shape[1]
+
+    def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        if spoilt is not None:
+            is_spoilt = spoilt[0][batch, head, query] | spoilt[1][batch, head // group, key]
+            score = torch.where(is_spoilt, math.nan, score.to(torch.float32))
+        if softcap is not None:
+            score = torch.tanh(score.to(torch.float32) / softcap) * softcap
+        if modify is not None:
+            score = modify(score.to(torch.float32), batch, head, query, key)
+            score = torch.where(score < -NAN_SCORE, -NAN_SCORE, score)  # `clamp` has no gradient at NaN
+        if bias is None:
+            return torch.where(score <= NAN_SCORE, score, NAN_SCORE) if judges and modify is not None else score
+        added = bias[batch, head, query, key]
+        score = (score + added).clamp(min=-NAN_SCORE)
+        if judges:
+            score = torch.where(score <= NAN_SCORE, score, NAN_SCORE)
+        return torch.where(added == -math.inf, -math.inf, score)
+
+    return scores
+
+
+def _float_of(number: Any, like: torch.Tensor) -> torch.Tensor:
+    """A number in the type of scores, which is written on the device."""
+    if isinstance(number, torch.Tensor):
+        return number.to(torch.float32)
+    return torch.full((), float(number), dtype=torch.float32, device=like.device)
+
+
+def all_of(bias: torch.Tensor, call: Call) -> torch.Tensor:
+    """A bias with all axes of scores, and one for the batch (B, H, M, N)."""
+    bias = bias.expand(*call.query.shape[:-1], call.key.shape[-2])
+    return bias if bias.dim() == 4 else bias.reshape(-1, *bias.shape[-3:])
+
+
+def _spoilt_vectors(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which queries (B, H, M), and which keys (B, G, N), a function of scores sees as NaN."""
+    bound = repaired.bounds_of(call).score
+    vectors = (x.detach().reshape(-1, *x.shape[-3:]) for x in (call.query, call.key))
+    query, key = (~repaired.vectors_within(x, bound).squeeze(-1) for x in vectors)
+    return query, key
+
+
+def is_plain(call: Call) -> bool:
+    """Whether nothing masks or caps a score, so that one of -inf is no mask."""
+    return call.mask is None and call.bias is None and call.softcap is None
+
+
+def with_one_batch_axis(call: Call) -> list[torch.Tensor]:
+    """Query, key and value with four axes."""
+    return [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
+
+
+def is_repaired(call: Call) -> bool:
+    """Whether something may be masked that is not assumed to be finite."""
+    return not call.assume_finite and (call.mask is not None or call.bias is not None)

@@ -1,0 +1,89 @@
+"""FlexAttention inside of a program that a user compiles: in its graph, with no break and no operator that reads."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+from flex_helpers import OPTIONS, B, D, G, H
+from torch_kernel_helpers import accelerator, compiled
+
+import attention_core as ac
+from attention_core import explain_attention
+
+attention = ac.scaled_dot_product_attention
+LENGTH = 150
+COMPILED = {
+    "window": lambda put, rng: {"mask": ac.SlidingWindow(left=33, right=4)},
+    "documents": lambda put, rng: {"mask": ac.Segments(put(np.arange(LENGTH) // 40), put(np.arange(LENGTH) // 40))},
+    **{name: OPTIONS[name] for name in ("mask lengths", "softcap", "sinks", "function")},
+}
+
+
+@pytest.fixture
+def torch():
+    return importlib.import_module("torch")
+
+
+@pytest.fixture
+def arrays(torch, rng):
+    dims = [(B, heads, LENGTH, D) for heads in (H, G, G)]
+    return [torch.asarray(rng.standard_normal(each), dtype=torch.float32) for each in dims]
+
+
+@pytest.fixture(autouse=True)
+def flex(torch, backend, monkeypatch):
+    """The kernel, in programs alone: PyTorch refuses its gradient on a CPU."""
+    module = importlib.import_module("torch.nn.attention.flex_attention")
+    kernel = importlib.import_module("attention_torch.flex").FlexAttention(("cpu",))
+    monkeypatch.setattr(module, "_validate_device", lambda *arrays: None)
+    monkeypatch.setattr(backend, "kernels", (kernel,))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_kernel_is_a_part_of_the_program(name, torch, arrays, put, rng):
+    options, graphs = COMPILED[name](put, rng), []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    expected = attention(*arrays, **options, implementation="dense")
+    with accelerator():
+        found = compiled(torch, lambda *arrays: attention(*arrays, **options), keep)(*arrays)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6)
+    operators = [str(node.target) for graph in graphs[0].modules() for node in graph.graph.nodes]
+    assert len(graphs) == 1
+    assert "flex_attention" in operators
+    assert not [each for each in operators if "attention_core" in each or "item" in each.rpartition(".")[2].split("_")]
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+@pytest.mark.parametrize("wrong", [0.5, math.nan])
+def test_nothing_masked_leaks_out_of_the_program(wrong, torch, arrays, put, rng):
+    """Output and gradients, where all are numbers and where a value is not."""
+    options = COMPILED["window"](put, rng)
+    arrays[2][0, 1, 41, 3] = wrong
+
+    def results(attend):
+        leaves = [x.clone().requires_grad_() for x in arrays]
+        output = attend(*leaves)
+        factor = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+        return [output.detach(), *torch.autograd.grad(output, leaves, factor)]
+
+    expected = results(lambda *arrays: attention(*arrays, **options, implementation="dense"))
+    with accelerator():
+        found = results(compiled(torch, lambda *arrays: attention(*arrays, **options)))
+    for one, other in zip(found, expected, strict=True):
+        if other is expected[3]:
+            one[0, 1, 41] = other[0, 1, 41]  # a replaced element has no gradient in the definition
+        np.testing.assert_allclose(one, other, rtol=0, atol=3e-5)
+
+
+def test_tables_of_a_score_modification_are_made_outside_of_programs(torch, arrays):
+    alibi = ac.scores.alibi(H)
+    expected = attention(*arrays, score_mod=alibi, implementation="dense")
+    assert explain_attention(*arrays, score_mod=alibi).chosen == "fused"
+    found = compiled(torch, lambda *arrays: attention(*arrays, score_mod=alibi))(*arrays)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6)
