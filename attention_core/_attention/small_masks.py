@@ -30,7 +30,7 @@ def small_mask(call: Call) -> tuple[Array, bool] | None:
         xp = call.xp
         allowed = mask.allowed(score_positions(call.query, call.key, call.starts, xp), xp=xp)
         found = allowed, bool(xp.all(xp.any(allowed, axis=-1)))
-        if len(_known) >= _MAX_MASKS:
+        while len(_known) >= _MAX_MASKS:
             _known.pop(next(iter(tuple(_known))), None)  # the oldest; another thread may change the dict
         _known[signature] = found
     return found
