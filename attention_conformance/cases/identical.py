@@ -465,11 +465,17 @@ LAYERS = [
         dropout=DROPOUT,
         **HEADS,
     ),
-    _layer(
-        "decoder", "a language model, with grouped heads", ac.decoder, _language, names=("parameters", "ids"), **GROUPS
+    replace(
+        _layer("decoder", "a language model", ac.decoder, _language, names=("parameters", "ids"), **GROUPS),
+        modes=("eager", "jit", "graph", "compiled"),  # XLA compiles its exact sums for minutes in TensorFlow
     ),
     Identical(
-        "decoder-cache", "its prompts at once, then token by token", _language, _decode, batched=("ids", "lengths")
+        "decoder-cache",
+        "its prompts at once, then token by token",
+        _language,
+        _decode,
+        batched=("ids", "lengths"),
+        modes=("eager",),
     ),
     Identical("embed-tokens", "three tables, a norm, dropout", _tokens, _embed),
     _layer("sagan", "all places of an image", ac.sagan_attention, _image, pool=False, return_weights=True),
@@ -526,6 +532,7 @@ UNDIFFERENTIATED = {  # what others show as well: compilers take seconds for eve
     "extreme-keys",
     "feed-forward",
     "pieces",
+    "decoder",
     "decoder-cache",
     *(f"{dtype}-{name}" for dtype in ("float16", "bfloat16") for name in ("plain", "layer-norm")),
 }

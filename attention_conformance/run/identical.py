@@ -191,7 +191,7 @@ def _unvaried(case: Identical, modes: Sequence[str]) -> Iterator[str]:
         return
     others = [mode for mode in modes if mode != "eager"]
     if case.modes is not None and set(modes) - set(case.modes):
-        yield f"{', '.join(mode for mode in modes if mode not in case.modes)}: its model is run eager alone"
+        yield f"{', '.join(mode for mode in modes if mode not in case.modes)}: its model takes minutes to be compiled"
     elif others:
         yield f"blocks and batch in {', '.join(others)}: they are varied in eager calls alone"
     trees = case.trees()
