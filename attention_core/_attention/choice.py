@@ -87,7 +87,8 @@ class Explanation(NamedTuple):
 
 def check_implementation(implementation: Any, like: Array | None = None) -> None:
     """Raise unless this names an implementation, or a kernel of the library of an array."""
-    backend = None if like is None else backend_of(like)
+    may_be_kernel = like is not None and isinstance(implementation, str) and implementation not in IMPLEMENTATIONS
+    backend = backend_of(like) if may_be_kernel else None
     if backend is not None and any(implementation == kernel.name for kernel in backend.kernels):
         return
     check_choice("an implementation", implementation, IMPLEMENTATIONS)

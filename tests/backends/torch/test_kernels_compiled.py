@@ -269,7 +269,7 @@ def sinks(torch, put, rng):
     return sinks
 
 
-ONE_KERNEL = ["plain", "causal", "scale", "scale of an array", "no dropout"]
+ONE_KERNEL = ["plain", "causal", "length of all", "scale", "scale of an array", "no dropout"]
 
 
 @pytest.mark.parametrize("name", TAKEN)
