@@ -14,19 +14,11 @@ import numpy as np
 
 import attention_core as ac
 from attention_conformance.call import output_function
+from attention_conformance.cases import identical_inputs
 from attention_conformance.cases.source import Source, Trees
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
 from attention_core import Backend, Dropout
 from attention_core.backend import array_namespace
-from attention_core.parameters import (
-    Decoder,
-    DecoderLayer,
-    Embeddings,
-    EncoderLayer,
-    GatedFeedForward,
-    Linear,
-    SaganAttention,
-)
 
 __all__ = ["IDENTICAL", "Identical"]
 
@@ -37,7 +29,6 @@ LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})
 SEGMENTS = Rule("Segments", {"query_ids": "query_ids", "key_ids": "key_ids"})
 EVERYTHING: dict[str, Any] = {"return_weights": True, "return_logsumexp": True}
 BATCHED = ("query", "key", "value", "mask", "lengths", "query_ids", "key_ids")
-EXTREMES = (0.0, -0.0, np.inf, -np.inf, np.nan)
 
 
 @dataclass(frozen=True)
@@ -107,82 +98,6 @@ def _attention(
     return Identical(name, shows, inputs, functools.partial(_attend, mask, options), dtype=dtype, batched=batched)
 
 
-def _ordinary(source: Source) -> Trees:
-    return source.attention()
-
-
-def _shaped(**sizes: Any) -> Callable[[Source], Trees]:
-    return lambda source: source.attention(**sizes)
-
-
-def _masked(source: Source) -> Trees:
-    return {**source.attention(), "mask": source.integers(3, 2, 1, 6, 9) > 0}
-
-
-def _with_lengths(source: Source) -> Trees:
-    return {**source.attention(), "lengths": np.asarray([0, 5], np.int32)}
-
-
-def _with_segments(source: Source) -> Trees:
-    ids = {"query_ids": np.sort(source.integers(3, 2, 6), -1), "key_ids": np.sort(source.integers(3, 2, 9), -1)}
-    return {**source.attention(), **ids}
-
-
-def _biased(source: Source) -> Trees:
-    return {**source.attention(), "bias": source.normal(4, 6, 9, deviation=3.0)}
-
-
-def _shut(source: Source) -> Trees:
-    """A bias of -inf in a third of the places, and in all those of one query."""
-    trees = _biased(source)
-    shut = source.integers(3, 4, 6, 9) == 0
-    shut[:, 2] = True
-    return {**trees, "bias": np.where(shut, np.float32(-np.inf), trees["bias"])}
-
-
-def _near_ties(source: Source) -> Trees:
-    trees = source.attention()
-    key = 60 * trees["key"][..., :1, :] * (1 + 2.0**-12 * trees["key"])
-    return {**trees, "query": source.array(60 * np.sign(trees["query"])), "key": source.array(key)}
-
-
-def _spread(least: int, most: int) -> Callable[[Source], Trees]:
-    """Of queries, keys and values alike, with keys and queries of opposite exponents."""
-
-    def inputs(source: Source) -> Trees:
-        trees = source.attention()
-        value = source.spread(*trees["value"].shape, least=least, most=most)
-        key = source.spread(*trees["key"].shape, least=least // 2, most=most // 2)
-        query = source.spread(*trees["query"].shape, least=least // 2, most=most // 2)
-        return {"query": query, "key": key, "value": value}
-
-    return inputs
-
-
-def _subnormal(source: Source) -> Trees:
-    trees = source.attention()
-    return {**trees, "value": source.spread(*trees["value"].shape, least=-149, most=-127)}
-
-
-def _constant(number: float) -> Callable[[Source], Trees]:
-    def inputs(source: Source) -> Trees:
-        return {name: np.full_like(tree, number) for name, tree in source.attention().items()}
-
-    return inputs
-
-
-def _unlike_numbers(*names: str) -> Callable[[Source], Trees]:
-    """Infinities, nan and zeros among what the keys 5 and above hold, which `CAUSAL` masks for early queries."""
-
-    def inputs(source: Source) -> Trees:
-        trees = source.attention()
-        for name in names:
-            trees[name][..., 5:, :] = np.resize(np.asarray(EXTREMES, np.float32), trees[name][..., 5:, :].shape)
-        return trees
-
-    return inputs
-
-
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("queries that attend to every key", {}),
     "one-key": ("a single key", {"columns": 1}),
@@ -201,154 +116,75 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 ATTENTION = [
-    *(_attention(name, shows, _shaped(**sizes)) for name, (shows, sizes) in SHAPES.items()),
-    _attention("causal", "no later keys", _ordinary, CAUSAL),
-    _attention("causal-offset", "queries that come later", _ordinary, Rule("Causal", {"offset": 3})),
-    _attention("causal-empty-rows", "queries before all keys", _ordinary, Rule("Causal", {"offset": -3})),
-    _attention("causal-many", "blocks that are masked whole", _shaped(**SHAPES["many"][1]), CAUSAL),
-    _attention("window", "keys near the query", _ordinary, WINDOW),
-    _attention("lengths", "a length of 0 among them", _with_lengths, LENGTHS),
-    _attention("segments", "keys of the same segment", _with_segments, SEGMENTS),
-    _attention("mask", "a boolean array", _masked, array("mask")),
-    _attention("mask-and-window", "both masks", _masked, WINDOW & array("mask")),
-    _attention("mask-or-causal", "one mask or the other", _masked, CAUSAL | array("mask")),
-    _attention("not-window", "keys far from the query", _ordinary, ~WINDOW),
-    _attention("bias", "a bias", _biased),
-    _attention("bias-of-minus-infinity", "a bias that masks", _shut),
-    _attention("scale", "a scale", _ordinary, scale=0.3),
-    _attention("softcap", "capped scores", _ordinary, softcap=2.5),
-    _attention("softcap-window", "capped scores, with a mask", _ordinary, WINDOW, softcap=1.5),
-    _attention("dropout", "dropped weights", _ordinary, dropout=Seed(0.3, 7)),
-    _attention("dropout-causal", "dropped weights, with a mask", _ordinary, CAUSAL, dropout=Seed(0.5, 2**40 + 7)),
-    _attention("weights", "weights as well", _ordinary, return_weights=True),
-    _attention("weights-masked", "weights as well, masked and dropped", _masked, array("mask"), **EVERYTHING),
-    _attention("output-alone", "the output alone", _ordinary, CAUSAL, return_logsumexp=False),
-    _attention("near-ties", "scores near 10⁴ that differ little", _near_ties),
-    _attention("wide-range", "exponents from -100 to 100", _spread(-100, 100)),
-    _attention("subnormals", "values below the normal numbers", _subnormal),
-    _attention("zeros", "zeros alone", _constant(0.0)),
-    _attention("negative-zeros", "negative zeros alone", _constant(-0.0)),
-    _attention("extreme-values-masked", "infinities and nan, masked for some", _unlike_numbers("value"), CAUSAL),
-    _attention("extreme-keys-masked", "infinities and nan, masked for some", _unlike_numbers("key"), CAUSAL),
-    _attention("extreme-values", "infinities and nan among values", _unlike_numbers("value")),
-    _attention("extreme-keys", "infinities and nan among keys", _unlike_numbers("key")),
-    _attention("extreme-queries", "infinities and nan among queries", _unlike_numbers("query"), CAUSAL),
+    *(_attention(name, shows, identical_inputs.shaped(**sizes)) for name, (shows, sizes) in SHAPES.items()),
+    _attention("causal", "no later keys", identical_inputs.ordinary, CAUSAL),
+    _attention("causal-offset", "queries that come later", identical_inputs.ordinary, Rule("Causal", {"offset": 3})),
+    _attention(
+        "causal-empty-rows", "queries before all keys", identical_inputs.ordinary, Rule("Causal", {"offset": -3})
+    ),
+    _attention("causal-many", "blocks that are masked whole", identical_inputs.shaped(**SHAPES["many"][1]), CAUSAL),
+    _attention("window", "keys near the query", identical_inputs.ordinary, WINDOW),
+    _attention("lengths", "a length of 0 among them", identical_inputs.with_lengths, LENGTHS),
+    _attention("segments", "keys of the same segment", identical_inputs.with_segments, SEGMENTS),
+    _attention("mask", "a boolean array", identical_inputs.masked, array("mask")),
+    _attention("mask-and-window", "both masks", identical_inputs.masked, WINDOW & array("mask")),
+    _attention("mask-or-causal", "one mask or the other", identical_inputs.masked, CAUSAL | array("mask")),
+    _attention("not-window", "keys far from the query", identical_inputs.ordinary, ~WINDOW),
+    _attention("bias", "a bias", identical_inputs.biased),
+    _attention("bias-of-minus-infinity", "a bias that masks", identical_inputs.shut),
+    _attention("scale", "a scale", identical_inputs.ordinary, scale=0.3),
+    _attention("softcap", "capped scores", identical_inputs.ordinary, softcap=2.5),
+    _attention("softcap-window", "capped scores, with a mask", identical_inputs.ordinary, WINDOW, softcap=1.5),
+    _attention("dropout", "dropped weights", identical_inputs.ordinary, dropout=Seed(0.3, 7)),
+    _attention(
+        "dropout-causal",
+        "dropped weights, with a mask",
+        identical_inputs.ordinary,
+        CAUSAL,
+        dropout=Seed(0.5, 2**40 + 7),
+    ),
+    _attention("weights", "weights as well", identical_inputs.ordinary, return_weights=True),
+    _attention(
+        "weights-masked", "weights as well, masked and dropped", identical_inputs.masked, array("mask"), **EVERYTHING
+    ),
+    _attention("output-alone", "the output alone", identical_inputs.ordinary, CAUSAL, return_logsumexp=False),
+    _attention("near-ties", "scores near 10⁴ that differ little", identical_inputs.near_ties),
+    _attention("wide-range", "exponents from -100 to 100", identical_inputs.spread(-100, 100)),
+    _attention("subnormals", "values below the normal numbers", identical_inputs.subnormal),
+    _attention("zeros", "zeros alone", identical_inputs.constant(0.0)),
+    _attention("negative-zeros", "negative zeros alone", identical_inputs.constant(-0.0)),
+    _attention(
+        "extreme-values-masked", "infinities and nan, masked for some", identical_inputs.unlike_numbers("value"), CAUSAL
+    ),
+    _attention(
+        "extreme-keys-masked", "infinities and nan, masked for some", identical_inputs.unlike_numbers("key"), CAUSAL
+    ),
+    _attention("extreme-values", "infinities and nan among values", identical_inputs.unlike_numbers("value")),
+    _attention("extreme-keys", "infinities and nan among keys", identical_inputs.unlike_numbers("key")),
+    _attention("extreme-queries", "infinities and nan among queries", identical_inputs.unlike_numbers("query"), CAUSAL),
     *(
         _attention(f"{dtype}-{name}", f"{dtype}: {shows}", inputs, mask, dtype=dtype, **options)
         for dtype in ("float16", "bfloat16")
         for name, shows, inputs, mask, options in (
-            ("plain", "queries that attend to every key", _ordinary, None, {}),
-            ("causal-dropout", "no later keys, dropped weights", _ordinary, CAUSAL, {"dropout": Seed(0.2, 3)}),
-            ("bias", "a bias that masks, and weights", _biased, WINDOW, {"return_weights": True}),
-            ("extreme", "infinities and nan, masked for some", _unlike_numbers("key", "value"), CAUSAL, {}),
+            ("plain", "queries that attend to every key", identical_inputs.ordinary, None, {}),
+            (
+                "causal-dropout",
+                "no later keys, dropped weights",
+                identical_inputs.ordinary,
+                CAUSAL,
+                {"dropout": Seed(0.2, 3)},
+            ),
+            ("bias", "a bias that masks, and weights", identical_inputs.biased, WINDOW, {"return_weights": True}),
+            (
+                "extreme",
+                "infinities and nan, masked for some",
+                identical_inputs.unlike_numbers("key", "value"),
+                CAUSAL,
+                {},
+            ),
         )
     ),
 ]
-
-
-def _pair(source: Source) -> Trees:
-    return {name: tree for name, tree in source.attention().items() if name != "value"}
-
-
-def _affine(source: Source) -> Trees:
-    return {"parameters": source.linear(24, 10), "x": source.normal(2, 5, 24)}
-
-
-def _affine_spread(source: Source) -> Trees:
-    """Ranges that products of float32 just hold, subnormal results among them."""
-    weight, x = source.spread(24, 10, least=-60, most=60), source.spread(5, 24, least=-60, most=60)
-    return {"parameters": Linear(weight, None), "x": x}
-
-
-def _normalized(source: Source) -> Trees:
-    return {"parameters": source.norm(24), "x": source.array(3 + 2 * source.normal(2, 5, 24))}
-
-
-def _scaled(source: Source) -> Trees:
-    return {"scale": source.array(1 + source.normal(24, deviation=0.1)), "x": source.normal(2, 5, 24)}
-
-
-def _scaled_spread(source: Source) -> Trees:
-    """Rows whose squares float32 does not hold, and some with what is not finite."""
-    x = source.spread(6, 24, least=-140, most=120)
-    x[5, 3:8] = np.resize(np.asarray(EXTREMES, np.float32), 5)
-    return {"scale": source.normal(24), "x": source.array(x)}
-
-
-def _placed(source: Source) -> Trees:
-    """Positions near and far, of both signs, for every sample of a batch."""
-    near, far = source.integers(100, 1, 6), source.integers(2**31 - 1, 1, 6)
-    return {"x": source.normal(2, 3, 6, 16), "positions": np.concatenate([near, np.where(far % 2, far, -far)])}
-
-
-def _placed_spread(source: Source) -> Trees:
-    trees = _placed(source)
-    x = source.spread(2, 3, 6, 16, least=-140, most=120)
-    x[1, 2, 5, :5] = EXTREMES
-    return {**trees, "x": source.array(x)}
-
-
-def _line(source: Source) -> Trees:
-    return {"x": source.array(np.linspace(-40, 40, 2001))}
-
-
-def _line_of_extremes(source: Source) -> Trees:
-    tiny = np.ldexp(np.asarray([1.0, -1.0, 3.0]), -149)
-    return {"x": source.array(np.concatenate([EXTREMES, tiny, np.ldexp([1.0, -1.0], 120)]))}
-
-
-def _feed_forward(source: Source) -> Trees:
-    return {"parameters": source.feed_forward(16, 48), "x": source.normal(2, 5, 16)}
-
-
-def _gated_feed_forward(source: Source) -> Trees:
-    maps = source.linear(16, 48), source.linear(16, 48), source.linear(48, 16)
-    return {"parameters": GatedFeedForward(*maps), "x": source.normal(2, 5, 16)}
-
-
-def _multi_head(groups: int, *, extra: bool) -> Callable[[Source], Trees]:
-    return lambda source: {
-        "parameters": source.projections(16, groups, extra=extra),
-        "x": source.normal(2, 6, 16),
-    }
-
-
-def _encoder(source: Source) -> Trees:
-    maps, norms = source.projections(16, 4), (source.norm(16), source.norm(16))
-    parameters = EncoderLayer(maps, norms[0], source.feed_forward(16, 48), norms[1])
-    return {"parameters": parameters, "x": source.normal(2, 6, 16)}
-
-
-def _tokens(source: Source) -> Trees:
-    tables = Embeddings(source.normal(30, 16), source.normal(12, 16), source.normal(2, 16), source.norm(16))
-    return {"parameters": tables, "ids": source.integers(30, 3, 9), "segments": source.integers(2, 3, 9)}
-
-
-def _language(source: Source) -> Trees:
-    """Two layers of a decoder, with grouped heads, one with normalized queries and keys; prompts of two lengths."""
-    layers = tuple(
-        DecoderLayer(
-            attention_norm=source.normal(16),
-            attention=source.projections(16, 2),
-            feed_forward_norm=source.normal(16),
-            feed_forward=GatedFeedForward(source.linear(16, 24), source.linear(16, 24), source.linear(24, 16)),
-            query_norm=norm,
-            key_norm=norm,
-        )
-        for norm in (None, source.normal(4))
-    )
-    parameters = Decoder(source.normal(30, 16), layers, source.normal(16))
-    return {"parameters": parameters, "ids": source.integers(30, 3, 7), "lengths": np.asarray([4, 1, 3], np.int32)}
-
-
-def _image(source: Source) -> Trees:
-    theta, phi, g, output = (source.linear(*sizes) for sizes in ((8, 2), (8, 2), (8, 4), (4, 8)))
-    parameters = SaganAttention(theta, phi, g, output, sigma=source.array(np.asarray(0.7)))
-    return {"parameters": parameters, "x": source.normal(2, 6, 4, 8)}
-
-
-def _matrix(source: Source) -> Trees:
-    return {"weight": source.normal(3, 3, 4, 10), "u": source.normal(10)}
 
 
 def _called(function: Callable[..., Any], names: tuple[str, ...], options: Mapping[str, Any], trees: Trees) -> Any:
@@ -382,8 +218,8 @@ def _decode(trees: Trees) -> Any:
     cache = ac.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp)
     logits, cache = ac.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
     found = [xp.where((xp.arange(4) < trees["lengths"][:, None])[..., None], logits, 0.0)]
-    for place in (4, 5, 6):
-        logits, cache = ac.decoder(parameters, ids[:, place : place + 1], cache=cache, **options)
+    for position in (4, 5, 6):
+        logits, cache = ac.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
         found.append(logits)
     return xp.concat(found, axis=1)
 
@@ -412,38 +248,59 @@ BENT: dict[str, Any] = {"mask": ac.Causal(1), "softcap": 2.0}
 SCALED, PLACED = ("scale", "x"), ("x", "positions")
 
 LAYERS = [
-    _layer("scores", "the scores alone, capped and masked", ac.attention_scores, _pair, names=("query", "key"), **BENT),
-    Identical("pieces", "pieces of the keys, merged", _unlike_numbers("value"), _in_pieces),
-    _layer("linear", "an affine map", ac.linear, _affine),
-    _layer("linear-wide-range", "exponents from -60 to 60", ac.linear, _affine_spread),
-    _layer("layer-norm", "normalized channels", ac.layer_norm, _normalized),
-    _layer("rms-norm", "channels over their root mean square", ac.rms_norm, _scaled, names=SCALED),
-    _layer("rms-norm-wide-range", "exponents from -140 to 120", ac.rms_norm, _scaled_spread, names=SCALED),
-    _layer("rotary", "near and far positions", ac.rotary_embedding, _placed, names=PLACED),
+    _layer(
+        "scores",
+        "the scores alone, capped and masked",
+        ac.attention_scores,
+        identical_inputs.pair,
+        names=("query", "key"),
+        **BENT,
+    ),
+    Identical("pieces", "pieces of the keys, merged", identical_inputs.unlike_numbers("value"), _in_pieces),
+    _layer("linear", "an affine map", ac.linear, identical_inputs.affine),
+    _layer("linear-wide-range", "exponents from -60 to 60", ac.linear, identical_inputs.affine_spread),
+    _layer("layer-norm", "normalized channels", ac.layer_norm, identical_inputs.normalized),
+    _layer("rms-norm", "channels over their root mean square", ac.rms_norm, identical_inputs.scaled, names=SCALED),
+    _layer(
+        "rms-norm-wide-range", "exponents from -140 to 120", ac.rms_norm, identical_inputs.scaled_spread, names=SCALED
+    ),
+    _layer("rotary", "near and far positions", ac.rotary_embedding, identical_inputs.placed, names=PLACED),
     _layer(
         "rotary-interleaved",
         "some channels kept",
         ac.rotary_embedding,
-        _placed,
+        identical_inputs.placed,
         names=PLACED,
         interleaved=True,
         width=10,
     ),
     _layer(
-        "rotary-wide-range", "exponents from -140 to 120", ac.rotary_embedding, _placed_spread, names=PLACED, base=5e5
+        "rotary-wide-range",
+        "exponents from -140 to 120",
+        ac.rotary_embedding,
+        identical_inputs.placed_spread,
+        names=PLACED,
+        base=5e5,
     ),
-    _layer("gelu", "x from -40 to 40", ac.gelu, _line, names=("x",)),
-    _layer("gelu-extremes", "subnormals, infinities and nan", ac.gelu, _line_of_extremes, names=("x",)),
-    _layer("silu", "x from -40 to 40", ac.silu, _line, names=("x",)),
-    _layer("silu-extremes", "subnormals, infinities and nan", ac.silu, _line_of_extremes, names=("x",)),
-    _layer("gated-feed-forward", "two maps, one gated by the other", ac.gated_feed_forward, _gated_feed_forward),
-    _layer("feed-forward", "two maps", ac.feed_forward, _feed_forward),
-    _layer("feed-forward-dropout", "two maps, and dropout", ac.feed_forward, _feed_forward, dropout=DROPOUT),
+    _layer("gelu", "x from -40 to 40", ac.gelu, identical_inputs.line, names=("x",)),
+    _layer("gelu-extremes", "subnormals, infinities and nan", ac.gelu, identical_inputs.line_of_extremes, names=("x",)),
+    _layer("silu", "x from -40 to 40", ac.silu, identical_inputs.line, names=("x",)),
+    _layer("silu-extremes", "subnormals, infinities and nan", ac.silu, identical_inputs.line_of_extremes, names=("x",)),
+    _layer(
+        "gated-feed-forward",
+        "two maps, one gated by the other",
+        ac.gated_feed_forward,
+        identical_inputs.gated_feed_forward,
+    ),
+    _layer("feed-forward", "two maps", ac.feed_forward, identical_inputs.feed_forward),
+    _layer(
+        "feed-forward-dropout", "two maps, and dropout", ac.feed_forward, identical_inputs.feed_forward, dropout=DROPOUT
+    ),
     _layer(
         "multi-head",
         "projected heads, and weights",
         ac.multi_head_attention,
-        _multi_head(4, extra=False),
+        identical_inputs.multi_head(4, extra=False),
         **HEADS,
         **EVERYTHING,
     ),
@@ -451,40 +308,52 @@ LAYERS = [
         "multi-head-extra",
         "an extra key, grouped heads",
         ac.multi_head_attention,
-        _multi_head(2, extra=True),
+        identical_inputs.multi_head(2, extra=True),
         is_causal=True,
         **GROUPS,
     ),
-    _layer("encoder", "norms first, dropout", ac.encoder_layer, _encoder, dropout=DROPOUT, mask=ac.Causal(), **HEADS),
+    _layer(
+        "encoder",
+        "norms first, dropout",
+        ac.encoder_layer,
+        identical_inputs.encoder,
+        dropout=DROPOUT,
+        mask=ac.Causal(),
+        **HEADS,
+    ),
     _layer(
         "encoder-norm-last",
         "norms last, dropout",
         ac.encoder_layer,
-        _encoder,
+        identical_inputs.encoder,
         norm_first=False,
         dropout=DROPOUT,
         **HEADS,
     ),
     replace(
-        _layer("decoder", "a language model", ac.decoder, _language, names=("parameters", "ids"), **GROUPS),
+        _layer(
+            "decoder", "a language model", ac.decoder, identical_inputs.language, names=("parameters", "ids"), **GROUPS
+        ),
         modes=("eager", "jit", "graph", "compiled"),  # XLA compiles its exact sums for minutes in TensorFlow
     ),
     Identical(
         "decoder-cache",
         "its prompts at once, then token by token",
-        _language,
+        identical_inputs.language,
         _decode,
         batched=("ids", "lengths"),
         modes=("eager",),
     ),
-    Identical("embed-tokens", "three tables, a norm, dropout", _tokens, _embed),
-    _layer("sagan", "all places of an image", ac.sagan_attention, _image, pool=False, return_weights=True),
-    _layer("sagan-pooled", "maxima of 2 × 2 places", ac.sagan_attention, _image),
+    Identical("embed-tokens", "three tables, a norm, dropout", identical_inputs.tokens, _embed),
+    _layer(
+        "sagan", "all places of an image", ac.sagan_attention, identical_inputs.image, pool=False, return_weights=True
+    ),
+    _layer("sagan-pooled", "maxima of 2 × 2 places", ac.sagan_attention, identical_inputs.image),
     _layer(
         "spectral-norm",
         "three steps of power iteration",
         ac.spectral_norm,
-        _matrix,
+        identical_inputs.matrix,
         names=("weight", "u"),
         iterations=3,
     ),
@@ -492,19 +361,30 @@ LAYERS = [
         _layer(f"{dtype}-{name}", f"{dtype}: {shows}", function, inputs, dtype=dtype, **options)
         for dtype in ("float16", "bfloat16")
         for name, shows, function, inputs, options in (
-            ("linear", "an affine map", ac.linear, _affine, {}),
-            ("layer-norm", "normalized channels", ac.layer_norm, _normalized, {}),
-            ("encoder", "norms first, dropout", ac.encoder_layer, _encoder, {"dropout": DROPOUT, **HEADS}),
+            ("linear", "an affine map", ac.linear, identical_inputs.affine, {}),
+            ("layer-norm", "normalized channels", ac.layer_norm, identical_inputs.normalized, {}),
+            (
+                "encoder",
+                "norms first, dropout",
+                ac.encoder_layer,
+                identical_inputs.encoder,
+                {"dropout": DROPOUT, **HEADS},
+            ),
         )
     ),
     _layer(
-        "bfloat16-rms-norm", "bfloat16: channels over their root", ac.rms_norm, _scaled, names=SCALED, dtype="bfloat16"
+        "bfloat16-rms-norm",
+        "bfloat16: channels over their root",
+        ac.rms_norm,
+        identical_inputs.scaled,
+        names=SCALED,
+        dtype="bfloat16",
     ),
     _layer(
         "bfloat16-rotary",
         "bfloat16: near and far positions",
         ac.rotary_embedding,
-        _placed,
+        identical_inputs.placed,
         names=PLACED,
         dtype="bfloat16",
     ),

@@ -179,10 +179,10 @@ def test_an_object_that_modifies_scores_is_read_at_every_call(flex, arrays, torc
         score_mod = kind(1.0)
         for weight in (0.5, 3.0, torch.tensor(2.0)):
             score_mod.weight = weight
-            for given in (score_mod, ac.ScoreMod(score_mod)):
-                assert explain_attention(*arrays, score_mod=given).chosen == "fused"
-                found = attention(*arrays, score_mod=given)
-                expected = attention(*arrays, score_mod=given, implementation="dense")
+            for function in (score_mod, ac.ScoreMod(score_mod)):
+                assert explain_attention(*arrays, score_mod=function).chosen == "fused"
+                found = attention(*arrays, score_mod=function)
+                expected = attention(*arrays, score_mod=function, implementation="dense")
                 np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
 
 
