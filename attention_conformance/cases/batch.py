@@ -19,8 +19,8 @@ CALLS = ((0, 1, 2), (2, 0, 1), (0,), (1,), (2,), (3, 2, 4, 0, 5, 1))
 LENGTHS = (4, 7, 1, 2, 6, 3)
 """Key lengths, of which the neighbours have others."""
 
-VALUES, SCORES = 1024.0, 1.5
-"""By how much the values of neighbours are larger, and their queries and keys."""
+SCORES = 1.5
+"""By how much queries and keys of neighbours are larger. Values are larger by more than slices of float32 hold."""
 
 
 def crowded(draw: Draw, **options: Any) -> Problem:
@@ -29,7 +29,7 @@ def crowded(draw: Draw, **options: Any) -> Problem:
     rule = Rule("KeyLengths", {"lengths": "lengths"})
     value = draw.normal(samples, 2, 7, draw.value_width, mean=2.0, deviation=0.5)  # padding is as large as the rest
     problem = draw.problem(rule, {"value": value}, leading=(samples,), heads=4, groups=2, **options)
-    larger = {"query": SCORES, "key": SCORES, "value": VALUES}
+    larger = {"query": SCORES, "key": SCORES, "value": 2.0**10 if draw.dtype == "float16" else 2.0**40}
     arrays: dict[str, NumpyArray] = {"lengths": np.asarray(LENGTHS, np.int32)}
     for name, factor in larger.items():
         arrays[name] = problem.arrays[name].copy()
