@@ -16,12 +16,21 @@ from attention_core.backend import (
     default_scale,
     fold_group,
     group_size,
+    is_concrete,
     is_top_left_causal,
     repeat_kv,
     score_positions,
 )
 from attention_core.masks import Given, Mask
-from attention_torch.guards import causal_part, few_queries, may_leak, sample_ranges, scores_are_finite
+from attention_torch.guards import (
+    causal_part,
+    few_queries,
+    is_on_host,
+    may_leak,
+    records,
+    sample_ranges,
+    scores_are_finite,
+)
 
 __all__ = [
     "attend",
@@ -29,6 +38,7 @@ __all__ = [
     "differentiated_once",
     "kernel_inputs",
     "kernel_mask",
+    "row_shift",
     "with_array_mask",
     "with_batch_of",
 ]
@@ -37,6 +47,7 @@ TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # th
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
 KERNEL = torch._C._nn.scaled_dot_product_attention
 ANY_KERNEL = contextlib.nullcontext()
+MAX_PLAIN_BIAS = 1024.0  # beside which a logsumexp keeps the sum of a row as well as a score is rounded
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -92,6 +103,8 @@ def differentiated_once(output: torch.Tensor) -> torch.Tensor:
 def attend(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E)."""
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = _shifted(mask, call)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
     choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else ANY_KERNEL
     with choice:
@@ -105,6 +118,25 @@ def attend(call: Call) -> torch.Tensor:
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
     return with_batch_of(call, differentiated_once(output))
+
+
+def _shifted(bias: torch.Tensor, call: Call) -> torch.Tensor:
+    """A bias less `row_shift`, by which no weight changes, unless it is seen that there is nothing to shift."""
+    if is_on_host(bias) and not records(call):
+        return bias
+    shift = row_shift(bias)
+    is_looked_at = is_on_host(bias) and not call.assume_finite and is_concrete(shift)
+    return bias if is_looked_at and not bool(shift.any().item()) else bias - shift
+
+
+def row_shift(bias: torch.Tensor) -> torch.Tensor:
+    """The greatest number of each row (..., M, 1) of a bias, or 0 where that is small or no finite number.
+
+    Kernels compute weights once more from the logsumexp, in which the sum is lost beside a large number: gradients are
+    then too large by as much as the number of keys. Kernels for GPUs take a number near the least one for a mask.
+    """
+    top = bias.detach().amax(dim=-1, keepdim=True)
+    return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)
 
 
 def attend_per_sample(call: Call, attend: Callable[[Call], Any]) -> Any:
