@@ -68,7 +68,7 @@ def tests(session, backend):
     """Run every test on one backend, with no other framework installed; a backend asked for is required."""
     keras = "" if backend == "numpy" else ",keras"  # on the library of the session
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
-    required = {"ATTENTION_CORE_BACKENDS": f"array_api_strict,{backend}"}
+    required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
     session.run(*PYTEST, *DOCTESTS, *chosen(session.posargs, TESTS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
