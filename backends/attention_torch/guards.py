@@ -23,6 +23,7 @@ from attention_core.backend import (
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
 
 __all__ = [
+    "HALVES",
     "all_products_are_finite",
     "causal_part",
     "decides_at_run_time",

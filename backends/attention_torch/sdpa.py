@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from attention_core.backend import (
 )
 from attention_core.masks import Given, Mask
 from attention_torch.guards import (
+    HALVES,
     causal_part,
     few_queries,
     is_on_host,
@@ -219,12 +221,18 @@ def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
 def _scaled(call: Call) -> tuple[torch.Tensor, float]:
     """The query, and the scale that is left to the kernel.
 
-    The query is multiplied where scores that fit might overflow on the way. The kernel multiplies what it has masked
-    with -inf already, so that it gets no scale but a positive one.
+    The query is multiplied where scores that fit might overflow on the way, in 16 bits by a power of two alone: that
+    rounds nothing. The kernel multiplies what it has masked with -inf already, so that it gets no scale but a positive
+    one.
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return call.query * scale.to(call.query.dtype), 1.0
+    if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
+        # Products of float16 are far from the largest float32; those of bfloat16 are not.
+        fraction, exponent = math.frexp(scale) if call.query.dtype == torch.bfloat16 else (float(scale), 0)
+        factor = math.copysign(2.0**exponent, fraction)
+        return call.query if factor == 1.0 else call.query * factor, abs(fraction)
     # What may leak gets here only if all is finite. To multiply few queries takes less time than to look at all keys.
     is_short = not torch.compiler.is_exporting() and 2 * call.query.numel() <= call.key.numel()
     if scale > 0 and not is_short and (may_leak(call) or scores_are_finite(call)):

@@ -93,6 +93,21 @@ def test_the_kernel_takes_any_lengths_and_groups(rows, columns, groups, torch, p
     close(*(results(torch, arrays, name, {"is_causal": True}) for name in ("fused", "dense")))
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("scale", [0.1, -0.3, 4.0])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_scale_rounds_no_query_of_16_bits(dtype, scale, rows, torch):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 4, length, 16).to(getattr(torch, dtype)) for length in (rows, 40, 40))
+    found = attention(query, key, value, scale=scale, implementation="fused")
+    assert torch.equal(found, kernel(torch, (math.copysign(1.0, scale) * query, key, value), scale=abs(scale)))
+
+
+def test_a_scale_above_1_makes_no_query_of_float16_overflow(torch):
+    query, key = torch.full((1, 1, 4, 16), 30000.0).half(), torch.full((1, 1, 4, 16), 1e-3).half()
+    assert torch.equal(attention(query, key, key, scale=4.0, implementation="fused"), key)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_kernel_in_16_bits_rounds_weights_too(dtype, torch, arrays, backend, get):
     """So it is taken by name alone where blocks are as fast."""
