@@ -44,6 +44,9 @@ PEERS = (
     "tests/conformance/test_written.py",  # in Chromium, where there is one
     "tests/view/test_page.py",  # likewise
     "tests/view/test_view.py",  # with matplotlib
+    "tests/commands/test_benchmark.py::test_plots_are_written_of_series_of_lengths",  # likewise
+    "tests/commands/test_benchmark.py::test_a_row_of_the_table_of_language_models_is_of_the_same_logits",
+    "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
 DOCTESTS = ("--doctest-modules", "attention_core")
