@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from attention_core.backend import (
     Call,
@@ -89,6 +90,8 @@ def refusal(call: Call) -> str | None:
             return f"has no {name}"
     if call.dropout is not None and call.dropout.rate:
         return "drops weights by a generator of its own (line 11)"
+    if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
+        return "is not differentiated in forward mode"
     query_start, key_start = call.starts
     has_array_or_flag = _is_array_or_causal(call.mask)
     as_array = not has_array_or_flag and _fits_as_array(call)

@@ -1,5 +1,6 @@
 """PyTorch's fused kernel: equal to the definition where it is taken, and shown to differ where it is refused."""
 
+import functools
 import importlib
 import math
 
@@ -338,3 +339,23 @@ def test_a_fused_result_is_differentiated_once_as_blocks_are(torch):
             gradient.sum().backward()
         errors.append(str(caught.value))
     assert errors[0] == errors[1]
+
+
+def test_forward_derivatives_are_those_of_the_dense_form(torch):
+    torch.manual_seed(0)
+    query, key, tangent = (torch.randn(1, 2, 80, 16, dtype=torch.float64) for _ in range(3))
+
+    def along(implementation):
+        attend = functools.partial(attention, is_causal=True, implementation=implementation)
+        return torch.func.jvp(lambda query: attend(query, key, key), (query,), (tangent,))[1]
+
+    def second(implementation):
+        def measure(query):
+            return attention(query, key[..., :4, :], key[..., :4, :], implementation=implementation).square().sum()
+
+        return torch.func.hessian(measure)(query[:, :1, :3])
+
+    for derivative in (along, second):
+        np.testing.assert_allclose(derivative("auto"), derivative("dense"), rtol=0, atol=1e-12)
+    with pytest.raises(NotImplementedError, match="implementation='dense' for attention"):
+        along("blockwise")
