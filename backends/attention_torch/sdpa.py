@@ -49,7 +49,7 @@ TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # th
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
 KERNEL = torch._C._nn.scaled_dot_product_attention
 ANY_KERNEL = contextlib.nullcontext()
-MAX_PLAIN_BIAS = 1024.0  # beside which a logsumexp keeps the sum of a row as well as a score is rounded
+MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum than rounding scores does
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -134,8 +134,8 @@ def _shifted(bias: torch.Tensor, call: Call) -> torch.Tensor:
 def row_shift(bias: torch.Tensor) -> torch.Tensor:
     """The greatest number of each row (..., M, 1) of a bias, or 0 where that is small or no finite number.
 
-    Kernels compute weights once more from the logsumexp, in which the sum is lost beside a large number: gradients are
-    then too large by as much as the number of keys. Kernels for GPUs take a number near the least one for a mask.
+    Kernels compute weights once more from the logsumexp, which a large bias rounds so far that the sum is lost. Gradients
+    are then too large by as much as the number of keys. Kernels for GPUs take a number near the least one for a mask.
     """
     top = bias.detach().amax(dim=-1, keepdim=True)
     return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)

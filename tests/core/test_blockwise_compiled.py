@@ -302,7 +302,7 @@ def recorded_operations(backend, monkeypatch):
 
 
 def test_what_rounding_takes_from_the_logsumexp_is_kept(backend, monkeypatch):
-    """Beside a bias of 1e17, that is the logarithm of the number of keys."""
+    """With a bias of 1e17, that is the logarithm of the number of keys."""
     taken = recorded_operations(backend, monkeypatch)
     zeros, bias = backend.from_numpy([np.zeros((1, 1, 13, 4)), np.asarray([[1e17]] * 6 + [[0.0]] * 7)])
     attention(zeros, zeros, zeros, bias=bias, implementation="blockwise")

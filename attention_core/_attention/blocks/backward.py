@@ -9,8 +9,8 @@ and D the row sums of dO * O, less dL,
 These are ``weights``, ``d_value``, ``d_weights``, ``d_scores``, ``d_query`` and ``d_key``; D is ``delta``. Q is scaled
 already: the operation is given the scaled query (`plan.make_plan`), so that the library differentiates the scale.
 
-The exact logsumexp is L + r, with a remainder r that rounding took: in a row of large scores, that is as large as the
-logarithm of the number of keys. Each row of P so has a factor of :math:`e^{-r}`, by which dO and D are multiplied.
+The exact logsumexp is L + r, with a remainder r that rounding took. In a row of large scores, r may be the logarithm
+of the number of keys. Each row of P so has a factor of :math:`e^{-r}`, by which dO and D are multiplied.
 
 References
 ----------

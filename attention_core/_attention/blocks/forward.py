@@ -7,7 +7,7 @@ m, total z and sum u of every query,
           u' = e^{m - m'} u + \sum_j e^{s_{ij} - m'} v_j,
 
 and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. Where norms bound all scores by 32, m is 0, and nothing is
-subtracted or rescaled. What rounding takes from the logsumexp is kept for the backward pass: beside a large m, that is
+subtracted or rescaled. What rounding takes from the logsumexp is kept for the backward pass. Where m is large, that is
 all of :math:`\log z`.
 
 References
