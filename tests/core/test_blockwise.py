@@ -358,13 +358,13 @@ def test_the_logsumexp_of_a_large_bias_does_not_lose_the_sum(implementation, mod
     key, value, d_output = (rng.standard_normal(shape).astype("float32") for _ in range(3))
     bias = put(np.where(np.indices((count, count))[0] < rows, np.float32(size), np.float32(0.0)))
 
-    def attend(query, key, value):
+    def call(query, key, value):
         return attention(query, key, value, bias=bias, implementation=implementation)
 
-    attend = attend if mode == "eager" else backend.compile(attend)
+    call = call if mode == "eager" else backend.compile(call)
 
     def measure(query, value):
-        return xp.sum(xp.multiply(attend(query, put(key), value), put(d_output)))
+        return xp.sum(xp.multiply(call(query, put(key), value), put(d_output)))
 
     gradients = backend.value_and_grad(measure)(put(np.zeros(shape, "float32")), put(value))[1]
     d_query, d_value = map(backend.to_numpy, gradients)
