@@ -68,7 +68,10 @@ def lint(session):
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def tests(session, backend):
-    """Run every test on one backend, with no other framework installed; a backend asked for is required."""
+    """Run every test on one backend, with no other framework installed; a backend asked for is required.
+
+    The session of NumPy runs them on array-api-strict as well. Tests of no backend run there alone.
+    """
     keras = "" if backend == "numpy" else ",keras"  # on the library of the session
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
