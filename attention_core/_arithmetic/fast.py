@@ -9,7 +9,7 @@ from typing import Any
 from attention_core._arithmetic.angles import join_pairs, split_pairs, tables
 from attention_core._arithmetic.erfc import erfc
 from attention_core._arithmetic.prepared import restored
-from attention_core._arrays import Array, Namespace, dtype_name, on_device_of, shape, take_rows
+from attention_core._arrays import Array, Namespace, dtype_name, scalar_like, shape, take_rows
 from attention_core.parameters import PreparedWeight
 from attention_core.random import drop as drop  # one of the operations of an arithmetic
 
@@ -91,7 +91,7 @@ def _times_sigmoid(x: Array, t: Array, xp: Namespace) -> Array:
 
     This exponential never overflows. Its gradient at 0 is right, however a library differentiates the minimum there.
     """
-    negative = xp.minimum(x, xp.zeros((), dtype=x.dtype, **on_device_of(x)))
+    negative = xp.minimum(x, scalar_like(0.0, x, xp))
     positive = xp.subtract(x, negative)
     exponential = xp.exp(xp.negative(xp.abs(t)))
     return xp.divide(xp.add(positive, xp.multiply(negative, exponential)), xp.add(exponential, 1.0))

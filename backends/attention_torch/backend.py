@@ -243,6 +243,11 @@ class OperationFunction(torch.autograd.Function):  # type: ignore[misc]
         ctx.count = len(arrays)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Raise."""
+        raise NotImplementedError(DIFFERENTIATED_ONCE)
+
+    @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Compute the gradients of the arrays."""
         return None, *OperationBackward.apply(ctx.operation_and_plan, ctx.count, *ctx.saved_tensors, *cotangents)

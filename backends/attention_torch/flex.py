@@ -47,7 +47,7 @@ from attention_torch.flex_functions import (
     with_one_batch_axis,
 )
 from attention_torch.repaired import NAN_SCORE
-from attention_torch.sdpa import differentiated_once
+from attention_torch.sdpa import differentiated_once, row_shift
 
 __all__ = ["BLOCK", "RECOMPILE_OPTIONS", "FlexAttention", "block_mask"]
 
@@ -133,6 +133,8 @@ class FlexAttention:
                 is_lost = is_lost & (logsumexp > -math.inf)
             output = torch.where(is_lost.unsqueeze(-1), math.nan, output)
             logsumexp = torch.where(is_lost, math.nan, logsumexp)
+        if call.bias is not None:
+            logsumexp = logsumexp + all_of(row_shift(call.bias), call)[..., 0]
         return output.reshape(*leading, *output.shape[1:]), logsumexp.reshape(*leading, *logsumexp.shape[1:])
 
     def _run(

@@ -15,6 +15,7 @@ from attention_core.masks import And, Causal, Given, KeyLengths, Mask, MaskFunct
 from attention_core.scores import ScoreMod
 from attention_torch import repaired
 from attention_torch.repaired import NAN_SCORE
+from attention_torch.sdpa import row_shift
 
 __all__ = [
     "KEPT",
@@ -185,7 +186,7 @@ def score_function(call: Call) -> Callable[..., torch.Tensor] | None:
     if softcap is not None:  # in the type of scores
         softcap = _float_of(softcap, call.query)
     modify = None if call.score_mod is None else modified(call)
-    bias = None if bias is None else all_of(bias, call)
+    bias = None if bias is None else all_of(bias - row_shift(bias), call)
     judges = is_repaired(call)
     spoilt = _spoilt_vectors(call) if modify is not None and judges else None
     group = call.query.shape[1] // call.key.shape[1]

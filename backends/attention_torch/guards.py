@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from attention_core.backend import (
     Call,
@@ -23,15 +24,18 @@ from attention_core.backend import (
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
 
 __all__ = [
+    "HALVES",
     "all_products_are_finite",
     "causal_part",
     "decides_at_run_time",
     "has_key_lengths",
+    "is_on_host",
     "is_repaired",
     "is_taken_apart",
     "looks_afterwards",
     "loses_nan",
     "may_leak",
+    "records",
     "refusal",
     "sample_ranges",
     "scores_are_finite",
@@ -43,14 +47,23 @@ MIN_ELEMENTS = 2**16  # of the query, from which on reading the arguments takes 
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by the kernel than reading costs
-HOSTS = {"cpu"}  # types of devices whose values are read without waiting
-NEAR_LOWEST = -1e30  # below which kernels for GPUs were seen to take a bias for a mask of theirs
+HOSTS = {"cpu"}
+
+
+def is_on_host(array: torch.Tensor) -> bool:
+    """Whether values are read without waiting for a device."""
+    return array.device.type in HOSTS
+
+
+def records(call: Call) -> bool:
+    """Whether autograd records what is computed of query, key and value."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in (call.query, call.key, call.value))
 
 
 def slower(call: Call) -> str | None:
     """Why the kernel is slower than blocks, or than the dense form where a compiler fuses that; else ``None``."""
     query, value = call.query, call.value
-    if query.device.type in HOSTS and query.dtype in HALVES:
+    if is_on_host(query) and query.dtype in HALVES:
         return "rounds weights of 16 bits on a CPU, which blocks do not round"
     if query.shape[-1] != value.shape[-1]:
         return "is PyTorch's dense form where values have another width than keys"
@@ -77,6 +90,8 @@ def refusal(call: Call) -> str | None:
             return f"has no {name}"
     if call.dropout is not None and call.dropout.rate:
         return "drops weights by a generator of its own (line 11)"
+    if getattr(forward_ad, "_current_level", -1) >= 0:  # which no public function tells
+        return "is not differentiated in forward mode"
     query_start, key_start = call.starts
     has_array_or_flag = _is_array_or_causal(call.mask)
     as_array = not has_array_or_flag and _fits_as_array(call)
@@ -86,7 +101,7 @@ def refusal(call: Call) -> str | None:
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
     lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or _is_left_to_accelerator(call))
-    offset_later = type(call.mask) is Causal and call.bias is None and later and call.query.device.type in HOSTS
+    offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
     if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
@@ -100,8 +115,6 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
         return "takes no bias of another dtype than query, nor one that is to be differentiated"
     if later:
         return "takes no bias in a compiled program, which does not tell whether it is to be differentiated"
-    if call.query.is_cuda and not (call.assume_finite or is_repaired(call)) and _is_extreme(bias):
-        return "takes a bias near the least number for a mask (line 4)"
     return None
 
 
@@ -137,7 +150,7 @@ def _is_left_to_accelerator(call: Call) -> bool:
     """
     arrays = call.query, call.key, call.value
     return (
-        call.query.device.type not in HOSTS
+        not is_on_host(call.query)
         and not call.query.is_meta
         and not torch.compiler.is_exporting()
         and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
@@ -165,7 +178,7 @@ def has_key_lengths(call: Call) -> bool:
 
 def _can_read(lengths: Any) -> bool:
     """Whether lengths are numbers, or can be read without waiting for an accelerator."""
-    return not isinstance(lengths, torch.Tensor) or (lengths.device.type in HOSTS and is_concrete(lengths))
+    return not isinstance(lengths, torch.Tensor) or (is_on_host(lengths) and is_concrete(lengths))
 
 
 def _fits_as_array(call: Call) -> bool:
@@ -216,14 +229,14 @@ def looks_afterwards(call: Call) -> bool:
     """
     arrays = call.query, call.key, call.value
     return (
-        call.query.device.type in HOSTS
+        is_on_host(call.query)
         and call.query.dtype not in HALVES
         and call.query.shape[-1] == call.value.shape[-1]
         and 2 * call.query.numel() <= call.key.numel()
         and not is_top_left_causal(call.mask)
         and all(array.stride(-1) == 1 and is_concrete(array) for array in arrays)
         and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays))
-        and not (torch.is_grad_enabled() and any(array.requires_grad for array in arrays))
+        and not records(call)
         and not any(0 in array.shape for array in arrays)
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.cuda.flash_sdp_enabled()
@@ -246,7 +259,7 @@ def scores_are_finite(call: Call) -> bool:
     """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
     if call.assume_finite:
         return True
-    if torch.compiler.is_compiling() or call.query.numel() < MIN_ELEMENTS or call.query.device.type not in HOSTS:
+    if torch.compiler.is_compiling() or call.query.numel() < MIN_ELEMENTS or not is_on_host(call.query):
         return False
     return known_finite_scores(call)
 
@@ -254,7 +267,7 @@ def scores_are_finite(call: Call) -> bool:
 def _has_few_keys(call: Call) -> bool:
     """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
-    return isinstance(columns, int) and columns < VECTOR_LANES and call.query.device.type in HOSTS
+    return isinstance(columns, int) and columns < VECTOR_LANES and is_on_host(call.query)
 
 
 def loses_nan(call: Call) -> bool:
@@ -270,11 +283,6 @@ def loses_nan(call: Call) -> bool:
 
 def _sums_are_finite(*arrays: torch.Tensor) -> bool:
     return all(map(is_concrete, arrays)) and all(math.isfinite(array.detach().sum().item()) for array in arrays)
-
-
-def _is_extreme(bias: torch.Tensor) -> bool:
-    """Whether a bias holds numbers, -inf excepted, that kernels for GPUs were seen to take for a mask of theirs."""
-    return not is_concrete(bias) or bool(((bias < NEAR_LOWEST) & (bias > -math.inf)).any().item())
 
 
 def _is_array_or_causal(mask: Any) -> bool:

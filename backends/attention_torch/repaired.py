@@ -23,7 +23,7 @@ import torch
 
 from attention_core.backend import Call
 from attention_torch import sdpa
-from attention_torch.guards import NEAR_LOWEST
+from attention_torch.guards import records
 
 __all__ = ["NAN_SCORE", "Attended", "attend", "bounds_of", "results", "vectors_within"]
 
@@ -88,15 +88,15 @@ def results(
     Rows attend to what an array allows; to what comes before them where that is ``None``.
     """
     bounds, arrays = bounds_of(call), (call.query, call.key, call.value)
-    records = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
+    recorded = records(call)
     marks = None
-    if records:
+    if recorded:
         *clean, marks = Sanitized.apply(*arrays, allowed, bounds)
     else:
         clean = [_sanitize(x, bound) for x, bound in zip(arrays, (bounds[0], *bounds), strict=True)]
     output, logsumexp = kernel(*clean)
     poison = _poison(call, allowed, spoilt_rows, bounds, logsumexp)
-    if not records:
+    if not recorded:
         return _repair(output, *poison), _repair_logsumexp(logsumexp, poison[2])
     if logsumexp is None:
         return Repaired.apply(output, marks, *poison, bounds.value), None
@@ -147,20 +147,12 @@ def _sanitize(x: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def _split_bias(added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Where a mask or a bias allows to attend, the rows in which it is no number, and what the kernel is to add.
-
-    Scores of a row may be shifted: a bias near the least number is, until its greatest number is none for a mask.
-    """
+    """Where a mask or a bias allows to attend, the rows in which it is no number, and what the kernel is to add."""
     if added.dtype == torch.bool:
         return added, None, added
     allowed = added != -math.inf
     wrong = ~(added < math.inf)
-    clean = added.masked_fill(wrong, 0.0)
-    if torch.finfo(added.dtype).min < NEAR_LOWEST:
-        top = clean.amax(dim=-1, keepdim=True)
-        is_extreme = (top < NEAR_LOWEST) & (top > -math.inf)
-        clean = torch.where(is_extreme, clean - torch.where(is_extreme, top, 0.0) + NEAR_LOWEST, clean)
-    return allowed, wrong.any(dim=-1), clean
+    return allowed, wrong.any(dim=-1), added.masked_fill(wrong, 0.0)
 
 
 Poison = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (B, G, R or 1, M or 1, E or 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +17,22 @@ from attention_core.backend import (
     default_scale,
     fold_group,
     group_size,
+    is_concrete,
     is_top_left_causal,
     repeat_kv,
     score_positions,
 )
 from attention_core.masks import Given, Mask
-from attention_torch.guards import causal_part, few_queries, may_leak, sample_ranges, scores_are_finite
+from attention_torch.guards import (
+    HALVES,
+    causal_part,
+    few_queries,
+    is_on_host,
+    may_leak,
+    records,
+    sample_ranges,
+    scores_are_finite,
+)
 
 __all__ = [
     "attend",
@@ -29,6 +40,7 @@ __all__ = [
     "differentiated_once",
     "kernel_inputs",
     "kernel_mask",
+    "row_shift",
     "with_array_mask",
     "with_batch_of",
 ]
@@ -37,6 +49,7 @@ TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # th
 # Bound here: who replaces the function of torch.nn.functional by one that calls ours must not be called back.
 KERNEL = torch._C._nn.scaled_dot_product_attention
 ANY_KERNEL = contextlib.nullcontext()
+MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum than rounding scores does
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -92,6 +105,8 @@ def differentiated_once(output: torch.Tensor) -> torch.Tensor:
 def attend(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E)."""
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = _shifted(mask, call)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
     choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else ANY_KERNEL
     with choice:
@@ -105,6 +120,25 @@ def attend(call: Call) -> torch.Tensor:
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
     return with_batch_of(call, differentiated_once(output))
+
+
+def _shifted(bias: torch.Tensor, call: Call) -> torch.Tensor:
+    """A bias less `row_shift`, by which no weight changes, unless it is seen that there is nothing to shift."""
+    if is_on_host(bias) and not records(call):
+        return bias
+    shift = row_shift(bias)
+    is_looked_at = is_on_host(bias) and not call.assume_finite and is_concrete(shift)
+    return bias if is_looked_at and not bool(shift.any().item()) else bias - shift
+
+
+def row_shift(bias: torch.Tensor) -> torch.Tensor:
+    """The greatest number of each row (..., M, 1) of a bias, or 0 where that is small or no finite number.
+
+    Kernels compute weights once more from the logsumexp, which a large bias rounds so far that the sum is lost. Gradients
+    are then too large by as much as the number of keys. Kernels for GPUs take a number near the least one for a mask.
+    """
+    top = bias.detach().amax(dim=-1, keepdim=True)
+    return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)
 
 
 def attend_per_sample(call: Call, attend: Callable[[Call], Any]) -> Any:
@@ -187,12 +221,18 @@ def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
 def _scaled(call: Call) -> tuple[torch.Tensor, float]:
     """The query, and the scale that is left to the kernel.
 
-    The query is multiplied where scores that fit might overflow on the way. The kernel multiplies what it has masked
-    with -inf already, so that it gets no scale but a positive one.
+    The query is multiplied where scores that fit might overflow on the way, in 16 bits by a power of two alone: that
+    rounds nothing. The kernel multiplies what it has masked with -inf already, so that it gets no scale but a positive
+    one.
     """
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return call.query * scale.to(call.query.dtype), 1.0
+    if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
+        # Products of float16 are far from the largest float32; those of bfloat16 are not.
+        fraction, exponent = math.frexp(scale) if call.query.dtype == torch.bfloat16 else (float(scale), 0)
+        factor = math.copysign(2.0**exponent, fraction)
+        return call.query if factor == 1.0 else call.query * factor, abs(fraction)
     # What may leak gets here only if all is finite. To multiply few queries takes less time than to look at all keys.
     is_short = not torch.compiler.is_exporting() and 2 * call.query.numel() <= call.key.numel()
     if scale > 0 and not is_short and (may_leak(call) or scores_are_finite(call)):

@@ -28,6 +28,8 @@ from attention_conformance.run.result import Result
 from attention_core import get_backend
 from attention_core.layouts import LAYOUTS
 
+pytestmark = pytest.mark.needs("numpy")
+
 
 def invoke(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})

@@ -14,6 +14,8 @@ from attention_numpy.checkpoints import save_causal_lm
 from attention_numpy.files import FileError
 from attention_numpy.gguf_files import load_gguf
 
+pytestmark = pytest.mark.needs("numpy")
+
 tokenizers = pytest.importorskip("tokenizers")
 WORDS = ["<unk>", "</s>", "a", "b", "c", "d", "e"]
 MODEL = layers.Decoder(len(WORDS), 8, 2, 6, 2, num_key_value_heads=1, tied=False)

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the processes of Linux")
+pytestmark = [
+    pytest.mark.needs("numpy"),
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the processes of Linux"),
+]
 
 CONFORMANCE = ["conformance", "--backend", "numpy"]
 BENCH = ["bench", "--backend", "numpy", "--shape", "1,2,64,16", "--seconds", "60", "--rounds", "1000"]
@@ -119,7 +122,6 @@ def test_what_was_found_before_an_interrupt_is_shown_and_the_old_file_is_whole(t
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.needs("numpy")
 def test_an_interrupt_of_a_check_leaves_a_report_and_no_process(tmp_path):
     kernel, path = tmp_path / "kernel.py", tmp_path / "found.json"
     kernel.write_text("import time\ndef attention(query, key, value):\n    time.sleep(60 * (query.shape[-2] == 31))\n")

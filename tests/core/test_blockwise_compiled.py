@@ -289,17 +289,36 @@ def test_a_mask_is_flattened_and_unflattened_to_the_same_rules(put):
     assert made.second.function is weighted
 
 
+def recorded_operations(backend, monkeypatch):
+    """A list of the plan, arrays and results of all operations from now on, which the library does not differentiate."""
+    taken = []
+
+    def compute(self, operation, plan, arrays):
+        taken.append((plan, arrays, operation.forward(plan, arrays, self)))
+        return taken[-1][2]
+
+    monkeypatch.setattr(type(backend), "custom_gradient", compute)
+    return taken
+
+
+def test_what_rounding_takes_from_the_logsumexp_is_kept(backend, monkeypatch):
+    """With a bias of 1e17, that is the logarithm of the number of keys."""
+    taken = recorded_operations(backend, monkeypatch)
+    zeros, bias = backend.from_numpy([np.zeros((1, 1, 13, 4)), np.asarray([[1e17]] * 6 + [[0.0]] * 7)])
+    attention(zeros, zeros, zeros, bias=bias, implementation="blockwise")
+    *_, logsumexp, remainder = (backend.to_numpy(x).reshape(13) for x in taken[0][2][1:])
+    np.testing.assert_array_equal(logsumexp[:6], 1e17)
+    np.testing.assert_allclose(remainder[:6], math.log(13), rtol=1e-15)
+    np.testing.assert_allclose(logsumexp[6:], math.log(13), rtol=1e-15)
+    np.testing.assert_allclose(remainder[6:], 0.0, atol=1e-15)
+
+
 @pytest.mark.needs("name")
 @pytest.mark.parametrize("shape", [(H, M, 1), (B, H, M, N)])
 @pytest.mark.parametrize("name", ["array_api_strict", "numpy"])
 def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, monkeypatch):
     """Without differentiation by the library: the gradients are those of the dense form."""
-    taken = []
-    monkeypatch.setattr(
-        type(backend),
-        "custom_gradient",
-        lambda self, operation, plan, arrays: taken.append((plan, arrays)) or operation.forward(plan, arrays, self),
-    )
+    taken = recorded_operations(backend, monkeypatch)
     arrays = [*qkv(rng), rng.standard_normal(shape), LENGTHS]
 
     def attend(implementation, *arrays):
@@ -308,10 +327,10 @@ def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, mon
         return attention(*inputs, mask=mask, bias=bias, scale=1.0, implementation=implementation, return_logsumexp=True)
 
     output, _, logsumexp = backend.to_numpy(tuple(attend("blockwise", *backend.from_numpy(arrays))))
-    ((plan, held),) = taken
+    ((plan, held, results),) = taken
     factors = rng.standard_normal(output.shape), rng.standard_normal(logsumexp.shape)
-    grouped = [backend.from_numpy(x.reshape(B, G, H // G, *x.shape[2:])) for x in (output, logsumexp, *factors)]
-    found = _backward.backward(plan, held, tuple(grouped[:2]), tuple(grouped[2:]), backend)
+    cotangents = [backend.from_numpy(x.reshape(B, G, H // G, *x.shape[2:])) for x in factors]
+    found = _backward.backward(plan, held, results, (*cotangents, results[2]), backend)
     found = [x.reshape(array.shape) for x, array in zip(backend.to_numpy(tuple(found[:4])), arrays[:4], strict=True)]
     numpy = get_backend("numpy")
     direction = [rng.standard_normal(x.shape) for x in arrays[:4]]
@@ -331,14 +350,9 @@ def test_what_could_not_be_read_while_compiling_is_read_when_the_program_runs(no
     """Nothing is cleaned that turns out to be finite, and its products too."""
     query, key, value = qkv(rng)
     query[0, 0, 0, 0], key[0, 0, -1, 0] = 1e300, nonfinite
-    taken = []
-    monkeypatch.setattr(
-        type(backend),
-        "custom_gradient",
-        lambda self, operation, plan, arrays: taken.append((plan, arrays)) or operation.forward(plan, arrays, self),
-    )
+    taken = recorded_operations(backend, monkeypatch)
     attention(*backend.from_numpy([query, key, value]), mask=ac.Causal(), implementation="blockwise")
-    ((plan, arrays),) = taken
+    ((plan, arrays, _),) = taken
     unseen = plan._replace(all_finite=False, exp_without_max=None)
     operands = _plan.unpack_operands(plan, arrays)
     assert _plan.with_value_facts(unseen, operands, backend).all_finite == (nonfinite == 0.0)

@@ -9,6 +9,9 @@ and D the row sums of dO * O, less dL,
 These are ``weights``, ``d_value``, ``d_weights``, ``d_scores``, ``d_query`` and ``d_key``; D is ``delta``. Q is scaled
 already: the operation is given the scaled query (`plan.make_plan`), so that the library differentiates the scale.
 
+The exact logsumexp is L + r, with a remainder r that rounding took. In a row of large scores, r may be the logarithm
+of the number of keys. Each row of P so has a factor of :math:`e^{-r}`, by which dO and D are multiplied.
+
 References
 ----------
 T. Dao, "FlashAttention-2", 2023.
@@ -62,11 +65,14 @@ from attention_core.random import Dropout
 def backward(
     plan: Plan,
     arrays: tuple[Array, ...],
-    results: tuple[Array, Array],
-    cotangents: tuple[Array, Array],
+    results: tuple[Array, Array, Array],
+    cotangents: tuple[Array, Array, Array],
     backend: Backend,
 ) -> tuple[Array | None, ...]:
-    """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans."""
+    """The gradient for each array, given those for output and logsumexp; ``None`` for integers and booleans.
+
+    Nothing depends on the third result, the remainder of the logsumexp, but this.
+    """
     operands = unpack_operands(plan, arrays)
     plan = with_value_facts(plan, operands, backend)
     plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
@@ -98,16 +104,20 @@ def _in_order(grid: Grid, gradients: tuple[Any, ...], d_variables: tuple[Array, 
 
 
 class RowArrays(NamedTuple):
-    """Of each query: the gradient of its output, delta, and logsumexp."""
+    """Of each query: the gradient of its output and delta, times the factor of its weights, and logsumexp."""
 
     d_output: Array
     delta: Array
     logsumexp: Array
 
 
-def _row_arrays(grid: Grid, results: tuple[Array, Array], cotangents: tuple[Array, Array]) -> RowArrays:
-    xp, (output, logsumexp), (d_output, d_logsumexp) = grid.xp, results, cotangents
+def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tuple[Array, Array, Array]) -> RowArrays:
+    xp, (output, logsumexp, remainder), (d_output, d_logsumexp, _) = grid.xp, results, cotangents
     delta = xp.expand_dims(xp.subtract(xp.vecdot(d_output, output), d_logsumexp), axis=-1)
+    if not grid.plan.exp_without_max:  # without a maximum, nothing is taken
+        factor = xp.where(xp.isfinite(remainder), xp.exp(xp.negative(remainder)), 1.0)
+        factor = xp.expand_dims(factor, axis=-1)
+        d_output, delta = xp.multiply(d_output, factor), xp.multiply(delta, factor)
     logsumexp = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)  # -inf - -inf would be NaN
     logsumexp = xp.expand_dims(logsumexp, axis=-1)
     if not grid.loops.traced:

@@ -7,7 +7,8 @@ m, total z and sum u of every query,
           u' = e^{m - m'} u + \sum_j e^{s_{ij} - m'} v_j,
 
 and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. Where norms bound all scores by 32, m is 0, and nothing is
-subtracted or rescaled.
+subtracted or rescaled. What rounding takes from the logsumexp is kept for the backward pass. Where m is large, that is
+all of :math:`\log z`.
 
 References
 ----------
@@ -21,6 +22,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks, row_accumulators
 from attention_core._attention.blocks.backward import backward
@@ -64,14 +66,14 @@ def blockwise(call: Call) -> tuple[Array, Array]:
     xp, call = call.xp, upcast_call(call)
     check_score_mod_holds_no_variable(call)
     plan, operands = make_plan(call)
-    output, logsumexp = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
+    output, logsumexp, _ = call.backend.custom_gradient(BLOCKWISE, plan, operands.arrays())
     *leading, heads, rows, _ = shape(call.query, xp=xp)
     width = shape(call.value, xp=xp)[-1]
     return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
 
 
-def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
-    """Output (B, G, R, M, E) and logsumexp (B, G, R, M)."""
+def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+    """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what is to be added to that to make it exact."""
     operands = unpack_operands(plan, arrays)
     plan = with_value_facts(plan, operands, backend)
     if plan.mask is not None and not backend.loops.traced:
@@ -88,19 +90,20 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
     else:
         condition = scores_are_small(*operands[:3], backend)
         quick = functools.partial(attend, plan._replace(exp_without_max=True, all_finite=True))
-    results: tuple[Array, Array] = backend.loops.cond(condition, quick, functools.partial(attend, plan))
+    results: tuple[Array, Array, Array] = backend.loops.cond(condition, quick, functools.partial(attend, plan))
     return results
 
 
-def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
+def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
     """Arrays like those of `forward`, for compilers that ask for shapes alone."""
     xp, operands = backend.namespace, unpack_operands(plan, arrays)
     *dims, _ = shape(operands.query, xp=xp)
     width = shape(operands.value, xp=xp)[-1]
-    return zeros_with(operands.query, *dims, width, xp=xp), zeros_with(operands.query, *dims, xp=xp)
+    output, logsumexp, remainder = (zeros_with(operands.query, *dims, *last, xp=xp) for last in ((width,), (), ()))
+    return output, logsumexp, remainder
 
 
-def _attend(plan: Plan, *, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array]:
+def _attend(plan: Plan, *, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
     grid = make_grid(plan, arrays, backend)
     return with_nonfinite_values(grid, _attend_to_part, functools.partial(empty_results, plan, arrays, backend))
 
@@ -132,14 +135,15 @@ class Running(NamedTuple):
     has_key: Array | None
 
 
-def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Output and logsumexp of a part of the values, which a function takes from those of a sample."""
+def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
+    """The results of a part of the values, which a function takes from those of a sample."""
     visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
     attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid), part))
-    stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 1)
+    stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 1, 1)
     stacks = grid.loops.loop(0, num_rounds(grid), attend, stacks)
-    output, logsumexp = (concat_blocks(grid, stack, 0) for stack in stacks)
-    return output, grid.xp.squeeze(logsumexp, axis=-1)
+    output, *rows = (concat_blocks(grid, stack, 0) for stack in stacks)
+    logsumexp, remainder = (grid.xp.squeeze(row, axis=-1) for row in rows)
+    return output, logsumexp, remainder
 
 
 def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
@@ -243,16 +247,18 @@ def _empty_state(forward_pass: ForwardPass, rows: Array) -> Running:
     )
 
 
-def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array]:
-    """Output and logsumexp of a block of queries: 0 and -inf in fully masked rows."""
+def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array, Array]:
+    """The results of a block of queries: in fully masked rows, the output is 0 and the logsumexp -inf."""
     xp, dropout, (weighted_sum, total, row_max, has_key) = forward_pass.grid.xp, forward_pass.dropout, state
     if has_key is not None:
         total = xp.where(has_key, total, 1.0)
     output = xp.divide(weighted_sum, total)
-    logsumexp = xp.log(total) if row_max is None else xp.add(row_max, xp.log(total))
+    logsumexp, remainder = xp.log(total), xp.zeros_like(total)
+    if row_max is not None:
+        logsumexp, remainder = two_sum(row_max, logsumexp, xp)
     if has_key is not None:
         logsumexp = xp.where(has_key, logsumexp, -math.inf)
-    return output if dropout is None else xp.multiply(output, dropout.scale), logsumexp
+    return output if dropout is None else xp.multiply(output, dropout.scale), logsumexp, remainder
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, cast
 
+from attention_core._arithmetic.exact import two_sum
 from attention_core._arrays import Array, Namespace, dtype_name, on_device_of
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.blocks.scores import mask_limit, matmul_per_group
@@ -69,18 +70,18 @@ def _chunks(mask: Mask, arrays: tuple[Array, ...], starts: tuple[Any, ...], back
 
 def attend_query_chunks(
     plan: Plan, operands: Operands, backend: Backend, chunks: list[QueryChunk]
-) -> tuple[Array, Array]:
-    """Output (B, G, R, M, E) and logsumexp (B, G, R, M), where neither scores nor averages overflow."""
+) -> tuple[Array, Array, Array]:
+    """The results of `forward`, where neither scores nor averages overflow."""
     xp, dims = backend.namespace, operands.query.shape[:2]
     # No rule of `key - query` looks at batch or head.
     query, key, value = (xp.reshape(x, (-1, *x.shape[2:])) for x in operands[:3])
     merged = operands._replace(query=query, key=key, value=value)
-    outputs, logsumexps = zip(*(_attend_chunk(plan, merged, backend, chunk) for chunk in chunks), strict=True)
-    results = xp.concat(outputs, axis=-2), xp.concat(logsumexps, axis=-1)
-    return tuple(xp.reshape(x, (*dims, *x.shape[1:])) for x in results)
+    of_chunks = zip(*(_attend_chunk(plan, merged, backend, chunk) for chunk in chunks), strict=True)
+    output, logsumexp, remainder = (xp.concat(parts, axis=2) for parts in of_chunks)  # the axis of queries
+    return tuple(xp.reshape(x, (*dims, *x.shape[1:])) for x in (output, logsumexp, remainder))
 
 
-def _attend_chunk(plan: Plan, operands: Operands, backend: Backend, chunk: QueryChunk) -> tuple[Array, Array]:
+def _attend_chunk(plan: Plan, operands: Operands, backend: Backend, chunk: QueryChunk) -> tuple[Array, Array, Array]:
     xp, (query, key, value) = backend.namespace, operands[:3]
     rows, columns = (slice(part.start, part.stop) for part in chunk)
     scores = matmul_per_group(query[:, :, rows, :], xp.matrix_transpose(key[:, columns, :]), xp)
@@ -90,9 +91,11 @@ def _attend_chunk(plan: Plan, operands: Operands, backend: Backend, chunk: Query
     weights = cast(Any, backend.loops.softmax)(scores)
     output = matmul_per_group(weights, value[:, columns, :], xp)
     # The greatest weight is 1 over the sum of exponentials of differences from the greatest score.
-    logsumexp = xp.subtract(xp.max(scores, axis=-1), xp.log(xp.max(weights, axis=-1)))
+    log_total = xp.negative(xp.log(xp.max(weights, axis=-1)))
+    logsumexp, remainder = two_sum(xp.max(scores, axis=-1), log_total, xp)
     has_key = xp.any(allowed, axis=-1)
-    return xp.where(xp.expand_dims(has_key, axis=-1), output, 0.0), xp.where(has_key, logsumexp, -math.inf)
+    output = xp.where(xp.expand_dims(has_key, axis=-1), output, 0.0)
+    return output, xp.where(has_key, logsumexp, -math.inf), remainder
 
 
 def _positions(chunk: QueryChunk, starts: tuple[Any, ...], like: Array, xp: Namespace) -> Positions:

@@ -210,3 +210,25 @@ def test_it_is_asked_for_by_name(flex, arrays, put):
         attention(*arrays, dropout=ac.Dropout(0.5, 3), implementation=flex.name)
     with pytest.raises(ValueError, match="expected an implementation out of auto, dense, blockwise, fused; got"):
         attention(*[x.numpy() for x in arrays], implementation=flex.name)
+
+
+@pytest.mark.parametrize("size", [-1e5, 1e5, -1e30])
+def test_a_large_bias_of_a_whole_row_changes_no_weight_and_no_gradient(size, torch, flex, arrays):
+    shape = (arrays[0].shape[-2], arrays[1].shape[-2])
+    bias = torch.zeros(shape)
+    bias[2, 3] = -math.inf
+    expected = with_gradients(torch, arrays, bias)
+    bias[2:4] += size
+    found = with_gradients(torch, arrays, bias)
+    expected[1][:, :, 2:4] += size
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def with_gradients(torch, arrays, bias):
+    """Output, logsumexp, and the gradients of query, key and value."""
+    leaves = [x.detach().requires_grad_() for x in arrays]
+    options = {"implementation": "torch.nn.attention.flex_attention", "return_logsumexp": True}
+    output, _, logsumexp = attention(*leaves, bias=bias, **options)
+    gradients = torch.autograd.grad(output.square().sum(), leaves)
+    return [x.detach() for x in (output, logsumexp, *gradients)]

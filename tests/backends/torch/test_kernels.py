@@ -1,5 +1,6 @@
 """PyTorch's fused kernel: equal to the definition where it is taken, and shown to differ where it is refused."""
 
+import functools
 import importlib
 import math
 
@@ -91,6 +92,21 @@ def test_the_kernel_takes_any_lengths_and_groups(rows, columns, groups, torch, p
         [rng.standard_normal(shape) for shape in ((2, H, rows, D), (2, groups, columns, D), (2, groups, columns, D))]
     )
     close(*(results(torch, arrays, name, {"is_causal": True}) for name in ("fused", "dense")))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("scale", [0.1, -0.3, 4.0])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_scale_rounds_no_query_of_16_bits(dtype, scale, rows, torch):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 4, length, 16).to(getattr(torch, dtype)) for length in (rows, 40, 40))
+    found = attention(query, key, value, scale=scale, implementation="fused")
+    assert torch.equal(found, kernel(torch, (math.copysign(1.0, scale) * query, key, value), scale=abs(scale)))
+
+
+def test_a_scale_above_1_makes_no_query_of_float16_overflow(torch):
+    query, key = torch.full((1, 1, 4, 16), 30000.0).half(), torch.full((1, 1, 4, 16), 1e-3).half()
+    assert torch.equal(attention(query, key, key, scale=4.0, implementation="fused"), key)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -323,3 +339,23 @@ def test_a_fused_result_is_differentiated_once_as_blocks_are(torch):
             gradient.sum().backward()
         errors.append(str(caught.value))
     assert errors[0] == errors[1]
+
+
+def test_forward_derivatives_are_those_of_the_dense_form(torch):
+    torch.manual_seed(0)
+    query, key, tangent = (torch.randn(1, 2, 80, 16, dtype=torch.float64) for _ in range(3))
+
+    def along(implementation):
+        attend = functools.partial(attention, is_causal=True, implementation=implementation)
+        return torch.func.jvp(lambda query: attend(query, key, key), (query,), (tangent,))[1]
+
+    def second(implementation):
+        def measure(query):
+            return attention(query, key[..., :4, :], key[..., :4, :], implementation=implementation).square().sum()
+
+        return torch.func.hessian(measure)(query[..., :3, :])
+
+    for derivative in (along, second):
+        np.testing.assert_allclose(derivative("auto"), derivative("dense"), rtol=0, atol=1e-12)
+    with pytest.raises(NotImplementedError, match="implementation='dense' for attention"):
+        along("blockwise")

@@ -1,0 +1,56 @@
+"""The command ``check --untrusted``: a kernel that another process judges, and that may borrow no attention."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+CHEATING = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as borrowed
+
+
+def honest(query, key, value):
+    scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+    return (torch.softmax(scores, -1) @ value.float()).to(query.dtype)
+
+
+def copied(query, key, value):
+    return borrowed(query, key, value)
+
+
+def wrong(query, key, value):
+    return torch.nan_to_num(honest(query, key, value)) * torch.nan
+"""
+
+
+def test_an_untrusted_kernel_is_compared_by_another_process_and_may_borrow_no_attention(tmp_path):
+    (tmp_path / "cheating.py").write_text(CHEATING)
+    told = {}
+    for name in ("honest", "copied", "wrong"):
+        words = (f"{tmp_path / 'cheating.py'}:{name}", "--case", "ladder-31*", "--case", "gradient-ladder-64*")
+        command = [
+            sys.executable,
+            "-m",
+            "attention_cli",
+            "check",
+            *words,
+            "--untrusted",
+            "--json",
+            tmp_path / "out.json",
+        ]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        document = json.loads((tmp_path / "out.json").read_text())
+        rows = document["findings"]
+        told[name] = (done.returncode, {row["verdict"] for row in rows}, {row["variant"] for row in rows})
+        assert document["about"]["seed"] > 0
+    assert told == {
+        "honest": (0, {"right"}, {""}),
+        "copied": (1, {"silently wrong"}, {"borrowed-attention"}),
+        "wrong": (1, {"visibly wrong"}, {""}),
+    }
