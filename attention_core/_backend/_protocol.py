@@ -150,8 +150,8 @@ class Tuning(NamedTuple):
 
 
 DIFFERENTIATED_ONCE = (
-    "attention in blocks, by a kernel with its logsumexp, and in reproducible arithmetic is differentiated backward, once:"
-    " arithmetic='fast', with implementation='dense' for attention, can be differentiated again"
+    "attention in blocks, by a kernel with its logsumexp, and in reproducible arithmetic is differentiated backward,"
+    " once: arithmetic='fast', with implementation='dense' for attention, can be differentiated again"
 )
 """The message of a backend when an `Operation` is differentiated twice."""
 

@@ -134,8 +134,9 @@ def _shifted(bias: torch.Tensor, call: Call) -> torch.Tensor:
 def row_shift(bias: torch.Tensor) -> torch.Tensor:
     """The greatest number of each row (..., M, 1) of a bias, or 0 where that is small or no finite number.
 
-    Kernels compute weights once more from the logsumexp, which a large bias rounds so far that the sum is lost. Gradients
-    are then too large by as much as the number of keys. Kernels for GPUs take a number near the least one for a mask.
+    Kernels compute weights once more from the logsumexp, which a large bias rounds so far that the sum is lost. Then
+    gradients are too large by as much as the number of keys. Kernels for GPUs take a number near the least one for a
+    mask.
     """
     top = bias.detach().amax(dim=-1, keepdim=True)
     return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)
