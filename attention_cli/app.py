@@ -153,6 +153,7 @@ def check(
     causal: Annotated[str | None, typer.Option(help=OPTIONS["causal"].says)] = None,
     scale: Annotated[str | None, typer.Option(help=OPTIONS["scale"].says)] = None,
     grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help=OPTIONS["grouped"].says)] = None,
+    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help=OPTIONS["batch-invariant"].says)] = False,
     backward: Annotated[str | None, typer.Option(help=OPTIONS["backward"].says)] = None,
     dtype: Annotated[Many, typer.Option(help=OPTIONS["dtype"].says)] = None,
     profile: Annotated[str, typer.Option(help=OPTIONS["profile"].says)] = "kernel",
@@ -186,9 +187,10 @@ def check(
     from attention_cli import check as work  # noqa: PLC0415 (help needs none of it)
 
     facts = {"backend": backend, "device": device, "layout": layout, "mask": mask, "causal": causal}
+    facts |= {"default_scale": scale, "backward": backward}
     work.check(
         target,
-        declared={**facts, "default_scale": scale, "grouped": grouped, "backward": backward},
+        declared={**facts, "grouped": grouped, "batch_invariant": batch_invariant or None},
         case=case,
         dtype=dtype,
         profile=profile,

@@ -21,6 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "case": {"action": "append"},
     "accept": {"action": "append"},
     "grouped": {"action": argparse.BooleanOptionalAction},
+    "batch-invariant": {"action": "store_const", "const": True},
     "seed": {"type": int},
 }
 """Options that are no single text."""
@@ -73,7 +74,7 @@ class TargetCollector(pytest.Collector):
     def collect(self) -> Iterable[CaseItem]:
         """Load the target, ask small calls about it, and list the cases that it can be asked."""
         made = importlib.import_module("attention_conformance.run.tests").target_tests
-        options = {name: self.config.getoption(f"attention_{name}") for name in OPTIONS}
+        options = {name: self.config.getoption(f"--attention-{name}") for name in OPTIONS}
         try:
             return [CaseItem.from_parent(self, name=each.name, test=each) for each in made(self.name, options)]
         except ValueError as error:

@@ -76,6 +76,8 @@ class Problem:
     pieces : tuple
         Where the keys are to be cut, as pairs of start and stop, in the order in which the pieces are merged; all keys
         at once where there are none.
+    calls : tuple of int
+        How many samples of the batch each call has, one after the other; all in one call where there are none.
     memory : mapping of str to str
         How arrays lie in memory, by the names of `attention_conformance.subjects.memory`; contiguous by default.
     """
@@ -87,6 +89,7 @@ class Problem:
     score_mod: Rule | None = None
     pieces: tuple[tuple[int, int], ...] = ()
     memory: Mapping[str, str] = field(default_factory=dict)
+    calls: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], int, int, int]:

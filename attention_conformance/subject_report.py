@@ -59,6 +59,7 @@ LABELS = {
     "grouped": "fewer key heads than query heads",
     "same_width": "values as wide as keys alone",
     "differentiates": "gradients",
+    "batch_invariant": "the same bits in any batch",
 }
 """Facts whose names say too little."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attention_conformance.cases.batch import BATCH
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.contract import CONTRACT
 from attention_conformance.cases.differentiated import DIFFERENTIATED
@@ -10,4 +11,4 @@ from attention_conformance.cases.wrong import WRONG
 
 __all__ = ["CASES"]
 
-CASES: tuple[Case, ...] = (*CONTRACT, *WRONG, *HARD, *DIFFERENTIATED)
+CASES: tuple[Case, ...] = (*CONTRACT, *BATCH, *WRONG, *HARD, *DIFFERENTIATED)

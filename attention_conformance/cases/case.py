@@ -125,6 +125,8 @@ class Case:
         * ``gradient``: the error of the gradients.
         * ``autocast``: the error of the output from float32 arrays, under the library's autocast to the dtype.
         * ``exact``: whether the output is that of the problem's ``twin``, bit by bit.
+        * ``batch``: the error of the results of several calls, each with samples of the batch.
+        * ``batch bits``: the same, and whether equal samples have the same bits in all calls.
         * ``twice``: whether a second call of a subject gives the same bits.
         * ``overwritten``: whether it reads new numbers in the same memory.
         * ``kept``, ``freed``: whether it leaves the first result, and whether many calls keep no memory.

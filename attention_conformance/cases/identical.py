@@ -54,6 +54,8 @@ class Identical:
         From a backend and a device to further `Trees`, of the library's arrays, that are made once.
     modes : tuple of str, optional
         In which modes alone it is run.
+    larger : bool
+        Whether its samples are also computed in other places of a larger batch: compilers take seconds for a new shape.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Identical:
     batched: tuple[str, ...] = ()
     held: Callable[[Backend, str], Trees] | None = None
     modes: tuple[str, ...] | None = None
+    larger: bool = False
 
     def trees(self) -> Trees:
         """Make the inputs, with cotangents for the results where there are variables."""
@@ -424,9 +427,10 @@ def _differentiated(case: Identical) -> Identical:
     return replace(case, name=f"{case.name}-gradient", shows=f"gradients: {case.shows}", variables=variables)
 
 
+LARGER = {"lengths", "grouped-heads", "extreme-values-masked", "decoder-cache"}
+
 IDENTICAL: tuple[Identical, ...] = (
-    *ATTENTION,
-    *LAYERS,
+    *(replace(case, larger=case.name in LARGER) for case in (*ATTENTION, *LAYERS)),
     *(_differentiated(case) for case in (*ATTENTION, *LAYERS) if case.name not in UNDIFFERENTIATED),
 )
 """The catalogue."""

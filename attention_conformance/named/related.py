@@ -44,6 +44,7 @@ PROPERTIES_OF_CASES = {
     "*twice*": "repetition",
     "results-are-kept": "repetition",
     "sample-alone": "repetition",
+    "batch-invariance*": "repetition",
     "large-*-among-others": "repetition",
     "*memory-*": "memory layout",
     "gradient-memory": "memory layout",

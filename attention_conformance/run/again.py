@@ -15,7 +15,7 @@ from attention_conformance.subjects.subject import Subject
 
 __all__ = ["command_of", "problem_of", "script_of"]
 
-FLAGS = {"grouped": {True: "--grouped", False: "--no-grouped"}}
+FLAGS = {"grouped": {True: "--grouped", False: "--no-grouped"}, "batch_invariant": {True: "--batch-invariant"}}
 """Options that take no value."""
 
 

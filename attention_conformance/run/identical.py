@@ -1,7 +1,7 @@
 """Whether the bits are the same: every case of `identical_cases` in every way of running, against published hashes.
 
 A way is a device and a mode of a library. Eager calls are computed again with other blocks, with the samples of a batch
-apart, and, in a process of their own, with one thread.
+apart, in other places of a larger batch, and, in a process of their own, with one thread.
 
 SHA-256 is taken of each result (or gradient) in order. Its dtype and shape come first, as the line ``float32 (2, 3)``
 with a newline, and then its elements in C order, little-endian. Every NaN of 16 bits counts as 0x7fff: libraries turn
@@ -11,6 +11,7 @@ the one NaN of float32 into different ones.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import time
@@ -51,7 +52,7 @@ __all__ = [
 
 Named = tuple[tuple[str, NumpyArray], ...]
 
-APART, SMALL_BLOCKS = "batch apart", "small blocks"
+APART, AMONG_OTHERS, SMALL_BLOCKS = "batch apart", "among others in a larger batch", "small blocks"
 SMALL_ROWS = 32
 """Up to how many queries reproducible arithmetic takes in one block, however small blocks are to be."""
 
@@ -175,7 +176,7 @@ def _lacking(case: Identical, backend: Backend, device: str) -> str:
 def variations(case: Identical) -> tuple[str, ...]:
     """In which variations a case is another computation: in small blocks if it has several, in samples of a batch."""
     trees = case.trees()
-    apart = [APART] if len(_entries(case, trees)) > 1 else []
+    apart = [APART, *([AMONG_OTHERS] if case.larger else [])] if len(_entries(case, trees)) > 1 else []
     return ("", *([SMALL_BLOCKS] if _longest(trees) > SMALL_ROWS else []), *apart)
 
 
@@ -205,14 +206,30 @@ def _unvaried(case: Identical, modes: Sequence[str]) -> Iterator[str]:
 
 def _entries(case: Identical, trees: Trees) -> list[Trees]:
     """The inputs of every sample of a batch; all in one where there are none that can be computed alone."""
+    names, count = _batched(case, trees)
+    if count < 2:
+        return [trees]
+    return [trees | {name: _entry(trees[name], index) for name in names} for index in range(count)]
+
+
+def _batched(case: Identical, trees: Trees) -> tuple[list[str], int]:
+    """The inputs that have samples which can be computed alone, and how many samples these are."""
     names = [name for name in case.batched if name in trees]
     counts = {trees[name].shape[0] for name in names}
-    count = counts.pop() if len(counts) == 1 else 0
-    if count < 2 or not set(case.variables) <= set(names):
-        return [trees]
-    if case.variables:
-        names.append("cotangents")
-    return [trees | {name: _entry(trees[name], index) for name in names} for index in range(count)]
+    if len(counts) != 1 or not set(case.variables) <= set(names):
+        return [], 0
+    return [*names, *(["cotangents"] if case.variables else [])], counts.pop()
+
+
+def _among_others(case: Identical, trees: Trees) -> Trees:
+    """The samples from last to first, and as many others: queries of one with keys and lengths of the next ones."""
+    names, _ = _batched(case, trees)
+
+    def larger(by: int, array: NumpyArray) -> NumpyArray:
+        return np.concatenate([array[::-1], np.roll(array, by, axis=0)])
+
+    found = {name: map_arrays(functools.partial(larger, by), trees[name]) for by, name in enumerate(names)}
+    return trees | found
 
 
 def _entry(tree: Any, index: int) -> Any:
@@ -237,6 +254,10 @@ def run(case: Identical, backend: Backend, device: str, mode: str, *, variation:
 def computed(case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "") -> Named:
     """The results of a case, or its gradients, as NumPy arrays."""
     trees = case.trees()
+    if variation == AMONG_OTHERS:
+        _, count = _batched(case, trees)
+        found = _computed(case, backend, device, mode, trees=_among_others(case, trees))
+        return tuple((name, array[:count][::-1]) for name, array in found)
     if variation != APART:
         with _small_blocks(backend) if variation == SMALL_BLOCKS else contextlib.nullcontext():
             return _computed(case, backend, device, mode, trees=trees)

@@ -24,6 +24,7 @@ SMALL, LARGE = (2, 4), (64, 1024)
 REFUSALS = (
     r"expected a call that a fused kernel answers as defined; got one that none does: (?P<reason>.*)",
     r"(?P<reason>expected no return_\w+ .*)",
+    r"(?P<reason>expected another implementation with arithmetic='reproducible'.*?); got",
 )
 
 COMPILES_BLOCKS = ("jax",)

@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from attention_conformance.call import AttentionFunction, gradient_function, output_function
+from attention_conformance.cases.batch import in_calls, other_bits
 from attention_conformance.cases.case import Case, probability
 from attention_conformance.oracle.attention import Exact, Truth, attention
 from attention_conformance.oracle.gradients import gradients
@@ -44,9 +45,23 @@ class Trial:
 
 
 def _outputs(trial: Trial, problem: Problem, function: AttentionFunction) -> dict[str, NumpyArray]:
+    if problem.calls:
+        return _joined(trial, problem, function)
     called = trial.backend.compile(output_function(function, problem), mode=trial.mode)
     arrays = trial.backend.from_numpy(dict(problem.arrays), device=trial.device)
     return dict(trial.backend.to_numpy(called(arrays)))
+
+
+def _joined(trial: Trial, problem: Problem, function: AttentionFunction) -> dict[str, NumpyArray]:
+    """The results of several calls, of which those of the same shapes are one program."""
+    programs: dict[int, Callable[..., Any]] = {}
+    parts = []
+    for count, part in zip(problem.calls, in_calls(problem), strict=True):
+        if count not in programs:
+            programs[count] = trial.backend.compile(output_function(function, part), mode=trial.mode)
+        arrays = trial.backend.from_numpy(dict(part.arrays), device=trial.device)
+        parts.append(trial.backend.to_numpy(programs[count](arrays)))
+    return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
 
 
 def _ulps(trial: Trial, problem: Problem, function: AttentionFunction) -> Outcome:
@@ -109,6 +124,14 @@ def _exactness(trial: Trial, problem: Problem, function: AttentionFunction) -> O
     return float(differing), 0.0, f"{differing} of {ours.nbytes} bytes differ"
 
 
+def _batch_bits(trial: Trial, problem: Problem, function: AttentionFunction) -> Outcome:
+    got = _outputs(trial, problem, function)
+    if unlike := other_bits(problem, got):
+        return math.inf, 0.0, unlike
+    truth = _truth(trial.case, trial.dtype)
+    return _worst(trial, got, {name: getattr(truth, name) for name in got}, truth)
+
+
 def _message(trial: Trial, problem: Problem, function: AttentionFunction) -> Outcome:
     expected = _raised(get_backend("numpy"), "cpu", problem, scaled_dot_product_attention)
     got = _raised(trial.backend, trial.device, problem, function)
@@ -143,5 +166,7 @@ MEASURES: dict[str, Callable[[Trial, Problem, AttentionFunction], Outcome]] = {
     "autocast": _autocast,
     "gradient": _gradients,
     "exact": _exactness,
+    "batch": _ulps,
+    "batch bits": _batch_bits,
     "message": _message,
 }

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from attention_conformance.call import unsupported
+from attention_conformance.cases.batch import in_calls, other_bits
 from attention_conformance.cases.properties import LENGTHS
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.problem import NumpyArray, Problem, rounded
@@ -58,13 +60,25 @@ def decoded(question: Question, problem: Problem, call: Call) -> Arrays:
     return {"output": np.concatenate(rows, axis=-2)}
 
 
-def alone(question: Question, problem: Problem, call: Call) -> Arrays:
-    """Every sample in a call of its own."""
-    found = []
-    for at in range(problem.arrays["query"].shape[0]):
-        entry = dict.fromkeys(problem.arrays, (slice(at, at + 1),))
-        found.append(call(question, fit(_part(problem, **entry), question.subject))["output"])
+def in_batches(question: Question, problem: Problem, call: Call) -> Arrays:
+    """The samples of a batch in the calls that the problem says."""
+    found = [call(question, fit(part, question.subject))["output"] for part in in_calls(problem)]
     return {"output": np.concatenate(found)}
+
+
+def in_equal_bits(question: Question, problem: Problem, call: Call) -> Arrays:
+    """The same for a subject that promises the same bits in any batch."""
+    subject = question.subject
+    has_arithmetic = subject.native and "arithmetic" not in unsupported(subject.function, problem)
+    if not (has_arithmetic or subject.batch_invariant):
+        raise NotOffered("the same bits in any batch")
+    if not has_arithmetic:
+        options = {name: each for name, each in problem.options.items() if name != "arithmetic"}
+        problem = replace(problem, options=options)
+    found = in_batches(question, problem, call)
+    if unlike := other_bits(problem, found):
+        raise Touched(unlike, "other-bits-in-batch")
+    return found
 
 
 def merged(question: Question, problem: Problem, call: Call) -> Arrays:
@@ -211,7 +225,8 @@ def between(question: Question, problem: Problem, call: Call) -> Arrays:
 
 PROPERTY_MEASURES: Mapping[str, Any] = {
     "decoded": decoded,
-    "alone": alone,
+    "batch": in_batches,
+    "batch bits": in_equal_bits,
     "merged": merged,
     "dropped": dropped,
     "windowed": windowed,

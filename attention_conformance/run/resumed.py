@@ -14,7 +14,8 @@ from attention_conformance.run.subjects import Job
 
 __all__ = ["assumed_otherwise", "differs", "settings"]
 
-OPTIONS = {"default_scale": "--scale", "accepted": "--accept", "dtypes": "--dtype", "grouped": "--[no-]grouped"}
+OPTIONS = {"default_scale": "--scale", "accepted": "--accept", "dtypes": "--dtype", "grouped": "--[no-]grouped",
+           "batch_invariant": "--batch-invariant"}  # fmt: skip
 """Options whose names are not those of their settings."""
 
 
@@ -24,7 +25,8 @@ def settings(job: Job) -> dict[str, Any]:
         "target": job.target,
         "profile": f"like {job.like}" if job.like else job.profile,
         "seed": job.seed,
-        **dict.fromkeys(("backend", "device", "layout", "mask", "causal", "default_scale", "grouped", "backward")),
+        **dict.fromkeys(("backend", "device", "layout", "mask", "causal", "default_scale", "grouped")),
+        **dict.fromkeys(("backward", "batch_invariant")),
         **job.declared,
         "dtypes": sorted(job.dtypes),
         "accepted": sorted(job.accepted),

@@ -119,6 +119,8 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
     """Why a case is not to be run in this way; empty where it is."""
     if not holds(backend, device, dtype):
         return f"{backend.name} on {device} has no {dtype}"
+    if case.measure == "batch bits" and not holds(backend, device, "float64"):
+        return f"{backend.name} on {device} has no float64, which reproducible arithmetic needs"
     if case.measure == "message" and mode != "eager":
         return "compilers wrap the errors of what they trace"
     if case.measure == "autocast" and not hasattr(backend, "autocast"):

@@ -25,6 +25,7 @@ TOUCHED = {
     "changed-argument": "the call writes into its arguments, or into memory around them",
     "shared-memory": "a result shares memory with an argument",
     "other-bits": "equal calls give other bits",
+    "other-bits-in-batch": "a sample has other bits in another batch",
     "kept-memory": "memory of former calls is never freed",
 }
 """What `Touched` tells by name."""

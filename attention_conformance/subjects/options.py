@@ -38,6 +38,7 @@ OPTIONS = {
     "causal": Option("top-left, bottom-right or none.", "causal", ("top-left", "bottom-right", "none")),
     "scale": Option("The scale by default: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
     "grouped": Option("Whether heads may share keys.", "grouped"),
+    "batch-invariant": Option("It promises a sample the same bits in any batch.", "batch_invariant"),
     "backward": Option("The second of a raw pair, in the same file or as a target.", "backward"),
     "dtype": Option("A floating-point type; repeatable. By default two of those it takes."),
     "profile": Option("exact, kernel (weights of 16 bits), tf32, or 'like TARGET'."),

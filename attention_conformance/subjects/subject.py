@@ -68,6 +68,8 @@ class Subject:
         logsumexp)``, as far as its parameters go, and returns the gradients of the three.
     options : mapping
         Keywords of every call.
+    batch_invariant : bool
+        Whether it promises a sample the same bits in any batch.
     native : bool
         Whether it has the signature of `attention_core.scaled_dot_product_attention`; nothing is translated then.
     """
@@ -103,6 +105,7 @@ class Subject:
     differentiates: bool | None = None
     backward: Callable[..., Any] | None = None
     options: Mapping[str, Any] | None = None
+    batch_invariant: bool | None = None
     native: bool | None = None
 
     def learned(self, facts: Mapping[str, Any]) -> Subject:

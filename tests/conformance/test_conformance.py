@@ -79,6 +79,7 @@ def test_the_core_passes_on_every_backend(backend):
         "grouped-heads",
         "dropout",
     ]
+    chosen += ["batch-invariance", "batch-invariance-bits"]
     chosen += ["weights-change-nothing", "04-near-ties-1e4", "12-product-overflows", "wrong-heads-do-not-divide"]
     chosen += ["gradient-empty-row-bias", "gradient-masked-nonfinite"] if backend.differentiates else []
     results = check(core, backend=backend, cases=[BY_NAME[name] for name in chosen], dtypes=["float32"])
@@ -149,6 +150,24 @@ def test_causal_from_the_bottom_right_is_found():
         "causal-more-keys": False,
         "causal-after-cache": True,
     }
+
+
+def test_a_result_that_depends_on_the_others_of_a_batch_is_found():
+    """In its last bit, and by more: the last sample that a batch of six has takes the keys of the first."""
+
+    def by_a_bit(query, key, value, /, **options):
+        output = core(query, key, value, **options)
+        return np.nextafter(output, np.float32(9)) if len(query) > 3 else output
+
+    def by_more(query, key, value, options):
+        return query, np.concatenate([key[:-1], key[:1]]) if len(key) > 3 else key, value, options
+
+    names = "batch-invariance", "batch-invariance-bits"
+    assert outcomes(core, *names) == {names[0]: True, names[1]: True}
+    assert outcomes(by_a_bit, *names) == {names[0]: True, names[1]: False}
+    assert outcomes(with_arguments(by_more), *names) == {names[0]: False, names[1]: False}
+    (told,) = check(by_a_bit, backend="numpy", cases=[BY_NAME[names[1]]], dtypes=["float32"])
+    assert told.detail.endswith("of a sample differ between a batch of 3 and one of 6")
 
 
 def test_heads_repeated_in_the_wrong_order_are_found():

@@ -183,6 +183,21 @@ def test_a_result_that_depends_on_blocks_or_batch_is_told(variation, number):
     assert [line.partition(":")[0] for line in verdict.complaints] == [f"plain on numpy (cpu, eager, {variation})"]
 
 
+def test_a_result_that_depends_on_the_place_in_a_larger_batch_is_told():
+    case = BY_NAME["lengths"]
+    assert case.larger
+    right = [each for each in work_on([case], Order("numpy", ())) if hasattr(each, "arrays")]
+    assert [each.variation for each in right] == ["", "batch apart", "among others in a larger batch"]
+    assert verdicts(["lengths"], right, published())[0].complaints == ()
+
+    def turned(trees):
+        return case.function({**trees, "lengths": trees["lengths"][::-1]} if len(trees["lengths"]) > 2 else trees)
+
+    found = [each for each in work_on([replace(case, function=turned)], Order("numpy", ())) if hasattr(each, "arrays")]
+    (complaint,) = verdicts(["lengths"], found, {"lengths": None})[0].complaints
+    assert complaint.startswith("lengths on numpy (cpu, eager, among others in a larger batch): output[")
+
+
 def test_devices_without_float64_are_left_out(backend):
     results = [each for each in work(Order(backend.name, ("plain",), modes=("eager",))) if hasattr(each, "passed")]
     assert [result.detail for result in results if not result.passed] == []

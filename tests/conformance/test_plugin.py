@@ -122,9 +122,8 @@ def test_what_shows_nothing_is_no_success(run, words, outcomes, line):
 
 def test_the_command_has_the_options_of_the_plugin_in_the_same_words():
     parameters = inspect.signature(check, eval_str=True).parameters
-    assert {name: parameters[name].annotation.__metadata__[0].help for name in OPTIONS} == {
-        name: option.says for name, option in OPTIONS.items()
-    }
+    helped = {name: parameters[name.replace("-", "_")].annotation.__metadata__[0].help for name in OPTIONS}
+    assert helped == {name: option.says for name, option in OPTIONS.items()}
 
 
 def test_loading_the_plugin_imports_no_array_library():

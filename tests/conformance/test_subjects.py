@@ -22,6 +22,20 @@ def test_a_planted_fault_is_caught(fault, case):
     assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].verdict in WRONG
 
 
+@pytest.mark.needs("numpy")
+def test_a_subject_that_promises_the_same_bits_in_any_batch_is_held_to_it():
+    law, bits = "batch-invariance", "batch-invariance-bits"
+    verdicts = {}
+    for fault in ("", "a last bit that counts the samples", "the first mask in a large batch"):
+        subject = Subject(planted.Kernel(fault), **TAKES, batch_invariant=True)
+        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, law, bits).items()}
+    assert verdicts[""] == {law: "right", bits: "right"}
+    assert verdicts["a last bit that counts the samples"] == {law: "right", bits: "other-bits-in-batch"}
+    assert verdicts["the first mask in a large batch"][law] not in ("right", "not offered")
+    unpromised = found(Subject(planted.Kernel("a last bit that counts the samples"), **TAKES), law, bits)
+    assert {name: each.verdict for name, each in unpromised.items()} == {law: "right", bits: "not offered"}
+
+
 @pytest.mark.parametrize(("fault", "case"), planted.BACKWARD.items())
 @pytest.mark.needs("numpy")
 def test_a_fault_planted_in_a_raw_backward_function_is_caught(fault, case):

@@ -124,6 +124,20 @@ def test_a_batch_element_has_the_same_bits_alone(put, get, rng):
         same(get(attention(*put([x[index : index + 1] for x in arrays]), is_causal=True, **EXACTLY))[0], whole[index])
 
 
+def test_a_sample_next_to_much_larger_ones_has_the_same_bits(put, get, rng):
+    """In attention and in a projection, whose rows are cut by powers of two of their own."""
+    arrays = [float32(rng, 5, H, M, D), float32(rng, 5, G, N, D), float32(rng, 5, G, N, E)]
+    for x, power in zip(arrays, (2.0**3, 2.0**3, 2.0**40), strict=True):
+        x[::2] *= np.float32(power)
+    attended = get(attention(*put(arrays), **EXACTLY))
+    maps, rows = ac.parameters.Linear(*put((float32(rng, E, D), float32(rng, D)))), arrays[2]
+    mapped = get(ac.linear(maps, put(rows), **EXACTLY))
+    for at in (1, 3):
+        alone = put([x[at : at + 1] for x in arrays])
+        same(get(attention(*alone, **EXACTLY))[0], attended[at])
+        same(get(ac.linear(maps, put(rows[at : at + 1]), **EXACTLY))[0], mapped[at])
+
+
 def test_a_head_has_the_same_bits_alone(put, get, rng):
     arrays = qkv(rng)
     whole = get(attention(*put(arrays), softcap=3.0, **EXACTLY))

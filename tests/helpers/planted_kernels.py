@@ -51,6 +51,8 @@ class Kernel:
         output = self.whole(query, key, value, mask, is_causal, scale)
         if fault == "bits that vary from 128 queries on" and query.shape[-2] >= 128:
             output = output * np.asarray(1 + self.calls % 3 * 2.0**-23, output.dtype)
+        if fault == "a last bit that counts the samples":
+            output = np.nextafter(output, np.asarray(9, output.dtype)) if query.shape[0] > 3 else output
         if fault == "NaN of one sample for all":
             output = output + 0 * output.sum(axis=(0, 1, 2))
         if fault == "NaN of one head for all":
@@ -81,6 +83,8 @@ class Kernel:
             query, key, value = (each.astype(first).astype(dtype) for each in (query, key, value))
         if fault == "a lone sample has the mask of one head" and query.shape[0] == 1 and mask is not None:
             mask = mask[:, :1]
+        if fault == "the first mask in a large batch" and query.shape[0] > 5 and mask is not None:
+            mask = np.broadcast_to(mask[:1], mask.shape)
         if fault == "8 bits count the samples" and query.shape[0] > 256:
             key, value = (np.concatenate([each[:256], each[: each.shape[0] - 256]]) for each in (key, value))
         if fault == "8 bits count the heads" and query.shape[1] > 256:
@@ -302,6 +306,7 @@ FORWARD = {
     "NaN of one sample for all": "nan-sample-among-others",
     "NaN of one head for all": "nan-head-among-others",
     "a lone sample has the mask of one head": "sample-alone",
+    "the first mask in a large batch": "batch-invariance",
     "8 bits count the samples": "many-samples",
     "8 bits count the heads": "many-grouped-heads",
     "mask of the first head from 64": "mask-of-heads",

@@ -1,0 +1,76 @@
+"""Batch invariance: a sample alone, elsewhere in a batch, among others, and in a larger batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.cases.case import Case, Draw
+from attention_conformance.problem import NumpyArray, Problem, Rule
+
+__all__ = ["BATCH", "in_calls", "other_bits"]
+
+CALLS = ((0, 1, 2), (2, 0, 1), (0,), (1,), (2,), (3, 2, 4, 0, 5, 1))
+"""The samples of each call: a batch, in other places, each alone, and among others, which are 3 and more."""
+
+LENGTHS = (4, 7, 1, 2, 6, 3)
+"""Key lengths, of which the neighbours have others."""
+
+SCORES = 1.5
+"""By how much queries and keys of neighbours are larger. Values are larger by more than slices of float32 hold."""
+
+
+def crowded(draw: Draw, **options: Any) -> Problem:
+    """Samples of lengths of their own in six calls, whose last has neighbours of other lengths and larger values."""
+    samples = len(LENGTHS)
+    rule = Rule("KeyLengths", {"lengths": "lengths"})
+    value = draw.normal(samples, 2, 7, draw.value_width, mean=2.0, deviation=0.5)  # padding is as large as the rest
+    problem = draw.problem(rule, {"value": value}, leading=(samples,), heads=4, groups=2, **options)
+    larger = {"query": SCORES, "key": SCORES, "value": 2.0**10 if draw.dtype == "float16" else 2.0**40}
+    arrays: dict[str, NumpyArray] = {"lengths": np.asarray(LENGTHS, np.int32)}
+    for name, factor in larger.items():
+        arrays[name] = problem.arrays[name].copy()
+        arrays[name][3:] *= arrays[name].dtype.type(factor)
+    order = [sample for samples in CALLS for sample in samples]
+    calls = tuple(map(len, CALLS))
+    return replace(problem, arrays={name: each[order] for name, each in arrays.items()}, calls=calls)
+
+
+def in_calls(problem: Problem) -> Iterator[Problem]:
+    """The problem of each call, contiguous, as calls of their own have them."""
+    start = 0
+    for count in problem.calls:
+        at = slice(start, start + count)
+        arrays = {name: np.ascontiguousarray(each[at]) for name, each in problem.arrays.items()}
+        yield replace(problem, arrays=arrays, calls=())
+        start += count
+
+
+def other_bits(problem: Problem, got: Mapping[str, NumpyArray]) -> str:
+    """Tell where equal samples of several calls have unlike bits; empty where none has."""
+    first: dict[bytes, int] = {}
+    for sample in range(sum(problem.calls)):
+        known = b"".join(each[sample].tobytes() for each in problem.arrays.values())
+        twin = first.setdefault(known, sample)
+        for name, each in got.items():
+            unlike = int(np.sum(each[sample].view(np.uint8) != each[twin].view(np.uint8)))
+            if unlike:
+                call, own = (int(np.searchsorted(np.cumsum(problem.calls), at, "right")) for at in (twin, sample))
+                return (
+                    f"{name}: {unlike} of {each[sample].nbytes} bytes of a sample differ between a batch of "
+                    f"{problem.calls[call]} and one of {problem.calls[own]}"
+                )
+    return ""
+
+
+BATCH = (
+    Case("batch-invariance", 10, "A sample has its result alone, elsewhere in a batch, and among any others.",
+         crowded, measure="batch"),
+    Case("batch-invariance-bits", 10, "In reproducible arithmetic it has the same bits there.",
+         lambda d: crowded(d, arithmetic="reproducible"), measure="batch bits",
+         dtypes=("float16", "bfloat16", "float32")),
+)  # fmt: skip
+"""The law, within bounds and in bits."""
