@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Level", "cell_sizes", "decode", "encode", "levels_of", "mean_levels", "share_codes"]
+__all__ = ["Details", "Level", "blocks_of", "cell_sizes", "decode", "encode", "levels_of", "mean_levels", "share_codes"]
 
 DECADES = {8: 6, 16: 12}
 """By bits of a code, how many powers of ten lie below 1: steps of 5.6 %, and of 0.04 %."""
@@ -18,6 +18,21 @@ class Level(NamedTuple):
 
     codes: Any
     block: tuple[int, int]
+
+
+class Details(NamedTuple):
+    """Blocks of the finest level whose numbers are kept one by one, in codes of 16 bits.
+
+    Attributes
+    ----------
+    places : Array of uint32, shape (n,)
+        Which cells: row times columns plus column, ascending.
+    codes : Array of uint16, shape (n, queries, keys)
+        Beyond the end of the map, 0.
+    """
+
+    places: Any
+    codes: Any
 
 
 def encode(values: Any, bits: int, /) -> Any:
@@ -45,11 +60,13 @@ def share_codes(shares: Any, /) -> Any:
 
 
 def levels_of(codes: Any, block: tuple[int, int], combine: Any = np.maximum, /) -> list[Level]:
-    """A map at its finest resolution, and at each half of it down to some 64 rows or columns."""
+    """A map at its finest resolution, and at each half of it. An axis of at most 64 cells is not halved."""
     levels = [Level(codes, block)]
     while max(codes.shape) > SMALLEST_LEVEL:
-        codes = _halved(_halved(codes, combine).T, combine).T
-        block = (2 * block[0], 2 * block[1])
+        steps = _steps(codes.shape)
+        codes = codes if steps[0] == 1 else _halved(codes, combine)
+        codes = codes if steps[1] == 1 else _halved(codes.T, combine).T
+        block = (steps[0] * block[0], steps[1] * block[1])
         levels.append(Level(np.ascontiguousarray(codes), block))
     return levels
 
@@ -58,10 +75,10 @@ def mean_levels(means: Any, bits: int, block: tuple[int, int], lengths: tuple[in
     """The means of blocks as codes, and at each half of their resolution."""
     levels = [Level(encode(means, bits), block)]
     while max(means.shape) > SMALLEST_LEVEL:
-        sums = means * cell_sizes(lengths, block)
-        for axis, size in enumerate(sums.shape):
-            sums = np.add.reduceat(sums, np.arange(0, size, 2), axis=axis)
-        block = (2 * block[0], 2 * block[1])
+        sums, steps = means * cell_sizes(lengths, block), _steps(means.shape)
+        for axis, (size, step) in enumerate(zip(sums.shape, steps, strict=True)):
+            sums = np.add.reduceat(sums, np.arange(0, size, step), axis=axis)
+        block = (steps[0] * block[0], steps[1] * block[1])
         means = sums / cell_sizes(lengths, block)
         levels.append(Level(encode(means, bits), block))
     return levels
@@ -71,6 +88,19 @@ def cell_sizes(lengths: tuple[int, int], block: tuple[int, int], /) -> Any:
     """How many pairs each block has (rows, columns); those at the end may have fewer."""
     rows, columns = (np.minimum(b, n - np.arange(0, n, b)).astype(float) for n, b in zip(lengths, block, strict=True))
     return rows[:, None] * columns
+
+
+def blocks_of(numbers: Any, columns: Any, block: tuple[int, int], /) -> Any:
+    """Codes of the blocks in some columns of cells, (columns, queries, keys), of the numbers in one row of cells."""
+    short = [(0, -size % length) for size, length in zip(numbers.shape, block, strict=True)]
+    padded = np.pad(numbers, short)
+    return encode(padded.reshape(block[0], -1, block[1])[:, columns].swapaxes(0, 1), 16)
+
+
+def _steps(shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many cells along each axis the next level joins."""
+    rows, columns = (2 if size > SMALLEST_LEVEL else 1 for size in shape)
+    return rows, columns
 
 
 def _halved(codes: Any, combine: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from attention_numpy.writing import write_file
 from attention_view.codes import decode
+from attention_view.model import printable
 
 if TYPE_CHECKING:
     from attention_view.model import Map, View
@@ -74,11 +75,17 @@ def _draw_map(axes: Any, view: View, found: Map) -> None:
         axes.figure.colorbar(shown, ax=axes, label="absolute difference" if show.kind == "difference" else "weight")
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xlabel="key", ylabel="query")
     of_mask = show.kind in ("class", "share")
-    axes.set_title(view.title if of_mask else f"{view.title}: layer {found.layer}, head {found.head}", fontsize=10)
+    title = _label(view.title, 72)
+    axes.set_title(title if of_mask else f"{title}: layer {found.layer}, head {found.head}", fontsize=10)
     sides = zip((axes.set_yticks, axes.set_xticks), view.tokens, (0, 90), strict=True)
     for set_ticks, tokens, turned in sides:
         if tokens is not None and len(tokens) <= MOST_LABELS:
-            set_ticks(range(len(tokens)), [token.replace("$", r"\$") for token in tokens], rotation=turned, fontsize=8)
+            set_ticks(range(len(tokens)), [_label(token) for token in tokens], rotation=turned, fontsize=8)
+
+
+def _label(text: str, most: int = 18) -> str:
+    """A text in one line, in which matplotlib reads no formula."""
+    return printable(text, most).replace("$", r"\$")
 
 
 def _on_picture(view: View, found: Map, query: int | None, make: Any) -> Any:

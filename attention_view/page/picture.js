@@ -96,7 +96,7 @@ function drawKeys(figure, canvas, context, map, place, keys, prefix) {
   context.globalAlpha = 1;
   const best = d3.maxIndex(weights);
   const empty = isEmpty(map, state.row) && show.kind !== "difference";
-  const found = empty ? "fully masked" : `largest ${told(codeAt(map, state.row, prefix + best), show)} at row ${Math.floor(best / keys[1])}, column ${best % keys[1]} of ${keys[0]} × ${keys[1]} keys`;
+  const found = empty ? "fully masked" : `largest ${told(codeAt(map, state.row, prefix + best).code, show)} at row ${Math.floor(best / keys[1])}, column ${best % keys[1]} of ${keys[0]} × ${keys[1]} keys`;
   canvas.setAttribute("aria-label", `layer ${map.layer}, head ${map.head}, query at ${place}: ${found}`);
   figure.lastChild.textContent = `head ${map.head}: ${found}`;
 }

@@ -24,7 +24,7 @@ function makeTokens() {
       .on("keydown", moveFocus);
     group.append("rect").attr("width", 140).attr("height", LINE - 1).attr("rx", 3);
     group.append("text").attr("x", side ? 8 : 132).attr("y", 14).attr("text-anchor", side ? "start" : "end")
-      .text((token) => (token.length > 18 ? `${token.slice(0, 17)}…` : token));
+      .text((token) => shortened(token, 18));
   }
   listeners.push(drawTokens);
 }
