@@ -24,9 +24,15 @@ function makeTokens() {
       .on("keydown", moveFocus);
     group.append("rect").attr("width", 140).attr("height", LINE - 1).attr("rx", 3);
     group.append("text").attr("x", side ? 8 : 132).attr("y", 14).attr("text-anchor", side ? "start" : "end")
-      .text((token) => shortened(token, 18));
+      .text((token) => shortened(token, 18))
+      .filter((token) => token.length > 9).each(fit);
   }
   listeners.push(drawTokens);
+}
+
+// Leave characters out until a token is no wider than its place.
+function fit(token) {
+  for (let most = 17; most > 1 && this.getComputedTextLength() > 126; most--) this.textContent = shortened(token, most);
 }
 
 function choose(side, index) {
