@@ -316,9 +316,7 @@ def view(
     head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None,
     sample: Annotated[int, typer.Option(help="Of the batch.")] = 0,
     reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max",
-    exact: Annotated[
-        str | None, typer.Option(help="Of a long sequence, queries and keys shown weight by weight: 1000:1200,0:300.")
-    ] = None,
+    exact: Annotated[str | None, typer.Option(help="Queries and keys kept one by one, as 1000:1200,0:300.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False,
 ) -> None:
     """Look at weights or at a mask: as one HTML file without network, as a picture, or as text.
@@ -333,8 +331,7 @@ def view(
         masks=mask or (),
         versus=versus or (),
         length=length or (),
-        rules={"window": window, "offset": offset, "keys": keys, "segments": segments},
-        block=block,
+        rules={"window": window, "offset": offset, "keys": keys, "segments": segments, "block": block},
         tokens=tokens,
         causal=causal,
         options={"image": image, "prefix": prefix, "heads": head, "sample": sample}

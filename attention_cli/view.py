@@ -25,7 +25,7 @@ __all__ = ["MASKS", "run"]
 MASKS = ("causal", "window", "lengths", "segments")
 RULES_OF = {"window": "window", "keys": "lengths", "segments": "segments"}
 """The mask that reads an option."""
-DEFAULTS = ("max", "", 0, None, False, (), [])
+DEFAULTS: tuple[Any, ...] = ("max", "", 0, None, False, (), [])
 
 
 def run(
@@ -36,7 +36,6 @@ def run(
     versus: Sequence[str],
     length: Sequence[int],
     rules: Mapping[str, Any],
-    block: int | None,
     tokens: Path | None,
     causal: bool,
     options: Mapping[str, Any],
@@ -45,7 +44,7 @@ def run(
     check_file(output)
     if bool(files) == bool(masks):
         raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
-    for_masks = {"versus": versus, "length": length, "block": block, **rules}
+    for_masks = {"versus": versus, "length": length, **rules}
     for_files = {"tokens": tokens, "causal": causal, **options, "head": options["heads"]}
     _refuse_unused(for_files if masks else for_masks, "--mask" if masks else "files")
     for name, rule in RULES_OF.items():
@@ -53,7 +52,7 @@ def run(
             raise refusal(f"expected --mask {rule} with --{name}; got none")
     try:
         if masks:
-            made = _of_masks(masks, versus, length or (64,), rules, block)
+            made = _of_masks(masks, versus, length or (64,), rules)
         else:
             made = _of_files(files, _tokens(tokens), causal, options)
         if output is None:
@@ -73,15 +72,13 @@ def _refuse_unused(options: Mapping[str, Any], looked_at: str) -> None:
             raise refusal(f"expected no --{name} with {looked_at}; got {value}")
 
 
-def _of_masks(
-    masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any], block: int | None
-) -> View:
+def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> View:
     if len(length) not in (1, 2):
         raise ValueError(f"expected --length of queries, and another of keys if it differs; got {len(length)}")
     num_queries, num_keys = length[0], length[-1]
     other = _combined(versus, rules, length) if versus else None
     title = " & ".join(masks) + (f" compared with {' & '.join(versus)}" if versus else "")
-    sizes = None if block is None else (block, block)
+    sizes = None if rules["block"] is None else (rules["block"], rules["block"])
     return view_mask(_combined(masks, rules, length), num_queries, num_keys, other=other, block=sizes, title=title)
 
 
@@ -124,8 +121,9 @@ def _attention(file: Path, causal: bool) -> Any:
     """The weights of a file, in order of their names; or query and key with mask and bias."""
     if file.suffix in (".npz", ".npy"):
         try:
-            found = np.load(file, allow_pickle=False)
-            arrays = {file.stem: found} if isinstance(found, np.ndarray) else dict(found)
+            with file.open("rb") as opened:
+                found = np.load(opened, allow_pickle=False)
+                arrays = {file.stem: found} if isinstance(found, np.ndarray) else dict(found)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise FileError(f"expected a file of NumPy arrays; got {file}: {error}") from error
     else:

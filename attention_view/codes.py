@@ -60,12 +60,11 @@ def share_codes(shares: Any, /) -> Any:
 
 
 def levels_of(codes: Any, block: tuple[int, int], combine: Any = np.maximum, /) -> list[Level]:
-    """A map at its finest resolution, and at each half of it. An axis of at most 64 cells is not halved."""
+    """A map at its finest resolution, and at coarser ones of a quarter of the cells; 64 rows or columns stay apart."""
     levels = [Level(codes, block)]
     while max(codes.shape) > SMALLEST_LEVEL:
         steps = _steps(codes.shape)
-        codes = codes if steps[0] == 1 else _halved(codes, combine)
-        codes = codes if steps[1] == 1 else _halved(codes.T, combine).T
+        codes = _joined(_joined(codes, steps[0], combine).T, steps[1], combine).T
         block = (steps[0] * block[0], steps[1] * block[1])
         levels.append(Level(np.ascontiguousarray(codes), block))
     return levels
@@ -99,11 +98,15 @@ def blocks_of(numbers: Any, columns: Any, block: tuple[int, int], /) -> Any:
 
 def _steps(shape: tuple[int, ...]) -> tuple[int, int]:
     """How many cells along each axis the next level joins."""
-    rows, columns = (2 if size > SMALLEST_LEVEL else 1 for size in shape)
+    step = 2 if min(shape) > SMALLEST_LEVEL else 4
+    rows, columns = (step if size > SMALLEST_LEVEL else 1 for size in shape)
     return rows, columns
 
 
-def _halved(codes: Any, combine: Any) -> Any:
+def _joined(codes: Any, step: int, combine: Any) -> Any:
+    """Each 1, 2 or 4 rows as one."""
+    if step == 1:
+        return codes
     if len(codes) % 2:
         codes = np.concatenate([codes, codes[-1:]])
-    return combine(codes[::2], codes[1::2])
+    return _joined(combine(codes[::2], codes[1::2]), step // 2, combine)

@@ -47,7 +47,7 @@ class Source:
         self._sample, self._heads = sample, None if heads is None else [whole("heads", head) for head in heads]
         self._held = attention if self._computes else _of_sample(as_numpy(attention), sample)
         if self._computes:
-            shapes = [getattr(each, "shape", ()) for each in (attention.query, attention.key)]
+            shapes: list[tuple[int, ...]] = [getattr(each, "shape", ()) for each in (attention.query, attention.key)]
             if min(map(len, shapes)) < 3:
                 raise ValueError(f"expected query and key (..., heads, length, D); got {shapes[0]} and {shapes[1]}")
             (count, self.rows, _), self.columns = shapes[0][-3:], shapes[1][-2]

@@ -131,7 +131,7 @@ def view(
     kind = "mean" if reduction == "mean" else "largest"
     notes = [] if block == (1, 1) else [f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights."]
     if any(each.details is not None and len(each.details.places) for each in maps):
-        told = "those with the largest" if window is None else f"queries {_told(exact[0])} and keys {_told(exact[1])}"
+        told = "those with the largest" if exact is None else f"queries {_told(exact[0])} and keys {_told(exact[1])}"
         notes.append(f"Some blocks show each weight when zoomed in: {told}.")
     picture = None
     if image is not None:

@@ -173,11 +173,11 @@ def recorded():
         np.testing.assert_allclose(weights.sum(-1), np.broadcast_to(queries, weights.shape[:-1]), rtol=1e-5)
         assert not weights[np.broadcast_to(~keys[..., None, :], weights.shape)].any()
         assert len(attention_view.view(each).maps) == 2
-    own, call = keras.layers.MultiHeadAttention(2, 4), importlib.import_module("attention_keras.conversion").from_module
-    own(POINTS, POINTS)
+    theirs = keras.layers.MultiHeadAttention(2, 4)
+    _, weights = theirs(POINTS, POINTS, return_attention_scores=True)
+    ours = importlib.import_module("attention_keras.conversion").from_module(theirs)
     with attention_core.record_attention() as records:
-        call(own)(POINTS, POINTS, POINTS)
-    _, weights = own(POINTS, POINTS, return_attention_scores=True)
+        ours(POINTS, POINTS, POINTS)
     np.testing.assert_allclose(array(records[0].weights()), array(weights), atol=1e-6)
     try:
         with attention_core.record_attention():

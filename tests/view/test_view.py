@@ -54,8 +54,8 @@ def test_codes_keep_the_order_and_are_0_and_1_and_nan_exactly(bits, step):
 def test_levels_halve_to_the_largest_of_each_block():
     codes = RANDOM.integers(0, 255, size=(301, 130), dtype=np.uint8)
     levels = levels_of(codes, (1, 1))
-    assert [level.codes.shape for level in levels] == [(301, 130), (151, 65), (76, 33), (38, 33)]
-    assert levels[-1].block == (8, 4)  # an axis of at most 64 cells is not halved
+    assert [level.codes.shape for level in levels] == [(301, 130), (151, 65), (76, 33), (19, 33)]
+    assert levels[-1].block == (16, 4)  # an axis of at most 64 cells is left as it is
     for level in levels:
         starts = [np.arange(0, size, each) for size, each in zip(codes.shape, level.block, strict=True)]
         expected = np.maximum.reduceat(np.maximum.reduceat(codes, starts[0]), starts[1], axis=1)
@@ -214,10 +214,10 @@ def test_blocks_of_long_sequences_are_kept_weight_by_weight(window, monkeypatch)
         expected = [(i, j) for i in (3, 4) for j in (13, 14, 15)]
         if not window:
             largest = [sorted(row.argsort(kind="stable")[::-1][: min(4, i + 1)]) for i, row in enumerate(cells)]
-            assert [sum(place // 16 == i for place in places) for i in range(16)] == list(map(len, largest))
-            expected = [divmod(int(place), 16) for place in places]
+            assert [sum(at // 16 == i for at in places) for i in range(16)] == list(map(len, largest))
+            expected = [divmod(int(at), 16) for at in places]
             assert all(cells[i, j] >= np.sort(cells[i])[-4] for i, j in expected)
-        assert [divmod(int(place), 16) for place in places] == expected
+        assert [divmod(int(at), 16) for at in places] == expected
         for (i, j), found in zip(expected, codes, strict=True):
             exact = weights[head, 3 * i : 3 * i + 3, 3 * j : 3 * j + 3]
             np.testing.assert_allclose(decode(found, 16)[: exact.shape[0], : exact.shape[1]], exact, rtol=5e-4)
@@ -228,7 +228,7 @@ def test_blocks_of_long_sequences_are_kept_weight_by_weight(window, monkeypatch)
 def test_a_few_queries_of_many_keys_are_kept_one_by_one():
     query, key = (RANDOM.normal(size=(1, length, 4)).astype("float32") for length in (3, 9000))
     made = view(Computed(query, key))
-    assert [level.codes.shape for level in made.maps[0].levels[:2]] == [(3, 9000), (3, 4500)]
+    assert [level.codes.shape for level in made.maps[0].levels[:2]] == [(3, 9000), (3, 2250)]
     np.testing.assert_allclose(decode(made.maps[0].levels[0].codes, 16), attention_weights(query, key)[0], rtol=5e-4)
 
 
