@@ -30,13 +30,15 @@ def save_figure(view: View, path: Path, options: dict[str, Any]) -> None:
     if kind not in FORMATS:
         raise ValueError(f"expected a file that ends in html, {', '.join(FORMATS)}; got {path.name}")
     held = io.BytesIO()
-    figure(view, **{"layer": None, "head": None, "query": None, "show": None, **options}).savefig(
+    figure(view, **{"layer": None, "head": None, "query": None, "show": None, "smooth": False, **options}).savefig(
         held, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
     )
     write_file(path, held.getvalue())
 
 
-def figure(view: View, *, layer: int | None, head: int | None, query: int | None, show: int | None) -> Any:
+def figure(
+    view: View, *, layer: int | None, head: int | None, query: int | None, show: int | None, smooth: bool
+) -> Any:
     """A map with its scale; of a picture, one query in all heads of a layer."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
@@ -46,7 +48,7 @@ def figure(view: View, *, layer: int | None, head: int | None, query: int | None
         ) from error
     found = view.find(layer=layer, head=head, show=show)
     if view.picture is not None and head is None:
-        return _on_picture(view, found, query, Figure)
+        return _on_picture(view, found, query, "bilinear" if smooth else "nearest", Figure)
     if query is not None:
         raise ValueError("expected a query only with an image and no head; got one")
     drawn = Figure(figsize=(6.4, 5.2), layout="constrained")
@@ -88,7 +90,7 @@ def _label(text: str, most: int = 18) -> str:
     return printable(text, most).replace("$", r"\$")
 
 
-def _on_picture(view: View, found: Map, query: int | None, make: Any) -> Any:
+def _on_picture(view: View, found: Map, query: int | None, how: str, make: Any) -> Any:
     """The query on the picture, and in each head the keys that it looks at, as blocks."""
     from matplotlib.image import imread  # noqa: PLC0415 (an extra)
 
@@ -118,6 +120,6 @@ def _on_picture(view: View, found: Map, query: int | None, make: Any) -> Any:
             continue
         row = decode(each.levels[0].codes[at, picture.prefix :], view.shows[each.show].bits)
         colours = "inferno" if view.shows[each.show].kind == "difference" else "viridis"
-        axes.imshow(row.reshape(picture.key_grid), extent=extent, cmap=colours, alpha=0.68, interpolation="nearest")
+        axes.imshow(row.reshape(picture.key_grid), extent=extent, cmap=colours, alpha=0.68, interpolation=how)
         axes.set_title(f"layer {each.layer}, head {each.head}", fontsize=9)
     return drawn

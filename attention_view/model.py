@@ -100,7 +100,13 @@ class View:
         return page(self.title, self.payload())
 
     def figure(
-        self, *, layer: int | None = None, head: int | None = None, query: int | None = None, show: int | None = None
+        self,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int | None = None,
+        show: int | None = None,
+        smooth: bool = False,
     ) -> Any:
         """Draw a layer and head by matplotlib; of a picture, one query in all heads of the layer.
 
@@ -112,6 +118,8 @@ class View:
             Of a picture, by default that in the middle.
         show : int, optional
             Of a comparison, 0, 1 or 2: first, second or difference. By default the last.
+        smooth : bool
+            Whether keys on a picture run into each other. By default each is a block.
 
         Returns
         -------
@@ -119,7 +127,7 @@ class View:
         """
         from attention_view.figures import figure  # noqa: PLC0415 (matplotlib is an extra)
 
-        return figure(self, layer=layer, head=head, query=query, show=show)
+        return figure(self, layer=layer, head=head, query=query, show=show, smooth=smooth)
 
     def find(self, *, layer: int | None = None, head: int | None = None, show: int | None = None) -> Map:
         """The map of a layer, head and show; by default the first layer and head, and the last show."""

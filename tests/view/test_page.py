@@ -91,7 +91,7 @@ def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
     weights = np.zeros((2, 16, 4))
     weights[0, np.arange(16), np.arange(16) % 4] = 1
     weights[1] = 0.25
-    page = opened(view(weights, image=RANDOM.uniform(size=(8, 8, 3))))
+    page = opened(view(weights, image=np.full((8, 8, 3), 0.5)))
     query = page.locator("#query")
     box = query.bounding_box()
     query.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.6})
@@ -104,8 +104,12 @@ def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
     assert label == ("layer 0, head 0, query at row 1, column 2: largest 1.00 at row 1, column 0 of 2 × 2 keys")
     pixel = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data]"
     shown = page.locator("#pictures figure.head canvas").first
-    first, second = (shown.evaluate(pixel, [x, 450]) for x in (60, 320))
-    assert sum(first) > sum(second)  # a block of a pooled key, and one of weight 0
+    places = [[x, 450] for x in (60, 250, 262, 450)]  # of the largest key and, from 256 on, of a key of weight 0
+    blocks = [sum(shown.evaluate(pixel, at)) for at in places]
+    assert blocks[0] == blocks[1] > blocks[2] == blocks[3]
+    page.get_by_label("smooth").check()
+    smooth = [sum(shown.evaluate(pixel, at)) for at in places]
+    assert blocks[0] == smooth[0] > smooth[1] > smooth[2] > smooth[3] == blocks[3]
 
 
 def test_a_mask_names_pairs_blocks_and_differences(opened):

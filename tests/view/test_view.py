@@ -256,6 +256,8 @@ def test_figures_are_written(kind, tmp_path):
     assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind])
     titles = [axes.get_title() for axes in made.figure().axes]
     assert titles == ["query", "layer 0, head 0", "layer 0, head 1"]
+    drawn = [made.figure(smooth=smooth).axes[1].images[1].get_interpolation() for smooth in (False, True)]
+    assert drawn == ["nearest", "bilinear"]
     drawn = made.figure(head=1).axes[0].images[0].get_array()
     np.testing.assert_allclose(drawn, decode(made.maps[1].levels[0].codes, 16))
     compared = view_mask(Causal(), 3, 3, other=np.ones((3, 3), bool)).figure()
