@@ -58,11 +58,15 @@ function told(code, show) {
   if (show.kind === "class") return CLASSES[code];
   const value = valueOf(code, show);
   if (show.kind === "share") return value === 0 ? "masked" : value === 1 ? "allowed" : `${Math.round(100 * value)} % allowed`;
+  // The smallest code stands for all that is smaller, too.
+  return (code === 1 ? "at most " : "") + written(value, show.bits === 16 ? 3 : 2);
+}
+
+// A number to so many digits.
+function written(value, digits) {
   if (Number.isNaN(value)) return "NaN";
   if (value === 0) return "0";
-  const digits = show.bits === 16 ? 3 : 2;
-  // The smallest code stands for all that is smaller, too.
-  return (code === 1 ? "at most " : "") + (value < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits));
+  return value < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits);
 }
 
 const CLASSES = ["both mask", "both allow", "only the first allows", "only the second allows", "several of these"];

@@ -87,6 +87,17 @@ def test_a_token_shows_where_it_looks_and_who_looks_at_it(opened):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
 
 
+def test_weights_that_are_no_numbers_are_drawn_and_named(opened):
+    page = opened(view(np.array([[np.nan, 0.25, np.inf], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), tokens=list("abc")))
+    page.locator('#lines g[data-side="0"][data-index="1"]').hover()
+    page.locator('#lines g[data-side="0"][data-index="0"]').hover()
+    assert "query 0 “a” → key 0 “a”: weight NaN" in readout(page)
+    drawn = page.locator("#lines path").evaluate_all("each => each.map(path => getComputedStyle(path).stroke)")
+    assert [stroke == "rgb(255, 0, 255)" for stroke in drawn] == [True, False, True]
+    labels = page.locator('#lines g[data-side="1"]').evaluate_all("each => each.map(token => token.ariaLabel)")
+    assert labels == ["key 0 “a”, NaN", "key 1 “b”, 0.250", "key 2 “c”, NaN"]
+
+
 def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
     weights = np.zeros((2, 16, 4))
     weights[0, np.arange(16), np.arange(16) % 4] = 1
