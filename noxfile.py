@@ -216,6 +216,7 @@ def gallery(session):
     pretrained = [model_directory(session), language_model(session)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
         session.run("python", str(script), *(pretrained if script.name == "plot_views.py" else []), env=QUIET)
+    session.run("python", "examples/digits.py", "--plot", str(ROOT / "docs" / "images" / "digits.svg"), env=QUIET)
 
 
 @nox.session(default=False)

@@ -297,7 +297,7 @@ def generate(
 def view(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Weights, or query and key, as npz or safetensors; a second file is compared."),
+        typer.Argument(help="Weights, or query and key, as npz, npy or safetensors; a second file is compared."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="html, png, svg or pdf. By default text is printed.")
@@ -318,6 +318,7 @@ def view(
     head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None,
     sample: Annotated[int, typer.Option(help="Of the batch.")] = 0,
     reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max",
+    exact: Annotated[str | None, typer.Option(help="Queries and keys kept one by one, as 1000:1200,0:300.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="is_causal, of query and key.")] = False,
 ) -> None:
     """Look at weights or at a mask: as one HTML file without network, as a picture, or as text.
@@ -331,12 +332,12 @@ def view(
         output,
         masks=mask or (),
         versus=versus or (),
-        length=length or (64,),
-        rules={"window": window, "offset": offset, "keys": keys, "segments": segments},
-        block=block,
+        length=length or (),
+        rules={"window": window, "offset": offset, "keys": keys, "segments": segments, "block": block},
         tokens=tokens,
         causal=causal,
-        options={"image": image, "prefix": prefix, "heads": head, "sample": sample, "reduction": reduction},
+        options={"image": image, "prefix": prefix, "heads": head, "sample": sample}
+        | {"reduction": reduction, "exact": exact},
     )
 
 

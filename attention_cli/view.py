@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,9 @@ from attention_view import Computed, View, view, view_mask
 __all__ = ["MASKS", "run"]
 
 MASKS = ("causal", "window", "lengths", "segments")
+RULES_OF = {"window": "window", "keys": "lengths", "segments": "segments"}
+"""The mask that reads an option."""
+DEFAULTS: tuple[Any, ...] = ("max", "", 0, None, False, (), [])
 
 
 def run(
@@ -30,7 +36,6 @@ def run(
     versus: Sequence[str],
     length: Sequence[int],
     rules: Mapping[str, Any],
-    block: int | None,
     tokens: Path | None,
     causal: bool,
     options: Mapping[str, Any],
@@ -39,9 +44,15 @@ def run(
     check_file(output)
     if bool(files) == bool(masks):
         raise refusal("expected files of weights, or --mask; got " + ("both" if files else "none"))
+    for_masks = {"versus": versus, "length": length, **rules}
+    for_files = {"tokens": tokens, "causal": causal, **options, "head": options["heads"]}
+    _refuse_unused(for_files if masks else for_masks, "--mask" if masks else "files")
+    for name, rule in RULES_OF.items():
+        if rules[name] and rule not in (*masks, *versus):
+            raise refusal(f"expected --mask {rule} with --{name}; got none")
     try:
         if masks:
-            made = _of_masks(masks, versus, length, rules, block)
+            made = _of_masks(masks, versus, length or (64,), rules)
         else:
             made = _of_files(files, _tokens(tokens), causal, options)
         if output is None:
@@ -55,15 +66,19 @@ def run(
         typer.echo(f"{made.title}: {output} ({output.stat().st_size / 1e6:.1f} MB)")
 
 
-def _of_masks(
-    masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any], block: int | None
-) -> View:
+def _refuse_unused(options: Mapping[str, Any], looked_at: str) -> None:
+    for name, value in options.items():
+        if value not in DEFAULTS and name != "heads":
+            raise refusal(f"expected no --{name} with {looked_at}; got {value}")
+
+
+def _of_masks(masks: Sequence[str], versus: Sequence[str], length: Sequence[int], rules: Mapping[str, Any]) -> View:
     if len(length) not in (1, 2):
         raise ValueError(f"expected --length of queries, and another of keys if it differs; got {len(length)}")
     num_queries, num_keys = length[0], length[-1]
     other = _combined(versus, rules, length) if versus else None
     title = " & ".join(masks) + (f" compared with {' & '.join(versus)}" if versus else "")
-    sizes = None if block is None else (block, block)
+    sizes = None if rules["block"] is None else (rules["block"], rules["block"])
     return view_mask(_combined(masks, rules, length), num_queries, num_keys, other=other, block=sizes, title=title)
 
 
@@ -75,7 +90,7 @@ def _rule(name: str, rules: Mapping[str, Any], length: Sequence[int]) -> Mask:
     """One rule, by its name and the options that it takes."""
     if name == "causal":
         return Causal(offset=rules["offset"])
-    needed = {"window": "window", "lengths": "keys", "segments": "segments"}
+    needed = {rule: option for option, rule in RULES_OF.items()}
     if name not in needed:
         raise ValueError(f"expected a mask out of {', '.join(MASKS)}; got {name!r}")
     number = rules[needed[name]]
@@ -96,25 +111,28 @@ def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping
         raise ValueError(f"expected a file, and another to compare with; got {len(files)}")
     found = [_attention(file, causal) for file in files]
     chosen = {name: value for name, value in options.items() if value is not None}
-    title = " compared with ".join(file.name for file in files)
+    if "exact" in chosen:
+        chosen["exact"] = _window(chosen["exact"])
+    title = " compared with ".join(file.name for file in files).encode(errors="replace").decode()
     return view(found[0], other=found[1] if len(found) == 2 else None, tokens=tokens, title=title, **chosen)
 
 
 def _attention(file: Path, causal: bool) -> Any:
     """The weights of a file, in order of their names; or query and key with mask and bias."""
-    if file.suffix == ".npz":
+    if file.suffix in (".npz", ".npy"):
         try:
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError) as error:
+            with file.open("rb") as opened:
+                found = np.load(opened, allow_pickle=False)
+                arrays = {file.stem: found} if isinstance(found, np.ndarray) else dict(found)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise FileError(f"expected a file of NumPy arrays; got {file}: {error}") from error
     else:
         arrays, _ = load_arrays(file)
     if "query" in arrays and "key" in arrays:
         chosen = {name: arrays[name] for name in ("mask", "bias") if name in arrays}
         return Computed(arrays["query"], arrays["key"], is_causal=causal, **chosen)
-    if causal:
-        raise ValueError(f"expected query and key with --causal; got {', '.join(arrays) or 'no arrays'}")
+    if causal or {"query", "key"} & set(arrays):
+        raise ValueError(f"expected both query and key in {file}; got {', '.join(arrays) or 'no arrays'}")
     if not arrays:
         raise ValueError(f"expected weights, or query and key; got no arrays in {file}")
     return [arrays[name] for name in sorted(arrays, key=_by_number)]
@@ -122,16 +140,28 @@ def _attention(file: Path, causal: bool) -> Any:
 
 def _by_number(name: str) -> list[Any]:
     """Names in the order of the numbers within: layer.2 before layer.10."""
-    words = "".join(each if each.isdigit() else f" {each} " for each in name).split()
-    return [(word.isdigit(), int(word) if word.isdigit() else 0, word) for word in words]
+    words = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(word.isdecimal(), int(word) if word.isdecimal() else 0, word) for word in words]
+
+
+def _window(text: str) -> tuple[slice, slice]:
+    """Queries and keys, such as 1000:1200,0:300."""
+    found = re.fullmatch(r"(\d*):(\d*),(\d*):(\d*)", text)
+    if not found:
+        raise ValueError(f"expected --exact as queries and keys such as 1000:1200,0:300; got {text}")
+    ends = [int(each) if each else None for each in found.groups()]
+    return slice(*ends[:2]), slice(*ends[2:])
 
 
 def _tokens(path: Path | None) -> list[str] | None:
     """The tokens of a file: a list in JSON, or one in each line."""
     if path is None:
         return None
-    text = path.read_text(encoding="utf-8")
-    found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
+    except ValueError as error:
+        raise ValueError(f"expected tokens in {path}: {error}") from error
     if not isinstance(found, list):
         raise ValueError(f"expected a list of tokens in {path}; got {type(found).__name__}")
     return [str(token) for token in found]

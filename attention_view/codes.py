@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Level", "cell_sizes", "decode", "encode", "levels_of", "mean_levels", "share_codes"]
+__all__ = ["Details", "Level", "blocks_of", "cell_sizes", "decode", "encode", "levels_of", "mean_levels", "share_codes"]
 
 DECADES = {8: 6, 16: 12}
 """By bits of a code, how many powers of ten lie below 1: steps of 5.6 %, and of 0.04 %."""
@@ -18,6 +18,21 @@ class Level(NamedTuple):
 
     codes: Any
     block: tuple[int, int]
+
+
+class Details(NamedTuple):
+    """Blocks of the finest level whose numbers are kept one by one, in codes of 16 bits.
+
+    Attributes
+    ----------
+    places : Array of uint32, shape (n,)
+        Which cells: row times columns plus column, ascending.
+    codes : Array of uint16, shape (n, queries, keys)
+        Beyond the end of the map, 0.
+    """
+
+    places: Any
+    codes: Any
 
 
 def encode(values: Any, bits: int, /) -> Any:
@@ -45,11 +60,12 @@ def share_codes(shares: Any, /) -> Any:
 
 
 def levels_of(codes: Any, block: tuple[int, int], combine: Any = np.maximum, /) -> list[Level]:
-    """A map at its finest resolution, and at each half of it down to some 64 rows or columns."""
+    """A map at its finest resolution, and at coarser ones of a quarter of the cells; 64 rows or columns stay apart."""
     levels = [Level(codes, block)]
     while max(codes.shape) > SMALLEST_LEVEL:
-        codes = _halved(_halved(codes, combine).T, combine).T
-        block = (2 * block[0], 2 * block[1])
+        steps = _steps(codes.shape)
+        codes = _joined(_joined(codes, steps[0], combine).T, steps[1], combine).T
+        block = (steps[0] * block[0], steps[1] * block[1])
         levels.append(Level(np.ascontiguousarray(codes), block))
     return levels
 
@@ -58,10 +74,10 @@ def mean_levels(means: Any, bits: int, block: tuple[int, int], lengths: tuple[in
     """The means of blocks as codes, and at each half of their resolution."""
     levels = [Level(encode(means, bits), block)]
     while max(means.shape) > SMALLEST_LEVEL:
-        sums = means * cell_sizes(lengths, block)
-        for axis, size in enumerate(sums.shape):
-            sums = np.add.reduceat(sums, np.arange(0, size, 2), axis=axis)
-        block = (2 * block[0], 2 * block[1])
+        sums, steps = means * cell_sizes(lengths, block), _steps(means.shape)
+        for axis, (size, step) in enumerate(zip(sums.shape, steps, strict=True)):
+            sums = np.add.reduceat(sums, np.arange(0, size, step), axis=axis)
+        block = (steps[0] * block[0], steps[1] * block[1])
         means = sums / cell_sizes(lengths, block)
         levels.append(Level(encode(means, bits), block))
     return levels
@@ -73,7 +89,24 @@ def cell_sizes(lengths: tuple[int, int], block: tuple[int, int], /) -> Any:
     return rows[:, None] * columns
 
 
-def _halved(codes: Any, combine: Any) -> Any:
+def blocks_of(numbers: Any, columns: Any, block: tuple[int, int], /) -> Any:
+    """Codes of the blocks in some columns of cells, (columns, queries, keys), of the numbers in one row of cells."""
+    short = [(0, -size % length) for size, length in zip(numbers.shape, block, strict=True)]
+    padded = np.pad(numbers, short)
+    return encode(padded.reshape(block[0], -1, block[1])[:, columns].swapaxes(0, 1), 16)
+
+
+def _steps(shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many cells along each axis the next level joins."""
+    step = 2 if min(shape) > SMALLEST_LEVEL else 4
+    rows, columns = (step if size > SMALLEST_LEVEL else 1 for size in shape)
+    return rows, columns
+
+
+def _joined(codes: Any, step: int, combine: Any) -> Any:
+    """Each 1, 2 or 4 rows as one."""
+    if step == 1:
+        return codes
     if len(codes) % 2:
         codes = np.concatenate([codes, codes[-1:]])
-    return combine(codes[::2], codes[1::2])
+    return _joined(combine(codes[::2], codes[1::2]), step // 2, combine)

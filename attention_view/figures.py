@@ -11,6 +11,7 @@ import numpy as np
 
 from attention_numpy.writing import write_file
 from attention_view.codes import decode
+from attention_view.model import printable
 
 if TYPE_CHECKING:
     from attention_view.model import Map, View
@@ -29,13 +30,15 @@ def save_figure(view: View, path: Path, options: dict[str, Any]) -> None:
     if kind not in FORMATS:
         raise ValueError(f"expected a file that ends in html, {', '.join(FORMATS)}; got {path.name}")
     held = io.BytesIO()
-    figure(view, **{"layer": None, "head": None, "query": None, "show": None, **options}).savefig(
+    figure(view, **{"layer": None, "head": None, "query": None, "show": None, "smooth": False, **options}).savefig(
         held, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
     )
     write_file(path, held.getvalue())
 
 
-def figure(view: View, *, layer: int | None, head: int | None, query: int | None, show: int | None) -> Any:
+def figure(
+    view: View, *, layer: int | None, head: int | None, query: int | None, show: int | None, smooth: bool
+) -> Any:
     """A map with its scale; of a picture, one query in all heads of a layer."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
@@ -45,7 +48,7 @@ def figure(view: View, *, layer: int | None, head: int | None, query: int | None
         ) from error
     found = view.find(layer=layer, head=head, show=show)
     if view.picture is not None and head is None:
-        return _on_picture(view, found, query, Figure)
+        return _on_picture(view, found, query, "bilinear" if smooth else "nearest", Figure)
     if query is not None:
         raise ValueError("expected a query only with an image and no head; got one")
     drawn = Figure(figsize=(6.4, 5.2), layout="constrained")
@@ -74,14 +77,20 @@ def _draw_map(axes: Any, view: View, found: Map) -> None:
         axes.figure.colorbar(shown, ax=axes, label="absolute difference" if show.kind == "difference" else "weight")
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xlabel="key", ylabel="query")
     of_mask = show.kind in ("class", "share")
-    axes.set_title(view.title if of_mask else f"{view.title}: layer {found.layer}, head {found.head}", fontsize=10)
+    title = _label(view.title, 72)
+    axes.set_title(title if of_mask else f"{title}: layer {found.layer}, head {found.head}", fontsize=10)
     sides = zip((axes.set_yticks, axes.set_xticks), view.tokens, (0, 90), strict=True)
     for set_ticks, tokens, turned in sides:
         if tokens is not None and len(tokens) <= MOST_LABELS:
-            set_ticks(range(len(tokens)), [token.replace("$", r"\$") for token in tokens], rotation=turned, fontsize=8)
+            set_ticks(range(len(tokens)), [_label(token) for token in tokens], rotation=turned, fontsize=8)
 
 
-def _on_picture(view: View, found: Map, query: int | None, make: Any) -> Any:
+def _label(text: str, most: int = 18) -> str:
+    """A text in one line, in which matplotlib reads no formula."""
+    return printable(text, most).replace("$", r"\$")
+
+
+def _on_picture(view: View, found: Map, query: int | None, how: str, make: Any) -> Any:
     """The query on the picture, and in each head the keys that it looks at, as blocks."""
     from matplotlib.image import imread  # noqa: PLC0415 (an extra)
 
@@ -111,6 +120,6 @@ def _on_picture(view: View, found: Map, query: int | None, make: Any) -> Any:
             continue
         row = decode(each.levels[0].codes[at, picture.prefix :], view.shows[each.show].bits)
         colours = "inferno" if view.shows[each.show].kind == "difference" else "viridis"
-        axes.imshow(row.reshape(picture.key_grid), extent=extent, cmap=colours, alpha=0.68, interpolation="nearest")
+        axes.imshow(row.reshape(picture.key_grid), extent=extent, cmap=colours, alpha=0.68, interpolation=how)
         axes.set_title(f"layer {each.layer}, head {each.head}", fontsize=9)
     return drawn

@@ -18,7 +18,7 @@ def page(title: str, payload: bytes) -> str:
     data = base64.b64encode(gzip.compress(payload, 6, mtime=0)).decode()
     library = f"/*! d3, ISC License\n{_read('d3.LICENSE').strip()}\n*/\n{_read('d3.min.js')}"
     pieces = {
-        "title": html.escape(title),
+        "title": _escaped(title),
         "css": _read("page.css"),
         "library": library.replace("</script", "<\\/script"),
         "js": "\n".join(map(_read, SCRIPTS)),
@@ -35,7 +35,12 @@ def page(title: str, payload: bytes) -> str:
 def frame(title: str, text: str) -> str:
     """A page within a notebook."""
     source = html.escape(text)
-    return f'<iframe title="{html.escape(title)}" srcdoc="{source}" style="width:100%;height:720px;border:0"></iframe>'
+    return f'<iframe title="{_escaped(title)}" srcdoc="{source}" style="width:100%;height:720px;border:0"></iframe>'
+
+
+def _escaped(text: str) -> str:
+    """A text as markup; what is no character, such as half of a pair, is a question mark."""
+    return html.escape(text.encode(errors="replace").decode())
 
 
 @cache

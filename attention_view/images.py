@@ -13,17 +13,23 @@ from typing import Any
 import numpy as np
 
 from attention_view.model import Picture
-from attention_view.sources import as_numpy
+from attention_view.sources import as_numpy, whole
 
 __all__ = ["picture_of"]
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+EXIF = 0xE1  # the marker of a segment that may say how a browser turns a JPEG
 Grid = tuple[int, int] | None
 
 
 def picture_of(image: Any, lengths: tuple[int, int], grids: tuple[Grid, Grid], prefix: int) -> Picture:
     """A picture, with rows and columns of its queries and keys."""
     source, size = _read(image) if isinstance(image, str | os.PathLike) else _encoded(as_numpy(image))
+    if 0 in size:
+        raise ValueError(f"expected image of at least one pixel; got {size[0]} × {size[1]}")
+    prefix = whole("prefix", prefix)
+    if not 0 <= prefix < min(lengths):
+        raise ValueError(f"expected prefix in [0, {min(lengths)}); got {prefix}")
     found = [
         _grid(name, grid, length - prefix, size)
         for name, grid, length in zip(("grid", "key_grid"), grids, lengths, strict=True)
@@ -33,9 +39,10 @@ def picture_of(image: Any, lengths: tuple[int, int], grids: tuple[Grid, Grid], p
 
 def _grid(name: str, grid: Grid, count: int, size: tuple[int, int]) -> tuple[int, int]:
     if grid is not None:
-        if math.prod(grid) != count:
-            raise ValueError(f"expected {name} of {count} patches; got {grid[0]} × {grid[1]}")
-        return grid[0], grid[1]
+        sides = [whole(name, each) for each in grid]
+        if len(sides) != 2 or min(sides) < 1 or math.prod(sides) != count:
+            raise ValueError(f"expected {name} of {count} patches; got {' × '.join(map(str, sides))}")
+        return sides[0], sides[1]
     rows = math.isqrt(max(0, count * size[0] // max(1, size[1])))
     near = [each for each in (rows, rows + 1) if each and count % each == 0 and _is_alike(each, count // each, size)]
     if not near:
@@ -58,7 +65,7 @@ def _encoded(pixels: Any) -> tuple[str, tuple[int, int]]:
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     height, width, channels = pixels.shape
     kind = {1: 0, 3: 2, 4: 6}[channels]
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, width * channels)], axis=1)
     parts = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)),
         (b"IDAT", zlib.compress(lines.tobytes(), 9)),
@@ -71,17 +78,18 @@ def _encoded(pixels: Any) -> tuple[str, tuple[int, int]]:
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[str, tuple[int, int]]:
-    """A file of PNG or JPEG, as it is."""
+    """A file of PNG or JPEG. Its pixels stay as they are stored, as a model reads them: a note to turn them is cut."""
     data = Path(path).read_bytes()
-    if data.startswith(SIGNATURE):
+    if data.startswith(SIGNATURE) and len(data) >= 24:
         width, height = struct.unpack(">II", data[16:24])
         return _address("png", data), (height, width)
-    at = 2
+    at, kept = 2, [data[:2]]
     while data.startswith(b"\xff\xd8") and at + 9 < len(data):
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = struct.unpack(">HH", data[at + 5 : at + 9])
-            return _address("jpeg", data), (height, width)
+            return _address("jpeg", b"".join((*kept, data[at:]))), (height, width)
+        kept += [data[at : at + 2 + length]] * (marker != EXIF)
         at += 2 + length
     raise ValueError(f"expected an image of PNG or JPEG; got {Path(path).name}")
 

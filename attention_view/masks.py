@@ -11,12 +11,13 @@ from attention_core.backend import get_backend
 from attention_core.masks import Given, Mask, Positions, Spans
 from attention_view.codes import Level, levels_of, share_codes
 from attention_view.model import Map, Show, View
-from attention_view.sources import as_numpy
+from attention_view.sources import as_numpy, whole
 
 __all__ = ["CLASSES", "view_mask"]
 
 CLASSES = ("both mask", "both allow", "only the first allows", "only the second allows", "several of these")
 MOST_ROWS = 1024
+MOST_BLOCKS = 2**20
 OPEN_AXES = (None,) * 8  # axes before the heads, of which nothing is known
 SKIPPED, PARTIAL, FULL = 0, 1, 2
 
@@ -67,6 +68,9 @@ def view_mask(
     for name, length in (("num_queries", num_queries), ("num_keys", num_keys)):
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ValueError(f"expected {name} as a positive integer; got {length!r}")
+    for name, index in (("head", head), ("sample", sample)):
+        if whole(name, index) < 0:
+            raise ValueError(f"expected {name} of at least 0; got {index}")
     rules = [_rule(each) for each in (mask, *(() if other is None else (other,)))]
     for rule in rules:
         rule.check((*OPEN_AXES, None, *lengths))
@@ -84,13 +88,23 @@ def view_mask(
         maps.append(Map(0, 0, 2, levels_of(classes, cell, _merged)))
         notes.append("The masks are the same." if classes.max() <= 1 else "The masks differ.")
     tuning = get_backend("numpy").tuning
-    sizes = block or (min(num_queries, tuning.queries, tuning.keys), min(num_keys, tuning.keys))
+    sizes = (
+        _pair(block)
+        if block is not None
+        else (min(num_queries, tuning.queries, tuning.keys), min(num_keys, tuning.keys))
+    )
     kinds = _blocks(rules[0], lengths, sizes, (head, sample))
     notes.append(
         f"Of {kinds.size} blocks of {sizes[0]} × {sizes[1]}, {int((kinds == SKIPPED).sum())} are skipped, and "
         f"{int((kinds == FULL).sum())} need no mask."
     )
     return View(title, lengths, shows, maps, blocks=Level(kinds, sizes), notes=notes)
+
+
+def _pair(block: Any) -> tuple[int, int]:
+    if not isinstance(block, tuple | list) or len(block) != 2:
+        raise TypeError(f"expected block as (queries, keys); got {block!r}")
+    return whole("block", block[0]), whole("block", block[1])
 
 
 def _rule(mask: Any) -> Mask:
@@ -116,8 +130,10 @@ def _of_one(found: Any, at: tuple[int, int], shape: tuple[int, int]) -> Any:
     found = np.asarray(found)
     if found.ndim > 2:
         found = found.reshape(-1, *found.shape[-3:])
-        found = found[min(sample, len(found) - 1)]
-        found = found[min(head, len(found) - 1)]
+        for name, index in (("sample", sample), ("head", head)):
+            if index >= len(found) != 1:
+                raise ValueError(f"expected {name} in [0, {len(found)}); got {index}")
+            found = found[min(index, len(found) - 1)]
     return np.broadcast_to(found, shape)
 
 
@@ -163,6 +179,11 @@ def _blocks(rule: Mask, lengths: tuple[int, int], sizes: tuple[int, int], at: tu
     """Which blocks are skipped, masked in part, or allowed as a whole, as far as the rule says."""
     if min(sizes) < 1:
         raise ValueError(f"expected block of positive numbers; got {sizes}")
+    count = math.prod(-(-length // size) for length, size in zip(lengths, sizes, strict=True))
+    if count > MOST_BLOCKS:
+        raise ValueError(
+            f"expected block so large that there are at most {MOST_BLOCKS}; got {sizes}, which are {count}"
+        )
     firsts = [np.arange(0, length, size, dtype=np.int32) for length, size in zip(lengths, sizes, strict=True)]
     lasts = [
         np.minimum(first + (size - 1), length - 1).astype(np.int32)

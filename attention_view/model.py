@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attention_numpy.writing import write_file
-from attention_view.codes import Level
+from attention_view.codes import Details, Level
 from attention_view.html import frame, page
 
-__all__ = ["Map", "Picture", "Show", "View"]
+__all__ = ["Map", "Picture", "Show", "View", "printable"]
 
 
 class Show(NamedTuple):
@@ -35,12 +35,13 @@ class Show(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A map of one head of one layer, finest level first."""
+    """A map of one head of one layer, finest level first, and blocks of it that are kept one by one."""
 
     layer: int
     head: int
     show: int
     levels: Sequence[Level]
+    details: Details | None = None
 
 
 class Picture(NamedTuple):
@@ -99,7 +100,13 @@ class View:
         return page(self.title, self.payload())
 
     def figure(
-        self, *, layer: int | None = None, head: int | None = None, query: int | None = None, show: int | None = None
+        self,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int | None = None,
+        show: int | None = None,
+        smooth: bool = False,
     ) -> Any:
         """Draw a layer and head by matplotlib; of a picture, one query in all heads of the layer.
 
@@ -111,6 +118,8 @@ class View:
             Of a picture, by default that in the middle.
         show : int, optional
             Of a comparison, 0, 1 or 2: first, second or difference. By default the last.
+        smooth : bool
+            Whether keys on a picture run into each other. By default each is a block.
 
         Returns
         -------
@@ -118,7 +127,7 @@ class View:
         """
         from attention_view.figures import figure  # noqa: PLC0415 (matplotlib is an extra)
 
-        return figure(self, layer=layer, head=head, query=query, show=show)
+        return figure(self, layer=layer, head=head, query=query, show=show, smooth=smooth)
 
     def find(self, *, layer: int | None = None, head: int | None = None, show: int | None = None) -> Map:
         """The map of a layer, head and show; by default the first layer and head, and the last show."""
@@ -138,6 +147,7 @@ class View:
             "shows": [show._asdict() for show in self.shows],
             "maps": [
                 {"layer": each.layer, "head": each.head, "show": each.show, "levels": [*_placed(each.levels, chunks)]}
+                | {"details": each.details and _placed_details(each.details, chunks)}
                 for each in self.maps
             ],
             "tokens": self.tokens,
@@ -147,7 +157,7 @@ class View:
             "notes": self.notes,
             "reduction": self.reduction,
         }
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
         text += b" " * (-len(text) % 4)
         return len(text).to_bytes(4, "little") + text + b"".join(chunks)
 
@@ -163,9 +173,26 @@ class View:
         return frame(self.title, self.html())
 
 
+def printable(text: str, most: int, /) -> str:
+    """A text in one line without control characters, of some characters at most."""
+    text = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _placed(levels: Sequence[Level], chunks: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Append codes to chunks of two bytes each or a multiple, and say where they stand."""
+    """Append codes to chunks, and say where they stand."""
     for codes, block in levels:
-        data = codes.tobytes()
-        yield {"rows": codes.shape[0], "columns": codes.shape[1], "block": block, "at": sum(map(len, chunks))}
-        chunks.append(data + b"\0" * (len(data) % 2))
+        yield {"rows": codes.shape[0], "columns": codes.shape[1], "block": block, "at": _appended(codes, chunks)}
+
+
+def _placed_details(details: Details, chunks: list[bytes]) -> dict[str, int]:
+    places, codes = details
+    return {"count": len(places), "places": _appended(places, chunks), "at": _appended(codes, chunks)}
+
+
+def _appended(codes: Any, chunks: list[bytes]) -> int:
+    """Append an array to chunks of four bytes each or a multiple; where it stands."""
+    data = codes.tobytes()
+    at = sum(map(len, chunks))
+    chunks.append(data + b"\0" * (-len(data) % 4))
+    return at

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from attention_core import attention_weights
 from attention_core.backend import available_backends, get_backend
 from attention_view.codes import cell_sizes
 
-__all__ = ["Computed", "Source", "as_numpy", "sources_of"]
+__all__ = ["Computed", "Source", "as_numpy", "reduced", "sources_of", "whole"]
 
 SCORES_AT_ONCE = 2**22
 
@@ -41,17 +43,24 @@ class Source:
 
     def __init__(self, attention: Any, sample: int, heads: Sequence[int] | None, /) -> None:
         self._computes = all(hasattr(attention, name) for name in ("weights", "query", "key"))
-        self._sample, self._heads = sample, None if heads is None else list(heads)
+        sample = whole("sample", sample)
+        self._sample, self._heads = sample, None if heads is None else [whole("heads", head) for head in heads]
         self._held = attention if self._computes else _of_sample(as_numpy(attention), sample)
         if self._computes:
-            *_, count, self.rows, _ = attention.query.shape
-            self.columns = attention.key.shape[-2]
+            shapes: list[tuple[int, ...]] = [getattr(each, "shape", ()) for each in (attention.query, attention.key)]
+            if min(map(len, shapes)) < 3:
+                raise ValueError(f"expected query and key (..., heads, length, D); got {shapes[0]} and {shapes[1]}")
+            (count, self.rows, _), self.columns = shapes[0][-3:], shapes[1][-2]
         else:
             count, self.rows, self.columns = self._held.shape
         for head in self._heads or ():
             if not -count <= head < count:
                 raise ValueError(f"expected heads in [{-count}, {count}); got {head}")
         self.heads = [head % count for head in (range(count) if self._heads is None else self._heads)]
+        if 0 in (count, self.rows, self.columns):
+            raise ValueError(f"expected at least one head, query and key; got {(count, self.rows, self.columns)}")
+        if not self.heads or len(set(self.heads)) < len(self.heads):
+            raise ValueError(f"expected at least one head, and each once; got {self.heads}")
         if not self._computes:
             self._held = self._held[self.heads]
             _check_weights(self._held)
@@ -63,32 +72,39 @@ class Source:
         found = as_numpy(self._held.weights(queries=slice(queries.start, queries.stop), heads=self._heads))
         return _of_sample(found, self._sample)
 
-    def reduced(self, block: tuple[int, int], reduction: str) -> Any:
-        """The largest weight or the mean of each block of queries × keys, (H, rows, columns)."""
-        if block == (1, 1):
-            return self.some(range(self.rows))
-        return reduced(self.some, (len(self.heads), self.rows, self.columns), block, reduction)
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """H, M, N."""
+        return len(self.heads), self.rows, self.columns
 
 
-def reduced(some: Any, shape: tuple[int, int, int], block: tuple[int, int], reduction: str) -> Any:
-    """The largest number or the mean of each block, of a function that gives (H, queries, N) of some queries.
+def reduced(some: Any, shape: tuple[int, int, int], block: tuple[int, int], reduction: str, keep: Any = None) -> Any:
+    """The largest number or the mean of each block, (H, rows, columns), of a function that gives (H, queries, N).
 
-    NaN is the largest. Some 4 million numbers are held at a time, as far as one row of all heads is no more.
+    NaN is the largest. Some 4 million numbers are held at a time, as far as one row of all heads is no more. Where
+    these have whole blocks, `keep` is given the first row of cells, the cells, and the numbers.
     """
+    if block == (1, 1):
+        return some(range(shape[1]))
     heads, rows, columns = shape
     combine, first_value = (np.add, 0.0) if reduction == "mean" else (np.maximum, -np.inf)
     starts = np.arange(0, columns, block[1])
     at_once = max(1, SCORES_AT_ONCE // (heads * columns))
+    at_once = at_once // block[0] * block[0] or at_once  # whole blocks, as far as they are no more than is held
+    sizes = cell_sizes((rows, columns), block) if reduction == "mean" else None
     found = np.full((heads, -(-rows // block[0]), len(starts)), first_value)
     for first in range(0, rows, at_once):
         queries = range(first, min(first + at_once, rows))
-        numbers = combine.reduceat(some(queries), starts, axis=-1, dtype=found.dtype)
+        held = some(queries)
+        numbers = combine.reduceat(held, starts, axis=-1, dtype=found.dtype)
         cells = np.arange(queries.start, queries.stop) // block[0]
         new = np.flatnonzero(np.diff(cells, prepend=-1))
         numbers = combine.reduceat(numbers, new, axis=-2)
         within = slice(int(cells[0]), int(cells[-1]) + 1)
         found[:, within] = combine(found[:, within], numbers)
-    return found / cell_sizes((rows, columns), block) if reduction == "mean" else found
+        if keep is not None and at_once % block[0] == 0:
+            keep(within.start, found[:, within] if sizes is None else found[:, within] / sizes[within], held)
+    return found if sizes is None else found / sizes
 
 
 def sources_of(attention: Any, sample: int, heads: Sequence[int] | None) -> list[Source]:
@@ -100,9 +116,15 @@ def sources_of(attention: Any, sample: int, heads: Sequence[int] | None) -> list
     lengths = {(each.rows, each.columns) for each in sources}
     if len(lengths) > 1:
         raise ValueError(f"expected layers of the same lengths; got {sorted(lengths)}")
-    if 0 in (sources[0].rows, sources[0].columns):
-        raise ValueError("expected at least one query and one key; got none")
     return sources
+
+
+def whole(name: str, number: Any) -> int:
+    """An integer, or a refusal."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"expected {name} of integers; got {number!r}") from None
 
 
 def as_numpy(array: Any) -> Any:
@@ -118,7 +140,7 @@ def _of_sample(weights: Any, sample: int) -> Any:
     if weights.ndim < 2:
         raise ValueError(f"expected weights (..., heads, queries, keys); got {weights.shape}")
     weights = weights[None] if weights.ndim == 2 else weights
-    samples = weights.reshape(-1, *weights.shape[-3:])
+    samples = weights.reshape(math.prod(weights.shape[:-3]), *weights.shape[-3:])
     if not -len(samples) <= sample < len(samples):
         raise ValueError(f"expected sample in [0, {len(samples)}); got {sample}")
     return samples[sample]

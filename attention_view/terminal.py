@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attention_view.codes import decode
+from attention_view.model import printable
 
 if TYPE_CHECKING:
     from attention_view.model import View
@@ -17,7 +18,7 @@ __all__ = ["text_of"]
 SHADES = "·░▒▓█"
 CLASSES = "·█12?"
 MOST_ROWS, MOST_COLUMNS = 32, 64
-LONGEST_TOKEN = 12
+LONGEST_TOKEN, LONGEST_TITLE = 12, 200
 
 
 def text_of(view: View) -> str:
@@ -37,13 +38,14 @@ def text_of(view: View) -> str:
         lines = _lines(drawn)
     tokens = view.tokens[0]
     if tokens is not None and len(lines) == len(tokens):
-        width = min(LONGEST_TOKEN, max(map(len, tokens)))
-        lines = [f"{token[:width]:>{width}} {line}" for token, line in zip(tokens, lines, strict=True)]
+        names = [printable(token, LONGEST_TOKEN) for token in tokens]
+        width = max(map(len, names))
+        lines = [f"{name:>{width}} {line}" for name, line in zip(names, lines, strict=True)]
     return "\n".join([_title(view, found), *lines])
 
 
 def _title(view: View, found: Any) -> str:
-    told = f"{view.title}: {view.lengths[0]} queries × {view.lengths[1]} keys"
+    told = f"{printable(view.title, LONGEST_TITLE)}: {view.lengths[0]} queries × {view.lengths[1]} keys"
     if view.shows[found.show].kind in ("share", "class"):
         return f"{told}, {view.notes[0].partition(': ')[2].partition(', ')[0]}" if len(view.shows) == 1 else told
     return f"{told}, layer {found.layer}, head {found.head}, {view.shows[found.show].name}"

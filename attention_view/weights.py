@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from attention_view.codes import DECADES, encode, levels_of, mean_levels
+from attention_view.details import DETAIL_CODES, Kept, cells_of_window
 from attention_view.images import picture_of
 from attention_view.model import Map, Show, View
 from attention_view.sources import Source, reduced, sources_of
@@ -22,7 +24,7 @@ EXACT_CODES = 2**22
 MOST_CODES = 2**23
 """Of more, one number of each block is kept, in blocks so large that there are no more than this."""
 MOST_ROWS = 2048
-SPECIAL = frozenset({"[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<|endoftext|>"})
+SPECIAL = re.compile(r"\[(CLS|SEP|PAD)\]|</?s>|<(pad|bos|eos)>|<\|[^|]*\|>")
 
 
 def view(
@@ -40,12 +42,13 @@ def view(
     sample: int = 0,
     heads: Sequence[int] | None = None,
     reduction: str = "max",
+    exact: tuple[slice, slice] | None = None,
     title: str = "Attention",
 ) -> View:
     """Make a view of weights: of one layer or several, of text, of a picture, or of a long sequence.
 
-    Long sequences are kept as the largest weight or the mean of each block, at several resolutions. Recorded calls and
-    `Computed` compute these without M × N numbers at a time.
+    Long sequences are kept as the largest weight or the mean of each block, at several resolutions; some blocks are
+    also kept weight by weight. Recorded calls and `Computed` compute these without M × N numbers at a time.
 
     Parameters
     ----------
@@ -69,6 +72,9 @@ def view(
         By default all.
     reduction : {"max", "mean"}
         What a cell shows that stands for several weights: the largest, or their mean.
+    exact : tuple of slice, optional
+        Queries and keys of a long sequence whose blocks are kept weight by weight, up to 2 million weights in all. By
+        default, these are blocks with the largest cells, as many for every query.
     title : str
 
     Returns
@@ -93,31 +99,40 @@ def view(
     lengths = (sources[0].rows, sources[0].columns)
     _check_other(sources, others)
     named = _tokens(tokens, key_tokens, lengths)
-    shows_count = 1 if others is None else 3
-    bits, block = _resolution(lengths, shows_count * sum(len(each.heads) for each in sources))
+    count = (1 if others is None else 3) * sum(len(each.heads) for each in sources)
+    bits, block = _resolution(lengths, count)
     if image is not None and block != (1, 1):
-        limit = f"at most {MOST_CODES} weights and {MOST_ROWS} positions"
+        limit = f"at most {MOST_CODES} weights with an image"
         raise ValueError(
-            f"expected {limit} with an image; got {lengths[0]} × {lengths[1]}: choose heads, or downsample"
+            f"expected {limit}; got {count} maps of {lengths[0]} × {lengths[1]}: choose heads, or downsample"
         )
+    window = None if exact is None or block == (1, 1) else cells_of_window(exact, lengths, block, count)
+    per_row = DETAIL_CODES // (count * -(-lengths[0] // block[0]) * math.prod(block))
     maps: list[Map] = []
 
-    def add(layer: int, show: int, found: Any) -> None:
-        for head, each in zip(sources[layer].heads, found, strict=True):
+    def add(layer: int, show: int, some: Any) -> None:
+        kept = None if block == (1, 1) else Kept(block, lengths, per_row)
+        found = reduced(some, sources[layer].shape, block, reduction, kept if window is None else None)
+        if kept is not None and window is not None:
+            kept.add_window(some, *window)
+        details = kept.details(len(found)) if kept is not None else [None] * len(found)
+        for head, each, some_blocks in zip(sources[layer].heads, found, details, strict=True):
             mean = reduction == "mean"
             levels = mean_levels(each, bits, block, lengths) if mean else levels_of(encode(each, bits), block)
-            maps.append(Map(layer, head, show, levels))
+            maps.append(Map(layer, head, show, levels, some_blocks))
 
     for layer, source in enumerate(sources):
-        add(layer, 0, source.reduced(block, reduction))
+        add(layer, 0, source.some)
         if others is not None:
-            second = others[layer]
-            add(layer, 1, second.reduced(block, reduction))
-            add(layer, 2, _difference(source, second, block, reduction))
+            add(layer, 1, others[layer].some)
+            add(layer, 2, _difference(source, others[layer]))
     names = ["weights"] if others is None else ["first", "second", "difference"]
     shows = [Show(name, "difference" if name == "difference" else "weights", bits, DECADES[bits]) for name in names]
     kind = "mean" if reduction == "mean" else "largest"
     notes = [] if block == (1, 1) else [f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights."]
+    if any(each.details is not None and len(each.details.places) for each in maps):
+        told = "those with the largest" if exact is None else f"queries {_told(exact[0])} and keys {_told(exact[1])}"
+        notes.append(f"Some blocks show each weight when zoomed in: {told}.")
     picture = None
     if image is not None:
         picture = picture_of(image, lengths, (grid, key_grid), prefix)
@@ -125,24 +140,31 @@ def view(
     return View(title, lengths, shows, maps, named, dimmed, picture, notes=notes, reduction=reduction)
 
 
-def _difference(first: Source, second: Source, block: tuple[int, int], reduction: str) -> Any:
-    """The largest absolute difference or the mean in each block; NaN in one alone is NaN, in both no difference."""
+def _told(chosen: slice) -> str:
+    return f"{'' if chosen.start is None else chosen.start}:{'' if chosen.stop is None else chosen.stop}"
+
+
+def _difference(first: Source, second: Source) -> Any:
+    """A function that gives absolute differences; NaN in one alone is NaN, in both no difference."""
 
     def some(queries: range) -> Any:
         pair = [each.some(queries).astype(np.float64) for each in (first, second)]
         both = np.isnan(pair[0]) & np.isnan(pair[1])
         return np.where(both, 0.0, abs(pair[0] - pair[1]))
 
-    return reduced(some, (len(first.heads), first.rows, first.columns), block, reduction)
+    return some
 
 
 def _resolution(lengths: tuple[int, int], count: int) -> tuple[int, tuple[int, int]]:
     """Bits of a code, and the block of queries × keys behind each code of the finest level."""
     codes = lengths[0] * lengths[1] * count
-    if codes <= EXACT_CODES and max(lengths) <= MOST_ROWS:
-        return 16, (1, 1)
-    factor = max(1, math.ceil(max(lengths) / MOST_ROWS), math.ceil(math.sqrt(codes / MOST_CODES)))
-    return 8, (min(factor, lengths[0]), min(factor, lengths[1]))
+    if codes <= MOST_CODES:
+        return 16 if codes <= EXACT_CODES else 8, (1, 1)
+    sizes = [-(-length // MOST_ROWS) for length in lengths]
+    cells = count * math.prod(-(-length // size) for length, size in zip(lengths, sizes, strict=True))
+    more = math.sqrt(max(1, cells / MOST_CODES))
+    rows, columns = (min(length, math.ceil(size * more)) for length, size in zip(lengths, sizes, strict=True))
+    return 8, (rows, columns)
 
 
 def _check_other(sources: list[Source], others: list[Source] | None) -> None:
@@ -157,7 +179,7 @@ def _tokens(first: Any, second: Any, lengths: tuple[int, int]) -> tuple[Sequence
     if second is None and lengths[0] == lengths[1]:
         second = first
     for name, found, length in (("tokens", first, lengths[0]), ("key_tokens", second, lengths[1])):
-        if isinstance(found, str | os.PathLike):
+        if isinstance(found, str | os.PathLike) or not (found is None or hasattr(found, "__len__")):
             raise TypeError(f"expected {name} as a sequence of str; got a {type(found).__name__}")
         if found is not None and len(found) != length:
             raise ValueError(f"expected {length} {name}, one for each; got {len(found)}")
@@ -166,7 +188,7 @@ def _tokens(first: Any, second: Any, lengths: tuple[int, int]) -> tuple[Sequence
 
 
 def _dimmed(tokens: Any, padding: Any, lengths: tuple[int, int]) -> tuple[Sequence[int], Sequence[int]]:
-    found = [{i for i, token in enumerate(each or ()) if token in SPECIAL} for each in tokens]
+    found = [{i for i, token in enumerate(each or ()) if SPECIAL.fullmatch(token)} for each in tokens]
     if padding is not None:
         flags = np.asarray(padding)
         if flags.dtype != np.bool_ or flags.shape != (lengths[1],):

@@ -46,7 +46,12 @@ def main():
         page.mouse.down()
         panned = frames(page, lambda step: page.mouse.move(x + 100 * np.sin(step / 5), y + 100 * np.cos(step / 5)))
         page.mouse.up()
-        print(f"{zoomed:.0f} frames a second zoomed, {panned:.0f} panned")
+        while not page.evaluate("isClose()"):
+            page.mouse.wheel(0, -100)
+        page.mouse.down()
+        closely = frames(page, lambda step: page.mouse.move(x + 100 * np.sin(step / 5), y + 100 * np.cos(step / 5)))
+        page.mouse.up()
+        print(f"{zoomed:.0f} frames a second zoomed, {panned:.0f} panned, {closely:.0f} panned over single weights")
         browser.close()
 
 

@@ -246,6 +246,7 @@ def plot(runs: dict[str, dict[str, Run]], path: str) -> None:
     """Draw the losses of all frameworks, and how far they are from those of the first."""
     import matplotlib.pyplot as plt
 
+    plt.rcParams["svg.hashsalt"] = "attention-core"  # the same names in the file each time
     figure, axes = plt.subplots(2, len(runs), figsize=(11, 6), sharex=True, squeeze=False, layout="constrained")
     styles = {
         "torch": {"lw": 5, "alpha": 0.35},

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from attention_core._attention.call import Call
 from attention_core._backend import is_concrete
 
-RECORDERS: list[Callable[[Call], None]] = []
-"""Functions that are given every call; none unless something records."""
+
+class Recorders(threading.local):
+    """Functions that are given every call of this thread; none unless something records."""
+
+    def __init__(self) -> None:
+        self.all: list[Callable[[Call], None]] = []
+
+
+RECORDERS = Recorders()
 
 
 def record(call: Call) -> None:
@@ -21,5 +29,5 @@ def record(call: Call) -> None:
     """
     if not all(map(is_concrete, (call.query, call.key))):
         raise ValueError("expected eager calls while attention is recorded; got one that is traced or compiled")
-    for give in RECORDERS:
+    for give in RECORDERS.all:
         give(call)

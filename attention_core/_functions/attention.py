@@ -152,7 +152,7 @@ def scaled_dot_product_attention(
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
     """Run a call, and round output and weights to the dtype of the query."""
-    if RECORDERS:
+    if RECORDERS.all:
         record(call)
     result, dtype, xp = attend(call, implementation, weights=weights, logsumexp=logsumexp), call.query.dtype, call.xp
     return Attention(

@@ -208,7 +208,7 @@ def record_attention() -> Iterator[Sequence[RecordedAttention]]:
     """Record all calls of attention within a ``with`` statement: of functions, layers, and models that contain them.
 
     Calls compute what they would compute otherwise. A record keeps query, key, mask and bias of its call, and computes
-    weights when it is asked.
+    weights when it is asked. Calls of other threads are not recorded.
 
     Yields
     ------
@@ -237,11 +237,11 @@ def record_attention() -> Iterator[Sequence[RecordedAttention]]:
     def note(call: Call) -> None:
         records.append(RecordedAttention(call))
 
-    RECORDERS.append(note)
+    RECORDERS.all.append(note)
     try:
         yield records
     finally:
-        RECORDERS.remove(note)
+        RECORDERS.all.remove(note)
 
 
 def _checked_map(call: Call, shape: Any, reduction: Any) -> Array:

@@ -20,6 +20,7 @@ async function load() {
   data.index = new Map();
   for (const map of data.maps) {
     for (const level of map.levels) level.codes = codesOf(level, data.shows[map.show].bits);
+    if (map.details) readDetails(map, bytes, 4 + length);
     data.index.set(`${map.layer}/${map.head}/${map.show}`, map);
   }
   if (data.blocks) data.blocks.codes = codesOf(data.blocks, 8);
@@ -29,10 +30,21 @@ async function load() {
   state.head = data.heads[0];
 }
 
+// Blocks of which each weight is kept: where the codes of a cell start.
+function readDetails(map, bytes, start) {
+  const { count, places, at } = map.details;
+  const size = map.levels[0].block[0] * map.levels[0].block[1];
+  map.details.codes = new Uint16Array(bytes, start + at, count * size);
+  map.details.starts = new Map();
+  new Uint32Array(bytes, start + places, count).forEach((place, i) => map.details.starts.set(place, i * size));
+}
+
 const mapOf = (layer, head, show) => data.index.get(`${layer}/${head}/${show}`);
 const chosen = () => mapOf(state.layer, state.head, state.show);
 const showOf = () => data.shows[state.show];
 const isExact = () => chosen().levels[0].block[0] === 1 && chosen().levels[0].block[1] === 1;
+// How the codes of single weights are read where cells stand for several.
+const FINE = { bits: 16, decades: 12 };
 
 function valueOf(code, show) {
   if (show.kind === "class") return code;
@@ -46,9 +58,14 @@ function told(code, show) {
   if (show.kind === "class") return CLASSES[code];
   const value = valueOf(code, show);
   if (show.kind === "share") return value === 0 ? "masked" : value === 1 ? "allowed" : `${Math.round(100 * value)} % allowed`;
+  // The smallest code stands for all that is smaller, too.
+  return (code === 1 ? "at most " : "") + written(value, show.bits === 16 ? 3 : 2);
+}
+
+// A number to so many digits.
+function written(value, digits) {
   if (Number.isNaN(value)) return "NaN";
   if (value === 0) return "0";
-  const digits = show.bits === 16 ? 3 : 2;
   return value < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits);
 }
 
@@ -57,15 +74,15 @@ const CLASS_COLOURS = [null, "#9aa5b1", "#0072b2", "#d55e00", "#cc79a7"];
 
 // Colours of all codes of a show as bytes, computed once. Code 0 is transparent: the hatch is seen behind it.
 const tables = new Map();
-function coloursOf(showIndex) {
-  const key = `${showIndex}/${state.scale}`;
+function coloursOf(showIndex, fine) {
+  const key = `${showIndex}/${state.scale}/${Boolean(fine)}`;
   if (tables.has(key)) return tables.get(key);
-  const show = data.shows[showIndex];
+  const show = fine ? { ...data.shows[showIndex], ...FINE } : data.shows[showIndex];
   const count = 2 ** show.bits;
   const table = new Uint32Array(count);
   const cache = new Map();
   for (let code = 1; code < count; code++) {
-    const at = Math.round(255 * position(code, show));
+    const at = Math.round(255 * position(code, show, data.shows[showIndex]));
     if (!cache.has(at)) cache.set(at, d3.rgb((show.kind === "difference" ? d3.interpolateInferno : d3.interpolateViridis)(at / 255)));
     let colour = cache.get(at);
     if (show.kind === "class") colour = d3.rgb(CLASS_COLOURS[code] || "#000");
@@ -77,12 +94,14 @@ function coloursOf(showIndex) {
   return table;
 }
 
-// Where a code stands between 0 and 1 on the scale of colours.
-function position(code, show) {
+// Where a code stands between 0 and 1 on the scale of colours, which is that of the cells also for single weights.
+function position(code, show, scale) {
   if (show.kind === "class" || show.kind === "share") return code / 255;
-  if (state.scale === "log") return Math.min(1, code / topOf(show));
-  const value = valueOf(code, show) / valueOf(topOf(show), show);
-  return Number.isNaN(value) ? 1 : Math.min(1, value);
+  const [value, top] = [valueOf(code, show), valueOf(topOf(scale), scale)];
+  if (Number.isNaN(value)) return 1;
+  if (state.scale !== "log") return Math.min(1, value / top);
+  const decades = Math.log10(top) + scale.decades;
+  return decades > 0 ? Math.max(0, Math.min(1, (Math.log10(value) + scale.decades) / decades)) : 1;
 }
 
 // The code of the brightest colour: 1 for weights, and the largest of all differences.
@@ -99,29 +118,55 @@ function topOf(show) {
   return show.top;
 }
 
-// A level as an image of one pixel for each cell; the few that were used last are kept.
-const images = new Map();
-function imageOf(map, level) {
-  const key = `${map.layer}/${map.head}/${map.show}/${state.scale}/${level.at}`;
-  let canvas = images.get(key);
-  if (canvas) return canvas;
-  canvas = document.createElement("canvas");
-  canvas.width = level.columns;
-  canvas.height = level.rows;
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(level.columns, level.rows);
-  const pixels = new Uint32Array(image.data.buffer);
-  const table = coloursOf(map.show);
-  for (let i = 0; i < pixels.length; i++) pixels[i] = table[level.codes[i]];
-  context.putImageData(image, 0, 0);
-  images.set(key, canvas);
-  if (images.size > 400) images.delete(images.keys().next().value);
-  return canvas;
+// Some cells of a level as an image, one pixel each.
+const held = document.createElement("canvas");
+function imageOf(map, level, rows, columns) {
+  const [width, height] = [columns[1] - columns[0], rows[1] - rows[0]];
+  return painted(width, height, (pixels) => {
+    const table = coloursOf(map.show);
+    for (let i = 0, at = 0; i < height; i++) {
+      const start = (rows[0] + i) * level.columns + columns[0];
+      for (let j = 0; j < width; j++) pixels[at++] = table[level.codes[start + j]];
+    }
+  });
 }
 
+// Some weights as an image, one pixel each: single ones where they are kept, else the colour of their cell.
+function imageOfWeights(map, rows, columns) {
+  const { block, columns: across, codes } = map.levels[0];
+  const [width, height] = [columns[1] - columns[0], rows[1] - rows[0]];
+  return painted(width, height, (pixels) => {
+    const [table, fine] = [coloursOf(map.show), coloursOf(map.show, true)];
+    for (let i = 0, at = 0; i < height; i++) {
+      const row = rows[0] + i;
+      for (let column = columns[0]; column < columns[1]; ) {
+        const place = Math.floor(row / block[0]) * across + Math.floor(column / block[1]);
+        const end = Math.min(columns[1], (Math.floor(column / block[1]) + 1) * block[1]);
+        const start = map.details.starts.get(place);
+        const first = start + (row % block[0]) * block[1];
+        for (; column < end; column++) pixels[at++] = start === undefined ? table[codes[place]] : fine[map.details.codes[first + (column % block[1])]];
+      }
+    }
+  });
+}
+
+function painted(width, height, paint) {
+  held.width = width;
+  held.height = height;
+  const context = held.getContext("2d");
+  const image = context.createImageData(width, height);
+  paint(new Uint32Array(image.data.buffer));
+  context.putImageData(image, 0, 0);
+  return held;
+}
+
+// The code of a pair, how it is read, and whether it is of this pair alone.
 function codeAt(map, row, column) {
-  const level = map.levels[0];
-  return level.codes[Math.floor(row / level.block[0]) * level.columns + Math.floor(column / level.block[1])];
+  const { block, columns, codes } = map.levels[0];
+  const place = Math.floor(row / block[0]) * columns + Math.floor(column / block[1]);
+  const start = map.details?.starts.get(place);
+  if (start === undefined) return { code: codes[place], show: data.shows[map.show], exact: block[0] * block[1] === 1 };
+  return { code: map.details.codes[start + (row % block[0]) * block[1] + (column % block[1])], show: FINE, exact: true };
 }
 
 // Whether all weights of a query are 0: it may attend to no key. NaN is not 0.
@@ -135,11 +180,24 @@ function isEmpty(map, row) {
 const nameOf = (side, index) => {
   const tokens = data.tokens[side];
   const word = side === 0 ? "query" : "key";
-  return tokens ? `${word} ${index} “${tokens[index]}”` : `${word} ${index}`;
+  return tokens ? `${word} ${index} “${shortened(tokens[index], 60)}”` : `${word} ${index}`;
 };
+
+// A text of some characters at most, none of them cut in two.
+function shortened(text, most) {
+  const characters = [...text.slice(0, 2 * most + 2)];
+  return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : text;
+}
 
 function change(changes) {
   Object.assign(state, changes);
+  if (!chosen()) {
+    // Layers may have other numbers of heads: what was not asked for gives way.
+    const asked = "layer" in changes ? "layer" : "head";
+    const { layer, head } = data.maps.findLast((map) => map[asked] === state[asked]);
+    Object.assign(state, { layer, head });
+    changes = { ...changes, layer, head };
+  }
   state.row = Math.max(0, Math.min(data.lengths[0] - 1, state.row));
   state.column = Math.max(0, Math.min(data.lengths[1] - 1, state.column));
   for (const listen of listeners) listen(changes);

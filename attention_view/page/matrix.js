@@ -74,17 +74,29 @@ function requestDraw() {
   if (!matrix.frame) matrix.frame = requestAnimationFrame(drawMatrix);
 }
 
-function levelFor(map, width) {
-  const pixels = width / data.lengths[1];
-  const finer = [...map.levels].reverse().find((level) => level.block[1] * pixels <= 2 && level.block[0] * pixels <= 2);
-  const coarsest = map.levels.at(-1);
-  return map.levels.find((level) => level.block[1] * pixels >= 1) || finer || coarsest;
+// The finest level whose cells have a pixel or more each way: no cell is left out.
+function levelFor(map, width, height) {
+  const [across, down] = [width / data.lengths[1], height / data.lengths[0]];
+  return map.levels.find(({ block }) => block[1] * across >= 1 && block[0] * down >= 1) || map.levels.at(-1);
 }
+
+// From which to which, of so many cells of that size, is in sight.
+function inSight(shift, zoom, size, cell, count) {
+  const at = (pixel) => (pixel - shift) / zoom / cell;
+  return [Math.max(0, Math.floor(at(0))), Math.min(count, Math.ceil(at(size)))];
+}
+
+// Whether single weights have a pixel or more each way.
+const isClose = () => pitch().every((size) => size * matrix.transform.k >= 1);
+
+// Queries and keys of what is marked: one of each where a single weight is shown.
+const cellSize = () => (isClose() && codeAt(chosen(), state.row, state.column).exact ? [1, 1] : chosen().levels[0].block);
 
 function drawMatrix() {
   matrix.frame = 0;
-  matrix.drawn += 1;
   const canvas = byId("map");
+  if (!canvas.clientWidth) return;
+  matrix.drawn += 1;
   const context = canvas.getContext("2d");
   const { k, x, y } = matrix.transform;
   const dense = canvas.width / canvas.clientWidth;
@@ -93,23 +105,28 @@ function drawMatrix() {
   context.clearRect(0, 0, canvas.width, canvas.height);
   context.setTransform(k * dense, 0, 0, k * dense, x * dense, y * dense);
   context.imageSmoothingEnabled = false;
-  const level = levelFor(map, canvas.width * k);
+  const level = levelFor(map, canvas.width * k, canvas.height * k);
   canvas.dataset.level = `${level.rows}x${level.columns}`;
   const [across, down] = pitch();
+  const single = Boolean(map.details) && isClose();
+  const [block, counts] = single ? [[1, 1], data.lengths] : [level.block, [level.rows, level.columns]];
+  const [height, width] = [block[0] * down, block[1] * across];
+  const rows = inSight(y, k, canvas.clientHeight, height, counts[0]);
+  const columns = inSight(x, k, canvas.clientWidth, width, counts[1]);
   // The last cells may stand for fewer queries or keys, and reach beyond the end.
-  const [height, width] = [level.rows * level.block[0] * down, level.columns * level.block[1] * across];
   context.save();
   context.beginPath();
   context.rect(0, 0, canvas.clientWidth, canvas.clientHeight);
   context.clip();
-  context.drawImage(imageOf(map, level), 0, 0, width, height);
+  const image = single ? imageOfWeights(map, rows, columns) : imageOf(map, level, rows, columns);
+  context.drawImage(image, columns[0] * width, rows[0] * height, image.width * width, image.height * height);
   context.restore();
   if (data.blocks && byId("blocks").checked) drawBlocks(context, k);
   drawEmpty(context, map, level, k);
   const style = getComputedStyle(document.documentElement);
   context.lineWidth = 2 / k;
   context.strokeStyle = style.getPropertyValue("--mark");
-  const cell = map.levels[0].block;
+  const cell = cellSize();
   const [row, column] = [Math.floor(state.row / cell[0]) * cell[0], Math.floor(state.column / cell[1]) * cell[1]];
   const [w, h] = [Math.max(cell[1] * across, 5 / k), Math.max(cell[0] * down, 5 / k)];
   context.strokeRect(column * across, row * down, w, h);
@@ -139,8 +156,10 @@ function drawBlocks(context, k) {
   const [width, height] = [block[1] * across, block[0] * down];
   if (Math.min(width, height) * k < 4) return;
   const style = getComputedStyle(document.documentElement);
-  for (let i = 0; i < rows; i++) {
-    for (let j = 0; j < columns; j++) {
+  const seenRows = inSight(matrix.transform.y, k, byId("map").clientHeight, height, rows);
+  const seenColumns = inSight(matrix.transform.x, k, byId("map").clientWidth, width, columns);
+  for (let i = seenRows[0]; i < seenRows[1]; i++) {
+    for (let j = seenColumns[0]; j < seenColumns[1]; j++) {
       const [x, y] = [j * width, i * height];
       const [right, bottom] = [Math.min(x + width, byId("map").clientWidth), Math.min(y + height, byId("map").clientHeight)];
       const code = codes[i * columns + j];

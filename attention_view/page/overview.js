@@ -47,7 +47,7 @@ function drawOverview(changes) {
     const canvas = button.firstChild;
     canvas.width = level.columns;
     canvas.height = level.rows;
-    canvas.getContext("2d").drawImage(imageOf(map, level), 0, 0);
+    canvas.getContext("2d").drawImage(imageOf(map, level, [0, level.rows], [0, level.columns]), 0, 0);
   }
 }
 
@@ -65,11 +65,11 @@ function showControls() {
 
 function showReadout() {
   const map = chosen();
-  const code = codeAt(map, state.row, state.column);
+  const { code, show, exact } = codeAt(map, state.row, state.column);
   const block = map.levels[0].block;
-  const parts = [`layer ${state.layer}, head ${state.head}`, `${nameOf(0, state.row)} → ${nameOf(1, state.column)}: ${showOf().name === "weights" ? "weight" : showOf().name} ${told(code, showOf())}`];
+  const parts = [`layer ${state.layer}, head ${state.head}`, `${nameOf(0, state.row)} → ${nameOf(1, state.column)}: ${showOf().name === "weights" ? "weight" : showOf().name} ${told(code, show)}`];
   if (showOf().kind === "share" || showOf().kind === "class") parts.shift();
-  if (!isExact()) parts.push(`${showOf().kind === "share" ? "in" : data.reduction === "mean" ? "mean of" : "largest of"} ${block[0]} × ${block[1]}`);
+  if (!exact) parts.push(`${showOf().kind === "share" ? "in" : data.reduction === "mean" ? "mean of" : "largest of"} ${block[0]} × ${block[1]}`);
   const compared = showOf().kind === "difference" || showOf().kind === "class";
   if (!compared && isEmpty(map, state.row)) parts.push(isExact() ? "this row is fully masked" : "these rows are fully masked");
   if (showOf().kind === "difference") {

@@ -3,7 +3,8 @@ const picture = { image: null };
 
 async function makePicture() {
   if (!data.picture) return;
-  byId("picture").hidden = false;
+  byId("picture").hidden = byId("smooth-label").hidden = false;
+  byId("smooth").addEventListener("change", () => change({}));
   picture.image = new Image();
   picture.image.src = data.picture.source;
   await picture.image.decode();
@@ -78,25 +79,28 @@ function drawPictures() {
   }
 }
 
-// The weights of the query as blocks: a key is as large as what it was pooled from. The brightest is the largest.
+// The weights of the query as blocks, unless smooth ones are asked for: a key is as large as what it was pooled from.
+// The brightest is the largest.
+const keyImage = document.createElement("canvas");
 function drawKeys(figure, canvas, context, map, place, keys, prefix) {
   figure.toggleAttribute("data-chosen", map.head === state.head);
   const show = data.shows[map.show];
   const weights = weightsOf(map, 0, state.row).slice(prefix);
   const top = d3.max(weights) || 1;
-  const [height, width] = [canvas.height / keys[0], canvas.width / keys[1]];
   const colour = show.kind === "difference" ? d3.interpolateInferno : d3.interpolateViridis;
+  [keyImage.height, keyImage.width] = keys;
+  const small = keyImage.getContext("2d");
   weights.forEach((weight, j) => {
-    const [left, upper] = [Math.round((j % keys[1]) * width), Math.round(Math.floor(j / keys[1]) * height)];
-    const [right, lower] = [Math.round(((j % keys[1]) + 1) * width), Math.round((Math.floor(j / keys[1]) + 1) * height)];
-    context.globalAlpha = 0.68;
-    context.fillStyle = Number.isNaN(weight) ? "#ff00ff" : weight > 0 ? colour(weight / top) : "#202020";
-    context.fillRect(left, upper, right - left, lower - upper);
+    small.fillStyle = Number.isNaN(weight) ? "#ff00ff" : weight > 0 ? colour(weight / top) : "#202020";
+    small.fillRect(j % keys[1], Math.floor(j / keys[1]), 1, 1);
   });
+  context.imageSmoothingEnabled = byId("smooth").checked;
+  context.globalAlpha = 0.68;
+  context.drawImage(keyImage, 0, 0, canvas.width, canvas.height);
   context.globalAlpha = 1;
   const best = d3.maxIndex(weights);
   const empty = isEmpty(map, state.row) && show.kind !== "difference";
-  const found = empty ? "fully masked" : `largest ${told(codeAt(map, state.row, prefix + best), show)} at row ${Math.floor(best / keys[1])}, column ${best % keys[1]} of ${keys[0]} × ${keys[1]} keys`;
+  const found = empty ? "fully masked" : `largest ${told(codeAt(map, state.row, prefix + best).code, show)} at row ${Math.floor(best / keys[1])}, column ${best % keys[1]} of ${keys[0]} × ${keys[1]} keys`;
   canvas.setAttribute("aria-label", `layer ${map.layer}, head ${map.head}, query at ${place}: ${found}`);
   figure.lastChild.textContent = `head ${map.head}: ${found}`;
 }

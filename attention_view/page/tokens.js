@@ -24,9 +24,15 @@ function makeTokens() {
       .on("keydown", moveFocus);
     group.append("rect").attr("width", 140).attr("height", LINE - 1).attr("rx", 3);
     group.append("text").attr("x", side ? 8 : 132).attr("y", 14).attr("text-anchor", side ? "start" : "end")
-      .text((token) => (token.length > 18 ? `${token.slice(0, 17)}…` : token));
+      .text((token) => shortened(token, 18))
+      .filter((token) => token.length > 9).each(fit);
   }
   listeners.push(drawTokens);
+}
+
+// Leave characters out until a token is no wider than its place.
+function fit(token) {
+  for (let most = 17; most > 1 && this.getComputedTextLength() > 126; most--) this.textContent = shortened(token, most);
 }
 
 function choose(side, index) {
@@ -66,14 +72,15 @@ function drawTokens() {
   const weights = weightsOf(map, side, index);
   const top = showOf().kind === "difference" ? d3.max(weights) || 1 : 1;
   const y = (i) => 24 + i * LINE + LINE / 2;
-  const drawn = weights.map((weight, i) => ({ weight, i })).filter(({ weight }) => weight / top > 0.002);
+  const drawn = weights.map((weight, i) => ({ weight, i })).filter(({ weight }) => Number.isNaN(weight) || weight / top > 0.002);
   d3.select("#lines .paths").selectAll("path").data(drawn).join("path")
     .attr("d", ({ i }) => {
       const [from, to] = side ? [i, index] : [index, i];
       return `M140,${y(from)} C220,${y(from)} 240,${y(to)} 320,${y(to)}`;
     })
-    .attr("stroke-width", ({ weight }) => 0.6 + (5 * weight) / top)
-    .attr("opacity", ({ weight }) => 0.12 + (0.88 * weight) / top);
+    .style("stroke", ({ weight }) => (Number.isNaN(weight) ? "#ff00ff" : null))
+    .attr("stroke-width", ({ weight }) => 0.6 + (5 * (weight || 0)) / top)
+    .attr("opacity", ({ weight }) => (Number.isNaN(weight) ? 1 : 0.12 + (0.88 * weight) / top));
   const compared = showOf().kind === "difference";
   d3.selectAll("#lines g.token").each(function (token) {
     const [own, i] = [Number(this.dataset.side), Number(this.dataset.index)];
@@ -82,7 +89,7 @@ function drawTokens() {
     const empty = own === 0 && !compared && isEmpty(map, i);
     node.attr("aria-pressed", String(isChosen)).classed("empty", empty);
     const weight = own === side ? 0 : weights[i];
-    node.select("rect").style("fill", own === side || !(weight > 0) ? null : "var(--one)").style("fill-opacity", (0.55 * weight) / top);
-    node.attr("aria-label", `${nameOf(own, i)}${empty ? ", fully masked" : ""}`);
+    node.select("rect").style("fill", own === side || !(weight > 0) ? null : "var(--one)").style("fill-opacity", (0.55 * (weight || 0)) / top);
+    node.attr("aria-label", nameOf(own, i) + (empty ? ", fully masked" : "") + (own === side ? "" : `, ${written(weight, showOf().bits === 16 ? 3 : 2)}`));
   });
 }

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import threading
 import tracemalloc
 
 import numpy as np
@@ -201,6 +202,29 @@ def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp):
     np.testing.assert_allclose(get(records[1].weights(queries=[4])), get(weights)[:, :, 4:5], rtol=1e-6)
     assert get(records[0].map(shape=(2, 2))).shape == (2, 2, 2, 2)
     assert not get(records[0].weights(queries=[0], keys=slice(1, None))).any()
+
+
+def test_calls_of_other_threads_are_not_recorded(put, xp):
+    x = put(np.ones((1, 3, 4), "float32"))
+    found = []
+
+    def other():
+        with ac.record_attention() as records:
+            barrier.wait()
+            ac.scaled_dot_product_attention(x, x, x, xp=xp)
+            barrier.wait()
+        found.append(len(records))
+
+    barrier = threading.Barrier(2, timeout=60)
+    thread = threading.Thread(target=other)
+    with ac.record_attention() as records:
+        thread.start()
+        barrier.wait()
+        for _ in range(2):
+            ac.scaled_dot_product_attention(x, x, x, xp=xp)
+        barrier.wait()
+        thread.join()
+    assert (len(records), found) == (2, [1])
 
 
 @pytest.mark.needs(lambda backend: backend.name in ("torch", "jax", "tensorflow"))

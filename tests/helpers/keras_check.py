@@ -17,6 +17,7 @@ BEFORE = {name for name in ("tensorflow", "jax", "torch") if name in sys.modules
 
 import attention_core  # noqa: E402 (they are imported after what is counted)
 import attention_keras as ak  # noqa: E402
+import attention_view  # noqa: E402
 
 LIBRARY = os.environ["KERAS_BACKEND"]
 LOADED = {name for name in ("tensorflow", "jax", "torch") if name in sys.modules} - BEFORE
@@ -156,6 +157,37 @@ def dropped():
     return digest(*first, by_generator, function)
 
 
+def recorded():
+    """Layers and functions of a functional model are recorded in order, with the same bits; a compiled call is not."""
+    model = functional()
+    expected = array(model(TOKENS))
+    with attention_core.record_attention() as records:
+        found = array(model(TOKENS))
+    assert found.tobytes() == expected.tobytes()
+    assert [tuple(each.query.shape) for each in records] == [(2, 2, 4, 4), (2, 2, 4, 4), (2, 4, 8)]
+    tokens, every = TOKENS[:, None] != 0, np.ones((2, 1, 4), bool)  # padding of the embedding reaches the layers
+    attends = ((every, tokens), (tokens, tokens), (every[:, 0], every[:, 0]))  # queries, and keys
+    for each, (queries, keys) in zip(records, attends, strict=True):
+        weights = array(each.weights())
+        assert weights.dtype == "float32"
+        np.testing.assert_allclose(weights.sum(-1), np.broadcast_to(queries, weights.shape[:-1]), rtol=1e-5)
+        assert not weights[np.broadcast_to(~keys[..., None, :], weights.shape)].any()
+        assert len(attention_view.view(each).maps) == 2
+    theirs = keras.layers.MultiHeadAttention(2, 4)
+    _, weights = theirs(POINTS, POINTS, return_attention_scores=True)
+    ours = importlib.import_module("attention_keras.conversion").from_module(theirs)
+    with attention_core.record_attention() as records:
+        ours(POINTS, POINTS, POINTS)
+    np.testing.assert_allclose(array(records[0].weights()), array(weights), atol=1e-6)
+    try:
+        with attention_core.record_attention():
+            model.predict(TOKENS, verbose=0)
+    except ValueError as error:
+        assert "expected eager calls while attention is recorded" in str(error)  # noqa: PT017 (a script without pytest)
+    else:
+        assert LIBRARY == "torch"  # whose predictions are eager
+
+
 def main():
     assert not LOADED, LOADED
     assert ADAPTERS == [LIBRARY], ADAPTERS
@@ -163,6 +195,7 @@ def main():
     trained()
     configured()
     converted()
+    recorded()
     if LIBRARY == "jax":
         with importlib.import_module("jax").enable_x64(True):
             converted("float64")

@@ -7,7 +7,7 @@ import pytest
 
 from attention_core.masks import Causal, SlidingWindow
 from attention_view import view, view_mask
-from attention_view.codes import encode, levels_of
+from attention_view.codes import Details, encode, levels_of
 from attention_view.model import Map, Show, View
 
 pytestmark = pytest.mark.needs("numpy")
@@ -87,11 +87,22 @@ def test_a_token_shows_where_it_looks_and_who_looks_at_it(opened):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
 
 
+def test_weights_that_are_no_numbers_are_drawn_and_named(opened):
+    page = opened(view(np.array([[np.nan, 0.25, np.inf], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), tokens=list("abc")))
+    page.locator('#lines g[data-side="0"][data-index="1"]').hover()
+    page.locator('#lines g[data-side="0"][data-index="0"]').hover()
+    assert "query 0 “a” → key 0 “a”: weight NaN" in readout(page)
+    drawn = page.locator("#lines path").evaluate_all("each => each.map(path => getComputedStyle(path).stroke)")
+    assert [stroke == "rgb(255, 0, 255)" for stroke in drawn] == [True, False, True]
+    labels = page.locator('#lines g[data-side="1"]').evaluate_all("each => each.map(token => token.ariaLabel)")
+    assert labels == ["key 0 “a”, NaN", "key 1 “b”, 0.250", "key 2 “c”, NaN"]
+
+
 def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
     weights = np.zeros((2, 16, 4))
     weights[0, np.arange(16), np.arange(16) % 4] = 1
     weights[1] = 0.25
-    page = opened(view(weights, image=RANDOM.uniform(size=(8, 8, 3))))
+    page = opened(view(weights, image=np.full((8, 8, 3), 0.5)))
     query = page.locator("#query")
     box = query.bounding_box()
     query.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.6})
@@ -104,8 +115,12 @@ def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
     assert label == ("layer 0, head 0, query at row 1, column 2: largest 1.00 at row 1, column 0 of 2 × 2 keys")
     pixel = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data]"
     shown = page.locator("#pictures figure.head canvas").first
-    first, second = (shown.evaluate(pixel, [x, 450]) for x in (60, 320))
-    assert sum(first) > sum(second)  # a block of a pooled key, and one of weight 0
+    places = [[x, 450] for x in (60, 250, 262, 450)]  # of the largest key and, from 256 on, of a key of weight 0
+    blocks = [sum(shown.evaluate(pixel, at)) for at in places]
+    assert blocks[0] == blocks[1] > blocks[2] == blocks[3]
+    page.get_by_label("smooth").check()
+    smooth = [sum(shown.evaluate(pixel, at)) for at in places]
+    assert blocks[0] == smooth[0] > smooth[1] > smooth[2] > smooth[3] == blocks[3]
 
 
 def test_a_mask_names_pairs_blocks_and_differences(opened):
@@ -140,6 +155,79 @@ def test_a_map_of_32768_tokens_is_panned_and_zoomed(opened):
     page.keyboard.press("0")
     page.wait_for_timeout(100)
     assert canvas.get_attribute("data-level") == whole
+
+
+def test_blocks_that_are_kept_show_each_weight_when_zoomed_in(opened):
+    codes = encode(np.full((2048, 2048), 1e-3), 8)
+    codes[0, 0] = encode(0.5, 8)
+    one_by_one = np.zeros((1, 16, 16))
+    one_by_one[0, 1, 3] = 0.5
+    details = Details(np.zeros(1, "<u4"), encode(one_by_one, 16))
+    shows, lengths = [Show("weights", "weights", 8, 6)], (32768, 32768)
+    page = opened(View("long", lengths, shows, [Map(0, 0, 0, levels_of(codes, (16, 16)), details)]))
+    canvas = page.locator("#map")
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    assert "key 16: weight 9.7e-4 · largest of 16 × 16" in readout(page)
+    page.keyboard.press("ArrowLeft")
+    for _ in range(13):
+        page.keyboard.press("+")
+    for key in ("ArrowDown", *["ArrowRight"] * 3):  # by one query or key
+        page.keyboard.press(key)
+    assert readout(page) == "layer 0, head 0 · query 1 → key 3: weight 0.500"
+    page.wait_for_timeout(100)
+    size = canvas.bounding_box()["width"] / 32768 * 1.6**13  # the first weight is half out of sight
+    pixel = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data]"
+    shown = [canvas.evaluate(pixel, [round(j * size), round(size)]) for j in (3, 5, 20)]
+    assert sum(shown[0][:3]) > sum(shown[2][:3]) > 0  # the weight, and a cell behind the block
+    assert shown[1][3] == 0  # 0 within the block is hatched
+    page.mouse.click(*(canvas.bounding_box()[side] + at * size for side, at in (("x", 20), ("y", 1))))
+    assert "query 1 → key 20: weight 9.7e-4 · largest of 16 × 16" in readout(page)
+
+
+def test_no_row_of_a_tall_map_is_lost(opened):
+    weights = np.full((1, 2000, 64), 1e-6)
+    weights[0, 1003] = 1  # between two rows of pixels, if rows are left out
+    page = opened(view(weights))
+    page.locator("#scale").select_option("linear")
+    page.wait_for_timeout(100)
+    column = """canvas => {
+        const [x, height] = [Math.round(canvas.width / 2), canvas.height];
+        return [...canvas.getContext("2d").getImageData(x, 0, 1, height).data].filter((_, i) => i % 4 === 0);
+    }"""
+    assert max(page.locator("#map").evaluate(column)) > 200
+
+
+def test_layers_may_have_other_numbers_of_heads(opened):
+    page = opened(view([np.full((1, 3, 3), 0.25), np.full((4, 3, 3), 0.5)]))
+    page.locator("#head").select_option("3")
+    assert readout(page) == "layer 1, head 3 · query 0 → key 0: weight 0.500"
+    page.locator("#layer").select_option("0")
+    assert readout(page) == "layer 0, head 0 · query 0 → key 0: weight 0.250"
+    assert page.locator("#head").input_value() == "0"
+
+
+def test_everything_is_reached_by_keyboard_and_fits_on_a_telephone(opened):
+    tokens = ["[CLS]", "W" * 500, "<b>bold</b>\n", "🜂" * 40]
+    made = view(RANDOM.dirichlet(np.ones(4), size=(2, 4)), tokens=tokens, image=RANDOM.uniform(size=(6, 6)))
+    page = opened(made)
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    page.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate("(each => each.id || each.dataset.side || each.ariaLabel)(document.activeElement)")
+        )
+    expected = ["head", "scale", "reset", "layer 0, head 0", "layer 0, head 1", "query", "0", "1", "map"]
+    assert [each for each in reached if each in expected][:9] == expected
+    page.locator('#lines g[data-side="0"][data-index="0"]').focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert f"key 1 “{'W' * 59}…”" in readout(page)
+    widths = page.locator("#lines g.token text").evaluate_all("each => each.map(text => text.getComputedTextLength())")
+    assert max(widths) <= 126
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -19,6 +19,8 @@ from attention_view.weights import MOST_CODES
 pytestmark = pytest.mark.needs("numpy")
 
 RANDOM = np.random.default_rng(0)
+PIXELS = np.zeros((4, 4))
+LONG = Computed(*np.zeros((2, 1, 2900, 1), "float32"))
 
 
 def opened(page):
@@ -52,8 +54,8 @@ def test_codes_keep_the_order_and_are_0_and_1_and_nan_exactly(bits, step):
 def test_levels_halve_to_the_largest_of_each_block():
     codes = RANDOM.integers(0, 255, size=(301, 130), dtype=np.uint8)
     levels = levels_of(codes, (1, 1))
-    assert [level.codes.shape for level in levels] == [(301, 130), (151, 65), (76, 33), (38, 17)]
-    assert levels[-1].block == (8, 8)
+    assert [level.codes.shape for level in levels] == [(301, 130), (151, 65), (76, 33), (19, 33)]
+    assert levels[-1].block == (16, 4)  # an axis of at most 64 cells is left as it is
     for level in levels:
         starts = [np.arange(0, size, each) for size, each in zip(codes.shape, level.block, strict=True)]
         expected = np.maximum.reduceat(np.maximum.reduceat(codes, starts[0]), starts[1], axis=1)
@@ -74,10 +76,12 @@ def test_levels_halve_to_the_mean_of_each_block_also_where_it_is_cut_off():
         np.testing.assert_array_equal(codes, encode(means_of(weights, block), 16))
 
 
+@pytest.mark.parametrize("at_once", [2, 11])  # queries: less than a block, and more
 @pytest.mark.parametrize("other", [False, True])
-def test_a_view_by_means_keeps_the_mean_of_every_block(other, monkeypatch):
+def test_a_view_by_means_keeps_the_mean_of_every_block(other, at_once, monkeypatch):
     monkeypatch.setattr("attention_view.weights.MOST_ROWS", 20)
-    monkeypatch.setattr("attention_view.sources.SCORES_AT_ONCE", 47 * 11)
+    monkeypatch.setattr("attention_view.weights.MOST_CODES", 2000)
+    monkeypatch.setattr("attention_view.sources.SCORES_AT_ONCE", 47 * at_once)
     query, key = RANDOM.normal(size=(2, 1, 47, 4)).astype("float32")
     options = {"mask": Causal() & SlidingWindow(left=9) & MaskFunction(lambda b, h, q, k: q % 6 != 5)}
     options |= {"softcap": 2.0, "bias": RANDOM.normal(size=(47, 47)).astype("float32")}
@@ -89,8 +93,11 @@ def test_a_view_by_means_keeps_the_mean_of_every_block(other, monkeypatch):
     assert [level.block for level in made.maps[-1].levels] == [(3, 3)]
     codes = codes_of(made.html(), -1).astype(int)
     assert abs(codes - encode(means_of(expected, (3, 3)), 8)).max() <= 1  # float32 against float64
-    np.testing.assert_array_equal(codes == 0, means_of(expected, (3, 3)) == 0)
+    if at_once > 3 or not other:  # one query alone may round in another way than several
+        np.testing.assert_array_equal(codes == 0, means_of(expected, (3, 3)) == 0)
     assert "the mean of at most 3 × 3 weights" in made.notes[0]
+    kept = made.maps[-1].details.places
+    np.testing.assert_array_equal(kept, np.flatnonzero(codes) if at_once > 3 else [])  # there is room for each
     assert opened(made.html())[0]["reduction"] == "mean"
 
 
@@ -183,6 +190,48 @@ def test_long_sequences_are_kept_as_the_largest_of_blocks_without_all_weights():
     assert not compared.maps[2].levels[0].codes.any()
 
 
+def windows_of(page, index):
+    """The places and codes of the blocks that are kept weight by weight, as a browser reads them."""
+    header, codes = opened(page)
+    details, block = header["maps"][index]["details"], header["maps"][index]["levels"][0]["block"]
+    count = details["count"]
+    found = np.frombuffer(codes, "<u2", count * block[0] * block[1], details["at"]).reshape(count, *block)
+    return np.frombuffer(codes, "<u4", count, details["places"]), found
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_blocks_of_long_sequences_are_kept_weight_by_weight(window, monkeypatch):
+    monkeypatch.setattr("attention_view.weights.MOST_ROWS", 20)
+    monkeypatch.setattr("attention_view.weights.MOST_CODES", 2000)
+    monkeypatch.setattr("attention_view.weights.DETAIL_CODES", 2 * 16 * 3 * 3 * 4)  # 4 blocks in each row of cells
+    query, key = RANDOM.normal(size=(2, 2, 47, 4)).astype("float32")
+    weights = attention_weights(query, key, is_causal=True)
+    made = view(Computed(query, key, is_causal=True), **({"exact": (slice(10, 13), slice(40, None))} if window else {}))
+    page = made.html()
+    for head in (0, 1):
+        places, codes = windows_of(page, head)
+        cells = codes_of(page, head).astype(int)
+        expected = [(i, j) for i in (3, 4) for j in (13, 14, 15)]
+        if not window:
+            largest = [sorted(row.argsort(kind="stable")[::-1][: min(4, i + 1)]) for i, row in enumerate(cells)]
+            assert [sum(at // 16 == i for at in places) for i in range(16)] == list(map(len, largest))
+            expected = [divmod(int(at), 16) for at in places]
+            assert all(cells[i, j] >= np.sort(cells[i])[-4] for i, j in expected)
+        assert [divmod(int(at), 16) for at in places] == expected
+        for (i, j), found in zip(expected, codes, strict=True):
+            exact = weights[head, 3 * i : 3 * i + 3, 3 * j : 3 * j + 3]
+            np.testing.assert_allclose(decode(found, 16)[: exact.shape[0], : exact.shape[1]], exact, rtol=5e-4)
+    assert "Some blocks show each weight when zoomed in" in made.notes[1]
+    assert ("queries 10:13 and keys 40:" in made.notes[1]) == window
+
+
+def test_a_few_queries_of_many_keys_are_kept_one_by_one():
+    query, key = (RANDOM.normal(size=(1, length, 4)).astype("float32") for length in (3, 9000))
+    made = view(Computed(query, key))
+    assert [level.codes.shape for level in made.maps[0].levels[:2]] == [(3, 9000), (3, 2250)]
+    np.testing.assert_allclose(decode(made.maps[0].levels[0].codes, 16), attention_weights(query, key)[0], rtol=5e-4)
+
+
 def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_token():
     image = RANDOM.uniform(size=(16, 24, 3))
     pooled = view(RANDOM.dirichlet(np.ones(24), size=(2, 96)), image=image)
@@ -193,8 +242,8 @@ def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_tok
         view(RANDOM.dirichlet(np.ones(96), size=96), image=image, grid=(5, 5))
     with pytest.raises(ValueError, match="expected grid, as 95 patches do not tell"):
         view(RANDOM.dirichlet(np.ones(95), size=95), image=image)
-    long = Computed(*np.zeros((2, 1, 2049, 1), np.float32))
-    with pytest.raises(ValueError, match="at most 8388608 weights and 2048 positions with an image; got 2049 × 2049"):
+    long = Computed(*np.zeros((2, 1, 2900, 1), np.float32))
+    with pytest.raises(ValueError, match="at most 8388608 weights with an image; got 1 maps of 2900 × 2900"):
         view(long, image=image)
 
 
@@ -207,10 +256,39 @@ def test_figures_are_written(kind, tmp_path):
     assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind])
     titles = [axes.get_title() for axes in made.figure().axes]
     assert titles == ["query", "layer 0, head 0", "layer 0, head 1"]
+    drawn = [made.figure(smooth=smooth).axes[1].images[1].get_interpolation() for smooth in (False, True)]
+    assert drawn == ["nearest", "bilinear"]
     drawn = made.figure(head=1).axes[0].images[0].get_array()
     np.testing.assert_allclose(drawn, decode(made.maps[1].levels[0].codes, 16))
     compared = view_mask(Causal(), 3, 3, other=np.ones((3, 3), bool)).figure()
     assert compared.axes[0].get_xlabel() == "key"
+
+
+def test_hostile_tokens_are_data_everywhere(tmp_path):
+    tokens = ["</script><script>alert(1)</script>", "a\nb\x1b[31m", "\udcff" + "long " * 20000, "<|im_start|>"]
+    made = view(np.full((4, 4), 0.25), tokens=tokens, title="<img src=x onerror=alert(1)>\udcff\x1b[2J")
+    page = made.html()
+    assert "alert(1)</script>" not in page
+    assert "<img" not in page
+    assert opened(page)[0]["tokens"][0] == [*tokens[:2], tokens[2].replace("\udcff", "?"), tokens[3]]
+    assert made.dimmed == ([3], [3])
+    made.save(tmp_path / "page.html")
+    lines = str(made).splitlines()
+    assert len(lines) == 5
+    assert "\x1b" not in str(made)
+    assert [len(line) for line in lines[1:]] == [17] * 4
+    pytest.importorskip("matplotlib")
+    labels = [label.get_text() for label in made.figure().axes[0].get_xticklabels()]
+    assert max(map(len, labels)) == 18
+
+
+def test_a_note_that_turns_a_photograph_is_cut(tmp_path):
+    turned = b"\xff\xe1\0\x08Exif\0\0"
+    rest = b"\xff\xc0\0\x11\x08\0\x04\0\x08" + bytes(10) + b"\xff\xd9"
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8" + turned + rest)
+    picture = view(np.full((2, 2), 0.5), image=tmp_path / "photo.jpg").picture
+    assert (picture.size, picture.grid) == ((4, 8), (1, 2))
+    assert base64.b64decode(picture.source.partition(",")[2]) == b"\xff\xd8" + rest
 
 
 def test_text_shows_tokens_and_nan():
@@ -233,6 +311,31 @@ def test_text_shows_tokens_and_nan():
         (lambda: view(np.full((2, 2), 0.5), sample=1), r"expected sample in \[0, 1\); got 1"),
         (lambda: view(np.full((2, 2), 0.5), reduction="sum"), "expected reduction out of max, mean; got 'sum'"),
         (lambda: view([]), "expected attention of at least one layer; got none"),
+        (lambda: view(np.full((2, 2), 0.5), heads=[]), "expected at least one head, and each once; got "),
+        (lambda: view(np.full((2, 2), 0.5), heads=[0, -1]), "expected at least one head, and each once; got "),
+        (lambda: view(np.full((2, 2), 0.5), heads=[0.5]), "expected heads of integers; got 0.5"),
+        (lambda: view(np.zeros((0, 3, 3))), r"expected at least one head, query and key; got \(0, 3, 3\)"),
+        (lambda: view(np.zeros((1, 3, 0))), r"expected at least one head, query and key; got \(1, 3, 0\)"),
+        (lambda: view(Computed(np.ones(3), np.ones(3))), r"expected query and key \(..., heads, length, D\)"),
+        (lambda: view(np.full((2, 2), 0.5), tokens=(c for c in "ab")), "expected tokens as a sequence of str"),
+        (lambda: view(np.full((2, 2), 0.5), image=PIXELS, prefix=2), r"expected prefix in \[0, 2\); got 2"),
+        (lambda: view(np.full((2, 2), 0.5), image=PIXELS[:0]), "expected image of at least one pixel; got 0 × 4"),
+        (lambda: view(np.full((2, 2), 0.5), image=PIXELS, grid=(-1, -2)), "expected grid of 2 patches; got -1 × -2"),
+        (lambda: view(np.full((2, 2), 0.5), image=PIXELS, grid=(1, 2, 1)), "expected grid of 2 patches; got 1 × 2 × 1"),
+        (lambda: view(LONG, exact=(0, 5)), "expected exact as two slices, of queries and keys; got "),
+        (
+            lambda: view(LONG, exact=(slice(5, 5), slice(None))),
+            "expected exact as slices of at least one query and key",
+        ),
+        (lambda: view(LONG, exact=(slice(None), slice(None))), "expected exact of at most 2097152 weights in 1 maps"),
+        (lambda: view_mask(np.ones((2, 1, 3, 3), bool), 3, 3, sample=5), r"expected sample in \[0, 2\); got 5"),
+        (lambda: view_mask(KeyLengths(np.array([1, 2])), 3, 3, sample=2), r"expected sample in \[0, 2\); got 2"),
+        (lambda: view_mask(Causal(), 3, 3, head=-1), "expected head of at least 0; got -1"),
+        (lambda: view_mask(Causal(), 3, 3, block=2), r"expected block as \(queries, keys\); got 2"),
+        (
+            lambda: view_mask(Causal(), 9999, 9999, block=(1, 1)),
+            "expected block so large that there are at most 1048576",
+        ),
         (lambda: view_mask(Causal(), 0, 3), "expected num_queries as a positive integer; got 0"),
         (lambda: view_mask(np.ones((3, 4), bool), 3, 3), "expected mask"),
         (
@@ -253,13 +356,19 @@ def test_the_command_writes_pages_and_prints_text(tmp_path):
     query, key = RANDOM.normal(size=(2, 1, 2, 5, 4)).astype("float32")
     np.savez(tmp_path / "call.npz", query=query, key=key)
     np.savez(tmp_path / "all.npz", **{f"layer.{i}": np.eye(5)[None] for i in (10, 2)})
-    (tmp_path / "words.txt").write_text("a\nb\nc\nd\ne\n")
+    np.savez(tmp_path / "query.npz", query=query)
+    np.save(tmp_path / "one.npy", np.eye(3)[None])
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "all.npz").read_bytes()[:200])
+    (tmp_path / "empty.npz").write_bytes(b"")
+    (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (tmp_path / "words.txt").write_text("a\nb\u2028\nc\nd\ne\n")
     page = tmp_path / "page.html"
     done = run(tmp_path / "call.npz", "--causal", "--tokens", tmp_path / "words.txt", "--head", 1, "-o", page)
     assert done.exit_code == 0, done.output
     expected = attention_weights(query, key, is_causal=True)[0, 1]
     np.testing.assert_allclose(decode(codes_of(page.read_text(), 0), 16), expected, rtol=5e-4)
     assert run(tmp_path / "all.npz").output.splitlines()[1] == "█····"
+    assert run(tmp_path / "one.npy").output.splitlines()[1] == "█··"
     drawn = run("--mask", "causal", "--mask", "window", "--window", 1, "--length", 3)
     assert drawn.output.splitlines() == [
         "causal & window: 3 queries × 3 keys, 5 of 9 pairs allowed",
@@ -273,6 +382,15 @@ def test_the_command_writes_pages_and_prints_text(tmp_path):
         (("--mask", "diagonal"), "expected a mask out of causal, window, lengths, segments; got 'diagonal'"),
         (("--mask", "window"), "expected --window with --mask window; got none"),
         ((tmp_path / "none.npz",), "expected a file of NumPy arrays"),
+        ((tmp_path / "cut.npz",), "expected a file of NumPy arrays"),
+        ((tmp_path / "empty.npz",), "expected a file of NumPy arrays"),
+        ((tmp_path / "query.npz",), "expected both query and key"),
+        ((tmp_path / "call.npz", "--versus", "causal"), "expected no --versus with files; got"),
+        ((tmp_path / "call.npz", "--image", tmp_path / "cut.png"), "expected an image of PNG or JPEG; got cut.png"),
+        ((tmp_path / "call.npz", "--tokens", tmp_path / "cut.png"), "expected tokens in"),
+        ((tmp_path / "call.npz", "--exact", "1:2"), "expected --exact as queries and keys such as 1000:1200,0:300"),
+        (("--mask", "causal", "--image", "x.png"), "expected no --image with --mask; got x.png"),
+        (("--mask", "causal", "--window", 3), "expected --mask window with --window; got none"),
     ):
         refused = run(*words)
         assert refused.exit_code == 2
