@@ -74,11 +74,17 @@ def attention(
     return Problem(arrays, mask, options, cotangent)
 
 
-def _nan_padding(draw: Draw, queries: int, keys: int, left: int, **sizes: Any) -> Problem:
-    """Keys and values of NaN after so many keys, which no query may attend to."""
-    problem = attention(draw, queries, keys, rule="mask", **sizes)
+def _padded(draw: Draw, queries: int, keys: int, left: int) -> Problem:
+    """No query may attend to keys and values after so many."""
+    problem = attention(draw, queries, keys, rule="mask")
+    mask = np.broadcast_to(np.arange(keys) < left, (2, 1, queries, keys)).copy()
+    return replace(problem, arrays={**problem.arrays, "mask": mask})
+
+
+def _nan_padding(draw: Draw, queries: int, keys: int, left: int) -> Problem:
+    """The same, and these keys and values are NaN."""
+    problem = _padded(draw, queries, keys, left)
     arrays = dict(problem.arrays)
-    arrays["mask"] = np.broadcast_to(np.arange(keys) < left, (2, 1, queries, keys)).copy()
     for name in ("key", "value"):
         arrays[name] = arrays[name].copy()
         arrays[name][..., left:, :] = math.nan
@@ -329,6 +335,8 @@ KERNELS: tuple[Case, ...] = (
           lambda d: attention(d, 3, 67, 32, "causal")),
     _case("decode-nan-cache", 5, "One query sees 66 keys of a cache of 128 whose rest is NaN.",
           lambda d: _nan_padding(d, 1, 128, 66)),
+    _case("decode-stale-cache", 1, "One query sees 66 keys of a cache of 128 whose rest is another text's.",
+          lambda d: _padded(d, 1, 128, 66)),
     _case("grouped-65", 9, "6 query heads on 2 key heads across the edge of a block.",
           lambda d: attention(d, 65, 70, 32, heads=6, groups=2)),
     _case("one-key-head-65", 9, "5 query heads on one key head.",

@@ -13,6 +13,7 @@ PROPERTIES_OF_FAULTS = {
     "bottom-right-causal": "causal",
     "top-left-causal": "causal",
     "nan-through-mask": "masked non-finite",
+    "nan-spreads": "masked non-finite",
     "narrow-scores": "precision",
     "*-of-masked-row": "fully masked row",
     "*softcap*": "softcap",

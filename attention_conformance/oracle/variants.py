@@ -14,7 +14,7 @@ import numpy as np
 from attention_conformance.oracle.dense import Answer, Dense, answer
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["CONVENTIONS", "FAULTS", "LEAK", "NARROW", "Variant", "keys_left", "shifted_from", "with_change"]
+__all__ = ["CONVENTIONS", "FAULTS", "LEAK", "NARROW", "SPREAD", "Variant", "keys_left", "shifted_from", "with_change"]
 
 
 @dataclass(frozen=True)
@@ -265,6 +265,10 @@ def _logsumexp_of_base_2(dense: Dense) -> Answer | None:
     return Answer(arrays, truth.scales, truth.kappa)
 
 
+LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the result, as 0 × NaN and NaN − ∞ are NaN",
+               lambda _: None)  # fmt: skip
+"""No single answer: NaN in elements that `reached` finds, and elsewhere the truth or another convention."""
+
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
             with_change(_causal(lambda m, n: n - m))),
@@ -276,11 +280,13 @@ CONVENTIONS = (
             _mean_of_past),
     Variant("nan-of-masked-row", 4, "a fully masked row gives NaN", _nan_of_rows),
     Variant("logsumexp-of-base-2", 6, "the logsumexp is a logarithm of base 2", _logsumexp_of_base_2),
+    LEAK,
 )  # fmt: skip
 """Differences of convention, in the order in which they are tried."""
 
-LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the output, as 0 × NaN is NaN", lambda _: None)
-"""No single answer: NaN where the truth has a number, and the truth elsewhere."""
+SPREAD = Variant("nan-spreads", 5, "a NaN or infinity reaches channels, queries, heads or samples apart from its own",
+                 lambda _: None)  # fmt: skip
+"""No single answer: NaN where no 0 × NaN of what is masked explains it, and the truth elsewhere."""
 
 NARROW = Variant("narrow-scores", 8, "it is as inaccurate as scores of 16 bits make it", lambda _: None)
 """No single answer: an error that the rounding of scores to 16 bits explains."""

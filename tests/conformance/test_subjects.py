@@ -103,6 +103,43 @@ def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habi
     assert found(subject, case, accepted=[name])[case].verdict == "accepted"
 
 
+HIDDEN = (
+    "masked-*", "attended-inf-value", "attended-nan-key", "empty-row-bias", "decode-nan-cache", "padding-nan",
+    "gradient-masked-nonfinite",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lowest", [-np.inf, -1e9])
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multiplies_0_by_nan(backend, lowest):
+    xp = pytest.importorskip("torch" if backend == "torch" else "jax.numpy")
+
+    def attention(query, key, value, mask=None, bias=None, is_causal=False):
+        scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
+        if bias is not None:
+            scores = scores + bias
+        if mask is not None:
+            scores = scores + xp.where(mask, 0.0, lowest)
+        if is_causal:
+            scores = scores + xp.where(xp.tril(xp.ones(scores.shape[-2:], dtype=xp.bool)), 0.0, lowest)
+        powers = xp.exp(scores - scores.max(-1, keepdims=True)) if backend == "jax" else scores.softmax(-1)
+        return (powers / powers.sum(-1, keepdims=True)) @ value
+
+    findings = found(settled(Subject(attention, backend=backend)), *HIDDEN)
+    told = {(each.verdict, each.variant) for each in findings.values()} - {("right", "")}
+    assert told == {("differs by convention", "nan-through-mask")}, findings
+    assert findings["gradient-masked-nonfinite"].variant == "nan-through-mask"
+    assert findings["masked-nan-key"].variant == "nan-through-mask"
+
+
+@pytest.mark.parametrize("fault", [each for each in planted.LEAKS if planted.LEAKS[each] is not None])
+@pytest.mark.needs("numpy")
+def test_nan_that_spreads_farther_than_0_times_nan_is_visibly_wrong(fault):
+    case = planted.FORWARD[fault]
+    wrong = found(Subject(planted.Kernel(fault), **TAKES), case, accepted=["nan-through-mask"])[case]
+    assert (wrong.verdict, wrong.variant) == ("visibly wrong", "nan-spreads")
+
+
 @pytest.mark.needs("numpy")
 def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
     named = {"zeros": "zeros", "mask ignored": "no-mask", "future key from 64": "future-key-from-64", "heads in turn": "heads-in-turn",

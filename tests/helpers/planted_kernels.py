@@ -176,12 +176,12 @@ class Kernel:
 
     def rows(self, query, key, value, allowed):
         fault, wide = self.fault, query.dtype
-        clean = value if fault == "nan leaks" else np.where(np.isfinite(value), value, 0)
+        clean = value if fault in LEAKS else np.where(np.isfinite(value), value, 0)
         top = np.full((*query.shape[:-1], 1), -5e4 if fault == "finite lowest score" else -np.inf, wide)
         total, output = np.zeros_like(top), np.zeros((*query.shape[:-1], value.shape[-1]), wide)
         for start in range(0, key.shape[-2], 2048 if key.shape[-2] > 4096 else BLOCK):
             at = slice(start, start + (2048 if key.shape[-2] > 4096 else BLOCK))
-            keys = key[..., at, :] if fault == "nan leaks" else np.where(self.seen(allowed, at), key[..., at, :], 0)
+            keys = key[..., at, :] if fault in LEAKS else np.where(self.seen(allowed, at), key[..., at, :], 0)
             scores = query @ np.swapaxes(keys, -1, -2)
             if self.bias is not None:
                 scores = scores + np.broadcast_to(self.bias, allowed.shape)[..., at]
@@ -209,7 +209,9 @@ class Kernel:
             return output
         with np.errstate(all="ignore"):
             output = output / (total if fault == "nan of a masked row" else np.where(total > 0, total, 1))
-        return output if fault == "nan leaks" else self.with_nonfinite(output, query, key, value, allowed)
+        if LEAKS.get(fault) is not None:
+            output = output + 0 * output.sum(axis=LEAKS[fault], keepdims=True)
+        return output if fault in LEAKS else self.with_nonfinite(output, query, key, value, allowed)
 
     def seen(self, allowed, at):
         return np.expand_dims(allowed[..., at].any(axis=-2), -1)
@@ -228,6 +230,11 @@ class Kernel:
         unknown |= allowed.any(axis=-1, keepdims=True) & ~np.isfinite(query).all(axis=-1, keepdims=True)
         return np.where(unknown, np.nan, output)
 
+
+LEAKS = {
+    # what multiplies all values by weights of 0: the axis along which NaN spreads then
+    "nan leaks": None, "nan leaks to all channels": -1, "nan leaks to all heads": 1, "nan leaks to all samples": 0,
+}  # fmt: skip
 
 CONTIGUOUS = {
     "contiguous query taken for granted": ("query",),
@@ -265,7 +272,9 @@ FORWARD = {
     "heads in turn": "grouped-heads",
     "first key head": "grouped-heads",
     "keys of the first sample": "ladder-31x80-plain",
-    "nan leaks": "masked-nan-value",
+    "nan leaks to all channels": "masked-nan-value",
+    "nan leaks to all heads": "nan-head-among-others",
+    "nan leaks to all samples": "nan-sample-among-others",
     "query in 8 bits": "ladder-31x80-plain",
     "scores in 16 bits": "ladder-31x80-plain",
     "weights of 4 bits": "ladder-31x80-plain",
@@ -279,7 +288,7 @@ FORWARD = {
     "reads past a stride": "memory-inner-stride-value",
     "reads the buffer from its start": "memory-misaligned",
     "reads past the part of the cache": "memory-part-of-cache",
-    "decoding ignores the mask": "decode-nan-cache",
+    "decoding ignores the mask": "decode-stale-cache",
     "causality kept by queries": "after-shorter",
     "keys in another order each call": "twice-of-200",
     "kept by shape": "after-other-values",
@@ -320,6 +329,7 @@ CONVENTIONS = {
     "bottom right": ("causal-more-keys", "bottom-right-causal"),
     "mean of a masked row": ("empty-row-mask", "mean-of-masked-row"),
     "nan of a masked row": ("empty-row-mask", "nan-of-masked-row"),
+    "nan leaks": ("masked-nan-value", "nan-through-mask"),
 }
 
 
