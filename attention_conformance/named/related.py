@@ -18,6 +18,7 @@ PROPERTIES_OF_FAULTS = {
     "*-of-masked-row": "fully masked row",
     "*softcap*": "softcap",
     "*sink*": "sinks",
+    "lowest-bias-*": "fully masked row",
     "*bias*": "score function",
     "*scale*": "scale",
     "window-*": "window",

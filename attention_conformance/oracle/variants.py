@@ -155,6 +155,13 @@ def _bias(change_bias: Callable[[NumpyArray, Dense], NumpyArray | None]) -> Chan
     return change
 
 
+def _lowest_hides(dense: Dense) -> Dense | None:
+    if dense.bias is None:
+        return None
+    lowest = (dense.bias <= -65504) & (dense.bias > -np.inf)  # that of float16
+    return dense.changed(bias=np.where(lowest, -np.inf, dense.bias)) if lowest.any() else None
+
+
 def _first(array: NumpyArray, axis: int) -> NumpyArray:
     if array.ndim < -axis:
         return array
@@ -315,6 +322,8 @@ FAULTS = (
             with_change(_bias(lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)))),
     Variant("negated-bias", 1, "the bias is subtracted",
             with_change(_bias(lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)))),
+    Variant("lowest-bias-hides", 4, "a bias of the lowest finite numbers hides a key, as -inf does",
+            with_change(_lowest_hides)),
     Variant("bias-of-first-head", 1, "all heads get the bias of the first",
             with_change(_bias(lambda bias, dense: _first(bias, -3)))),
     Variant("no-causality", 3, "causality is not applied", with_change(_without("causal"))),

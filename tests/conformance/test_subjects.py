@@ -86,11 +86,9 @@ def test_a_row_of_the_lowest_scores_is_no_masked_row():
     def zeroing(query, key, value, bias=None):
         return attention(query, key, value, bias, -1e30)
 
-    verdicts = [
-        found(settled(Subject(each)), "lowest-finite-bias")["lowest-finite-bias"].verdict
-        for each in (attention, zeroing)
-    ]
-    assert verdicts == ["right", "silently wrong"]
+    told = [found(settled(Subject(each)), "lowest-finite-bias")["lowest-finite-bias"] for each in (attention, zeroing)]
+    assert [each.verdict for each in told] == ["right", "silently wrong"]
+    assert told[1].variant == "lowest-bias-hides"
 
 
 @pytest.mark.parametrize(("habit", "told"), planted.CONVENTIONS.items())
