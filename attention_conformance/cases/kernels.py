@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.cases.case import Bound, Case, Draw, exact_scores, hard, long, ordinary
+from attention_conformance.cases.case import Bound, Case, Draw, exact_scores, hard, long, ordinary, probability
 from attention_conformance.cases.contract import MASK, with_element
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -49,6 +49,7 @@ CROSS = (
     (1, 130, "plain"),
     (3, 129, "lengths"),
     (65, 130, "causal"),
+    (130, 65, "causal"),
     (130, 65, "mask"),
     (70, 200, "mask"),
 )
@@ -110,8 +111,12 @@ def _empty_rows(draw: Draw, *, gradient: bool = False) -> Problem:
     return replace(problem, arrays={**problem.arrays, "mask": mask})
 
 
-def _mask_of(draw: Draw, *shape: int) -> Problem:
-    problem = attention(draw, 70, 130, 32, heads=3)
+def _with_sinks(draw: Draw, problem: Problem) -> Problem:
+    return replace(problem, arrays={**problem.arrays, "sinks": draw.normal(problem.arrays["query"].shape[-3])})
+
+
+def _mask_of(draw: Draw, *shape: int, gradient: bool = False) -> Problem:
+    problem = attention(draw, 70, 130, 32, heads=3, gradient=gradient)
     mask = draw.mask(*shape, share=0.6)
     mask[..., 1] = True
     return replace(problem, arrays={**problem.arrays, "mask": mask}, mask=MASK)
@@ -339,6 +344,19 @@ KERNELS: tuple[Case, ...] = (
           lambda d: _padded(d, 1, 128, 66)),
     _case("grouped-65", 9, "6 query heads on 2 key heads across the edge of a block.",
           lambda d: attention(d, 65, 70, 32, heads=6, groups=2)),
+    _case("sinks-grouped-130", 7, "Sinks of 6 query heads on 2 key heads, counted once for several blocks of keys.",
+          lambda d: _with_sinks(d, attention(d, 70, 130, 32, "causal", heads=6, groups=2)), probability),
+    _case("softcap-130", 7, "Softcap for several blocks of keys.",
+          lambda d: attention(d, 70, 130, 32, "causal", softcap=1.5)),
+    _case("gradient-sinks-grouped-130", 7, "The gradients in these sinks, and next to them.", measure="gradient",
+          bound=probability,
+          inputs=lambda d: _with_sinks(d, attention(d, 70, 130, 32, "causal", heads=6, groups=2, gradient=True))),
+    _case("gradient-softcap-130", 7, "The gradients through the softcap for several blocks of keys.",
+          measure="gradient", inputs=lambda d: attention(d, 70, 130, 32, "causal", softcap=1.5, gradient=True)),
+    _case("gradient-negative-scale", 7, "The gradients with a scale below 0.", measure="gradient", bound=hard,
+          inputs=lambda d: attention(d, 20, 34, 32, scale=-0.25, gradient=True)),
+    _case("gradient-mask-of-heads", 1, "The gradients with a mask for every sample and head.", measure="gradient",
+          bound=hard, inputs=lambda d: _mask_of(d, 2, 3, 70, 130, gradient=True)),
     _case("one-key-head-65", 9, "5 query heads on one key head.",
           lambda d: attention(d, 33, 65, 32, heads=5, groups=1)),
     _case("gradient-grouped-65", 9, "The gradients of shared key heads add up.", measure="gradient",

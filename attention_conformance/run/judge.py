@@ -431,7 +431,7 @@ class _Variants:
         dense, truth = self._dense, bounds.truth.arrays
         if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
             return None
-        if bool(np.isfinite(dense.key).all() and np.isfinite(dense.value).all()) or bool(dense.through.all()):
+        if bool(np.isfinite(dense.key).all() and np.isfinite(dense.value).all()):
             return None
         nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
         reach = reached(dense)

@@ -163,6 +163,7 @@ class Kernel:
                 "future key": 1, "no key at the position": -1, "future key from 64": at >= 64,
                 "future key from 256": at >= 256,
                 "future block": BLOCK - 1 - at % BLOCK, "bottom right": columns - rows,
+                "bottom right of more keys alone": max(columns - rows, 0),
             }.get(fault, 0)  # fmt: skip
             allowed = allowed & (of <= at + shift)
         lost = {
@@ -356,6 +357,8 @@ class Backward:
         do, q, o = (each.astype(np.float32) for each in (d_output, query, output))
         k, v = (np.repeat(each, size, axis=1).astype(np.float32) for each in (key, value))
         shown = None if fault == "backward ignores the mask" else mask
+        if fault == "backward has the mask of the first head" and mask is not None:
+            shown = mask[:, :1]
         allowed = kernel.allowed(q, k, shown, is_causal and fault != "backward ignores causality")
         if fault == "backward ignores causality next to a mask" and mask is not None:
             allowed = kernel.allowed(q, k, shown, False)
@@ -368,7 +371,8 @@ class Backward:
         if fault == "nan of masked rows":
             weights = np.exp(np.where(allowed, scale * q @ np.swapaxes(k, -1, -2), -np.inf) - lse)
         delta = (do * o).sum(axis=-1, keepdims=True) * (fault != "no delta")
-        d_scores = weights * (do @ np.swapaxes(v, -1, -2) - delta) * (1 if fault == "no scale backward" else scale)
+        factor = {"no scale backward": 1, "sign of the scale lost backward": abs(scale)}.get(fault, scale)
+        d_scores = weights * (do @ np.swapaxes(v, -1, -2) - delta) * factor
         found = [d_scores @ k, np.swapaxes(d_scores, -1, -2) @ q, np.swapaxes(weights, -1, -2) @ do]
         if fault == "key and value gradients swapped":
             found = [found[0], found[2], found[1]]
@@ -420,6 +424,8 @@ BACKWARD = {
     "nan of masked rows": "gradient-empty-row",
     "no delta": "gradient",
     "no scale backward": "gradient",
+    "sign of the scale lost backward": "gradient-negative-scale",
+    "backward has the mask of the first head": "gradient-mask-of-heads",
     "key and value gradients swapped": "gradient",
     "first head of a group": "gradient-grouped",
     "adds to old gradients": "gradient-twice",
