@@ -111,6 +111,11 @@ def _empty_rows(draw: Draw, *, gradient: bool = False) -> Problem:
     return replace(problem, arrays={**problem.arrays, "mask": mask})
 
 
+def _biased(draw: Draw, problem: Problem) -> Problem:
+    (*batch, heads, rows, _), columns = problem.arrays["query"].shape, problem.arrays["key"].shape[-2]
+    return replace(problem, arrays={**problem.arrays, "bias": draw.normal(*batch, heads, rows, columns)})
+
+
 def _with_sinks(draw: Draw, problem: Problem) -> Problem:
     return replace(problem, arrays={**problem.arrays, "sinks": draw.normal(problem.arrays["query"].shape[-3])})
 
@@ -344,6 +349,8 @@ KERNELS: tuple[Case, ...] = (
           lambda d: _padded(d, 1, 128, 66)),
     _case("grouped-65", 9, "6 query heads on 2 key heads across the edge of a block.",
           lambda d: attention(d, 65, 70, 32, heads=6, groups=2)),
+    _case("grouped-64", 9, "4 query heads on 2 key heads, in whole blocks.",
+          lambda d: attention(d, 64, 128, 64, heads=4, groups=2), hard),
     _case("sinks-grouped-130", 7, "Sinks of 6 query heads on 2 key heads, counted once for several blocks of keys.",
           lambda d: _with_sinks(d, attention(d, 70, 130, 32, "causal", heads=6, groups=2)), probability),
     _case("softcap-130", 7, "Softcap for several blocks of keys.",
@@ -384,6 +391,8 @@ KERNELS: tuple[Case, ...] = (
     _case("empty-rows-130", 4, "Fully masked rows at the edges of blocks give 0.", _empty_rows),
     _case("gradient-empty-rows-130", 4, "Fully masked rows have no gradient, and give none.", measure="gradient",
           inputs=lambda d: _empty_rows(d, gradient=True)),
+    _case("bias-130x65", 1, "A bias of every query in several blocks of them.",
+          lambda d: _biased(d, attention(d, 130, 65, 32)), hard),
     _case("gradient-lowest-bias", 4, "Rows of very low scores have the gradients of an average.", bound=exact_scores,
           measure="gradient", inputs=_lowest_bias),
     _case("nan-query", 5, "A query of NaN makes its row NaN, and no other.",

@@ -89,8 +89,8 @@ def _mean_of_past(dense: Dense) -> Answer | None:
 
 
 def _nan_of_rows(dense: Dense) -> Answer | None:
-    empty = _empty_rows(dense)
-    if empty is None:
+    empty = ~dense.through.any(axis=-1, keepdims=True)  # also without a key
+    if not empty.any():
         return None
     truth = answer(dense)
     if dense.cotangent is None:
