@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.cases.case import Bound, Case, Draw, exact_scores, hard, long, ordinary
+from attention_conformance.cases.case import Bound, Case, Draw, exact_scores, hard, long, ordinary, probability
 from attention_conformance.cases.contract import MASK, with_element
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -49,6 +49,7 @@ CROSS = (
     (1, 130, "plain"),
     (3, 129, "lengths"),
     (65, 130, "causal"),
+    (130, 65, "causal"),
     (130, 65, "mask"),
     (70, 200, "mask"),
 )
@@ -74,11 +75,17 @@ def attention(
     return Problem(arrays, mask, options, cotangent)
 
 
-def _nan_padding(draw: Draw, queries: int, keys: int, left: int, **sizes: Any) -> Problem:
-    """Keys and values of NaN after so many keys, which no query may attend to."""
-    problem = attention(draw, queries, keys, rule="mask", **sizes)
+def _padded(draw: Draw, queries: int, keys: int, left: int) -> Problem:
+    """No query may attend to keys and values after so many."""
+    problem = attention(draw, queries, keys, rule="mask")
+    mask = np.broadcast_to(np.arange(keys) < left, (2, 1, queries, keys)).copy()
+    return replace(problem, arrays={**problem.arrays, "mask": mask})
+
+
+def _nan_padding(draw: Draw, queries: int, keys: int, left: int) -> Problem:
+    """The same, and these keys and values are NaN."""
+    problem = _padded(draw, queries, keys, left)
     arrays = dict(problem.arrays)
-    arrays["mask"] = np.broadcast_to(np.arange(keys) < left, (2, 1, queries, keys)).copy()
     for name in ("key", "value"):
         arrays[name] = arrays[name].copy()
         arrays[name][..., left:, :] = math.nan
@@ -104,8 +111,17 @@ def _empty_rows(draw: Draw, *, gradient: bool = False) -> Problem:
     return replace(problem, arrays={**problem.arrays, "mask": mask})
 
 
-def _mask_of(draw: Draw, *shape: int) -> Problem:
-    problem = attention(draw, 70, 130, 32, heads=3)
+def _biased(draw: Draw, problem: Problem) -> Problem:
+    (*batch, heads, rows, _), columns = problem.arrays["query"].shape, problem.arrays["key"].shape[-2]
+    return replace(problem, arrays={**problem.arrays, "bias": draw.normal(*batch, heads, rows, columns)})
+
+
+def _with_sinks(draw: Draw, problem: Problem) -> Problem:
+    return replace(problem, arrays={**problem.arrays, "sinks": draw.normal(problem.arrays["query"].shape[-3])})
+
+
+def _mask_of(draw: Draw, *shape: int, gradient: bool = False) -> Problem:
+    problem = attention(draw, 70, 130, 32, heads=3, gradient=gradient)
     mask = draw.mask(*shape, share=0.6)
     mask[..., 1] = True
     return replace(problem, arrays={**problem.arrays, "mask": mask}, mask=MASK)
@@ -329,8 +345,25 @@ KERNELS: tuple[Case, ...] = (
           lambda d: attention(d, 3, 67, 32, "causal")),
     _case("decode-nan-cache", 5, "One query sees 66 keys of a cache of 128 whose rest is NaN.",
           lambda d: _nan_padding(d, 1, 128, 66)),
+    _case("decode-stale-cache", 1, "One query sees 66 keys of a cache of 128 whose rest is another text's.",
+          lambda d: _padded(d, 1, 128, 66)),
     _case("grouped-65", 9, "6 query heads on 2 key heads across the edge of a block.",
           lambda d: attention(d, 65, 70, 32, heads=6, groups=2)),
+    _case("grouped-64", 9, "4 query heads on 2 key heads, in whole blocks.",
+          lambda d: attention(d, 64, 128, 64, heads=4, groups=2), hard),
+    _case("sinks-grouped-130", 7, "Sinks of 6 query heads on 2 key heads, counted once for several blocks of keys.",
+          lambda d: _with_sinks(d, attention(d, 70, 130, 32, "causal", heads=6, groups=2)), probability),
+    _case("softcap-130", 7, "Softcap for several blocks of keys.",
+          lambda d: attention(d, 70, 130, 32, "causal", softcap=1.5)),
+    _case("gradient-sinks-grouped-130", 7, "The gradients in these sinks, and next to them.", measure="gradient",
+          bound=probability,
+          inputs=lambda d: _with_sinks(d, attention(d, 70, 130, 32, "causal", heads=6, groups=2, gradient=True))),
+    _case("gradient-softcap-130", 7, "The gradients through the softcap for several blocks of keys.",
+          measure="gradient", inputs=lambda d: attention(d, 70, 130, 32, "causal", softcap=1.5, gradient=True)),
+    _case("gradient-negative-scale", 7, "The gradients with a scale below 0.", measure="gradient", bound=hard,
+          inputs=lambda d: attention(d, 20, 34, 32, scale=-0.25, gradient=True)),
+    _case("gradient-mask-of-heads", 1, "The gradients with a mask for every sample and head.", measure="gradient",
+          bound=hard, inputs=lambda d: _mask_of(d, 2, 3, 70, 130, gradient=True)),
     _case("one-key-head-65", 9, "5 query heads on one key head.",
           lambda d: attention(d, 33, 65, 32, heads=5, groups=1)),
     _case("gradient-grouped-65", 9, "The gradients of shared key heads add up.", measure="gradient",
@@ -358,6 +391,8 @@ KERNELS: tuple[Case, ...] = (
     _case("empty-rows-130", 4, "Fully masked rows at the edges of blocks give 0.", _empty_rows),
     _case("gradient-empty-rows-130", 4, "Fully masked rows have no gradient, and give none.", measure="gradient",
           inputs=lambda d: _empty_rows(d, gradient=True)),
+    _case("bias-130x65", 1, "A bias of every query in several blocks of them.",
+          lambda d: _biased(d, attention(d, 130, 65, 32)), hard),
     _case("gradient-lowest-bias", 4, "Rows of very low scores have the gradients of an average.", bound=exact_scores,
           measure="gradient", inputs=_lowest_bias),
     _case("nan-query", 5, "A query of NaN makes its row NaN, and no other.",

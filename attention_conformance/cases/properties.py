@@ -83,13 +83,13 @@ def _alibi(draw: Draw) -> Problem:
     return replace(problem, arrays={**problem.arrays, "bias": draw.array(np.broadcast_to(bias, (2, 4, 70, 70)))})
 
 
-def _cached(draw: Draw) -> Problem:
-    """One query against a cache of 65,536, of which 40,000 keys are there and the rest is NaN."""
+def _cached(draw: Draw, rest: float) -> Problem:
+    """One query against a cache of 65,536, of which 40,000 keys are there and the rest is multiplied by a number."""
     problem = attention(draw, 1, 65536, 16, "mask", heads=1, batch=1)
     arrays = {name: each.copy() for name, each in problem.arrays.items()}
     arrays["mask"][...] = np.arange(65536) < 40000
     for name in ("key", "value"):
-        arrays[name][..., 40000:, :] = math.nan
+        arrays[name][..., 40000:, :] *= arrays[name].dtype.type(rest)
     return replace(problem, arrays=arrays)
 
 
@@ -146,7 +146,10 @@ PROPERTIES: tuple[Case, ...] = (
     _case("as-the-first-call", 10, "A call of the shapes that the first call of the run had.",
           lambda d: attention(d, 64, 64, 64, heads=4)),
     _case("many-samples", 10, "270 samples.", lambda d: attention(d, 2, 3, 16, heads=1, batch=270)),
-    _case("long-decode", 5, "One query sees 40,000 keys of a cache of 65,536 whose rest is NaN.", _cached, hard),
+    _case("long-decode", 5, "One query sees 40,000 keys of a cache of 65,536 whose rest is NaN.",
+          lambda d: _cached(d, math.nan), hard),
+    _case("long-stale-cache", 1, "One query sees 40,000 keys of a cache of 65,536 whose rest is another text's.",
+          lambda d: _cached(d, 1.0), hard),
     _case("memory-bias", 10, "The bias is a transposed view.",
           lambda d: _stored(_with_bias(d), bias="transposed")),
     _case("memory-mask-expanded", 10, "The mask is expanded over the batch, with a stride of 0.",

@@ -14,7 +14,7 @@ import numpy as np
 from attention_conformance.oracle.dense import Answer, Dense, answer
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["CONVENTIONS", "FAULTS", "LEAK", "NARROW", "Variant", "keys_left", "shifted_from", "with_change"]
+__all__ = ["CONVENTIONS", "FAULTS", "LEAK", "NARROW", "SPREAD", "Variant", "keys_left", "shifted_from", "with_change"]
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def _mean_of_past(dense: Dense) -> Answer | None:
 
 
 def _nan_of_rows(dense: Dense) -> Answer | None:
-    empty = _empty_rows(dense)
-    if empty is None:
+    empty = ~dense.through.any(axis=-1, keepdims=True)  # also without a key
+    if not empty.any():
         return None
     truth = answer(dense)
     if dense.cotangent is None:
@@ -153,6 +153,13 @@ def _bias(change_bias: Callable[[NumpyArray, Dense], NumpyArray | None]) -> Chan
         return None if dense.bias is None else dense.changed(bias=change_bias(dense.bias, dense))
 
     return change
+
+
+def _lowest_hides(dense: Dense) -> Dense | None:
+    if dense.bias is None:
+        return None
+    lowest = (dense.bias <= -65504) & (dense.bias > -np.inf)  # that of float16
+    return dense.changed(bias=np.where(lowest, -np.inf, dense.bias)) if lowest.any() else None
 
 
 def _first(array: NumpyArray, axis: int) -> NumpyArray:
@@ -265,6 +272,10 @@ def _logsumexp_of_base_2(dense: Dense) -> Answer | None:
     return Answer(arrays, truth.scales, truth.kappa)
 
 
+LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the result, as 0 × NaN and NaN − ∞ are NaN",
+               lambda _: None)  # fmt: skip
+"""No single answer: NaN in elements that `reached` finds, and elsewhere the truth or another convention."""
+
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
             with_change(_causal(lambda m, n: n - m))),
@@ -276,11 +287,13 @@ CONVENTIONS = (
             _mean_of_past),
     Variant("nan-of-masked-row", 4, "a fully masked row gives NaN", _nan_of_rows),
     Variant("logsumexp-of-base-2", 6, "the logsumexp is a logarithm of base 2", _logsumexp_of_base_2),
+    LEAK,
 )  # fmt: skip
 """Differences of convention, in the order in which they are tried."""
 
-LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the output, as 0 × NaN is NaN", lambda _: None)
-"""No single answer: NaN where the truth has a number, and the truth elsewhere."""
+SPREAD = Variant("nan-spreads", 5, "a NaN or infinity reaches channels, queries, heads or samples apart from its own",
+                 lambda _: None)  # fmt: skip
+"""No single answer: NaN where no 0 × NaN of what is masked explains it, and the truth elsewhere."""
 
 NARROW = Variant("narrow-scores", 8, "it is as inaccurate as scores of 16 bits make it", lambda _: None)
 """No single answer: an error that the rounding of scores to 16 bits explains."""
@@ -309,6 +322,8 @@ FAULTS = (
             with_change(_bias(lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)))),
     Variant("negated-bias", 1, "the bias is subtracted",
             with_change(_bias(lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)))),
+    Variant("lowest-bias-hides", 4, "a bias of the lowest finite numbers hides a key, as -inf does",
+            with_change(_lowest_hides)),
     Variant("bias-of-first-head", 1, "all heads get the bias of the first",
             with_change(_bias(lambda bias, dense: _first(bias, -3)))),
     Variant("no-causality", 3, "causality is not applied", with_change(_without("causal"))),

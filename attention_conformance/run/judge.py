@@ -18,8 +18,9 @@ from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
 from attention_conformance.oracle.diagnoses import DIAGNOSES
+from attention_conformance.oracle.reach import reached
 from attention_conformance.oracle.ulps import FORMATS, worst_error
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, Variant
+from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, SPREAD, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.former import mistaken
@@ -425,27 +426,36 @@ class _Variants:
         for variant in (*FAULTS, *DIAGNOSES):
             yield variant, self.of(variant)
 
-    def _leaks(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> bool:
-        """Whether NaN stands where the truth has a number, and what is not finite among the arguments explains it."""
-        if self._dense is not None and bool(self._dense.through.all()):  # nothing is masked
-            return False
-        arrays = [each for name, each in bounds.problem.arrays.items() if name in ("key", "value")]
-        if all(bool(np.isfinite(each.astype(np.float64)).all()) for each in arrays):
-            return False
-        truth = bounds.truth.arrays
-        mended = {
-            name: np.where(np.isnan(each.astype(np.float64)), truth[name].high, each).astype(each.dtype)
-            for name, each in got.items()
-            if each.shape == truth[name].high.shape
-        }
-        return set(mended) == set(got) and bounds.measure(mended, truth).passes
+    def _of_nan(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> Variant | None:
+        """What explains NaN where a number is expected: the habits of formulas with masks, or that NaN spreads."""
+        dense, truth = self._dense, bounds.truth.arrays
+        if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
+            return None
+        if bool(np.isfinite(dense.key).all() and np.isfinite(dense.value).all()):
+            return None
+        nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
+        reach = reached(dense)
+        for expected in (truth, *self._by_convention(got)):
+            mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
+            leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
+            if leaks and bounds.measure(mended, expected).passes:
+                return LEAK
+        mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
+        return SPREAD if bounds.measure(mended, truth).passes else None
+
+    def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
+        """The answers of the other conventions, which a leak may come on top of."""
+        for variant in CONVENTIONS:
+            other = self.of(variant)
+            if other is not None and set(got) <= set(other.arrays):
+                yield {name: as_exact(other.arrays[name], other.scales[name]) for name in got}
 
     def equal(self, got: Mapping[str, NumpyArray], bounds: _Bounds, wrong: str) -> Variant | None:
         """The first variant that a wrong result equals, and all others with it."""
         if bounds.question.case.closed is not None:
             return None
-        if self._leaks(got, bounds):  # first, as what is all NaN equals many faults
-            return LEAK
+        if of_nan := self._of_nan(got, bounds):  # first, as what is all NaN equals many faults
+            return of_nan
         for variant, other in self._others(bounds):
             if other is None:
                 continue
@@ -455,6 +465,10 @@ class _Variants:
         is_narrow = bounds.question.dtype in ("float16", "bfloat16")
         error = bounds.measure(got, bounds.truth.arrays).error
         return NARROW if is_narrow and error <= 4 * (1 + bounds.truth.kappa) else None
+
+
+def _mended(each: NumpyArray, where: NumpyArray, expected: Exact) -> NumpyArray:
+    return np.where(where, expected.high, each).astype(each.dtype)
 
 
 def _power(question: Question, problem: Problem, bounds: _Bounds, variants: _Variants) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from attention_conformance.cases.large import LARGE
 from attention_conformance.oracle.diagnoses import DIAGNOSES
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW
+from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
 from attention_conformance.run.catalogue import SUBJECT_CASES
 from attention_conformance.run.former import FORMER
 from attention_conformance.run.kinds import NAMES
@@ -20,7 +20,7 @@ __all__ = ["case_names", "no_case", "not_accepted"]
 
 
 def _variants() -> list[str]:
-    known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, LEAK, NARROW)]
+    known = [each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, *FORMER, NARROW, SPREAD)]
     return [*known, *TOUCHED, "borrowed-attention", *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
 
 

@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 from attention_cli.app import app
 from attention_conformance import Finding
 from attention_conformance.named import named_cases
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW
+from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
 from attention_conformance.run.expected import SHIPPED, Origin, expected_of, met, read_expected, unmatched
 from attention_conformance.run.subjects import subject_cases
 from attention_conformance.subjects.presets import PRESETS
 
 CASES = {case.name: set(case.dtypes) for case in subject_cases()}
-VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, LEAK, NARROW))}
+VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, NARROW, SPREAD))}
 LINKS = {"", *(each.url for each in named_cases())}
 
 

@@ -100,11 +100,9 @@ def test_a_row_of_the_lowest_scores_is_no_masked_row():
     def zeroing(query, key, value, bias=None):
         return attention(query, key, value, bias, -1e30)
 
-    verdicts = [
-        found(settled(Subject(each)), "lowest-finite-bias")["lowest-finite-bias"].verdict
-        for each in (attention, zeroing)
-    ]
-    assert verdicts == ["right", "silently wrong"]
+    told = [found(settled(Subject(each)), "lowest-finite-bias")["lowest-finite-bias"] for each in (attention, zeroing)]
+    assert [each.verdict for each in told] == ["right", "silently wrong"]
+    assert told[1].variant == "lowest-bias-hides"
 
 
 @pytest.mark.parametrize(("habit", "told"), planted.CONVENTIONS.items())
@@ -115,6 +113,50 @@ def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habi
     differs = found(subject, case)[case]
     assert (differs.verdict, differs.variant) == ("differs by convention", name)
     assert found(subject, case, accepted=[name])[case].verdict == "accepted"
+
+
+@pytest.mark.needs("numpy")
+def test_nan_where_there_is_no_key_is_that_of_a_masked_row():
+    subject = Subject(planted.Kernel("nan of a masked row"), **TAKES)
+    told = found(subject, "no-keys")["no-keys"]
+    assert (told.verdict, told.variant) == ("differs by convention", "nan-of-masked-row")
+
+
+HIDDEN = (
+    "masked-*", "attended-inf-value", "attended-nan-key", "empty-row-bias", "decode-nan-cache", "padding-nan",
+    "gradient-masked-nonfinite",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lowest", [-np.inf, -1e9])
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multiplies_0_by_nan(backend, lowest):
+    xp = pytest.importorskip("torch" if backend == "torch" else "jax.numpy")
+
+    def attention(query, key, value, mask=None, bias=None, is_causal=False):
+        scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
+        if bias is not None:
+            scores = scores + bias
+        if mask is not None:
+            scores = scores + xp.where(mask, 0.0, lowest)
+        if is_causal:
+            scores = scores + xp.where(xp.tril(xp.ones(scores.shape[-2:], dtype=xp.bool)), 0.0, lowest)
+        powers = xp.exp(scores - scores.max(-1, keepdims=True)) if backend == "jax" else scores.softmax(-1)
+        return (powers / powers.sum(-1, keepdims=True)) @ value
+
+    findings = found(settled(Subject(attention, backend=backend)), *HIDDEN)
+    told = {(each.verdict, each.variant) for each in findings.values()} - {("right", "")}
+    assert told == {("differs by convention", "nan-through-mask")}, findings
+    assert findings["gradient-masked-nonfinite"].variant == "nan-through-mask"
+    assert findings["masked-nan-key"].variant == "nan-through-mask"
+
+
+@pytest.mark.parametrize("fault", [each for each in planted.LEAKS if planted.LEAKS[each] is not None])
+@pytest.mark.needs("numpy")
+def test_nan_that_spreads_farther_than_0_times_nan_is_visibly_wrong(fault):
+    case = planted.FORWARD[fault]
+    wrong = found(Subject(planted.Kernel(fault), **TAKES), case, accepted=["nan-through-mask"])[case]
+    assert (wrong.verdict, wrong.variant) == ("visibly wrong", "nan-spreads")
 
 
 @pytest.mark.needs("numpy")

@@ -167,6 +167,7 @@ class Kernel:
                 "future key": 1, "no key at the position": -1, "future key from 64": at >= 64,
                 "future key from 256": at >= 256,
                 "future block": BLOCK - 1 - at % BLOCK, "bottom right": columns - rows,
+                "bottom right of more keys alone": max(columns - rows, 0),
             }.get(fault, 0)  # fmt: skip
             allowed = allowed & (of <= at + shift)
         lost = {
@@ -180,12 +181,12 @@ class Kernel:
 
     def rows(self, query, key, value, allowed):
         fault, wide = self.fault, query.dtype
-        clean = value if fault == "nan leaks" else np.where(np.isfinite(value), value, 0)
+        clean = value if fault in LEAKS else np.where(np.isfinite(value), value, 0)
         top = np.full((*query.shape[:-1], 1), -5e4 if fault == "finite lowest score" else -np.inf, wide)
         total, output = np.zeros_like(top), np.zeros((*query.shape[:-1], value.shape[-1]), wide)
         for start in range(0, key.shape[-2], 2048 if key.shape[-2] > 4096 else BLOCK):
             at = slice(start, start + (2048 if key.shape[-2] > 4096 else BLOCK))
-            keys = key[..., at, :] if fault == "nan leaks" else np.where(self.seen(allowed, at), key[..., at, :], 0)
+            keys = key[..., at, :] if fault in LEAKS else np.where(self.seen(allowed, at), key[..., at, :], 0)
             scores = query @ np.swapaxes(keys, -1, -2)
             if self.bias is not None:
                 scores = scores + np.broadcast_to(self.bias, allowed.shape)[..., at]
@@ -213,7 +214,9 @@ class Kernel:
             return output
         with np.errstate(all="ignore"):
             output = output / (total if fault == "nan of a masked row" else np.where(total > 0, total, 1))
-        return output if fault == "nan leaks" else self.with_nonfinite(output, query, key, value, allowed)
+        if LEAKS.get(fault) is not None:
+            output = output + 0 * output.sum(axis=LEAKS[fault], keepdims=True)
+        return output if fault in LEAKS else self.with_nonfinite(output, query, key, value, allowed)
 
     def seen(self, allowed, at):
         return np.expand_dims(allowed[..., at].any(axis=-2), -1)
@@ -232,6 +235,11 @@ class Kernel:
         unknown |= allowed.any(axis=-1, keepdims=True) & ~np.isfinite(query).all(axis=-1, keepdims=True)
         return np.where(unknown, np.nan, output)
 
+
+LEAKS = {
+    # what multiplies all values by weights of 0: the axis along which NaN spreads then
+    "nan leaks": None, "nan leaks to all channels": -1, "nan leaks to all heads": 1, "nan leaks to all samples": 0,
+}  # fmt: skip
 
 CONTIGUOUS = {
     "contiguous query taken for granted": ("query",),
@@ -269,7 +277,9 @@ FORWARD = {
     "heads in turn": "grouped-heads",
     "first key head": "grouped-heads",
     "keys of the first sample": "ladder-31x80-plain",
-    "nan leaks": "masked-nan-value",
+    "nan leaks to all channels": "masked-nan-value",
+    "nan leaks to all heads": "nan-head-among-others",
+    "nan leaks to all samples": "nan-sample-among-others",
     "query in 8 bits": "ladder-31x80-plain",
     "scores in 16 bits": "ladder-31x80-plain",
     "weights of 4 bits": "ladder-31x80-plain",
@@ -283,7 +293,7 @@ FORWARD = {
     "reads past a stride": "memory-inner-stride-value",
     "reads the buffer from its start": "memory-misaligned",
     "reads past the part of the cache": "memory-part-of-cache",
-    "decoding ignores the mask": "decode-nan-cache",
+    "decoding ignores the mask": "decode-stale-cache",
     "causality kept by queries": "after-shorter",
     "keys in another order each call": "twice-of-200",
     "kept by shape": "after-other-values",
@@ -325,6 +335,7 @@ CONVENTIONS = {
     "bottom right": ("causal-more-keys", "bottom-right-causal"),
     "mean of a masked row": ("empty-row-mask", "mean-of-masked-row"),
     "nan of a masked row": ("empty-row-mask", "nan-of-masked-row"),
+    "nan leaks": ("masked-nan-value", "nan-through-mask"),
 }
 
 
@@ -351,6 +362,8 @@ class Backward:
         do, q, o = (each.astype(np.float32) for each in (d_output, query, output))
         k, v = (np.repeat(each, size, axis=1).astype(np.float32) for each in (key, value))
         shown = None if fault == "backward ignores the mask" else mask
+        if fault == "backward has the mask of the first head" and mask is not None:
+            shown = mask[:, :1]
         allowed = kernel.allowed(q, k, shown, is_causal and fault != "backward ignores causality")
         if fault == "backward ignores causality next to a mask" and mask is not None:
             allowed = kernel.allowed(q, k, shown, False)
@@ -363,7 +376,8 @@ class Backward:
         if fault == "nan of masked rows":
             weights = np.exp(np.where(allowed, scale * q @ np.swapaxes(k, -1, -2), -np.inf) - lse)
         delta = (do * o).sum(axis=-1, keepdims=True) * (fault != "no delta")
-        d_scores = weights * (do @ np.swapaxes(v, -1, -2) - delta) * (1 if fault == "no scale backward" else scale)
+        factor = {"no scale backward": 1, "sign of the scale lost backward": abs(scale)}.get(fault, scale)
+        d_scores = weights * (do @ np.swapaxes(v, -1, -2) - delta) * factor
         found = [d_scores @ k, np.swapaxes(d_scores, -1, -2) @ q, np.swapaxes(weights, -1, -2) @ do]
         if fault == "key and value gradients swapped":
             found = [found[0], found[2], found[1]]
@@ -415,6 +429,8 @@ BACKWARD = {
     "nan of masked rows": "gradient-empty-row",
     "no delta": "gradient",
     "no scale backward": "gradient",
+    "sign of the scale lost backward": "gradient-negative-scale",
+    "backward has the mask of the first head": "gradient-mask-of-heads",
     "key and value gradients swapped": "gradient",
     "first head of a group": "gradient-grouped",
     "adds to old gradients": "gradient-twice",

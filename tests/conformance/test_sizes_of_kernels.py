@@ -1,0 +1,65 @@
+"""Options of kernels at the sizes of several blocks: causality with more queries, softcap, sinks and biases."""
+
+import functools
+
+import numpy as np
+import planted_kernels as planted
+import pytest
+from planted_kernels import TAKES, found
+
+from attention_conformance import Subject
+from attention_conformance.subjects.probe import settled
+
+
+@pytest.mark.needs("numpy")
+def test_a_kernel_that_counts_from_the_bottom_right_does_so_with_more_queries_too():
+    takes = TAKES | {"causal": "bottom-right"}
+    case = "cross-130x65-causal"
+    assert found(Subject(planted.Kernel("bottom right"), **takes), case)[case].verdict == "right"
+    told = found(Subject(planted.Kernel("bottom right of more keys alone"), **takes), case)[case]
+    assert (told.verdict, told.variant) == ("differs by convention", "top-left-causal")
+
+
+def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, fault=""):
+    """Softcap and sinks for blocks of 64 keys."""
+    size = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(each, size, axis=1) for each in (key, value))
+    scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+    if softcap:
+        last = 64 if fault == "softcap of the first block" else None
+        scores[..., :last] = softcap * np.tanh(scores[..., :last] / np.float32(softcap))
+    if is_causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, np.float32(-np.inf))
+    if sinks is not None:
+        of_heads = np.repeat(sinks[::size], size) if fault == "sinks of key heads" else sinks
+        count = -(-key.shape[-2] // 64) if fault == "a sink for each block" else 1
+        sink = np.broadcast_to(of_heads[:, None, None], (*scores.shape[:-1], 1))
+        scores = np.concatenate([scores, *[sink] * count], axis=-1).astype(query.dtype)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return ((powers / powers.sum(axis=-1, keepdims=True))[..., : key.shape[-2]] @ value).astype(query.dtype)
+
+
+@pytest.mark.parametrize("fault", ["softcap of the first block", "sinks of key heads", "a sink for each block"])
+@pytest.mark.needs("numpy")
+def test_softcap_and_sinks_of_several_blocks_and_grouped_heads_are_checked(fault):
+    case = "softcap-130" if "softcap" in fault else "sinks-grouped-130"
+    for each, verdict in (("", "right"), (fault, "silently wrong")):
+        subject = settled(Subject(functools.partial(capped, fault=each), backend="numpy"))
+        assert (subject.softcap_name, subject.sinks_name) == ("softcap", "sinks")
+        assert found(subject, case)[case].verdict == verdict
+
+
+@pytest.mark.needs("numpy")
+def test_a_bias_of_later_blocks_of_queries_is_checked():
+    def attention(query, key, value, bias=None, stale=False):
+        scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+        if bias is not None:
+            rows = np.arange(query.shape[-2])
+            bias = np.broadcast_to(bias, scores.shape)[..., np.where(stale & (rows > 64), 64, rows), :]
+            scores = scores + bias
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return ((powers / powers.sum(axis=-1, keepdims=True)) @ value).astype(query.dtype)
+
+    for stale, verdict in ((False, "right"), (True, "silently wrong")):
+        subject = settled(Subject(functools.partial(attention, stale=stale), backend="numpy"))
+        assert found(subject, "bias-130x65")["bias-130x65"].verdict == verdict
