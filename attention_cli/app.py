@@ -68,9 +68,7 @@ def bench(
     shape: Annotated[Many, typer.Option(help="Batch, heads, length, head dimension, as in 4,12,512,64.")] = None,
     preset: Annotated[Many, typer.Option(help=f"{PRESETS}: shapes and masks; repeatable.")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None,
-    queries: Annotated[
-        str | None, typer.Option(help="Numbers of queries, as in 1,4,16. By default the length.")
-    ] = None,
+    queries: Annotated[str | None, typer.Option(help="How many queries, as in 1,4,16. By default the length.")] = None,
     offset: Annotated[int | None, typer.Option(help="Position of the first query. By default, the last ones.")] = None,
     key_lengths: Annotated[str | None, typer.Option(help="Of the mask padded, as in 3000, or one each.")] = None,
     window: Annotated[int, typer.Option(min=1, help="Keys of a query under the mask window.")] = WINDOW,

@@ -58,10 +58,10 @@ def other_bits(problem: Problem, got: Mapping[str, NumpyArray]) -> str:
         for name, each in got.items():
             unlike = int(np.sum(each[sample].view(np.uint8) != each[twin].view(np.uint8)))
             if unlike:
-                call, own = (int(np.searchsorted(np.cumsum(problem.calls), at, "right")) for at in (twin, sample))
+                calls = np.searchsorted(np.cumsum(problem.calls), (twin, sample), "right")
                 return (
                     f"{name}: {unlike} of {each[sample].nbytes} bytes of a sample differ between a batch of "
-                    f"{problem.calls[call]} and one of {problem.calls[own]}"
+                    f"{problem.calls[calls[0]]} and one of {problem.calls[calls[1]]}"
                 )
     return ""
 
@@ -73,4 +73,4 @@ BATCH = (
          lambda d: crowded(d, arithmetic="reproducible"), measure="batch bits",
          dtypes=("float16", "bfloat16", "float32")),
 )  # fmt: skip
-"""The law, within bounds and in bits."""
+"""The property, within bounds and in bits."""

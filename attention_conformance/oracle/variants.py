@@ -89,7 +89,7 @@ def _mean_of_past(dense: Dense) -> Answer | None:
 
 
 def _nan_of_rows(dense: Dense) -> Answer | None:
-    empty = ~dense.through.any(axis=-1, keepdims=True)  # also without a key
+    empty = np.logical_not(dense.through.any(axis=-1, keepdims=True))  # also without a key
     if not empty.any():
         return None
     truth = answer(dense)
@@ -97,7 +97,7 @@ def _nan_of_rows(dense: Dense) -> Answer | None:
         output = np.where(empty, np.nan, truth.arrays["output"])
         return Answer({"output": output}, truth.scales, truth.kappa)
     *leading, heads, _, _ = empty.shape
-    kv_heads = empty.any(axis=-2).reshape(*leading, heads // dense.group_size, dense.group_size).any(axis=-1)
+    kv_heads = empty.any(axis=(-2, -1)).reshape(*leading, heads // dense.group_size, dense.group_size).any(axis=-1)
     bad = {"query": empty, "key": np.expand_dims(kv_heads, (-2, -1)), "value": np.expand_dims(kv_heads, (-2, -1))}
     arrays = {name: np.where(bad[name], np.nan, truth.arrays[name]) for name in bad}
     return Answer({**truth.arrays, **arrays}, truth.scales, truth.kappa)

@@ -1,7 +1,7 @@
 """Whether the bits are the same: every case of `identical_cases` in every way of running, against published hashes.
 
-A way is a device and a mode of a library. Eager calls are computed again with other blocks, with the samples of a batch
-apart, in other places of a larger batch, and, in a process of their own, with one thread.
+A way is a device and a mode of a library. Eager calls are computed again with other blocks, and with the samples of a
+batch apart and in other places of a larger batch. A process of its own computes them with one thread.
 
 SHA-256 is taken of each result (or gradient) in order. Its dtype and shape come first, as the line ``float32 (2, 3)``
 with a newline, and then its elements in C order, little-endian. Every NaN of 16 bits counts as 0x7fff: libraries turn

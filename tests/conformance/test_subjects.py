@@ -24,16 +24,16 @@ def test_a_planted_fault_is_caught(fault, case):
 
 @pytest.mark.needs("numpy")
 def test_a_subject_that_promises_the_same_bits_in_any_batch_is_held_to_it():
-    law, bits = "batch-invariance", "batch-invariance-bits"
+    bounds, bits = "batch-invariance", "batch-invariance-bits"
     verdicts = {}
     for fault in ("", "a last bit that counts the samples", "the first mask in a large batch"):
         subject = Subject(planted.Kernel(fault), **TAKES, batch_invariant=True)
-        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, law, bits).items()}
-    assert verdicts[""] == {law: "right", bits: "right"}
-    assert verdicts["a last bit that counts the samples"] == {law: "right", bits: "other-bits-in-batch"}
-    assert verdicts["the first mask in a large batch"][law] not in ("right", "not offered")
-    unpromised = found(Subject(planted.Kernel("a last bit that counts the samples"), **TAKES), law, bits)
-    assert {name: each.verdict for name, each in unpromised.items()} == {law: "right", bits: "not offered"}
+        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, bounds, bits).items()}
+    assert verdicts[""] == {bounds: "right", bits: "right"}
+    assert verdicts["a last bit that counts the samples"] == {bounds: "right", bits: "other-bits-in-batch"}
+    assert verdicts["the first mask in a large batch"][bounds] not in ("right", "not offered")
+    unpromised = found(Subject(planted.Kernel("a last bit that counts the samples"), **TAKES), bounds, bits)
+    assert {name: each.verdict for name, each in unpromised.items()} == {bounds: "right", bits: "not offered"}
 
 
 @pytest.mark.parametrize(("fault", "case"), planted.BACKWARD.items())

@@ -236,10 +236,7 @@ class Kernel:
         return np.where(unknown, np.nan, output)
 
 
-LEAKS = {
-    # what multiplies all values by weights of 0: the axis along which NaN spreads then
-    "nan leaks": None, "nan leaks to all channels": -1, "nan leaks to all heads": 1, "nan leaks to all samples": 0,
-}  # fmt: skip
+LEAKS = {"nan leaks": None, "nan leaks to all channels": -1, "nan leaks to all heads": 1, "nan leaks to all samples": 0}
 
 CONTIGUOUS = {
     "contiguous query taken for granted": ("query",),
