@@ -148,10 +148,16 @@ def _tokenizer(path: Path, values: dict[str, Any]) -> Any:
     kind, split = values.get("ggml.model"), values.get("ggml.pre")
     if kind != "gpt2" or split not in PRE_TOKENIZERS:
         raise FileError(f"expected a tokenizer gpt2 of {', '.join(PRE_TOKENIZERS)} in {path}; got {kind} of {split}")
+    for name in ("ggml.tokens", "ggml.merges"):
+        if name not in values:
+            raise FileError(f"expected tokenizer.{name} in {path}; got no such value")
     tokens, merges = values["ggml.tokens"], [tuple(merge.split(" ")) for merge in values["ggml.merges"]]
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.BPE({token: index for index, token in enumerate(tokens)}, merges)
-    )
+    byte_pairs = tokenizers.models.BPE
+    try:
+        model = byte_pairs({token: index for index, token in enumerate(tokens)}, merges)
+    except Exception as error:  # of no class of its own
+        raise FileError(f"expected a tokenizer in {path}; got {error}") from error
+    tokenizer = tokenizers.Tokenizer(model)
     bytes_of = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, bytes_of])

@@ -9,6 +9,7 @@ from typing import Any
 from attention_core import layers
 from attention_core._arrays import Array, Namespace, shape_text, type_text, upcast
 from attention_core._backend import common_namespace
+from attention_core._checks import check_number, check_positive
 from attention_core.layouts._layout import Layout, LayoutError, check_kind, checked_arrays
 from attention_core.parameters import Decoder
 
@@ -16,6 +17,8 @@ CAUSAL_LM = "transformers.AutoModelForCausalLM"
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 TIED = {"llama": False, "mistral": False, "qwen2": False, "qwen3": False, "gemma2": True}  # unless the config says
 MODEL_TYPES = tuple(TIED)
+MAX_LAYERS = 10_000
+"""No model has as many: a tree of more would fill the memory before it is compared with the arrays."""
 MAPS = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -63,22 +66,24 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
     family = config.get("model_type")
     if family not in MODEL_TYPES:
         raise LayoutError(f"expected a model_type out of {', '.join(MODEL_TYPES)}; got {family!r}")
-    gemma, num_heads = family == "gemma2", _setting(config, "num_attention_heads")
-    channels, num_layers = _setting(config, "hidden_size"), _setting(config, "num_hidden_layers")
-    head_dim = config.get("head_dim") or (256 if gemma else None)
+    gemma, num_heads = family == "gemma2", _size(config, "num_attention_heads")
+    channels, num_layers = _size(config, "hidden_size"), _size(config, "num_hidden_layers", most=MAX_LAYERS)
+    head_dim = _size(config, "head_dim") if config.get("head_dim") else (256 if gemma else None)
     activation = config.get("hidden_activation" if gemma else "hidden_act") or (
         "gelu_pytorch_tanh" if gemma else "silu"
     )
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise LayoutError(f"expected an activation of {CAUSAL_LM} out of {', '.join(ACTIVATIONS)}; got {activation!r}")
     window, full_every = _windows(config, family, num_layers)
     num_kv_heads = config.get("num_key_value_heads", 8 if family == "mistral" else 4 if gemma else num_heads)
     biased = bool(config.get("attention_bias", False)) or family == "qwen2"
+    over_scale = config.get("query_pre_attn_scalar", 256)
+    check_number(f"query_pre_attn_scalar in the config of {CAUSAL_LM}", over_scale, positive=True)
     return layers.Decoder(
-        _setting(config, "vocab_size"),
+        _size(config, "vocab_size"),
         channels,
         num_heads,
-        _setting(config, "intermediate_size"),
+        _size(config, "intermediate_size"),
         num_layers,
         tied=config.get("tie_word_embeddings", TIED[family]),
         embedding_scale=math.sqrt(channels) if gemma else None,
@@ -95,25 +100,30 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
         epsilon=config.get("rms_norm_eps", 1e-6),
         rotary_base=_rotary_base(config),
         window=window,
-        scale=config.get("query_pre_attn_scalar", 256) ** -0.5 if gemma else None,
+        scale=over_scale**-0.5 if gemma else None,
         softcap=config.get("attn_logit_softcapping", 50.0) if gemma else None,
     )
 
 
-def _setting(config: Mapping[str, Any], name: str) -> Any:
+def _size(config: Mapping[str, Any], name: str, **most: int) -> int:
     if name not in config:
         raise LayoutError(f"expected {name} in the config of {CAUSAL_LM}; got {', '.join(sorted(config)) or 'nothing'}")
-    return config[name]
+    check_positive(f"{name} in the config of {CAUSAL_LM}", config[name], **most)
+    return int(config[name])
 
 
 def _rotary_base(config: Mapping[str, Any]) -> float:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise LayoutError(f"expected rotary positions of {CAUSAL_LM} as a mapping; got {type_text(rope)}")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise LayoutError(f"expected rotary positions of type default for {CAUSAL_LM}; got {kind!r}")
     if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1)) not in (1, None):
         raise LayoutError(f"expected rotary positions of whole heads for {CAUSAL_LM}; got a partial_rotary_factor")
-    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    base = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
+    check_number(f"rope_theta in the config of {CAUSAL_LM}", base, positive=True)
+    return float(base)
 
 
 def _windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[int | None, int | None]:
@@ -127,6 +137,8 @@ def _windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[i
     if window is None or family == "llama":
         return None, None
     if types is not None:
+        if not isinstance(types, list | tuple):
+            raise LayoutError(f"expected layer_types of {CAUSAL_LM} as a list; got {type_text(types)}")
         sliding = [each == "sliding_attention" for each in types]
     elif family in ("qwen2", "qwen3"):
         sliding = [index >= config.get("max_window_layers", 28) for index in range(num_layers)]
@@ -184,12 +196,14 @@ def check_causal_lm(definition: layers.Decoder, shapes: Mapping[str, Sequence[in
     wanted = {
         names[name]: spec.dims[::-1] if _is_transposed(name, spec.dims) else spec.dims for name, spec in specs.items()
     }
+    if definition.tied and "lm_head.weight" in shapes:  # the embedding again
+        wanted["lm_head.weight"] = wanted["model.embed_tokens.weight"]
     for name, dims in wanted.items():
         if name not in shapes:
             raise LayoutError(f"expected {name} of {CAUSAL_LM}; got no such array")
         if tuple(shapes[name]) != tuple(dims):
             raise LayoutError(f"expected {name} {tuple(dims)} of {CAUSAL_LM}; got {tuple(shapes[name])}")
-    left = sorted(set(shapes) - set(wanted) - ({"lm_head.weight"} if definition.tied else set()))
+    left = sorted(set(shapes) - set(wanted))
     if left:
         more = f" ({len(left)} in all)" if len(left) > 3 else ""
         raise LayoutError(f"expected nothing else of {CAUSAL_LM}; got {', '.join(left[:3])}{more}")
@@ -230,8 +244,7 @@ def from_causal_lm(
         raise LayoutError(f"expected the arrays of {CAUSAL_LM}; got none")
     check_causal_lm(definition, {name: tuple(array.shape) for name, array in found.items()})
     xp, token, head = common_namespace(xp, found), found["model.embed_tokens.weight"], found.get("lm_head.weight")
-    is_same = head is None or (tuple(head.shape) == tuple(token.shape) and bool(xp.all(xp.equal(head, token))))
-    if definition.tied and not is_same:
+    if definition.tied and head is not None and not bool(xp.all(xp.equal(head, token))):
         raise LayoutError(f"expected lm_head.weight equal to the tied embedding; got another {shape_text(head)}")
     plus_one = definition.post_norm
     named = {}

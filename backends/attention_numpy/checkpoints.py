@@ -6,6 +6,7 @@ Names, shapes and dtypes are checked from the headers of the files, before any w
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -151,7 +152,7 @@ def _header(path: Path) -> Mapping[str, Any]:
     try:
         header = json.loads(start)
         header.pop("__metadata__", None)
-        ends = [each["data_offsets"][1] for each in header.values()]
+        ends = [operator.index(each["data_offsets"][1]) for each in header.values()]
         known = all(each["dtype"] in DTYPES and isinstance(each["shape"], list) for each in header.values())
     except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise FileError(f"expected a whole file of safetensors; got {path}: no such header") from error

@@ -137,21 +137,29 @@ def _definition(path: Path, values: dict[str, Any], dims: dict[str, tuple[int, .
             raise LayoutError(f"expected {architecture}.{name} in {path}; got no such value")
         return values[f"{architecture}.{name}"]
 
+    def size(name: str, default: Any = None) -> int:
+        value = setting(name) if default is None else values.get(f"{architecture}.{name}", default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LayoutError(f"expected {architecture}.{name} in {path} as a positive integer; got {value!r}")
+        return value
+
     scaling = values.get(f"{architecture}.rope.scaling.type", "none")
     if scaling != "none":
         raise LayoutError(f"expected rotary positions without scaling in {path}; got {scaling!r}")
     if len(dims.get("token_embd.weight", ())) != 2:
         raise LayoutError(f"expected token_embd.weight (V, C) in {path}; got {dims.get('token_embd.weight')}")
-    channels, num_heads = setting("embedding_length"), setting("attention.head_count")
-    num_kv_heads = values.get(f"{architecture}.attention.head_count_kv", num_heads)
-    head_dim = values.get(f"{architecture}.attention.key_length", channels // num_heads)
-    width = values.get(f"{architecture}.rope.dimension_count", head_dim)
+    channels, num_heads, num_layers = map(size, ("embedding_length", "attention.head_count", "block_count"))
+    if num_layers > len(dims):  # of which a tree might fill the memory
+        raise LayoutError(f"expected tensors of {num_layers} blocks in {path}; got {len(dims)} in all")
+    num_kv_heads = size("attention.head_count_kv", num_heads)
+    head_dim = size("attention.key_length", channels // num_heads)
+    width = size("rope.dimension_count", head_dim)
     return layers.Decoder(
         dims["token_embd.weight"][0],
         channels,
         num_heads,
-        setting("feed_forward_length"),
-        setting("block_count"),
+        size("feed_forward_length"),
+        num_layers,
         tied="output.weight" not in dims,
         num_key_value_heads=None if num_kv_heads == num_heads else num_kv_heads,
         head_dim=None if head_dim * num_heads == channels else head_dim,

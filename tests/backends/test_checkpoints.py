@@ -49,6 +49,18 @@ def test_a_folder_in_one_file_or_several_is_the_model_that_was_written(folder, t
     same(load_causal_lm(tmp_path / "back")[1], tree)
 
 
+WRONG = {
+    "heads": {"num_attention_heads": None},
+    "layers": {"num_hidden_layers": 10**9},  # of which a tree would fill the memory
+    "activation": {"hidden_act": ["silu"]},
+    "rope": {"rope_parameters": "default"},
+    "base": {"rope_parameters": {"rope_theta": "1e4"}},
+    "types": {"sliding_window": 3, "use_sliding_window": True, "layer_types": 2},
+    "scale": {"model_type": "gemma2", "query_pre_attn_scalar": 0},
+}
+OF_CONFIG = "in the config of transformers.AutoModelForCausalLM"
+
+
 def spoil(folder, what):
     weights, config = folder / "model.safetensors", folder / "config.json"
     arrays, settings = load_file(weights), json.loads(config.read_text())
@@ -63,10 +75,20 @@ def spoil(folder, what):
         arrays[norm] = arrays[norm].astype(np.float16)
     elif what == "unknown":
         settings["model_type"] = "gpt_neox"
+    elif what == "head":
+        arrays["lm_head.weight"] = np.ones((8, 11), np.float32)
+    settings |= WRONG.get(what, {})
     save_file(arrays, weights)
     config.write_text("{" if what == "broken" else json.dumps(settings))
     if what == "truncated":
         weights.write_bytes(weights.read_bytes()[:-4])
+    elif what == "ends":
+        start = weights.read_bytes()
+        size = int.from_bytes(start[:8], "little")
+        header = json.loads(start[8 : 8 + size])
+        header["model.norm.weight"]["data_offsets"] = [0, "8"]
+        text = json.dumps(header).encode()
+        weights.write_bytes(len(text).to_bytes(8, "little") + text + start[8 + size :])
     elif what == "absent":
         weights.unlink()
     elif what == "nothing":
@@ -83,6 +105,15 @@ def spoil(folder, what):
         ("unknown", LayoutError, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma2; got 'gpt_neox'"),
         ("broken", FileError, "expected JSON in {}/config.json; got "),
         ("truncated", FileError, "expected a whole file of safetensors, of "),
+        ("head", LayoutError, "expected lm_head.weight (11, 8) of transformers.AutoModelForCausalLM; got (8, 11)"),
+        ("heads", TypeError, f"expected num_attention_heads {OF_CONFIG} as a positive integer; got NoneType"),
+        ("layers", ValueError, f"expected num_hidden_layers {OF_CONFIG} of at most 10000; got 1000000000"),
+        ("activation", LayoutError, "expected an activation of transformers.AutoModelForCausalLM out of silu, swish, gelu, "),
+        ("rope", LayoutError, "expected rotary positions of transformers.AutoModelForCausalLM as a mapping; got str"),
+        ("base", TypeError, f"expected rope_theta {OF_CONFIG} as a number; got str"),
+        ("types", LayoutError, "expected layer_types of transformers.AutoModelForCausalLM as a list; got int"),
+        ("scale", ValueError, f"expected query_pre_attn_scalar {OF_CONFIG} as a positive finite number; got 0"),
+        ("ends", FileError, "expected a whole file of safetensors; got {}/model.safetensors: no such header"),
         ("absent", FileError, "expected a file of safetensors; got {}/model.safetensors: No such file or directory"),
         ("nothing", FileError, "expected a model with {}/config.json; got No such file or directory"),
     ],

@@ -1,5 +1,6 @@
 """The command ``generate``: what it prints, and what it refuses."""
 
+import json
 import re
 
 import numpy as np
@@ -8,6 +9,7 @@ from gguf_helpers import write_gguf
 from typer.testing import CliRunner
 
 from attention_cli.app import app
+from attention_cli.generate import _tokenizer
 from attention_core import layers
 from attention_core.layouts import LayoutError
 from attention_numpy.checkpoints import save_causal_lm
@@ -68,15 +70,34 @@ def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, m
         ("tokenizer.json", 1, "expected a tokenizer in {}/tokenizer.json; got no such file"),
         ("config.json", 1, "expected a model with {}/config.json; got No such file"),
         ("model.safetensors", 1, "expected a file of safetensors; got {}/model.safetensors: No such file"),
+        ({"model_type": "mamba"}, 1, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma2; got 'mamba'"),
+        ({"vocab_size": None}, 1, "expected vocab_size in the config of transformers.AutoModelForCausalLM as a positive integer; got NoneType"),
     ],
 )  # fmt: skip
 def test_a_model_that_is_not_whole_is_told(folder, spoil, status, message):
-    if spoil:
+    if isinstance(spoil, dict):
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | spoil))
+    elif spoil:
         (folder / spoil).unlink()
     result = run("a b", *(["--model", folder] if spoil else []))
     assert result.exit_code == status
     assert result.stderr.startswith("attention-core: " + message.replace("{}", str(folder)))
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"ggml.model": "bert"}, "expected a tokenizer gpt2 of smollm in a.gguf; got bert of smollm"),
+        ({"ggml.tokens": ["a", "b"]}, "expected tokenizer.ggml.merges in a.gguf; got no such value"),
+        ({"ggml.tokens": ["a"], "ggml.merges": ["a b"]}, "expected a tokenizer in a.gguf; got "),
+    ],
+)
+def test_a_broken_tokenizer_of_a_gguf_file_is_told(values, message):
+    with pytest.raises(FileError) as caught:
+        _tokenizer("a.gguf", {"ggml.model": "gpt2", "ggml.pre": "smollm"} | values)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_gguf_file_is_its_tensors(tmp_path):
@@ -96,6 +117,8 @@ def test_a_gguf_file_is_its_tensors(tmp_path):
         ({"left_out": ["blk.0.ffn_up.weight"]}, LayoutError, "expected blk.0.ffn_up.weight in {}; got no such tensor"),
         ({"shapes": {"blk.0.attn_k.weight": (2, 8)}}, LayoutError, "expected blk.0.attn_k.weight (4, 8) in {}; got (2, 8)"),
         ({"more": ["rope_freqs.weight"]}, LayoutError, "expected no other tensors of a llama in {}; got rope_freqs.weight"),
+        ({"values": {"attention.head_count": 0}}, LayoutError, "expected llama.attention.head_count in {} as a positive integer; got 0"),
+        ({"values": {"block_count": 2**31}}, LayoutError, "expected tensors of 2147483648 blocks in {}; got 11 in all"),
         (-70, FileError, "expected a whole GGUF file; got {} of "),
         (100, FileError, "expected a whole GGUF file; got {} of 100 bytes, which ends too early or is broken"),
         ("nothing", FileError, "expected a GGUF file; got {}: No such file"),

@@ -9,10 +9,10 @@ LLAMA = {
 }  # fmt: skip
 
 
-def write_gguf(path, *, architecture="llama", left_out=(), shapes=(), more=()):
+def write_gguf(path, *, architecture="llama", left_out=(), shapes=(), more=(), values=()):
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
-    for name, value in LLAMA.items():
+    for name, value in (LLAMA | dict(values)).items():
         writer.add_uint32(f"{architecture}.{name}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     dims = {
