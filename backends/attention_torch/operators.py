@@ -86,7 +86,7 @@ def _decode(part: Any) -> Any:
 def attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the results of an operation."""
     operation, plan = _decode_text(text)
-    return [result.contiguous() for result in operation.forward(plan, tuple(arrays), _backend())]
+    return _in_memory_of_their_own(operation.forward(plan, tuple(arrays), _backend()), arrays)
 
 
 @attend.register_fake  # type: ignore[untyped-decorator]
@@ -103,7 +103,7 @@ def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tens
     ends = tuple(results[:middle]), tuple(results[middle:])
     with torch.autocast(arrays[0].device.type, enabled=False):  # it may be on again where one goes backward
         gradients = operation.backward(plan, tuple(arrays), *ends, _backend())
-    return [gradient.contiguous() for gradient in gradients if gradient is not None]
+    return _in_memory_of_their_own([each for each in gradients if each is not None], [*arrays, *results])
 
 
 @attend_backward.register_fake  # type: ignore[untyped-decorator]
@@ -111,6 +111,21 @@ def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str
     return [
         torch.empty_like(array, memory_format=torch.contiguous_format) for array in arrays if array.is_floating_point()
     ]
+
+
+def _in_memory_of_their_own(results: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results, contiguous; one that shares memory with an array or an earlier result is cloned, as operators must.
+
+    A part of an array is contiguous already where the array has a single row.
+    """
+    contiguous, taken = [], {array.untyped_storage().data_ptr() for array in arrays}
+    for result in results:
+        result = result.contiguous()
+        if result.untyped_storage().data_ptr() in taken:
+            result = result.clone()
+        taken.add(result.untyped_storage().data_ptr())
+        contiguous.append(result)
+    return contiguous
 
 
 @custom_op("attention_core::remember", mutates_args=())  # type: ignore[untyped-decorator]

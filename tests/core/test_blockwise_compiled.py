@@ -1,6 +1,7 @@
 """Attention in blocks as compiled and transformed by the libraries, and differentiated again."""
 
 import dataclasses
+import functools
 import importlib
 import math
 from typing import Any, ClassVar
@@ -104,6 +105,34 @@ def test_compiled_blocks(mode_number, backend, rng):
     else:
         (found,) = derivatives(backend, own_options, arrays, ("blockwise",), compiled=compiled)
     assert_same(found, expected)
+
+
+@pytest.mark.needs(lambda mode_number, backend: len(backend.modes) > mode_number)
+@pytest.mark.parametrize("mode_number", [1, 2])
+@pytest.mark.parametrize("keys", [1, 5, 300])
+def test_a_single_query_of_one_head_compiled(keys, mode_number, backend, rng, put, get):
+    """The results and the gradients are single rows, each contiguous where it is a part of another array."""
+    arrays = put(list(map(rng.standard_normal, [(1, 1, 1, 4), (1, 1, keys, 4), (1, 1, keys, 1)])))
+
+    def compiled(function):
+        return backend.compile(function, mode=backend.modes[mode_number])
+
+    def attend(implementation):
+        return lambda *arrays: attention(*arrays, return_logsumexp=True, implementation=implementation)[::2]
+
+    def total(implementation, *arrays):
+        output, logsumexp = attend(implementation)(*arrays)
+        xp = array_namespace(output)
+        return xp.sum(xp.add(output[..., 0], logsumexp))
+
+    assert_same(get(compiled(attend("blockwise"))(*arrays)), get(attend("dense")(*arrays)))
+    if backend.differentiates:
+        dense, blocks = (functools.partial(total, implementation) for implementation in ("dense", "blockwise"))
+        if backend.name == "torch":  # whose compiler differentiates what it has compiled
+            found = backend.value_and_grad(compiled(blocks))(*arrays)
+        else:
+            found = compiled(backend.value_and_grad(blocks))(*arrays)
+        assert_same(get(found[1]), get(backend.value_and_grad(dense)(*arrays)[1]))
 
 
 def graph_of_torch(function):
