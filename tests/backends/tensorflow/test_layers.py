@@ -353,11 +353,13 @@ def test_spectral_vectors_advance_in_training_only(rng, mode):
 def test_fit_trains_every_weight(rng, name, jit):
     layer, x = made(name, rng), example(name, rng, dims=(6, *CASES[name][2][1:]))
     before = layer.to_numpy()
+    keras.utils.set_random_seed(5)  # of the dense layer, and of the order of samples
     model = keras.Sequential([placeholder(name), layer, keras.layers.Dense(3)])
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", jit_compile=jit)
+    model.compile(optimizer=keras.optimizers.SGD(0.02), loss="mse", jit_compile=jit)
     y = np.asarray(rng.standard_normal(model(x).shape), "float32")
-    losses = model.fit(x, y, batch_size=4, epochs=4, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]
+    loss = model.evaluate(x, y, verbose=0)
+    model.fit(x, y, batch_size=4, epochs=4, verbose=0)
+    assert model.evaluate(x, y, verbose=0) < loss
     for old, new in zip(before, layer.to_numpy(), strict=True):
         for key, array in named_arrays(new).items():
             assert np.isfinite(array).all()
