@@ -213,7 +213,7 @@ def identical_cases(model: LanguageModel, long: bool) -> tuple[Identical, ...]:
             batched=("token_ids", "lengths"),
             held=functools.partial(_held, model),
             modes=("eager",),
-            larger=True,
+            larger=long,
         ),
     )
 

@@ -139,11 +139,10 @@ def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, 
     """The results of a part of the values, which a function takes from those of a sample."""
     visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
     attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid), part))
-    stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 1, 1)
+    stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)
     stacks = grid.loops.loop(0, num_rounds(grid), attend, stacks)
-    output, *rows = (concat_blocks(grid, stack, 0) for stack in stacks)
-    logsumexp, remainder = (grid.xp.squeeze(row, axis=-1) for row in rows)
-    return output, logsumexp, remainder
+    output, rows = (concat_blocks(grid, stack, 0) for stack in stacks)
+    return output, rows[..., 0], rows[..., 1]
 
 
 def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
@@ -247,8 +246,8 @@ def _empty_state(forward_pass: ForwardPass, rows: Array) -> Running:
     )
 
 
-def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array, Array]:
-    """The results of a block of queries: in fully masked rows, the output is 0 and the logsumexp -inf."""
+def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array]:
+    """Output of a block of queries, and logsumexp with its remainder (..., 2): 0 and -inf in fully masked rows."""
     xp, dropout, (weighted_sum, total, row_max, has_key) = forward_pass.grid.xp, forward_pass.dropout, state
     if has_key is not None:
         total = xp.where(has_key, total, 1.0)
@@ -258,7 +257,8 @@ def _finish(forward_pass: ForwardPass, state: Running) -> tuple[Array, Array, Ar
         logsumexp, remainder = two_sum(row_max, logsumexp, xp)
     if has_key is not None:
         logsumexp = xp.where(has_key, logsumexp, -math.inf)
-    return output if dropout is None else xp.multiply(output, dropout.scale), logsumexp, remainder
+    output = output if dropout is None else xp.multiply(output, dropout.scale)
+    return output, xp.concat([logsumexp, remainder], axis=-1)
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results))
