@@ -2,8 +2,9 @@
 
 ``python -m attention_benchmark.language_model PATH`` takes a GGUF file of architecture llama; ``--prompt-length`` and
 ``--steps`` say how many tokens a prompt and a text after it have. PyTorch and NumPy run next to transformers with the
-same weights, JAX and TensorFlow next to ours compiled on PyTorch. Reproducible arithmetic, with prepared weights, runs
-next to the fast one of its library. Two take turns; the table has the median of the ratios of a turn, with quartiles.
+same weights, and so does transformers on this attention. JAX and TensorFlow run next to ours compiled on PyTorch, and
+reproducible arithmetic, with prepared weights, next to the fast one of its library. Two take turns; the table has the
+median of the ratios of a turn, with quartiles.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_benchmark.turns import measured
-from attention_core import get_backend, prepare_weights
+from attention_core import get_backend, prepare_weights, sample_tokens
 from attention_core.layers import Decoder, named_arrays
 from attention_core.layouts import LAYOUTS
 from attention_numpy.gguf_files import load_gguf
@@ -59,7 +60,7 @@ def _ours(model: Model, library: str, mode: str, arithmetic: str = "fast") -> Ta
 
     def advance(parameters: Any, ids: Any, cache: Any) -> Any:
         logits, cache = definition(parameters, ids, cache=cache, donate=True)
-        return xp.astype(xp.argmax(logits, axis=-1), xp.int32), cache
+        return sample_tokens(logits, temperature=0.0, xp=xp), cache
 
     if mode != "eager":
         start, advance = (backend.compile(each, mode=mode) for each in (start, advance))
@@ -83,6 +84,9 @@ def _transformers(model: Model, implementation: str) -> Tasks:
     import torch  # noqa: PLC0415 (who times no PyTorch does without)
     import transformers  # noqa: PLC0415
 
+    import attention_torch.transformers  # noqa: PLC0415
+
+    attention_torch.transformers.register()
     definition, halves = model.definition.with_settings(interleaved=False), _halves(model)
     config = transformers.AutoConfig.for_model(**LAYOUTS["causal-lm"].arguments(definition))
     with torch.device("meta"):
@@ -146,6 +150,7 @@ ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     for library, mode, arithmetic, other in (
         ("torch", "eager", "fast", ("transformers", "sdpa")),
         ("torch", "compiled", "fast", ("transformers", "sdpa")),
+        ("transformers", "attention_core", "fast", ("transformers", "sdpa")),
         ("jax", "jit", "fast", ("torch", "compiled", "fast")),
         ("tensorflow", "graph", "fast", ("torch", "compiled", "fast")),
         ("numpy", "eager", "fast", ("transformers", "eager")),
@@ -193,6 +198,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--row", choices=ROWS, action="append", help="only these rows; by default all")
     chosen = parser.parse_args()
+    if min(chosen.prompt_length, chosen.steps, chosen.turns) < 1:
+        parser.error("expected --prompt-length, --steps and --turns of at least 1")
     if chosen.row and len(chosen.row) == 1:
         found = load_gguf(chosen.path)
         model = Model(found.definition, found.parameters, chosen.prompt_length, chosen.steps)

@@ -53,7 +53,7 @@ class Identical:
     held : callable, optional
         From a backend and a device to further `Trees`, of the library's arrays, that are made once.
     modes : tuple of str, optional
-        In which modes alone it is run.
+        In which modes alone it is run, unless modes are asked for.
     larger : bool
         Whether its samples are also computed in other places of a larger batch: compilers take seconds for a new shape.
     """

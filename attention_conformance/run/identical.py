@@ -141,6 +141,8 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
         backend = get_backend(order.backend)
     devices = [each for each in devices_of(backend) if order.devices is None or each in order.devices]
     modes = [each for each in backend.modes if order.modes is None or each in order.modes]
+    if order.modes is not None:  # modes that are asked for are run, although it takes minutes
+        cases = [replace(case, modes=None) for case in cases]
     lacking = {(case.name, device): _lacking(case, backend, device) for case in cases for device in devices}
     trials = [
         (case, device, mode, variation)

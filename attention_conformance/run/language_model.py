@@ -19,7 +19,7 @@ from attention_conformance.problem import NumpyArray
 from attention_conformance.run.bert import FIXED, ModelError
 from attention_conformance.run.libraries import in_precision
 from attention_core import Backend, get_backend, prepare_weights, sample_tokens
-from attention_core.backend import array_namespace
+from attention_core.backend import array_namespace, on_device_of
 from attention_core.layers import Decoder, generate
 from attention_core.layouts import LayoutError
 from attention_core.parameters import Decoder as Parameters
@@ -202,7 +202,7 @@ def _whole(model: LanguageModel, ids: tuple[int, ...]) -> NumpyArray:
 
 
 def identical_cases(model: LanguageModel, long: bool) -> tuple[Identical, ...]:
-    """Prompts of different lengths in a batch, at once, or each alone, token by token: all must give the same bits."""
+    """Prompts of different lengths in a batch, at once, or each alone, in pieces: all must give the same bits."""
     ids, lengths = model.prompts(long)
     return (
         Identical(
@@ -225,15 +225,21 @@ def _held(model: LanguageModel, backend: Backend, device: str) -> Trees:
 
 
 def _continue(model: LanguageModel, trees: Trees) -> Any:
-    """Logits after the prompts, and after the most probable token that follows: (B, 2, V)."""
+    """Logits after the prompts, and after the most probable token that follows: (B, 2, V).
+
+    A prompt alone is taken in token by token, or in chunks of two where its length is even.
+    """
     ids, lengths = trees["token_ids"], trees["lengths"]
     xp = array_namespace(ids)
     exact = model.definition.with_settings(arithmetic="reproducible")
     batch, length = ids.shape
-    cache = exact.empty_cache((batch,), length + 1, ragged=True, dtype=xp.float32, device=ids.device, xp=xp)
+    cache = exact.empty_cache((batch,), length + 1, ragged=True, dtype=xp.float32, xp=xp, **on_device_of(ids))
     if batch == 1:
-        for position in range(int(lengths[0])):
-            found, cache = exact(trees["parameters"], ids[:, position : position + 1], cache=cache)
+        count = int(lengths[0])
+        size = 1 if count % 2 else 2
+        for start in range(0, count, size):
+            found, cache = exact(trees["parameters"], ids[:, start : start + size], cache=cache)
+        found = found[:, -1:, :]
     else:
         last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
         found, cache = exact(trees["parameters"], ids, cache=cache, num_new=lengths, select=last)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from attention_cli.app import app
 from attention_conformance.run import language_model
 from attention_conformance.run.bert import ModelError
-from attention_conformance.run.identical import APART, computed, digest
+from attention_conformance.run.identical import APART, computed, digest, work_on
 from attention_conformance.run.language_model import (
     KNOWN,
     Known,
@@ -21,6 +21,7 @@ from attention_conformance.run.language_model import (
 )
 from attention_conformance.run.libraries import devices_of
 from attention_conformance.run.model import load_any, plan_model, run_model
+from attention_conformance.run.processes import Order
 from attention_conformance.vectors import published_model
 from attention_core import get_backend
 from attention_numpy.checkpoints import save_causal_lm
@@ -89,6 +90,18 @@ def last_bit(model):
 
 def other_base(model):
     return replace(model, definition=model.definition.with_settings(rotary_base=10001.0))
+
+
+@pytest.mark.needs("tensorflow")  # other compilers take twice as long
+def test_a_model_is_compiled_where_the_mode_is_asked_for(backend, path):
+    cases = identical_cases(load_language_model(path), False)
+    hashes = {}
+    for modes in (None, backend.modes[:2]):
+        found = [each for each in work_on(cases, Order(backend.name, (), modes=modes)) if hasattr(each, "arrays")]
+        assert [each.detail for each in found if not each.passed] == []
+        hashes |= {(each.mode, each.variation): digest(each.arrays) for each in found}
+        assert {each.mode for each in found} == set(modes or ("eager",))
+    assert len(set(hashes.values())) == 1
 
 
 @pytest.mark.parametrize("change", [last_bit, other_base])

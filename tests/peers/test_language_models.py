@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from attention_core import layers, layouts
+from attention_core import get_backend, layers, layouts
+from attention_numpy.gguf_files import load_gguf
 
 pytestmark = pytest.mark.needs("torch", "transformers")
 SIZES = {
@@ -69,6 +70,44 @@ def test_logits_and_gradients_are_those_of_transformers(name, wide):
     for key, array in arrays.items():
         assert float((again[key] - array).detach().abs().max()) < 1e-15, key
     assert layouts.decoder_from_config(layouts.LAYOUTS["causal-lm"].arguments(definition)) == definition
+
+
+PARTS = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers": "blk",
+}  # fmt: skip
+
+
+def test_a_gguf_file_has_the_logits_of_transformers(wide, tmp_path):
+    """Its rotary pairs are neighbours, as llama.cpp has them; those of transformers are halves of a head."""
+    import transformers
+
+    gguf = pytest.importorskip("gguf")
+    config, model = model_of("smollm", wide, transformers)
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for name, parameter in model.named_parameters():
+        array = parameter.detach().numpy().astype(np.float32)
+        parameter.data = wide.from_numpy(array.astype(np.float64))
+        for theirs, ours in PARTS.items():
+            name = name.replace(theirs, ours)
+        if "attn_q" in name or "attn_k" in name:
+            array = array.reshape(-1, 2, config.head_dim // 2, config.hidden_size).swapaxes(1, 2).reshape(array.shape)
+        writer.add_tensor(name, np.ascontiguousarray(array))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    definition, tree, _ = load_gguf(tmp_path / "a.gguf")
+    definition = definition.with_settings(epsilon=config.rms_norm_eps)  # which the file rounds to float32
+    ids = wide.tensor([[5, 1, 22, 7, 30, 2, 9], [4, 4, 8, 19, 36, 11, 3]])
+    found, expected = definition(get_backend("torch").from_numpy(tree, dtype="float64"), ids), model(ids).logits
+    assert float((found - expected).detach().abs().max()) < 1e-12 * float(expected.detach().abs().max())
 
 
 TINY = {"model_type": "llama", "vocab_size": 5, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
