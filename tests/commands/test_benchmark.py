@@ -11,14 +11,13 @@ import pytest
 from evidence_helpers import FOLDER, compare_twice
 from typer.testing import CliRunner
 
-from attention_benchmark import CANDIDATES, Measurement, Problem, command, language_model, processes, report, worker
+from attention_benchmark import CANDIDATES, Measurement, Problem, command, processes, report, worker
 from attention_benchmark.measurement import fastest_peers, quartiles, ratio, read_json, write_json
 from attention_benchmark.order import Order
 from attention_benchmark.problem import DIRECTIONS, MASKS, OPERATIONS, PRESETS, default_problems
 from attention_benchmark.processes import measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE, expected, worst_error
 from attention_cli.app import app
-from attention_core.layers import Decoder
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 SHAPE = (2, 3, 520, 8)  # two documents
@@ -483,32 +482,3 @@ def test_keys_name_one_candidate_each():
     assert len({each.key for each in CANDIDATES}) == len(CANDIDATES)
     problems = *default_problems(), Problem(SHAPE, operation="linear")
     assert all(any(each.takes(problem) for problem in problems) for each in CANDIDATES)
-
-
-@pytest.mark.parametrize(
-    ("name", "turns"),
-    [
-        pytest.param("torch, eager, fast", 2, marks=pytest.mark.needs("torch")),
-        pytest.param("transformers, attention_core, fast", 2, marks=pytest.mark.needs("torch")),
-        ("numpy, eager, reproducible", 1),
-    ],
-)
-def test_a_row_of_the_table_of_language_models_is_of_the_same_logits(name, turns):
-    if not name.startswith("numpy"):
-        pytest.importorskip("transformers")
-    definition = Decoder(50, 8, 2, 16, 1, num_key_value_heads=1, interleaved=True)
-    model = language_model.Model(definition, definition.init(0, xp=np), prompt_length=5, steps=2)
-    found = language_model.row(name, model, turns=turns)
-    assert re.fullmatch(rf"\| {name} \| [a-z, ]+( \| [0-9.]+ ms \| [0-9.]+ \([0-9.]+ to [0-9.]+\)){{2}} \|", found)
-    assert language_model.memory(model) > 1
-
-
-def test_every_library_times_the_same_tokens_of_a_language_model(backend):
-    definition = Decoder(50, 8, 2, 16, 1, num_key_value_heads=1, interleaved=True)
-    model = language_model.Model(definition, definition.init(0, xp=np), prompt_length=5, steps=3)
-    modes = [mode for (library, mode, _), _ in language_model.ROWS.values() if library == backend.name]
-    ours = language_model._ours(model, backend.name, modes[0] if modes else "eager")
-    other = language_model._ours(model, "numpy", "eager")
-    np.testing.assert_allclose(ours.prefill(), other.prefill(), rtol=0, atol=1e-5)
-    assert ours.decode().tolist() == other.decode().tolist()
-    assert len(ours.decode()) == 3  # over the same cache again
