@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing_files
 from attention_conformance import subject_report as report
-from attention_conformance.cases.large import LARGE, available_memory
+from attention_conformance.cases.large import LARGE
 from attention_conformance.report import environment
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.changes import Change, changes
@@ -28,6 +28,7 @@ from attention_conformance.run.expected import (
 from attention_conformance.run.finding import QUIET, Finding, exit_status, most_telling
 from attention_conformance.run.fuzz import Script, has_hypothesis
 from attention_conformance.run.kinds import never_computed, refusals
+from attention_conformance.run.memory import available_memory
 from attention_conformance.run.names import no_case
 from attention_conformance.run.resumed import assumed_otherwise, differs, settings
 from attention_conformance.run.subjects import (

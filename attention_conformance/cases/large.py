@@ -14,39 +14,54 @@ from attention_conformance.cases.case import Case, Draw
 from attention_conformance.cases.kernels import attention
 from attention_conformance.problem import NumpyArray, Problem
 
-__all__ = ["LARGE", "available_memory", "selecting", "too_large"]
+__all__ = ["LARGE", "SIDE", "selecting"]
 
 KEYS = 2100
 """Keys whose rows lie so far apart that the last begin beyond 2**31 elements."""
 
 NARROW = ("float16", "bfloat16")
 
+SIDE = 8
+"""How many times smaller each side of the scores is in a problem by which memory is measured."""
+
 PERIOD = 127
 """Heads after which values repeat; it divides no power of two, at which an index may wrap."""
 
 
 def selecting(
-    draw: Draw, queries: int, keys: int, width: int, *, heads: int = 1, batch: int = 1, size: float = 8.0
-) -> Problem:
+    draw: Draw, queries: int, keys: int, width: int, *, heads: int = 1, batch: int = 1, size: float = 8.0,
+    shared: str = "",
+) -> Problem:  # fmt: skip
     r"""Make queries that each select one key, by the bits of its position as signs.
 
     Two keys differ in at least ``width // bits`` coordinates, and a difference in `n` lowers a score by
     :math:`2 n\, \mathtt{size}^2 / \sqrt{\mathtt{width}}`. At 40, other weights
-    round to 0.
+    round to 0. All samples share the keys, or the values, that ``shared`` names: a stride of 0 takes no memory.
     """
     bits = max(1, (keys - 1).bit_length())
     signs = 2.0 * (np.arange(keys)[:, None] >> (np.arange(width) % bits)[None, :] & 1) - 1
     entries = np.arange(batch * heads)
+    of_key, of_value = (entries[:heads] if name == shared else entries for name in ("key", "value"))
     code = draw.array(np.stack([-size * signs, size * signs]))
-    table = (np.arange(PERIOD)[:, None, None] + 3 * np.arange(keys)[:, None] + 5 * np.arange(width)) % PERIOD
+    table = (
+        np.arange(min(PERIOD, of_value.size))[:, None, None] + 3 * np.arange(keys)[:, None] + 5 * np.arange(width)
+    ) % PERIOD
     values = draw.array((2 * table - PERIOD) / 64)  # odd: never 0, and exact in 16 bits
     chosen = _selected(entries[:, None], np.arange(queries), keys)
     arrays = {
-        "query": code[(entries % 2)[:, None], chosen],
-        "key": np.take(code, entries % 2, axis=0),
-        "value": np.take(values, entries % PERIOD, axis=0),
+        "query": code[np.resize(_sign(of_key), entries.size)[:, None], chosen],
+        "key": np.take(code, _sign(of_key), axis=0),
+        "value": np.take(values, of_value % PERIOD, axis=0),
     }
-    return Problem({name: each.reshape(batch, heads, *each.shape[1:]) for name, each in arrays.items()})
+    arrays = {name: each.reshape(-1, heads, *each.shape[1:]) for name, each in arrays.items()}
+    if shared:
+        arrays[shared] = np.broadcast_to(arrays[shared], (batch, *arrays[shared].shape[1:]))
+    return Problem(arrays, memory={shared: "expanded"} if shared else {})
+
+
+def _sign(entries: NumpyArray) -> NumpyArray:
+    """The sign of the keys of each sample and head, another one for those 2**16 apart."""
+    return np.asarray(entries % PERIOD // 4 % 2)
 
 
 def _selected(entries: NumpyArray, rows: NumpyArray, keys: int) -> NumpyArray:
@@ -60,8 +75,13 @@ def _of_selected(problem: Problem) -> NumpyArray:
     keys = problem.arrays["key"].shape[-2]
     entries = np.arange(batch * heads)[:, None]
     chosen = _selected(entries, np.arange(queries), keys)[..., None]
+    entries = entries % heads if problem.memory.get("value") == "expanded" else entries
     table = (entries[..., None] % PERIOD + 3 * chosen + 5 * np.arange(width)) % PERIOD
     return np.asarray((2 * table - PERIOD) / 64).reshape(batch, heads, queries, width)
+
+
+def _square(draw: Draw, size: int) -> Problem:
+    return selecting(draw, size, size, 16, size=16.0)
 
 
 def _far(draw: Draw, name: str) -> Problem:
@@ -82,25 +102,12 @@ LARGE: tuple[Case, ...] = (
     _case("large-offset-value", "Values lie beyond 2**31 elements of a buffer.", 10.0, dtypes=NARROW,
           inputs=lambda d: _far(d, "value")),
     _case("large-scores", "More than 2**31 scores of one head.", 28.0, closed=_of_selected,
-          inputs=lambda d: selecting(d, 46400, 46400, 16, size=16.0)),
-    _case("large-elements", "65,540 heads have 2**31 elements of keys and of values.", 48.0, dtypes=NARROW,
-          closed=_of_selected, inputs=lambda d: selecting(d, 1, 256, 128, heads=65540)),
+          inputs=lambda d: _square(d, 46400), sample=lambda d: _square(d, 46400 // SIDE)),
+    _case("large-elements-key", "The keys of 65,600 heads are 2**31 elements; all samples share the values.", 12.0,
+          dtypes=NARROW, closed=_of_selected,
+          inputs=lambda d: selecting(d, 1, 256, 128, heads=32, batch=2050, shared="value")),
+    _case("large-elements-value", "The values of 65,600 heads are 2**31 elements; all samples share the keys.", 12.0,
+          dtypes=NARROW, closed=_of_selected,
+          inputs=lambda d: selecting(d, 1, 256, 128, heads=32, batch=2050, shared="key")),
 )  # fmt: skip
 """Large cases, for subjects; they run when they are asked for."""
-
-
-def too_large(case: Case, free: float | None) -> str:
-    """Why a case cannot run in so much memory, in GiB; empty where it can, or where nothing is known of it."""
-    if free is None or case.memory <= free:
-        return ""
-    return f"it takes {case.memory:g} GiB of memory; {free:.1f} GiB are free"
-
-
-def available_memory() -> float | None:
-    """The memory that is free, in GiB; None where the system does not tell."""
-    try:
-        with open("/proc/meminfo") as told:
-            line = next(line for line in told if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
-    return int(line.split()[1]) / 2**20

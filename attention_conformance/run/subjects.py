@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attention_conformance.cases.case import Case
-from attention_conformance.cases.large import LARGE, available_memory, too_large
+from attention_conformance.cases.large import LARGE
 from attention_conformance.problem import DTYPES
 from attention_conformance.run.catalogue import SUBJECT_CASES, subject_cases
 from attention_conformance.run.finding import Finding
@@ -26,6 +26,7 @@ from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.judge import Question, graded, judged, returned
 from attention_conformance.run.kinds import never_computed
 from attention_conformance.run.libraries import devices_of, quiet_start
+from attention_conformance.run.memory import available_memory, too_large
 from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.processes import blocked_interrupts
 from attention_conformance.run.profiles import PROFILES
@@ -321,7 +322,7 @@ def work(job: Job) -> Iterator[Message]:
     yield from () if job.cases or job.done or job.is_large else surprises(facts, declared, job.accepted)
     for each in asked:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
-        if reason := too_large(each.case, available_memory() if each.case.memory else None):
+        if reason := too_large(each, available_memory() if each.case.memory else None):
             yield Finding(each.case.name, each.dtype, each.case.line, each.case.shows, "not offered", detail=reason)
             continue
         yield judged(each) if job.is_trusted else returned(each)

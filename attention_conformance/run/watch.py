@@ -65,10 +65,18 @@ def _bytes(array: Any, backend: Backend) -> tuple[bytes, bytes]:
         if type(base) is not type(whole):
             break
         whole = base
-    if np.prod(whole.shape, dtype=np.int64) > LARGEST:
-        whole = array
-    numbers, buffer = (np.asarray(backend.to_numpy(each)).tobytes() for each in (array, whole))
-    return hashlib.sha256(numbers).digest(), hashlib.sha256(buffer).digest()
+    numbers = _hash(array, backend)
+    is_large = np.prod(whole.shape, dtype=np.int64) > LARGEST
+    return numbers, numbers if whole is array or is_large else _hash(whole, backend)
+
+
+def _hash(array: Any, backend: Backend) -> bytes:
+    """The hash of an array; of a large one part by part, as each part is copied."""
+    parts = array if np.prod(array.shape, dtype=np.int64) > LARGEST else (array,)
+    found = hashlib.sha256()
+    for each in parts:
+        found.update(np.asarray(backend.to_numpy(each)).tobytes())
+    return found.digest()
 
 
 def shared(results: Mapping[str, Any], arrays: Mapping[str, Any], backend: Backend) -> None:

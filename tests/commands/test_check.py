@@ -15,7 +15,11 @@ from attention_cli.app import app
 from attention_conformance.cases.case import Draw
 from attention_conformance.cases.large import LARGE, selecting
 from attention_conformance.oracle.dense import answer, dense_of
+from attention_conformance.run.judge import Question
+from attention_conformance.run.memory import too_large
 from attention_conformance.run.resumed import _catalogue
+from attention_conformance.subjects.probe import settled
+from attention_conformance.subjects.subject import Subject
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -251,7 +255,23 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_closed_form_of_large_cases_is_the_definition_at_a_size_that_can_be_computed(dtype):
-    for sizes in ({"heads": 131}, {"batch": 129, "heads": 2}, {"size": 16.0}):
+    shared = [{"batch": 70, "heads": 4, "shared": name} for name in ("key", "value")]
+    for sizes in ({"heads": 131}, {"batch": 129, "heads": 2}, {"size": 16.0}, *shared):
         problem = selecting(Draw(dtype, 0, "small"), 5, 50, 32, **sizes)
         output = answer(dense_of(problem)).arrays["output"]
         assert np.max(np.abs(output - LARGE[0].closed(problem))) < 1e-12
+
+
+def test_the_memory_of_all_scores_is_measured_on_a_part_of_them():
+    def dense(query, key, value):
+        powers = np.exp(query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5) - 64 * 16)
+        return powers @ value / powers.sum(axis=-1, keepdims=True)
+
+    def by_rows(query, key, value):
+        parts = [dense(query[..., at : at + 64, :], key, value) for at in range(0, query.shape[-2], 64)]
+        return np.concatenate(parts, axis=-2)
+
+    case = next(each for each in LARGE if each.name == "large-scores")
+    told = [too_large(Question(settled(Subject(each)), case, "float32"), 6.0) for each in (dense, by_rows)]
+    assert told[0].endswith("64 times what 1.6% of its scores took; 6.0 GiB are free")
+    assert told[1] == ""
