@@ -79,7 +79,8 @@ class Problem:
     calls : tuple of int
         How many samples of the batch each call has, one after the other; all in one call where there are none.
     memory : mapping of str to str
-        How arrays lie in memory, by the names of `attention_conformance.subjects.memory`; contiguous by default.
+        How arrays lie in memory, by the names of `attention_conformance.subjects.memory`; contiguous by default. The
+        name of another array says that they are one.
     """
 
     arrays: Mapping[str, NumpyArray]

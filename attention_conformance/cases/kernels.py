@@ -42,6 +42,10 @@ LADDER = (
     (300, 32, "causal"),
     (33, 192, "causal"),
     (40, 256, "plain"),
+    (33, 40, "plain"),
+    (20, 48, "mask"),
+    (65, 112, "causal"),
+    (34, 160, "lengths"),
 )
 CROSS = (
     # queries, keys, rule

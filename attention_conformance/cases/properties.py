@@ -167,6 +167,11 @@ PROPERTIES: tuple[Case, ...] = (
           measure="apart", inputs=lambda d: attention(d, 20, 34, 32, gradient=True)),
     _case("gradient-after-other-forward", 10, "Gradients of a call, after another call came between.",
           measure="between", inputs=lambda d: attention(d, 20, 34, 32, gradient=True)),
+    _case("gradient-of-one-graph-twice", 10, "A second backward pass through one graph gives the same gradients.",
+          measure="repeated", inputs=lambda d: attention(d, 20, 34, 32, gradient=True)),
+    _case("memory-one-array", 10, "Query, key and value are one array.", lambda d: _one_array(d)),
+    _case("gradient-memory-one-array", 10, "Gradients where query, key and value are one array.", measure="gradient",
+          inputs=lambda d: _one_array(d, gradient=True)),
     _case("gradient-samples", 10, "Gradients of five samples of lengths of their own.", measure="gradient",
           inputs=lambda d: attention(d, 20, 34, 32, "lengths", batch=5, gradient=True)),
     _case("gradient-more-queries", 10, "Gradients with more queries than keys.", measure="gradient",
@@ -178,6 +183,13 @@ PROPERTIES: tuple[Case, ...] = (
 def _with_bias(draw: Draw) -> Problem:
     problem = attention(draw, 18, 34, 32)
     return replace(problem, arrays={**problem.arrays, "bias": draw.normal(2, 2, 18, 34)})
+
+
+def _one_array(draw: Draw, *, gradient: bool = False) -> Problem:
+    problem = attention(draw, 33, 33, 32, "causal", gradient=gradient)
+    query = problem.arrays["query"]
+    arrays = {**problem.arrays, "key": query, "value": query}
+    return replace(problem, arrays=arrays, memory={"key": "query", "value": "query"})
 
 
 def _equal_masks(problem: Problem) -> Problem:

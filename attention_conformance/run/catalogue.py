@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import KERNELS
+from attention_conformance.cases.pairs import PAIRS
 from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.run.profiles import is_asked
 
@@ -17,6 +18,7 @@ SUBJECT_CASES: tuple[Case, ...] = (
     *(case for case in CASES if case.measure not in ("message", "autocast")),
     *KERNELS,
     *PROPERTIES,
+    *PAIRS,
 )
 """The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
 

@@ -12,7 +12,7 @@ from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.variants import Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.subjects.call import axes_of
-from attention_conformance.subjects.memory import stored
+from attention_conformance.subjects.memory import MEMORY, stored
 from attention_conformance.subjects.subject import Subject
 
 __all__ = ["FORMER", "mistaken"]
@@ -49,7 +49,11 @@ def mistaken(case: Case, problem: Problem, subject: Subject, seed: int) -> Itera
         for name in OF_ARRAY:
             if name in problem.arrays:
                 yield OF_ARRAY[name], replace(problem, arrays={**problem.arrays, name: earlier.arrays[name]})
-    read = {name: _contiguous(problem, name, subject) for name in problem.memory if name in problem.arrays}
+    read = {
+        name: _contiguous(problem, name, subject)
+        for name, kind in problem.memory.items()
+        if name in problem.arrays and kind in MEMORY
+    }
     if read:
         yield STRIDES, replace(problem, arrays={**problem.arrays, **read})
     for name, each in read.items():

@@ -223,6 +223,15 @@ def between(question: Question, problem: Problem, call: Call) -> Arrays:
     return call(replace(question, between=replace(problem, arrays=others)), problem)
 
 
+def repeated(question: Question, problem: Problem, call: Call) -> Arrays:
+    """The gradients of a second backward pass through one graph."""
+    backend, subject = question.backend, question.subject
+    if backend.name != "torch" or subject.backward is not None:
+        raise NotOffered("a second backward pass")
+    arrays = place(problem, subject, backend, subject.device or backend.devices()[0])
+    return to_numpy(torch_pass(problem, subject, arrays, ("query", "key", "value"), passes=2)[1], backend)
+
+
 PROPERTY_MEASURES: Mapping[str, Any] = {
     "decoded": decoded,
     "batch": in_batches,
@@ -233,5 +242,6 @@ PROPERTY_MEASURES: Mapping[str, Any] = {
     "by distance": by_distance,
     "apart": apart,
     "between": between,
+    "repeated": repeated,
 }
 """Measures by name. Those of outputs get problems that are not fitted yet, as they fit the parts."""

@@ -56,6 +56,11 @@ __all__ = [
 
 BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
 
+OF_ALL_DTYPES = (
+    "ladder-65x64-causal", "cross-70x200-mask", "decode-grouped", "scores-above-100", "gradient-ladder-65x32-causal"
+)  # fmt: skip
+"""Cases that are run in the other dtypes, too, as a kernel has code for each."""
+
 MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
 
@@ -70,7 +75,7 @@ class Job:
     declared : mapping
         Fields of `Subject`, and ``backward``.
     cases, dtypes : tuple of str
-        Patterns of names, and dtypes; by default all cases, and two dtypes that the subject takes.
+        Patterns of names, and dtypes; by default all cases in two dtypes that the subject takes, some in the others.
     profile : str
     like : str
         Another target, whose error is allowed twice.
@@ -174,7 +179,7 @@ def check_subject(
     cases : sequence of str, optional
         Names of cases; ``*`` and ``?`` are allowed. By default all.
     dtypes : sequence of str, optional
-        By default float32 and a type of 16 bits, as far as the subject takes them.
+        By default float32 and a type of 16 bits, as far as the subject takes them, and a few cases in its others.
     profile : str
         ``exact``, ``kernel`` or ``tf32``.
     like : Subject, optional
@@ -247,6 +252,9 @@ def told(subject: Subject) -> frozenset[str]:
 def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
     """What a job asks of a settled subject."""
     dtypes = job.dtypes or _usual_dtypes(subject)
+    others = (
+        () if job.dtypes or job.cases or job.is_large else [each for each in subject.dtypes or () if each not in dtypes]
+    )
     return [
         Question(
             subject,
@@ -260,7 +268,7 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
             is_trusted=job.is_trusted,
         )
         for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.profile))
-        for dtype in dtypes
+        for dtype in (*dtypes, *(others if case.name in OF_ALL_DTYPES else ()))
         if dtype in case.dtypes and (case.name, dtype) not in job.done
     ]
 

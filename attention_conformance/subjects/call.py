@@ -40,6 +40,9 @@ def place(problem: Problem, subject: Subject, backend: Backend, device: str) -> 
             placed[name] = backend.from_numpy(each, device=device)
             continue
         kind = problem.memory.get(name, "contiguous")
+        if kind in placed:  # one array for both
+            placed[name] = placed[kind]
+            continue
         axes = None
         if subject.layout and name in ("query", "key", "value", "cotangent"):
             axes = axes_of(subject.layout)
@@ -191,16 +194,23 @@ def gradients(
 
 
 def torch_pass(
-    problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str], between: Callable[[], Any] | None = None
-) -> tuple[Any, Arrays]:
-    """The output of PyTorch, and gradients for a cotangent with the strides that it has."""
+    problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str],
+    between: Callable[[], Any] | None = None, passes: int = 1,
+) -> tuple[Any, Arrays]:  # fmt: skip
+    """The output of PyTorch, and gradients for a cotangent with the strides that it has.
+
+    Of several backward passes through one graph, the gradients are those of the last.
+    """
     torch = importlib.import_module("torch")
     leaves = {name: arrays[name].detach().requires_grad_() for name in names}
     namespace = importlib.import_module("array_api_compat.torch")
     output = outputs(problem, subject, {**arrays, **leaves}, namespace)["output"]
     if between is not None:
         between()
-    found = torch.autograd.grad(output, list(leaves.values()), arrays["cotangent"].to(output.dtype), allow_unused=True)
+    found: Sequence[Any] = ()
+    cotangent = arrays["cotangent"].to(output.dtype)
+    for left in reversed(range(passes)):
+        found = torch.autograd.grad(output, list(leaves.values()), cotangent, retain_graph=left > 0, allow_unused=True)
     return output, {
         name: torch.zeros_like(leaves[name]) if each is None else each for name, each in zip(leaves, found, strict=True)
     }

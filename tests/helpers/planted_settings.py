@@ -1,0 +1,68 @@
+"""Faults of a kernel that show under one setting alone, planted in what the honest kernel gets."""
+
+import numpy as np
+import planted_kernels as planted
+
+
+def with_fault(fault=""):
+    """The honest kernel, but for one setting."""
+
+    def attention(query, key, value, mask=None, is_causal=False, scale=None):
+        (batch, heads, rows, width), groups, columns = query.shape, key.shape[1], key.shape[2]
+        size = heads // groups
+        if fault == "key heads in turn for groups of 4" and size == 4 and rows > 1:
+            key, value = (np.tile(each, (1, size, 1, 1)) for each in (key, value))
+        if fault == "key heads in turn for one sample" and batch == 1 and groups > 1 and size > 1:
+            key, value = (np.tile(each, (1, size, 1, 1)) for each in (key, value))
+        if fault == "no causality for groups of 4" and size == 4 and rows > 1:
+            is_causal = False
+        if fault == "no causality from the third sample on" and is_causal and batch > 2:
+            mask = np.ones((1, 1, rows, columns), bool) if mask is None else mask
+            mask = np.broadcast_to(mask, (batch, *mask.shape[1:])) & np.tri(rows, columns, dtype=bool)
+            mask, is_causal = np.concatenate([mask[:2], mask[2:] | ~np.tri(rows, columns, dtype=bool)]), False
+        if fault == "one key of the future in whole blocks of 256" and is_causal and rows == columns == 256:
+            seen = np.tri(rows, columns, 1, dtype=bool)
+            mask, is_causal = seen if mask is None else mask & seen, False
+        if fault == "mask of the first head for all samples" and mask is not None and mask.shape[:2] == (1, heads):
+            mask = mask[:, :1]
+        if fault == "mask of keys of the first head" and mask is not None and rows > 1 and mask.shape[2] == 1:
+            mask = mask[:, :1]
+        if fault == "decoding loses the mask of heads" and mask is not None and rows == 1:
+            mask = mask[:, :1]
+        if fault == "stated scale lost in decoding" and rows == 1:
+            scale = None
+        if fault == "a part of a cache taken for contiguous in decoding" and rows == 1 and value.base is not None:
+            value = np.ravel(value.base)[: value.size].reshape(value.shape)
+        if fault in WIDTHS and width == WIDTHS[fault]:
+            query = np.concatenate([query[..., : width // 32 * 32], np.zeros_like(query[..., width // 32 * 32 :])], -1)
+        if fault == "float64 in float32" and query.dtype == np.float64:
+            return attention(*(each.astype(np.float32) for each in (query, key, value)), mask, is_causal, scale).astype(
+                np.float64
+            )
+        if fault == "decoding without the maximum" and rows == 1:
+            with np.errstate(all="ignore"):
+                return planted.Kernel("no maximum")(query, key, value, mask, is_causal, scale)
+        return planted.attention(query, key, value, mask, is_causal, scale)
+
+    return attention
+
+
+WIDTHS = {f"the end of {width} channels lost": width for width in (40, 48, 112)}
+
+SETTINGS = {
+    # fault: the case that shows it
+    "key heads in turn for groups of 4": "pair-65x200-head-keys",
+    "key heads in turn for one sample": "pair-33x33-causal",
+    "no causality for groups of 4": "pair-256x256-causal",
+    "no causality from the third sample on": "pair-256x256-causal-keys",
+    "one key of the future in whole blocks of 256": "pair-256x256-causal",
+    "mask of the first head for all samples": "pair-128x128-heads",
+    "mask of keys of the first head": "pair-65x200-head-keys",
+    "decoding loses the mask of heads": "pair-1x129-heads",
+    "stated scale lost in decoding": "pair-1x129-plain",
+    "a part of a cache taken for contiguous in decoding": "pair-1x129-plain",
+    "decoding without the maximum": "pair-1x256-plain",
+    "the end of 40 channels lost": "ladder-33x40-plain",
+    "the end of 48 channels lost": "ladder-20x48-mask",
+    "the end of 112 channels lost": "ladder-65x112-causal",
+}
