@@ -125,10 +125,23 @@ def _with_sinks(draw: Draw, problem: Problem) -> Problem:
 
 
 def _mask_of(draw: Draw, *shape: int, gradient: bool = False) -> Problem:
-    problem = attention(draw, 70, 130, 32, heads=3, gradient=gradient)
+    batch = shape[0] if shape[0] > 1 else 3
+    problem = attention(draw, 70, 130, 32, heads=3, batch=batch, gradient=gradient)
     mask = draw.mask(*shape, share=0.6)
-    mask[..., 1] = True
+    mask[..., min(1, shape[-1] - 1)] = True
     return replace(problem, arrays={**problem.arrays, "mask": mask}, mask=MASK)
+
+
+def _mask_of_queries(draw: Draw) -> Problem:
+    problem = _mask_of(draw, 2, 1, 70, 1)
+    mask = problem.arrays["mask"].copy()
+    mask[:, :, [0, 5, 63, 64]] = False
+    return replace(problem, arrays={**problem.arrays, "mask": mask})
+
+
+def _biased_by(draw: Draw, *shape: int) -> Problem:
+    problem = attention(draw, 20, 34, 32, heads=3, gradient=True)
+    return replace(problem, arrays={**problem.arrays, "bias": draw.normal(*shape)})
 
 
 def _rising(draw: Draw, sign: float) -> Problem:
@@ -384,6 +397,7 @@ KERNELS: tuple[Case, ...] = (
     _case("mask-of-keys", 1, "A mask (B, 1, 1, N) is broadcast over heads and queries.",
           lambda d: _mask_of(d, 2, 1, 1, 130)),
     _case("mask-of-samples", 1, "A mask (1, 1, M, N) is broadcast over samples.", lambda d: _mask_of(d, 1, 1, 70, 130)),
+    _case("mask-of-queries", 4, "A mask (B, 1, M, 1) hides all keys from some queries.", _mask_of_queries),
     _case("mask-of-heads", 1, "Every head has a mask.", lambda d: _mask_of(d, 2, 3, 70, 130)),
     _case("mask-and-causal-130", 3, "Mask and causality at once: what either hides is hidden.", _mask_and_causal),
     _case("gradient-mask-and-causal-130", 3, "Gradients under mask and causality at once.", measure="gradient",
@@ -397,6 +411,10 @@ KERNELS: tuple[Case, ...] = (
           inputs=lambda d: _empty_rows(d, gradient=True)),
     _case("bias-130x65", 1, "A bias of every query in several blocks of them.",
           lambda d: _biased(d, attention(d, 130, 65, 32)), hard),
+    _case("gradient-bias-of-samples", 1, "The gradient in a bias (B, 1, M, N) is a sum over heads.",
+          measure="gradient", inputs=lambda d: _biased_by(d, 2, 1, 20, 34)),
+    _case("gradient-bias-of-keys", 1, "The gradient in a bias (1, H, 1, N) is a sum over samples and queries.",
+          measure="gradient", inputs=lambda d: _biased_by(d, 1, 3, 1, 34)),
     _case("gradient-lowest-bias", 4, "Rows of very low scores have the gradients of an average.", bound=exact_scores,
           measure="gradient", inputs=_lowest_bias),
     _case("nan-query", 5, "A query of NaN makes its row NaN, and no other.",

@@ -12,7 +12,7 @@ from attention_conformance.cases.pairs import PAIRS
 from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.run.profiles import is_asked
 
-__all__ = ["SUBJECT_CASES", "subject_cases"]
+__all__ = ["OF_ALL_DTYPES", "SUBJECT_CASES", "subject_cases"]
 
 SUBJECT_CASES: tuple[Case, ...] = (
     *(case for case in CASES if case.measure not in ("message", "autocast")),
@@ -21,6 +21,12 @@ SUBJECT_CASES: tuple[Case, ...] = (
     *PAIRS,
 )
 """The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
+
+
+OF_ALL_DTYPES = (
+    "ladder-65x64-causal", "cross-70x200-mask", "decode-grouped", "scores-above-100", "gradient-ladder-65x32-causal"
+)  # fmt: skip
+"""Cases that are run in the other dtypes, too, as a kernel has code for each."""
 
 
 def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:

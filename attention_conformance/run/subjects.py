@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ import numpy as np
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
 from attention_conformance.problem import DTYPES
-from attention_conformance.run.catalogue import SUBJECT_CASES, subject_cases
+from attention_conformance.run.catalogue import OF_ALL_DTYPES, SUBJECT_CASES, subject_cases
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.judge import Question, graded, judged, returned
@@ -55,11 +56,6 @@ __all__ = [
 ]
 
 BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
-
-OF_ALL_DTYPES = (
-    "ladder-65x64-causal", "cross-70x200-mask", "decode-grouped", "scores-above-100", "gradient-ladder-65x32-causal"
-)  # fmt: skip
-"""Cases that are run in the other dtypes, too, as a kernel has code for each."""
 
 MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
@@ -422,13 +418,15 @@ class _Worker:
     def messages(self, limit: float) -> Iterator[Message]:
         """Pass on messages, and keep track of where the process is."""
         while True:
-            if not self._receiver.poll(max(limit, 60.0) if self.at is None else limit):
+            if not self._answers(max(limit, 60.0) if self.at is None else limit):
                 self.verdict, self.reason = "timed out", f"no answer within {limit:g} s"
                 self.stack.ask(self._process)
                 break
             try:
-                message = self._receiver.recv()
+                message = self._receiver.recv() if self._receiver.poll() else None
             except EOFError:
+                break
+            if message is None:
                 break
             self._note(message)
             if isinstance(message, str):
@@ -436,6 +434,16 @@ class _Worker:
                 break
             yield message
         self._ended()
+
+    def _answers(self, limit: float) -> bool:
+        """Wait for a message, or for the end of the process: a child that it leaves may hold the connection open."""
+        stop = time.monotonic() + limit
+        while not self._receiver.poll(max(0.0, min(0.5, stop - time.monotonic()))):
+            if not self._process.is_alive():
+                return True
+            if time.monotonic() >= stop:
+                return False
+        return True
 
     def _note(self, message: Message | str) -> None:
         if isinstance(message, Started) or (isinstance(message, Asked) and message.facts is None):
@@ -463,7 +471,10 @@ class _Worker:
             self.job = replace(self.job, known={**self.job.known, question: AFTER_A_CRASH[question]})
 
     def end(self) -> None:
-        """End the process."""
+        """End the process, and those that it started."""
+        if hasattr(os, "killpg") and self._process.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left, or it has just begun
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
         self._receiver.close()
@@ -478,6 +489,8 @@ def _signal_name(code: int) -> str:
 
 
 def _child(job: Job, connection: Connection, stack: str) -> None:
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # so that what the subject starts ends with it
     writes_stack(stack)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")

@@ -30,6 +30,8 @@ import numpy as np
 def attention(query, key, value, mask=None, is_causal=False, scale=None):
     rows = query.shape[-2]
     if "abort" in os.environ.get("HABIT", "") and rows == 13:
+        if os.fork() == 0:
+            time.sleep(60)
         os.abort()
     if "hang" in os.environ.get("HABIT", "") and rows == 31:
         time.sleep(600)
@@ -137,7 +139,7 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
     found = subprocess.run(**run, capture_output=True, text=True, check=False)
     rows = {row["case"]: row for row in json.loads(written.read_text())["findings"]}
     verdicts = {name: row["verdict"] for name, row in rows.items()}
-    assert verdicts.pop("ladder-13x32-causal") == "crashed"
+    assert verdicts.pop("ladder-13x32-causal") == "crashed"  # and the process that it started has ended
     assert verdicts.pop("ladder-31x80-plain") == "timed out"
     assert set(verdicts.values()) == {"right"}
     assert rows["ladder-13x32-causal"]["detail"].startswith("its process died: SIGABRT, in line ")

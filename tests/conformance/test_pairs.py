@@ -40,11 +40,15 @@ def test_a_few_cases_are_run_in_all_dtypes_unless_some_are_asked_for():
 
 
 @pytest.mark.needs("torch")
-def test_a_second_backward_pass_and_one_array_for_all_are_checked():
+def test_a_second_backward_pass_one_array_for_all_and_a_shared_bias_are_checked():
     import torch
 
-    def attention(query, key, value, is_causal=False, fault=""):
+    def attention(query, key, value, bias=None, is_causal=False, fault=""):
         scores = query @ key.mT / query.shape[-1] ** 0.5
+        if bias is not None:
+            bias = bias.expand(*bias.shape[:1], scores.shape[1], *bias.shape[2:])
+            rest = bias[:, 1:].detach() if fault == "bias of the first head" else bias[:, 1:]
+            scores = scores + torch.cat([bias[:, :1], rest], dim=1)
         if is_causal:
             scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=bool).tril(), -torch.inf)
         output = scores.softmax(-1) @ value
@@ -55,7 +59,12 @@ def test_a_second_backward_pass_and_one_array_for_all_are_checked():
             output = scores.detach().softmax(-1) @ value
         return output
 
-    for fault, case in (("adds up", "gradient-of-one-graph-twice"), ("one array", "gradient-memory-one-array")):
+    cases = {
+        "adds up": "gradient-of-one-graph-twice",
+        "one array": "gradient-memory-one-array",
+        "bias of the first head": "gradient-bias-of-samples",
+    }
+    for fault, case in cases.items():
         for each, verdict in (("", "right"), (fault, "silently wrong")):
             subject = Subject(functools.partial(attention, fault=each), backend="torch")
             assert found(subject, case)[case].verdict == verdict

@@ -27,6 +27,10 @@ def with_fault(fault=""):
             mask = mask[:, :1]
         if fault == "mask of keys of the first head" and mask is not None and rows > 1 and mask.shape[2] == 1:
             mask = mask[:, :1]
+        if fault == "mask of one sample for two alone" and mask is not None and batch > 2 and mask.shape[0] == 1:
+            mask = np.concatenate([mask, mask, np.ones((batch - 2, *mask.shape[1:]), bool)])
+        if fault == "mask of queries ignored" and mask is not None and mask.shape[3] < columns:
+            mask = None
         if fault == "decoding loses the mask of heads" and mask is not None and rows == 1:
             mask = mask[:, :1]
         if fault == "stated scale lost in decoding" and rows == 1:
@@ -54,10 +58,12 @@ SETTINGS = {
     "key heads in turn for groups of 4": "pair-65x200-head-keys",
     "key heads in turn for one sample": "pair-33x33-causal",
     "no causality for groups of 4": "pair-256x256-causal",
-    "no causality from the third sample on": "pair-256x256-causal-keys",
+    "no causality from the third sample on": "pair-65x200-causal",
     "one key of the future in whole blocks of 256": "pair-256x256-causal",
     "mask of the first head for all samples": "pair-128x128-heads",
     "mask of keys of the first head": "pair-65x200-head-keys",
+    "mask of one sample for two alone": "mask-of-samples",
+    "mask of queries ignored": "mask-of-queries",
     "decoding loses the mask of heads": "pair-1x129-heads",
     "stated scale lost in decoding": "pair-1x129-plain",
     "a part of a cache taken for contiguous in decoding": "pair-1x129-plain",
