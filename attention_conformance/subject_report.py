@@ -80,10 +80,11 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
 
 
 def line_of(finding: Finding) -> Text:
-    """A finding in a line or two."""
+    """A finding in a line or two: what is wrong in words, where there are any, and one element."""
     text = Text(f"{finding.verdict}: ", style=STYLES[finding.verdict])
     text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
-    text.append(f": {finding.detail}", style="default")
+    told = "; ".join(each for each in (finding.says, finding.detail) if each)
+    text.append(f": {told}", style="default")
     return text
 
 

@@ -66,6 +66,8 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
     case = ("--case", "ladder-128x64-causal", "--case", "empty-row-mask", "--dtype", "float32")
     found = in_this_process(target, *case, "--layout", "BHSD", "--seed", 3)
     assert found.exit_code == 1
+    at_once = "silently wrong: ladder-128x64-causal float32: queries from 64 on see one key of the future; output at ("
+    assert at_once in " ".join(found.stderr.split())
     told = " ".join(found.stdout.split())
     assert "SILENTLY WRONG queries from 64 on see one key of the future (future-key-from-64)" in told
     assert "a fully masked row gives the average of all values (mean-of-masked-row) contract, line 4" in told
