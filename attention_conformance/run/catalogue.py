@@ -12,7 +12,7 @@ from attention_conformance.cases.pairs import PAIRS
 from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.run.profiles import is_asked
 
-__all__ = ["OF_ALL_DTYPES", "SUBJECT_CASES", "subject_cases"]
+__all__ = ["OF_NARROW", "SUBJECT_CASES", "subject_cases"]
 
 SUBJECT_CASES: tuple[Case, ...] = (
     *(case for case in CASES if case.measure not in ("message", "autocast")),
@@ -23,10 +23,10 @@ SUBJECT_CASES: tuple[Case, ...] = (
 """The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
 
 
-OF_ALL_DTYPES = (
-    "ladder-65x64-causal", "cross-70x200-mask", "decode-grouped", "scores-above-100", "gradient-ladder-65x32-causal"
+OF_NARROW = (
+    "ladder-128x64-causal", "cross-70x200-mask", "decode-grouped", "scores-above-100", "gradient-ladder-64x64-plain"
 )  # fmt: skip
-"""Cases that are run in the other dtypes, too, as a kernel has code for each."""
+"""Cases that are run in the other type of 16 bits, too, as a kernel has code for each."""
 
 
 def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:

@@ -21,7 +21,7 @@ import numpy as np
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
 from attention_conformance.problem import DTYPES
-from attention_conformance.run.catalogue import OF_ALL_DTYPES, SUBJECT_CASES, subject_cases
+from attention_conformance.run.catalogue import OF_NARROW, SUBJECT_CASES, subject_cases
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.judge import Question, graded, judged, returned
@@ -55,6 +55,7 @@ __all__ = [
     "work",
 ]
 
+NARROW = ("float16", "bfloat16")
 BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
 
 MOST_CRASHES = 12
@@ -71,7 +72,7 @@ class Job:
     declared : mapping
         Fields of `Subject`, and ``backward``.
     cases, dtypes : tuple of str
-        Patterns of names, and dtypes; by default all cases in two dtypes that the subject takes, some in the others.
+        Patterns of names, and dtypes; by default all cases in float32 and a type of 16 bits, and a few in the other.
     profile : str
     like : str
         Another target, whose error is allowed twice.
@@ -175,7 +176,7 @@ def check_subject(
     cases : sequence of str, optional
         Names of cases; ``*`` and ``?`` are allowed. By default all.
     dtypes : sequence of str, optional
-        By default float32 and a type of 16 bits, as far as the subject takes them, and a few cases in its others.
+        By default float32 and a type of 16 bits, as far as the subject takes them, and a few cases in the other one.
     profile : str
         ``exact``, ``kernel`` or ``tf32``.
     like : Subject, optional
@@ -248,9 +249,8 @@ def told(subject: Subject) -> frozenset[str]:
 def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question]:
     """What a job asks of a settled subject."""
     dtypes = job.dtypes or _usual_dtypes(subject)
-    others = (
-        () if job.dtypes or job.cases or job.is_large else [each for each in subject.dtypes or () if each not in dtypes]
-    )
+    is_all = not (job.dtypes or job.cases or job.is_large)
+    others = [each for each in NARROW if each in (subject.dtypes or ()) and each not in dtypes and is_all]
     return [
         Question(
             subject,
@@ -264,7 +264,7 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
             is_trusted=job.is_trusted,
         )
         for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.profile))
-        for dtype in (*dtypes, *(others if case.name in OF_ALL_DTYPES else ()))
+        for dtype in (*dtypes, *(others if case.name in OF_NARROW else ()))
         if dtype in case.dtypes and (case.name, dtype) not in job.done
     ]
 
@@ -276,7 +276,7 @@ def _large(patterns: Sequence[str]) -> list[Case]:
 def _usual_dtypes(subject: Subject) -> tuple[str, ...]:
     """float32, and the type of 16 bits that is usual in the library."""
     taken = subject.dtypes or ("float32",)
-    narrow = ("float16", "bfloat16") if subject.backend == "numpy" else ("bfloat16", "float16")
+    narrow = NARROW if subject.backend == "numpy" else NARROW[::-1]
     usual = ["float32", *[each for each in narrow if each in taken][:1]]
     return tuple(each for each in usual if each in taken) or taken[:1]
 

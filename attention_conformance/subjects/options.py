@@ -40,9 +40,7 @@ OPTIONS = {
     "grouped": Option("Whether heads may share keys.", "grouped"),
     "batch-invariant": Option("It promises a sample the same bits in any batch.", "batch_invariant"),
     "backward": Option("The second of a raw pair, in the same file or as a target.", "backward"),
-    "dtype": Option(
-        "A floating-point type; repeatable. By default two of those it takes, and a few cases in the others."
-    ),
+    "dtype": Option("A floating-point type; repeatable. By default two of those it takes, and a few cases in a third."),
     "profile": Option("exact, kernel (weights of 16 bits), tf32, or 'like TARGET'."),
     "case": Option("Cases by name, * and ? allowed; repeatable. By default all."),
     "accept": Option("A convention, fault or case that passes, by name; repeatable."),

@@ -100,7 +100,7 @@ def property_of(case: Case, dtype: str) -> str:
         return "16 bits"
     if "memory-" in case.name and case.measure in PLAIN:
         return "strides"
-    if case.measure in ("gradient", "apart", "between"):
+    if case.measure in ("gradient", "apart", "between", "repeated"):
         return "gradients"
     if case.measure == "exact":
         return "weights"

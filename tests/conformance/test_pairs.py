@@ -27,16 +27,14 @@ def test_a_fault_of_one_setting_is_caught(fault, case):
 
 
 @pytest.mark.needs("numpy")
-def test_a_few_cases_are_run_in_all_dtypes_unless_some_are_asked_for():
+def test_a_few_cases_are_run_in_the_other_type_of_16_bits_unless_dtypes_are_asked_for():
     def asked(**job):
         dtypes = ("float16", "bfloat16", "float32", "float64")
         subject = Subject(with_fault(), **TAKES | {"dtypes": dtypes})
         return {each.dtype for each in questions(subject, Job("", **job), None)}
 
-    assert asked() == {"float16", "bfloat16", "float32", "float64"}
+    assert asked() == {"float16", "bfloat16", "float32"}
     assert asked(dtypes=("float32",)) == {"float32"}
-    wrong = Subject(with_fault("float64 in float32"), **TAKES)
-    assert found(wrong, "ladder-65x64-causal", dtype="float64")["ladder-65x64-causal"].verdict == "silently wrong"
 
 
 @pytest.mark.needs("torch")
