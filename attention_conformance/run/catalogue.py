@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
+from attention_conformance.cases.corners import CORNERS
 from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.pairs import PAIRS
 from attention_conformance.cases.properties import PROPERTIES
@@ -19,6 +20,7 @@ SUBJECT_CASES: tuple[Case, ...] = (
     *KERNELS,
     *PROPERTIES,
     *PAIRS,
+    *CORNERS,
 )
 """The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
 

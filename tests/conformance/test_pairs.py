@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 from planted_kernels import TAKES, found
-from planted_settings import SETTINGS, with_fault
+from planted_settings import FORMULA, SETTINGS, formula, with_fault
 
 from attention_conformance import Subject
 from attention_conformance.cases.pairs import TABLE
@@ -22,6 +22,14 @@ def test_any_two_values_of_the_settings_are_together_in_a_row():
 @pytest.mark.needs("numpy")
 def test_a_fault_of_one_setting_is_caught(fault, case):
     verdicts = [found(Subject(with_fault(each), **TAKES), case)[case].verdict for each in ("", fault)]
+    assert verdicts[0] == "right"
+    assert verdicts[1] in ("silently wrong", "visibly wrong")
+
+
+@pytest.mark.parametrize(("fault", "case"), FORMULA.items())
+@pytest.mark.needs("numpy")
+def test_a_fault_of_a_corner_is_caught(fault, case):
+    verdicts = [found(Subject(formula(each), **TAKES), case)[case].verdict for each in ("", fault)]
     assert verdicts[0] == "right"
     assert verdicts[1] in ("silently wrong", "visibly wrong")
 

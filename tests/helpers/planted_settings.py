@@ -4,6 +4,55 @@ import numpy as np
 import planted_kernels as planted
 
 
+def formula(fault=""):
+    """A plain formula, but for what becomes of its masks and weights."""
+    kept = {}
+
+    def attention(query, key, value, mask=None, is_causal=False, scale=None):
+        rows, columns = query.shape[-2], key.shape[-2]
+        if fault == "causality lost next to a mask of heads" and mask is not None and mask.shape[1] > 1:
+            is_causal = False
+        if fault == "a mask's buffer read from its start" and mask is not None and mask.base is not None:
+            mask = np.ravel(mask.base)[: mask.size].reshape(mask.shape)
+        if fault == "masks kept by their sum" and mask is not None:
+            mask = kept.setdefault((mask.shape, int(mask.sum())), mask.copy())
+        if fault == "masks kept by their memory" and mask is not None:
+            mask = kept.setdefault((mask.ctypes.data, mask.shape), (mask.copy(), mask))[0]
+        allowed = np.ones((rows, columns), bool) if mask is None else mask
+        allowed = allowed & np.tri(rows, columns, dtype=bool) if is_causal else allowed
+        size = query.shape[1] // key.shape[1]
+        key, value = (np.repeat(each, size, axis=1) for each in (key, value))
+        with np.errstate(all="ignore"):
+            scores = query @ np.swapaxes(key, -1, -2) * np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
+            low = scores.min() - 30 if fault == "masked scores 30 below the others" else np.float32(-np.inf)
+            scores = np.where(allowed, scores, low)
+            top = scores[..., -64:] if fault == "the maximum of the last block" else scores
+            weights = np.exp(scores - top.max(axis=-1, keepdims=True))
+            if fault == "small weights dropped":
+                weights = np.where(weights < 1e-4, 0, weights)
+            output = weights @ value / weights.sum(axis=-1, keepdims=True)
+        if fault == "the largest number for infinity":
+            output = np.where(output == np.inf, np.finfo(np.float32).max, output)
+        if fault == "channels of values beyond 64 lost" and value.shape[-1] > 64 != query.shape[-1]:
+            output[..., 64:] = 0
+        return output.astype(query.dtype)
+
+    return attention
+
+
+FORMULA = {
+    "causality lost next to a mask of heads": "mask-of-heads-and-causal",
+    "a mask's buffer read from its start": "memory-mask-misaligned",
+    "masks kept by their sum": "after-rolled-mask",
+    "masks kept by their memory": "same-memory-mask",
+    "masked scores 30 below the others": "masked-large-value",
+    "the maximum of the last block": "steeply-falling-scores",
+    "small weights dropped": "small-weights",
+    "the largest number for infinity": "attended-plus-inf-value",
+    "channels of values beyond 64 lost": "narrow-values-128",
+}
+
+
 def with_fault(fault=""):
     """The honest kernel, but for one setting."""
 
