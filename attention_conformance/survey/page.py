@@ -60,7 +60,8 @@ and what came.
 
 The number counts the cases. One case of each cell with a wrong answer was called again by a script before this page was
 written. Such a script has the arrays, the call and a definition in float64, and no line of the kit, unless the section
-says otherwise. `nox -s survey` installs the packages, checks all rows, runs the scripts and writes this page.
+says otherwise. `nox -s survey` installs the packages, checks all rows, runs the scripts and writes this page. Each row has
+the date of its run, and the number of its cases: later runs have more.
 """
 
 
@@ -120,11 +121,13 @@ def _only_here(rows: Sequence[Mapping[str, Any]], remarks: Sequence[Mapping[str,
 def page(document: Mapping[str, Any]) -> str:
     """The page of a document."""
     names = list(document["properties"])
-    lines = [INTRODUCTION, "## Results", "", f"| subject | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines = [INTRODUCTION, "## Results", "", f"| subject | date | cases | {' | '.join(names)} |"]
+    lines.append("|---" * (len(names) + 3) + "|")
     for row in document["rows"]:
         cells = [row["cells"].get(name) for name in names]
         told = [each["word"] if each else " " for each in cells]
-        lines.append(f"| [{row['subject']}](#{_anchor(row['subject'])}) | {' | '.join(told)} |")
+        count = sum(sum(cell["counts"].values()) for cell in row["cells"].values())
+        lines.append(f"| [{row['subject']}](#{_anchor(row['subject'])}) | {row['date']} | {count} | {' | '.join(told)} |")
     lines += [
         "",
         "| column | asks |",
