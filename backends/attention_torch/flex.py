@@ -117,6 +117,7 @@ class FlexAttention:
 
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and logsumexp of one run of the kernel."""
+        call = repaired.with_number_as_scale(call)
         leading = call.query.shape[:-3]
         arrays, blocks = with_one_batch_axis(call), block_mask(call)
         run = functools.partial(self._run, call, score_function(call), blocks)
@@ -409,7 +410,7 @@ def _blocks(call: Call) -> BlockMask:
     )
     whole = ((query[1] - query[0]) == BLOCK - 1)[:, None] & ((key[1] - key[0]) == BLOCK - 1)
     dims = (*leading, heads, *whole.shape)
-    some, every = (torch.as_tensor(flags, device=device) for flags in (some, every))
+    some, every = (flags if isinstance(flags, torch.Tensor) else whole.new_full((), flags) for flags in (some, every))
     full = some & every & whole
     full, mixed = (_four_axes(flags, dims) for flags in (full, some & ~full))
     counted = [x for flags in (mixed, full) for x in _indices(flags)]
