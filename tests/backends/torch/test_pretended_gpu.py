@@ -80,7 +80,7 @@ def test_waiting_is_an_error(gpu, torch):
             with pytest.raises(gpu.WaitsError):
                 wait()
         with pytest.raises(NotImplementedError):  # a copy that waits, and that no operator tells of
-            torch.asarray([1.0, 2.0], device="cuda")
+            torch.asarray([1.0, 2.0], device="cuda:0")
         assert str((x + 1).device) == "cuda:0"
 
 
