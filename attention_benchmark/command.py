@@ -39,6 +39,12 @@ from attention_numpy.writing import FileError, check_writable, write_file
 __all__ = ["bench"]
 
 Many = list[str] | None
+
+
+class NoDeviceError(Exception):
+    """A framework has no device of the kind that is asked for, but those in the message."""
+
+
 UNKNOWN = 2**40
 """Bytes of memory, where the system does not tell."""
 
@@ -120,11 +126,17 @@ def bench(
         names = [foreign.framework] if foreign else backend
         orders = _orders(order, problems, _frameworks(names), [*_candidates(candidate), *order.foreign])
         measurements, about = [], report.environment({}, threads)
-        for results, versions in _measured(orders, memory, failures):
+        without: dict[str, str] = {}
+        for results, versions in _measured(orders, memory, failures, without):
             measurements += results
             about["versions"] |= versions
             if json:  # an interrupted run leaves what it has measured
                 write_json(json, measurements, about)
+        has = "; ".join(f"{framework} has {devices}" for framework, devices in without.items())
+        if without and not measurements and not failures:
+            raise _refusal(f"expected a device of some framework; got {device!r}, and {has}")
+        if without:
+            typer.echo(f"without {device!r}, and left out: {has}", err=True)
     if markdown:
         write_file(markdown, report.markdown(measurements, about).encode())
     _show(measurements, details)
@@ -251,7 +263,7 @@ def _orders(
 
 
 def _measured(
-    orders: Iterator[Order], memory: bool, failures: list[str]
+    orders: Iterator[Order], memory: bool, failures: list[str], without: dict[str, str]
 ) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
     """Carry out orders one after the other: processes at the same time would disturb each other."""
     with Console(stderr=True).status("") as status:
@@ -260,6 +272,9 @@ def _measured(
             try:
                 with contextlib.closing(measurements_of(order)) as messages:
                     results = list(_timed(messages, versions, status))
+            except NoDeviceError as error:
+                without[order.framework] = str(error)
+                continue
             except RuntimeError as error:
                 failures.append(str(error))
                 continue
@@ -272,6 +287,8 @@ def _timed(
     for message in messages:
         if isinstance(message, Measurement):
             yield message
+        elif "devices" in message:
+            raise NoDeviceError(", ".join(message["devices"]))
         elif "versions" in message:
             versions |= message["versions"]
         else:

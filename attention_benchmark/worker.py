@@ -28,6 +28,7 @@ from attention_benchmark.memory import available, peak_growth
 from attention_benchmark.order import Order
 from attention_benchmark.problem import NumpyArray, Problem, drawn_arrays, laid_out
 from attention_benchmark.reference import TOLERANCE, Expected, expected, worst_error
+from attention_numpy.trees import devices_of_kind
 
 __all__ = ["main", "measure", "measure_memory"]
 
@@ -71,8 +72,10 @@ class RefusalError(Exception):
 def measure(order: Order) -> Iterator[dict[str, Any]]:
     """Time the candidates of one framework, with a message before each."""
     engine = _engine(order.framework)
-    for kind in {problem.device for problem in order.problems}:
-        device_of(engine.backend, kind)  # raises before anything is drawn
+    devices = engine.backend.devices()
+    if any(not devices_of_kind(problem.device, devices) for problem in order.problems):
+        yield {"devices": devices}  # before anything is drawn
+        return
     yield {"versions": engine.backend.versions()}
     past: dict[tuple[str, str, str], tuple[float, float, float]] = {}
     for problem in order.problems:

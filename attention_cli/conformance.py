@@ -33,6 +33,7 @@ from attention_conformance.run.model import load_any
 from attention_conformance.run.processes import Order, Plan, Started, Worker, execute, work
 from attention_conformance.run.result import Result
 from attention_conformance.vectors import published, published_model
+from attention_numpy.trees import devices_of_kind
 
 __all__ = [
     "bits_environment",
@@ -87,7 +88,7 @@ def conformance(
     names = chosen_backends(backend)
     check_known("dtype", dtype, DTYPES)
     check_known("implementation", implementation, IMPLEMENTATIONS)
-    check_places(names, device, mode)
+    device = check_places(names, device, mode)
     options = (device, dtype, mode, implementation)
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in options)
     chosen = tuple(each.name for each in cases)
@@ -130,7 +131,7 @@ def identical(
         return
     check_file(json)
     names = chosen_backends(backend)
-    check_places(names, device, mode)
+    device = check_places(names, device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
     order = Order("", chosen, devices, modes=modes, model=model, sentences=texts, long=long)
@@ -320,12 +321,21 @@ def _chosen_cases(patterns: Many, cases: Sequence[AnyCase], besides: Sequence[st
     return [case for case in cases if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
 
 
-def check_places(names: Iterable[str], devices: Many, modes: Many) -> None:
-    """Refuse devices and modes that no backend has."""
-    if devices or modes:  # only the libraries know which there are
-        loaded = load(names)
-        check_known("device", devices, dict.fromkeys(each for backend in loaded for each in devices_of(backend)))
-        check_known("mode", modes, dict.fromkeys(each for backend in loaded for each in backend.modes))
+def check_places(names: Iterable[str], devices: Many, modes: Many) -> Many:
+    """Refuse devices and modes that no backend has; return the devices, with all of a kind such as cuda."""
+    if not (devices or modes):  # only the libraries know which there are
+        return devices
+    loaded = load(names)
+    known = dict.fromkeys(each for backend in loaded for each in devices_of(backend))
+    devices = [name for each in devices or () for name in ([each] if each in known else _of_kind(each, known))]
+    check_known("device", devices, known)
+    check_known("mode", modes, dict.fromkeys(each for backend in loaded for each in backend.modes))
+    return devices
+
+
+def _of_kind(kind: str, known: Iterable[str]) -> list[str]:
+    """The known devices of a kind; its name itself if there are none."""
+    return devices_of_kind(kind, known) or [kind]
 
 
 def _catalogue(model: Path | None, texts: Sequence[str], long: bool) -> Sequence[Identical]:

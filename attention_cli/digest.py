@@ -52,7 +52,7 @@ def digest(
         raise refusal("expected --jobs of 1 or more with --threads, which a running process keeps; got 0")
     check_file(json)
     names = chosen_backends(backend)
-    check_places(names, device, mode)
+    device = check_places(names, device, mode)
     recipe = work.Recipe(tuple(files), **options)
     try:
         shows = work.read(recipe).shows

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, shape, shape_text, sizes
-from attention_core._backend import array_namespace, register
+from attention_core._arrays import Array, Namespace, index_dtype, shape, shape_text, sizes
+from attention_core._backend import array_namespace, array_of, register
 from attention_core._checks import (
     MAX_POSITIONS,
     check_arity,
@@ -179,7 +179,7 @@ class _Alibi:
 
     def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *offset: Array) -> Array:
         xp = array_namespace(scores)
-        rate = _take(xp.asarray(_alibi_rates(self.heads), dtype=scores.dtype, **on_device_of(scores)), head, xp)
+        rate = _take(array_of(_alibi_rates(self.heads), scores.dtype, scores, xp), head, xp)
         distance = xp.abs(_distance(batch, query, key, number=self.offset, arrays=offset, xp=xp))
         return xp.subtract(scores, xp.multiply(rate, xp.astype(distance, scores.dtype)))
 
@@ -196,7 +196,7 @@ class _RelativeBias:
         xp = array_namespace(scores)
         farthest = len(self.buckets) // 2
         distance = xp.clip(_distance(batch, query, key, number=self.offset, arrays=offset, xp=xp), -farthest, farthest)
-        buckets = xp.asarray(list(self.buckets), dtype=xp.int32, **on_device_of(scores))
+        buckets = array_of(list(self.buckets), xp.int32, scores, xp)
         bucket = _take(buckets, xp.add(distance, farthest), xp)
         flat = xp.reshape(xp.astype(table, scores.dtype, copy=False), (-1,))
         return xp.add(scores, _take(flat, xp.add(xp.multiply(bucket, self.heads), head), xp))

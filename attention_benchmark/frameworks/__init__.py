@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from attention_core import Backend
+from attention_numpy.trees import devices_of_kind
 
 __all__ = ["Engine", "Step", "device_of"]
 
@@ -41,7 +42,7 @@ class Engine(Protocol):
 
 def device_of(backend: Backend, kind: str) -> str:
     """The framework's name of its first device of a kind, such as ``"cpu"`` or ``"cuda"``."""
-    names = [name for name in backend.devices() if name.lower().startswith(kind)]
+    names = devices_of_kind(kind, backend.devices())
     if not names:
         raise ValueError(f"expected a device out of {', '.join(backend.devices())}; got {kind!r}")
     return names[0]

@@ -12,7 +12,8 @@ import math
 
 from attention_core._arithmetic.elementary import cosine, sine
 from attention_core._arithmetic.exact import uncontracted
-from attention_core._arrays import Array, Namespace, dtype_name, index_dtype, on_device_of, shape
+from attention_core._arrays import Array, Namespace, dtype_name, index_dtype, shape
+from attention_core._backend import array_of
 
 _TURN = 0xA2F9836E4E441529FC2757D1F534DDC0DB629599  # 2**162 / (2 pi), rounded down
 _EXACT_BITS = 400  # after the point: even a frequency of 2**-300 turns keeps 53 significant bits
@@ -77,7 +78,7 @@ def _angle_by_integers(position: Array, frequencies: list[float], x: Array, xp: 
         [turn >> 15 & 0x7FFF for turn in turns],
         [turn & 0x7FFF for turn in turns],
     )
-    high, middle, low = (xp.asarray(word, dtype=wide, **on_device_of(x)) for word in words)
+    high, middle, low = (array_of(word, wide, x, xp) for word in words)
     position = xp.astype(xp.astype(position, xp.int32), wide)
     upper, lower = xp.bitwise_right_shift(position, 16), xp.bitwise_and(position, 0xFFFF)
     count = xp.multiply(position, high)  # in units of 2**-32 turns
@@ -96,7 +97,7 @@ def _angle_by_floats(position: Array, turns: list[int], bits: int, xp: Namespace
         [math.ldexp(turn >> bits - 44 & 0x3FFFFF, -44) for turn in turns],
         [math.ldexp(turn & (1 << bits - 44) - 1, -bits) for turn in turns],
     )
-    high, middle, low = (xp.asarray(word, dtype=position.dtype, **on_device_of(position)) for word in words)
+    high, middle, low = (array_of(word, position.dtype, position, xp) for word in words)
     turn = xp.add(_fraction(xp.multiply(position, high), xp), _fraction(xp.multiply(position, middle), xp))
     quarters = xp.round(xp.multiply(turn, 4.0))
     remainder = xp.subtract(turn, xp.multiply(quarters, 0.25))

@@ -6,15 +6,15 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace, refusal, type_text
+from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, refusal, type_text
 from attention_core._backend._default import DefaultBackend
-from attention_core._backend._protocol import Backend
+from attention_core._backend._protocol import Backend, KeptNumbers
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -279,6 +279,19 @@ def is_concrete(array: Array, /) -> bool:
         return False
     backend = _backends.get(type(array)) or backend_of(array)
     return backend is not None and backend.is_concrete(array)
+
+
+def can_be_read(array: Array, /) -> bool:
+    """Whether values can be read now, and no accelerator is waited for."""
+    return is_on_host(array) and is_concrete(array)
+
+
+def array_of(numbers: Sequence[float], dtype: Any, like: Array, xp: Namespace) -> Array:
+    """Numbers that are known before a call as an array (N,), on the device of another one."""
+    backend = None if is_compiling(like) else backend_of(like)
+    if isinstance(backend, KeptNumbers):
+        return backend.array_of(numbers, dtype, like)
+    return xp.asarray(numbers, dtype=dtype, **on_device_of(like))
 
 
 GROUP = "attention_core.backends"

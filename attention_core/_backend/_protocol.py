@@ -248,6 +248,14 @@ class RowUpdates(Protocol):
 
 
 @runtime_checkable
+class KeptNumbers(Protocol):
+    """What a backend lends, besides the members of `Backend`, if copying numbers to a device waits for the device."""
+
+    def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
+        """Return an array (N,) of numbers, on the device of another array: perhaps one that was returned before."""
+
+
+@runtime_checkable
 class GradientFlags(Protocol):
     """What a backend lends, besides the members of `Backend`, if its arrays tell whether a gradient will reach them.
 

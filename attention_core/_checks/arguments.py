@@ -27,6 +27,7 @@ from attention_core._arrays import (
 )
 from attention_core._backend import (
     array_namespace,
+    can_be_read,
     common_namespace,
     is_compiling,
     is_concrete,
@@ -188,8 +189,8 @@ def check_floating(name: str, array: Array) -> None:
 
 
 def value_range(integers: Array) -> tuple[int, int]:
-    """The least and the greatest of some integers; 0 if they cannot be read, or there are none."""
-    if 0 in sizes(integers) or not is_concrete(integers):
+    """The least and the greatest of some integers; 0 if they cannot be read without waiting, or there are none."""
+    if 0 in sizes(integers) or not can_be_read(integers):
         return 0, 0
     xp = array_namespace(integers)
     integers = xp.astype(integers, index_dtype(integers, xp=xp), copy=False)

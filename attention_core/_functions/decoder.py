@@ -22,7 +22,7 @@ from attention_core._arrays import (
     sizes_differ,
     upcast,
 )
-from attention_core._backend import is_concrete, with_autocast
+from attention_core._backend import can_be_read, with_autocast
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -310,7 +310,7 @@ def _check_values(token_ids: Array, select: Array | None, parameters: Decoder, c
     check_lengths(token_ids, cache, num_new, -1)
     check_id_table("token_ids", token_ids, token_ids, parameters.token)
     length = sizes(token_ids)[-1]
-    if select is not None and length is not None and 0 not in sizes(select) and is_concrete(select):
+    if select is not None and length is not None and 0 not in sizes(select) and can_be_read(select):
         least, most = value_range(select)
         if least < 0 or most >= length:
             raise ValueError(f"expected select in 0..{length - 1}; got {least if least < 0 else most}")

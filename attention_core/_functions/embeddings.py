@@ -6,7 +6,7 @@ import functools
 
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, upcast
-from attention_core._backend import common_namespace, is_concrete, with_autocast
+from attention_core._backend import can_be_read, common_namespace, with_autocast
 from attention_core._checks import (
     check_floating,
     check_integer,
@@ -152,7 +152,7 @@ def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | N
     if len(dims) > len(goal) or any(d not in (1, g) and None not in (d, g) for d, g in zip(dims, aligned, strict=True)):
         raise ValueError(f"expected {name} to broadcast to token_ids {shape_text(tokens)}; got {shape_text(ids)}")
     rows = sizes(table)[0]
-    if rows is not None and 0 not in dims and is_concrete(ids):
+    if rows is not None and 0 not in dims and can_be_read(ids):
         least, most = value_range(ids)
         if least < 0 or most >= rows:
             raise ValueError(f"expected {name} in 0..{rows - 1}; got {least if least < 0 else most}")

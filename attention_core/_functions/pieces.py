@@ -17,7 +17,7 @@ from attention_core._attention.reproducible.pieces import (
     reproducible_partial,
 )
 from attention_core._attention.softmax import logaddexp
-from attention_core._backend import common_namespace, is_concrete, with_autocast
+from attention_core._backend import can_be_read, common_namespace, with_autocast
 from attention_core._checks import check_start
 from attention_core._functions.attention import ScoreModification, make_call
 from attention_core.masks import Mask
@@ -284,7 +284,7 @@ def _merge_exact(first: ExactPartial, others: tuple[Any, ...], xp: Namespace | N
     xp = common_namespace(xp, _numbered(ExactPartial, (first, *others)))
     for each in others:
         for ours, theirs in zip(first.extent, each.extent, strict=True):
-            if ours is theirs or not (is_concrete(ours) and is_concrete(theirs)):
+            if ours is theirs or not (can_be_read(ours) and can_be_read(theirs)):
                 continue
             same = xp.logical_or(xp.equal(ours, theirs), xp.logical_and(xp.isnan(ours), xp.isnan(theirs)))
             if not bool(xp.all(same)):

@@ -12,7 +12,6 @@ from attention_core._arrays import (
     Namespace,
     cast_to,
     dtype_name,
-    on_device_of,
     shape_text,
     shapes_differ,
     sizes,
@@ -24,7 +23,7 @@ from attention_core._attention.call import Call, group_size, score_positions, up
 from attention_core._attention.choice import all_scores, attend
 from attention_core._attention.recording import RECORDERS
 from attention_core._attention.scores import allowed_by
-from attention_core._backend import common_namespace, with_autocast
+from attention_core._backend import array_of, common_namespace, with_autocast
 from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
 from attention_core._functions.attention import ScoreModification, make_call
 from attention_core.masks import Mask, Positions
@@ -283,7 +282,7 @@ def _rows(call: Call, queries: range, block: tuple[int, int], at_once: int, redu
         return found
     whole, rest = divmod(len(queries), block[0])
     counts = [float(block[0])] * whole + [float(rest)] * (rest > 0)
-    return xp.divide(found, xp.asarray([[count] for count in counts], dtype=found.dtype, **on_device_of(found)))
+    return xp.divide(found, xp.expand_dims(array_of(counts, found.dtype, found, xp), axis=-1))
 
 
 def _runs(x: Array, length: int, reduce: Callable[..., Array], *, axis: int, xp: Namespace) -> Array:
@@ -352,7 +351,7 @@ def _taken(array: Array | None, indices: Sequence[int] | None, axis: int, xp: Na
         return array
     if isinstance(indices, range) and indices.step == 1:  # a view, where the library has them
         return array[(..., slice(indices.start, max(indices.start, indices.stop)), *[slice(None)] * (-axis - 1))]
-    return take_rows(array, xp.asarray(list(indices), dtype=xp.int32, **on_device_of(array)), axis=axis, xp=xp)
+    return take_rows(array, array_of(list(indices), xp.int32, array, xp), axis=axis, xp=xp)
 
 
 def _chosen(call: Call, heads: Choice, queries: Choice, keys: Choice) -> _Chosen:

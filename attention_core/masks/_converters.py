@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attention_core._arrays import Array, Namespace, shape_text, sizes, type_text
-from attention_core._backend import common_namespace, is_concrete
+from attention_core._backend import can_be_read, common_namespace
 from attention_core._checks import (
     MAX_POSITIONS,
     check_boolean,
@@ -82,8 +82,8 @@ def mask_from_additive(mask: Array, /, *, threshold: float = -1000.0, xp: Namesp
 
 
 def _check_none(others: Array, mask: Array, expected: str, xp: Namespace) -> None:
-    """Raise if numbers of a mask can be read, and some mean neither."""
-    if is_concrete(mask) and bool(xp.any(others)):
+    """Raise if numbers of a mask can be read without waiting, and some mean neither."""
+    if can_be_read(mask) and bool(xp.any(others)):
         first = float(xp.min(xp.where(others, mask, xp.max(mask))))
         raise ValueError(f"expected mask {expected}; got {first:g}")
 

@@ -26,6 +26,7 @@ __all__ = [
     "bfloat16",
     "check_numpy",
     "constructor",
+    "devices_of_kind",
     "differentiate",
     "is_array",
     "is_floating",
@@ -159,6 +160,12 @@ def known_mode(mode: str | None, modes: Sequence[str], /) -> str:
     if mode not in modes:
         raise ValueError(f"expected a mode out of {', '.join(modes)}; got {mode!r}")
     return mode
+
+
+def devices_of_kind(kind: str, devices: Iterable[str], /) -> list[str]:
+    """Those of some devices whose names begin with a kind; TensorFlow's name for the kind ``"cuda"`` is ``"GPU"``."""
+    beginnings = (kind.lower(), "gpu") if kind.lower() == "cuda" else (kind.lower(),)
+    return [name for name in devices if name.lower().startswith(beginnings)]
 
 
 def known_device(device: str, devices: Sequence[str], /) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 # As torch.compiler.assume_constant_result does, which imports the compiler: that traces no ContextVar.
 assumes_finite._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
+KEPT_ARRAYS = 64  # of numbers, on accelerators
 MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than its norm
 
 
@@ -87,6 +89,9 @@ class TorchBackend:
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(), FlexAttention())
     is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[Any, torch.Tensor] = OrderedDict()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -192,6 +197,20 @@ class TorchBackend:
         places = torch.arange(len(sequences), device=start.device).unsqueeze(-1), index.reshape(len(sequences), -1)
         written = sequences.index_put_(places, new) if donate else sequences.index_put(places, new)
         return written.transpose(1, 2).reshape(array.shape)
+
+    def array_of(self, numbers: Sequence[float], dtype: torch.dtype, like: Array, /) -> Array:
+        """Return an array of numbers, which an accelerator keeps: a CUDA graph holds no copy from the host."""
+        if like.is_cpu or get_proxy_mode() is not None or isinstance(like, FakeTensor):
+            return torch.asarray(numbers, dtype=dtype, device=like.device)
+        key = tuple(numbers), dtype, like.device
+        kept = self._numbers.pop(key, None)
+        if kept is None:
+            with torch.inference_mode(False):
+                kept = torch.asarray(numbers, dtype=dtype).to(like.device, non_blocking=True)
+            while len(self._numbers) >= KEPT_ARRAYS:
+                self._numbers.popitem(last=False)
+        self._numbers[key] = kept
+        return kept
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""

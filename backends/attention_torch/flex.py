@@ -11,10 +11,9 @@ import copy
 import functools
 import inspect
 import math
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
@@ -117,6 +116,7 @@ class FlexAttention:
 
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and logsumexp of one run of the kernel."""
+        call = repaired.with_number_as_scale(call)
         leading = call.query.shape[:-3]
         arrays, blocks = with_one_batch_axis(call), block_mask(call)
         run = functools.partial(self._run, call, score_function(call), blocks)
@@ -347,36 +347,27 @@ def _all_blocks(call: Call) -> BlockMask:
 # Block masks
 
 
-class _Kept(NamedTuple):
-    """A block mask without its function, and the arrays it was made of, which it does not keep alive."""
-
-    blocks: BlockMask
-    arrays: tuple[weakref.ref[torch.Tensor], ...]
-
-
-_KEPT: OrderedDict[Any, _Kept] = OrderedDict()
+_KEPT: OrderedDict[Any, BlockMask] = OrderedDict()  # without their functions
 
 
 def block_mask(call: Call) -> BlockMask | None:
-    """The rule of a call as a block mask, whose blocks are kept for the next call with an equal rule."""
+    """The rule of a call as a block mask. Its blocks are kept for the next call, unless they depend on an array.
+
+    Values of an array may change uncounted: by a CUDA graph that is replayed, another library, or `Tensor.data`.
+    """
     if call.mask is None:
         return None
     treedef, arrays = _mask_key(call)
+    is_known = not arrays and all(isinstance(start, int) for start in call.starts)
     if torch.compiler.is_compiling() or _is_captured(call.query):  # a tensor of the program, or memory of the graph
-        blocks = _blocks(call)
-        blocks.mask_mod = mask_function(call)
-        return blocks
-    dims = call.query.shape[:-1], call.key.shape[-2], call.query.device
-    # Changes of tensors of `torch.inference_mode` are not counted.
-    is_known = all(isinstance(start, int) for start in call.starts) and not any(x.is_inference() for x in arrays)
-    versions = tuple((id(array), array._version) for array in arrays) if is_known else ()
-    key = (treedef, versions, dims, call.starts)
+        is_known = False
+    key = treedef, call.query.shape[:-1], call.key.shape[-2], call.query.device, call.starts
     kept = _KEPT.get(key) if is_known else None
-    if kept is None or any(ref() is not array for ref, array in zip(kept.arrays, arrays, strict=True)):
-        kept = _Kept(_blocks(call), tuple(map(weakref.ref, arrays)))
+    if kept is None:
+        kept = _blocks(call)
         if is_known:
             _bound(_KEPT)[key] = kept
-    blocks = copy.copy(kept.blocks)
+    blocks = copy.copy(kept)
     blocks.mask_mod = mask_function(call)
     return blocks
 
@@ -409,7 +400,7 @@ def _blocks(call: Call) -> BlockMask:
     )
     whole = ((query[1] - query[0]) == BLOCK - 1)[:, None] & ((key[1] - key[0]) == BLOCK - 1)
     dims = (*leading, heads, *whole.shape)
-    some, every = (torch.as_tensor(flags, device=device) for flags in (some, every))
+    some, every = (flags if isinstance(flags, torch.Tensor) else whole.new_full((), flags) for flags in (some, every))
     full = some & every & whole
     full, mixed = (_four_axes(flags, dims) for flags in (full, some & ~full))
     counted = [x for flags in (mixed, full) for x in _indices(flags)]

@@ -189,7 +189,7 @@ def score_function(call: Call) -> Callable[..., torch.Tensor] | None:
     bias = None if bias is None else all_of(bias - row_shift(bias), call)
     judges = is_repaired(call)
     spoilt = _spoilt_vectors(call) if modify is not None and judges else None
-    group = call.query.shape[1] // call.key.shape[1]
+    group = call.query.shape[-3] // call.key.shape[-3]
 
     def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
         if spoilt is not None:

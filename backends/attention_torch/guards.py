@@ -73,9 +73,11 @@ def slower(call: Call) -> str | None:
             return None
         if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
             return "gains less in a compiled program than reading the arguments costs"
-    if call.mask is not None or call.assume_finite or not _has_few_keys(call) or _sums_are_finite(query, call.key):
+    if call.mask is not None or call.assume_finite or not _has_few_keys(call):
         return None
-    return "loses NaN where there are few keys, and these are not finite"
+    if not is_on_host(query):
+        return "gives 0 where infinite scores of few keys are all negative"
+    return None if _sums_are_finite(query, call.key) else "loses NaN where there are few keys, and these are not finite"
 
 
 def few_queries(call: Call) -> bool:
@@ -265,9 +267,12 @@ def scores_are_finite(call: Call) -> bool:
 
 
 def _has_few_keys(call: Call) -> bool:
-    """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
+    """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN.
+
+    Kernels of accelerators take a row for masked whose scores are all -inf: in practice, one of few keys.
+    """
     columns = call.key.shape[-2]
-    return isinstance(columns, int) and columns < VECTOR_LANES and is_on_host(call.query)
+    return isinstance(columns, int) and columns < VECTOR_LANES
 
 
 def loses_nan(call: Call) -> bool:
@@ -276,6 +281,7 @@ def loses_nan(call: Call) -> bool:
         not call.assume_finite
         and call.key.shape[-2] > 0
         and _has_few_keys(call)
+        and is_on_host(call.query)
         and is_concrete(call.query)
         and not _sums_are_finite(call.query, call.key)
     )

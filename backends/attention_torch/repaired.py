@@ -25,7 +25,7 @@ from attention_core.backend import Call
 from attention_torch import sdpa
 from attention_torch.guards import records
 
-__all__ = ["NAN_SCORE", "Attended", "attend", "bounds_of", "results", "vectors_within"]
+__all__ = ["NAN_SCORE", "Attended", "attend", "bounds_of", "results", "vectors_within", "with_number_as_scale"]
 
 NAN_SCORE = 1e37  # instead of a score that is NaN or inf; times log2(e), it is still finite
 
@@ -60,7 +60,7 @@ class Attended(Protocol):
 def attend(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E), repaired."""
     dims = (*call.query.shape[:-1], call.value.shape[-1])
-    call = _with_one_batch_axis(_with_number_as_scale(sdpa.with_array_mask(call)))
+    call = _with_one_batch_axis(with_number_as_scale(sdpa.with_array_mask(call)))
     is_causal, added = sdpa.kernel_mask(call)
     allowed = spoilt_rows = None
     if not is_causal:
@@ -103,7 +103,8 @@ def results(
     return RepairedWithLogsumexp.apply(output, logsumexp, marks, *poison, bounds.value)  # type: ignore[no-any-return]
 
 
-def _with_number_as_scale(call: Call) -> Call:
+def with_number_as_scale(call: Call) -> Call:
+    """The call with its query multiplied by a scale that is a tensor, which could not be read without waiting."""
     if not isinstance(call.scale, torch.Tensor):
         return call
     return call._replace(query=call.query * call.scale.to(call.query.dtype), scale=1.0)

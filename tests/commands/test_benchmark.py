@@ -320,6 +320,15 @@ def test_plots_are_written_of_series_of_lengths(tmp_path):
     assert not plots.write_plots(tmp_path, found[:1])  # one length is no series
 
 
+def test_a_device_that_no_framework_has_is_told_in_one_line_before_any_work(tmp_path):
+    result = invoke("--device", "cuda", "--preset", "accelerator", "--backend", "numpy", "--json", tmp_path / "x.json")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line == "attention-core: expected a device of some framework; got 'cuda', and numpy has cpu"
+    assert not (tmp_path / "x.json").exists()
+
+
 def invoke(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "200"})
 

@@ -27,6 +27,7 @@ from attention_conformance.run.processes import Order, execute
 from attention_conformance.run.result import Result
 from attention_core import get_backend
 from attention_core.layouts import LAYOUTS
+from attention_numpy.trees import devices_of_kind
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -295,6 +296,19 @@ def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, 
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"attention-core: {text}")
+
+
+def test_a_kind_of_devices_is_all_of_them(tmp_path):
+    path = tmp_path / "results.json"
+    chosen = ["--backend", "array_api_strict", "--case", "mask", "--dtype", "float32", "--implementation", "dense"]
+    assert invoke("conformance", *chosen, "--device", "device", "--json", str(path)).exit_code == 0
+    assert {row["device"] for row in json.loads(path.read_text())["results"]} == {"device1", "device2"}
+
+
+def test_cuda_is_the_gpu_of_tensorflow():
+    assert devices_of_kind("cuda", ["CPU:0", "GPU:0"]) == ["GPU:0"]
+    assert devices_of_kind("cuda", ["cpu", "cuda:0", "cuda:1"]) == ["cuda:0", "cuda:1"]
+    assert devices_of_kind("cpu", ["CPU:0", "GPU:0"]) == ["CPU:0"]
 
 
 def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic.exact import two_sum
-from attention_core._arrays import Array, shape, zeros_with
+from attention_core._arrays import Array, scalar_like, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks, row_accumulators
 from attention_core._attention.blocks.backward import backward
 from attention_core._attention.blocks.grid import (
@@ -196,7 +196,7 @@ def _absorb(
     if plan.exp_without_max:
         new_max, exponentials = None, loops.exp_scaled(block.scores)
     else:
-        before = _lowest(rows, xp) if state is None else state.row_max
+        before = scalar_like(_lowest(rows, xp), rows, xp) if state is None else state.row_max
         new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)

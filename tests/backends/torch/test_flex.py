@@ -81,7 +81,7 @@ def test_blocks_are_empty_or_full_only_if_the_rule_says_so(name, torch, flex, ba
         assert torch.equal((mixed | full).expand(some.shape), some)
 
 
-def test_blocks_are_kept_for_equal_rules(flex, backend, arrays, put):
+def test_blocks_are_kept_for_equal_rules_without_arrays(torch, flex, backend, arrays, put):
     from attention_torch import flex as module
 
     def blocks(mask):
@@ -89,12 +89,11 @@ def test_blocks_are_kept_for_equal_rules(flex, backend, arrays, put):
 
     assert blocks(ac.Causal(3)) is blocks(ac.Causal(3))
     assert blocks(ac.Causal(3)) is not blocks(ac.Causal(4))
-    lengths = put(np.asarray([2, 140]))
+    numbers = np.asarray([2, 140])
+    lengths = torch.from_numpy(numbers)  # whose changes PyTorch does not count
     before = blocks(ac.KeyLengths(lengths))
-    assert blocks(ac.KeyLengths(lengths)) is before
-    assert blocks(ac.KeyLengths(lengths.clone())) is not before
-    lengths += 100
-    assert blocks(ac.KeyLengths(lengths)) is not before
+    numbers[0] = 250
+    assert not torch.equal(blocks(ac.KeyLengths(lengths)), before)
     for offset in range(2 * module.KEPT):
         blocks(ac.Causal(offset))
     assert len(module._KEPT) == module.KEPT
@@ -184,17 +183,6 @@ def test_an_object_that_modifies_scores_is_read_at_every_call(flex, arrays, torc
                 found = attention(*arrays, score_mod=function)
                 expected = attention(*arrays, score_mod=function, implementation="dense")
                 np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
-
-
-def test_rules_whose_changes_are_not_counted_are_not_kept(flex, arrays, torch):
-    with torch.inference_mode():
-        lengths = torch.tensor([100, 200])
-    for first in (30, 250):
-        with torch.inference_mode():
-            lengths[0] = first
-        options = {"mask": ac.KeyLengths(lengths), "softcap": 2.0}
-        found, expected = (attention(*arrays, **options, implementation=each) for each in ("fused", "dense"))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
 
 
 def test_it_is_asked_for_by_name(flex, arrays, put):

@@ -66,6 +66,17 @@ def test_of_numbers_the_result_is_that_of_the_definition(name, torch, flex, arra
         np.testing.assert_allclose(another, other, rtol=0, atol=3e-5)
 
 
+@pytest.mark.parametrize("dims", [(), (2, 1)], ids=str)
+def test_a_function_of_scores_knows_spoilt_keys_whatever_the_leading_axes(dims, torch, flex, arrays, put, rng):
+    options = OPTIONS["function"](put, rng) | {"mask": ac.SlidingWindow(left=33, right=9)}
+    arrays = [x[0].expand(*dims, *x.shape[1:]).clone() for x in arrays]
+    arrays[1][..., 1, 41, 3] = math.nan
+    expected = attention(*(x.double() for x in arrays), **wide(torch, options), implementation="blockwise")
+    with accelerator(), unread(torch):
+        found = attention(*arrays, **options, implementation=flex.name)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
