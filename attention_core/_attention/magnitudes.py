@@ -7,9 +7,9 @@ import math
 import sys
 from numbers import Real
 
-from attention_core._arrays import Array, Namespace, compute_dtype_name, dtype_name, is_on_host, upcast
+from attention_core._arrays import Array, Namespace, compute_dtype_name, dtype_name, upcast
 from attention_core._attention.call import Call
-from attention_core._backend import Backend, is_concrete
+from attention_core._backend import Backend, can_be_read
 
 # Below these, exponentials of scores can be taken as they are.
 MAX_PLAIN_SCORE = 32.0
@@ -43,11 +43,6 @@ def _scale_above_one(call: Call) -> float | Array:
 def _max_value(query: Array, xp: Namespace) -> float:
     """Values below this times gradients below it are finite, and their sums over 256 channels, too."""
     return float(math.sqrt(xp.finfo(getattr(xp, compute_dtype_name(query.dtype))).max)) / 16
-
-
-def can_be_read(array: Array) -> bool:
-    """Whether values can be read now, and no accelerator is waited for."""
-    return is_on_host(array) and is_concrete(array)
 
 
 def known_finite_products(call: Call) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from attention_core._arrays import Array, Namespace, refusal, type_text
+from attention_core._arrays import Array, Namespace, is_on_host, refusal, type_text
 from attention_core._backend._default import DefaultBackend
 from attention_core._backend._protocol import Backend
 
@@ -279,6 +279,11 @@ def is_concrete(array: Array, /) -> bool:
         return False
     backend = _backends.get(type(array)) or backend_of(array)
     return backend is not None and backend.is_concrete(array)
+
+
+def can_be_read(array: Array, /) -> bool:
+    """Whether values can be read now, and no accelerator is waited for."""
+    return is_on_host(array) and is_concrete(array)
 
 
 GROUP = "attention_core.backends"

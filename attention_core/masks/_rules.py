@@ -15,7 +15,6 @@ from attention_core._arrays import (
     Namespace,
     dtype_name,
     index_dtype,
-    is_on_host,
     on_device_of,
     shape,
     shape_text,
@@ -23,7 +22,7 @@ from attention_core._arrays import (
     sizes_differ,
     take_rows,
 )
-from attention_core._backend import array_namespace, is_concrete
+from attention_core._backend import array_namespace, can_be_read
 from attention_core._checks import (
     check_allowed,
     check_arity,
@@ -370,7 +369,7 @@ def _minimum(value: Any) -> int | None:
     """The least of some integers; ``None`` if they cannot be read without waiting, or there are none."""
     if isinstance(value, int):
         return value
-    if 0 in sizes(value) or not is_on_host(value) or not is_concrete(value):
+    if 0 in sizes(value) or not can_be_read(value):
         return None
     xp = array_namespace(value)
     return int(xp.min(xp.astype(value, index_dtype(value, xp=xp))))
@@ -380,7 +379,7 @@ def _integers(value: Any, leading: tuple[int, ...]) -> list[int] | None:
     """Integers of the batch, one for all or one for each sample; ``None`` if they cannot be read without waiting."""
     if isinstance(value, int):
         return [_clamped(value)]
-    if not is_on_host(value) or 0 in leading or not is_concrete(value):
+    if 0 in leading or not can_be_read(value):
         return None
     xp = array_namespace(value)
     flat = xp.reshape(xp.broadcast_to(value, leading) if len(value.shape) else value, (-1,))

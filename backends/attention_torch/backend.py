@@ -193,6 +193,10 @@ class TorchBackend:
         written = sequences.index_put_(places, new) if donate else sequences.index_put(places, new)
         return written.transpose(1, 2).reshape(array.shape)
 
+    def silu(self, x: Array, /) -> Array:
+        """The sigmoid linear unit, in one pass."""
+        return torch.nn.functional.silu(x)
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:

@@ -57,8 +57,7 @@ from attention_core._attention.blocks.scores import (
 )
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
-from attention_core._attention.magnitudes import can_be_read
-from attention_core._backend import Backend
+from attention_core._backend import Backend, can_be_read
 from attention_core.random import Dropout
 
 
