@@ -282,17 +282,10 @@ def generate(
     """
     from attention_cli import generate as work  # noqa: PLC0415 (help needs none of it)
 
-    work.run(
-        prompts,
-        model=model,
-        backend=backend,
-        mode=mode,
-        chat=chat,
-        max_new_tokens=max_new_tokens,
-        capacity=capacity,
-        settings={"arithmetic": arithmetic},
-        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},
-    )
+    limits = {"max_new_tokens": max_new_tokens, "capacity": capacity}
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    settings = {"arithmetic": arithmetic}
+    work.run(prompts, model, backend=backend, mode=mode, chat=chat, settings=settings, options=limits | sampling)
 
 
 @app.command(short_help="Look at weights or at a mask.")

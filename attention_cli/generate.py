@@ -35,15 +35,13 @@ PRE_TOKENIZERS = ("smollm",)
 
 def run(
     prompts: list[str],
-    *,
     model: Path | None,
+    *,
     backend: str | None,
     mode: str,
     chat: bool,
-    max_new_tokens: int,
-    capacity: int | None,
     settings: dict[str, Any],
-    sampling: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
     """Print the text as it comes, then tokens per second, and the SHA-256 of the logits of each prompt."""
     if model is None:
@@ -60,10 +58,8 @@ def run(
         if (largest := max(map(max, ids))) >= definition.num_tokens:
             raise FileError(f"expected a tokenizer of ids in 0..{definition.num_tokens - 1}; got {largest} in a prompt")
         arrays = _padded(ids)
-        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "capacity": capacity}
-        check_prompts(definition, *arrays, **options)
-        options |= {"stop_ids": stop, "mode": mode} | sampling
-        _generate(chosen, definition, read_weights(), *arrays, tokenizer, **options)
+        check_prompts(definition, *arrays, max_new_tokens=options["max_new_tokens"], capacity=options["capacity"])
+        _generate(chosen, definition, read_weights(), *arrays, tokenizer, stop_ids=stop, mode=mode, **options)
     except (FileError, LayoutError, ModuleNotFoundError, TypeError, ValueError) as error:
         typer.echo(f"attention-core: {error}", err=True)
         raise typer.Exit(1) from error
