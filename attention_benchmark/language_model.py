@@ -87,11 +87,10 @@ def _transformers(model: Model, implementation: str) -> Tasks:
     import attention_torch.transformers  # noqa: PLC0415
 
     attention_torch.transformers.register()
-    definition, halves = model.definition.with_settings(interleaved=False), _halves(model)
-    config = transformers.AutoConfig.for_model(**LAYOUTS["causal-lm"].arguments(definition))
+    config = transformers.AutoConfig.for_model(**LAYOUTS["causal-lm"].arguments(model.definition))
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
-    arrays = LAYOUTS["causal-lm"].write(definition, halves)
+    arrays = LAYOUTS["causal-lm"].write(model.definition, model.parameters)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     theirs = theirs.to_empty(device="cpu")
     theirs.load_state_dict(tensors, strict=False)
@@ -123,26 +122,6 @@ def _transformers(model: Model, implementation: str) -> Tasks:
 
 def _prompt(model: Model) -> Any:
     return (np.arange(model.prompt_length, dtype=np.int32)[None] * 7 + 1) % model.definition.num_tokens
-
-
-def _halves(model: Model) -> Any:
-    """Parameters whose rotary pairs are halves of a head, as transformers has them."""
-    if not model.definition.interleaved:
-        return model.parameters
-    width = model.definition.layer.attention.parameters.query.weight.dims[1] // model.definition.num_heads
-
-    def turned(linear: Any) -> Any:
-        order = np.arange(linear.weight.shape[1]).reshape(-1, width // 2, 2).swapaxes(1, 2).ravel()
-        bias = None if linear.bias is None else linear.bias[order]
-        return linear._replace(weight=linear.weight[:, order], bias=bias)
-
-    layers = []
-    for layer in model.parameters.layers:
-        attention = layer.attention
-        layers.append(
-            layer._replace(attention=attention._replace(query=turned(attention.query), key=turned(attention.key)))
-        )
-    return model.parameters._replace(layers=tuple(layers))
 
 
 ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -208,9 +208,9 @@ def check(
 
 @app.command(short_help="Convert weights from one library's layout to another's.")
 def convert(
-    source: Annotated[Path, typer.Argument(help="A file of safetensors; of causal-lm, a folder.")],
+    source: Annotated[Path, typer.Argument(help="A file of safetensors; of causal-lm, a folder; of gguf, its file.")],
     target: Annotated[Path, typer.Argument(help="The file to be written.")],
-    from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, out of {LAYOUTS}.")],
+    from_: Annotated[str, typer.Option("--from", help=f"The layout of the source, gguf or out of {LAYOUTS}.")],
     to: Annotated[str, typer.Option("--to", help=f"The layout of the target, out of {LAYOUTS}.")],
     num_heads: Annotated[int | None, typer.Option(min=1, help="The number of query heads of the source.")] = None,
     head_order: Annotated[
@@ -265,6 +265,9 @@ def generate(
     mode: Annotated[str, typer.Option(help="How a step is run, such as eager, jit, graph or compiled.")] = "eager",
     arithmetic: Annotated[str, typer.Option(help="fast or reproducible.")] = "fast",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens are made.")] = 64,
+    capacity: Annotated[
+        int | None, typer.Option(min=1, help="Positions of the cache, by default as many as are needed.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the format of ChatML, as instructed models do.")] = False,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None,
@@ -279,16 +282,10 @@ def generate(
     """
     from attention_cli import generate as work  # noqa: PLC0415 (help needs none of it)
 
-    work.run(
-        prompts,
-        model=model,
-        backend=backend,
-        mode=mode,
-        chat=chat,
-        max_new_tokens=max_new_tokens,
-        settings={"arithmetic": arithmetic},
-        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},
-    )
+    limits = {"max_new_tokens": max_new_tokens, "capacity": capacity}
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    settings = {"arithmetic": arithmetic}
+    work.run(prompts, model, backend=backend, mode=mode, chat=chat, settings=settings, options=limits | sampling)
 
 
 @app.command(short_help="Look at weights or at a mask.")

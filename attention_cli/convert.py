@@ -1,4 +1,4 @@
-"""The command ``convert``: weights from one layout to another, between files of safetensors."""
+"""The command ``convert``: weights from one layout to another, between files of safetensors, or from GGUF."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from attention_cli.terminal import check_file, refusal
 from attention_core.layouts import LAYOUTS
 from attention_numpy.checkpoints import load_causal_lm, save_causal_lm
 from attention_numpy.files import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
+from attention_numpy.gguf_files import load_gguf
 
 __all__ = ["convert"]
 
 OWN = "attention-core"
 FOLDERS = "causal-lm"  # the layout of a folder with its own settings
-NAMES = ", ".join((OWN, *LAYOUTS))
+GGUF = "gguf"  # of files that are read, and not written
+WHOLE = (OWN, FOLDERS, GGUF)  # with all their settings
 FLAGS = {
     "num_heads": "--num-heads",
     "head_order": "--head-order",
@@ -44,17 +46,17 @@ def convert(
 ) -> None:
     """Convert a file from the first layout to the second; the options are those that were given."""
     from_, to = layouts
-    for name, layout in (("--from", from_), ("--to", to)):
-        if layout not in (OWN, *LAYOUTS):
-            raise refusal(f"expected {name} out of {NAMES}; got {layout!r}")
+    for name, layout, known in (("--from", from_, (OWN, *LAYOUTS, GGUF)), ("--to", to, (OWN, *LAYOUTS))):
+        if layout not in known:
+            raise refusal(f"expected {name} out of {', '.join(known)}; got {layout!r}")
     reading = _options(from_, options, prefix, drop)
-    ordered = [name for name in (from_, to) if name != OWN and _takes(LAYOUTS[name].read, "head_order")]
+    ordered = [name for name in (from_, to) if name not in WHOLE and _takes(LAYOUTS[name].read, "head_order")]
     if head_order is not None and (not ordered or head_order not in ("repeat", "tile")):
         wanted = "repeat or tile" if ordered else f"no --head-order from {from_} to {to}"
         raise refusal(f"expected {wanted}; got {head_order!r}")
     if not (source.is_dir() if from_ == FOLDERS else source.is_file()):
-        kind = "a folder with config.json and safetensors" if from_ == FOLDERS else "a file of safetensors"
-        raise refusal(f"expected {kind}; got {source}, which is none")
+        kinds = {FOLDERS: "a folder with config.json and safetensors", GGUF: "a GGUF file"}
+        raise refusal(f"expected {kinds.get(from_, 'a file of safetensors')}; got {source}, which is none")
     if to != FOLDERS:
         check_file(target)
     if target.exists() and not force:
@@ -65,7 +67,7 @@ def convert(
             source, from_, reading | (order if from_ in ordered else {}), prefix, drop=drop
         )
         _write(target, to, definitions, parameters, states=states, options=order if to in ordered else {})
-    except (TypeError, ValueError) as error:
+    except (ModuleNotFoundError, TypeError, ValueError) as error:
         typer.echo(f"attention-core: {error}", err=True)
         raise typer.Exit(1) from error
     count = sum(math.prod(leaf.shape) for leaf in _leaves(parameters))
@@ -76,7 +78,7 @@ def convert(
 
 def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str]) -> dict[str, Any]:
     """The options of reading, if the layout takes them and has those that it needs."""
-    names = inspect.signature(LAYOUTS[layout].read).parameters if layout not in (OWN, FOLDERS) else {}
+    names = inspect.signature(LAYOUTS[layout].read).parameters if layout not in WHOLE else {}
     for name in options:
         if name not in names:
             raise refusal(f"expected no {FLAGS[name]} from {layout}; got {options[name]}")
@@ -84,7 +86,7 @@ def _options(layout: str, options: dict[str, Any], prefix: str, drop: list[str])
     for name in needed:
         if name not in options:
             raise refusal(f"expected {FLAGS[name]} from {layout}, whose arrays do not tell it; got none")
-    if layout in (OWN, FOLDERS) and (prefix or drop):
+    if layout in WHOLE and (prefix or drop):
         raise refusal(f"expected no --prefix and --drop from {layout}, whose files are whole; got {prefix or drop}")
     return options
 
@@ -99,8 +101,8 @@ def _read(
     """Definitions, parameters and states."""
     if layout == OWN:
         return load_layers(path)
-    if layout == FOLDERS:
-        model, weights = load_causal_lm(path)
+    if layout in (FOLDERS, GGUF):
+        model, weights = load_causal_lm(path) if layout == FOLDERS else load_gguf(path)[:2]
         return (model,), (weights,), ((),)
     arrays, _ = load_arrays(path)
     chosen = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -15,7 +15,7 @@ from attention_cli.backends import chosen_backends
 from attention_cli.terminal import refusal
 from attention_core import get_backend, prepare_weights
 from attention_core.backend import Backend
-from attention_core.layers import Decoder, generate
+from attention_core.layers import Decoder, check_prompts, generate
 from attention_core.layouts import LayoutError
 from attention_numpy.checkpoints import open_causal_lm
 from attention_numpy.files import FileError
@@ -35,14 +35,13 @@ PRE_TOKENIZERS = ("smollm",)
 
 def run(
     prompts: list[str],
-    *,
     model: Path | None,
+    *,
     backend: str | None,
     mode: str,
     chat: bool,
-    max_new_tokens: int,
     settings: dict[str, Any],
-    sampling: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
     """Print the text as it comes, then tokens per second, and the SHA-256 of the logits of each prompt."""
     if model is None:
@@ -58,29 +57,32 @@ def run(
             raise FileError("expected prompts of at least one token; got an empty one")
         if (largest := max(map(max, ids))) >= definition.num_tokens:
             raise FileError(f"expected a tokenizer of ids in 0..{definition.num_tokens - 1}; got {largest} in a prompt")
-        parameters = read_weights()
-        _generate(
-            chosen, definition, parameters, ids, tokenizer, stop_ids=stop, mode=mode, count=max_new_tokens, **sampling
-        )
+        arrays = _padded(ids)
+        check_prompts(definition, *arrays, max_new_tokens=options["max_new_tokens"], capacity=options["capacity"])
+        _generate(chosen, definition, read_weights(), *arrays, tokenizer, stop_ids=stop, mode=mode, **options)
     except (FileError, LayoutError, ModuleNotFoundError, TypeError, ValueError) as error:
         typer.echo(f"attention-core: {error}", err=True)
         raise typer.Exit(1) from error
+
+
+def _padded(prompts: list[list[int]]) -> tuple[Any, Any]:
+    """Ids of prompts as one array, and how many each has."""
+    longest = max(map(len, prompts))
+    ids = [each + [0] * (longest - len(each)) for each in prompts]
+    return np.asarray(ids, np.int32), np.asarray([*map(len, prompts)], np.int32)
 
 
 def _generate(
     backend: Backend,
     definition: Decoder,
     parameters: Any,
-    ids: list[list[int]],
+    ids: Any,
+    lengths: Any,
     tokenizer: Any,
     *,
     stop_ids: list[int],
-    mode: str,
-    count: int,
-    **sampling: Any,
+    **options: Any,
 ) -> None:
-    longest = max(map(len, ids))
-    padded = np.asarray([each + [0] * (longest - len(each)) for each in ids], np.int32)
     texts: list[list[int]] = [[] for _ in ids]
     hashes, ended, shown, start = [hashlib.sha256() for _ in ids], [False] * len(ids), [""], [0.0]
 
@@ -102,13 +104,11 @@ def _generate(
     found = generate(
         definition,
         prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
-        backend.from_numpy(padded),
-        max_new_tokens=count,
-        prompt_lengths=backend.from_numpy(np.asarray([len(each) for each in ids], np.int32)),
+        backend.from_numpy(ids),
+        prompt_lengths=backend.from_numpy(lengths),
         stop_ids=stop_ids,
-        mode=mode,
         on_step=on_step,
-        **sampling,
+        **options,
     )
     steps, seconds = int(found.token_ids.shape[1]) - 1, time.perf_counter() - start[0]
     typer.echo("" if len(ids) == 1 else "\n".join(tokenizer.decode(text) for text in texts))

@@ -127,7 +127,9 @@ def page(document: Mapping[str, Any]) -> str:
         cells = [row["cells"].get(name) for name in names]
         told = [each["word"] if each else " " for each in cells]
         count = sum(sum(cell["counts"].values()) for cell in row["cells"].values())
-        lines.append(f"| [{row['subject']}](#{_anchor(row['subject'])}) | {row['date']} | {count} | {' | '.join(told)} |")
+        lines.append(
+            f"| [{row['subject']}](#{_anchor(row['subject'])}) | {row['date']} | {count} | {' | '.join(told)} |"
+        )
     lines += [
         "",
         "| column | asks |",

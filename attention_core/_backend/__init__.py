@@ -26,6 +26,7 @@ from attention_core._backend._loops import BlockOperations, PythonLoops, TracedL
 from attention_core._backend._protocol import (
     DIFFERENTIATED_ONCE,
     Backend,
+    FusedSilu,
     GradientFlags,
     KeptNumbers,
     Kernel,
@@ -44,6 +45,7 @@ __all__ = [
     "Backend",
     "BlockOperations",
     "DefaultBackend",
+    "FusedSilu",
     "GradientFlags",
     "KeptNumbers",
     "Kernel",

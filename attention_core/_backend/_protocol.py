@@ -256,6 +256,17 @@ class KeptNumbers(Protocol):
 
 
 @runtime_checkable
+class FusedSilu(Protocol):
+    """What a backend lends, besides the members of `Backend`, if its library has this activation in one pass.
+
+    The core's formula takes a pass over memory for each operation, unless a compiler fuses them.
+    """
+
+    def silu(self, x: Array, /) -> Array:
+        """Return the sigmoid linear unit. It may be 0 where the exponential of ``-x`` overflows."""
+
+
+@runtime_checkable
 class GradientFlags(Protocol):
     """What a backend lends, besides the members of `Backend`, if its arrays tell whether a gradient will reach them.
 

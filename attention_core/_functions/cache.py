@@ -16,7 +16,7 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import RowUpdates, backend_of, common_namespace, is_concrete, own_namespace
+from attention_core._backend import backend_of, common_namespace, is_concrete, own_namespace
 from attention_core._checks import (
     MAX_POSITIONS,
     check_broadcastable,
@@ -238,19 +238,20 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
 
 def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespace) -> Array:
     """Write new rows behind the filled ones: (..., G, C, D), (..., G, L, D), () or (...) -> (..., G, C, D)."""
-    capacity, count, backend = shape(old, xp=xp)[-2], shape(new, xp=xp)[-2], backend_of(old)
+    capacity, count = shape(old, xp=xp)[-2], shape(new, xp=xp)[-2]
+    update_rows = getattr(backend_of(old), "update_rows", None)  # of RowUpdates, which takes longer to ask for
     if isinstance(count, int) and count == 0:
         return old
     is_known = isinstance(count, int) and isinstance(capacity, int)
-    if isinstance(backend, RowUpdates) and is_known and is_concrete(length):
-        return backend.update_rows(old, new, length, donate=donate)
+    if update_rows is not None and is_known and is_concrete(length):
+        return update_rows(old, new, length, donate=donate)
     # A row for each sequence would have to be gathered, which JAX refuses in a mesh with explicit axes.
-    if not isinstance(backend, RowUpdates) or not is_known or len(length.shape):
+    if update_rows is None or not is_known or len(length.shape):
         return _overlaid(old, new, _index_of_new(capacity, length, old, xp), xp=xp)
     start = xp.clip(length, 0, capacity - count)  # of as many rows, all within the capacity
     index = xp.add(xp.expand_dims(start, axis=-1), positions(count, old, xp=xp))
     rows = _overlaid(_rows_at(old, index, xp), new, xp.subtract(index, xp.expand_dims(length, axis=-1)), xp=xp)
-    return backend.update_rows(old, rows, start, donate=donate)
+    return update_rows(old, rows, start, donate=donate)
 
 
 def _index_of_new(capacity: Any, length: Array, like: Array, xp: Namespace) -> Array:

@@ -7,8 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_activation
-from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, sizes_differ, upcast
-from attention_core._backend import common_namespace, with_autocast
+from attention_core._arrays import (
+    HALF,
+    Array,
+    Namespace,
+    cast_to,
+    dtype_name,
+    positions,
+    shape,
+    shape_text,
+    sizes,
+    sizes_differ,
+    upcast,
+)
+from attention_core._backend import backend_for, can_be_read, common_namespace, with_autocast
 from attention_core._checks import (
     check_broadcastable,
     check_device,
@@ -217,6 +229,8 @@ def locate_new(
     elif not len(position_ids.shape):
         position_ids = xp.reshape(position_ids, (1,))
     lengths = None if count is None else count if cache is None else xp.add(offset, count)
+    if cache is not None and not len(offset.shape) and not backend_for(x, xp).loops.traced and can_be_read(offset):
+        offset = int(offset)  # once, and not by the mask of each layer; programs are made for a number
     return NewPositions(xp.astype(position_ids, xp.int32), offset, count, lengths)
 
 
@@ -243,7 +257,9 @@ def apply_layer(
     **options: Any,
 ) -> tuple[Array, KeyValueCache | None]:
     """The body of `decoder_layer`, in the type of the computation."""
-    parameters, ops = upcast(parameters, xp=xp), arithmetic_of(arithmetic)
+    ops = arithmetic_of(arithmetic)
+    if dtype_name(parameters.attention_norm.dtype) in HALF:  # as all of them; a walk through the tree takes time
+        parameters = upcast(parameters, xp=xp)
     in_weights, *in_branches = derived_dropouts(dropout, 5, xp)
     options |= {"arithmetic": arithmetic, "xp": xp}
 

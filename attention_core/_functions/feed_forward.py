@@ -111,6 +111,10 @@ def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
     TypeError
         When ``x`` is not of a floating-point dtype.
 
+    Notes
+    -----
+    In fast arithmetic on PyTorch it is PyTorch's own function, which is 0 where the exponential of ``-x`` overflows.
+
     References
     ----------
     D. Hendrycks, K. Gimpel, "Gaussian error linear units", 2016. P. Ramachandran et al., "Searching for activation

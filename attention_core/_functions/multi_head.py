@@ -17,7 +17,7 @@ from attention_core._arrays import (
     sizes,
     upcast,
 )
-from attention_core._attention.call import Attention
+from attention_core._attention.call import Attention, Call
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -145,6 +145,7 @@ def multi_head_attention(
         upcast((query, key, value), xp=xp),
         weights=return_weights,
         logsumexp=return_logsumexp,
+        make=unchecked_call if prepare is None else make_call,
         xp=xp,
         **options,
     )
@@ -170,10 +171,14 @@ def attend_heads(
     arithmetic: str,
     weights: bool = False,
     logsumexp: bool = False,
+    make: Callable[..., Call] = unchecked_call,
     xp: Namespace,
     **options: Any,
 ) -> Attention:
-    """Multi-head attention of arguments that were checked, in the type of the computation."""
+    """Multi-head attention of arguments that were checked, in the type of the computation.
+
+    ``make`` makes the call of what ``prepare`` returns, and may check it.
+    """
     ops = arithmetic_of(arithmetic)
     query, key, value = (
         split_channels(ops.affine(x, *projection, xp=xp), count, xp)
@@ -191,7 +196,6 @@ def attend_heads(
         bias = None if bias is None else _bias_with_extra_key(bias, length, xp)
         key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp=xp)
         value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp=xp)
-    make = make_call if prepare is not None else unchecked_call
     call = make(
         query,
         key,

@@ -17,7 +17,7 @@ from typing import Any
 from attention_core._keywords import name_keywords
 from attention_core.layers._attention import DotProductAttention, MultiHeadAttention
 from attention_core.layers._decoder import Decoder, DecoderLayer, GatedFeedForward, RMSNorm
-from attention_core.layers._generation import Generated, generate
+from attention_core.layers._generation import Generated, check_prompts, generate
 from attention_core.layers._layer import Initial, Layer, check_fit, named_arrays, tree_from_names
 from attention_core.layers._sagan import SaganAttention, SpectralVectors
 from attention_core.layers._transformer import Embeddings, EncoderLayer, FeedForward
@@ -39,6 +39,7 @@ __all__ = [
     "SaganAttention",
     "SpectralVectors",
     "check_fit",
+    "check_prompts",
     "generate",
     "layer_from_settings",
     "named_arrays",

@@ -122,7 +122,7 @@ def generate(
     check_parameters("parameters", parameters, trees.Decoder)
     prompt_ids, prompt_lengths = (as_constant(each, parameters.token) for each in (prompt_ids, prompt_lengths))
     xp = common_namespace(xp, {"prompt_ids": prompt_ids, "parameters": parameters, "prompt_lengths": prompt_lengths})
-    capacity = _check_call(model, prompt_ids, prompt_lengths, max_new_tokens=max_new_tokens, capacity=capacity)
+    capacity = check_prompts(model, prompt_ids, prompt_lengths, max_new_tokens=max_new_tokens, capacity=capacity)
     check_choice("padding", padding, ("right", "left"))
     check_sampling(temperature, top_k, top_p)
     if on_step is not None:
@@ -279,10 +279,41 @@ def _to_the_left(ids: Array, lengths: Array, xp: Namespace) -> Array:
     return xp.reshape(xp.take(xp.reshape(ids, (-1,)), cast_to(flat, wide, xp=xp), axis=0), (batch, length))
 
 
-def _check_call(
-    model: Decoder, prompt_ids: Array, prompt_lengths: Array | None, *, max_new_tokens: Any, capacity: Any
+def check_prompts(
+    model: Decoder,
+    prompt_ids: Array,
+    prompt_lengths: Array | None = None,
+    /,
+    *,
+    max_new_tokens: int,
+    capacity: int | None = None,
 ) -> int:
-    """Raise unless prompts fit the model and the cache; return the capacity of the cache."""
+    """Raise unless a model and a cache take prompts, as `generate` does: before any weight is there.
+
+    Parameters
+    ----------
+    model : Decoder
+    prompt_ids : Array of int, shape (B, L)
+    prompt_lengths : Array of int, shape (B,), optional
+    max_new_tokens : int
+    capacity : int, optional
+
+    Returns
+    -------
+    int
+        The capacity of the cache.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When ids have no row in the table, or prompt and new tokens are more than the cache holds.
+
+    Examples
+    --------
+    >>> import array_api_strict as xp
+    >>> check_prompts(Decoder(50, 8, 2, 16, num_layers=2), xp.asarray([[3, 14, 15]]), max_new_tokens=4)
+    6
+    """
     check_rank("prompt_ids", prompt_ids, 2, "(B, L)")
     check_integer("prompt_ids", prompt_ids)
     dims = sizes(prompt_ids)

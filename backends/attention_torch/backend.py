@@ -212,6 +212,10 @@ class TorchBackend:
         self._numbers[key] = kept
         return kept
 
+    def silu(self, x: Array, /) -> Array:
+        """The sigmoid linear unit, in one pass."""
+        return torch.nn.functional.silu(x)
+
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compute forward, and record how to go backward."""
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:

@@ -5,13 +5,16 @@ import re
 
 import numpy as np
 import pytest
+from gguf_helpers import write_gguf
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_core import layers
 from attention_core.layouts import LAYOUTS
+from attention_numpy.checkpoints import load_causal_lm
 from attention_numpy.files import load_layer, load_layers, save_layer, save_layers
+from attention_numpy.gguf_files import load_gguf
 
 ATTENTION = layers.MultiHeadAttention(12, 3, dropout=0.5)
 GROUPED = layers.MultiHeadAttention(12, 6, 2)
@@ -72,6 +75,24 @@ def test_our_own_files_need_no_options_and_keep_the_settings(path_of):
     definition, parameters, state = load_layer(path_of("c"))
     assert (definition, state) == (ATTENTION, ())
     same(layers.named_arrays(parameters), layers.named_arrays(drawn(ATTENTION)))
+
+
+def test_a_gguf_file_becomes_a_file_or_a_folder_of_the_same_model(path_of, tmp_path):
+    write_gguf(tmp_path / "a.gguf")
+    definition, tree, _ = load_gguf(tmp_path / "a.gguf")
+    converted(tmp_path / "a.gguf", path_of("own"), "--from", "gguf", "--to", "attention-core")
+    found = load_layer(path_of("own"))
+    assert found[0] == definition
+    same(layers.named_arrays(found[1]), layers.named_arrays(tree))
+    converted(tmp_path / "a.gguf", tmp_path / "folder", "--from", "gguf", "--to", "causal-lm")
+    model, weights = load_causal_lm(tmp_path / "folder")
+    assert model == definition.with_settings(interleaved=False)
+    ids = np.asarray([[3, 1, 4, 1, 5]])
+    np.testing.assert_allclose(model(weights, ids), definition(tree, ids), rtol=0, atol=1e-5)
+    (tmp_path / "a.gguf").write_bytes((tmp_path / "a.gguf").read_bytes()[:-70])
+    result = invoke(tmp_path / "a.gguf", path_of("b"), "--from", "gguf", "--to", "attention-core")
+    assert (result.exit_code, path_of("b").exists()) == (1, False)
+    assert result.stderr.startswith("attention-core: expected a whole GGUF file")
 
 
 def test_settings_that_arrays_do_not_tell_are_those_given(path_of):

@@ -47,9 +47,16 @@ def hashes(*arguments):
 def test_a_hash_is_that_of_the_prompt_alone_and_in_a_batch(folder):
     (first,), text = hashes("a b c", "--model", folder)
     assert re.match(r"[a-e</>sunk ]+\n[0-9.e+]+ tokens per second after the first, numpy\nsha256", text)
-    (second,), _ = hashes("d", "--model", folder)
+    (second,), _ = hashes("d", "--model", folder, "--capacity", 9)
     assert first != second
     assert hashes("d", "a b c", "--model", folder)[0] == [second, first]
+
+
+def test_a_prompt_longer_than_the_cache_is_told_before_weights_are_read(folder, monkeypatch):
+    monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    result = run("a", "b c d", "--model", folder, "--max-new-tokens", 3, "--capacity", 4)
+    message = "expected a prompt of at most 2 tokens, so that 3 new ones fit a cache of 4; got 3"
+    assert (result.exit_code, result.stderr) == (1, f"attention-core: {message}\n")
 
 
 def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, monkeypatch):

@@ -114,14 +114,24 @@ def _wide(tree):
     return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
 
 
-def test_a_decoder_attends_to_the_memory_of_an_encoder(rng, put, get):
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_a_decoder_attends_to_the_memory_of_an_encoder(arithmetic, rng, put, get):
+    """With all options of its own attention."""
+    d = layers.Decoder(V, C, H, INNER, N, memory_channels=5, **ALL, arithmetic=arithmetic)
+    p, ids, memory = filled(d, rng), rng.integers(0, V, (2, 4)), rng.standard_normal((2, 6, 5)).astype("float32")
+    wide = [logits(_wide(p), *each[:1], d, np.float64(each[1])) for each in zip(ids, memory, strict=True)]
+    expected, padded = np.stack(wide), np.concatenate([memory, np.full((2, 2, 5), np.nan, "float32")], -2)
+    for each, mask in ((memory, None), (padded, ac.KeyLengths(6))):
+        found = get(d(put(p), put(ids), memory=put(each), memory_mask=mask))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    if arithmetic == "fast":
+        found = get(d(put(_wide(p)), put(ids), memory=put(np.float64(memory))))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-14 * np.abs(expected).max())
+
+
+def test_memory_is_for_layers_with_cross_attention(rng, put):
     d = layers.DecoderLayer(C, H, INNER, memory_channels=5, num_key_value_heads=G, head_dim=D)
     p, x, memory = filled(d, rng, "float64"), rng.standard_normal((2, 4, C)), rng.standard_normal((2, 6, 5))
-    expected = np.stack([formula(p, *each[:1], d, None, each[1]) for each in zip(x, memory, strict=True)])
-    np.testing.assert_allclose(get(d(put(p), put(x), memory=put(memory))), expected, rtol=0, atol=1e-12)
-    padded = np.concatenate([memory, np.full((2, 2, 5), np.nan)], -2)
-    found = d(put(p), put(x), memory=put(padded), memory_mask=ac.KeyLengths(6))
-    np.testing.assert_allclose(get(found), expected, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match=r"expected memory for layer\.cross_attention; got None"):
         d(put(p), put(x))
     with pytest.raises(ValueError, match="expected no memory for layer without cross_attention; got some"):
@@ -129,6 +139,26 @@ def test_a_decoder_attends_to_the_memory_of_an_encoder(rng, put, get):
             put(p._replace(cross_attention=None, cross_attention_norm=None)), put(x), num_heads=H,
             num_key_value_heads=G, memory=put(memory),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_a_position_that_attends_to_nothing_keeps_its_residual_branch(arithmetic, rng, put, get):
+    """Attention adds 0 there, and NaN at positions that are masked reaches no other."""
+    d = layers.DecoderLayer(C, H, INNER, **LLAMA, arithmetic=arithmetic)
+    p, x = filled(d, rng), rng.standard_normal((2, 5, C)).astype("float32")
+    x[0, 3:], x[1, 0] = np.nan, np.nan
+    allowed = np.ones((2, 1, 5, 5), bool)
+    allowed[0, ..., 3:], allowed[1, ..., 0], allowed[1, :, 2] = False, False, False
+    found = get(d(put(p), put(x), mask=put(allowed)))
+    for row, kept in ((0, slice(3)), (1, slice(1, 5))):
+        assert np.isfinite(found[row, kept]).all()
+    h = np.float64(x[1, 2])
+    normal = rms(_wide(p).feed_forward_norm, h, d.epsilon)
+    w = _wide(p).feed_forward
+    fed = apply(w.contract, ACTIVATIONS["silu"](apply(w.gate, normal)) * apply(w.expand, normal))
+    np.testing.assert_allclose(found[1, 2], h + fed, rtol=0, atol=2e-5)
+    alone = get(d(put(p), put(x[:1, :3])))
+    np.testing.assert_allclose(found[0, :3], alone[0], rtol=0, atol=0 if arithmetic == "reproducible" else 2e-5)
 
 
 def close_by_arithmetic(arithmetic):
@@ -160,7 +190,8 @@ def test_padding_on_either_side_does_not_show(arithmetic, rng, xp, put, get):
     whole, same = get(d(p, put(ids))), close_by_arithmetic(arithmetic)
     lengths = np.asarray([7, 3, 5], np.int32)
     cache = d.empty_cache((3,), 7, ragged=True, xp=xp)
-    cache = cache._replace(key=tuple(put(np.full(k.shape, np.nan, np.float32)) for k in cache.key))
+    unwritten = tuple(put(np.full(k.shape, np.nan, np.float32)) for k in cache.key)
+    cache = cache._replace(key=unwritten, value=unwritten)
     found, cache = d(p, put(ids), cache=cache, num_new=put(lengths), select=put(lengths[:, None] - 1))
     for row, length in enumerate(lengths):
         same(get(found)[row, 0], whole[row, length - 1])

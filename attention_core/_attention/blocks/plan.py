@@ -10,11 +10,7 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, shape
 from attention_core._attention.call import Call, group_size, scale_query
-from attention_core._attention.magnitudes import (
-    known_finite_arrays,
-    known_finite_products,
-    scores_are_small,
-)
+from attention_core._attention.magnitudes import known_finite_arrays, known_finite_products, scores_are_small
 from attention_core._backend import Backend, Tuning, can_be_read, register
 from attention_core.masks import Mask, flatten
 from attention_core.masks._mask import as_mask

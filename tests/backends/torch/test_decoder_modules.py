@@ -1,5 +1,7 @@
 """The decoder and its parts as modules: names, values, files, caches and gradients."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -32,14 +34,30 @@ def test_a_decoder_has_the_names_and_values_of_its_definition(model, tmp_path):
     assert len(list(model.layers.children())) == 2
 
 
-def test_a_decoder_takes_a_cache_and_trains(model):
-    whole = model.eval()(IDS)
+@pytest.mark.parametrize("call", [lambda f: f, functools.partial(torch.compile, fullgraph=True, backend="aot_eager")])
+def test_a_decoder_takes_a_cache(model, call):
+    """Eager, and compiled as one graph."""
+    whole, step = model.eval()(IDS), call(model)
     cache = model.definition.empty_cache((2,), 5, xp=torch)
-    first, cache = model(IDS[:, :3], cache=cache)
-    second, cache = model(IDS[:, 3:], cache=cache)
+    with torch.no_grad():
+        first, cache = step(IDS[:, :2], cache=cache)
+        second, cache = step(IDS[:, 2:], cache=cache)
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
-    model.train()(IDS, seed=1).square().sum().backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+    assert int(cache.length) == 4
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_a_decoder_is_trained(arithmetic):
+    model = attention_torch.Decoder(**SIZES, dropout=0.1, arithmetic=arithmetic, seed=3)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.2), []
+    for seed in range(4):
+        loss = torch.nn.functional.cross_entropy(model(IDS[:, :-1], seed=seed).flatten(0, 1), IDS[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
 
 
 def test_parts_of_a_decoder_are_their_definitions():
