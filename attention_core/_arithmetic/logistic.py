@@ -39,7 +39,7 @@ def _silu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
 
-SILU = rounded_once("reproducible.silu", _silu, _silu_backward)
+SILU = rounded_once("reproducible.silu", _silu, _silu_backward, num_rows=1)
 
 
 def gelu_tanh(x: Array, /, *, xp: Namespace) -> Array:
@@ -72,7 +72,7 @@ def _gelu_tanh_backward(xp: Namespace, plan: Constants, d_output: Array, x: Arra
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
 
-GELU_TANH = rounded_once("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward)
+GELU_TANH = rounded_once("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward, num_rows=1)
 
 
 def cap(x: Array, softcap: float, /, *, xp: Namespace) -> Array:
@@ -93,4 +93,4 @@ def _cap_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> 
     return (xp.multiply(d_output, derivative),)
 
 
-CAP = rounded_once("reproducible.softcap", _cap, _cap_backward)
+CAP = rounded_once("reproducible.softcap", _cap, _cap_backward, num_rows=1)

@@ -31,10 +31,11 @@ from attention_core._arithmetic.logistic import cap as cap
 from attention_core._arithmetic.logistic import gelu_tanh as gelu_tanh
 from attention_core._arithmetic.logistic import silu as silu
 from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
-from attention_core._arithmetic.prepared import PREPARED_AFFINE
+from attention_core._arithmetic.prepared import PREPARED_AFFINE, affine_by_slices
 from attention_core._arithmetic.products import (
     SUM_BITS,
     add_in_order,
+    cut_columns,
     exact_sum,
     matmul,
     matmul_over_positions,
@@ -61,8 +62,8 @@ def affine(x: Array, weight: Array | PreparedWeight, bias: Array | None, /, *, x
 
 
 def _affine(xp: Namespace, plan: Constants, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    product = matmul(x, weight, xp=xp)
-    return product if bias is None else xp.add(product, bias)
+    cut = cut_columns(to_float64(weight, xp), shape(weight, xp=xp)[0], xp=xp)
+    return affine_by_slices(x, cut, bias, xp=xp)
 
 
 def _affine_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, weight: Array, *bias: Array) -> Arrays:
@@ -76,7 +77,11 @@ def _sum_over_positions(x: Array, xp: Namespace) -> Array:
 
 
 AFFINE = rounded_once(
-    "reproducible.affine", _affine, _affine_backward, abstract=lambda xp, plan, x, weight, *_: xp.matmul(x, weight)
+    "reproducible.affine",
+    _affine,
+    _affine_backward,
+    abstract=lambda xp, plan, x, weight, *_: xp.matmul(x, weight),
+    raw_forward=True,
 )
 
 
@@ -126,7 +131,7 @@ def _normalize_backward(
     return divide_rows(d_centred, deviation, xp), d_scale, _sum_over_positions(d_output, xp)
 
 
-NORMALIZE = rounded_once("reproducible.layer_norm", _normalize, _normalize_backward)
+NORMALIZE = rounded_once("reproducible.layer_norm", _normalize, _normalize_backward, num_rows=1)
 
 
 def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
@@ -163,7 +168,7 @@ def _normalize_rms_backward(xp: Namespace, plan: Constants, d_output: Array, x: 
     return d_x, _sum_over_positions(uncontracted(xp.multiply(d_output, normal), xp), xp)
 
 
-NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward)
+NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward, num_rows=1)
 
 
 class Rotation(NamedTuple):
@@ -239,7 +244,7 @@ def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
     return (xp.multiply(d_output, xp.add(probability, density)),)
 
 
-GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward)
+GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward, num_rows=1)
 
 
 relu = fast.relu  # which rounds nothing
@@ -254,6 +259,7 @@ SCALE = rounded_once(
     "reproducible.scale",
     lambda xp, plan, x: xp.multiply(x, plan.number),
     lambda xp, plan, d_output, x: (xp.multiply(d_output, plan.number),),
+    num_rows=1,
 )
 
 
@@ -266,6 +272,7 @@ MULTIPLY = rounded_once(
     "reproducible.multiply",
     lambda xp, plan, x, y: xp.multiply(x, y),
     lambda xp, plan, d_output, x, y: (xp.multiply(d_output, y), xp.multiply(d_output, x)),
+    num_rows=2,
 )
 
 
@@ -275,7 +282,10 @@ def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
 
 
 ADD = rounded_once(
-    "reproducible.add", lambda xp, plan, x, y: xp.add(x, y), lambda xp, plan, d_output, x, y: (d_output, d_output)
+    "reproducible.add",
+    lambda xp, plan, x, y: xp.add(x, y),
+    lambda xp, plan, d_output, x, y: (d_output, d_output),
+    num_rows=2,
 )
 
 
@@ -293,7 +303,7 @@ def _blend_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, y
     return d_output, xp.multiply(d_output, factor), xp.reshape(d_factor, tuple(factor.shape))
 
 
-BLEND = rounded_once("reproducible.blend", _blend, _blend_backward)
+BLEND = rounded_once("reproducible.blend", _blend, _blend_backward, num_rows=2)
 
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> Arrays:
@@ -336,7 +346,10 @@ def _drop(xp: Namespace, plan: Constants, x: Array, kept: Array) -> Array:
 
 
 DROPOUT = rounded_once(
-    "reproducible.dropout", _drop, lambda xp, plan, d_output, x, kept: (_drop(xp, plan, d_output, kept), None)
+    "reproducible.dropout",
+    _drop,
+    lambda xp, plan, d_output, x, kept: (_drop(xp, plan, d_output, kept), None),
+    num_rows=2,
 )
 
 
