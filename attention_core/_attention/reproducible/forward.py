@@ -82,11 +82,11 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
 def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     xp, carry = grid.xp, needs_carry(grid, 1)
 
-    def finish(rows: QueryRows, values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+    def finish(run: list[QueryRows], values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
         weights = without_carry(sums.weights, carry, xp)
         total, weight = weighted_totals(sums.values, weights, values.power, carry=carry, xp=xp)
         if sums.margins:
-            total, weight = refine(rows, values, sums, total, weight=weight)
+            total, weight = refine(run, values, sums, total, weight=weight)
         return total, weight, sums.anchor
 
     width = shape(grid.operands.value, xp=xp)[-1]
