@@ -14,13 +14,14 @@ _EXP2_WEIGHT = (0.6931471805392166, 0.240226495453517, 0.055502413791724985, 0.0
 SQUARES = 8
 
 
-def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
+def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace, memory: Array | None = None) -> Array:
     """A polynomial, its constant coefficient first: each product is `uncontracted` before a coefficient is added.
 
-    Products whose values can be read are computed already, so no compiler contracts them.
+    Products whose values can be read are computed already, so no compiler contracts them. The result may be written
+    into memory of the shape of ``x``.
     """
     compiled = not is_concrete(x)
-    value = xp.multiply(x, coefficients[-1])
+    value = xp.multiply(x, coefficients[-1], **_into(memory))
     for step, coefficient in enumerate(reversed(coefficients[:-1])):
         if step:
             value *= x
@@ -30,15 +31,21 @@ def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
     return value
 
 
-def exp2_weight(x: Array, xp: Namespace) -> Array:
+def _into(memory: Array | None) -> dict[str, Array]:
+    return {} if memory is None else {"out": memory}
+
+
+def exp2_weight(x: Array, xp: Namespace, memory: Array | None = None) -> Array:
     r"""Weights :math:`2^{256 x}` for :math:`x \le 2^{-9}`, off by at most :math:`2^{-38}`; 0 becomes exactly 1.
 
     .. math:: 2^{256 x} = (p(x))^{256}, \qquad p(x) \approx 2^x
 
-    Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256.
+    Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256. With memory
+    for the result, x is written over, too.
     """
-    x = xp.maximum(x, scalar64(-0.25, x, xp))  # 2**-64 is below the last bit of a weight
-    return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp))
+    lowest = scalar64(-0.25, x, xp)  # 2**-64 is below the last bit of a weight
+    x = xp.maximum(x, lowest, **_into(None if memory is None else x))
+    return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp, memory))
 
 
 def _to_the_256(x: Array) -> Array:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import exp2_weight, log2
+from attention_core._arithmetic.elementary import log2
 from attention_core._arithmetic.exact import (
     divide_rows,
     power_above_max,
@@ -28,7 +28,6 @@ from attention_core._attention.blocks.grid import (
     sample_at,
     sample_slice,
 )
-from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
@@ -41,12 +40,13 @@ from attention_core._attention.reproducible.slices import (
     WEIGHT_BITS,
     Parts,
     concat_slices,
+    exact_weights,
     needs_carry,
     slice_key,
     slice_query,
     value_terms,
     value_widths,
-    weight_slices,
+    weigh,
     with_carry,
 )
 
@@ -212,7 +212,7 @@ def _run_length(grid: Grid) -> int:
     """How many blocks of queries have their sums finished together: small arrays take the time of a call each."""
     if grid.loops.traced or not isinstance(grid.counts[0], int):
         return 1
-    return max(1, FINISHED // (grid.sizes[0] * 2 * grid.operands.value.shape[-1]))
+    return int(max(1, FINISHED // (grid.sizes[0] * 2 * max(1, grid.operands.value.shape[-1]))))
 
 
 def _joined(sums: list[Sums], xp: Namespace) -> Sums:
@@ -282,20 +282,18 @@ def _block_sums(
     rows: QueryRows, values: SlicedValues, anchor: Array, block: ExactScoreBlock, *, j: Any
 ) -> tuple[Parts, ...]:
     """Sums over one block of keys: of weighted values, and of weights, and margins."""
-    grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
+    grid, xp = rows.grid, rows.grid.xp
     carry, dropout = needs_carry(grid, 1), dropout_of(grid)
-    scores = block.scores
-    scores -= anchor  # in their own memory: they are not used again
-    weights = weight_slices(exp2_weight(scores, xp), WEIGHT_BITS[count], count, grid)
+    weights, exponents = exact_weights(grid, block.scores, anchor)
     margins: Parts = ()
     if values.magnitudes is not None:
         magnitudes = grid.loops.block(values.magnitudes, j, grid.sizes[1], -2)
         bound = bound_of(grid, block.allowed, rows.i, j, like=weights[0])
-        short = float32_weights(scores, weights[0], xp)
+        short = float32_weights(exponents, weights[0], xp)
         margins = (block_margins(grid, short, block, bound, magnitudes=magnitudes),)
     kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
-    products = tuple(matmul_per_group(part, value_block, xp) for part in kept)
+    products = weigh(grid, kept, value_block)
     value_sums = tuple(product[..., :-1] for product in products)
     if dropout is None:
         weight_sums = tuple(product[..., -1:] for product in products)
