@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import log2
 from attention_core._arithmetic.exact import (
     divide_rows,
     power_above_max,
@@ -16,6 +15,7 @@ from attention_core._arithmetic.exact import (
     to_float64,
     uncontracted,
 )
+from attention_core._arithmetic.operations import in_row_blocks
 from attention_core._arrays import Array, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks
 from attention_core._attention.blocks.grid import (
@@ -324,13 +324,16 @@ def weighted_totals(
 
 def divide_by_weight(total: Array, weight: Array, factor: float, xp: Namespace) -> Array:
     """The output, times a factor: 0 for fully masked rows."""
-    output = divide_rows(total, xp.where(xp.equal(weight, 0.0), 1.0, weight), xp)
-    return round_to_float32(output if factor == 1 else xp.multiply(uncontracted(output, xp), factor), xp)
+
+    def divide(total: Array, weight: Array) -> Array:
+        output = divide_rows(total, xp.where(xp.equal(weight, 0.0), 1.0, weight), xp)
+        return round_to_float32(output if factor == 1 else xp.multiply(uncontracted(output, xp), factor), xp)
+
+    return in_row_blocks(divide, (total, weight), xp=xp)
 
 
-def logsumexp_of(anchor: Array, weight: Array, xp: Namespace) -> Array:
-    """The logsumexp of the scores: -inf for fully masked rows."""
-    none = xp.equal(weight, 0.0)
-    exponent = xp.add(anchor, xp.multiply(log2(xp.where(none, 1.0, weight), xp), 1 / 256))
+def logsumexp_of(anchor: Array, logarithm: Array, none: Array, *, xp: Namespace) -> Array:
+    """The logsumexp of the scores, by the logarithm to base 2 of the sum of weights: -inf for fully masked rows."""
+    exponent = xp.add(anchor, xp.multiply(logarithm, 1 / 256))
     logsumexp = uncontracted(xp.multiply(exponent, 1 / SCORE_UNIT), xp)
     return round_to_float32(xp.where(none, -math.inf, logsumexp), xp)
