@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from attention_core._arrays import Array, Namespace, is_on_host, on_device_of
-from attention_core._backend import is_concrete
+from attention_core._backend import backend_for, is_concrete
 
 PRECISION = 53  # bits of float64: integers up to 2**53 are added exactly
 LONGEST = 4096  # terms that one matrix product adds up; longer sums are added as two parts each
@@ -36,6 +36,11 @@ SMALLEST, FLOAT32_OVERFLOW = 2.0**-126, 2.0**128  # the least normal float32, an
 ROUNDED_TO_SMALLEST = SMALLEST - 2.0**-151  # rounding to 24 bits makes this and what is above at least the former
 FLOAT64_MAX = 1.7976931348623157e308
 LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # literals: C libraries may round differently
+
+
+def runs_at_once(x: Array, xp: Namespace) -> bool:
+    """Whether a library computes on the host at once, so that a glance at values, or a small block, costs little."""
+    return is_concrete(x) and is_on_host(x) and not backend_for(x, xp).loops.traced
 
 
 def scalar64(value: float, like: Array, xp: Namespace) -> Array:
@@ -65,7 +70,7 @@ def round_to_float32(x: Array, xp: Namespace) -> Array:
     The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact. So :math:`c - (c - x)` is x to 24 bits:
     this is Veltkamp's splitting. The conversion itself rounds nothing, so a compiler may leave it out.
     """
-    if is_concrete(x) and is_on_host(x):
+    if runs_at_once(x, xp):
         size = xp.abs(x)
         if bool(xp.all(xp.less(size, FLOAT32_OVERFLOW / 2))):  # nan is not, either
             return xp.where(xp.less(size, ROUNDED_TO_SMALLEST), 0.0, xp.astype(_to_24_bits(x, xp), xp.float32))
@@ -164,6 +169,10 @@ def power_above_max(x: Array, axis: Any, xp: Namespace) -> Array:
     if 0 in x.shape:
         return xp.ones_like(xp.sum(x, axis=axis, keepdims=True))
     size = xp.abs(x)
+    if runs_at_once(x, xp):  # a maximum that keeps nan
+        largest = xp.max(size, axis=axis, keepdims=True)
+        bounded = xp.less(largest, math.inf)
+        return xp.where(bounded, power_above(xp.where(bounded, largest, 0.0), xp), math.nan)
     bounded = xp.less(size, math.inf)  # explicit, as not every library's maximum keeps nan
     power = power_above(xp.max(xp.where(bounded, size, 0.0), axis=axis, keepdims=True), xp)
     return xp.where(xp.all(bounded, axis=axis, keepdims=True), power, math.nan)

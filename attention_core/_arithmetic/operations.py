@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import round_to_float32, to_float64
-from attention_core._arrays import Array, Namespace, is_floating, is_on_host
-from attention_core._backend import Backend, Operation, backend_for, is_concrete, register
+from attention_core._arithmetic.exact import round_to_float32, runs_at_once, to_float64
+from attention_core._arrays import Array, Namespace, is_floating
+from attention_core._backend import Backend, Operation, backend_for, register
 
 Arrays = tuple[Array, ...]
 
@@ -39,7 +39,7 @@ def in_row_blocks(
     memory is used again. The rows of a block have ``block`` elements, or so many that are ``width`` wide.
     """
     first = rows[0]
-    if not first.shape or not is_concrete(first) or not is_on_host(first) or backend_for(first, xp).loops.traced:
+    if not first.shape or not runs_at_once(first, xp):
         return compute(*rows)
     *leading, last = first.shape
     num_rows, size = math.prod(leading), max(1, block // max(width, last, 1))

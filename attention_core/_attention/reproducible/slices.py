@@ -64,13 +64,13 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     power of two. The first slice of a vector that is not finite is nan, which makes its scores nan.
     """
     xp, count = grid.xp, grid.plan.num_slices
-    finite = xp.all(xp.isfinite(x), axis=-1, keepdims=True)
+    finite = None if grid.plan.all_finite else xp.all(xp.isfinite(x), axis=-1, keepdims=True)
     x = finite_or_zero(grid, x)
     bits = slice_bits(shape(x, xp=xp)[-1])
     power = power_above_max(x, -1, xp)
     parts = slices(x, power, bits=bits, count=count, xp=xp)
     scaled = [xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * n))) for n, part in enumerate(parts, start=1)]
-    if not grid.plan.all_finite:
+    if finite is not None:
         scaled[0] = xp.where(finite, scaled[0], math.nan)
     return xp.concat(scaled[::-1] if first_last else scaled, axis=-1)
 
