@@ -185,19 +185,29 @@ register("Rotation", Rotation)
 def rotation(
     positions: Array, like: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace
 ) -> Callable[[Array], Array]:
-    """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
+    """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1).
+
+    Their cosines and sines are computed once for all that it rotates.
+    """
     plan = Rotation(base, width, interleaved)
-    return lambda x: run(ROTATE, plan, x, positions, xp=xp)[0]
+    tables = run(TABLES, plan, positions, xp=xp)
+    return lambda x: run(TURN, plan, x, *tables, xp=xp)[0]
 
 
-def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:
+def _tables(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
+    xp = backend.namespace
+    return exact_tables(xp.astype(arrays[0], xp.float64), plan.base, plan.width, xp)
+
+
+TABLES = register("reproducible.rotary_tables", Operation(_tables, lambda *_: (None,), _tables, needs_float64=True))
+
+
+def _turn(xp: Namespace, plan: Rotation, x: Array, cos: Array, sin: Array) -> Array:
     """Rotate the pairs and round them to float32; channels after the first ``width`` stay as they are.
 
     Both channels of a pair become nan where one of them is not finite: compilers differ in how sums with infinities end
     once `uncontracted` bounds the products.
     """
-    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, xp)
-    sin = xp.negative(sin) if inverse else sin
     first, second = split_pairs(to_float64(x, xp), plan.width, plan.interleaved, xp)
     bounded = xp.logical_and(*(xp.less(xp.abs(channel), math.inf) for channel in (first, second)))
     first, second = (xp.where(bounded, channel, 0.0) for channel in (first, second))
@@ -209,13 +219,34 @@ def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, invers
     return join_pairs(rounded, xp.astype(x, xp.float32), width=plan.width, interleaved=plan.interleaved, xp=xp)
 
 
+def _turn_forward(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
+    return (_turn(backend.namespace, plan, *arrays),)
+
+
+def _turn_backward(plan: Rotation, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Arrays:
+    xp, (_, cos, sin) = backend.namespace, arrays
+    return _turn(xp, plan, cotangents[0], cos, xp.negative(sin)), xp.zeros_like(cos), xp.zeros_like(sin)
+
+
+def _turn_abstract(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
+    return (backend.namespace.zeros_like(arrays[0]),)
+
+
+TURN = register("reproducible.turn", Operation(_turn_forward, _turn_backward, _turn_abstract, needs_float64=True))
+
+
+def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:
+    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, xp)
+    return _turn(xp, plan, x, cos, xp.negative(sin) if inverse else sin)
+
+
 def _rotate_backward(
     xp: Namespace, plan: Rotation, d_output: Array, x: Array, positions: Array
 ) -> tuple[Array | None, ...]:
     return xp.astype(_rotate(xp, plan, d_output, positions, inverse=True), xp.float64), None
 
 
-ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)
+ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)  # of saved programs
 
 
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
