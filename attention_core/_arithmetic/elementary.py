@@ -14,13 +14,14 @@ _EXP2_WEIGHT = (0.6931471805392166, 0.240226495453517, 0.055502413791724985, 0.0
 SQUARES = 8
 
 
-def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
+def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace, memory: Array | None = None) -> Array:
     """A polynomial, its constant coefficient first: each product is `uncontracted` before a coefficient is added.
 
-    Products whose values can be read are computed already, so no compiler contracts them.
+    Products whose values can be read are computed already, so no compiler contracts them. The result may be written
+    into memory of the shape of ``x``.
     """
     compiled = not is_concrete(x)
-    value = xp.multiply(x, coefficients[-1])
+    value = xp.multiply(x, coefficients[-1], **_into(memory))
     for step, coefficient in enumerate(reversed(coefficients[:-1])):
         if step:
             value *= x
@@ -30,15 +31,21 @@ def horner(x: Array, coefficients: tuple[float, ...], xp: Namespace) -> Array:
     return value
 
 
-def exp2_weight(x: Array, xp: Namespace) -> Array:
+def _into(memory: Array | None) -> dict[str, Array]:
+    return {} if memory is None else {"out": memory}
+
+
+def exp2_weight(x: Array, xp: Namespace, memory: Array | None = None) -> Array:
     r"""Weights :math:`2^{256 x}` for :math:`x \le 2^{-9}`, off by at most :math:`2^{-38}`; 0 becomes exactly 1.
 
     .. math:: 2^{256 x} = (p(x))^{256}, \qquad p(x) \approx 2^x
 
-    Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256.
+    Squares are not added to, so there is nothing to contract. They magnify the relative error of p by 256. With memory
+    for the result, x is written over, too.
     """
-    x = xp.maximum(x, scalar64(-0.25, x, xp))  # 2**-64 is below the last bit of a weight
-    return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp))
+    lowest = scalar64(-0.25, x, xp)  # 2**-64 is below the last bit of a weight
+    x = xp.maximum(x, lowest, **_into(None if memory is None else x))
+    return _to_the_256(horner(x, (1.0, *_EXP2_WEIGHT), xp, memory))
 
 
 def _to_the_256(x: Array) -> Array:
@@ -77,7 +84,13 @@ _LOG2 = tuple(2 / LN_2 / (2 * n + 1) for n in range(11))
 
 
 def log2(x: Array, xp: Namespace) -> Array:
-    r"""Logarithms to base 2 of positive numbers, off by less than :math:`2^{-45}`.
+    r"""Logarithms to base 2 of positive numbers, off by less than :math:`2^{-45}`."""
+    _, exponent, fraction = split_log2(x, xp)
+    return xp.add(exponent, fraction)
+
+
+def split_log2(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+    r"""The power of two above positive numbers, its logarithm, and what that of the numbers is less.
 
     .. math:: \log_2 x = e + \log_2 c + \tfrac{2}{\ln 2} \operatorname{artanh} \tfrac{m - c}{m + c}, \qquad x = m 2^e
     """
@@ -88,7 +101,7 @@ def log2(x: Array, xp: Namespace) -> Array:
     ratio = xp.divide(xp.subtract(mantissa, _LOG2_CENTRE), xp.add(mantissa, _LOG2_CENTRE))
     series = horner(uncontracted(xp.multiply(ratio, ratio), xp), _LOG2, xp)
     fraction = uncontracted(xp.multiply(ratio, series), xp)
-    return xp.add(exponent, xp.add(fraction, _LOG2_OF_CENTRE))
+    return power, exponent, xp.add(fraction, _LOG2_OF_CENTRE)
 
 
 _TANH = (1.0, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075, -929569 / 638512875)

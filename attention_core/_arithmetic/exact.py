@@ -26,14 +26,21 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, on_device_of
+from attention_core._arrays import Array, Namespace, is_on_host, on_device_of
+from attention_core._backend import backend_for, is_concrete
 
 PRECISION = 53  # bits of float64: integers up to 2**53 are added exactly
 LONGEST = 4096  # terms that one matrix product adds up; longer sums are added as two parts each
 CARRY = 2.0**26
 SMALLEST, FLOAT32_OVERFLOW = 2.0**-126, 2.0**128  # the least normal float32, and the first number above all
+ROUNDED_TO_SMALLEST = SMALLEST - 2.0**-151  # rounding to 24 bits makes this and what is above at least the former
 FLOAT64_MAX = 1.7976931348623157e308
 LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # literals: C libraries may round differently
+
+
+def runs_at_once(x: Array, xp: Namespace) -> bool:
+    """Whether a library computes on the host at once, so that a glance at values, or a small block, costs little."""
+    return is_concrete(x) and is_on_host(x) and not backend_for(x, xp).loops.traced
 
 
 def scalar64(value: float, like: Array, xp: Namespace) -> Array:
@@ -63,16 +70,25 @@ def round_to_float32(x: Array, xp: Namespace) -> Array:
     The sum :math:`c = 2^{29} x + x` has one rounding, as its product is exact. So :math:`c - (c - x)` is x to 24 bits:
     this is Veltkamp's splitting. The conversion itself rounds nothing, so a compiler may leave it out.
     """
+    if runs_at_once(x, xp):
+        size = xp.abs(x)
+        if bool(xp.all(xp.less(size, FLOAT32_OVERFLOW / 2))):  # nan is not, either
+            return xp.where(xp.less(size, ROUNDED_TO_SMALLEST), 0.0, xp.astype(_to_24_bits(x, xp), xp.float32))
     x = xp.minimum(
         xp.maximum(x, scalar64(-2 * FLOAT32_OVERFLOW, x, xp)), scalar64(2 * FLOAT32_OVERFLOW, x, xp)
     )  # the bounds also end a product, as in `uncontracted`
-    short = xp.multiply(x, 2.0 ** (PRECISION - 24))
-    short += x
-    short -= xp.subtract(short, x)
+    short = _to_24_bits(x, xp)
     short = xp.where(xp.less(xp.abs(short), SMALLEST), 0.0, short)  # also -0, whose sign depends on the order of a sum
     short = xp.where(xp.greater_equal(short, FLOAT32_OVERFLOW), math.inf, short)
     short = xp.where(xp.less_equal(short, -FLOAT32_OVERFLOW), -math.inf, short)
     return xp.astype(xp.where(xp.isnan(short), math.nan, short), xp.float32)
+
+
+def _to_24_bits(x: Array, xp: Namespace) -> Array:
+    short = xp.multiply(x, 2.0 ** (PRECISION - 24))
+    short += x
+    short -= xp.subtract(short, x)
+    return short
 
 
 def power_above(x: Array, xp: Namespace) -> Array:
@@ -153,6 +169,10 @@ def power_above_max(x: Array, axis: Any, xp: Namespace) -> Array:
     if 0 in x.shape:
         return xp.ones_like(xp.sum(x, axis=axis, keepdims=True))
     size = xp.abs(x)
+    if runs_at_once(x, xp):  # a maximum that keeps nan
+        largest = xp.max(size, axis=axis, keepdims=True)
+        bounded = xp.less(largest, math.inf)
+        return xp.where(bounded, power_above(xp.where(bounded, largest, 0.0), xp), math.nan)
     bounded = xp.less(size, math.inf)  # explicit, as not every library's maximum keeps nan
     power = power_above(xp.max(xp.where(bounded, size, 0.0), axis=axis, keepdims=True), xp)
     return xp.where(xp.all(bounded, axis=axis, keepdims=True), power, math.nan)

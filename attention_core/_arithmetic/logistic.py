@@ -16,6 +16,13 @@ def silu(x: Array, /, *, xp: Namespace) -> Array:
     return run(SILU, Constants(), x, xp=xp)[0]
 
 
+def _sigmoid(x: Array, xp: Namespace) -> Array:
+    r"""The logistic function :math:`\sigma(x) = 1 / (1 + e^{-x})`."""
+    exponential = exp2(xp.multiply(xp.negative(xp.abs(x)), 1 / LN_2), xp)
+    total = xp.add(exponential, 1.0)
+    return xp.divide(xp.where(xp.less(x, 0.0), exponential, 1.0), total)
+
+
 def _sigmoids(x: Array, xp: Namespace) -> tuple[Array, Array]:
     r"""The logistic function :math:`\sigma(x) = 1 / (1 + e^{-x})`, and :math:`\sigma(-x)`."""
     exponential = exp2(xp.multiply(xp.negative(xp.abs(x)), 1 / LN_2), xp)
@@ -26,7 +33,7 @@ def _sigmoids(x: Array, xp: Namespace) -> tuple[Array, Array]:
 
 
 def _silu(xp: Namespace, plan: Constants, x: Array) -> Array:
-    share, _ = _sigmoids(x, xp)
+    share = _sigmoid(x, xp)
     vanishes = xp.logical_and(xp.less(x, -104.0), xp.greater(x, -math.inf))  # below all numbers of float32
     return xp.where(vanishes, 0.0, xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, share)))
 
@@ -39,7 +46,7 @@ def _silu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
 
-SILU = rounded_once("reproducible.silu", _silu, _silu_backward)
+SILU = rounded_once("reproducible.silu", _silu, _silu_backward, num_rows=1)
 
 
 def gelu_tanh(x: Array, /, *, xp: Namespace) -> Array:
@@ -57,7 +64,7 @@ def _tanh_argument(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
 
 def _gelu_tanh(xp: Namespace, plan: Constants, x: Array) -> Array:
     _, _, argument = _tanh_argument(x, xp)
-    share, _ = _sigmoids(argument, xp)
+    share = _sigmoid(argument, xp)
     share = xp.where(xp.less(argument, -104.0), 0.0, share)  # the product is below all numbers of float32
     return xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, share))
 
@@ -72,7 +79,7 @@ def _gelu_tanh_backward(xp: Namespace, plan: Constants, d_output: Array, x: Arra
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
 
-GELU_TANH = rounded_once("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward)
+GELU_TANH = rounded_once("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward, num_rows=1)
 
 
 def cap(x: Array, softcap: float, /, *, xp: Namespace) -> Array:
@@ -93,4 +100,4 @@ def _cap_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> 
     return (xp.multiply(d_output, derivative),)
 
 
-CAP = rounded_once("reproducible.softcap", _cap, _cap_backward)
+CAP = rounded_once("reproducible.softcap", _cap, _cap_backward, num_rows=1)

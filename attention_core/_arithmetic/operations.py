@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.exact import round_to_float32, to_float64
+from attention_core._arithmetic.exact import round_to_float32, runs_at_once, to_float64
 from attention_core._arrays import Array, Namespace, is_floating
 from attention_core._backend import Backend, Operation, backend_for, register
 
@@ -26,6 +27,31 @@ def run(operation: Operation, plan: tuple[Any, ...], *arrays: Array, xp: Namespa
     return tuple(backend_for(arrays[0], xp).custom_gradient(operation, plan, arrays))
 
 
+BLOCK = 2**16  # elements of rows that are computed together: a few arrays of float64 stay in a cache
+
+
+def in_row_blocks(
+    compute: Callable[..., Array], rows: Arrays, *, width: int = 0, block: int = BLOCK, xp: Namespace
+) -> Array:
+    """The result of ``compute(*rows)``, which maps each row (..., C) by itself, a few of them at a time.
+
+    All arrays have the same leading axes. Where a library computes at once, temporaries then stay in a cache, and their
+    memory is used again. The rows of a block have ``block`` elements, or so many that are ``width`` wide.
+    """
+    first = rows[0]
+    if not first.shape or not runs_at_once(first, xp):
+        return compute(*rows)
+    *leading, last = first.shape
+    num_rows, size = math.prod(leading), max(1, block // max(width, last, 1))
+    count = -(-num_rows // size)
+    if count < 2:
+        return compute(*rows)
+    size = -(-num_rows // count)
+    flat = [xp.reshape(x, (num_rows, x.shape[-1])) for x in rows]
+    blocks = [compute(*(x[start : start + size, :] for x in flat)) for start in range(0, num_rows, size)]
+    return xp.reshape(xp.concat(blocks, axis=0), (*leading, blocks[0].shape[-1]))
+
+
 def _like_first(xp: Namespace, plan: Any, x: Array, *_: Array) -> Array:
     return xp.zeros_like(x)
 
@@ -37,23 +63,29 @@ def rounded_once(
     *,
     abstract: Callable[..., Array] = _like_first,
     raw_forward: bool = False,
+    num_rows: int = 0,
 ) -> Operation:
     """Register an operation with one result, made of plain formulas in float64. Saved programs know it by its name.
 
     ``forward(xp, plan, *arrays)`` returns the result. ``backward(xp, plan, d_output, *arrays)`` returns a gradient for
     each array, ``None`` for integers. ``abstract`` is like ``forward``, for the shape of the result alone; by default
     the result has that of the first array. With ``raw_forward``, ``forward`` takes float32 arrays and returns one.
-    Elements that it only copies then stay as they are, even subnormal ones.
+    Elements that it only copies then stay as they are, even subnormal ones. ``num_rows`` says how many of the first
+    arrays `in_row_blocks` may cut, if ``forward`` computes each of their rows by itself.
     """
 
     def as_float64(arrays: Arrays, xp: Namespace) -> Arrays:
         return tuple(to_float64(array, xp) if is_floating(array) else array for array in arrays)
 
     def run_forward(plan: Any, arrays: Arrays, backend: Backend) -> Arrays:
-        xp = backend.namespace
-        if raw_forward:
-            return (forward(xp, plan, *arrays),)
-        return (round_to_float32(forward(xp, plan, *as_float64(arrays, xp)), xp),)
+        xp, others = backend.namespace, arrays[num_rows:]
+
+        def compute(*rows: Array) -> Array:
+            if raw_forward:
+                return forward(xp, plan, *rows, *others)
+            return round_to_float32(forward(xp, plan, *as_float64((*rows, *others), xp)), xp)
+
+        return (in_row_blocks(compute, arrays[:num_rows], xp=xp) if num_rows else compute(),)
 
     def run_backward(
         plan: Any, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from attention_core._arithmetic.exact import LONGEST, round_to_float32, slice_bits, to_float64
-from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
-from attention_core._arithmetic.products import cut_columns, matmul_slices
+from attention_core._arithmetic.operations import Arrays, Constants, in_row_blocks, rounded_once, run
+from attention_core._arithmetic.products import cut_columns, join_products, multiply_slices
 from attention_core._arrays import Array, Namespace, on_device_of, shape, upcast
 from attention_core._backend import Backend, Operation, register
 from attention_core.parameters import PreparedWeight
 
+PRODUCTS = 2**18  # elements of a product: with fewer rows at a time, libraries multiply matrices more slowly
 REFUSAL = "expected weights that are not prepared where gradients are computed; got prepared ones"
 
 
@@ -30,11 +31,26 @@ def _no_gradient(*_: object) -> Arrays:
 CUT = register("reproducible.cut", Operation(_cut, _no_gradient, _cut, needs_float64=True))
 
 
-def _affine(
-    xp: Namespace, plan: Constants, x: Array, high: Array, low: Array, power: Array, bias: Array | None = None
-) -> Array:
-    product = matmul_slices(to_float64(x, xp), high, low, power, xp=xp)
-    return round_to_float32(product if bias is None else xp.add(product, to_float64(bias, xp)), xp)
+def affine_by_slices(x: Array, cut: Arrays, bias: Array | None, /, *, xp: Namespace) -> Array:
+    """An affine map of rows, rounded once, by the two slices and the powers of two of its weight."""
+    high, low, power = cut
+    channels, width = shape(high, xp=xp)
+    bits = slice_bits(min(channels, LONGEST))
+    bias = None if bias is None else to_float64(bias, xp)
+
+    def add_up(large: Array, cross: Array, row_power: Array) -> Array:
+        y = join_products(large, cross, row_power, power, bits=bits, xp=xp)
+        return round_to_float32(y if bias is None else xp.add(y, bias), xp)
+
+    def map_rows(rows: Array) -> Array:
+        return in_row_blocks(add_up, multiply_slices(to_float64(rows, xp), high, low, xp=xp), xp=xp)
+
+    return in_row_blocks(map_rows, (x,), width=width, block=PRODUCTS, xp=xp)
+
+
+def _affine(xp: Namespace, plan: Constants, x: Array, *cut_and_bias: Array) -> Array:
+    cut, bias = cut_and_bias[:3], cut_and_bias[3:]
+    return affine_by_slices(x, cut, *(bias or (None,)), xp=xp)
 
 
 def _abstract(xp: Namespace, plan: Constants, x: Array, high: Array, *_: Array) -> Array:

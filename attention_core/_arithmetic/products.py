@@ -46,18 +46,33 @@ def matmul_slices(x: Array, high: Array, low: Array, power: Array, /, *, xp: Nam
     The slices of a row of x, or of a column of y, are relative to its largest magnitude. More than 4096 channels are
     summed in chunks, whose sums are added as two parts each (`split_carry`).
     """
-    channels = shape(x, xp=xp)[-1]
-    bits = slice_bits(min(channels, LONGEST))
-    row_power = power_above_max(x, -1, xp)
-    x1, x2 = slices(x, row_power, bits=bits, count=2, xp=xp)
+    bits = slice_bits(min(shape(x, xp=xp)[-1], LONGEST))
+    return join_products(*multiply_slices(x, high, low, xp=xp), power, bits=bits, xp=xp)
 
-    if channels <= LONGEST:  # the sum of both smaller products is exact, too: it is at most 3/4 2**53
-        large, cross = xp.matmul(x1, high), xp.add(xp.matmul(x1, low), xp.matmul(x2, high))
-    else:
-        large = _chunked_matmul(((x1, high),), xp)
-        cross = _chunked_matmul(((x1, low), (x2, high)), xp)
-    scaled = xp.multiply(row_power, xp.multiply(power, 2.0 ** (-2 * bits)))
-    return xp.multiply(xp.add(large, xp.multiply(cross, 2.0**-bits)), scaled)
+
+def multiply_slices(x: Array, high: Array, low: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
+    """The product of the first slices, the sum of both mixed products, and the powers of two of rows of x."""
+    rows, channels = shape(x, xp=xp)[-2:]
+    row_power = power_above_max(x, -1, xp)
+    x1, x2 = slices(x, row_power, bits=slice_bits(min(channels, LONGEST)), count=2, xp=xp)
+    if channels > LONGEST:
+        return _chunked_matmul(((x1, high),), xp), _chunked_matmul(((x1, low), (x2, high)), xp), row_power
+    # The sum of both smaller products is exact, too: it is at most 3/4 2**53.
+    if not isinstance(rows, int):
+        return xp.matmul(x1, high), xp.add(xp.matmul(x1, low), xp.matmul(x2, high)), row_power
+    by_high = xp.matmul(xp.concat([x1, x2], axis=-2), high)  # which is read once: with few rows, that takes the time
+    large, cross = by_high[..., :rows, :], by_high[..., rows:, :]
+    cross += xp.matmul(x1, low)
+    return large, cross, row_power
+
+
+def join_products(large: Array, cross: Array, row_power: Array, power: Array, /, *, bits: int, xp: Namespace) -> Array:
+    """What `multiply_slices` stands for, added with one rounding, in the memory of its products."""
+    cross *= 2.0**-bits
+    large += cross
+    large *= xp.multiply(power, 2.0 ** (-2 * bits))
+    large *= row_power
+    return large
 
 
 def _chunked_matmul(pairs: tuple[tuple[Array, Array], ...], xp: Namespace) -> Array:

@@ -31,10 +31,11 @@ from attention_core._arithmetic.logistic import cap as cap
 from attention_core._arithmetic.logistic import gelu_tanh as gelu_tanh
 from attention_core._arithmetic.logistic import silu as silu
 from attention_core._arithmetic.operations import Arrays, Constants, rounded_once, run
-from attention_core._arithmetic.prepared import PREPARED_AFFINE
+from attention_core._arithmetic.prepared import PREPARED_AFFINE, affine_by_slices
 from attention_core._arithmetic.products import (
     SUM_BITS,
     add_in_order,
+    cut_columns,
     exact_sum,
     matmul,
     matmul_over_positions,
@@ -61,8 +62,8 @@ def affine(x: Array, weight: Array | PreparedWeight, bias: Array | None, /, *, x
 
 
 def _affine(xp: Namespace, plan: Constants, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    product = matmul(x, weight, xp=xp)
-    return product if bias is None else xp.add(product, bias)
+    cut = cut_columns(to_float64(weight, xp), shape(weight, xp=xp)[0], xp=xp)
+    return affine_by_slices(x, cut, bias, xp=xp)
 
 
 def _affine_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, weight: Array, *bias: Array) -> Arrays:
@@ -76,7 +77,11 @@ def _sum_over_positions(x: Array, xp: Namespace) -> Array:
 
 
 AFFINE = rounded_once(
-    "reproducible.affine", _affine, _affine_backward, abstract=lambda xp, plan, x, weight, *_: xp.matmul(x, weight)
+    "reproducible.affine",
+    _affine,
+    _affine_backward,
+    abstract=lambda xp, plan, x, weight, *_: xp.matmul(x, weight),
+    raw_forward=True,
 )
 
 
@@ -126,7 +131,7 @@ def _normalize_backward(
     return divide_rows(d_centred, deviation, xp), d_scale, _sum_over_positions(d_output, xp)
 
 
-NORMALIZE = rounded_once("reproducible.layer_norm", _normalize, _normalize_backward)
+NORMALIZE = rounded_once("reproducible.layer_norm", _normalize, _normalize_backward, num_rows=1)
 
 
 def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -> Array:
@@ -163,7 +168,7 @@ def _normalize_rms_backward(xp: Namespace, plan: Constants, d_output: Array, x: 
     return d_x, _sum_over_positions(uncontracted(xp.multiply(d_output, normal), xp), xp)
 
 
-NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward)
+NORMALIZE_RMS = rounded_once("reproducible.rms_norm", _normalize_rms, _normalize_rms_backward, num_rows=1)
 
 
 class Rotation(NamedTuple):
@@ -180,19 +185,29 @@ register("Rotation", Rotation)
 def rotation(
     positions: Array, like: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace
 ) -> Callable[[Array], Array]:
-    """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1)."""
+    """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1).
+
+    Their cosines and sines are computed once for all that it rotates.
+    """
     plan = Rotation(base, width, interleaved)
-    return lambda x: run(ROTATE, plan, x, positions, xp=xp)[0]
+    tables = run(TABLES, plan, positions, xp=xp)
+    return lambda x: run(TURN, plan, x, *tables, xp=xp)[0]
 
 
-def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:
+def _tables(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
+    xp = backend.namespace
+    return exact_tables(xp.astype(arrays[0], xp.float64), plan.base, plan.width, xp)
+
+
+TABLES = register("reproducible.rotary_tables", Operation(_tables, lambda *_: (None,), _tables, needs_float64=True))
+
+
+def _turn(xp: Namespace, plan: Rotation, x: Array, cos: Array, sin: Array) -> Array:
     """Rotate the pairs and round them to float32; channels after the first ``width`` stay as they are.
 
     Both channels of a pair become nan where one of them is not finite: compilers differ in how sums with infinities end
     once `uncontracted` bounds the products.
     """
-    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, xp)
-    sin = xp.negative(sin) if inverse else sin
     first, second = split_pairs(to_float64(x, xp), plan.width, plan.interleaved, xp)
     bounded = xp.logical_and(*(xp.less(xp.abs(channel), math.inf) for channel in (first, second)))
     first, second = (xp.where(bounded, channel, 0.0) for channel in (first, second))
@@ -204,13 +219,34 @@ def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, invers
     return join_pairs(rounded, xp.astype(x, xp.float32), width=plan.width, interleaved=plan.interleaved, xp=xp)
 
 
+def _turn_forward(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
+    return (_turn(backend.namespace, plan, *arrays),)
+
+
+def _turn_backward(plan: Rotation, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Arrays:
+    xp, (_, cos, sin) = backend.namespace, arrays
+    return _turn(xp, plan, cotangents[0], cos, xp.negative(sin)), xp.zeros_like(cos), xp.zeros_like(sin)
+
+
+def _turn_abstract(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
+    return (backend.namespace.zeros_like(arrays[0]),)
+
+
+TURN = register("reproducible.turn", Operation(_turn_forward, _turn_backward, _turn_abstract, needs_float64=True))
+
+
+def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:
+    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, xp)
+    return _turn(xp, plan, x, cos, xp.negative(sin) if inverse else sin)
+
+
 def _rotate_backward(
     xp: Namespace, plan: Rotation, d_output: Array, x: Array, positions: Array
 ) -> tuple[Array | None, ...]:
     return xp.astype(_rotate(xp, plan, d_output, positions, inverse=True), xp.float64), None
 
 
-ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)
+ROTATE = rounded_once("reproducible.rotary", _rotate, _rotate_backward, raw_forward=True)  # of saved programs
 
 
 def gelu(x: Array, /, *, xp: Namespace) -> Array:
@@ -239,7 +275,7 @@ def _gelu_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) ->
     return (xp.multiply(d_output, xp.add(probability, density)),)
 
 
-GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward)
+GELU = rounded_once("reproducible.gelu", _gelu, _gelu_backward, num_rows=1)
 
 
 relu = fast.relu  # which rounds nothing
@@ -254,6 +290,7 @@ SCALE = rounded_once(
     "reproducible.scale",
     lambda xp, plan, x: xp.multiply(x, plan.number),
     lambda xp, plan, d_output, x: (xp.multiply(d_output, plan.number),),
+    num_rows=1,
 )
 
 
@@ -266,6 +303,7 @@ MULTIPLY = rounded_once(
     "reproducible.multiply",
     lambda xp, plan, x, y: xp.multiply(x, y),
     lambda xp, plan, d_output, x, y: (xp.multiply(d_output, y), xp.multiply(d_output, x)),
+    num_rows=2,
 )
 
 
@@ -275,7 +313,10 @@ def add(x: Array, y: Array, /, *, xp: Namespace) -> Array:
 
 
 ADD = rounded_once(
-    "reproducible.add", lambda xp, plan, x, y: xp.add(x, y), lambda xp, plan, d_output, x, y: (d_output, d_output)
+    "reproducible.add",
+    lambda xp, plan, x, y: xp.add(x, y),
+    lambda xp, plan, d_output, x, y: (d_output, d_output),
+    num_rows=2,
 )
 
 
@@ -293,7 +334,7 @@ def _blend_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array, y
     return d_output, xp.multiply(d_output, factor), xp.reshape(d_factor, tuple(factor.shape))
 
 
-BLEND = rounded_once("reproducible.blend", _blend, _blend_backward)
+BLEND = rounded_once("reproducible.blend", _blend, _blend_backward, num_rows=2)
 
 
 def copies(x: Array, count: int, /, *, xp: Namespace) -> Arrays:
@@ -336,7 +377,10 @@ def _drop(xp: Namespace, plan: Constants, x: Array, kept: Array) -> Array:
 
 
 DROPOUT = rounded_once(
-    "reproducible.dropout", _drop, lambda xp, plan, d_output, x, kept: (_drop(xp, plan, d_output, kept), None)
+    "reproducible.dropout",
+    _drop,
+    lambda xp, plan, d_output, x, kept: (_drop(xp, plan, d_output, kept), None),
+    num_rows=2,
 )
 
 

@@ -132,7 +132,7 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         if num_slices
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
         max_backward_keys=tuning.backward_keys,
-        per_head=isinstance(num_kv_heads, int) and num_slices > 0,
+        per_head=num_slices > 0 and not _fits(target[1:], tuning.exact_scores),
         max_keys_per_run=tuning.keys,
         exp_without_max=False if num_slices else None,
         num_slices=num_slices,
@@ -140,6 +140,13 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         assume_finite=call.assume_finite,
     )
     return with_value_facts(plan, operands, call.backend), operands
+
+
+def _fits(dims: tuple[Any, ...], most: int) -> bool:
+    """Whether the heads of a sample are so small that all of them are taken at once; nor are unknown ones cut."""
+    if not isinstance(dims[0], int):
+        return True
+    return all(isinstance(dim, int) for dim in dims) and math.prod(dims) <= most
 
 
 def _only_array(value: Any) -> Array | None:

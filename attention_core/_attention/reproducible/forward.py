@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from attention_core._arithmetic.elementary import log2
-from attention_core._arithmetic.exact import power_above
+from attention_core._arithmetic.elementary import split_log2
 from attention_core._arrays import Array, Namespace, dtype_name, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, dropout_of, make_grid
 from attention_core._attention.blocks.nonfinite import with_nonfinite_values
@@ -82,33 +81,33 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
 def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     xp, carry = grid.xp, needs_carry(grid, 1)
 
-    def finish(rows: QueryRows, values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+    def finish(run: list[QueryRows], values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
         weights = without_carry(sums.weights, carry, xp)
         total, weight = weighted_totals(sums.values, weights, values.power, carry=carry, xp=xp)
         if sums.margins:
-            total, weight = refine(rows, values, sums, total, weight=weight)
+            total, weight = refine(run, values, sums, total, weight=weight)
         return total, weight, sums.anchor
 
     width = shape(grid.operands.value, xp=xp)[-1]
     total, weight, anchor = reduce_keys(grid, Reduction(finish, (width, 1, 1), "float64", value_part))
     output = divide_by_weight(total, weight, dropout_scale(dropout_of(grid)), xp)
-    logsumexp = xp.squeeze(logsumexp_of(anchor, weight, xp), axis=-1)
-    return output, logsumexp, backward_reference(anchor, weight, xp)
+    none = xp.equal(weight, 0.0)
+    power, exponent, fraction = split_log2(xp.where(none, 1.0, weight), xp)
+    logsumexp = xp.squeeze(logsumexp_of(anchor, xp.add(exponent, fraction), none, xp=xp), axis=-1)
+    return output, logsumexp, backward_reference(anchor, power, fraction, none=none, xp=xp)
 
 
-def backward_reference(anchor: Array, weight: Array, xp: Namespace) -> Array:
+def backward_reference(anchor: Array, power: Array, fraction: Array, *, none: Array, xp: Namespace) -> Array:
     r"""The reference of the backward pass, as three float32 numbers, and the inverse of a power of two.
 
     Let :math:`2^{c_i}` be a power of two within a third of :math:`z_i = \sum_j w_{ij}`. The reference is
     :math:`r_i = \max_j t_{ij} + \log_2 (z_i 2^{-c_i}) / 256`, and the softmax is
     :math:`p_{ij} = 2^{256 (t_{ij} - r_i)} 2^{-c_i}`.
+    Here, ``power`` is twice that, and ``fraction`` that of `split_log2`.
     """
-    none = xp.equal(weight, 0.0)
-    weight = xp.where(none, 1.0, weight)
-    power = xp.multiply(power_above(weight, xp), 0.5)
-    reference = xp.add(anchor, xp.multiply(log2(xp.divide(weight, power), xp), 1 / 256))
+    reference = xp.add(anchor, xp.multiply(xp.add(fraction, 1.0), 1 / 256))
     parts = as_three_float32(xp.where(none, 0.0, reference), xp)
-    return xp.concat([*parts, xp.astype(xp.divide(1.0, power), xp.float32)], axis=-1)
+    return xp.concat([*parts, xp.astype(xp.divide(2.0, power), xp.float32)], axis=-1)
 
 
 def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:

@@ -37,7 +37,7 @@ def value_magnitudes(values: Array, power: Array, xp: Namespace) -> tuple[Array,
     Magnitudes are relative to the power of two above the channel, and have three bits of their own. So a sum of them
     does not depend on that power, but for values that count as 0. The last column has ones, for the weights alone.
     """
-    sizes = xp.divide(xp.abs(values), power)
+    sizes = xp.multiply(xp.abs(values), xp.divide(1.0, power))
     is_small = xp.less(sizes, LEAST_MAGNITUDE)
     num_small = xp.sum(xp.astype(xp.logical_and(is_small, xp.greater(sizes, 0.0)), xp.float64), axis=-2, keepdims=True)
     least = xp.multiply(num_small, FILTER * LEAST_CREDIT)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from attention_core._arithmetic.elementary import log2
 from attention_core._arithmetic.exact import (
     CARRY,
     SMALLEST,
@@ -233,7 +234,7 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
     row_max = pad_rows(grid, from_three_float32(scores, xp))
 
-    def finish(rows: QueryRows, values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+    def finish(run: list[QueryRows], values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (sums.weights, sums.values))
 
     extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
@@ -335,7 +336,9 @@ def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Back
     output = divide_by_weight(total, weight, plan.factor, xp)
     if plan.counts_nonfinite:
         output = _show_nonfinite(output, width, xp)
-    return output, xp.squeeze(logsumexp_of(anchor, weight, xp), axis=-1)
+    none = xp.equal(weight, 0.0)
+    logarithm = log2(xp.where(none, 1.0, weight), xp)
+    return output, xp.squeeze(logsumexp_of(anchor, logarithm, none, xp=xp), axis=-1)
 
 
 def _show_nonfinite(output: Array, width: Any, xp: Namespace) -> Array:

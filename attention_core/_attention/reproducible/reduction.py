@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attention_core._arithmetic.elementary import exp2_weight, log2
 from attention_core._arithmetic.exact import (
     divide_rows,
     power_above_max,
@@ -16,6 +15,7 @@ from attention_core._arithmetic.exact import (
     to_float64,
     uncontracted,
 )
+from attention_core._arithmetic.operations import in_row_blocks
 from attention_core._arrays import Array, Namespace, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.accumulators import concat_blocks
 from attention_core._attention.blocks.grid import (
@@ -28,7 +28,6 @@ from attention_core._attention.blocks.grid import (
     sample_at,
     sample_slice,
 )
-from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
@@ -41,14 +40,18 @@ from attention_core._attention.reproducible.slices import (
     WEIGHT_BITS,
     Parts,
     concat_slices,
+    exact_weights,
     needs_carry,
     slice_key,
     slice_query,
     value_terms,
     value_widths,
-    weight_slices,
+    weigh,
     with_carry,
 )
+
+FINISHED = 2**17  # elements of the sums that are finished together
+
 
 # Blocks of queries, and the scores of their keys
 
@@ -81,23 +84,45 @@ def for_each_rows(
 
     ``prepared`` is what ``prepare(sample)`` returns, which is called once for all blocks of queries of a batch element.
     """
+    return _for_each_run(grid, lambda run, prepared: compute(run[0], prepared), accumulators, prepare, length=1)
+
+
+def _for_each_run(
+    grid: Grid,
+    compute: Callable[[list[QueryRows], Any], tuple[Array, ...]],
+    accumulators: tuple[Any, ...],
+    prepare: Callable[[Sample], Any],
+    *,
+    length: int,
+) -> tuple[Array, ...]:
+    """The same, for so many neighbouring blocks of queries together; more than one where loops are not traced."""
     visits, loops = make_visits(grid, by_key=False), grid.loops
+    runs = _grid_of_runs(grid, length)
+    num_runs = runs.counts[0]
 
     def add_sample(index: Any, accumulators: Any) -> Any:
         sample = sample_at(grid, index)
-        keys, prepared = slice_key(grid, sample.key), prepare(sample)
+        query, keys, prepared = slice_query(grid, sample.query), slice_key(grid, sample.key), prepare(sample)
 
-        def add_rows(i: Any, accumulators: Any) -> Any:
-            query = slice_query(grid, loops.block(sample.query, i, grid.sizes[0], -2))
-            rows = QueryRows(grid, sample, query, keys, i=i, visits=visits.of(loops, sample.index, i))
-            pairs = zip(accumulators, compute(rows, prepared), strict=True)
-            row_block = index * grid.counts[0] + i
-            return tuple(loops.add_block(accumulator, row_block, block) for accumulator, block in pairs)
+        def rows_at(i: Any) -> QueryRows:
+            block = loops.block(query, i, grid.sizes[0], -2)
+            return QueryRows(grid, sample, block, keys, i=i, visits=visits.of(loops, sample.index, i))
 
-        return loops.loop(0, grid.counts[0], add_rows, accumulators)
+        def add_run(number: Any, accumulators: Any) -> Any:
+            blocks = [number] if length == 1 else range(number * length, min((number + 1) * length, grid.counts[0]))
+            pairs = zip(accumulators, compute([rows_at(i) for i in blocks], prepared), strict=True)
+            place = index * num_runs + number
+            return tuple(loops.add_block(accumulator, place, block) for accumulator, block in pairs)
+
+        return loops.loop(0, num_runs, add_run, accumulators)
 
     accumulators = loops.loop(0, num_rounds(grid), add_sample, accumulators)
-    return tuple(concat_blocks(grid, accumulator, 0) for accumulator in accumulators)
+    return tuple(concat_blocks(runs, accumulator, 0) for accumulator in accumulators)
+
+
+def _grid_of_runs(grid: Grid, length: int) -> Grid:
+    """The same grid, in which so many blocks of queries count as one."""
+    return grid if length == 1 else grid._replace(counts=(-(-grid.counts[0] // length), grid.counts[1]))
 
 
 def row_accumulator(grid: Grid, last: Any, dtype: str) -> Any:
@@ -139,10 +164,10 @@ def anchor_max(row_max: Array, xp: Namespace) -> Array:
 class Reduction(NamedTuple):
     """How the sums over all keys are taken, and what is made of them.
 
-    ``finish(rows, values, sums)`` returns arrays (G, R, m, ...).
+    ``finish(run, values, sums)`` returns arrays (G, R, m, ...) for a run of blocks of queries.
     """
 
-    finish: Callable[[QueryRows, SlicedValues, Sums], tuple[Array, ...]]
+    finish: Callable[[list[QueryRows], SlicedValues, Sums], tuple[Array, ...]]
     widths: tuple[Any, ...]  # of the arrays that ``finish`` returns
     dtype: str  # likewise
     value_part: Callable[[Array], Array]  # the part of the values that is averaged, such as the finite ones
@@ -174,11 +199,32 @@ class Sums(NamedTuple):
 def reduce_keys(grid: Grid, reduction: Reduction) -> tuple[Array, ...]:
     """The results of ``reduction.finish`` for all queries, (B, G, R, M, ...)."""
 
-    def finish_rows(rows: QueryRows, values: SlicedValues) -> tuple[Array, ...]:
-        return reduction.finish(rows, values, _sum_over_keys(rows, values))
+    def finish_run(run: list[QueryRows], values: SlicedValues) -> tuple[Array, ...]:
+        return reduction.finish(run, values, _joined([_sum_over_keys(rows, values) for rows in run], grid.xp))
 
-    accumulators = tuple(row_accumulator(grid, last, reduction.dtype) for last in reduction.widths)
-    return for_each_rows(grid, finish_rows, accumulators, functools.partial(_slice_values, grid, reduction))
+    length, prepare = _run_length(grid), functools.partial(_slice_values, grid, reduction)
+    runs = _grid_of_runs(grid, length)
+    accumulators = tuple(row_accumulator(runs, last, reduction.dtype) for last in reduction.widths)
+    return _for_each_run(grid, finish_run, accumulators, prepare, length=length)
+
+
+def _run_length(grid: Grid) -> int:
+    """How many blocks of queries have their sums finished together: small arrays take the time of a call each."""
+    if grid.loops.traced or not isinstance(grid.counts[0], int):
+        return 1
+    return int(max(1, FINISHED // (grid.sizes[0] * 2 * max(1, grid.operands.value.shape[-1]))))
+
+
+def _joined(sums: list[Sums], xp: Namespace) -> Sums:
+    """The sums of neighbouring blocks of queries as those of one."""
+    if len(sums) == 1:
+        return sums[0]
+
+    def joined(parts: tuple[Array, ...]) -> Array:
+        return xp.concat(list(parts), axis=-2)
+
+    anchor, *others = zip(*sums, strict=True)
+    return Sums(joined(anchor), *(tuple(map(joined, zip(*parts, strict=True))) for parts in others))
 
 
 def _slice_values(grid: Grid, reduction: Reduction, sample: Sample) -> SlicedValues:
@@ -236,20 +282,18 @@ def _block_sums(
     rows: QueryRows, values: SlicedValues, anchor: Array, block: ExactScoreBlock, *, j: Any
 ) -> tuple[Parts, ...]:
     """Sums over one block of keys: of weighted values, and of weights, and margins."""
-    grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
+    grid, xp = rows.grid, rows.grid.xp
     carry, dropout = needs_carry(grid, 1), dropout_of(grid)
-    scores = block.scores
-    scores -= anchor  # in their own memory: they are not used again
-    weights = weight_slices(exp2_weight(scores, xp), WEIGHT_BITS[count], count, grid)
+    weights, exponents = exact_weights(grid, block.scores, anchor)
     margins: Parts = ()
     if values.magnitudes is not None:
         magnitudes = grid.loops.block(values.magnitudes, j, grid.sizes[1], -2)
         bound = bound_of(grid, block.allowed, rows.i, j, like=weights[0])
-        short = float32_weights(scores, weights[0], xp)
+        short = float32_weights(exponents, weights[0], xp)
         margins = (block_margins(grid, short, block, bound, magnitudes=magnitudes),)
     kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
-    products = tuple(matmul_per_group(part, value_block, xp) for part in kept)
+    products = weigh(grid, kept, value_block)
     value_sums = tuple(product[..., :-1] for product in products)
     if dropout is None:
         weight_sums = tuple(product[..., -1:] for product in products)
@@ -280,13 +324,16 @@ def weighted_totals(
 
 def divide_by_weight(total: Array, weight: Array, factor: float, xp: Namespace) -> Array:
     """The output, times a factor: 0 for fully masked rows."""
-    output = divide_rows(total, xp.where(xp.equal(weight, 0.0), 1.0, weight), xp)
-    return round_to_float32(output if factor == 1 else xp.multiply(uncontracted(output, xp), factor), xp)
+
+    def divide(total: Array, weight: Array) -> Array:
+        output = divide_rows(total, xp.where(xp.equal(weight, 0.0), 1.0, weight), xp)
+        return round_to_float32(output if factor == 1 else xp.multiply(uncontracted(output, xp), factor), xp)
+
+    return in_row_blocks(divide, (total, weight), xp=xp)
 
 
-def logsumexp_of(anchor: Array, weight: Array, xp: Namespace) -> Array:
-    """The logsumexp of the scores: -inf for fully masked rows."""
-    none = xp.equal(weight, 0.0)
-    exponent = xp.add(anchor, xp.multiply(log2(xp.where(none, 1.0, weight), xp), 1 / 256))
+def logsumexp_of(anchor: Array, logarithm: Array, none: Array, *, xp: Namespace) -> Array:
+    """The logsumexp of the scores, by the logarithm to base 2 of the sum of weights: -inf for fully masked rows."""
+    exponent = xp.add(anchor, xp.multiply(logarithm, 1 / 256))
     logsumexp = uncontracted(xp.multiply(exponent, 1 / SCORE_UNIT), xp)
     return round_to_float32(xp.where(none, -math.inf, logsumexp), xp)

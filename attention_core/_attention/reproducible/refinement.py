@@ -52,27 +52,28 @@ MAGNITUDE = 2.0**17  # magnitudes times this are integers, of which 2**19 times 
 NEAR, MOST = 4, 32  # rows in doubt that are no further apart are summed again together: few enough to stay in a cache
 
 
-def refine(rows: QueryRows, values: SlicedValues, sums: Sums, total: Array, weight: Array) -> tuple[Array, Array]:
+def refine(run: list[QueryRows], values: SlicedValues, sums: Sums, total: Array, weight: Array) -> tuple[Array, Array]:
     """Sums of weighted values and of weights, with those that lost small weights summed again."""
-    loops, xp = rows.grid.loops, rows.grid.xp
+    loops, xp = run[0].grid.loops, run[0].grid.xp
     in_doubt = doubtful(sums.margins[0], values.least, xp)
     if loops.traced:
-        refine_parts = functools.partial(_refine_parts, rows, values, in_doubt, (sums.anchor, total, weight))
+        refine_parts = functools.partial(_refine_parts, run[0], values, in_doubt, (sums.anchor, total, weight))
         return loops.cond(xp.any(in_doubt), refine_parts, lambda: (total, weight))  # type: ignore[no-any-return]
     flags = loops.to_list(xp.any(in_doubt, axis=(0, 1, 3)))
     pieces: list[tuple[Array, Array]] = []
     last = 0
-    for start, stop in _runs(flags):
-        before, run = slice(last, start), slice(start, stop)
-        pieces.append((total[..., before, :], weight[..., before, :]))
-        of_run = (x[..., run, :] for x in (sums.anchor, total, weight))
-        pieces.append(_refine_rows(_rows_at(rows, start, stop), values, *of_run))
-        last = stop
+    for first, rows in zip(range(0, len(flags), run[0].grid.sizes[0]), run, strict=True):
+        for start, stop in _runs(flags[first : first + run[0].grid.sizes[0]]):
+            before, here = slice(last, first + start), slice(first + start, first + stop)
+            pieces.append((total[..., before, :], weight[..., before, :]))
+            of_run = (x[..., here, :] for x in (sums.anchor, total, weight))
+            pieces.append(_refine_rows(_rows_at(rows, start, stop), values, *of_run))
+            last = first + stop
     if not pieces:
         return total, weight
     pieces.append((total[..., last:, :], weight[..., last:, :]))
-    first, second = (xp.concat(list(parts), axis=-2) for parts in zip(*pieces, strict=True))
-    return first, second
+    first_part, second_part = (xp.concat(list(parts), axis=-2) for parts in zip(*pieces, strict=True))
+    return first_part, second_part
 
 
 def _refine_parts(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from attention_core._arithmetic.elementary import exp2_weight
 from attention_core._arithmetic.exact import (
     CARRY,
     LOG2_E,
@@ -19,11 +20,12 @@ from attention_core._arithmetic.exact import (
     split_carry,
     to_float64,
 )
-from attention_core._arrays import Array, Namespace, shape
-from attention_core._attention.blocks.grid import Grid, pad
+from attention_core._arrays import Array, Namespace, on_device_of, shape
+from attention_core._attention.blocks.grid import Grid, dropout_of, pad
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Plan
-from attention_core._attention.blocks.scores import matmul_into_workspace
+from attention_core._attention.blocks.scores import matmul_into_workspace, matmul_per_group
+from attention_core._attention.call import flatten_group
 
 SCORE_UNIT = LOG2_E / 256  # scores times this are the x of `exp2_weight`, which returns 2**(256 x)
 WEIGHT_BITS = {1: 24, 2: 18}  # bits of a slice of a weight, by the number of slices
@@ -62,13 +64,13 @@ def pack_vectors(grid: Grid, x: Array, *, first_last: bool) -> Array:
     power of two. The first slice of a vector that is not finite is nan, which makes its scores nan.
     """
     xp, count = grid.xp, grid.plan.num_slices
-    finite = xp.all(xp.isfinite(x), axis=-1, keepdims=True)
+    finite = None if grid.plan.all_finite else xp.all(xp.isfinite(x), axis=-1, keepdims=True)
     x = finite_or_zero(grid, x)
     bits = slice_bits(shape(x, xp=xp)[-1])
     power = power_above_max(x, -1, xp)
     parts = slices(x, power, bits=bits, count=count, xp=xp)
     scaled = [xp.multiply(part, xp.multiply(power, 2.0 ** (-bits * n))) for n, part in enumerate(parts, start=1)]
-    if not grid.plan.all_finite:
+    if finite is not None:
         scaled[0] = xp.where(finite, scaled[0], math.nan)
     return xp.concat(scaled[::-1] if first_last else scaled, axis=-1)
 
@@ -79,16 +81,66 @@ def packed_matmul(grid: Grid, query: Array, key: Array, name: str) -> Array:
     Each is the sum of two exact numbers, rounded once: of the product of the first slices, and of both mixed products.
     They may lie in memory that the next product of this name overwrites.
     """
-    transposed = grid.xp.matrix_transpose(key)
+    xp, transposed = grid.xp, grid.xp.matrix_transpose(key)
     if grid.plan.num_slices == 1:
         return matmul_into_workspace(grid, name, query, transposed)
-    width = shape(key, xp=grid.xp)[-1] // 2
-    scores = matmul_into_workspace(grid, name, query[..., :width], transposed[..., width:, :])
-    scores += matmul_into_workspace(grid, "mixed", query, transposed)
-    return scores
+    width = shape(key, xp=xp)[-1] // 2
+    first, second = query[..., :width], transposed[..., width:, :]
+    pair = _pair(grid, name, (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-2]))
+    if pair is None:
+        scores = matmul_into_workspace(grid, name, first, second)
+        scores += matmul_into_workspace(grid, "mixed", query, transposed)
+        return scores
+    for left, right, memory in ((first, second, pair[0, ...]), (query, transposed, pair[1, ...])):
+        xp.matmul(flatten_group(left, xp=xp), right, out=flatten_group(memory, xp=xp))
+    return xp.add(pair[0, ...], pair[1, ...], out=pair[0, ...])
+
+
+def _pair(grid: Grid, name: str, dims: tuple[Any, ...]) -> Array | None:
+    """Memory for two arrays of float64, (2, ...), where the library writes into what there is; else ``None``.
+
+    It is that of the last call of this name. Each block is computed in it, so that it stays in a cache.
+    """
+    if not getattr(grid.loops, "takes_out", False):
+        return None
+    size = 2 * math.prod(dims)
+    if name not in grid.workspace or grid.workspace[name].shape[0] < size:
+        like = grid.operands.query
+        grid.workspace[name] = grid.xp.empty(size, dtype=grid.xp.float64, **on_device_of(like))
+    return grid.xp.reshape(grid.workspace[name][:size], (2, *dims))
 
 
 # Sums of products of slices
+
+
+def exact_weights(grid: Grid, scores: Array, anchor: Array) -> tuple[list[Array], Array]:
+    """The weights of scores relative to an anchor, in slices, and the differences: all in the memory of the scores."""
+    xp, count = grid.xp, grid.plan.num_slices
+    pair = _pair(grid, "scores", shape(scores, xp=xp)) if count == 2 else None
+    if pair is None:
+        scores -= anchor
+        return weight_slices(exp2_weight(scores, xp), WEIGHT_BITS[count], count, grid), scores
+    first, second = pair[0, ...], pair[1, ...]
+    exponents = xp.subtract(scores, anchor, out=first)
+    weights = exp2_weight(exponents, xp, second)
+    weights *= 2.0 ** WEIGHT_BITS[2]
+    high = xp.round(weights, out=first)
+    weights -= high
+    weights *= 2.0 ** WEIGHT_BITS[2]
+    return [high, xp.round(weights, out=second)], exponents
+
+
+def weigh(grid: Grid, weights: list[Array], values: Array) -> Parts:
+    """Slices of weights (G, R, m, n) times values (G, n, E): one product where they lie next to each other."""
+    xp, pair = grid.xp, None
+    *dims, columns = shape(weights[0], xp=xp)
+    if len(weights) == 2 and dims[0] == 1 and dropout_of(grid) is None:
+        pair = _pair(grid, "scores", (*dims, columns))
+    if pair is None:
+        return tuple(matmul_per_group(part, values, xp) for part in weights)
+    products = xp.matmul(xp.reshape(pair, (-1, columns)), values[0, ...])
+    products = xp.reshape(products, (2, *dims, shape(values, xp=xp)[-1]))
+    return products[0, ...], products[1, ...]
 
 
 def weight_slices(weights: Array, bits: int, count: int, grid: Grid) -> list[Array]:
