@@ -403,7 +403,7 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
         _decode(4, (16, 16), 2048, 64, 1, "padded"),
         _decode(16, (32, 8), 1024, 128, 1, "padded"),
     ),
-    "sweep": tuple(
+    "caches": tuple(
         _decode(batch, (16, kv_heads), 4096 if mask == "window" else length, 64, queries, mask)
         for batch, length in _CACHES
         for kv_heads in (16, 4, 2)
