@@ -101,28 +101,28 @@ def _core(framework: str, mode: str) -> list[Candidate]:
 
 CANDIDATES = (
     *_core("numpy", "eager"),
-    Candidate("naive", "numpy", "eager", "frameworks.numpy:naive"),
+    Candidate("naive", "numpy", "eager", "frameworks.numpy:naive", scores="sinks"),
     *_core("torch", "eager"),
     *_core("torch", "compiled"),
     Candidate("auto, assume_finite", "torch", "eager", "core:assume_finite", is_peer=False),
-    Candidate("F.scaled_dot_product_attention", "torch", "eager", "frameworks.torch:fused", scores="bias"),
+    Candidate("F.scaled_dot_product_attention", "torch", "eager", "frameworks.torch:fused", scores="bias sinks"),
     Candidate("flex_attention", "torch", "compiled", "frameworks.torch:flex", scores="softcap alibi bias"),
-    Candidate("keras.ops.dot_product_attention", "torch", "eager", "frameworks.keras:attention"),
+    Candidate("keras.ops.dot_product_attention", "torch", "eager", "frameworks.keras:attention", scores="sinks"),
     Candidate("nn.MultiheadAttention", "torch", "eager", "frameworks.torch:multi_head", operation="multi_head"),
     Candidate(
         "keras.layers.MultiHeadAttention", "torch", "eager", "frameworks.keras:multi_head", operation="multi_head"
     ),
     *_core("jax", "jit"),
-    Candidate("jax.nn.dot_product_attention", "jax", "jit", "frameworks.jax:xla", scores="bias"),
-    Candidate("jax.nn.dot_product_attention (cudnn)", "jax", "jit", "frameworks.jax:cudnn", scores="bias"),
+    Candidate("jax.nn.dot_product_attention", "jax", "jit", "frameworks.jax:xla", scores="bias sinks"),
+    Candidate("jax.nn.dot_product_attention (cudnn)", "jax", "jit", "frameworks.jax:cudnn", scores="bias sinks"),
     Candidate("nnx.dot_product_attention", "jax", "jit", "frameworks.flax:attention"),
-    Candidate("keras.ops.dot_product_attention", "jax", "jit", "frameworks.keras:attention"),
+    Candidate("keras.ops.dot_product_attention", "jax", "jit", "frameworks.keras:attention", scores="sinks"),
     Candidate("nnx.MultiHeadAttention", "jax", "jit", "frameworks.flax:multi_head", operation="multi_head"),
     Candidate("keras.layers.MultiHeadAttention", "jax", "jit", "frameworks.keras:multi_head", operation="multi_head"),
     *_core("tensorflow", "graph"),
     *_core("tensorflow", "xla"),
-    Candidate("keras.ops.dot_product_attention", "tensorflow", "graph", "frameworks.keras:attention"),
-    Candidate("keras.ops.dot_product_attention", "tensorflow", "xla", "frameworks.keras:attention"),
+    Candidate("keras.ops.dot_product_attention", "tensorflow", "graph", "frameworks.keras:attention", scores="sinks"),
+    Candidate("keras.ops.dot_product_attention", "tensorflow", "xla", "frameworks.keras:attention", scores="sinks"),
     Candidate(
         "keras.layers.MultiHeadAttention", "tensorflow", "graph", "frameworks.keras:multi_head", operation="multi_head"
     ),

@@ -16,6 +16,8 @@ from attention_numpy.writing import FileError, write_file
 
 __all__ = ["Measurement", "fastest_peers", "quartiles", "ratio", "read_json", "write_json"]
 
+SAMPLES = ("seconds", "products", "copies")
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -39,6 +41,8 @@ class Measurement:
         Operations per second of a product of large matrices, for each round.
     memory : int, optional
         Peak memory of a call in bytes, without its arguments.
+    copies : tuple of float
+        Bytes per second, read and written, of a copy of keys and values, for each round; of one query alone.
     """
 
     problem: Problem
@@ -50,6 +54,7 @@ class Measurement:
     seconds: tuple[float, ...] = ()
     products: tuple[float, ...] = ()
     memory: int | None = None
+    copies: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -63,6 +68,14 @@ class Measurement:
             return None
         pairs = zip(self.seconds, self.products, strict=True)
         return statistics.median(self.problem.flops / seconds / rate for seconds, rate in pairs)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes of keys and values that a call reads per second, relative to a copy of them in the same rounds."""
+        if not self.copies:
+            return None
+        pairs = zip(self.seconds, self.copies, strict=True)
+        return statistics.median(self.problem.cache_nbytes / seconds / rate for seconds, rate in pairs)
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float]:
@@ -131,7 +144,10 @@ def _check(measurements: Sequence[Measurement], about: Any) -> None:
         texts = (*named.values(), each.outcome, each.reason, each.problem.dtype)
         if not all(isinstance(text, str) for text in texts) or each.problem.direction not in DIRECTIONS:
             raise TypeError(each)
-        if not all(seconds > 0 for seconds in (*each.seconds, *each.products)) or not each.problem.flops > 0:
+        if (
+            not all(seconds > 0 for seconds in (*each.seconds, *each.products, *each.copies))
+            or not each.problem.flops > 0
+        ):
             raise ValueError(each)
         if not (each.first or 0) >= 0 <= (each.memory or 0):
             raise ValueError(each)
@@ -140,11 +156,11 @@ def _check(measurements: Sequence[Measurement], about: Any) -> None:
 def as_row(measurement: Measurement) -> dict[str, Any]:
     """Turn a measurement into a row of JSON."""
     row = dataclasses.asdict(measurement)
-    return row | {name: [float(f"{each:.4g}") for each in row[name]] for name in ("seconds", "products")}
+    return row | {name: [float(f"{each:.4g}") for each in row[name]] for name in SAMPLES}
 
 
 def of_row(row: Mapping[str, Any]) -> Measurement:
     """Read a measurement from a row of JSON."""
-    samples = {name: tuple(row[name]) for name in ("seconds", "products")}
+    samples = {name: tuple(row.get(name, ())) for name in SAMPLES}
     problem = Problem.of_row(row["problem"])
     return Measurement(**{**row, **samples, "problem": problem, "candidate": Candidate(**row["candidate"])})

@@ -85,6 +85,12 @@ def alibi_rates(num_heads: int) -> NumpyArray:
     return np.concatenate([lower, higher[::2][: num_heads - power]])
 
 
+def _sinks(problem: Problem) -> tuple[NumpyArray, ...]:
+    """Scores of the sinks of all heads, so high that they take about half of the weights."""
+    drawn = np.random.default_rng(20240302).standard_normal(problem.shape[1]) + np.log(problem.shape[2])
+    return (_rounded(drawn, problem.dtype),)
+
+
 def _lengths(problem: Problem) -> tuple[NumpyArray, ...]:
     """The lengths asked for, or some that are spread evenly, so that half of all keys are padding."""
     batch, _, length, _ = problem.shape
@@ -142,6 +148,14 @@ MASKS = {
         lambda i, n, problem: n,
         lambda problem, bias: {"bias": bias},
         lambda s, i, j, bias, problem: (s + bias.astype(np.float64)[i[:, 0] - problem.ahead], 1.0),
+    ),
+    "sinks": MaskKind(
+        _sinks,
+        lambda problem, sinks: None,
+        None,
+        lambda i, n, problem: n,
+        lambda problem, sinks: {"sinks": sinks},
+        lambda s, i, j, sinks, problem: (s, 1.0),  # which change the sum of the weights
     ),
 }
 
@@ -232,6 +246,13 @@ class Problem:
         return factor * count + (4 * projection if self.operation == "multi_head" else 0.0)
 
     @property
+    def cache_nbytes(self) -> float:
+        """Bytes of the keys and values that the mask allows, as a step of decoding has to read them."""
+        batch, heads, length, width = self.shape
+        size = {"float64": 8, "float32": 4}.get(self.dtype, 2)
+        return 2.0 * batch * (self.kv_heads or heads) * length * width * size * self.share
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays in float64, in which they are drawn."""
         batch, heads, length, width = self.shape
@@ -280,6 +301,27 @@ class Problem:
         keys = slice(int(some[0]), int(some[-1]) + 1)
         rest = np.ascontiguousarray(allowed[..., keys])
         return keys, None if rest.all() else rest
+
+    @property
+    def sinks(self) -> NumpyArray | None:
+        """The scores of the sinks of all heads."""
+        return self.mask_arrays[0] if self.mask == "sinks" else None
+
+    def for_peer(self) -> tuple[tuple[NumpyArray, ...], slice, tuple[NumpyArray, ...]]:
+        """The arrays of a peer, the keys that it takes of these, and its mask or bias, if any.
+
+        A sink is one more key of zeros, whose score is a bias: in a cache, that row is written once.
+        """
+        if self.sinks is None:
+            keys, allowed = self.cut()
+            return self.arrays, keys, self.mask_arrays if self.mask == "bias" else () if allowed is None else (allowed,)
+        if self.direction == "both":
+            raise ValueError("expected the direction forward, as the sink of a peer is one more key; got both")
+        query, *shared = self.arrays
+        bias = np.zeros((1, self.shape[1], 1, self.shape[2] + 1), np.float32)
+        bias[0, :, 0, 0] = self.sinks
+        padding = ((0, 0), (0, 0), (1, 0), (0, 0))
+        return (query, *(np.pad(each, padding) for each in shared)), slice(None), (bias,)
 
     @property
     def arrays(self) -> tuple[NumpyArray, ...]:
@@ -333,6 +375,7 @@ def _decode(batch: int, heads: tuple[int, int], length: int, width: int, queries
 
 
 _LONG = (1, (32, 8), 4096, 128)
+_CACHES = ((1, 4096), (4, 2048), (16, 1024))  # batch and length
 PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
     "training": tuple(
         {"shape": shape, "mask": mask, "direction": direction, "kv_heads": kv_heads}
@@ -359,6 +402,13 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
         _decode(4, (32, 8), 2048, 128, 1, "padded"),
         _decode(4, (16, 16), 2048, 64, 1, "padded"),
         _decode(16, (32, 8), 1024, 128, 1, "padded"),
+    ),
+    "caches": tuple(
+        _decode(batch, (16, kv_heads), 4096 if mask == "window" else length, 64, queries, mask)
+        for batch, length in _CACHES
+        for kv_heads in (16, 4, 2)
+        for queries in (1, 4, 16, 64, 512)
+        for mask in (("causal", "padded", "window", "sinks") if kv_heads == 4 else ("causal",))
     ),
     "accelerator": (
         *(

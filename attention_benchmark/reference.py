@@ -64,8 +64,10 @@ def _attend(
     allowed = problem.allowed(rows)
     if allowed is not None:
         scores = np.where(allowed, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    sinks = -np.inf if problem.sinks is None else problem.sinks.astype(np.float64)[:, None, None]
+    greatest = np.maximum(scores.max(axis=-1, keepdims=True), sinks)
+    weights = np.exp(scores - greatest)
+    weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sinks - greatest)
     output = weights @ value
     d_weights = cotangent @ value.swapaxes(-1, -2)
     d_scores = weights * (d_weights - (cotangent * output).sum(axis=-1, keepdims=True)) * derivative

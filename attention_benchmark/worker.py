@@ -6,6 +6,7 @@ pyperf times one candidate after the other, each in its own process.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -14,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,9 +89,13 @@ def measure(order: Order) -> Iterator[dict[str, Any]]:
                 entries.append(_started(engine, problem, candidate, order, wanted=wanted, past=past))
             except RefusalError as refusal:
                 yield {"measurement": as_row(Measurement(problem, candidate, refusal.outcome, str(refusal)))}
-        products = _rounds(engine, problem, entries, order)
+        products, copies = _rounds(engine, problem, entries, order)
         for entry in entries:
-            samples: dict[str, Any] = {"seconds": tuple(entry.seconds), "products": tuple(products)}
+            samples: dict[str, Any] = {
+                "seconds": tuple(entry.seconds),
+                "products": tuple(products),
+                "copies": tuple(copies),
+            }
             samples |= {"error": entry.error, "first": entry.first}
             yield {"measurement": as_row(Measurement(problem, entry.candidate, "measured", entry.doubt, **samples))}
 
@@ -239,15 +245,16 @@ def _size(problem: Problem) -> float:
     return float(batch * heads * problem.num_queries * length)
 
 
-def _rounds(engine: Engine, problem: Problem, entries: list[_Entry], order: Order) -> list[float]:
-    """Take rounds of one sample of each candidate, and of the product of large matrices."""
+def _rounds(engine: Engine, problem: Problem, entries: list[_Entry], order: Order) -> tuple[list[float], list[float]]:
+    """Take rounds of one sample of each candidate, of the product of large matrices, and of a copy of a cache."""
     if not entries:
-        return []
+        return [], []
     product, work = _product(engine, problem, order.framework)
-    everyone = [*entries, *([product] if product else [])]
+    copy, moved = _copy(problem, order.threads)
+    everyone = [*entries, *(each for each in (product, copy) if each)]
     a_round = sum(each.estimate * each.repeats for each in everyone)
     least, most = order.rounds or ROUNDS
-    rates = []
+    rates, copies = [], []
     gc.collect()
     gc.disable()
     for number in range(min(max(int(order.seconds * len(everyone) / a_round), least), most)):
@@ -256,8 +263,28 @@ def _rounds(engine: Engine, problem: Problem, entries: list[_Entry], order: Orde
             entry.seconds.append(entry.sample())
         if product:
             rates.append(work / product.seconds[-1])
+        if copy:
+            copies.append(moved / copy.seconds[-1])
     gc.enable()
-    return rates
+    return rates, copies
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+def _copy(problem: Problem, threads: int) -> tuple[_Entry | None, float]:
+    """A copy of the keys and values of one query, by all threads, and the bytes that it reads and writes."""
+    if problem.num_queries > 1 or problem.operation != "attention" or problem.device != "cpu":
+        return None, 0.0
+    source = np.ones(int(problem.cache_nbytes) // 4, np.float32)
+    pairs = list(zip(np.array_split(np.empty_like(source), threads), np.array_split(source, threads), strict=True))
+    entry = _Entry(CANDIDATES[0], lambda: list(_pool(threads).map(lambda pair: np.copyto(*pair), pairs)))
+    entry.sample()
+    entry.estimate = entry.sample()
+    entry.repeats = max(1, math.ceil(SAMPLE / entry.estimate))
+    return entry, 2.0 * source.nbytes
 
 
 def _product(engine: Engine, problem: Problem, framework: str) -> tuple[_Entry | None, float]:

@@ -51,16 +51,17 @@ engine = JaxEngine()
 
 def with_mask(problem: Problem, *, function: Callable[..., Any]) -> Call:
     """Prepare a function with a flag for causal, and an array for any other mask."""
-    keys, allowed = problem.cut()
+    arrays, keys, constants = problem.for_peer()
 
     def masked(query: Any, key: Any, value: Any, *mask: Any) -> Any:
         key, value = key[:, keys], value[:, keys]
         if problem.mask == "bias":
             return function(query, key, value, bias=mask[0][None, None])
+        if problem.mask == "sinks":
+            return function(query, key, value, bias=mask[0])
         return function(query, key, value, mask=mask[0] if mask else None, is_causal=problem.is_causal)
 
-    variables = tuple(laid_out(each, "BLHD") for each in problem.arrays)
-    constants = problem.mask_arrays if problem.mask == "bias" else () if allowed is None else (allowed,)
+    variables = tuple(laid_out(each, "BLHD") for each in arrays)
     return Call(masked, variables, constants, "BLHD")
 
 

@@ -15,16 +15,18 @@ __all__ = ["attention", "multi_head"]
 
 def attention(problem: Problem) -> Call:
     """Prepare the function that Keras has for all its backends; TensorFlow has to repeat heads for it."""
-    keys, allowed = problem.cut()
+    arrays, keys, constants = problem.for_peer()
 
     def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
         key, value = key[:, keys], value[:, keys]
         if problem.group > 1:
             key, value = (keras.ops.repeat(each, problem.group, axis=2) for each in (key, value))
+        if problem.mask == "sinks":
+            return keras.ops.dot_product_attention(query, key, value, *mask)
         return keras.ops.dot_product_attention(query, key, value, None, *mask, is_causal=problem.is_causal)
 
-    variables = tuple(laid_out(each, "BLHD") for each in problem.arrays)
-    return Call(function, variables, () if allowed is None else (allowed,), "BLHD")
+    variables = tuple(laid_out(each, "BLHD") for each in arrays)
+    return Call(function, variables, constants, "BLHD")
 
 
 def multi_head(problem: Problem) -> Call:

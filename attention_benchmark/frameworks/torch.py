@@ -60,7 +60,7 @@ engine = TorchEngine()
 
 def fused(problem: Problem) -> Call:
     """Prepare PyTorch's choice among its kernels."""
-    keys, allowed = problem.cut()
+    arrays, keys, constants = problem.for_peer()
 
     def function(query: Any, key: Any, value: Any, *mask: Any) -> Any:
         return F.scaled_dot_product_attention(
@@ -72,8 +72,7 @@ def fused(problem: Problem) -> Call:
             enable_gqa=problem.group > 1,
         )
 
-    constants = problem.mask_arrays if problem.mask == "bias" else () if allowed is None else (allowed,)
-    return Call(function, problem.arrays, constants)
+    return Call(function, arrays, constants)
 
 
 def flex(problem: Problem) -> Call:
