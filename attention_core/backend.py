@@ -43,7 +43,12 @@ from attention_core._attention.call import (
 )
 from attention_core._attention.choice import attend_automatically
 from attention_core._attention.key_range import has_few_queries, key_ranges
-from attention_core._attention.magnitudes import known_finite_products, known_finite_scores, products_are_finite
+from attention_core._attention.magnitudes import (
+    known_finite_products,
+    known_finite_scores,
+    norms_are_below,
+    products_are_finite,
+)
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     Autocast,
@@ -53,6 +58,7 @@ from attention_core._backend import (
     GradientFlags,
     Kernel,
     KernelWithLogsumexp,
+    KernelWithPlan,
     Loops,
     Operation,
     PythonLoops,
@@ -86,6 +92,7 @@ __all__ = [
     "GradientFlags",
     "Kernel",
     "KernelWithLogsumexp",
+    "KernelWithPlan",
     "Loops",
     "Namespace",
     "Operation",
@@ -120,6 +127,7 @@ __all__ = [
     "known_finite_scores",
     "names_keywords",
     "names_of",
+    "norms_are_below",
     "on_device_of",
     "one_line",
     "positions",
@@ -146,6 +154,7 @@ _PROTOCOLS = (
     "GradientFlags",
     "Kernel",
     "KernelWithLogsumexp",
+    "KernelWithPlan",
     "Loops",
     "Operation",
     "RowUpdates",
