@@ -43,7 +43,12 @@ from attention_core._attention.call import (
 )
 from attention_core._attention.choice import attend_automatically
 from attention_core._attention.key_range import has_few_queries, key_ranges
-from attention_core._attention.magnitudes import known_finite_products, known_finite_scores, products_are_finite
+from attention_core._attention.magnitudes import (
+    known_finite_products,
+    known_finite_scores,
+    norms_are_below,
+    products_are_finite,
+)
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     Autocast,
@@ -55,6 +60,7 @@ from attention_core._backend import (
     KeptNumbers,
     Kernel,
     KernelWithLogsumexp,
+    KernelWithPlan,
     Loops,
     Operation,
     PythonLoops,
@@ -90,6 +96,7 @@ __all__ = [
     "KeptNumbers",
     "Kernel",
     "KernelWithLogsumexp",
+    "KernelWithPlan",
     "Loops",
     "Namespace",
     "Operation",
@@ -124,6 +131,7 @@ __all__ = [
     "known_finite_scores",
     "names_keywords",
     "names_of",
+    "norms_are_below",
     "on_device_of",
     "one_line",
     "positions",
@@ -152,6 +160,7 @@ _PROTOCOLS = (
     "KeptNumbers",
     "Kernel",
     "KernelWithLogsumexp",
+    "KernelWithPlan",
     "Loops",
     "Operation",
     "RowUpdates",

@@ -95,7 +95,12 @@ def group_size(query: Array, key: Array, xp: Namespace) -> Any:
 
 def scale_query(query: Array, scale: float | Array | None, xp: Namespace) -> Array:
     """The query times the scale, so that scores that fit do not overflow on the way."""
-    return xp.multiply(query, default_scale(query, xp) if scale is None else number_like(scale, query, xp))
+    return xp.multiply(query, scale_like(query, scale, xp))
+
+
+def scale_like(query: Array, scale: float | Array | None, xp: Namespace) -> float | Array:
+    """The scale in the type of the query, by default one over the root of the head dimension."""
+    return default_scale(query, xp) if scale is None else number_like(scale, query, xp)
 
 
 def default_scale(query: Array, xp: Namespace) -> float | Array:

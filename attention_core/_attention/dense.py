@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, has_sharding, is_on_host, length, sizes
+from attention_core._arrays import Array, Namespace, has_sharding, is_on_host, length, sizes
 from attention_core._attention.call import (
     Attention,
     Call,
@@ -13,7 +13,7 @@ from attention_core._attention.call import (
     fold_group,
     group_size,
     repeat_kv,
-    scale_query,
+    scale_like,
     score_positions,
     unfold_group,
     upcast_call,
@@ -27,29 +27,63 @@ from attention_core._backend import is_concrete, is_exporting
 from attention_core.masks import Mask, Positions
 
 
-def dense(call: Call, *, weights: bool = False, logsumexp: bool = True) -> Attention:
+class DensePlan(NamedTuple):
+    """What types, lengths and options decide of the dense form, whatever the values are.
+
+    Attributes
+    ----------
+    group : int or Array
+        How often a key/value head is repeated.
+    is_folded : bool
+        Whether the queries of a group are one below the other.
+    scale : float or Array
+        What queries are multiplied by.
+    kept : tuple or None
+        A small mask as an array, and whether it leaves a key to every query.
+    """
+
+    group: Any
+    is_folded: bool
+    scale: Any
+    kept: tuple[Array, bool] | None
+
+
+def plan_dense(call: Call) -> DensePlan:
+    """The plan of a call, whose arrays of 16 bits may be in the type of the computation already."""
+    group = group_size(call.query, call.key, call.xp)
+    asked = call.score_mod is not None or call.dropout is not None
+    return DensePlan(
+        group,
+        _folds(call, group),
+        scale_like(call.query, call.scale, call.xp),
+        None if asked or call.bias is not None or call.mask is None else small_mask(call),
+    )
+
+
+def dense(call: Call, *, weights: bool = False, logsumexp: bool = True, plan: DensePlan | None = None) -> Attention:
     """Attention from all scores at once: time and memory grow with M × N.
 
     Asking for weights or logsumexp never changes the output. With a softmax of the library, the output uses it, and
-    the others are computed separately.
+    the others are computed separately. A plan may be one of an earlier call with these types, lengths and options.
     """
     call = upcast_call(call)
-    at, allowed, may_be_empty = _where_allowed(call)
-    wanted = {"weights": weights, "logsumexp": logsumexp, "may_be_empty": may_be_empty}
+    plan = plan_dense(call) if plan is None else plan
+    at, allowed, may_be_empty = _where_allowed(call, plan.kept)
+    wanted: dict[str, Any] = {"plan": plan, "weights": weights, "logsumexp": logsumexp, "may_be_empty": may_be_empty}
     if allowed is None or call.query.shape[-2] == call.key.shape[-2] or not _looks_afterwards(call):
         # No accelerator is waited for.
         nothing_leaks = (
             allowed is None or call.assume_finite or (is_on_host(call.query) and known_finite_products(call))
         )
-        return _attend(call, at, allowed, _products(call, nothing_leaks), nothing_leaks=nothing_leaks, **wanted)
+        return _attend(call, at, allowed, _products(call, plan, nothing_leaks), nothing_leaks=nothing_leaks, **wanted)
     xp = call.xp
     with call.backend.loops.without_warnings():
-        raw = _products(call, True)
+        raw = _products(call, plan, True)
         if bool(xp.all(xp.isfinite(raw))):
             result = _attend(call, at, allowed, raw, nothing_leaks=True, **wanted)
             if bool(xp.all(xp.isfinite(result.output))):
                 return result
-    return _attend(call, at, allowed, _products(call, False), nothing_leaks=False, **wanted)
+    return _attend(call, at, allowed, _products(call, plan, False), nothing_leaks=False, **wanted)
 
 
 def _folds(call: Call, group: Any) -> bool:
@@ -85,6 +119,7 @@ def _attend(
     allowed: Array | None,
     raw: Array,
     *,
+    plan: DensePlan,
     nothing_leaks: bool,
     weights: bool,
     logsumexp: bool,
@@ -92,7 +127,6 @@ def _attend(
 ) -> Attention:
     """Attention out of the products of queries and keys (..., H, M, N), where rows may be empty of keys or not."""
     xp, backend, dropout = call.xp, call.backend, call.dropout
-    group = group_size(call.query, call.key, xp)
     scores = _scores(call, allowed, at, raw)  # (..., H, M, N)
     probabilities = _one_pass_softmax(call, scores, allowed)
     exponentials = total = log_normalizer = None
@@ -112,7 +146,7 @@ def _attend(
     kept = numerators
     if dropout is not None:
         kept = apply_dropout(numerators, dropout, at, length(call.query, -3, xp=xp), xp=xp)
-    is_folded = _folds(call, group)
+    group, is_folded, *_ = plan
     folded = fold_group(kept, group, xp=xp) if is_folded else kept
     value = call.value if is_folded else repeat_kv(call.value, group, xp=xp)
     output = weighted_sum(folded, value, None if nothing_leaks else allowed, cond=cond, xp=xp)
@@ -129,22 +163,21 @@ def _attend(
 def dense_scores(call: Call) -> Array:
     """All scores of a call, with -inf where masked."""
     call = upcast_call(call)
-    at, allowed, _ = _where_allowed(call)
+    plan = plan_dense(call)
+    at, allowed, _ = _where_allowed(call, plan.kept)
     nothing_leaks = allowed is None or call.assume_finite or (is_on_host(call.query) and known_finite_products(call))
-    return _scores(call, allowed, at, _products(call, nothing_leaks))
+    return _scores(call, allowed, at, _products(call, plan, nothing_leaks))
 
 
-def _where_allowed(call: Call) -> tuple[Positions | None, Array | None, bool]:
+def _where_allowed(call: Call, kept: tuple[Array, bool] | None) -> tuple[Positions | None, Array | None, bool]:
     """The positions of all scores, if anything asks for them; where attention is allowed; whether a row may be empty.
 
     A row is empty if it has no key that is allowed.
     """
-    asked = call.score_mod is not None or call.dropout is not None
-    kept = None if asked or call.bias is not None or call.mask is None else small_mask(call)
     if kept is not None:
         allowed, every_row = kept
         return None, allowed, not every_row
-    asked = asked or isinstance(call.mask, Mask)
+    asked = call.score_mod is not None or call.dropout is not None or isinstance(call.mask, Mask)
     at = score_positions(call.query, call.key, call.starts, call.xp) if asked else None
     return at, allowed_by(call.mask, call.bias, at, call.xp), True
 
@@ -158,37 +191,33 @@ def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array)
     return masked_scores(raw, allowed, call.bias, modify, xp=xp)
 
 
-def _products(call: Call, nothing_leaks: bool) -> Array:
+def _products(call: Call, plan: DensePlan, nothing_leaks: bool) -> Array:
     """The products of all queries and keys (..., H, M, N), in which nothing that is not finite may leak."""
     xp, loops = call.xp, call.backend.loops
-    group = group_size(call.query, call.key, xp)
-    is_folded = _folds(call, group)
-    if is_folded:
-        call = call._replace(query=fold_group(call.query, group, xp=xp))
-    else:
-        call = call._replace(key=repeat_kv(call.key, group, xp=xp))
+    group, is_folded, scale, _ = plan
+    query = fold_group(call.query, group, xp=xp) if is_folded else call.query
+    key = call.key if is_folded else repeat_kv(call.key, group, xp=xp)
     if nothing_leaks:
-        raw = _product(call)
-    elif not loops.traced or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a condition
-        raw = _clean_product(call)
+        raw = _product(query, key, scale, xp)
+    elif not loops.traced or None in (*sizes(query), *sizes(key)):  # XLA has no gradient of such a condition
+        raw = _clean_product(query, key, scale, xp)
     else:
-        finite = xp.isfinite(xp.add(xp.sum(call.query), xp.sum(call.key)))
-        raw = loops.cond(finite, lambda: _product(call), lambda: _clean_product(call))
+        finite = xp.isfinite(xp.add(xp.sum(query), xp.sum(key)))
+        raw = loops.cond(finite, lambda: _product(query, key, scale, xp), lambda: _clean_product(query, key, scale, xp))
     return unfold_group(raw, group, xp=xp) if is_folded else raw
 
 
-def _product(call: Call) -> Array:
+def _product(query: Array, key: Array, scale: float | Array, xp: Namespace) -> Array:
     """The products of scaled queries and keys."""
-    return call.xp.matmul(scale_query(call.query, call.scale, call.xp), call.xp.matrix_transpose(call.key))
+    return xp.matmul(xp.multiply(query, scale), xp.matrix_transpose(key))
 
 
-def _clean_product(call: Call) -> Array:
+def _clean_product(query: Array, key: Array, scale: float | Array, xp: Namespace) -> Array:
     """The same, with NaN for each vector that is not finite: what is masked among them must reach no gradient."""
-    xp = call.xp
-    query, query_nan = finite_vectors(call.query, xp=xp)
-    key, key_nan = finite_vectors(call.key, xp=xp)
+    query, query_nan = finite_vectors(query, xp=xp)
+    key, key_nan = finite_vectors(key, xp=xp)
     nonfinite = xp.add(xp.expand_dims(query_nan, axis=-1), xp.expand_dims(key_nan, axis=-2))  # 0 or NaN
-    return xp.add(_product(call._replace(query=query, key=key)), nonfinite)
+    return xp.add(_product(query, key, scale, xp), nonfinite)
 
 
 def _one_pass_softmax(call: Call, scores: Array, allowed: Array | None) -> Array | None:

@@ -67,6 +67,12 @@ def _norms_are_small(call: Call, arrays: tuple[Array, ...]) -> bool:
         return False
     if not all(map(can_be_read, arrays)) or any(0 in array.shape for array in arrays):
         return False
+    return norms_are_below(largest, call, arrays)
+
+
+def norms_are_below(largest: float, call: Call, arrays: tuple[Array, ...]) -> bool:
+    """Whether norms of whole arrays, of a call with a number as its scale, are so small that no product is larger."""
+    scale = call.scale
     query, key, *value = call.backend.loops.whole_norms(arrays)
     factor = 1.0 if scale is None else max(1.0, abs(float(scale)))
     return query * factor * key < largest and (not value or value[0] < math.sqrt(largest) / 16)

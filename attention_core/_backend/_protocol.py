@@ -91,7 +91,10 @@ class Loops(Protocol):
         """Return the Euclidean norm over the last axis, without a warning where it overflows."""
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        """Return the Euclidean norm of each whole array as a number. It is called only where values can be read."""
+        """Return the Euclidean norm of each whole array, or a bound of it, as a number; not finite if the array is not.
+
+        It is called only where values can be read.
+        """
 
     def to_list(self, x: Array) -> Any:
         """Return the values as nested lists. It is called only where loops are not traced."""
@@ -229,6 +232,21 @@ class KernelWithLogsumexp(Kernel, Protocol):
         """Return the output of `attend`, bit for bit, and logsumexp (..., H, M).
 
         Both are differentiable where the library differentiates.
+        """
+
+
+@runtime_checkable
+class KernelWithPlan(Kernel, Protocol):
+    """A kernel that is judged once for all small calls of a signature, which would otherwise take less time than that.
+
+    The core asks the first kernel of a backend alone, and no call with an array or a function among its options.
+    """
+
+    def plan(self, call: Any, /) -> Callable[[Any], Array | None] | None:
+        """Return the output as a function of calls of these types, lengths and options; ``None`` if each is judged.
+
+        The function returns the output of `attend`, bit for bit. It returns ``None`` where a call is to be judged after
+        all: by its values, or by a mode of the library. It remembers nothing of either, and keeps no array.
         """
 
 

@@ -11,6 +11,7 @@ from attention_core._arrays import Array, Namespace, cast_to, sizes
 from attention_core._attention.call import CONTEXTS, Attention, Call, assumes_finite
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
 from attention_core._attention.recording import RECORDERS, record
+from attention_core._attention.small_calls import CallPlan, output_by_plan, plan_call
 from attention_core._backend import Backend, backend_for, common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -142,10 +143,27 @@ def scaled_dot_product_attention(
     Array([[[1. ],
             [1.5]]], dtype=array_api_strict.float64)
     """
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
-    options |= {"return_weights": return_weights, "return_logsumexp": return_logsumexp, "assume_finite": assume_finite}
-    call = make_call(query, key, value, implementation=implementation, **options)
+    options: dict[str, Any] = {
+        "mask": mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "scale": scale,
+        "softcap": softcap,
+        "score_mod": score_mod,
+        "sinks": sinks,
+        "dropout": dropout,
+        "return_weights": return_weights,
+        "return_logsumexp": return_logsumexp,
+        "implementation": implementation,
+        "arithmetic": arithmetic,
+        "assume_finite": assume_finite,
+        "xp": xp,
+    }
+    plan = _check_call(query=query, key=key, value=value, **options)
+    output = output_by_plan(plan, (query, key, value))
+    if output is not None:
+        return output
+    call = _planned_call(plan, query, key, value, options)
     result = rounded_attention(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
     return result if return_weights or return_logsumexp else result.output
 
@@ -342,10 +360,13 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 
     With ``starts``, queries and keys are a piece of the whole, and a mask is one over all positions.
     """
-    xp, backend, has_constants = _check_call(query=query, key=key, value=value, **options)
-    if has_constants:
+    return _planned_call(_check_call(query=query, key=key, value=value, **options), query, key, value, options)
+
+
+def _planned_call(plan: CallPlan, query: Array, key: Array, value: Array, options: dict[str, Any]) -> Call:
+    if plan.has_constants:
         options = with_constants(query, options)
-    return unchecked_call(query, key, value, **{**options, "xp": xp}, backend=backend)
+    return unchecked_call(query, key, value, **{**options, "xp": plan.xp}, backend=plan.backend)
 
 
 def unchecked_call(
@@ -384,10 +405,8 @@ def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | No
 
 
 @once_per_signature
-def _check_call(
-    *, query: Array, key: Array, value: Array, starts: Any = None, **options: Any
-) -> tuple[Namespace, Backend, bool]:
-    """Raise unless the arguments fit together; return their namespace and backend, and whether some are constants."""
+def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, **options: Any) -> CallPlan:
+    """Raise unless the arguments fit together; return the plan of such a call."""
     check_arithmetic(options.get("arithmetic", "fast"), "query", query)
     raw = options | {"starts": starts}
     turned = with_constants(query, raw)
@@ -403,7 +422,8 @@ def _check_call(
     check_options(query, sizes(query)[-3], **options)
     if mask is not None:
         check_attention_mask(mask, query, key, starts)
-    return xp, backend_for(query, xp), turned is not raw
+    plan = CallPlan(xp, backend_for(query, xp), turned is not raw)
+    return plan_call(plan, (query, key, value), with_causal(mask, options.get("is_causal", False)), raw)
 
 
 def check_attention_mask(mask: Mask | Array, query: Array, key: Array, starts: tuple[Any, Any] | None) -> None:

@@ -50,6 +50,7 @@ explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 assumes_finite._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 KEPT_ARRAYS = 64  # of numbers, on accelerators
+FEW_NUMBERS = 2**12  # which take less time to be copied than to be asked for three norms
 MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than its norm
 
 
@@ -72,8 +73,11 @@ class TorchLoops(PythonLoops):
         return torch.linalg.vector_norm(x, dim=-1)
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        """Norms of whole tensors; an accelerator is waited for once."""
+        """Norms of whole tensors, of few numbers that of all together; an accelerator is waited for once."""
         tensors = [array.detach() for array in arrays]
+        first = tensors[0]
+        if first.numel() < FEW_NUMBERS and all(each.shape == first.shape for each in tensors):
+            return [torch.linalg.vector_norm(torch.cat(tensors)).item()] * len(tensors)
         norms = [torch.linalg.vector_norm(x) if x.numel() < MANY_NUMBERS else _norm_of_many(x) for x in tensors]
         return [norm.item() for norm in norms] if arrays[0].is_cpu else torch.stack(norms).tolist()
 

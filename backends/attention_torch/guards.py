@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 HALVES = (torch.float16, torch.bfloat16)
-MIN_ELEMENTS = 2**16  # of the query, from which on reading the arguments takes less time than a product
+MIN_ELEMENTS = 2**16  # of a sample of a batch, from which on a call of its own takes less time than a mask
 VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by the kernel than reading costs
@@ -258,10 +258,10 @@ def all_products_are_finite(call: Call) -> bool:
 
 
 def scores_are_finite(call: Call) -> bool:
-    """Whether no score overflows before it is scaled, where reading takes less time than scaling the query apart."""
+    """Whether no score is seen to overflow before it is scaled, where reading waits for no device."""
     if call.assume_finite:
         return True
-    if torch.compiler.is_compiling() or call.query.numel() < MIN_ELEMENTS or not is_on_host(call.query):
+    if torch.compiler.is_compiling() or not is_on_host(call.query):
         return False
     return known_finite_scores(call)
 

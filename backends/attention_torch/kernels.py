@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from attention_core.backend import Call, Verdict, blockwise
-from attention_torch import compiled, flash_cpu, guards, repaired, sdpa
+from attention_torch import compiled, flash_cpu, guards, repaired, sdpa, small_calls
 
 __all__ = ["ScaledDotProduct"]
 
@@ -22,6 +24,10 @@ class ScaledDotProduct:
         """
         slower = guards.slower(call)
         return Verdict(guards.refusal(call), slower is None, slower)
+
+    def plan(self, call: Call) -> Callable[[Call], torch.Tensor | None] | None:
+        """Return the output of small calls of this signature, without a verdict on each."""
+        return small_calls.plan(call)
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel, or that of blocks if it turns out that something could leak."""

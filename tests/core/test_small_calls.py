@@ -1,0 +1,172 @@
+"""What is remembered of a signature: never a value, never an error, and nothing for another signature."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core._attention import small_calls
+
+attention = ac.scaled_dot_product_attention
+M, N, D, E = 5, 7, 3, 4
+
+
+@pytest.fixture
+def arrays(rng):
+    return [rng.standard_normal(shape) for shape in ((1, 2, M, D), (1, 2, N, D), (1, 2, N, E))]
+
+
+@pytest.fixture
+def square(rng):
+    return [rng.standard_normal((1, 2, M, D)) for _ in range(3)]
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Whether each call was computed by a plan, in order."""
+    found = []
+
+    def output(plan, arrays):
+        result = small_calls.output_by_plan(plan, arrays)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr("attention_core._functions.attention.output_by_plan", output)
+    return found
+
+
+def formula(query, key, value, mask=None, scale=None, softcap=None):
+    scores = query @ np.swapaxes(key, -1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
+    scores = scores if mask is None else np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+
+LOWER = np.tril(np.ones((M, M), bool))
+# In turn, each after all others.
+OPTIONS = [
+    ({}, {}),
+    ({"is_causal": True}, {"mask": LOWER}),
+    ({"scale": 0.25}, {"scale": 0.25}),
+    ({"scale": 1}, {"scale": 1.0}),
+    ({"softcap": 2.0}, {"softcap": 2.0}),
+    ({"mask": ac.Causal(offset=-1)}, {"mask": np.tril(LOWER, -1)}),
+    ({"mask": ac.Causal(offset=1)}, {"mask": np.tril(np.ones((M, M), bool), 1)}),
+    ({"mask": ac.SlidingWindow(left=1), "is_causal": True}, {"mask": LOWER & ~np.tril(LOWER, -2)}),
+    ({"is_causal": True, "scale": -0.5}, {"mask": LOWER, "scale": -0.5}),
+    ({"implementation": "dense"}, {}),
+    ({"implementation": "dense", "is_causal": True}, {"mask": LOWER}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_signature_does_not_answer_for_another(square, put, get):
+    query, key, value = square
+    for _ in range(2):
+        for options, changes in OPTIONS:
+            want = formula(query, key, value, **changes)
+            want = np.where(np.isnan(want), 0.0, want)  # of a fully masked row
+            np.testing.assert_allclose(get(attention(*put(square), **options)), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense", "is_causal": True}])
+def test_values_are_looked_at_in_every_call(options, square, put, get):
+    """NaN and infinities, where they are masked and where they are not, after calls without any."""
+    is_causal = "is_causal" in options
+    want = get(attention(*put(square), **options))
+    for which, bad in ((1, np.nan), (2, np.nan), (2, np.inf), (0, np.nan), (1, 1e30)):
+        changed = [array.copy() for array in square]
+        changed[which][:, :, -1, 0] = bad
+        result = get(attention(*put(changed), **options))
+        if is_causal and which:  # only the last query may attend to the last key
+            np.testing.assert_allclose(result[:, :, :-1], want[:, :, :-1], rtol=1e-5, atol=1e-6)
+        if not np.isfinite(bad):
+            assert not np.isfinite(result[:, :, -1]).all()
+        np.testing.assert_array_equal(get(attention(*put(square), **options)), want)
+
+
+def test_dtypes_and_widths_have_plans_of_their_own(arrays, backend, put, get):
+    query, key, value = arrays
+    for dtype in (*backend.dtypes, *backend.dtypes):
+        result = attention(*(backend.from_numpy(array, dtype=dtype) for array in arrays))
+        assert str(result.dtype).endswith(dtype)
+        bound = {"float16": 3e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
+        np.testing.assert_allclose(get(result).astype("float64"), formula(query, key, value), rtol=bound, atol=bound)
+    np.testing.assert_allclose(
+        get(attention(*put([query[..., :2], key[..., :2], value[..., :1]]))),
+        formula(query[..., :2], key[..., :2], value[..., :1]),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_errors_are_those_of_the_first_call(square, put):
+    x, y, z = put(square)
+    wrong = {
+        "scale": {"scale": "text"},
+        "is_causal": {"is_causal": 1},
+        "implementation": {"implementation": "none"},
+        "mask": {"mask": put(np.ones((3, 3), bool))},
+        "softcap": {"softcap": 0.0},
+    }
+    for name, options in wrong.items():
+        texts = []
+        for _ in range(3):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                attention(x, y, z, **options)
+            texts.append((type(caught.value), str(caught.value)))
+            attention(x, y, z)
+        assert len(set(texts)) == 1, name
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"expected value .* to match key"):
+            attention(x, y, z[..., 1:, :])
+
+
+def test_settings_and_recorders_are_read_in_every_call(square, put, get):
+    arrays = put(square)
+    want = get(attention(*arrays, is_causal=True))
+    with ac.config_context(assume_finite=True):
+        np.testing.assert_allclose(get(attention(*arrays, is_causal=True)), want, rtol=1e-6, atol=1e-7)
+    with ac.record_attention() as record:
+        attention(*arrays, is_causal=True)
+    assert len(record) == 1
+
+
+def test_a_backend_that_is_tuned_anew_is_asked_anew(square, backend, put, get, planned, monkeypatch):
+    want = get(attention(*put(square)))
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(dense_below=0, structured_below=0))
+    monkeypatch.setattr(backend, "kernels", ())
+    np.testing.assert_allclose(get(attention(*put(square))), want, rtol=1e-6, atol=1e-7)
+    assert not planned[-1]
+
+
+@pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
+def test_small_calls_are_planned(square, put, planned):
+    for options in ({}, {"is_causal": True}, {"scale": 0.5}, {"implementation": "dense"}):
+        attention(*put(square), **options)
+        attention(*put(square), **options)
+    assert planned == [True] * 8
+    attention(*put(square), mask=put(LOWER))
+    attention(*put(square), return_logsumexp=True)
+    attention(*(x[:, :1] for x in put(square)), sinks=put(np.zeros(1)))
+    assert planned[8:] == [False, False, False]
+
+
+def test_plans_are_shared_by_threads(square, put, get):
+    arrays, found = put(square), []
+    want = [get(attention(*arrays, scale=0.1 + index)) for index in range(3)]
+
+    def work(index):
+        for _ in range(20):
+            found.append((index, get(attention(*arrays, scale=0.1 + index))))
+
+    threads = [threading.Thread(target=work, args=(index % 3,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 120
+    for index, result in found:
+        np.testing.assert_array_equal(result, want[index])
