@@ -242,7 +242,8 @@ def notebooks(session):
 
 def install(session, *what, groups=()):
     """Install in the tested versions, together with groups of dependencies."""
-    session.install("-c", CONSTRAINTS, *what, *nox.project.dependency_groups(PYPROJECT, *groups))
+    listed = nox.project.dependency_groups(PYPROJECT, *groups)
+    session.install("--no-compile", "-c", CONSTRAINTS, *what, *listed)  # modules are compiled when they are imported
 
 
 def chosen(words, folders):
