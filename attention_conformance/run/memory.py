@@ -29,7 +29,7 @@ def too_large(question: Question, free: float | None) -> str:
 
 
 def _grown(question: Question) -> float | None:
-    """The GiB by which the peak of this process grows in the small problem; None where the system does not tell.
+    """The GiB by which the maximum of this process grows in the small problem; None where the system does not tell.
 
     A first call loads what all calls need, and the second one is measured. Memory of a device does not show here.
     """
@@ -39,8 +39,8 @@ def _grown(question: Question) -> float | None:
     judged(small)
     try:
         before = resident()
-        with open("/proc/self/clear_refs", "w") as peak:
-            peak.write("5")
+        with open("/proc/self/clear_refs", "w") as maximum:
+            maximum.write("5")
         judged(small)
         return max(0, _told("/proc/self/status", "VmHWM") * 1024 - before) / 2**30
     except (OSError, StopIteration):

@@ -60,8 +60,8 @@ and what came.
 
 The number counts the cases. One case of each cell with a wrong answer was called again by a script before this page was
 written. Such a script has the arrays, the call and a definition in float64, and no line of the kit, unless the section
-says otherwise. `nox -s survey` installs the packages, checks all rows, runs the scripts and writes this page. Each row has
-the date of its run, and the number of its cases: later runs have more.
+says otherwise. `nox -s survey` installs the packages, checks all rows, runs the scripts and writes this page. Each row
+has the date of its run, and the number of its cases: later runs have more.
 """
 
 

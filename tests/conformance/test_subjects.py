@@ -154,6 +154,17 @@ def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multipl
     assert findings["masked-nan-key"].variant == "nan-through-mask"
 
 
+@pytest.mark.needs("torch")
+def test_scores_of_16_bits_are_a_habit_of_plain_formulas_and_a_fault_of_kernels_of_16_bits_alone():
+    def attention(query, key, value):
+        return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+    for dtypes, verdict in ((("float32", "bfloat16"), "differs by convention"), (("bfloat16",), "silently wrong")):
+        subject = settled(Subject(attention, backend="torch", dtypes=dtypes))
+        findings = found(subject, "scale-of-65", "ladder-31x80-plain", dtype="bfloat16").values()
+        assert {(each.verdict, each.variant) for each in findings} - {("right", "")} == {(verdict, "narrow-scores")}
+
+
 @pytest.mark.parametrize("fault", [each for each in planted.LEAKS if planted.LEAKS[each] is not None])
 @pytest.mark.needs("numpy")
 def test_nan_that_spreads_farther_than_0_times_nan_is_visibly_wrong(fault):
