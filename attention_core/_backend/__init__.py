@@ -33,6 +33,7 @@ from attention_core._backend._protocol import (
     Loops,
     Operation,
     RowUpdates,
+    TracedPlacement,
     Tuning,
     Verdict,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "PythonLoops",
     "RowUpdates",
     "TracedLoops",
+    "TracedPlacement",
     "Tuning",
     "Verdict",
     "array_namespace",

@@ -15,7 +15,7 @@ from attention_core._attention.magnitudes import (
     known_finite_products,
     scores_are_small,
 )
-from attention_core._backend import Backend, Tuning, can_be_read, register
+from attention_core._backend import Backend, TracedPlacement, Tuning, can_be_read, register
 from attention_core.masks import Mask, flatten
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import leaves
@@ -148,12 +148,9 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
 
 
 def block_tuning(call: Call) -> Tuning:
-    """The sizes of blocks: larger ones on an accelerator, which one of a processor's would not keep busy.
-
-    A traced array of JAX does not tell where it is.
-    """
-    tuning = call.backend.tuning
-    if call.backend.loops.traced or is_on_host(call.query):
+    """The sizes of blocks: larger ones on an accelerator, which one of a processor's would not keep busy."""
+    backend, tuning = call.backend, call.backend.tuning
+    if backend.runs_on_host() if isinstance(backend, TracedPlacement) else is_on_host(call.query):
         return tuning
     return tuning._replace(
         queries=DEVICE_QUERIES * tuning.queries,
