@@ -340,9 +340,7 @@ def view(
 def digest(
     files: Annotated[list[Path], typer.Argument(help="Inputs as safetensors, and at most one saved layer.")],
     backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
-    device: Annotated[
-        Many, typer.Option(help="A device, or a kind such as cuda; repeatable. By default all that hold values.")
-    ] = None,
+    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None,
     mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="A number of threads to run with, too; repeatable. By default 1.")
@@ -383,9 +381,7 @@ def digest(
 @app.command(short_help="Check every backend against the contract.")
 def conformance(
     backend: Annotated[Many, typer.Option(help="A backend; repeatable. By default all that are installed.")] = None,
-    device: Annotated[
-        Many, typer.Option(help="A device, or a kind such as cuda; repeatable. By default all that hold values.")
-    ] = None,
+    device: Annotated[Many, typer.Option(help="A device, or its kind, as cuda; repeatable. By default all.")] = None,
     dtype: Annotated[Many, typer.Option(help="A floating-point type; repeatable. By default all.")] = None,
     mode: Annotated[Many, typer.Option(help="A mode, such as eager or compiled; repeatable. By default all.")] = None,
     implementation: Annotated[

@@ -66,6 +66,7 @@ from attention_core._backend import (
     PythonLoops,
     RowUpdates,
     TracedLoops,
+    TracedPlacement,
     Tuning,
     Verdict,
     array_namespace,
@@ -103,6 +104,7 @@ __all__ = [
     "PythonLoops",
     "RowUpdates",
     "TracedLoops",
+    "TracedPlacement",
     "Tuning",
     "Verdict",
     "announced_backends",
@@ -164,6 +166,7 @@ _PROTOCOLS = (
     "Loops",
     "Operation",
     "RowUpdates",
+    "TracedPlacement",
 )
 for _name in (*_PROTOCOLS, "Tuning", "Verdict", "available_backends", "get_backend"):
     vars()[_name].__module__ = __name__  # by which documentation knows it

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic import arithmetic_of, fan_out
 from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
+from attention_core._attention.blocks.plan import block_tuning
 from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, dense_scores
@@ -256,7 +257,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     ]
     if not kernels:
         kernels = [Candidate("fused", None, f"{library_name(call.xp)} has no fused kernel that is known here", None)]
-    chunks = chunks_of_call(call)
+    chunks, tuning = chunks_of_call(call), block_tuning(call)
     if chunks:
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if norms bound all scores")
     slower = {"blockwise": _disadvantage_of_blocks(call)} if chosen == "dense" else _SLOWER[chosen]
@@ -269,7 +270,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
                 "blockwise",
                 None,
                 None,
-                _memory(call, backend.tuning.queries * backend.tuning.keys),
+                _memory(call, tuning.queries * tuning.keys),
                 slower.get("blockwise"),
             ),
             Candidate("dense", None, None, _memory(call, math.inf), slower.get("dense")),
@@ -305,7 +306,7 @@ def _explain_reproducible(call: Call) -> Explanation:
     """Reproducible arithmetic is computed in blocks, whose size does not show: by either name."""
     backend = call.backend
     kernels: list[str | None] = [kernel.name for kernel in backend.kernels]
-    memory = _memory(call, 2 * backend.tuning.exact_scores)  # six arrays of a block
+    memory = _memory(call, 2 * block_tuning(call).exact_scores)  # six arrays of a block
     return Explanation(
         "blockwise",
         "in reproducible arithmetic, there are blocks alone, and their size does not show",

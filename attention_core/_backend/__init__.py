@@ -35,6 +35,7 @@ from attention_core._backend._protocol import (
     Loops,
     Operation,
     RowUpdates,
+    TracedPlacement,
     Tuning,
     Verdict,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "PythonLoops",
     "RowUpdates",
     "TracedLoops",
+    "TracedPlacement",
     "Tuning",
     "Verdict",
     "array_namespace",

@@ -266,6 +266,14 @@ class RowUpdates(Protocol):
 
 
 @runtime_checkable
+class TracedPlacement(Protocol):
+    """What a backend lends, besides the members of `Backend`, if traced arrays do not tell where a program will run."""
+
+    def runs_on_host(self) -> bool:
+        """Return whether traced programs run on a host, where small blocks stay in a cache."""
+
+
+@runtime_checkable
 class KeptNumbers(Protocol):
     """What a backend lends, besides the members of `Backend`, if copying numbers to a device waits for the device."""
 

@@ -62,6 +62,10 @@ class JaxBackend:
         """Versions of JAX, and of what compiles for it."""
         return versions_of("jax", "jaxlib", "numpy", "ml_dtypes")
 
+    def runs_on_host(self) -> bool:
+        """Whether programs run on a host by default, as far as is known before they run."""
+        return bool(jax.default_backend() == "cpu")
+
     def owns(self, array: Array, /) -> bool:
         """Whether this is an array of JAX, a traced one included."""
         return isinstance(array, jax.Array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError
 from typing import Any
@@ -56,6 +57,10 @@ class TensorFlowBackend:
         with contextlib.suppress(PackageNotFoundError):
             versions |= versions_of("keras")
         return versions
+
+    def runs_on_host(self) -> bool:
+        """Whether programs run on a host by default, as no GPU is visible."""
+        return _has_no_gpu()
 
     def owns(self, array: Array, /) -> bool:
         """Whether this is a tensor or a variable; ragged and sparse tensors are not, nor are those of Keras."""
@@ -149,6 +154,11 @@ class TensorFlowBackend:
 
     def _on(self, device: str | None) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))
+
+
+@functools.cache
+def _has_no_gpu() -> bool:
+    return not tf.config.list_physical_devices("GPU")
 
 
 def _is_recorded(arrays: list[Array]) -> bool:

@@ -90,7 +90,7 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
     assert refusals[explanation.chosen] is None
     assert refusals["dense"] is None
     for each in explanation.candidates:
-        is_taken = each.name == explanation.chosen and each.kernel != "torch.nn.attention.flex_attention"
+        is_taken = each.name == explanation.chosen and not str(each.kernel).startswith("torch.nn.attention.")
         assert [each.refusal, each.slower].count(None) == (2 if is_taken else 1), each
     assert explanation.reason == choice.REASONS[explanation.chosen]
     if refusals["fused"] is not None:
@@ -287,7 +287,7 @@ def test_a_kernel_that_is_right_and_not_taken_is_told_why(backend, put, rng):
         ((x, x, x[..., :4]), "is PyTorch's dense form where values have another width than keys"),
         ((x, x[:, :, :0], x[:, :, :0]), "query, key or value is empty"),
     ):
-        fused, _, blockwise, dense = ac.explain_attention(*arrays).candidates
+        fused, *_, blockwise, dense = ac.explain_attention(*arrays).candidates
         assert (fused.refusal, fused.slower) == (None, reason)
         assert (dense.slower, blockwise.slower is None) == (None, False)
         assert f"not taken: {reason}" in str(ac.explain_attention(*arrays))
@@ -302,3 +302,13 @@ def test_reproducible_arithmetic_is_explained(put, rng):
     assert told.candidates[-1].memory == 8 * (3 * 50 + 80)
     with pytest.raises(ValueError, match="float64"):
         ac.explain_attention(*[put(rng.standard_normal((1, 2, 5, 8)))] * 3, arithmetic="reproducible")
+
+
+def test_blocks_on_an_accelerator_are_larger(backend, put, monkeypatch):
+    x = put(np.ones((1, 1, 8192, 1), "float32"))
+    before = ac.explain_attention(x, x, x).candidates[-2].memory
+    monkeypatch.setattr("attention_core._attention.blocks.plan.is_on_host", lambda array: False)
+    if hasattr(backend, "runs_on_host"):
+        monkeypatch.setattr(type(backend), "runs_on_host", lambda self: False)
+    after = ac.explain_attention(x, x, x).candidates[-2].memory
+    assert after > 10 * before

@@ -366,3 +366,12 @@ def test_masks_of_either_kind_are_taken(put, get):
     assert get(ac.mask_from_additive(put(np.zeros((0, 3), "float32")))).shape == (0, 3)
     with pytest.raises(ValueError, match=r"expected threshold < 0; got 0.5"):
         ac.mask_from_additive(put(np.zeros(3, "float32")), threshold=0.5)
+
+
+def test_numbers_on_an_accelerator_are_not_read(put, get, monkeypatch):
+    """As the host would wait for it: what is no mask there is no error."""
+    mask = put(np.asarray([0.0, 5.0, -np.inf], "float32"))
+    with pytest.raises(ValueError, match="expected mask of 0 and numbers"):
+        ac.mask_from_additive(mask)
+    monkeypatch.setattr("attention_core._backend._find.is_on_host", lambda array: False)
+    assert get(ac.mask_from_additive(mask)).tolist() == [True, True, False]

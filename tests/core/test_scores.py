@@ -283,3 +283,17 @@ def test_buckets_begin_where_powers_of_integers_say(buckets):
         for distance, bucket in enumerate(before):
             reached = [s for s in range(steps) if distance**steps >= farthest**s * exact ** (steps - s)]
             assert bucket == (distance if distance < exact else exact + max(reached))
+
+
+@pytest.mark.needs("torch")
+def test_a_backend_may_keep_tables(backend, put, rng, monkeypatch):
+    asked, array_of = [], type(backend).array_of
+
+    def kept(self, numbers, dtype, like, /):
+        asked.append(list(numbers))
+        return array_of(self, numbers, dtype, like)
+
+    monkeypatch.setattr(type(backend), "array_of", kept)
+    x = put(rng.standard_normal((1, 2, 5, 8)))
+    ac.scaled_dot_product_attention(x, x, x, score_mod=ac.alibi(2), implementation="dense")
+    assert [2**-4, 2**-8] in asked

@@ -174,14 +174,12 @@ def _listed(counts, indices, size, shape):
 
 
 @contextlib.contextmanager
-def pretended():
-    """A context in which there is a GPU."""
+def pretended(*, kernels=True):
+    """A context in which there is a GPU; its kernels are formulas, unless the test has its own."""
     with pytest.MonkeyPatch.context() as patch:
-        kernels = tuple(
-            FlexAttention(function=flex_attention) if each.name == FlexAttention.name else each
-            for each in backend.kernels
-        )
-        patch.setattr(backend, "kernels", kernels)
+        if kernels:
+            flex = FlexAttention(function=flex_attention)
+            patch.setattr(backend, "kernels", (backend.kernels[0], flex, *backend.kernels[2:]))
         patch.setattr(sdpa, "KERNEL", scaled_dot_product_attention)
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

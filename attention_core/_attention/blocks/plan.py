@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, shape
+from attention_core._arrays import Array, Namespace, is_on_host, shape
 from attention_core._attention.call import Call, group_size, scale_query
 from attention_core._attention.magnitudes import known_finite_arrays, known_finite_products, scores_are_small
-from attention_core._backend import Backend, Tuning, can_be_read, register
+from attention_core._backend import Backend, TracedPlacement, Tuning, can_be_read, register
 from attention_core.masks import Mask, flatten
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
 
+DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
 REPRODUCIBLE_KEYS = 2048  # up to how many keys a block of exact scores has
 
 
@@ -86,7 +87,7 @@ def unpack_operands(plan: Plan, arrays: tuple[Array, ...]) -> Operands:
 
 def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> tuple[Plan, Operands]:
     """A call as constants and arrays. In reproducible arithmetic, with slices, the query is not scaled yet."""
-    xp, tuning, dropout = call.xp, call.backend.tuning, call.dropout or Dropout(0.0, 0)
+    xp, tuning, dropout = call.xp, block_tuning(call), call.dropout or Dropout(0.0, 0)
     *leading, _, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
     batch = math.prod(leading)
@@ -147,6 +148,19 @@ def _fits(dims: tuple[Any, ...], most: int) -> bool:
     if not isinstance(dims[0], int):
         return True
     return all(isinstance(dim, int) for dim in dims) and math.prod(dims) <= most
+
+
+def block_tuning(call: Call) -> Tuning:
+    """The sizes of blocks: larger ones on an accelerator, which one of a processor's would not keep busy."""
+    backend, tuning = call.backend, call.backend.tuning
+    if backend.runs_on_host() if isinstance(backend, TracedPlacement) else is_on_host(call.query):
+        return tuning
+    return tuning._replace(
+        queries=DEVICE_QUERIES * tuning.queries,
+        keys=DEVICE_KEYS * tuning.keys,
+        backward_keys=DEVICE_KEYS * tuning.backward_keys,
+        exact_scores=DEVICE_QUERIES * DEVICE_KEYS * tuning.exact_scores,
+    )
 
 
 def _only_array(value: Any) -> Array | None:

@@ -95,6 +95,26 @@ def test_blocks_and_the_dense_form_wait_for_nothing(name, implementation, gpu, t
     check(gpu, torch, call(BLOCKS[name], rng, implementation, return_logsumexp=True), made(torch, rng))
 
 
+def test_blocks_are_larger_than_on_a_host(gpu, torch, rng, backend, monkeypatch):
+    """As each costs launches, and one of a host keeps no GPU busy."""
+    products, matmul = [], type(backend.loops).matmul
+
+    def counted(self, *arguments):
+        products.append(arguments[-1])
+        return matmul(self, *arguments)
+
+    monkeypatch.setattr(type(backend.loops), "matmul", counted)
+    counts, arrays = [], [torch.asarray(rng.standard_normal((1, 4, 2048, 4))).float() for _ in range(3)]
+    options = {"softcap": 3.0, "implementation": "blockwise"}
+    expected = ac.scaled_dot_product_attention(*arrays, **options)
+    counts.append(len(products))
+    with gpu.pretended():
+        found = gpu.to_host(ac.scaled_dot_product_attention(*gpu.to_device(arrays), **options))
+    counts.append(len(products) - counts[0])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert 16 * counts[1] <= counts[0]
+
+
 @pytest.mark.parametrize("name", ["plain", "mask causal", "mask offset", "mask window", "mask lengths", "softcap"])
 def test_a_few_queries_wait_for_nothing(name, gpu, torch, rng):
     check(gpu, torch, call(BLOCKS[name], rng), made(torch, rng, 1, 600))

@@ -179,7 +179,7 @@ def test_a_bias_near_the_least_number_is_no_mask(least, torch, rng):
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
-@pytest.mark.parametrize("name", ["causal", "lengths"])
+@pytest.mark.parametrize("name", ["causal", "lengths", "window", "documents"])
 def test_a_compiled_program_holds_no_operator_that_could_read(name, arrays, torch):
     options, graphs = MASKS[name](torch), []
 

@@ -1,0 +1,59 @@
+"""Blocks in programs of JAX: loops, of as many operations for any length, and larger blocks on a GPU."""
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+
+MASKS = {
+    "full": lambda length: {},
+    "causal": lambda length: {"is_causal": True},
+    "window": lambda length: {"mask": ac.SlidingWindow(200, 0)},
+    "documents": lambda length: {"mask": ac.Segments(np.arange(length) // 100, np.arange(length) // 100)},
+    "alibi": lambda length: {"score_mod": ac.alibi(4)},
+}
+
+
+def count(jaxpr):
+    """How many operations a program has, those of its loops counted once."""
+    total = 0
+    for equation in jaxpr.eqns:
+        total += 1
+        for parameter in equation.params.values():
+            for part in parameter if isinstance(parameter, tuple | list) else [parameter]:
+                inner = getattr(part, "jaxpr", part)
+                total += count(inner) if hasattr(inner, "eqns") else 0
+    return total
+
+
+@pytest.fixture
+def jax(backend):
+    return pytest.importorskip("jax")
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_longer_program_has_no_more_operations(name, jax):
+    counts = []
+    for length in (1024, 8192):
+        options = MASKS[name](length)
+
+        def loss(query, key, value, options=options):
+            return ac.scaled_dot_product_attention(query, key, value, **options, implementation="blockwise").sum()
+
+        x = jax.ShapeDtypeStruct((2, 4, length, 64), np.float32)
+        counts.append(count(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(x, x, x).jaxpr))
+    assert counts[1] <= counts[0] < 1000
+
+
+def test_blocks_of_a_gpu_give_the_same_result(jax, backend, rng, monkeypatch):
+    arrays = [jax.numpy.asarray(rng.standard_normal((1, 2, 300, 8)), "float32") for _ in range(3)]
+    options = {"is_causal": True, "implementation": "blockwise"}
+
+    def attend():
+        return jax.jit(lambda *arrays: ac.scaled_dot_product_attention(*arrays, **options))(*arrays)
+
+    expected = attend()
+    small = backend.tuning._replace(queries=64, keys=32, min_queries=16, backward_keys=32)
+    monkeypatch.setattr(backend, "tuning", small)
+    monkeypatch.setattr(backend, "runs_on_host", lambda: False)
+    np.testing.assert_allclose(attend(), expected, rtol=0, atol=2e-6)
