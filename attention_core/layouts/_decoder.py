@@ -32,7 +32,6 @@ MAPS = {
     "attention_norm": "input_layernorm.weight",
     "feed_forward_norm": "post_attention_layernorm.weight",
 }
-ROTATED = ("attention.query.", "attention.key.", "query_norm", "key_norm")
 POST_NORM = {
     "feed_forward_norm": "pre_feedforward_layernorm.weight",
     "attention_post_norm": "post_attention_layernorm.weight",
@@ -265,7 +264,6 @@ def to_causal_lm(
     Parameters
     ----------
     definition : attention_core.layers.Decoder
-        Rotary pairs that are neighbours, ``interleaved``, are put in the order of transformers.
     parameters : attention_core.parameters.Decoder
     xp : array namespace, optional
 
@@ -283,20 +281,10 @@ def to_causal_lm(
     arrays = layers.named_arrays(parameters)
     xp, names, written = common_namespace(xp, arrays), names_of_decoder(definition), {}
     for name, array in arrays.items():
-        if definition.interleaved and any(part in name for part in ROTATED):
-            array = _in_halves(array, definition, xp)
         if len(array.shape) == 1 and definition.post_norm and "norm" in name:
             array = xp.subtract(array, 1.0)
         written[names[name]] = xp.matrix_transpose(array) if _is_transposed(name, array.shape) else array
     return written
-
-
-def _in_halves(array: Array, definition: layers.Decoder, xp: Namespace) -> Array:
-    """Channels of heads, the last axis, whose rotary pairs are neighbours, as transformers has them: (i, i + D/2)."""
-    width = definition.head_dim or definition.channels // definition.num_heads
-    *leading, channels = array.shape
-    pairs = xp.reshape(array, (*leading, channels // width, width // 2, 2))
-    return xp.reshape(xp.moveaxis(pairs, -1, -2), (*leading, channels))
 
 
 def causal_lm_arguments(definition: layers.Decoder) -> dict[str, Any]:
@@ -344,9 +332,8 @@ def causal_lm_arguments(definition: layers.Decoder) -> dict[str, Any]:
         config |= {"attn_logit_softcapping": d.softcap, "final_logit_softcapping": d.logit_softcap}
         config |= {"query_pre_attn_scalar": round((d.scale or 1 / math.sqrt(config["head_dim"])) ** -2)}
     again = decoder_from_config(config)
-    same = d.with_settings(dropout=0.0, implementation="auto", arithmetic="fast", interleaved=False)
-    if again != same:
-        fields = [name for name, value in same.settings().items() if value != again.settings()[name]]
+    if again != d.with_settings(dropout=0.0, implementation="auto", arithmetic="fast"):
+        fields = [name for name in d.settings() if d.settings()[name] != again.settings()[name]]
         raise LayoutError(f"expected a decoder that {CAUSAL_LM} has a type for; got another {', '.join(fields)}")
     return config
 

@@ -381,8 +381,10 @@ def _integers(value: Any, leading: tuple[int, ...]) -> list[int] | None:
         return [_clamped(value)]
     if 0 in leading or not can_be_read(value):
         return None
+    if not len(value.shape):
+        return [_clamped(int(value))]
     xp = array_namespace(value)
-    flat = xp.reshape(xp.broadcast_to(value, leading) if len(value.shape) else value, (-1,))
+    flat = xp.reshape(xp.broadcast_to(value, leading), (-1,))
     numbers = flat.tolist() if hasattr(flat, "tolist") else map(int, flat)
     return [_clamped(number) for number in numbers]
 

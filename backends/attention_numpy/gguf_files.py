@@ -1,12 +1,14 @@
 """Language models in GGUF files of architecture llama, which the package gguf reads: Llama, SmolLM, Mistral.
 
-Names and shapes are checked before any weight is read. Query and key keep the order of the file, whose rotary pairs are
-neighbours. Quantized weights become float32.
+Names and shapes are checked before any weight is read. Rotary pairs of queries and keys, neighbours in the file, become
+halves of a head, as in transformers: the same products, and halves are read in one piece. Quantized weights become
+float32.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from attention_core import layers
 from attention_core.layouts import LayoutError
 from attention_core.parameters import Decoder
 from attention_numpy.optional import optional
+from attention_numpy.trees import NumpyArray
 from attention_numpy.writing import FileError
 
 gguf = optional("gguf", "GGUF files")
@@ -24,6 +27,7 @@ gguf = optional("gguf", "GGUF files")
 __all__ = ["GgufModel", "load_gguf", "open_gguf"]
 
 ARCHITECTURES = ("llama",)
+ROTATED = re.compile(r"\.attn_[qk]\.")
 MAPS = {
     "attention.query": "attn_q",
     "attention.key": "attn_k",
@@ -98,6 +102,7 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable
         for name, foreign in names.items():
             values_of = gguf.dequantize(tensors[foreign].data, tensors[foreign].tensor_type)
             array = np.ascontiguousarray(values_of, dtype=np.float32).reshape(dims[foreign])
+            array = _in_halves(array, definition) if ROTATED.search(foreign) else array
             arrays[name] = np.ascontiguousarray(array.T) if transposed[name] else array
         return layers.tree_from_names(definition.parameters, arrays)  # type: ignore[no-any-return]
 
@@ -105,6 +110,16 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable
         name.removeprefix("tokenizer."): each for name, each in values.items() if name.startswith("tokenizer.")
     }
     return definition, read, tokenizer
+
+
+def _in_halves(array: NumpyArray, definition: layers.Decoder) -> NumpyArray:
+    """Rows of heads, the first axis, with pairs (2 i, 2 i + 1) as (i, i + W/2), of the W channels that are rotated."""
+    size = definition.head_dim or definition.channels // definition.num_heads
+    width = definition.rotary_width or size
+    heads = array.reshape(-1, size, *array.shape[1:])
+    pairs = heads[:, :width].reshape(len(heads), -1, 2, *array.shape[1:])
+    turned = pairs.swapaxes(1, 2).reshape(len(heads), width, *array.shape[1:])
+    return np.concatenate([turned, heads[:, width:]], axis=1).reshape(array.shape)
 
 
 def _reader(path: Path) -> Any:
@@ -168,7 +183,6 @@ def _definition(path: Path, values: dict[str, Any], dims: dict[str, tuple[int, .
         epsilon=float(setting("attention.layer_norm_rms_epsilon")),
         rotary_base=float(values.get(f"{architecture}.rope.freq_base", 10000.0)),
         rotary_width=None if width == head_dim else width,
-        interleaved=True,
     )
 
 

@@ -20,7 +20,7 @@ from attention_core.layers import Decoder
 def test_a_row_of_the_table_of_language_models_is_of_the_same_logits(name, turns):
     if not name.startswith("numpy"):
         pytest.importorskip("transformers")
-    definition = Decoder(50, 8, 2, 16, 1, num_key_value_heads=1, interleaved=True)
+    definition = Decoder(50, 8, 2, 16, 1, num_key_value_heads=1)
     model = language_model.Model(definition, definition.init(0, xp=np), prompt_length=5, steps=2)
     found = language_model.row(name, model, turns=turns)
     assert re.fullmatch(rf"\| {name} \| [a-z, ]+( \| [0-9.]+ ms \| [0-9.]+ \([0-9.]+ to [0-9.]+\)){{2}} \|", found)
@@ -28,7 +28,7 @@ def test_a_row_of_the_table_of_language_models_is_of_the_same_logits(name, turns
 
 
 def test_every_library_times_the_same_tokens_of_a_language_model(backend):
-    definition = Decoder(50, 8, 2, 16, 1, num_key_value_heads=1, interleaved=True)
+    definition = Decoder(50, 8, 2, 16, 1, num_key_value_heads=1)
     model = language_model.Model(definition, definition.init(0, xp=np), prompt_length=5, steps=3)
     modes = [mode for (library, mode, _), _ in language_model.ROWS.values() if library == backend.name]
     ours = language_model._ours(model, backend.name, modes[0] if modes else "eager")

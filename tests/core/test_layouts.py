@@ -425,17 +425,3 @@ def test_heads_that_cannot_be_joined_or_separated_are_told(rng):
 )
 def test_a_layer_fits_what_it_starts_from(layer, xp):
     check_fit(layer, layer.init(0, xp=xp), layer.init_state(0, xp=xp))
-
-
-def test_rotary_pairs_that_are_neighbours_become_halves_of_a_head(xp, put, get):
-    """Biases and scales of queries and keys, too: the logits stay."""
-    definition = layers.Decoder(
-        11, 8, 2, 6, 1, num_key_value_heads=1, head_dim=6, attention_bias=True, query_key_norm=True, interleaved=True
-    )
-    start, rng = definition.init(3, xp=np), np.random.default_rng(4)
-    drawn = {name: rng.standard_normal(array.shape) / 2 for name, array in layers.named_arrays(start).items()}
-    tree, ids = put(layers.tree_from_names(start, drawn)), put(np.asarray([[3, 1, 4, 1, 5]]))
-    layout = LAYOUTS["causal-lm"]
-    again, halves = layout.read(layout.write(definition, tree), config=layout.arguments(definition))
-    assert again == definition.with_settings(interleaved=False)
-    np.testing.assert_allclose(get(again(halves, ids)), get(definition(tree, ids)), rtol=0, atol=1e-13)

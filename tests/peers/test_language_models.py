@@ -81,7 +81,7 @@ PARTS = {
 
 
 def test_a_gguf_file_has_the_logits_of_transformers(wide, tmp_path):
-    """Its rotary pairs are neighbours, as llama.cpp has them; those of transformers are halves of a head."""
+    """Its rotary pairs are neighbours, as llama.cpp has them; those of transformers and here are halves of a head."""
     import transformers
 
     gguf = pytest.importorskip("gguf")
@@ -108,7 +108,7 @@ def test_a_gguf_file_has_the_logits_of_transformers(wide, tmp_path):
     ids = wide.tensor([[5, 1, 22, 7, 30, 2, 9], [4, 4, 8, 19, 36, 11, 3]])
     found, expected = definition(get_backend("torch").from_numpy(tree, dtype="float64"), ids), model(ids).logits
     assert float((found - expected).detach().abs().max()) < 1e-12 * float(expected.detach().abs().max())
-    written = layouts.to_causal_lm(definition, tree)  # in the order of transformers again
+    written = layouts.to_causal_lm(definition, tree)
     assert set(written) == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
         np.testing.assert_array_equal(written[name], parameter.detach().numpy(), err_msg=name)
