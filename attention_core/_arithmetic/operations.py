@@ -31,7 +31,7 @@ BLOCK = 2**16  # elements of rows that are computed together: a few arrays of fl
 
 
 def in_row_blocks(
-    compute: Callable[..., Array], rows: Arrays, *, width: int = 0, block: int = BLOCK, xp: Namespace
+    compute: Callable[..., Array], rows: Arrays, *, width: int = 0, block: int | None = None, xp: Namespace
 ) -> Array:
     """The result of ``compute(*rows)``, which maps each row (..., C) by itself, a few of them at a time.
 
@@ -42,13 +42,14 @@ def in_row_blocks(
     if not first.shape or not runs_at_once(first, xp):
         return compute(*rows)
     *leading, last = first.shape
-    num_rows, size = math.prod(leading), max(1, block // max(width, last, 1))
+    num_rows, size = math.prod(leading), max(1, (BLOCK if block is None else block) // max(width, last, 1))
     count = -(-num_rows // size)
     if count < 2:
         return compute(*rows)
     size = -(-num_rows // count)
     flat = [xp.reshape(x, (num_rows, x.shape[-1])) for x in rows]
-    blocks = [compute(*(x[start : start + size, :] for x in flat)) for start in range(0, num_rows, size)]
+    cuts = [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+    blocks = [compute(*(x[cut, :] for x in flat)) for cut in cuts]
     return xp.reshape(xp.concat(blocks, axis=0), (*leading, blocks[0].shape[-1]))
 
 

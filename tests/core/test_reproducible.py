@@ -15,7 +15,7 @@ from reproducible_helpers import EXACTLY, LAYERS, NUMPY, B, D, E, G, H, M, N, fl
 import attention_core as ac
 from attention_core import get_backend
 from attention_core import scaled_dot_product_attention as attention
-from attention_core._arithmetic import elementary, exact, reproducible
+from attention_core._arithmetic import elementary, exact, operations, prepared, reproducible
 from attention_core._attention.blocks import plan as _plan
 from attention_core.random import Dropout
 
@@ -144,6 +144,34 @@ def test_a_head_has_the_same_bits_alone(put, get, rng):
     for head in range(H):
         one_head = [arrays[0][:, head : head + 1], *(x[:, head // 2 : head // 2 + 1] for x in arrays[1:])]
         same(get(attention(*put(one_head), softcap=3.0, **EXACTLY))[:, 0], whole[:, head])
+
+
+def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, monkeypatch):
+    """Rows of a linear map, of normalization and of elementwise functions, some of which are not finite or subnormal."""
+    x, y = float32(rng, 3, 7, D), float32(rng, 3, 7, D)
+    x[0, 1, 2], x[1, 3, 0], x[2, 6, 1], y[0, 0, 0] = math.nan, math.inf, 1e-40, -0.0
+    weight, bias, scale = float32(rng, D, E), float32(rng, E), float32(rng, D)
+    xp = backend.namespace
+
+    def results():
+        first, second = put((x, y))
+        maps = ac.parameters.Linear(*put((weight, bias)))
+        found = [ac.linear(each, first, **EXACTLY) for each in (maps, ac.prepare_weights(maps))]
+        found.append(reproducible.normalize_rms(first, put(scale), 1e-6, xp=xp))
+        found += [function(first, second, xp=xp) for function in (reproducible.add, reproducible.multiply)]
+        found += [function(first, xp=xp) for function in (reproducible.silu, reproducible.gelu_tanh, reproducible.gelu)]
+        return [get(each) for each in found]
+
+    whole, cut = results(), []
+    monkeypatch.setattr(operations, "BLOCK", 4 * D)
+    monkeypatch.setattr(prepared, "PRODUCTS", 5 * max(D, E))
+    monkeypatch.setattr(
+        operations, "round_to_float32", lambda x, xp: cut.append(x.shape) or exact.round_to_float32(x, xp)
+    )
+    for ours, theirs in zip(results(), whole, strict=True):
+        same(ours, theirs)
+    if not backend.loops.traced:
+        assert max(math.prod(dims) for dims in cut) <= 4 * D
 
 
 @pytest.mark.parametrize("sizes", [(1, 64), (64, 2**12), (128, 2**9), (70, 2**14)])

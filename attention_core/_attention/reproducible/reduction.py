@@ -111,8 +111,8 @@ def _for_each_run(
         def add_run(number: Any, accumulators: Any) -> Any:
             blocks = [number] if length == 1 else range(number * length, min((number + 1) * length, grid.counts[0]))
             pairs = zip(accumulators, compute([rows_at(i) for i in blocks], prepared), strict=True)
-            place = index * num_runs + number
-            return tuple(loops.add_block(accumulator, place, block) for accumulator, block in pairs)
+            run_index = index * num_runs + number
+            return tuple(loops.add_block(accumulator, run_index, block) for accumulator, block in pairs)
 
         return loops.loop(0, num_runs, add_run, accumulators)
 
