@@ -178,8 +178,16 @@ def _products(call: Call, nothing_leaks: bool) -> Array:
 
 
 def _product(call: Call) -> Array:
-    """The products of scaled queries and keys."""
-    return call.xp.matmul(scale_query(call.query, call.scale, call.xp), call.xp.matrix_transpose(call.key))
+    """The products of scaled queries and keys.
+
+    A compiler may write the transpose of all keys to memory. That of the product is smaller for a few queries.
+    """
+    xp, query = call.xp, scale_query(call.query, call.scale, call.xp)
+    (rows, width), columns = sizes(query)[-2:], sizes(call.key)[-2]
+    known = call.backend.loops.traced and None not in (rows, width, columns)
+    if known and rows <= width and 2 * rows <= columns:  # type: ignore[operator]
+        return xp.matrix_transpose(xp.matmul(call.key, xp.matrix_transpose(query)))
+    return xp.matmul(query, xp.matrix_transpose(call.key))
 
 
 def _clean_product(call: Call) -> Array:

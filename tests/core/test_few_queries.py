@@ -1,5 +1,6 @@
 """A few queries against many keys, as in a cache: equal to the definition under the same mask as an array."""
 
+import importlib
 import math
 
 import numpy as np
@@ -188,3 +189,12 @@ def test_gradients_are_those_of_the_array(name, backend, put, get, rng):
     for inputs_ in (arrays, put(spoilt)):
         for found, wanted in zip(gradients(mask, "auto", inputs_), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.needs("jax")
+def test_the_program_of_jax_transposes_no_key():
+    jax = importlib.import_module("jax")
+    query, key = (jax.ShapeDtypeStruct(dims, np.float32) for dims in ((1, 4, 3, 7), (1, 2, 400, 7)))
+    program = jax.jit(lambda *arrays: attention(*arrays, mask=ac.Causal(offset=397))).lower(query, key, key)
+    assert "x400x7x" in program.as_text()
+    assert "x7x400x" not in program.as_text()
