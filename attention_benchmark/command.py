@@ -271,14 +271,18 @@ def _measured(
             versions: dict[str, str] = {}
             try:
                 with contextlib.closing(measurements_of(order)) as messages:
-                    results = list(_timed(messages, versions, status))
+                    timed = _timed(messages, versions, status)
+                    if not memory:
+                        yield from (([each], versions) for each in timed)
+                        continue
+                    results = list(timed)
             except NoDeviceError as error:
                 without[order.framework] = str(error)
                 continue
             except RuntimeError as error:
                 failures.append(str(error))
                 continue
-            yield _with_memory(order, results, status, failures) if memory else results, versions
+            yield _with_memory(order, results, status, failures), versions
 
 
 def _timed(

@@ -61,8 +61,8 @@ def _by_queries(measurements: Sequence[Measurement]) -> Grid:
     cells: dict[tuple[str, ...], dict[int, Measurement]] = {}
     for each in measurements:
         if not each.candidate.is_peer:
-            row = *_name(each.candidate), _mask(each.problem), _shape(each.problem, queries="")
-            cells.setdefault(row, {})[each.problem.num_queries] = each
+            name = *_name(each.candidate), _mask(each.problem), _shape(each.problem, queries="")
+            cells.setdefault(name, {})[each.problem.num_queries] = each
     rows = []
     for row, found in cells.items():
         shares = [each.bandwidth for each in found.values() if each.bandwidth is not None]

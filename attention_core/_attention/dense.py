@@ -23,7 +23,7 @@ from attention_core._attention.magnitudes import known_finite_products
 from attention_core._attention.scores import allowed_by, masked_scores, modify_scores
 from attention_core._attention.small_masks import small_mask
 from attention_core._attention.softmax import finite_vectors, softmax, weighted_sum
-from attention_core._backend import is_concrete, is_exporting
+from attention_core._backend import Loops, is_concrete, is_exporting
 from attention_core.masks import Mask, Positions
 
 
@@ -197,27 +197,36 @@ def _products(call: Call, plan: DensePlan, nothing_leaks: bool) -> Array:
     group, is_folded, scale, _ = plan
     query = fold_group(call.query, group, xp=xp) if is_folded else call.query
     key = call.key if is_folded else repeat_kv(call.key, group, xp=xp)
+    operands = query, key, scale, loops, xp
     if nothing_leaks:
-        raw = _product(query, key, scale, xp)
+        raw = _product(*operands)
     elif not loops.traced or None in (*sizes(query), *sizes(key)):  # XLA has no gradient of such a condition
-        raw = _clean_product(query, key, scale, xp)
+        raw = _clean_product(*operands)
     else:
         finite = xp.isfinite(xp.add(xp.sum(query), xp.sum(key)))
-        raw = loops.cond(finite, lambda: _product(query, key, scale, xp), lambda: _clean_product(query, key, scale, xp))
+        raw = loops.cond(finite, lambda: _product(*operands), lambda: _clean_product(*operands))
     return unfold_group(raw, group, xp=xp) if is_folded else raw
 
 
-def _product(query: Array, key: Array, scale: float | Array, xp: Namespace) -> Array:
-    """The products of scaled queries and keys."""
-    return xp.matmul(xp.multiply(query, scale), xp.matrix_transpose(key))
+def _product(query: Array, key: Array, scale: float | Array, loops: Loops, xp: Namespace) -> Array:
+    """The products of scaled queries and keys.
+
+    A compiler may write the transpose of all keys to memory. That of the product is smaller for a few queries.
+    """
+    scaled = xp.multiply(query, scale)
+    (rows, width), columns = sizes(query)[-2:], sizes(key)[-2]
+    known = loops.traced and None not in (rows, width, columns)
+    if known and rows <= width and 2 * rows <= columns:  # type: ignore[operator]
+        return xp.matrix_transpose(xp.matmul(key, xp.matrix_transpose(scaled)))
+    return xp.matmul(scaled, xp.matrix_transpose(key))
 
 
-def _clean_product(query: Array, key: Array, scale: float | Array, xp: Namespace) -> Array:
+def _clean_product(query: Array, key: Array, scale: float | Array, loops: Loops, xp: Namespace) -> Array:
     """The same, with NaN for each vector that is not finite: what is masked among them must reach no gradient."""
     query, query_nan = finite_vectors(query, xp=xp)
     key, key_nan = finite_vectors(key, xp=xp)
     nonfinite = xp.add(xp.expand_dims(query_nan, axis=-1), xp.expand_dims(key_nan, axis=-2))  # 0 or NaN
-    return xp.add(_product(query, key, scale, xp), nonfinite)
+    return xp.add(_product(query, key, scale, loops, xp), nonfinite)
 
 
 def _one_pass_softmax(call: Call, scores: Array, allowed: Array | None) -> Array | None:

@@ -14,6 +14,7 @@ from attention_core.backend import (
     blockwise,
     is_concrete,
     is_top_left_causal,
+    known_finite_scores,
     register,
 )
 from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards
@@ -23,6 +24,7 @@ __all__ = ["FLASH_CPU", "FLASH_CPU_BACKWARD", "attend", "attend_and_look", "atte
 
 FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+SLICE = 32
 
 
 def fits(call: Call) -> bool:
@@ -62,12 +64,13 @@ def attend_and_look(call: Call, *, is_masked: bool = False) -> tuple[torch.Tenso
 
     The kernel multiplies all keys and values by some number. So nothing leaks into a finite output, but for two cases:
 
-    * Scores of -inf vanish. A probe, the first query times -1, makes inf of them, and then NaN.
+    * Scores of -inf vanish. A probe, the first query times -1, makes inf of them, and then NaN. The kernel takes
+      `SLICE` queries at a time; where the probe would make a slice of its own, norms tell sooner that there are none.
     * The kernel takes a row whose scores are NaN, or -inf, for a fully masked one, and returns 0 as its logsumexp.
     """
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
     rows = query.shape[-2]
-    if mask is not None and not call.assume_finite:
+    if mask is not None and not call.assume_finite and not (query.shape[-2] >= SLICE and known_finite_scores(call)):
         query = torch.cat([query, -query[..., :1, :]], dim=-2)
         mask = _added_with_probe(mask, query)
     elif mask is not None and mask.dtype == torch.bool:  # which this kernel takes as numbers alone
