@@ -18,7 +18,7 @@ from attention_core._attention.call import (
     unfold_group,
     upcast_call,
 )
-from attention_core._attention.key_range import has_few_queries
+from attention_core._attention.key_range import has_few_queries, has_key_for_every_query
 from attention_core._attention.magnitudes import known_finite_products
 from attention_core._attention.scores import allowed_by, masked_scores, modify_scores
 from attention_core._attention.small_masks import small_mask
@@ -179,7 +179,7 @@ def _where_allowed(call: Call, kept: tuple[Array, bool] | None) -> tuple[Positio
         return None, allowed, not every_row
     asked = call.score_mod is not None or call.dropout is not None or isinstance(call.mask, Mask)
     at = score_positions(call.query, call.key, call.starts, call.xp) if asked else None
-    return at, allowed_by(call.mask, call.bias, at, call.xp), True
+    return at, allowed_by(call.mask, call.bias, at, call.xp), call.bias is not None or not has_key_for_every_query(call)
 
 
 def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array) -> Array:

@@ -39,6 +39,13 @@ def key_ranges(call: Call) -> list[KeyRange] | None:
     return [KeyRange(*(min(max(0, end - start), columns) for end in each)) for each in ranges]
 
 
+def has_key_for_every_query(call: Call) -> bool:
+    """Whether numbers of a rule say that there is a key to which all queries may attend, so that no row is empty."""
+    if not isinstance(call.mask, Mask) or not call.mask.is_relative():
+        return False
+    return all(each.every_first < each.every_stop for each in key_ranges(call) or (KeyRange(0, 0, 0, 0),))
+
+
 def cut_keys(call: Call) -> Call:
     """The call with a run of its keys, behind which all is masked, and without a mask that allows all of these.
 

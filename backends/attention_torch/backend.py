@@ -39,6 +39,7 @@ from attention_numpy.trees import (
 from attention_torch import operators
 from attention_torch.flex import RECOMPILE_OPTIONS, FlexAttention
 from attention_torch.kernels import ScaledDotProduct
+from attention_torch.program_guards import GUARD_OPTIONS
 from attention_torch.varlen import VariableLengths
 
 __all__ = ["TorchBackend", "backend"]
@@ -173,7 +174,10 @@ class TorchBackend:
 
         # PyTorch keeps its graphs, and counts them, with the code object: here one that no other function shares.
         compiled.__code__ = compiled.__code__.replace()
-        return torch.compile(compiled, fullgraph=True, dynamic=False, **RECOMPILE_OPTIONS)  # type: ignore[no-any-return]
+        options = dict(GUARD_OPTIONS) or None  # PyTorch takes it apart
+        return torch.compile(  # type: ignore[no-any-return]
+            compiled, fullgraph=True, dynamic=False, options=options, **RECOMPILE_OPTIONS
+        )
 
     def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
         """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+from attention_core._attention.key_range import has_key_for_every_query
+from attention_core.backend import Call
 from attention_core.masks import And, Or
 from attention_core.scores import alibi
 
@@ -198,3 +200,24 @@ def test_the_program_of_jax_transposes_no_key():
     program = jax.jit(lambda *arrays: attention(*arrays, mask=ac.Causal(offset=397))).lower(query, key, key)
     assert "x400x7x" in program.as_text()
     assert "x7x400x" not in program.as_text()
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (5, 9), (9, 5)])
+def test_a_rule_says_that_no_row_is_empty_only_if_none_is(sizes, backend, put, xp, rng):
+    rows, columns = sizes
+    query, key = put(rng.standard_normal((1, 2, rows, D))), put(rng.standard_normal((1, 2, columns, D)))
+    rules = [ac.Causal(offset) for offset in range(-10, 3)]
+    rules += [
+        ac.SlidingWindow(*reach, offset) for reach in ((2, 0), (0, 3), (9, 9), (None, 1)) for offset in (-6, 0, 6)
+    ]
+    said = []
+    for rule in (*rules, *(And(ac.Causal(), rule) for rule in rules), *(Or(ac.Causal(-9), rule) for rule in rules)):
+        call = Call(query, key, key, backend.namespace, backend=backend, mask=rule)
+        every = bool(xp.all(xp.any(rule.to_array(rows, columns, xp=xp), axis=-1)))
+        says = has_key_for_every_query(call)
+        assert every or not says, rule
+        said.append(says)
+        scores = [attention(query, key, key, mask=each, implementation="dense") for each in (rule, rule & ~rule | rule)]
+        np.testing.assert_allclose(*map(backend.to_numpy, scores), rtol=1e-5, atol=1e-6)
+    assert any(said)
+    assert not all(said)

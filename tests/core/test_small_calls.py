@@ -1,6 +1,8 @@
 """What is remembered of a signature: never a value, never an error, and nothing for another signature."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -170,3 +172,13 @@ def test_plans_are_shared_by_threads(square, put, get):
     assert len(found) == 120
     for index, result in found:
         np.testing.assert_array_equal(result, want[index])
+
+
+@pytest.mark.needs(lambda backend: backend.name in ("numpy", "torch"))
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense"}])
+def test_no_array_is_kept(options, rng, put):
+    arrays = put([rng.standard_normal((1, 1, 4, 5)) for _ in range(3)])
+    kept = [weakref.ref(array) for array in (*arrays, attention(*arrays, **options))]
+    del arrays
+    gc.collect()
+    assert [reference() for reference in kept] == [None] * 4

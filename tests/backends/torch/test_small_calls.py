@@ -1,0 +1,125 @@
+"""Small calls of PyTorch, computed by a plan of their signature, whatever mode PyTorch is in."""
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import attention_core as ac
+from attention_torch import program_guards, sdpa, small_calls
+
+attention = ac.scaled_dot_product_attention
+FORMULA = torch._C._nn.scaled_dot_product_attention
+CAUSAL = [{}, {"is_causal": True}]
+
+
+def drawn(*dims, dtype=torch.float32):
+    return torch.from_numpy(np.random.default_rng(5).standard_normal((3, *dims), dtype=np.float32)).to(dtype)
+
+
+@pytest.fixture
+def small():
+    """Query, key and value, after a call that makes the plans of their signature."""
+    arrays = drawn(2, 3, 6, 8).unbind()
+    for options in CAUSAL:
+        attention(*arrays, **options)
+    return arrays
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The calls of the kernel by a plan."""
+    calls = []
+    monkeypatch.setattr(small_calls, "KERNEL", lambda *a, **k: (calls.append(k), sdpa.KERNEL(*a, **k))[1])
+    return calls
+
+
+@pytest.mark.parametrize("options", CAUSAL)
+def test_gradients_are_recorded_where_they_are_asked_for(options, small, kernels):
+    for _ in range(2):
+        assert not attention(*small, **options).requires_grad
+        variables = [array.clone().requires_grad_() for array in small]
+        with torch.no_grad():
+            assert not attention(*variables, **options).requires_grad
+        found = torch.autograd.grad(attention(*variables, **options).sum(), variables)
+        want = torch.autograd.grad(FORMULA(*variables, **options).sum(), variables)
+        torch.testing.assert_close(found, want)
+        with torch.inference_mode():
+            torch.testing.assert_close(attention(*small, **options), FORMULA(*small, **options))
+    assert len(kernels) == 8
+    output = attention(*variables, **options)
+    (gradient,) = torch.autograd.grad(output.square().sum(), variables[:1], create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiated backward, once"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("options", CAUSAL)
+def test_autocast_is_asked_about_in_every_call(options, small):
+    want = attention(*small, **options)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert attention(*small, **options).dtype == torch.bfloat16
+        torch.testing.assert_close(attention(*small, **options), want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", CAUSAL)
+def test_transforms_and_traces_are_none_of_a_plan(options, small, kernels):
+    want = attention(*small, **options)
+    kernels.clear()
+    stacked = [torch.stack([array, 2 * array]) for array in small]
+    batched = torch.vmap(lambda *arrays: attention(*arrays, **options))(*stacked)
+    torch.testing.assert_close(batched[0], want)
+    traced = make_fx(lambda *arrays: attention(*arrays, **options))(*small)
+    bad = [array.clone() for array in small]
+    bad[2][..., -1, :] = torch.nan
+    torch.testing.assert_close(traced(*small), want)
+    torch.testing.assert_close(traced(*bad)[..., :-1, :], attention(*bad, **options)[..., :-1, :], equal_nan=True)
+    primal, tangent = torch.func.jvp(lambda array: attention(array, *small[1:], **options), (small[0],), (small[0],))
+    torch.testing.assert_close(primal, want)
+    assert tangent.isfinite().all()
+    assert kernels == []
+
+
+@pytest.mark.parametrize("options", CAUSAL)
+def test_large_and_nonfinite_numbers_go_another_way(options, small, kernels):
+    attention(*small, **options)
+    kernels.clear()
+    for which in range(3):
+        for number in (torch.nan, torch.inf, 1e30):
+            changed = [array.clone() for array in small]
+            changed[which][..., -1, 0] = number
+            result = attention(*changed, **options)
+            assert result[..., -1, :].isfinite().all() == (number == 1e30)
+    assert kernels == []
+    attention(*small, **options)
+    assert len(kernels) == 1
+
+
+def test_a_group_of_heads_and_a_scale_have_plans_of_their_own(kernels):
+    query, key, value = drawn(1, 4, 6, 8).unbind()
+    for heads in (4, 2, 1, 4):
+        for scale in (None, 0.5, 2, None):
+            result = attention(query, key[:, :heads], value[:, :heads], scale=scale)
+            repeated = [x[:, :heads].repeat_interleave(4 // heads, dim=1) for x in (key, value)]
+            torch.testing.assert_close(result, FORMULA(query, *repeated, scale=scale))
+    assert len(kernels) == (16 if sdpa.TAKES_GROUPS else 8)
+
+
+@pytest.mark.skipif(not program_guards.GUARD_OPTIONS, reason="this version of PyTorch takes no filter of guards")
+def test_programs_are_guarded_by_what_may_change():
+    """A record, contexts and arguments are asked about; our own functions are not."""
+    names = []
+
+    def keep(guards):
+        keeps = program_guards.guards_to_keep(guards)
+        names.extend(guard.name for guard, kept in zip(guards, keeps, strict=True) if kept)
+        return keeps
+
+    arrays = drawn(1, 1, 5, 8).unbind()
+    compiled = torch.compile(lambda *x: attention(*x), backend="eager", options={"guard_filter_fn": keep})
+    torch.testing.assert_close(compiled(*arrays), attention(*arrays))
+    assert any("RECORDERS" in name for name in names)
+    assert any("CONTEXTS" in name for name in names)
+    assert not any("__import_attention_core_dot__checks" in name for name in names)
+    with ac.record_attention(), pytest.raises(ValueError, match="expected eager calls while attention is recorded"):
+        compiled(*arrays)
