@@ -145,7 +145,7 @@ def test_memory_is_for_layers_with_cross_attention(rng, put):
 
 
 @pytest.mark.parametrize("arithmetic", ["fast", COMPILED_LONG])
-def test_a_position_that_attends_to_nothing_keeps_its_residual_branch(arithmetic, rng, put, get):
+def test_a_fully_masked_position_keeps_its_residual_branch(arithmetic, rng, put, get):
     """Attention adds 0 there, and NaN at positions that are masked reaches no other."""
     d = layers.DecoderLayer(C, H, INNER, **LLAMA, arithmetic=arithmetic)
     p, x = filled(d, rng), rng.standard_normal((2, 5, C)).astype("float32")
