@@ -30,8 +30,8 @@ LAYOUTS = (
     " bert-embeddings, causal-lm"
 )
 OPERATIONS = "attention, multi_head, linear"
-MASKS = "full, causal, window, packed, padded, softcap, alibi, bias"
-PRESETS = "training, prefill, decode, accelerator, small"
+MASKS = "full, causal, window, packed, padded, softcap, alibi, bias, sinks"
+PRESETS = "training, prefill, decode, caches, accelerator, small"
 WINDOW = 256
 
 
