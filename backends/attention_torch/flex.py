@@ -358,7 +358,7 @@ def block_mask(call: Call) -> BlockMask | None:
     if call.mask is None:
         return None
     treedef, arrays = _mask_key(call)
-    is_known = not arrays and all(isinstance(start, int) for start in call.starts)
+    is_known = len(arrays) == 0 and all(isinstance(start, int) for start in call.starts)
     if torch.compiler.is_compiling() or _is_captured(call.query):  # a tensor of the program, or memory of the graph
         is_known = False
     key = treedef, call.query.shape[:-1], call.key.shape[-2], call.query.device, call.starts

@@ -292,10 +292,8 @@ def test_an_accelerator_visits_by_numbers_alone(name, rng, put, backend, monkeyp
     def refuse(*_):
         raise AssertionError("reads values")
 
-    for module in ("blocks.visits", "blocks.nonfinite", "magnitudes"):
-        monkeypatch.setattr(
-            importlib.import_module(f"attention_core._attention.{module}"), "is_on_host", lambda array: False
-        )
+    for module in ("_attention.blocks.visits", "_attention.blocks.nonfinite", "_backend._find"):
+        monkeypatch.setattr(importlib.import_module(f"attention_core.{module}"), "is_on_host", lambda array: False)
     monkeypatch.setattr(type(backend.loops), "to_list", refuse)
     query, key, value = qkv(rng)
     for wrong in (0.5, math.nan, math.inf):

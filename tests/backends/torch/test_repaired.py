@@ -158,8 +158,9 @@ def test_a_step_of_decoding(name, rows, torch, rng):
         options = {"bias": torch.where(torch.arange(600) % 3 == 1, -math.inf, 0.5).double()}
     arrays[1][0, 0, 599], arrays[2][0, 0, 598] = math.nan, math.inf
     expected = attention(*arrays, **options, implementation="dense")
+    has_few_keys = rows == 1 and name in ("offset", "window")  # once the others are cut off; then no mask is left
     with accelerator(), unread(torch):
-        assert is_fused(arrays, options)
+        assert is_fused(arrays, options) != has_few_keys
         found = attention(*arrays, **options)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
