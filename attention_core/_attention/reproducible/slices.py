@@ -114,7 +114,10 @@ def _pair(grid: Grid, name: str, dims: tuple[Any, ...]) -> Array | None:
 
 
 def exact_weights(grid: Grid, scores: Array, anchor: Array) -> tuple[list[Array], Array]:
-    """The weights of scores relative to an anchor, in slices, and the differences: all in the memory of the scores."""
+    """The weights of scores relative to an anchor, in slices, and the differences: all in the memory of the scores.
+
+    Where values can be read, nothing asks for the differences, and the first slice takes their memory.
+    """
     xp, count = grid.xp, grid.plan.num_slices
     pair = _pair(grid, "scores", shape(scores, xp=xp)) if count == 2 else None
     if pair is None:
@@ -134,7 +137,7 @@ def weigh(grid: Grid, weights: list[Array], values: Array) -> Parts:
     """Slices of weights (G, R, m, n) times values (G, n, E): one product where they lie next to each other."""
     xp, pair = grid.xp, None
     *dims, columns = shape(weights[0], xp=xp)
-    if len(weights) == 2 and dims[0] == 1 and dropout_of(grid) is None:
+    if len(weights) == 2 and isinstance(dims[0], int) and dims[0] == 1 and dropout_of(grid) is None:
         pair = _pair(grid, "scores", (*dims, columns))
     if pair is None:
         return tuple(matmul_per_group(part, values, xp) for part in weights)
