@@ -75,9 +75,7 @@ def test_rounding_is_to_the_nearest_float32_to_even(rng):
     assert not np.any(np.signbit(found[found == 0]))
     few = np.arange(-40, 41)
     edge = 2.0**-126 * np.concatenate([1 + few * 2.0**-27, 1 + few * 2.0**-52, (1 - 2.0**-25) * (1 + few * 2.0**-52)])
-    without_large = np.concatenate(
-        [x[np.abs(x) < 2.0**127], edge, -edge]
-    )  # which takes fewer steps without a large one
+    without_large = np.concatenate([x[np.abs(x) < 2.0**127], edge, -edge])  # which takes fewer steps
     found = exact.round_to_float32(without_large, NUMPY).tobytes()
     assert found == exact.round_to_float32(np.append(without_large, 2.0**127), NUMPY)[:-1].tobytes()
 
