@@ -26,8 +26,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from attention_core._arrays import Array, Namespace, is_on_host, on_device_of
-from attention_core._backend import backend_for, is_concrete
+from attention_core._arrays import Array, Namespace, on_device_of
+from attention_core._backend import backend_for, can_be_read
 
 PRECISION = 53  # bits of float64: integers up to 2**53 are added exactly
 LONGEST = 4096  # terms that one matrix product adds up; longer sums are added as two parts each
@@ -40,7 +40,7 @@ LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # literals: C libraries m
 
 def runs_at_once(x: Array, xp: Namespace) -> bool:
     """Whether a library computes on the host at once, so that a glance at values, or a small block, costs little."""
-    return is_concrete(x) and is_on_host(x) and not backend_for(x, xp).loops.traced
+    return can_be_read(x) and not backend_for(x, xp).loops.traced
 
 
 def scalar64(value: float, like: Array, xp: Namespace) -> Array:

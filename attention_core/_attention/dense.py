@@ -215,8 +215,11 @@ def _product(query: Array, key: Array, scale: float | Array, loops: Loops, xp: N
     """
     scaled = xp.multiply(query, scale)
     (rows, width), columns = sizes(query)[-2:], sizes(key)[-2]
-    known = loops.traced and None not in (rows, width, columns)
-    if known and rows <= width and 2 * rows <= columns:  # type: ignore[operator]
+    if (
+        loops.traced
+        and (isinstance(rows, int) and isinstance(width, int) and isinstance(columns, int))
+        and rows <= min(width, columns // 2)
+    ):
         return xp.matrix_transpose(xp.matmul(key, xp.matrix_transpose(scaled)))
     return xp.matmul(scaled, xp.matrix_transpose(key))
 

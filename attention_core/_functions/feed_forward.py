@@ -113,7 +113,8 @@ def silu(x: Array, /, *, arithmetic: str = "fast", xp: Namespace | None = None) 
 
     Notes
     -----
-    In fast arithmetic on PyTorch it is PyTorch's own function, which is 0 where the exponential of ``-x`` overflows.
+    In fast arithmetic, a backend may lend its library's own function. That may be 0 where the exponential of ``-x``
+    overflows.
 
     References
     ----------
