@@ -180,13 +180,17 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
 
 
 @pytest.mark.parametrize("sizes", [(1, 64), (64, 2**12), (128, 2**9), (70, 2**14)])
-@pytest.mark.parametrize("mask", [None, ac.Causal(20), ac.SlidingWindow(40, 3)])
-def test_the_size_of_blocks_does_not_show(sizes, mask, backend, put, get, rng, monkeypatch):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mask": ac.Causal(20)}, {"mask": ac.SlidingWindow(40, 3)}, {"dropout": ac.Dropout(0.5, 3)}],
+    ids=["full", "causal", "window", "dropout"],
+)
+def test_the_size_of_blocks_does_not_show(sizes, options, backend, put, get, rng, monkeypatch):
     arrays = qkv(rng)
-    whole = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
+    whole = get(attention(*put(arrays), **options, return_logsumexp=True, **EXACTLY))
     monkeypatch.setattr(_plan, "REPRODUCIBLE_KEYS", sizes[0])
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(exact_scores=sizes[1]))
-    cut = get(attention(*put(arrays), mask=mask, return_logsumexp=True, **EXACTLY))
+    cut = get(attention(*put(arrays), **options, return_logsumexp=True, **EXACTLY))
     same(cut.output, whole.output)
     same(cut.logsumexp, whole.logsumexp)
 
