@@ -187,13 +187,13 @@ def _fits_as_array(call: Call) -> bool:
     """Whether a rule takes less time as an array than the keys and values take to be read."""
     if not isinstance(call.mask, Mask) or torch.compiler.is_exporting():
         return False
-    (rows, _), (*_, num_kv_heads, columns, width) = call.query.shape[-2:], call.key.shape
+    (num_heads, rows, width), columns = call.query.shape[-3:], call.key.shape[-2]
     if few_queries(call):
         return True
     if _is_left_to_accelerator(call) and _is_rule_of_positions(call.mask):
         batch = math.prod(call.query.shape[:-3])
         return bool(batch * rows * columns <= MASK_PER_INPUT * (call.query.numel() + 2 * call.key.numel()))
-    return 2 * rows <= columns and rows <= 2 * num_kv_heads * width and key_ranges(call) is not None
+    return 2 * rows <= columns and rows <= 2 * num_heads * width and key_ranges(call) is not None
 
 
 def _is_rule_of_positions(mask: Any) -> bool:
