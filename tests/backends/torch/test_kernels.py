@@ -248,6 +248,15 @@ def test_refused_as_a_rule_would_become_an_array_of_all_scores(mask, arrays):
         attention(*arrays, mask=mask, implementation="fused")
 
 
+@pytest.mark.parametrize("num_kv_heads", [1, 8])
+def test_a_chunk_of_a_prompt_takes_the_kernel_however_few_heads_have_keys(num_kv_heads, torch, rng, put):
+    """An array of M x N is little next to the products of all query heads."""
+    dims = (1, 8, 64, 8), (1, num_kv_heads, 512, 8), (1, num_kv_heads, 512, 8)
+    arrays, options = put([rng.standard_normal(shape) for shape in dims]), {"mask": ac.Causal(448)}
+    assert explain_attention(*arrays, **options).chosen == "fused"
+    close(results(torch, arrays, "auto", options), results(torch, arrays, "dense", options))
+
+
 def test_padding_is_cut_off_and_never_looked_at(torch, arrays, put):
     """The kernel is called for each of the batch apart, with the keys it has."""
     query, key, value = arrays
