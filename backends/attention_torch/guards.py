@@ -184,16 +184,16 @@ def _can_read(lengths: Any) -> bool:
 
 
 def _fits_as_array(call: Call) -> bool:
-    """Whether a rule takes less time as an array than the keys and values take to be read."""
+    """Whether a rule takes little time as an array, and little memory next to query, key and value."""
     if not isinstance(call.mask, Mask) or torch.compiler.is_exporting():
         return False
-    (num_heads, rows, width), columns = call.query.shape[-3:], call.key.shape[-2]
     if few_queries(call):
         return True
+    rows, columns = call.query.shape[-2], call.key.shape[-2]
+    inputs = call.query.numel() + 2 * call.key.numel()
     if _is_left_to_accelerator(call) and _is_rule_of_positions(call.mask):
-        batch = math.prod(call.query.shape[:-3])
-        return bool(batch * rows * columns <= MASK_PER_INPUT * (call.query.numel() + 2 * call.key.numel()))
-    return 2 * rows <= columns and rows <= 2 * num_heads * width and key_ranges(call) is not None
+        return bool(math.prod(call.query.shape[:-3]) * rows * columns <= MASK_PER_INPUT * inputs)
+    return 2 * rows <= columns and rows * columns <= 2 * inputs and key_ranges(call) is not None
 
 
 def _is_rule_of_positions(mask: Any) -> bool:

@@ -248,12 +248,15 @@ def test_refused_as_a_rule_would_become_an_array_of_all_scores(mask, arrays):
         attention(*arrays, mask=mask, implementation="fused")
 
 
-@pytest.mark.parametrize("num_kv_heads", [1, 8])
-def test_a_chunk_of_a_prompt_takes_the_kernel_however_few_heads_have_keys(num_kv_heads, torch, rng, put):
-    """An array of M x N is little next to the products of all query heads."""
-    dims = (1, 8, 64, 8), (1, num_kv_heads, 512, 8), (1, num_kv_heads, 512, 8)
+@pytest.mark.parametrize(("batch", "chosen"), [(16, "fused"), (1, "blockwise")])
+def test_a_chunk_of_a_prompt_takes_the_kernel_if_its_mask_is_small(
+    batch, chosen, torch, backend, rng, put, monkeypatch
+):
+    """Of few key/value heads, too. An array of M x N that is much larger than the arguments would take the memory."""
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(structured_below=0))
+    dims = (batch, 8, 64, 8), (batch, 1, 512, 8), (batch, 1, 512, 8)
     arrays, options = put([rng.standard_normal(shape) for shape in dims]), {"mask": ac.Causal(448)}
-    assert explain_attention(*arrays, **options).chosen == "fused"
+    assert explain_attention(*arrays, **options).chosen == chosen
     close(results(torch, arrays, "auto", options), results(torch, arrays, "dense", options))
 
 
