@@ -270,7 +270,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
                 "blockwise",
                 None,
                 None,
-                _memory(call, tuning.queries * tuning.keys),
+                _memory(call, tuning.queries * tuning.keys * backend.loops.num_threads),
                 slower.get("blockwise"),
             ),
             Candidate("dense", None, None, _memory(call, math.inf), slower.get("dense")),
@@ -306,7 +306,7 @@ def _explain_reproducible(call: Call) -> Explanation:
     """Reproducible arithmetic is computed in blocks, whose size does not show: by either name."""
     backend = call.backend
     kernels: list[str | None] = [kernel.name for kernel in backend.kernels]
-    memory = _memory(call, 2 * block_tuning(call).exact_scores)  # six arrays of a block
+    memory = _memory(call, 2 * block_tuning(call).exact_scores * backend.loops.num_threads)  # six arrays of a block
     return Explanation(
         "blockwise",
         "in reproducible arithmetic, there are blocks alone, and their size does not show",

@@ -38,6 +38,7 @@ from attention_core._backend._protocol import (
     TracedPlacement,
     Tuning,
     Verdict,
+    Workspace,
 )
 from attention_core._backend._registry import register, registered, registered_name
 
@@ -61,6 +62,7 @@ __all__ = [
     "TracedPlacement",
     "Tuning",
     "Verdict",
+    "Workspace",
     "array_namespace",
     "array_of",
     "available_backends",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, on_device_of
+from attention_core._arrays import Array, Namespace
+from attention_core._backend._protocol import Workspace
 
 
 class BlockOperations:
@@ -18,9 +18,14 @@ class BlockOperations:
 
     log_base = 1.0
     takes_out = False  # whether functions of the namespace take `out`
+    loop: Callable[..., Any]
 
     def __init__(self, xp: Namespace) -> None:
         self.xp = xp
+
+    @property
+    def num_threads(self) -> int:
+        return 1
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
@@ -35,14 +40,14 @@ class BlockOperations:
     def inplace(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
         return function(x, *others, out=x) if self.takes_out else function(x, *others)
 
-    def matmul(self, x: Array, y: Array, workspace: dict[str, Any], name: str) -> Array:
+    def matmul(self, x: Array, y: Array, workspace: Workspace, name: str) -> Array:
         if not self.takes_out:
             return self.xp.matmul(x, y)
-        dims = (*x.shape[:-1], y.shape[-1])
-        size = math.prod(dims)
-        if name not in workspace or workspace[name].shape[0] < size:
-            workspace[name] = self.xp.empty(size, dtype=x.dtype, **on_device_of(x))
-        return self.xp.matmul(x, y, out=self.xp.reshape(workspace[name][:size], dims))
+        memory = workspace.array(name, (*x.shape[:-1], y.shape[-1]), x.dtype, x, self.xp)
+        return self.xp.matmul(x, y, out=memory)
+
+    def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        return self.loop(0, count, body, state)
 
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
         """A context that changes nothing."""

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from attention_core._arrays import Array, Namespace
+from attention_core._arrays import Array, Namespace, on_device_of
+
+
+class Workspace(threading.local):
+    """Memory by name, of each thread its own: to write to fresh memory may take as long as what is written."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+
+    def array(self, name: str, dims: tuple[int, ...], dtype: Any, like: Array, xp: Namespace) -> Array:
+        """An array in the memory of this name, on the device of another one; what was there before is lost."""
+        size = math.prod(dims)
+        if name not in self._arrays or self._arrays[name].shape[0] < size:
+            self._arrays[name] = xp.empty(size, dtype=dtype, **on_device_of(like))
+        return xp.reshape(self._arrays[name][:size], dims)
 
 
 class Loops(Protocol):
@@ -22,6 +37,8 @@ class Loops(Protocol):
         Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
     log_base : float
         The logarithm of e to the base of `exp_scaled`: 1 for base e, log2(e) for base 2.
+    num_threads : int
+        How many bodies of `for_each` may run at once.
 
     Notes
     -----
@@ -31,6 +48,9 @@ class Loops(Protocol):
 
     traced: bool
     log_base: float
+
+    @property
+    def num_threads(self) -> int: ...
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
@@ -52,8 +72,8 @@ class Loops(Protocol):
         The function is elementwise and of the namespace; the others broadcast to ``x``.
         """
 
-    def matmul(self, x: Array, y: Array, workspace: dict[str, Any], name: str) -> Array:
-        """Return the product. It may be written to ``workspace[name]``, and so last until the next of that name."""
+    def matmul(self, x: Array, y: Array, workspace: Workspace, name: str) -> Array:
+        """Return the product. It may lie in memory of this name, and so last until the thread's next of that name."""
 
     def loop(
         self,
@@ -67,6 +87,12 @@ class Loops(Protocol):
         """Run ``state = body(index, state)`` for ``start <= index < stop``, and return the last state.
 
         With ``proceed``, run only as long as ``proceed(state)`` is true.
+        """
+
+    def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        """Return ``loop(0, count, body, state)``. The bodies may run in any order, and several at once.
+
+        The state is a tuple of stacks of blocks: each body adds to blocks of its own, and reads none.
         """
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:

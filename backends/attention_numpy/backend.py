@@ -11,6 +11,7 @@ import array_api_compat.numpy
 import numpy as np
 
 from attention_core.backend import Array, Backend, Kernel, Loops, Operation, PythonLoops, Tuning
+from attention_numpy.threads import for_each_at_once, threads_of_products
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
 __all__ = ["NumpyBackend", "backend"]
@@ -20,6 +21,15 @@ class NumpyLoops(PythonLoops):
     """Loops that write over arrays."""
 
     takes_out = True
+
+    @property
+    def num_threads(self) -> int:
+        """How many bodies of a loop may run at once."""
+        return threads_of_products()
+
+    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any) -> Any:
+        """Call a body for each index, perhaps several at once."""
+        return state if for_each_at_once(count, body, state) else super().for_each(count, body, state)
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference, in the memory of the first array."""

@@ -140,7 +140,7 @@ def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, 
     visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
     attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid), part))
     stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)
-    stacks = grid.loops.loop(0, num_rounds(grid), attend, stacks)
+    stacks = grid.loops.for_each(num_rounds(grid), attend, stacks)
     output, rows = (concat_blocks(grid, stack, 0) for stack in stacks)
     return output, rows[..., 0], rows[..., 1]
 
@@ -156,7 +156,7 @@ def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
         loops.split(sample.key, grid.sizes[1], for_scores),
         loops.split(sample.value, grid.sizes[1], forward_pass.part),
     )
-    return loops.loop(0, grid.counts[0], functools.partial(_attend_rows, forward_pass, blocks, index), stacks)
+    return loops.for_each(grid.counts[0], functools.partial(_attend_rows, forward_pass, blocks, index), stacks)
 
 
 def _attend_rows(forward_pass: ForwardPass, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, on_device_of, positions, shape
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
-from attention_core._backend import Backend, Loops
+from attention_core._backend import Backend, Loops, Workspace
 from attention_core.masks import Positions, Spans, unflatten
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
@@ -26,7 +26,7 @@ class Grid(NamedTuple):
     counts: tuple[Any, Any]  # blocks of queries and of keys
     lengths: tuple[Any, Any]  # M, N
     padded: bool  # whether the last block of keys is filled up with zeros
-    workspace: dict[str, Any]  # memory of products, each of which is used before the next of its name is computed
+    workspace: Workspace  # memory of products, each of which is used before the next of its name is computed
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
 
 
@@ -45,7 +45,16 @@ def make_grid(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> Grid:
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
     cache: Any = {} if relative and repeats and operands.bias is None and not loops.traced else None
     return Grid(
-        plan, operands, xp, loops, sizes=sizes, counts=counts, lengths=lengths, padded=padded, workspace={}, cache=cache
+        plan,
+        operands,
+        xp,
+        loops,
+        sizes=sizes,
+        counts=counts,
+        lengths=lengths,
+        padded=padded,
+        workspace=Workspace(),
+        cache=cache,
     )
 
 

@@ -114,9 +114,9 @@ def _for_each_run(
             run_index = index * num_runs + number
             return tuple(loops.add_block(accumulator, run_index, block) for accumulator, block in pairs)
 
-        return loops.loop(0, num_runs, add_run, accumulators)
+        return loops.for_each(num_runs, add_run, accumulators)
 
-    accumulators = loops.loop(0, num_rounds(grid), add_sample, accumulators)
+    accumulators = loops.for_each(num_rounds(grid), add_sample, accumulators)
     return tuple(concat_blocks(runs, accumulator, 0) for accumulator in accumulators)
 
 

@@ -20,7 +20,7 @@ from attention_core._arithmetic.exact import (
     split_carry,
     to_float64,
 )
-from attention_core._arrays import Array, Namespace, on_device_of, shape
+from attention_core._arrays import Array, Namespace, shape
 from attention_core._attention.blocks.grid import Grid, dropout_of, pad
 from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Plan
@@ -103,11 +103,7 @@ def _pair(grid: Grid, name: str, dims: tuple[Any, ...]) -> Array | None:
     """
     if not getattr(grid.loops, "takes_out", False):
         return None
-    size = 2 * math.prod(dims)
-    if name not in grid.workspace or grid.workspace[name].shape[0] < size:
-        like = grid.operands.query
-        grid.workspace[name] = grid.xp.empty(size, dtype=grid.xp.float64, **on_device_of(like))
-    return grid.xp.reshape(grid.workspace[name][:size], (2, *dims))
+    return grid.workspace.array(name, (2, *dims), grid.xp.float64, grid.operands.query, grid.xp)
 
 
 # Sums of products of slices

@@ -1,0 +1,70 @@
+"""Bodies of a loop on several threads, while each product of NumPy has one.
+
+NumPy's functions have one thread each, but for products: OpenBLAS divides one among all threads, and waits for the last
+of them. Of many small products, that costs more than it saves, and far more where other processes take a core.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+try:
+    from threadpoolctl import ThreadpoolController
+except ModuleNotFoundError:
+    ThreadpoolController = None
+
+__all__ = ["for_each_at_once", "threads_of_products"]
+
+_LOCK = threading.Lock()  # held by the one loop that has threads: how many a product has is global
+
+
+def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any) -> bool:
+    """Call ``body(index, state)`` for each index below count, as many at once as a product has threads.
+
+    Return whether that was done. It is not where more than half of the threads would have nothing to do, within such a
+    loop or next to one, and where the number of threads cannot be set.
+
+    Raises
+    ------
+    BaseException
+        The first that a body raises. Bodies that have not started by then never do.
+    """
+    is_held = False
+    try:
+        is_held = count > 1 and _LOCK.acquire(blocking=False)
+        threads = threads_of_products() if is_held else 1
+        if not 1 < threads <= 2 * count:
+            return False
+        with _products().limit(limits=1), ThreadPoolExecutor(min(threads, count)) as pool:
+            # A context has NumPy's handling of floating-point errors, which threads do not inherit.
+            futures = [pool.submit(contextvars.copy_context().run, body, index, state) for index in range(count)]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    finally:
+        if is_held:
+            _LOCK.release()
+    return True
+
+
+def threads_of_products() -> int:
+    """How many threads a product has now; 1 where that number cannot be set."""
+    products = _products()
+    return 1 if products is None else min(library.num_threads for library in products.lib_controllers)
+
+
+@functools.cache
+def _products() -> Any:
+    """What sets the number of threads of products, if threadpoolctl is installed and knows NumPy's library of them."""
+    if ThreadpoolController is None:
+        return None
+    products = ThreadpoolController().select(user_api="blas")
+    return products if products.lib_controllers else None

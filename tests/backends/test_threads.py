@@ -1,0 +1,166 @@
+"""Blocks on several threads of NumPy: the results of one thread, and no trace of threads afterwards."""
+
+import contextlib
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core._attention.reproducible import reduction
+from attention_numpy import backend, threads
+from attention_numpy.threads import for_each_at_once, threads_of_products
+
+
+class Products:
+    """In the place of what sets the number of threads of products, which OMP_NUM_THREADS may have set to one."""
+
+    def __init__(self, number):
+        self.library = types.SimpleNamespace(num_threads=number)
+        self.lib_controllers = [self.library]
+        self.times_limited = 0
+
+    @contextlib.contextmanager
+    def limit(self, *, limits):
+        before, self.library.num_threads = self.library.num_threads, limits
+        self.times_limited += 1
+        try:
+            yield
+        finally:
+            self.library.num_threads = before
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Three threads of products."""
+    products = Products(3)
+    monkeypatch.setattr(threads, "_products", lambda: products)
+    return products
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks so small that a call has many of them."""
+    few = {"queries": 16, "keys": 8, "min_queries": 4, "dense_below": 0, "structured_below": 0, "exact_scores": 512}
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(**few))
+    monkeypatch.setattr(reduction, "FINISHED", 64)
+
+
+CASES = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "window": {"mask": ac.SlidingWindow(5, 0)},
+    "lengths and a softcap": {"mask": ac.KeyLengths(np.array([31, 0, 17])), "softcap": 2.0},
+    "bias of each head": {"bias": np.linspace(-1, 1, 4 * 37, dtype=np.float32).reshape(4, 1, 37)},
+    "dropout": {"dropout": ac.Dropout(0.3, 5)},
+}
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+@pytest.mark.parametrize(("batch", "num_kv_heads"), [(1, 1), (1, 2), (3, 2)])
+@pytest.mark.parametrize("name", CASES)
+def test_threads_do_not_show(name, batch, num_kv_heads, arithmetic, products, small_blocks, rng):
+    """Queries, keys and values of other samples, heads or rows, or overwritten memory, would change some bits."""
+    options = {"arithmetic": arithmetic, "implementation": "blockwise", "return_logsumexp": True, **CASES[name]}
+    if batch == 1 and "lengths" in name:
+        options["mask"] = ac.KeyLengths(np.array([31]))
+    query = rng.standard_normal((batch, 4, 40, 8), dtype=np.float32)
+    key, value = rng.standard_normal((2, batch, num_kv_heads, 37, 8), dtype=np.float32)
+    found = [ac.scaled_dot_product_attention(query, key, value, **options) for _ in range(5)]
+    assert products.times_limited == 5
+    products.library.num_threads = 1
+    expected = ac.scaled_dot_product_attention(query, key, value, **options)
+    assert products.times_limited == 5
+    for result in found:
+        np.testing.assert_array_equal(result.output, expected.output)
+        np.testing.assert_array_equal(result.logsumexp, expected.logsumexp)
+
+
+def test_bodies_run_at_once_and_products_have_one_thread_meanwhile(products):
+    together, seen = threading.Barrier(3, timeout=30), []
+
+    def body(index, state):
+        together.wait()
+        seen.append((index, state, threads_of_products(), threading.get_ident()))
+
+    assert for_each_at_once(3, body, "state")
+    assert sorted(index for index, *_ in seen) == [0, 1, 2]
+    assert {(state, number) for _, state, number, _ in seen} == {("state", 1)}
+    assert len({thread for *_, thread in seen}) == 3
+    assert threads_of_products() == 3
+
+
+def test_threads_see_the_handling_of_floating_point_errors(products):
+    handling = []
+    with np.errstate(over="raise", invalid="ignore"):
+        expected = np.geterr()
+        assert for_each_at_once(2, lambda index, state: handling.append(np.geterr()), None)
+    assert handling == [expected] * 2
+
+
+def test_a_loop_within_a_loop_or_next_to_one_has_one_thread(products):
+    nested = []
+    assert for_each_at_once(2, lambda index, state: nested.append(for_each_at_once(9, lambda *_: None, None)), None)
+    assert nested == [False, False]
+
+
+@pytest.mark.parametrize(("number", "count"), [(1, 9), (3, 1), (8, 3), (3, 0)])
+def test_too_little_to_do(number, count, products):
+    products.library.num_threads = number
+    assert not for_each_at_once(count, pytest.fail, None)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_ends_the_loop(error, products):
+    """The first is raised, what has not started never does, and the next loop has its threads again."""
+    started = []
+
+    def body(index, state):
+        started.append(index)
+        if index == 0:
+            raise error("of the first body")
+        time.sleep(0.01)
+
+    with pytest.raises(error, match="of the first body"):
+        for_each_at_once(1000, body, None)
+    assert len(started) < 500
+    assert threads_of_products() == 3
+    assert for_each_at_once(2, lambda *_: None, None)
+
+
+def test_without_threadpoolctl(monkeypatch):
+    monkeypatch.setattr(threads, "ThreadpoolController", None)
+    threads._products.cache_clear()
+    try:
+        assert threads_of_products() == 1
+        assert not for_each_at_once(9, pytest.fail, None)
+    finally:
+        threads._products.cache_clear()
+
+
+def test_the_number_of_threads_is_that_of_numpy(monkeypatch):
+    """By the library itself: what is set there is read, lowered to one, and restored."""
+    controller = pytest.importorskip("threadpoolctl").ThreadpoolController().select(user_api="blas")
+    if not controller.lib_controllers:
+        pytest.skip("NumPy has a library of products whose threads cannot be set")
+    threads._products.cache_clear()
+    with controller.limit(limits=2):
+        assert threads_of_products() == 2
+        seen = []
+        assert for_each_at_once(4, lambda *_: seen.append(threads_of_products()), None)
+        assert seen == [1] * 4
+        assert threads_of_products() == 2
+
+
+def test_memory_counts_each_thread(products):
+    query = np.ones((1, 8, 2048, 64), np.float32)
+
+    def memory():
+        candidates = ac.explain_attention(query, query, query).candidates
+        return {each.name: each.memory for each in candidates}["blockwise"]
+
+    of_three = memory()
+    products.library.num_threads = 1
+    assert of_three > memory()
