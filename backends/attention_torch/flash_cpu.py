@@ -14,17 +14,16 @@ from attention_core.backend import (
     blockwise,
     is_concrete,
     is_top_left_causal,
-    known_finite_scores,
+    key_ranges,
     register,
 )
 from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards
-from attention_torch.sdpa import kernel_inputs, with_batch_of
+from attention_torch.sdpa import kernel_arrays, kernel_inputs, kernel_mask, with_axes_of, with_batch_of
 
 __all__ = ["FLASH_CPU", "FLASH_CPU_BACKWARD", "attend", "attend_and_look", "attend_to_run", "fits", "with_unit_stride"]
 
 FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-SLICE = 32
 
 
 def fits(call: Call) -> bool:
@@ -59,50 +58,68 @@ def attend_to_run(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     return attend_and_look(call, is_masked=True)
 
 
-def attend_and_look(call: Call, *, is_masked: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_and_look(
+    call: Call, *, is_masked: bool = False, logsumexp: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Output (..., H, M, E) and logsumexp (..., H, M), of blocks if those of the kernel show that something leaked.
 
     The kernel multiplies all keys and values by some number. So nothing leaks into a finite output, but for two cases:
 
-    * Scores of -inf vanish. A probe, the first query times -1, makes inf of them, and then NaN. The kernel takes
-      `SLICE` queries at a time; where the probe would make a slice of its own, norms tell sooner that there are none.
+    * Scores of -inf vanish. A probe, the first query times -1, makes inf of them, and then NaN.
     * The kernel takes a row whose scores are NaN, or -inf, for a fully masked one, and returns 0 as its logsumexp.
+
+    Where nobody asks for the logsumexp, that of fully masked rows may be what the kernel returns.
     """
-    query, key, value, mask, is_causal, scale = kernel_inputs(call)
+    query, key, value, scale = kernel_arrays(call)
     rows = query.shape[-2]
-    if mask is not None and not call.assume_finite and not (query.shape[-2] >= SLICE and known_finite_scores(call)):
+    is_added_to = call.mask is not None or call.bias is not None
+    if is_added_to and not call.assume_finite:
         query = torch.cat([query, -query[..., :1, :]], dim=-2)
-        mask = _added_with_probe(mask, query)
-    elif mask is not None and mask.dtype == torch.bool:  # which this kernel takes as numbers alone
-        mask = torch.where(mask, torch.zeros((), dtype=query.dtype), -math.inf)
-    results = FLASH_CPU(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
-    is_clean = _is_clean(*results) if not call.assume_finite else mask is None
-    output, logsumexp = (with_batch_of(call, x) for x in (results[0][..., :rows, :], results[1][..., :rows]))
+    added = _added(call, query, rows) if is_added_to else None
+    results = FLASH_CPU(query, key, value, 0.0, False, attn_mask=added, scale=scale)
+    is_clean = not (is_added_to and logsumexp) if call.assume_finite else _is_clean(*results)
+    output, sums = (with_batch_of(call, x) for x in (results[0][..., :rows, :], results[1][..., :rows]))
     if is_clean:
-        return output, logsumexp
-    if mask is not None and all_products_are_finite(call):
-        some = (mask[..., :rows, :] > -math.inf).any(dim=-1).expand(results[1][..., :rows].shape)
-        return output, torch.where(with_batch_of(call, some), logsumexp, -math.inf)
+        return output, sums
+    if added is not None and all_products_are_finite(call):
+        some = (added[..., :rows, :] > -math.inf).any(dim=-1).expand(results[1][..., :rows].shape)
+        return output, torch.where(with_batch_of(call, some), sums, -math.inf)
     blocks = blockwise(call)
-    return blocks[0].to(output.dtype) if is_masked or mask is not None else output, blocks[1]
+    return blocks[0].to(output.dtype) if is_masked or is_added_to else output, blocks[1]
 
 
 def _is_clean(output: torch.Tensor, logsumexp: torch.Tensor) -> bool:
-    """Whether results of the kernel are of finite numbers alone."""
-    least, most = torch.aminmax(logsumexp.abs())
-    return bool((output.sum().isfinite() & (least > 0) & (most < math.inf)).item())
+    """Whether results of the kernel are of finite numbers alone, and no logsumexp is 0: no sum is then finite."""
+    return math.isfinite((output.sum() + (logsumexp + logsumexp.reciprocal()).sum()).item())
 
 
-def _added_with_probe(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A mask of four axes that the kernel adds to scores, with a row for the probe, from which nothing is hidden."""
-    *dims, _, columns = mask.shape if mask.dim() == 4 else (1, 1, *mask.shape)
-    added = query.new_zeros((*dims, query.shape[-2], columns))
-    rows = added[..., :-1, :]
-    if mask.dtype == torch.bool:
-        rows.masked_fill_(~mask, -math.inf)
-    else:
-        rows.copy_(mask)
-    return added
+def _added(call: Call, query: torch.Tensor, rows: int) -> torch.Tensor:
+    """What is added to the scores of a query: bias and mask; nothing in rows beyond those of the call."""
+    *_, columns, _ = call.key.shape
+    added: Any = None
+    for part in _columns_with_mask(call):
+        starts = call.starts[0], call.starts[1] + part.start if part.start else call.starts[1]
+        _, mask = kernel_mask(call._replace(key=call.key[..., part, :], starts=starts))
+        mask = with_axes_of(query, call, mask)
+        assert mask is not None
+        if added is None:
+            added = query.new_zeros((*(mask.shape[:-2] if mask.dim() == 4 else (1, 1)), query.shape[-2], columns))
+        if mask.dtype == torch.bool:
+            added[..., :rows, part].masked_fill_(~mask, -math.inf)
+        else:
+            added[..., :rows, part].copy_(mask)
+    return query.new_zeros((1, 1, query.shape[-2], columns)) if added is None else added
+
+
+def _columns_with_mask(call: Call) -> list[slice]:
+    """The columns of scores in which some may be masked, or all where that is not known."""
+    columns = call.key.shape[-2]
+    ranges = key_ranges(call) if call.bias is None else None
+    if ranges is None:
+        return [slice(0, columns)]
+    first, stop = max(each.every_first for each in ranges), min(each.every_stop for each in ranges)
+    parts = (slice(0, first), slice(stop, columns)) if first < stop else (slice(0, columns),)
+    return [part for part in parts if part.start < part.stop]
 
 
 def with_unit_stride(array: torch.Tensor) -> torch.Tensor:

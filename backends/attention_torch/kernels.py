@@ -32,7 +32,7 @@ class ScaledDotProduct:
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel, or that of blocks if it turns out that something could leak."""
         if (call.mask is not None or call.bias is not None) and guards.looks_afterwards(call):
-            return self.attend_with_logsumexp(call)[0]
+            return self._attend_and_look(call, logsumexp=False)[0]
         if guards.has_key_lengths(call):
             return sdpa.attend_per_sample(call, self._attend_to_sample)
         if guards.is_repaired(call):
@@ -54,6 +54,9 @@ class ScaledDotProduct:
         """Return the same output as `attend`, and logsumexp."""
         if not guards.looks_afterwards(call):
             return flash_cpu.attend(call)
+        return self._attend_and_look(call, logsumexp=True)
+
+    def _attend_and_look(self, call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
         if guards.is_taken_apart(call):
             return sdpa.attend_per_sample(call, flash_cpu.attend_to_run)  # type: ignore[no-any-return]
-        return flash_cpu.attend_and_look(sdpa.with_array_mask(call))
+        return flash_cpu.attend_and_look(call, logsumexp=logsumexp)

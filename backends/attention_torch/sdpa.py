@@ -38,10 +38,12 @@ __all__ = [
     "attend",
     "attend_per_sample",
     "differentiated_once",
+    "kernel_arrays",
     "kernel_inputs",
     "kernel_mask",
     "row_shift",
     "with_array_mask",
+    "with_axes_of",
     "with_batch_of",
 ]
 
@@ -182,31 +184,45 @@ def with_array_mask(call: Call) -> Call:
 
 def kernel_inputs(call: Call) -> Inputs:
     """A call as the kernel takes it, with one axis for the batch."""
+    query, key, value, scale = kernel_arrays(call)
+    is_causal, mask = kernel_mask(call)
+    return Inputs(query, key, value, with_axes_of(query, call, mask), is_causal, scale)
+
+
+def kernel_arrays(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """Query, key and value of a call as the kernel takes them, with one axis for the batch, and the scale."""
     query, scale = _scaled(call)
     key, value = call.key, call.value
-    is_causal, mask = kernel_mask(call)
-    *leading, _, rows, _ = query.shape
-    if len(leading) != 1:
-        batch = math.prod(leading)
+    if query.dim() != 4:
+        batch = math.prod(query.shape[:-3])
         query, key, value = (x.reshape(batch, *x.shape[-3:]) for x in (query, key, value))
-        if mask is not None:
-            mask = mask.expand(*leading, *(mask.shape[-3:] if mask.dim() > 2 else (1, *mask.shape)))
-            mask = mask.reshape(batch, *mask.shape[-3:])
-    elif mask is not None and mask.dim() == 3:  # for which PyTorch has the dense form only
-        mask = mask.unsqueeze(0)
     group = group_size(query, key, call.xp)
     if group == 1:
-        return Inputs(query=query, key=key, value=value, mask=mask, is_causal=is_causal, scale=scale)
-    if not is_causal and few_queries(call):
-        query, mask = fold_group(query, group, xp=call.xp), _fold_mask(mask, group, rows)
+        return query, key, value, scale
+    if few_queries(call) and not (is_top_left_causal(call.mask) and call.bias is None):
+        query = fold_group(query, group, xp=call.xp)
     elif query.device.type != "cpu" or not TAKES_GROUPS:  # as kernels for GPUs have no groups with some types and masks
         key, value = (repeat_kv(x, group, xp=call.xp) for x in (key, value))
-    return Inputs(query=query, key=key, value=value, mask=mask, is_causal=is_causal, scale=scale)
+    return query, key, value, scale
 
 
-def _fold_mask(mask: torch.Tensor | None, group: int, rows: int) -> torch.Tensor | None:
+def with_axes_of(query: torch.Tensor, call: Call, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """A mask of the scores of a call as one of those of `kernel_arrays`, which have one axis for the batch."""
+    if mask is None:
+        return None
+    *leading, heads, rows, _ = call.query.shape
+    if len(leading) != 1:
+        mask = mask.expand(*leading, *(mask.shape[-3:] if mask.dim() > 2 else (1, *mask.shape)))
+        mask = mask.reshape(math.prod(leading), *mask.shape[-3:])
+    elif mask.dim() == 3:  # for which PyTorch has the dense form only
+        mask = mask.unsqueeze(0)
+    group = heads // query.shape[1]
+    return mask if group == 1 else _fold_mask(mask, group, rows)
+
+
+def _fold_mask(mask: torch.Tensor, group: int, rows: int) -> torch.Tensor:
     """A mask of scores (B, H, M, N) as one of scores (B, G, R M, N)."""
-    if mask is None or (mask.shape[-2] == 1 and (mask.dim() == 2 or mask.shape[-3] == 1)):
+    if mask.shape[-2] == 1 and (mask.dim() == 2 or mask.shape[-3] == 1):
         return mask
     mask = mask if mask.dim() == 4 else mask.reshape(1, 1, *mask.shape)
     apart = mask.unsqueeze(2) if mask.shape[1] == 1 else mask.unflatten(1, (-1, group))
