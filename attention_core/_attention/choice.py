@@ -366,10 +366,14 @@ def is_dense_faster(call: Call) -> bool:
     columns, tuning = sizes(call.key)[-2], call.backend.tuning
     if rows is None or columns is None or is_exporting(call.query):
         return True
-    if None not in leading and math.prod(leading) * rows * columns > tuning.dense_most:  # type: ignore[arg-type]
+    num_scores = 0 if None in leading else math.prod(leading) * rows * columns  # type: ignore[arg-type]
+    if num_scores > tuning.dense_most:
         return False
-    few = rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below)
-    return few or has_few_queries(rows, columns)
+    if has_few_queries(rows, columns):
+        return True
+    if num_scores > tuning.masked_most and (call.mask is not None or call.bias is not None):
+        return False
+    return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
 
 
 def _blockwise(call: Call) -> Attention:
