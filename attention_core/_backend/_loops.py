@@ -46,7 +46,7 @@ class BlockOperations:
         memory = workspace.array(name, (*x.shape[:-1], y.shape[-1]), x.dtype, x, self.xp)
         return self.xp.matmul(x, y, out=memory)
 
-    def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any, work: int) -> Any:
         return self.loop(0, count, body, state)
 
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:

@@ -89,10 +89,11 @@ class Loops(Protocol):
         With ``proceed``, run only as long as ``proceed(state)`` is true.
         """
 
-    def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any, work: int) -> Any:
         """Return ``loop(0, count, body, state)``. The bodies may run in any order, and several at once.
 
-        The state is a tuple of stacks of blocks: each body adds to blocks of its own, and reads none.
+        The state is a tuple of stacks of blocks: each body adds to blocks of its own, and reads none. The work of all
+        is about that of so many scores in fast arithmetic; 0 where that is not known.
         """
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:

@@ -27,9 +27,9 @@ class NumpyLoops(PythonLoops):
         """How many bodies of a loop may run at once."""
         return threads_of_products()
 
-    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any) -> Any:
-        """Call a body for each index, perhaps several at once."""
-        return state if for_each_at_once(count, body, state) else super().for_each(count, body, state)
+    def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> Any:
+        """Call a body for each index, several at once if there is much work."""
+        return state if for_each_at_once(count, body, state, work) else super().for_each(count, body, state, work)
 
     def exp_difference(self, x: Array, y: Array) -> Array:
         """The exponential of a difference, in the memory of the first array."""

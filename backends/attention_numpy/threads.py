@@ -1,7 +1,11 @@
 """Bodies of a loop on several threads, while each product of NumPy has one.
 
 NumPy's functions have one thread each, but for products: OpenBLAS divides one among all threads, and waits for the last
-of them. Of many small products, that costs more than it saves, and far more where other processes take a core.
+of them. Where other processes take a core, many small products so take a multiple of their time.
+
+After a product, a thread of OpenBLAS waits for the next one: it keeps a core busy for a tenth of a second, unless the
+variable OPENBLAS_THREAD_TIMEOUT says otherwise. So threads of our own are for long loops, and one more than products
+have, as one of them would share its core.
 """
 
 from __future__ import annotations
@@ -20,14 +24,16 @@ except ModuleNotFoundError:
 
 __all__ = ["for_each_at_once", "threads_of_products"]
 
+FEWEST_BODIES = 4
+LEAST_WORK = 2**26
 _LOCK = threading.Lock()  # held by the one loop that has threads: how many a product has is global
 
 
-def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any) -> bool:
-    """Call ``body(index, state)`` for each index below count, as many at once as a product has threads.
+def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> bool:
+    """Call ``body(index, state)`` for each index below count, several at once.
 
-    Return whether that was done. It is not where more than half of the threads would have nothing to do, within such a
-    loop or next to one, and where the number of threads cannot be set.
+    Return whether that was done. It is not where there is little work, where more than half of the threads would have
+    nothing to do, within such a loop or next to one, and where the number of threads of products cannot be set.
 
     Raises
     ------
@@ -36,11 +42,11 @@ def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any) ->
     """
     is_held = False
     try:
-        is_held = count > 1 and _LOCK.acquire(blocking=False)
+        is_held = count >= FEWEST_BODIES and work >= LEAST_WORK and _LOCK.acquire(blocking=False)
         threads = threads_of_products() if is_held else 1
         if not 1 < threads <= 2 * count:
             return False
-        with _products().limit(limits=1), ThreadPoolExecutor(min(threads, count)) as pool:
+        with _products().limit(limits=1), ThreadPoolExecutor(min(threads + 1, count)) as pool:
             # A context has NumPy's handling of floating-point errors, which threads do not inherit.
             futures = [pool.submit(contextvars.copy_context().run, body, index, state) for index in range(count)]
             try:

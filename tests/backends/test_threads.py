@@ -13,6 +13,8 @@ from attention_core._attention.reproducible import reduction
 from attention_numpy import backend, threads
 from attention_numpy.threads import for_each_at_once, threads_of_products
 
+MUCH = threads.LEAST_WORK
+
 
 class Products:
     """In the place of what sets the number of threads of products, which OMP_NUM_THREADS may have set to one."""
@@ -46,6 +48,8 @@ def small_blocks(monkeypatch):
     few = {"queries": 16, "keys": 8, "min_queries": 4, "dense_below": 0, "structured_below": 0, "exact_scores": 512}
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(**few))
     monkeypatch.setattr(reduction, "FINISHED", 64)
+    monkeypatch.setattr(threads, "LEAST_WORK", 1)
+    monkeypatch.setattr(threads, "FEWEST_BODIES", 2)
 
 
 CASES = {
@@ -79,16 +83,16 @@ def test_threads_do_not_show(name, batch, num_kv_heads, arithmetic, products, sm
 
 
 def test_bodies_run_at_once_and_products_have_one_thread_meanwhile(products):
-    together, seen = threading.Barrier(3, timeout=30), []
+    together, seen = threading.Barrier(4, timeout=30), []
 
     def body(index, state):
         together.wait()
         seen.append((index, state, threads_of_products(), threading.get_ident()))
 
-    assert for_each_at_once(3, body, "state")
-    assert sorted(index for index, *_ in seen) == [0, 1, 2]
+    assert for_each_at_once(4, body, "state", MUCH)
+    assert sorted(index for index, *_ in seen) == [0, 1, 2, 3]
     assert {(state, number) for _, state, number, _ in seen} == {("state", 1)}
-    assert len({thread for *_, thread in seen}) == 3
+    assert len({thread for *_, thread in seen}) == 4
     assert threads_of_products() == 3
 
 
@@ -96,20 +100,24 @@ def test_threads_see_the_handling_of_floating_point_errors(products):
     handling = []
     with np.errstate(over="raise", invalid="ignore"):
         expected = np.geterr()
-        assert for_each_at_once(2, lambda index, state: handling.append(np.geterr()), None)
-    assert handling == [expected] * 2
+        assert for_each_at_once(4, lambda index, state: handling.append(np.geterr()), None, MUCH)
+    assert handling == [expected] * 4
 
 
 def test_a_loop_within_a_loop_or_next_to_one_has_one_thread(products):
     nested = []
-    assert for_each_at_once(2, lambda index, state: nested.append(for_each_at_once(9, lambda *_: None, None)), None)
-    assert nested == [False, False]
+
+    def body(index, state):
+        nested.append(for_each_at_once(9, pytest.fail, None, MUCH))
+
+    assert for_each_at_once(4, body, None, MUCH)
+    assert nested == [False] * 4
 
 
-@pytest.mark.parametrize(("number", "count"), [(1, 9), (3, 1), (8, 3), (3, 0)])
-def test_too_little_to_do(number, count, products):
+@pytest.mark.parametrize(("number", "count", "work"), [(1, 9, MUCH), (3, 3, MUCH), (11, 5, MUCH), (3, 9, MUCH - 1)])
+def test_too_little_to_do(number, count, work, products):
     products.library.num_threads = number
-    assert not for_each_at_once(count, pytest.fail, None)
+    assert not for_each_at_once(count, pytest.fail, None, work)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -124,10 +132,10 @@ def test_an_error_ends_the_loop(error, products):
         time.sleep(0.01)
 
     with pytest.raises(error, match="of the first body"):
-        for_each_at_once(1000, body, None)
+        for_each_at_once(1000, body, None, MUCH)
     assert len(started) < 500
     assert threads_of_products() == 3
-    assert for_each_at_once(2, lambda *_: None, None)
+    assert for_each_at_once(4, lambda *_: None, None, MUCH)
 
 
 def test_without_threadpoolctl(monkeypatch):
@@ -135,7 +143,7 @@ def test_without_threadpoolctl(monkeypatch):
     threads._products.cache_clear()
     try:
         assert threads_of_products() == 1
-        assert not for_each_at_once(9, pytest.fail, None)
+        assert not for_each_at_once(9, pytest.fail, None, MUCH)
     finally:
         threads._products.cache_clear()
 
@@ -149,7 +157,7 @@ def test_the_number_of_threads_is_that_of_numpy(monkeypatch):
     with controller.limit(limits=2):
         assert threads_of_products() == 2
         seen = []
-        assert for_each_at_once(4, lambda *_: seen.append(threads_of_products()), None)
+        assert for_each_at_once(4, lambda *_: seen.append(threads_of_products()), None, MUCH)
         assert seen == [1] * 4
         assert threads_of_products() == 2
 

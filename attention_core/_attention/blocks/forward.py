@@ -37,6 +37,7 @@ from attention_core._attention.blocks.grid import (
     num_heads_of,
     num_rounds,
     sample_at,
+    work_of,
 )
 from attention_core._attention.blocks.nonfinite import nan_unless_finite, with_nonfinite_values
 from attention_core._attention.blocks.plan import (
@@ -140,7 +141,7 @@ def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, 
     visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
     attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid), part))
     stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)
-    stacks = grid.loops.for_each(num_rounds(grid), attend, stacks)
+    stacks = grid.loops.for_each(num_rounds(grid), attend, stacks, work_of(grid))
     output, rows = (concat_blocks(grid, stack, 0) for stack in stacks)
     return output, rows[..., 0], rows[..., 1]
 
@@ -156,7 +157,8 @@ def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
         loops.split(sample.key, grid.sizes[1], for_scores),
         loops.split(sample.value, grid.sizes[1], forward_pass.part),
     )
-    return loops.for_each(grid.counts[0], functools.partial(_attend_rows, forward_pass, blocks, index), stacks)
+    attend = functools.partial(_attend_rows, forward_pass, blocks, index)
+    return loops.for_each(grid.counts[0], attend, stacks, work_of(grid, sample))
 
 
 def _attend_rows(forward_pass: ForwardPass, blocks: Blocks, index: Any, i: Any, stacks: Any) -> Any:

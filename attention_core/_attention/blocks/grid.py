@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from attention_core.masks import Positions, Spans, unflatten
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
 
+EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one in fast arithmetic
 MAX_CACHED = 64  # arrays of the size of a block; a window has about 20
 
 
@@ -220,3 +222,12 @@ def num_rounds(grid: Grid) -> Any:
     """How many samples there are, or key/value heads of all of them if these are taken one by one."""
     batch, num_kv_heads = shape(grid.operands.query, xp=grid.xp)[:2]
     return batch * num_kv_heads if grid.plan.per_head else batch
+
+
+def work_of(grid: Grid, sample: Sample | None = None) -> int:
+    """The work of all scores, or those of a sample, by the time of one in fast arithmetic; 0 if it is not known."""
+    *dims, _ = (grid.operands if sample is None else sample).query.shape
+    dims.append(grid.operands.key.shape[-2])
+    if not all(isinstance(dim, int) for dim in dims):
+        return 0
+    return int(math.prod(dims)) * (EXACT_WORK if grid.plan.num_slices else 1)

@@ -27,6 +27,7 @@ from attention_core._attention.blocks.grid import (
     num_rounds,
     sample_at,
     sample_slice,
+    work_of,
 )
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
@@ -114,9 +115,9 @@ def _for_each_run(
             run_index = index * num_runs + number
             return tuple(loops.add_block(accumulator, run_index, block) for accumulator, block in pairs)
 
-        return loops.for_each(num_runs, add_run, accumulators)
+        return loops.for_each(num_runs, add_run, accumulators, work_of(grid, sample))
 
-    accumulators = loops.for_each(num_rounds(grid), add_sample, accumulators)
+    accumulators = loops.for_each(num_rounds(grid), add_sample, accumulators, work_of(grid))
     return tuple(concat_blocks(runs, accumulator, 0) for accumulator in accumulators)
 
 
