@@ -42,7 +42,7 @@ from attention_core._attention.call import (
     unfold_group,
 )
 from attention_core._attention.choice import attend_automatically
-from attention_core._attention.key_range import has_few_queries, key_ranges
+from attention_core._attention.key_range import has_few_queries, key_ranges, masked_columns
 from attention_core._attention.magnitudes import (
     known_finite_products,
     known_finite_scores,
@@ -133,6 +133,7 @@ __all__ = [
     "keyword_error",
     "known_finite_products",
     "known_finite_scores",
+    "masked_columns",
     "names_keywords",
     "names_of",
     "norms_are_below",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, has_sharding, is_on_host, length, sizes
@@ -18,7 +20,7 @@ from attention_core._attention.call import (
     unfold_group,
     upcast_call,
 )
-from attention_core._attention.key_range import has_few_queries, has_key_for_every_query
+from attention_core._attention.key_range import has_few_queries, has_key_for_every_query, masked_columns
 from attention_core._attention.magnitudes import known_finite_products
 from attention_core._attention.scores import allowed_by, masked_scores, modify_scores
 from attention_core._attention.small_masks import small_mask
@@ -79,9 +81,14 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True, plan: De
     xp = call.xp
     with call.backend.loops.without_warnings():
         raw = _products(call, plan, True)
-        if bool(xp.all(xp.isfinite(raw))):
-            result = _attend(call, at, allowed, raw, nothing_leaks=True, **wanted)
-            if bool(xp.all(xp.isfinite(result.output))):
+        if bool(xp.isfinite(xp.sum(raw))):  # which takes one pass; a sum that overflows costs time alone
+            mask = (
+                functools.partial(_mask_columns, call, allowed)
+                if getattr(call.backend.loops, "takes_out", False)
+                else None
+            )
+            result = _attend(call, at, allowed, raw, nothing_leaks=True, mask=mask, **wanted)
+            if bool(xp.isfinite(xp.sum(result.output))):
                 return result
     return _attend(call, at, allowed, _products(call, plan, False), nothing_leaks=False, **wanted)
 
@@ -124,10 +131,11 @@ def _attend(
     weights: bool,
     logsumexp: bool,
     may_be_empty: bool,
+    mask: Callable[[Array], Array] | None = None,
 ) -> Attention:
     """Attention out of the products of queries and keys (..., H, M, N), where rows may be empty of keys or not."""
     xp, backend, dropout = call.xp, call.backend, call.dropout
-    scores = _scores(call, allowed, at, raw)  # (..., H, M, N)
+    scores = _scores(call, allowed, at, raw, mask)  # (..., H, M, N)
     probabilities = _one_pass_softmax(call, scores, allowed)
     exponentials = total = log_normalizer = None
     if probabilities is None or weights or logsumexp:
@@ -182,13 +190,31 @@ def _where_allowed(call: Call, kept: tuple[Array, bool] | None) -> tuple[Positio
     return at, allowed_by(call.mask, call.bias, at, call.xp), call.bias is not None or not has_key_for_every_query(call)
 
 
-def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array) -> Array:
+def _scores(
+    call: Call,
+    allowed: Array | None,
+    at: Positions | None,
+    raw: Array,
+    mask: Callable[[Array], Array] | None = None,
+) -> Array:
     xp = call.xp
     modify: Any = None
     if call.softcap is not None or call.score_mod is not None:
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
         modify = functools.partial(modify_scores, softcap=call.softcap, score_mod=call.score_mod, at=at, xp=xp)
-    return masked_scores(raw, allowed, call.bias, modify, xp=xp)
+    return masked_scores(raw, allowed, call.bias, modify, mask=mask, xp=xp)
+
+
+def _mask_columns(call: Call, allowed: Array, scores: Array) -> Array:
+    """The scores with -inf where masked, in their memory, by a choice in those columns alone that are masked somewhere.
+
+    Of a step of decoding, these are hardly any.
+    """
+    columns = call.key.shape[-2]
+    for part in masked_columns(call):
+        of_part = allowed if allowed.shape[-1] == 1 < columns else allowed[..., part]
+        scores[..., part] = call.xp.where(of_part, scores[..., part], -math.inf)
+    return scores
 
 
 def _products(call: Call, plan: DensePlan, nothing_leaks: bool) -> Array:

@@ -39,6 +39,17 @@ def key_ranges(call: Call) -> list[KeyRange] | None:
     return [KeyRange(*(min(max(0, end - start), columns) for end in each)) for each in ranges]
 
 
+def masked_columns(call: Call) -> list[slice]:
+    """The columns of the scores in which some may be masked: all, unless numbers of a rule say which."""
+    columns = sizes(call.key)[-2]
+    ranges = key_ranges(call) if call.bias is None else None
+    if ranges is None:
+        return [slice(0, columns)]
+    first, stop = max(each.every_first for each in ranges), min(each.every_stop for each in ranges)
+    parts = (slice(0, first), slice(stop, columns)) if first < stop else (slice(0, columns),)
+    return [part for part in parts if part.start < part.stop]
+
+
 def has_key_for_every_query(call: Call) -> bool:
     """Whether numbers of a rule say that there is a key to which all queries may attend, so that no row is empty."""
     if not isinstance(call.mask, Mask) or not call.mask.is_relative():

@@ -14,7 +14,7 @@ from attention_core.backend import (
     blockwise,
     is_concrete,
     is_top_left_causal,
-    key_ranges,
+    masked_columns,
     register,
 )
 from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards
@@ -97,7 +97,7 @@ def _added(call: Call, query: torch.Tensor, rows: int) -> torch.Tensor:
     """What is added to the scores of a query: bias and mask; nothing in rows beyond those of the call."""
     *_, columns, _ = call.key.shape
     added: Any = None
-    for part in _columns_with_mask(call):
+    for part in masked_columns(call):
         starts = call.starts[0], call.starts[1] + part.start if part.start else call.starts[1]
         _, mask = kernel_mask(call._replace(key=call.key[..., part, :], starts=starts))
         mask = with_axes_of(query, call, mask)
@@ -109,17 +109,6 @@ def _added(call: Call, query: torch.Tensor, rows: int) -> torch.Tensor:
         else:
             added[..., :rows, part].copy_(mask)
     return query.new_zeros((1, 1, query.shape[-2], columns)) if added is None else added
-
-
-def _columns_with_mask(call: Call) -> list[slice]:
-    """The columns of scores in which some may be masked, or all where that is not known."""
-    columns = call.key.shape[-2]
-    ranges = key_ranges(call) if call.bias is None else None
-    if ranges is None:
-        return [slice(0, columns)]
-    first, stop = max(each.every_first for each in ranges), min(each.every_stop for each in ranges)
-    parts = (slice(0, first), slice(stop, columns)) if first < stop else (slice(0, columns),)
-    return [part for part in parts if part.start < part.stop]
 
 
 def with_unit_stride(array: torch.Tensor) -> torch.Tensor:

@@ -161,7 +161,7 @@ def test_what_is_held_at_once_under_a_mask_is_bounded(arrays, backend, put, monk
     """By the scores of all heads, and not for a few queries."""
     monkeypatch.setattr(backend, "kernels", ())
     some = put(np.ones((M, N), dtype=bool))
-    query, key, value = arrays
+    query, key, _ = arrays
     for most, expected in ((B * H * M * N, "dense"), (B * H * M * N - 1, "blockwise")):
         tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, masked_most=most)
         monkeypatch.setattr(backend, "tuning", tuning)
