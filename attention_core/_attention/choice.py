@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from attention_core._arithmetic import arithmetic_of, fan_out
 from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
 from attention_core._attention.blocks.forward import blockwise
+from attention_core._attention.blocks.grid import EXACT_WORK
 from attention_core._attention.blocks.plan import block_tuning
 from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.call import Attention, Call
@@ -270,7 +271,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
                 "blockwise",
                 None,
                 None,
-                _memory(call, tuning.queries * tuning.keys * backend.loops.num_threads),
+                _memory(call, tuning.queries * tuning.keys),
                 slower.get("blockwise"),
             ),
             Candidate("dense", None, None, _memory(call, math.inf), slower.get("dense")),
@@ -306,7 +307,7 @@ def _explain_reproducible(call: Call) -> Explanation:
     """Reproducible arithmetic is computed in blocks, whose size does not show: by either name."""
     backend = call.backend
     kernels: list[str | None] = [kernel.name for kernel in backend.kernels]
-    memory = _memory(call, 2 * block_tuning(call).exact_scores * backend.loops.num_threads)  # six arrays of a block
+    memory = _memory(call, 2 * block_tuning(call).exact_scores)  # six arrays of a block
     return Explanation(
         "blockwise",
         "in reproducible arithmetic, there are blocks alone, and their size does not show",
@@ -398,12 +399,15 @@ def _first_kernel(call: Call) -> Any:
 
 
 def _memory(call: Call, scores: float) -> int | None:
-    """Three arrays of scores (scores, exponentials, and what is between them), and the output."""
+    """Three arrays of scores (scores, exponentials, and what is between them) for each thread, and the output."""
     query, columns, width = sizes(call.query), sizes(call.key)[-2], sizes(call.value)[-1]
     if None in (*query, columns, width):
         return None
     *leading, rows, _ = query
     batch = math.prod(leading)  # type: ignore[arg-type]
-    at_once = min(batch * rows * columns, scores)  # type: ignore[operator]
-    size = 8 if dtype_name(call.query.dtype) == "float64" or call.arithmetic == "reproducible" else 4
+    is_exact = call.arithmetic == "reproducible"
+    num_scores = batch * rows * columns  # type: ignore[operator]
+    threads = call.backend.loops.num_at_once(num_scores * (EXACT_WORK if is_exact else 1))
+    at_once = min(num_scores, threads * scores)
+    size = 8 if dtype_name(call.query.dtype) == "float64" or is_exact else 4
     return size * int(3 * at_once + batch * rows * width)  # type: ignore[operator]

@@ -24,10 +24,6 @@ class BlockOperations:
         self.xp = xp
 
     @property
-    def num_threads(self) -> int:
-        return 1
-
-    @property
     def softmax(self) -> Callable[[Array], Array] | None:
         return None
 
@@ -48,6 +44,9 @@ class BlockOperations:
 
     def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any, work: int) -> Any:
         return self.loop(0, count, body, state)
+
+    def num_at_once(self, work: int) -> int:
+        return 1
 
     def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
         """A context that changes nothing."""

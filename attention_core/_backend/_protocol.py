@@ -37,8 +37,6 @@ class Loops(Protocol):
         Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
     log_base : float
         The logarithm of e to the base of `exp_scaled`: 1 for base e, log2(e) for base 2.
-    num_threads : int
-        How many bodies of `for_each` may run at once.
 
     Notes
     -----
@@ -48,9 +46,6 @@ class Loops(Protocol):
 
     traced: bool
     log_base: float
-
-    @property
-    def num_threads(self) -> int: ...
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
@@ -95,6 +90,9 @@ class Loops(Protocol):
         The state is a tuple of stacks of blocks: each body adds to blocks of its own, and reads none. The work of all
         is about that of so many scores in fast arithmetic; 0 where that is not known.
         """
+
+    def num_at_once(self, work: int) -> int:
+        """Return how many bodies of a `for_each` of so much work may run at once."""
 
     def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Return ``then()`` where the condition is true, else ``otherwise()``, of the same shapes and dtypes."""

@@ -22,10 +22,10 @@ try:
 except ModuleNotFoundError:
     ThreadpoolController = None
 
-__all__ = ["for_each_at_once", "threads_of_products"]
+__all__ = ["for_each_at_once", "num_workers", "threads_of_products"]
 
 FEWEST_BODIES = 4
-LEAST_WORK = 2**26
+LEAST_WORK = 2**26  # scores, about a tenth of a second of two cores
 _LOCK = threading.Lock()  # held by the one loop that has threads: how many a product has is global
 
 
@@ -42,11 +42,11 @@ def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any, wo
     """
     is_held = False
     try:
-        is_held = count >= FEWEST_BODIES and work >= LEAST_WORK and _LOCK.acquire(blocking=False)
-        threads = threads_of_products() if is_held else 1
-        if not 1 < threads <= 2 * count:
+        is_held = count >= FEWEST_BODIES and _LOCK.acquire(blocking=False)
+        workers = num_workers(work) if is_held else 1
+        if not 1 < workers <= 2 * count:
             return False
-        with _products().limit(limits=1), ThreadPoolExecutor(min(threads + 1, count)) as pool:
+        with _products().limit(limits=1), ThreadPoolExecutor(min(workers, count)) as pool:
             # A context has NumPy's handling of floating-point errors, which threads do not inherit.
             futures = [pool.submit(contextvars.copy_context().run, body, index, state) for index in range(count)]
             try:
@@ -59,6 +59,12 @@ def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any, wo
         if is_held:
             _LOCK.release()
     return True
+
+
+def num_workers(work: int) -> int:
+    """How many threads a loop of so much work may have, one of which would share its core; 1 for none of its own."""
+    threads = threads_of_products() if work >= LEAST_WORK else 1
+    return threads + 1 if threads > 1 else 1
 
 
 def threads_of_products() -> int:

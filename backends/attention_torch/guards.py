@@ -237,9 +237,9 @@ def looks_afterwards(call: Call) -> bool:
         and 2 * call.query.numel() <= call.key.numel()
         and not is_top_left_causal(call.mask)
         and all(array.stride(-1) == 1 for array in arrays)
-        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays))
-        and is_concrete(call.query)  # which asks for modes that hold for all, and for the class of each
+        and is_concrete(call.query)  # which asks for modes that hold for all, and for the class of one
         and all(type(array) is torch.Tensor or is_concrete(array) for array in arrays[1:])
+        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays))
         and not records(call)
         and not any(0 in array.shape for array in arrays)
         and not torch.is_autocast_enabled("cpu")

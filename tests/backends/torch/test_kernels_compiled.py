@@ -163,6 +163,19 @@ def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, torch, put, rng
     torch.testing.assert_close(compiled(torch, attend)(number, *arrays), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["none", "causal", "window", "lengths"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, torch, put, rng):
+    shapes = (2, 4, rows, 16), (2, 2, 200, 16), (2, 2, 200, 16)
+    arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
+    masks = {"causal": ac.Causal(200 - rows), "window": ac.SlidingWindow(50, 0) & ac.Causal(200 - rows)}
+    mask = ac.KeyLengths(torch.tensor([70, 0])) if name == "lengths" else masks.get(name)
+    with torch.no_grad():
+        found = compiled(torch, lambda *arrays: attention(*arrays, mask=mask))(*arrays)
+    expected = attention(*arrays, mask=mask, implementation="dense")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("heads_first", [True, False])
 def test_compiled_sizes_may_change(heads_first, dynamic, torch, put, rng):
