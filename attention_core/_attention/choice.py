@@ -364,7 +364,8 @@ def is_dense_faster(call: Call) -> bool:
     which XLA makes no blocks. An exported program would need an operator of attention-core.
     """
     *leading, rows, _ = sizes(call.query)
-    columns, tuning = sizes(call.key)[-2], call.backend.tuning
+    num_kv_heads, columns, _ = sizes(call.key)[-3:]
+    tuning = call.backend.tuning
     if rows is None or columns is None or is_exporting(call.query):
         return True
     num_scores = 0 if None in leading else math.prod(leading) * rows * columns  # type: ignore[arg-type]
@@ -372,7 +373,8 @@ def is_dense_faster(call: Call) -> bool:
         return False
     if has_few_queries(rows, columns):
         return True
-    if num_scores > tuning.masked_most and (call.mask is not None or call.bias is not None):
+    repeats_much = leading[-1] != num_kv_heads and 4 * rows <= columns
+    if num_scores > tuning.costly_most and (repeats_much or call.mask is not None or call.bias is not None):
         return False
     return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
 

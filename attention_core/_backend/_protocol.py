@@ -164,9 +164,9 @@ class Tuning(NamedTuple):
         The number of scores of all heads that the dense form may hold at once, as it needs more memory than blocks.
     query_chunk : int
         The fewest queries in a chunk of a library's softmax over all keys within reach of a mask; 0 for no chunks.
-    masked_most : float
-        The number of scores of all heads up to which the dense form of more than a few queries is faster under a mask
-        or bias: it computes products once more with values that are not finite, or branches around that.
+    costly_most : float
+        The number of scores of all heads up to which the dense form is faster although it costs more. It branches on
+        values that are not finite under a mask or bias, and repeats keys. A few queries are left out.
     """
 
     queries: int
@@ -178,7 +178,7 @@ class Tuning(NamedTuple):
     exact_scores: int = 2**18
     dense_most: float = math.inf
     query_chunk: int = 0
-    masked_most: float = math.inf
+    costly_most: float = math.inf
 
 
 DIFFERENTIATED_ONCE = (

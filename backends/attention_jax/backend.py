@@ -46,7 +46,7 @@ class JaxBackend:
         dense_below=256 * 256,
         structured_below=256 * 256,
         backward_keys=256,
-        masked_most=2**20,
+        costly_most=2**20,
     )
     kernels: tuple[Kernel, ...] = (DotProduct(),)
 

@@ -32,8 +32,8 @@ _LOCK = threading.Lock()  # held by the one loop that has threads: how many a pr
 def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> bool:
     """Call ``body(index, state)`` for each index below count, several at once.
 
-    Return whether that was done. It is not where there is little work, where more than half of the threads would have
-    nothing to do, within such a loop or next to one, and where the number of threads of products cannot be set.
+    Return whether that was done. It is not for little work, nor where more than half of the threads would have nothing
+    to do. One loop at a time has threads, if the number of threads of products can be set.
 
     Raises
     ------

@@ -163,13 +163,23 @@ def test_what_is_held_at_once_under_a_mask_is_bounded(arrays, backend, put, monk
     some = put(np.ones((M, N), dtype=bool))
     query, key, _ = arrays
     for most, expected in ((B * H * M * N, "dense"), (B * H * M * N - 1, "blockwise")):
-        tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, masked_most=most)
+        tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, costly_most=most)
         monkeypatch.setattr(backend, "tuning", tuning)
         for options in ({"mask": ac.Causal(N - M)}, {"mask": some}, {"bias": put(np.zeros((M, N)))}):
             assert explain_attention(*arrays, **options).chosen == expected
         assert explain_attention(*arrays).chosen == "dense"
         many = (put(np.zeros((*key.shape[:-2], 64, key.shape[-1]))),) * 2
         assert explain_attention(query[..., :1, :], *many, bias=put(np.zeros((1, 64)))).chosen == "dense"
+
+
+def test_repeated_keys_are_bounded_where_they_are_many(arrays, backend, monkeypatch):
+    monkeypatch.setattr(backend, "kernels", ())
+    query, key, value = arrays
+    for rows, most, expected in ((3, B * H * 3 * N, "dense"), (3, B * H * 3 * N - 1, "blockwise"), (4, 0, "dense")):
+        tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, costly_most=most)
+        monkeypatch.setattr(backend, "tuning", tuning)
+        assert explain_attention(query[..., :rows, :], key, value).chosen == expected
+        assert explain_attention(query[..., :G, :rows, :], key, value).chosen == "dense"
 
 
 def test_a_mask_with_structure_takes_blocks_earlier(arrays, backend, put, monkeypatch):
