@@ -10,11 +10,13 @@ have, as one of them would share its core.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
+import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 try:
@@ -26,7 +28,13 @@ __all__ = ["for_each_at_once", "num_workers", "threads_of_products"]
 
 FEWEST_BODIES = 4
 LEAST_WORK = 2**26  # scores, about a tenth of a second of two cores
-_LOCK = threading.Lock()  # held by the one loop that has threads: how many a product has is global
+
+
+class _Turn:
+    """The turn of the one loop that has threads: how many a product has is global."""
+
+    lock = threading.Lock()
+    limits: Any = None  # while a loop has the turn
 
 
 def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> bool:
@@ -40,25 +48,64 @@ def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any, wo
     BaseException
         The first that a body raises. Bodies that have not started by then never do.
     """
-    is_held = False
+    lock, is_held = _Turn.lock, False
     try:
-        is_held = count >= FEWEST_BODIES and _LOCK.acquire(blocking=False)
+        is_held = count >= FEWEST_BODIES and lock.acquire(blocking=False)
         workers = num_workers(work) if is_held else 1
         if not 1 < workers <= 2 * count:
             return False
-        with _products().limit(limits=1), ThreadPoolExecutor(min(workers, count)) as pool:
-            # A context has NumPy's handling of floating-point errors, which threads do not inherit.
-            futures = [pool.submit(contextvars.copy_context().run, body, index, state) for index in range(count)]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with _products().limit(limits=1) as _Turn.limits:
+            _share(deque(range(count)), min(workers, count), lambda index: body(index, state))
     finally:
         if is_held:
-            _LOCK.release()
+            _Turn.limits = None
+            lock.release()
     return True
+
+
+def _share(indices: deque[int], workers: int, call: Callable[[int], None]) -> None:
+    """Call a function of each index, by this thread and others."""
+    errors: list[BaseException] = []
+
+    def take_indices() -> None:
+        while not errors:
+            try:
+                index = indices.popleft()
+            except IndexError:
+                return
+            try:
+                call(index)
+            except BaseException as error:  # handed to the thread that waits
+                errors.append(error)
+
+    # A context has NumPy's handling of floating-point errors, which threads do not inherit.
+    threads = [
+        threading.Thread(target=contextvars.copy_context().run, args=(take_indices,)) for _ in range(workers - 1)
+    ]
+    try:
+        with contextlib.suppress(RuntimeError):  # the system has no thread left, or Python is about to end
+            for thread in threads:
+                thread.start()
+        take_indices()
+    except BaseException as error:
+        errors.append(error)
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _after_fork() -> None:
+    """In the child of a process, nobody has the turn, and products have as many threads as before it."""
+    _Turn.lock = threading.Lock()
+    if _Turn.limits is not None:
+        _Turn.limits.restore_original_limits()
+        _Turn.limits = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def num_workers(work: int) -> int:

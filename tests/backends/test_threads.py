@@ -1,6 +1,9 @@
 """Blocks on several threads of NumPy: the results of one thread, and no trace of threads afterwards."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -136,6 +139,67 @@ def test_an_error_ends_the_loop(error, products):
     assert len(started) < 500
     assert threads_of_products() == 3
     assert for_each_at_once(4, lambda *_: None, None, MUCH)
+
+
+def test_a_system_without_threads_left(products, monkeypatch):
+    """As at the end of Python: the thread that asks does all."""
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    found = []
+    assert for_each_at_once(9, lambda index, state: found.append(index), None, MUCH)
+    assert found == list(range(9))
+
+
+LATE = """
+import threading, time
+import numpy as np
+
+def work():
+    time.sleep(0.5)  # by then, the main thread has ended
+    import attention_core as ac
+    from attention_numpy import threads
+    threads.LEAST_WORK = 1
+    query = np.ones((1, 8, 2048, 8), np.float32)
+    print(ac.scaled_dot_product_attention(query, query, query, implementation="blockwise").shape)
+
+threading.Thread(target=work).start()
+"""
+
+
+def test_after_the_main_thread_has_ended():
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "(1, 8, 2048, 8)\n", done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # that a fork has one of several threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_during_a_loop_has_its_threads_again():
+    controller = pytest.importorskip("threadpoolctl").ThreadpoolController().select(user_api="blas")
+    if not controller.lib_controllers:
+        pytest.skip("NumPy has a library of products whose threads cannot be set")
+    threads._products.cache_clear()
+    inside, forked = threading.Event(), threading.Event()
+
+    def body(index, state):
+        inside.set()
+        forked.wait(30)
+
+    with controller.limit(limits=2):
+        loop = threading.Thread(target=for_each_at_once, args=(4, body, None, MUCH))
+        loop.start()
+        assert inside.wait(30)
+        child = os.fork()
+        if child == 0:
+            again = threads_of_products() == 2 and for_each_at_once(4, lambda *_: None, None, MUCH)
+            os._exit(0 if again else 1)
+        forked.set()
+        loop.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert threads_of_products() == 2
 
 
 def test_without_threadpoolctl(monkeypatch):
