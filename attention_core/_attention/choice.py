@@ -12,8 +12,8 @@ from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.blocks.grid import EXACT_WORK
 from attention_core._attention.blocks.plan import block_tuning
 from attention_core._attention.blocks.query_chunks import chunks_of_call
-from attention_core._attention.call import Attention, Call
-from attention_core._attention.dense import dense, dense_scores
+from attention_core._attention.call import Attention, Call, group_size
+from attention_core._attention.dense import dense, dense_scores, repeats_keys
 from attention_core._attention.key_range import cut_keys, has_few_queries
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
@@ -364,8 +364,7 @@ def is_dense_faster(call: Call) -> bool:
     which XLA makes no blocks. An exported program would need an operator of attention-core.
     """
     *leading, rows, _ = sizes(call.query)
-    num_kv_heads, columns, _ = sizes(call.key)[-3:]
-    tuning = call.backend.tuning
+    columns, tuning = sizes(call.key)[-2], call.backend.tuning
     if rows is None or columns is None or is_exporting(call.query):
         return True
     num_scores = 0 if None in leading else math.prod(leading) * rows * columns  # type: ignore[arg-type]
@@ -373,10 +372,16 @@ def is_dense_faster(call: Call) -> bool:
         return False
     if has_few_queries(rows, columns):
         return True
-    repeats_much = leading[-1] != num_kv_heads and 4 * rows <= columns
-    if num_scores > tuning.costly_most and (repeats_much or call.mask is not None or call.bias is not None):
+    if num_scores > tuning.costly_most and _is_dense_costly(call, rows, columns):
         return False
     return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
+
+
+def _is_dense_costly(call: Call, rows: int, columns: int) -> bool:
+    """Whether the dense form branches on values that are not finite, or repeats keys that are many."""
+    if call.mask is not None or call.bias is not None:
+        return True
+    return 4 * rows <= columns and repeats_keys(call, group_size(call.query, call.key, call.xp))
 
 
 def _blockwise(call: Call) -> Attention:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, has_sharding, is_on_host, length, sizes
@@ -56,7 +55,7 @@ def plan_dense(call: Call) -> DensePlan:
     asked = call.score_mod is not None or call.dropout is not None
     return DensePlan(
         group,
-        _folds(call, group),
+        not repeats_keys(call, group) and not (isinstance(group, int) and group == 1),
         scale_like(call.query, call.scale, call.xp),
         None if asked or call.bias is not None or call.mask is None else small_mask(call),
     )
@@ -82,27 +81,24 @@ def dense(call: Call, *, weights: bool = False, logsumexp: bool = True, plan: De
     with call.backend.loops.without_warnings():
         raw = _products(call, plan, True)
         if bool(xp.isfinite(xp.sum(raw))):  # which takes one pass; a sum that overflows costs time alone
-            mask = (
-                functools.partial(_mask_columns, call, allowed)
-                if getattr(call.backend.loops, "takes_out", False)
-                else None
-            )
-            result = _attend(call, at, allowed, raw, nothing_leaks=True, mask=mask, **wanted)
+            result = _attend(call, at, allowed, raw, nothing_leaks=True, **wanted)
             if bool(xp.isfinite(xp.sum(result.output))):
                 return result
     return _attend(call, at, allowed, _products(call, plan, False), nothing_leaks=False, **wanted)
 
 
-def _folds(call: Call, group: Any) -> bool:
-    """Whether the queries of a group are one below the other; else its key and value are repeated for all of its heads.
+def repeats_keys(call: Call, group: Any) -> bool:
+    """Whether a key and value are repeated for all heads of a group; else their queries are one below the other.
 
     In exported programs, PyTorch cannot prove that folded rows of any number come apart again. In JAX, heads or rows
     may be sharded, and folding would gather them; a few queries are gathered for less than repeated keys cost. A
     library without a backend may be a lazy one, which reshapes little.
     """
-    if (isinstance(group, int) and group == 1) or not call.backend.owns(call.query) or is_exporting(call.query):
+    if isinstance(group, int) and group == 1:
         return False
-    return not has_sharding(call.query) or has_few_queries(sizes(call.query)[-2], sizes(call.key)[-2])
+    if not call.backend.owns(call.query) or is_exporting(call.query):
+        return True
+    return has_sharding(call.query) and not has_few_queries(sizes(call.query)[-2], sizes(call.key)[-2])
 
 
 def _looks_afterwards(call: Call) -> bool:
@@ -131,11 +127,10 @@ def _attend(
     weights: bool,
     logsumexp: bool,
     may_be_empty: bool,
-    mask: Callable[[Array], Array] | None = None,
 ) -> Attention:
     """Attention out of the products of queries and keys (..., H, M, N), where rows may be empty of keys or not."""
     xp, backend, dropout = call.xp, call.backend, call.dropout
-    scores = _scores(call, allowed, at, raw, mask)  # (..., H, M, N)
+    scores = _scores(call, allowed, at, raw)  # (..., H, M, N)
     probabilities = _one_pass_softmax(call, scores, allowed)
     exponentials = total = log_normalizer = None
     if probabilities is None or weights or logsumexp:
@@ -190,15 +185,14 @@ def _where_allowed(call: Call, kept: tuple[Array, bool] | None) -> tuple[Positio
     return at, allowed_by(call.mask, call.bias, at, call.xp), call.bias is not None or not has_key_for_every_query(call)
 
 
-def _scores(
-    call: Call,
-    allowed: Array | None,
-    at: Positions | None,
-    raw: Array,
-    mask: Callable[[Array], Array] | None = None,
-) -> Array:
-    xp = call.xp
+def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array) -> Array:
+    """The scores out of products, which may be written over."""
+    xp, backend = call.xp, call.backend
     modify: Any = None
+    mask: Any = None
+    writes = getattr(backend.loops, "takes_out", False) and not backend.differentiates
+    if writes and allowed is not None and has_few_queries(call.query.shape[-2], call.key.shape[-2]):
+        mask = functools.partial(_mask_columns, call, allowed)
     if call.softcap is not None or call.score_mod is not None:
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
         modify = functools.partial(modify_scores, softcap=call.softcap, score_mod=call.score_mod, at=at, xp=xp)

@@ -50,7 +50,7 @@ def for_each_at_once(count: int, body: Callable[[int, Any], Any], state: Any, wo
     """
     lock, is_held = _Turn.lock, False
     try:
-        is_held = count >= FEWEST_BODIES and lock.acquire(blocking=False)
+        is_held = count >= FEWEST_BODIES and work >= LEAST_WORK and lock.acquire(blocking=False)
         workers = num_workers(work) if is_held else 1
         if not 1 < workers <= 2 * count:
             return False

@@ -98,7 +98,7 @@ def _added(call: Call, query: torch.Tensor, rows: int) -> torch.Tensor:
     *_, columns, _ = call.key.shape
     added: Any = None
     for part in masked_columns(call):
-        starts = call.starts[0], call.starts[1] + part.start if part.start else call.starts[1]
+        starts = call.starts[0], call.starts[1] + part.start
         _, mask = kernel_mask(call._replace(key=call.key[..., part, :], starts=starts))
         mask = with_axes_of(query, call, mask)
         assert mask is not None

@@ -172,13 +172,15 @@ def test_what_is_held_at_once_under_a_mask_is_bounded(arrays, backend, put, monk
         assert explain_attention(query[..., :1, :], *many, bias=put(np.zeros((1, 64)))).chosen == "dense"
 
 
-def test_repeated_keys_are_bounded_where_they_are_many(arrays, backend, monkeypatch):
+@pytest.mark.parametrize("repeats", [True, False])
+def test_repeated_keys_are_bounded_where_they_are_many(repeats, arrays, backend, monkeypatch):
     monkeypatch.setattr(backend, "kernels", ())
+    monkeypatch.setattr("attention_core._attention.dense.has_sharding", lambda array: repeats)
     query, key, value = arrays
     for rows, most, expected in ((3, B * H * 3 * N, "dense"), (3, B * H * 3 * N - 1, "blockwise"), (4, 0, "dense")):
         tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, costly_most=most)
         monkeypatch.setattr(backend, "tuning", tuning)
-        assert explain_attention(query[..., :rows, :], key, value).chosen == expected
+        assert explain_attention(query[..., :rows, :], key, value).chosen == (expected if repeats else "dense")
         assert explain_attention(query[..., :G, :rows, :], key, value).chosen == "dense"
 
 
