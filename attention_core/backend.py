@@ -42,7 +42,7 @@ from attention_core._attention.call import (
     unfold_group,
 )
 from attention_core._attention.choice import attend_automatically
-from attention_core._attention.key_range import has_few_queries, key_ranges, masked_columns
+from attention_core._attention.key_range import cut_keys, find_cut, has_few_queries, key_ranges, masked_columns
 from attention_core._attention.magnitudes import (
     known_finite_products,
     known_finite_scores,
@@ -118,9 +118,11 @@ __all__ = [
     "cast_to",
     "check_flags",
     "compute_dtype_name",
+    "cut_keys",
     "default_scale",
     "dtype_name",
     "explain_class",
+    "find_cut",
     "fold_group",
     "get_backend",
     "group_size",

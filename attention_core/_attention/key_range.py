@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, sizes
 from attention_core._attention.call import Call
@@ -57,31 +57,57 @@ def has_key_for_every_query(call: Call) -> bool:
     return all(each.every_first < each.every_stop for each in key_ranges(call) or (KeyRange(0, 0, 0, 0),))
 
 
+class KeyCut(NamedTuple):
+    """A run of keys, behind which all is masked, and the mask and the positions that are left for it.
+
+    Attributes
+    ----------
+    first, stop : int
+    mask : Mask or None
+        ``None`` where it allows all of these.
+    starts : tuple of int
+    """
+
+    first: int
+    stop: int
+    mask: Any
+    starts: tuple[int, int]
+
+
 def cut_keys(call: Call) -> Call:
-    """The call with a run of its keys, behind which all is masked, and without a mask that allows all of these.
+    """The call with a run of its keys, behind which all is masked, and without a mask that allows all of these."""
+    cut = find_cut(call)
+    if cut is None:
+        return call
+    return call._replace(
+        key=call.key[..., cut.first : cut.stop, :],
+        value=call.value[..., cut.first : cut.stop, :],
+        mask=cut.mask,
+        bias=_cut_bias(call.bias, cut.first, cut.stop),
+        starts=cut.starts,
+    )
+
+
+def find_cut(call: Call) -> KeyCut | None:
+    """The keys that the mask of a call leaves; ``None`` where nothing is gained, or where that is not known.
 
     Programs of compilers are made for a shape: they are cut by numbers alone, and no array is cut before it is traced.
     """
     if call.backend.loops.traced and is_concrete(call.query):
-        return call
+        return None
     ranges = key_ranges(call)
     if ranges is None or call.starts[1] != 0:
-        return call
+        return None
     *leading, _, rows, _ = call.query.shape
     first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
     if first >= stop:  # nothing is attended to, which a mask has to say
-        return call
+        return None
     is_whole = all(each.every_first <= first and each.every_stop >= stop for each in ranges)
     if not is_whole and stop - first == call.key.shape[-2]:
-        return call
+        return None
     counts_positions = not is_whole or call.score_mod is not None or call.dropout is not None
-    return call._replace(
-        key=call.key[..., first:stop, :],
-        value=call.value[..., first:stop, :],
-        mask=None if is_whole else _simplified(call.mask, rows, tuple(leading), KeyRange(first, stop, first, stop)),
-        bias=_cut_bias(call.bias, first, stop),
-        starts=(0, first if counts_positions else 0),
-    )
+    mask = None if is_whole else _simplified(call.mask, rows, tuple(leading), KeyRange(first, stop, first, stop))
+    return KeyCut(first, stop, mask, (0, first if counts_positions else 0))
 
 
 def _simplified(mask: Any, rows: int, leading: tuple[int, ...], kept: KeyRange) -> Any:

@@ -14,7 +14,7 @@ from attention_core._attention.choice import has_no_elements, is_dense_faster
 from attention_core._attention.dense import dense, plan_dense
 from attention_core._attention.recording import RECORDERS
 from attention_core._backend import Backend, KernelWithPlan, is_compiling, is_of_eager_type, registered_name
-from attention_core.masks import Mask
+from attention_core.masks import And, Causal, KeyLengths, Mask, Or, SlidingWindow
 
 _NUMBERS = (int, float, type(None))
 _OTHERS, _RETURNED = ("bias", "score_mod", "sinks", "dropout", "starts"), ("return_weights", "return_logsumexp")
@@ -33,7 +33,7 @@ class CallPlan(NamedTuple):
     output : callable or None
         ``output(call)`` is that of attention, or ``None`` where this call is to be judged after all.
     fields : tuple
-        Those of `Call` behind the value.
+        Those of `Call` behind the mask.
     made_for : tuple
         Tuning and kernels of the backend, which may be replaced.
     """
@@ -47,41 +47,54 @@ class CallPlan(NamedTuple):
 
 
 def plan_call(plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any, options: Mapping[str, Any]) -> CallPlan:
-    """The plan with the output of calls of this signature, if no option is an array or a function."""
+    """The plan with the output of calls of this signature, if no option but lengths of a mask is an array."""
     if is_compiling(arrays[0]) or plan.has_constants or not all(map(is_of_eager_type, arrays)):
         return plan
-    rule = mask is None or (isinstance(mask, Mask) and bool(registered_name(type(mask))) and mask.is_relative())
     scale, softcap, arithmetic = options.get("scale"), options.get("softcap"), options.get("arithmetic", "fast")
-    if not rule or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS or arithmetic != "fast":
+    if type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS or arithmetic != "fast":
+        return plan
+    if not (mask is None or _is_relative(mask) or _is_of_lengths(mask)):
         return plan
     if any(options.get(name) is not None for name in _OTHERS) or any(options.get(name) for name in _RETURNED):
         return plan
     assume_finite = options.get("assume_finite", False)
     call = Call(*arrays, plan.xp, plan.backend, mask=mask, scale=scale, softcap=softcap, assume_finite=assume_finite)
     output = _output_of(call, options.get("implementation"))
-    return plan._replace(output=output, fields=call[3:], made_for=(plan.backend.tuning, plan.backend.kernels))
+    return plan._replace(output=output, fields=call[6:], made_for=(plan.backend.tuning, plan.backend.kernels))
 
 
-def output_by_plan(plan: CallPlan, arrays: tuple[Array, Array, Array]) -> Array | None:
-    """The output for arrays of the signature of a plan; ``None`` where the call is to be judged."""
+def output_by_plan(plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any) -> Array | None:
+    """The output for arrays and a mask of the signature of a plan; ``None`` where the call is to be judged."""
     if plan.output is None or RECORDERS.all:
         return None
     tuning, kernels = plan.made_for
     if tuning is not plan.backend.tuning or kernels is not plan.backend.kernels:
         return None
-    call = Call(*arrays, *plan.fields)
+    call = Call(*arrays, plan.xp, plan.backend, mask, *plan.fields)
     return plan.output(call._replace(assume_finite=True) if assumes_finite(*CONTEXTS.settings) else call)
+
+
+def _is_relative(mask: Any) -> bool:
+    """Whether a rule is one of numbers, which are compared with those of other calls."""
+    return isinstance(mask, Mask) and bool(registered_name(type(mask))) and mask.is_relative()
+
+
+def _is_of_lengths(mask: Any) -> bool:
+    """Whether a rule is one of lengths and offsets, which may be arrays and are read in every call."""
+    if type(mask) in (And, Or):
+        return _is_of_lengths(mask.first) and _is_of_lengths(mask.second)
+    return type(mask) in (Causal, KeyLengths, SlidingWindow)
 
 
 def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     """The output as a function of calls such as this one, at whose values nothing looks here."""
     if implementation not in ("auto", "dense") or hasattr(call.backend.loops, "unalarmed"):
         return None
-    if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:  # whose keys are cut first
-        return None
     if implementation == "auto" and call.backend.kernels:
         kernel = call.backend.kernels[0]
         return kernel.plan(call) if isinstance(kernel, KernelWithPlan) and not has_no_elements(call) else None
+    if call.mask is not None and (call.query.shape[-2] != call.key.shape[-2] or not _is_relative(call.mask)):
+        return None  # keys are cut first, and lengths may be arrays
     if implementation == "auto" and not is_dense_faster(call) and not has_no_elements(call):
         return None
     plan, xp = plan_dense(call), call.xp

@@ -266,16 +266,17 @@ class KernelWithLogsumexp(Kernel, Protocol):
 
 @runtime_checkable
 class KernelWithPlan(Kernel, Protocol):
-    """A kernel that is judged once for all small calls of a signature, which would otherwise take less time than that.
+    """A kernel that is judged once for all calls of a signature, small ones above all: a verdict may take longer.
 
-    The core asks the first kernel of a backend alone, and no call with an array or a function among its options.
+    The core asks the first kernel of a backend alone, and no call with a function or an array among its options. Only
+    lengths and offsets of a mask may be arrays. Keys that the mask hides are not cut yet.
     """
 
     def plan(self, call: Any, /) -> Callable[[Any], Array | None] | None:
         """Return the output as a function of calls of these types, lengths and options; ``None`` if each is judged.
 
         The function returns the output of `attend`, bit for bit. It returns ``None`` where a call is to be judged after
-        all: by its values, or by a mode of the library. It remembers nothing of either, and keeps no array.
+        all: by its values, or by a mode of the library. It remembers nothing of either, and keeps no array of the call.
         """
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from numbers import Integral, Rational, Real
+from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -48,6 +49,8 @@ Checked = TypeVar("Checked")
 _PLAIN = frozenset((bool, int, float, Fraction, str, type(None), ModuleType))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 _MAX_SIGNATURES = 1024
+_FACTS = ("shape", "dtype", "device", "committed", "layout")  # of an array, so far as its class has them
+_fact_getters: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 
 
 def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
@@ -78,31 +81,37 @@ def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
 
 def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
     """What checks may look at, to be compared; ``None`` where something is traced, or not known to be static."""
-    parts: list[Any] = []
-    for value in values:
-        kind = type(value)
+    parts = list(values)
+    kinds = tuple(map(type, parts))  # 1, 1.0 and True are equal, and not the same
+    for place, kind in enumerate(kinds):
         if kind in _PLAIN:
-            parts.append((kind, value))  # 1, 1.0 and True are equal, and not the same
-        elif hasattr(value, "dtype") and kind is not PreparedWeight:
-            if not is_of_eager_type(value) or getattr(value, "is_nested", False):  # whose shape raises
-                return None
-            dims = value.shape
-            if not dims and isinstance(value, Real):  # a number of NumPy
-                parts.append((kind, value))
-            else:
-                device, committed = getattr(value, "device", None), getattr(value, "committed", None)
-                parts.append((kind, dims, value.dtype, device, committed, getattr(value, "layout", None)))
-        elif kind in _FUNCTIONS:
-            parts.append((callable, getattr(value, "__code__", None)))
-        elif isinstance(value, tuple) or registered_name(kind):
-            fields = value if isinstance(value, tuple) else [getattr(value, name) for name in kind.__match_args__]
-            inner = _signature(fields)
-            if inner is None:
-                return None
-            parts.append((kind, inner))
-        else:
+            continue
+        facts = _array_facts(parts[place], kind) if kind in _fact_getters else _facts(parts[place], kind)
+        if facts is None:
             return None
-    return tuple(parts)
+        parts[place] = facts
+    return kinds, tuple(parts)
+
+
+def _facts(value: Any, kind: type) -> Any:
+    """What checks may look at of a value that is no plain number, text or module."""
+    if hasattr(value, "dtype") and kind is not PreparedWeight:
+        if not is_of_eager_type(value):
+            return None
+        _fact_getters[kind] = attrgetter(*(name for name in _FACTS if hasattr(value, name)))
+        return _array_facts(value, kind)
+    if kind in _FUNCTIONS:
+        return getattr(value, "__code__", None)
+    if isinstance(value, tuple) or registered_name(kind):
+        return _signature(value if isinstance(value, tuple) else [getattr(value, name) for name in kind.__match_args__])
+    return None
+
+
+def _array_facts(value: Any, kind: type) -> Any:
+    if getattr(value, "is_nested", False):  # whose shape raises
+        return None
+    facts = _fact_getters[kind](value)
+    return value if not facts[0] and isinstance(value, Real) else facts  # a number of NumPy
 
 
 def check_rank(name: str, array: Array, least: int, layout: str) -> None:

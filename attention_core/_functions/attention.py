@@ -160,7 +160,7 @@ def scaled_dot_product_attention(
         "xp": xp,
     }
     plan = _check_call(query=query, key=key, value=value, **options)
-    output = output_by_plan(plan, (query, key, value))
+    output = output_by_plan(plan, (query, key, value), with_causal(mask, is_causal))
     if output is not None:
         return output
     call = _planned_call(plan, query, key, value, options)

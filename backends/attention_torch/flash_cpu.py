@@ -17,13 +17,34 @@ from attention_core.backend import (
     masked_columns,
     register,
 )
-from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards
-from attention_torch.sdpa import kernel_arrays, kernel_inputs, kernel_mask, with_axes_of, with_batch_of
+from attention_core.masks import Mask, flatten
+from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards, sample_ranges
+from attention_torch.sdpa import (
+    attend_per_sample,
+    kernel_arrays,
+    kernel_inputs,
+    kernel_mask,
+    with_axes_of,
+    with_batch_of,
+)
 
-__all__ = ["FLASH_CPU", "FLASH_CPU_BACKWARD", "attend", "attend_and_look", "attend_to_run", "fits", "with_unit_stride"]
+__all__ = [
+    "FLASH_CPU",
+    "FLASH_CPU_BACKWARD",
+    "added_to_scores",
+    "attend",
+    "attend_and_look",
+    "attend_to_keys",
+    "attend_to_runs",
+    "fits",
+    "with_unit_stride",
+]
 
-FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+QUERIES_AT_ONCE = 32  # that the kernel computes together, of up to 192
+MAX_KEPT, MAX_KEPT_NUMBERS = 4, 2**20  # masks, and numbers of one
+_kept: dict[Any, torch.Tensor] = {}
 
 
 def fits(call: Call) -> bool:
@@ -53,39 +74,79 @@ def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     return with_batch_of(call, results[0]), with_batch_of(call, results[1])
 
 
-def attend_to_run(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as `attend_and_look` for the run of keys that a mask has left."""
-    return attend_and_look(call, is_masked=True)
+def attend_to_runs(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) where each of the batch attends to a run of keys, to all of it."""
+    query, key, value, scale = kernel_arrays(call)
+    results = [
+        FLASH_CPU(*(x[index : index + 1] for x in (query, *cut)), scale=scale)
+        for index, (first, stop) in enumerate(sample_ranges(call))
+        for cut in [(key[..., first:stop, :], value[..., first:stop, :])]
+    ]
+    output, logsumexp = map(torch.cat, zip(*results, strict=True))
+    if not call.assume_finite and not _is_clean(output, logsumexp):
+        return attend_per_sample(call, _attend_to_run)  # type: ignore[no-any-return]
+    return with_batch_of(call, output), with_batch_of(call, logsumexp)
 
 
-def attend_and_look(
-    call: Call, *, is_masked: bool = False, logsumexp: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_to_run(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    output, logsumexp, is_clean = attend_to_keys(*kernel_arrays(call), None, looks=True)
+    if not is_clean:
+        output, logsumexp = blockwise(call)
+    return with_batch_of(call, output).to(call.query.dtype), with_batch_of(call, logsumexp)
+
+
+def attend_and_look(call: Call, *, logsumexp: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Output (..., H, M, E) and logsumexp (..., H, M), of blocks if those of the kernel show that something leaked.
-
-    The kernel multiplies all keys and values by some number. So nothing leaks into a finite output, but for two cases:
-
-    * Scores of -inf vanish. A probe, the first query times -1, makes inf of them, and then NaN.
-    * The kernel takes a row whose scores are NaN, or -inf, for a fully masked one, and returns 0 as its logsumexp.
 
     Where nobody asks for the logsumexp, that of fully masked rows may be what the kernel returns.
     """
     query, key, value, scale = kernel_arrays(call)
-    rows = query.shape[-2]
     is_added_to = call.mask is not None or call.bias is not None
-    if is_added_to and not call.assume_finite:
-        query = torch.cat([query, -query[..., :1, :]], dim=-2)
-    added = _added(call, query, rows) if is_added_to else None
-    results = FLASH_CPU(query, key, value, 0.0, False, attn_mask=added, scale=scale)
-    is_clean = not (is_added_to and logsumexp) if call.assume_finite else _is_clean(*results)
-    output, sums = (with_batch_of(call, x) for x in (results[0][..., :rows, :], results[1][..., :rows]))
-    if is_clean:
+    looks = not call.assume_finite
+    added = added_to_scores(call, query, looks=looks) if is_added_to else None
+    output, sums, is_clean = attend_to_keys(query, key, value, scale, added, looks=looks)
+    output, sums = with_batch_of(call, output), with_batch_of(call, sums)
+    if is_clean and (looks or not (is_added_to and logsumexp)):
         return output, sums
     if added is not None and all_products_are_finite(call):
-        some = (added[..., :rows, :] > -math.inf).any(dim=-1).expand(results[1][..., :rows].shape)
-        return output, torch.where(with_batch_of(call, some), sums, -math.inf)
+        some = (added[..., : query.shape[-2], :] > -math.inf).any(dim=-1)
+        return output, torch.where(with_batch_of(call, some.expand(*query.shape[:-1])), sums, -math.inf)
     blocks = blockwise(call)
-    return blocks[0].to(output.dtype) if is_masked or is_added_to else output, blocks[1]
+    return blocks[0].to(output.dtype) if is_added_to else output, blocks[1]
+
+
+def attend_to_keys(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    added: torch.Tensor | None,
+    *,
+    looks: bool,
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Output and logsumexp of the kernel, and whether they show that nothing leaked, or nobody is to look.
+
+    The kernel multiplies all keys and values by some number. So nothing leaks into a finite output, but for two cases:
+
+    * Scores of -inf vanish. A probe, the first query times -1, makes inf of them, and then NaN. Where one query more
+      would cost as much as `QUERIES_AT_ONCE`, the sum of the keys shows the same.
+    * The kernel takes a row whose scores are NaN, or -inf, for a fully masked one, and returns 0 as its logsumexp.
+    """
+    if not looks:
+        return *FLASH_CPU(query, key, value, attn_mask=added, scale=scale), True
+    rows = query.shape[-2]
+    if added is None or not has_probe(rows):
+        output, logsumexp = FLASH_CPU(query, key, value, attn_mask=added, scale=scale)
+        is_clean = _is_clean(output, logsumexp) and (added is None or math.isfinite(key.sum().item()))
+        return output, logsumexp, is_clean
+    query = torch.cat([query, -query[..., :1, :]], dim=-2)
+    output, logsumexp = FLASH_CPU(query, key, value, attn_mask=added, scale=scale)
+    return output[..., :rows, :], logsumexp[..., :rows], _is_clean(output, logsumexp)
+
+
+def has_probe(rows: int) -> bool:
+    """Whether one query more takes little time."""
+    return rows % QUERIES_AT_ONCE != 0
 
 
 def _is_clean(output: torch.Tensor, logsumexp: torch.Tensor) -> bool:
@@ -93,9 +154,30 @@ def _is_clean(output: torch.Tensor, logsumexp: torch.Tensor) -> bool:
     return math.isfinite((output.sum() + (logsumexp + logsumexp.reciprocal()).sum()).item())
 
 
-def _added(call: Call, query: torch.Tensor, rows: int) -> torch.Tensor:
-    """What is added to the scores of a query: bias and mask; nothing in rows beyond those of the call."""
-    *_, columns, _ = call.key.shape
+def added_to_scores(call: Call, query: torch.Tensor, *, looks: bool) -> torch.Tensor:
+    """What is added to the scores of a query of `kernel_arrays`: bias and mask, and nothing in the row of a probe.
+
+    What a rule of numbers adds is the same in all layers of a model, and kept for the next of them.
+    """
+    rows, columns = query.shape[-2], call.key.shape[-2]
+    is_probed = looks and has_probe(rows)
+    if call.bias is not None or not (isinstance(call.mask, Mask) and call.mask.is_relative()):
+        return _added(call, query, rows + is_probed)
+    key = flatten(call.mask, []), call.query.shape[-2], rows, columns, is_probed, call.starts, query.dtype
+    kept = _kept.get(key)
+    if kept is None:
+        with torch.inference_mode(False):
+            kept = _added(call, query, rows + is_probed)
+        if kept.numel() <= MAX_KEPT_NUMBERS:
+            while len(_kept) >= MAX_KEPT:
+                _kept.pop(next(iter(tuple(_kept))), None)  # the oldest; another thread may change the dict
+            _kept[key] = kept
+    return kept
+
+
+def _added(call: Call, query: torch.Tensor, count: int) -> torch.Tensor:
+    """What is added to scores, in an array of so many rows."""
+    rows, columns = query.shape[-2], call.key.shape[-2]
     added: Any = None
     for part in masked_columns(call):
         starts = call.starts[0], call.starts[1] + part.start
@@ -103,12 +185,12 @@ def _added(call: Call, query: torch.Tensor, rows: int) -> torch.Tensor:
         mask = with_axes_of(query, call, mask)
         assert mask is not None
         if added is None:
-            added = query.new_zeros((*(mask.shape[:-2] if mask.dim() == 4 else (1, 1)), query.shape[-2], columns))
+            added = query.new_zeros((*(mask.shape[:-2] if mask.dim() == 4 else (1, 1)), count, columns))
         if mask.dtype == torch.bool:
             added[..., :rows, part].masked_fill_(~mask, -math.inf)
         else:
             added[..., :rows, part].copy_(mask)
-    return query.new_zeros((1, 1, query.shape[-2], columns)) if added is None else added
+    return query.new_zeros((1, 1, count, columns)) if added is None else added
 
 
 def with_unit_stride(array: torch.Tensor) -> torch.Tensor:

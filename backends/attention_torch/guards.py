@@ -35,11 +35,13 @@ __all__ = [
     "looks_afterwards",
     "loses_nan",
     "may_leak",
+    "may_look_afterwards",
     "records",
     "refusal",
     "sample_ranges",
     "scores_are_finite",
     "slower",
+    "takes_flash_cpu",
 ]
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -231,17 +233,31 @@ def looks_afterwards(call: Call) -> bool:
     """
     arrays = call.query, call.key, call.value
     return (
+        may_look_afterwards(call)
+        and is_concrete(call.query)  # which asks for modes that hold for all, and for the class of one
+        and all(type(array) is torch.Tensor or is_concrete(array) for array in arrays[1:])
+        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays))
+        and takes_flash_cpu(call)
+    )
+
+
+def may_look_afterwards(call: Call) -> bool:
+    """Whether types and lengths are those of calls that are looked at afterwards: queries are few next to keys."""
+    return (
         is_on_host(call.query)
         and call.query.dtype not in HALVES
         and call.query.shape[-1] == call.value.shape[-1]
         and 2 * call.query.numel() <= call.key.numel()
         and not is_top_left_causal(call.mask)
-        and all(array.stride(-1) == 1 for array in arrays)
-        and is_concrete(call.query)  # which asks for modes that hold for all, and for the class of one
-        and all(type(array) is torch.Tensor or is_concrete(array) for array in arrays[1:])
-        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays))
-        and not records(call)
-        and not any(0 in array.shape for array in arrays)
+        and not any(0 in array.shape for array in (call.query, call.key, call.value))
+    )
+
+
+def takes_flash_cpu(call: Call) -> bool:
+    """Whether PyTorch takes its kernel for CPUs here and now, of which autograd records nothing."""
+    return (
+        not records(call)
+        and all(array.stride(-1) == 1 for array in (call.query, call.key, call.value))
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.cuda.flash_sdp_enabled()
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from attention_core.backend import Call, Verdict, blockwise
-from attention_torch import compiled, flash_cpu, guards, repaired, sdpa, small_calls
+from attention_torch import compiled, few_queries, flash_cpu, guards, repaired, sdpa, small_calls
 
 __all__ = ["ScaledDotProduct"]
 
@@ -26,8 +26,8 @@ class ScaledDotProduct:
         return Verdict(guards.refusal(call), slower is None, slower)
 
     def plan(self, call: Call) -> Callable[[Call], torch.Tensor | None] | None:
-        """Return the output of small calls of this signature, without a verdict on each."""
-        return small_calls.plan(call)
+        """Return the output of calls of this signature, small ones or of few queries, without a verdict on each."""
+        return small_calls.plan(call) or few_queries.plan(call)
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel, or that of blocks if it turns out that something could leak."""
@@ -58,5 +58,5 @@ class ScaledDotProduct:
 
     def _attend_and_look(self, call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
         if guards.is_taken_apart(call):
-            return sdpa.attend_per_sample(call, flash_cpu.attend_to_run)  # type: ignore[no-any-return]
+            return flash_cpu.attend_to_runs(call)
         return flash_cpu.attend_and_look(call, logsumexp=logsumexp)

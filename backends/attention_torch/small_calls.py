@@ -13,9 +13,11 @@ from attention_core.backend import Call, default_scale, is_top_left_causal, norm
 from attention_torch.guards import HALVES, MIN_ELEMENTS, few_queries, is_on_host
 from attention_torch.sdpa import KERNEL, TAKES_GROUPS, differentiated_once
 
-__all__ = ["plan"]
+__all__ = ["TYPES", "has_modes", "plan"]
 
 TYPES = (torch.Tensor, torch.nn.Parameter)
+_num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
+_functorch_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def plan(call: Call) -> Callable[[Call], torch.Tensor | None] | None:
@@ -35,7 +37,7 @@ def plan(call: Call) -> Callable[[Call], torch.Tensor | None] | None:
         and call.softcap is None
         and isinstance(scale, Real)
         and float(scale) > 0
-        and (call.mask is None or is_top_left_causal(call.mask))
+        and (call.mask is None or (is_top_left_causal(call.mask) and query.shape[-2] == key.shape[-2]))
     )
     has_groups = query.shape[-3] != key.shape[-3]
     if not fits or (has_groups and not TAKES_GROUPS):
@@ -44,7 +46,7 @@ def plan(call: Call) -> Callable[[Call], torch.Tensor | None] | None:
 
     def output(call: Call) -> torch.Tensor | None:
         query, key, value = call[:3]
-        if not is_on_host(query) or _has_modes():
+        if not is_on_host(query) or has_modes():
             return None
         if not call.assume_finite and not norms_are_below(largest, call, call[:3]):
             return None
@@ -53,11 +55,11 @@ def plan(call: Call) -> Callable[[Call], torch.Tensor | None] | None:
     return output
 
 
-def _has_modes() -> bool:
+def has_modes() -> bool:
     """Whether anything but PyTorch's own autograd looks at what is called, so that values may not be read."""
     return (
         getattr(forward_ad, "_current_level", -1) >= 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._is_tracing()
+        or _num_dispatch_modes() > 0
+        or _functorch_transform() is not None
+        or _is_tracing()
     )

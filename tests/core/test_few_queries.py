@@ -149,7 +149,9 @@ def test_what_is_masked_does_not_leak(name, argument, nonfinite, backend, put, g
 
 
 @pytest.mark.parametrize("width", [D, E])
-@pytest.mark.parametrize(("rows", "name"), [(2, "array"), (2, "rule"), (2, "bias"), (11, "rule")])
+@pytest.mark.parametrize(
+    ("rows", "name"), [(2, "array"), (2, "rule"), (2, "bias"), (11, "rule"), (32, "array"), (32, "rule"), (32, "bias")]
+)
 def test_a_key_that_is_not_finite_gives_nan_under_a_mask(rows, name, width, backend, put, get, rng):
     """Even where all scores would be -inf, and so its weights 0."""
     columns = 65 * rows

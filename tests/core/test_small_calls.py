@@ -30,8 +30,8 @@ def planned(monkeypatch):
     """Whether each call was computed by a plan, in order."""
     found = []
 
-    def output(plan, arrays):
-        result = small_calls.output_by_plan(plan, arrays)
+    def output(plan, *arguments):
+        result = small_calls.output_by_plan(plan, *arguments)
         found.append(result is not None)
         return result
 
