@@ -93,7 +93,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
     return kinds, tuple(parts)
 
 
-def _facts(value: Any, kind: type) -> Any:
+def _facts(value: Any, kind: Any) -> Any:
     """What checks may look at of a value that is no plain number, text or module."""
     if hasattr(value, "dtype") and kind is not PreparedWeight:
         if not is_of_eager_type(value):

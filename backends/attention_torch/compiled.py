@@ -25,14 +25,22 @@ from attention_core.backend import (
 )
 from attention_core.masks import Causal, Given, Mask, flatten, unflatten
 from attention_torch import sdpa
-from attention_torch.flash_cpu import FLASH_CPU, FLASH_CPU_BACKWARD, with_unit_stride
-from attention_torch.guards import all_products_are_finite, few_queries
+from attention_torch.flash_cpu import (
+    FLASH_CPU,
+    FLASH_CPU_BACKWARD,
+    added_to_scores,
+    attend_to_keys,
+    with_unit_stride,
+)
+from attention_torch.guards import all_products_are_finite, few_queries, looks_in_program
 
-__all__ = ["attend"]
+__all__ = ["attend", "attend_and_look"]
 
 
 def attend(call: Call) -> torch.Tensor:
     """The output of the kernel, or that of blocks if the program finds that something masked could leak."""
+    if looks_in_program(call):
+        return attend_and_look(call)[0]
     if is_top_left_causal(call.mask) and call.bias is None and _fits_flash_cpu(call):
         return _attend_causal(call)
     scale = None if call.scale is None else float(call.scale)
@@ -48,6 +56,26 @@ def attend(call: Call) -> torch.Tensor:
     forks = [Fork.apply(is_finite, array) for array in arrays]
     first, second = (call._replace(query=x[0], key=x[1], value=x[2]) for x in zip(*forks, strict=True))
     return Select.apply(is_finite, sdpa.attend(first), _blockwise_if(~is_finite, second))
+
+
+def attend_and_look(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) of the kernel, or of blocks where those show a leak."""
+    query, key, value, scale = sdpa.kernel_arrays(call)
+    added = None if call.mask is None else added_to_scores(call, query, looks=True)
+    *results, total = attend_to_keys(query, key, value, scale, added, looks=True)
+    output, logsumexp = (sdpa.with_batch_of(call, x) for x in results)
+    assert total is not None
+
+    def kept() -> tuple[torch.Tensor, torch.Tensor]:
+        return output.clone(memory_format=torch.contiguous_format), logsumexp.clone(
+            memory_format=torch.contiguous_format
+        )
+
+    def blocks() -> tuple[torch.Tensor, torch.Tensor]:
+        found = blockwise(call)
+        return cast_to(found[0], output.dtype, xp=call.xp), found[1]
+
+    return torch.cond(total.isfinite(), kept, blocks, ())  # type: ignore[no-any-return]
 
 
 class Fork(torch.autograd.Function):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import torch
 
 from attention_core.backend import Call, cut_keys, default_scale, find_cut
 from attention_core.masks import flatten
-from attention_torch.flash_cpu import added_to_scores, attend_and_look, attend_to_keys, attend_to_runs
+from attention_torch.flash_cpu import added_to_scores, attend_and_look, attend_to_keys, attend_to_runs, is_clean
 from attention_torch.guards import (
     VECTOR_LANES,
     few_queries,
@@ -59,7 +59,8 @@ def _output_by_lengths(call: Call) -> torch.Tensor | None:
     if not _is_judged(call):
         return None
     if call.mask is None:
-        return _plan_of_numbers(call)(call)
+        output = _plan_of_numbers(call)
+        return None if output is None else output(call)
     return attend_to_runs(call)[0] if is_taken_apart(call) else attend_and_look(call, logsumexp=False)[0]
 
 
@@ -85,8 +86,8 @@ def _plan_of_numbers(call: Call) -> OutputOf | None:
             call = call._replace(key=key, value=value, mask=cut.mask, starts=cut.starts)
         looks = is_masked and not call.assume_finite
         added = added_to_scores(call, query, looks=looks) if is_masked else None
-        found, _, is_clean = attend_to_keys(query, key, value, 1.0, added, looks=looks)
-        if not is_clean:
+        found, _, total = attend_to_keys(query, key, value, 1.0, added, looks=looks)
+        if not is_clean(total):
             return None
         return found.reshape(dims) if is_folded else found
 

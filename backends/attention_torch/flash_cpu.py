@@ -18,7 +18,7 @@ from attention_core.backend import (
     register,
 )
 from attention_core.masks import Mask, flatten
-from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards, sample_ranges
+from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards, looks_in_program, sample_ranges
 from attention_torch.sdpa import (
     attend_per_sample,
     kernel_arrays,
@@ -37,6 +37,7 @@ __all__ = [
     "attend_to_keys",
     "attend_to_runs",
     "fits",
+    "is_clean",
     "with_unit_stride",
 ]
 
@@ -52,7 +53,7 @@ def fits(call: Call) -> bool:
 
     Its logsumexp is not that of the definition in fully masked rows, nor where scores are not finite.
     """
-    if looks_afterwards(call):
+    if looks_afterwards(call) or looks_in_program(call):
         return True
     arrays = call.query, call.key, call.value
     if call.query.device.type != "cpu" or call.query.dtype in HALVES or call.query.shape[-1] != call.value.shape[-1]:
@@ -75,7 +76,7 @@ def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attend_to_runs(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (..., H, M, E) and logsumexp (..., H, M) where each of the batch attends to a run of keys, to all of it."""
+    """Output (..., H, M, E) and logsumexp (..., H, M) where all queries of a sample attend to the same run of keys."""
     query, key, value, scale = kernel_arrays(call)
     results = [
         FLASH_CPU(*(x[index : index + 1] for x in (query, *cut)), scale=scale)
@@ -83,14 +84,14 @@ def attend_to_runs(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         for cut in [(key[..., first:stop, :], value[..., first:stop, :])]
     ]
     output, logsumexp = map(torch.cat, zip(*results, strict=True))
-    if not call.assume_finite and not _is_clean(output, logsumexp):
+    if not call.assume_finite and not is_clean(_total(output, logsumexp)):
         return attend_per_sample(call, _attend_to_run)  # type: ignore[no-any-return]
     return with_batch_of(call, output), with_batch_of(call, logsumexp)
 
 
 def _attend_to_run(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    output, logsumexp, is_clean = attend_to_keys(*kernel_arrays(call), None, looks=True)
-    if not is_clean:
+    output, logsumexp, total = attend_to_keys(*kernel_arrays(call), None, looks=True)
+    if not is_clean(total):
         output, logsumexp = blockwise(call)
     return with_batch_of(call, output).to(call.query.dtype), with_batch_of(call, logsumexp)
 
@@ -104,9 +105,9 @@ def attend_and_look(call: Call, *, logsumexp: bool = True) -> tuple[torch.Tensor
     is_added_to = call.mask is not None or call.bias is not None
     looks = not call.assume_finite
     added = added_to_scores(call, query, looks=looks) if is_added_to else None
-    output, sums, is_clean = attend_to_keys(query, key, value, scale, added, looks=looks)
+    output, sums, total = attend_to_keys(query, key, value, scale, added, looks=looks)
     output, sums = with_batch_of(call, output), with_batch_of(call, sums)
-    if is_clean and (looks or not (is_added_to and logsumexp)):
+    if is_clean(total) and (looks or not (is_added_to and logsumexp)):
         return output, sums
     if added is not None and all_products_are_finite(call):
         some = (added[..., : query.shape[-2], :] > -math.inf).any(dim=-1)
@@ -123,8 +124,8 @@ def attend_to_keys(
     added: torch.Tensor | None,
     *,
     looks: bool,
-) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Output and logsumexp of the kernel, and whether they show that nothing leaked, or nobody is to look.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Output and logsumexp of the kernel, and a number that is finite only if nothing leaked, unless nobody looks.
 
     The kernel multiplies all keys and values by some number. So nothing leaks into a finite output, but for two cases:
 
@@ -132,16 +133,17 @@ def attend_to_keys(
       would cost as much as `QUERIES_AT_ONCE`, the sum of the keys shows the same.
     * The kernel takes a row whose scores are NaN, or -inf, for a fully masked one, and returns 0 as its logsumexp.
     """
-    if not looks:
-        return *FLASH_CPU(query, key, value, attn_mask=added, scale=scale), True
     rows = query.shape[-2]
-    if added is None or not has_probe(rows):
-        output, logsumexp = FLASH_CPU(query, key, value, attn_mask=added, scale=scale)
-        is_clean = _is_clean(output, logsumexp) and (added is None or math.isfinite(key.sum().item()))
-        return output, logsumexp, is_clean
-    query = torch.cat([query, -query[..., :1, :]], dim=-2)
+    is_probed = looks and added is not None and has_probe(rows)
+    if is_probed:
+        query = torch.cat([query, -query[..., :1, :]], dim=-2)
     output, logsumexp = FLASH_CPU(query, key, value, attn_mask=added, scale=scale)
-    return output[..., :rows, :], logsumexp[..., :rows], _is_clean(output, logsumexp)
+    if not looks:
+        return output, logsumexp, None
+    total = _total(output, logsumexp)
+    if is_probed:
+        return output[..., :rows, :], logsumexp[..., :rows], total
+    return output, logsumexp, total if added is None else total + key.sum()
 
 
 def has_probe(rows: int) -> bool:
@@ -149,9 +151,14 @@ def has_probe(rows: int) -> bool:
     return rows % QUERIES_AT_ONCE != 0
 
 
-def _is_clean(output: torch.Tensor, logsumexp: torch.Tensor) -> bool:
-    """Whether results of the kernel are of finite numbers alone, and no logsumexp is 0: no sum is then finite."""
-    return math.isfinite((output.sum() + (logsumexp + logsumexp.reciprocal()).sum()).item())
+def _total(output: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
+    """A sum that is finite only if results of the kernel are of finite numbers alone, and no logsumexp is 0."""
+    return output.sum() + (logsumexp + logsumexp.reciprocal()).sum()
+
+
+def is_clean(total: torch.Tensor | None) -> bool:
+    """Whether nothing leaked, or nobody is to look."""
+    return total is None or math.isfinite(total.item())
 
 
 def added_to_scores(call: Call, query: torch.Tensor, *, looks: bool) -> torch.Tensor:
@@ -161,7 +168,8 @@ def added_to_scores(call: Call, query: torch.Tensor, *, looks: bool) -> torch.Te
     """
     rows, columns = query.shape[-2], call.key.shape[-2]
     is_probed = looks and has_probe(rows)
-    if call.bias is not None or not (isinstance(call.mask, Mask) and call.mask.is_relative()):
+    is_rule_of_numbers = call.bias is None and isinstance(call.mask, Mask) and call.mask.is_relative()
+    if not is_rule_of_numbers or torch.compiler.is_compiling():
         return _added(call, query, rows + is_probed)
     key = flatten(call.mask, []), call.query.shape[-2], rows, columns, is_probed, call.starts, query.dtype
     kept = _kept.get(key)

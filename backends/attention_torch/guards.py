@@ -33,6 +33,7 @@ __all__ = [
     "is_repaired",
     "is_taken_apart",
     "looks_afterwards",
+    "looks_in_program",
     "loses_nan",
     "may_leak",
     "may_look_afterwards",
@@ -59,7 +60,10 @@ def is_on_host(array: torch.Tensor) -> bool:
 
 def records(call: Call) -> bool:
     """Whether autograd records what is computed of query, key and value."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in (call.query, call.key, call.value))
+    arrays = call.query, call.key, call.value
+    if torch.compiler.is_compiling():  # torch.func.grad says so only once something is done with an array
+        return torch.is_grad_enabled() and any(x.view_as(x).requires_grad for x in arrays)
+    return torch.is_grad_enabled() and any(x.requires_grad for x in arrays)
 
 
 def slower(call: Call) -> str | None:
@@ -71,7 +75,7 @@ def slower(call: Call) -> str | None:
         return "is PyTorch's dense form where values have another width than keys"
     if decides_at_run_time(call) and may_leak(call) and not is_repaired(call):
         *leading, rows, _ = query.shape
-        if few_queries(call):
+        if few_queries(call) or looks_in_program(call):
             return None
         if rows < MIN_ROWS or math.prod(leading) * rows * call.key.shape[-2] < MIN_SCORES:
             return "gains less in a compiled program than reading the arguments costs"
@@ -250,6 +254,26 @@ def may_look_afterwards(call: Call) -> bool:
         and 2 * call.query.numel() <= call.key.numel()
         and not is_top_left_causal(call.mask)
         and not any(0 in array.shape for array in (call.query, call.key, call.value))
+    )
+
+
+def looks_in_program(call: Call) -> bool:
+    """Whether a compiled program looks at output and logsumexp of the kernel for CPUs, in operators of PyTorch alone.
+
+    Keys are cut before that, so that what is read when the program runs are no lengths.
+    """
+    mask = call.mask
+    is_plain = mask is None or isinstance(mask, torch.Tensor | Given) or mask.is_relative()
+    dims = (*call.query.shape, *call.key.shape)
+    return (
+        is_plain
+        and call.bias is None
+        and not call.assume_finite
+        and decides_at_run_time(call)
+        and all(isinstance(size, int) for size in dims)
+        and may_look_afterwards(call)
+        and not records(call)
+        and all(array.stride(-1) == 1 for array in (call.query, call.key, call.value))
     )
 
 

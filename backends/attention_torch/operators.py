@@ -11,17 +11,18 @@ import ast
 import functools
 import types
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.library import custom_op
+from torch.library import Library, fallthrough_kernel, register_fake
 
-from attention_core.backend import Backend, Operation, get_backend, registered, registered_name
+from attention_core.backend import DIFFERENTIATED_ONCE, Backend, Operation, get_backend, registered, registered_name
 from attention_torch.former import decode_former
 
 __all__ = ["attend", "clone_for_backward", "encode"]
 
+NOT_OF_EXPORTED = "expected an exported program that is not differentiated; got one that is"
 PROCESS = uuid.uuid4().hex
 _local: dict[str, Any] = {}  # what is not registered, by a name that holds in this process
 
@@ -82,22 +83,44 @@ def _decode(part: Any) -> Any:
     return thing
 
 
-@custom_op("attention_core::attend", mutates_args=())  # type: ignore[untyped-decorator]
-def attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+class Undifferentiated(torch.autograd.Function):  # type: ignore[misc]
+    """Results of an operator where autograd records them: backward, it raises an error of this text."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., list[torch.Tensor]], error: str, *tensors: torch.Tensor) -> Any:
+        """Compute the results."""
+        ctx.error = error
+        return tuple(compute(*tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """Raise."""
+        raise NotImplementedError(ctx.error)
+
+
+def _records(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the results of an operation."""
+    if _records(*arrays):
+        return list(Undifferentiated.apply(lambda *arrays: _attend(arrays, text), NOT_OF_EXPORTED, *arrays))
     operation, plan = _decode_text(text)
     return _in_memory_of_their_own(operation.forward(plan, tuple(arrays), _backend()), arrays)
 
 
-@attend.register_fake  # type: ignore[untyped-decorator]
-def _(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+def _attend_abstract(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     operation, plan = _decode_text(text)
     return [result.contiguous() for result in operation.abstract(plan, tuple(arrays), _backend())]
 
 
-@custom_op("attention_core::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
-def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+def _attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the gradients of the arrays of floating point, of results and their cotangents."""
+    if _records(*arrays, *results):
+        count = len(arrays)
+        compute = lambda *tensors: _attend_backward(tensors[:count], tensors[count:], text)  # noqa: E731
+        return list(Undifferentiated.apply(compute, DIFFERENTIATED_ONCE, *arrays, *results))
     operation, plan = _decode_text(text)
     middle = len(results) // 2
     ends = tuple(results[:middle]), tuple(results[middle:])
@@ -106,8 +129,9 @@ def attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tens
     return _in_memory_of_their_own([each for each in gradients if each is not None], [*arrays, *results])
 
 
-@attend_backward.register_fake  # type: ignore[untyped-decorator]
-def _(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
+def _attend_backward_abstract(
+    arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str
+) -> list[torch.Tensor]:
     return [
         torch.empty_like(array, memory_format=torch.contiguous_format) for array in arrays if array.is_floating_point()
     ]
@@ -128,16 +152,30 @@ def _in_memory_of_their_own(results: Sequence[torch.Tensor], arrays: Sequence[to
     return contiguous
 
 
-@custom_op("attention_core::remember", mutates_args=())  # type: ignore[untyped-decorator]
-def clone_for_backward(x: torch.Tensor) -> torch.Tensor:
-    """Clone what is written over before the backward pass: compilers would clone once more, and too late."""
+def _clone(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
-
-
-@clone_for_backward.register_fake  # type: ignore[untyped-decorator]
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
 
 
 def _backend() -> Backend:
     return get_backend("torch")
+
+
+def _operator(name: str, schema: str, compute: Callable[..., Any], abstract: Callable[..., Any]) -> Any:
+    """An operator of PyTorch. One of `torch.library.custom_op` takes three times as long to be called."""
+    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+    _library.impl(name, compute, "CompositeExplicitAutograd")
+    _library.impl(name, fallthrough_kernel, "Autograd")  # `compute` knows what autograd is to record
+    register_fake(f"attention_core::{name}", abstract, lib=_library)
+    return getattr(torch.ops.attention_core, name).default
+
+
+_library = Library("attention_core", "FRAGMENT")
+attend = _operator("attend", "(Tensor[] arrays, str text) -> Tensor[]", _attend, _attend_abstract)
+attend_backward = _operator(
+    "attend_backward",
+    "(Tensor[] arrays, Tensor[] results, str text) -> Tensor[]",
+    _attend_backward,
+    _attend_backward_abstract,
+)
+# Clones what is written over before the backward pass: compilers would clone once more, and too late.
+clone_for_backward = _operator("remember", "(Tensor x) -> Tensor", _clone, torch.empty_like)
