@@ -42,7 +42,14 @@ from attention_core._attention.call import (
     unfold_group,
 )
 from attention_core._attention.choice import attend_automatically
-from attention_core._attention.key_range import cut_keys, find_cut, has_few_queries, key_ranges, masked_columns
+from attention_core._attention.key_range import (
+    cut_keys,
+    find_cut,
+    has_few_queries,
+    key_ranges,
+    masked_columns,
+    with_cut,
+)
 from attention_core._attention.magnitudes import (
     known_finite_products,
     known_finite_scores,
@@ -154,6 +161,7 @@ __all__ = [
     "take_rows",
     "unfold_group",
     "upcast",
+    "with_cut",
     "words_of",
 ]
 

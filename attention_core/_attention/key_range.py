@@ -76,14 +76,19 @@ class KeyCut(NamedTuple):
 
 def cut_keys(call: Call) -> Call:
     """The call with a run of its keys, behind which all is masked, and without a mask that allows all of these."""
-    cut = find_cut(call)
+    return with_cut(call, find_cut(call))
+
+
+def with_cut(call: Call, cut: KeyCut | None) -> Call:
+    """The call with these keys alone."""
     if cut is None:
         return call
+    first, stop = cut.first, cut.stop
     return call._replace(
-        key=call.key[..., cut.first : cut.stop, :],
-        value=call.value[..., cut.first : cut.stop, :],
+        key=call.key[..., first:stop, :],
+        value=call.value[..., first:stop, :],
         mask=cut.mask,
-        bias=_cut_bias(call.bias, cut.first, cut.stop),
+        bias=_cut_bias(call.bias, first, stop),
         starts=cut.starts,
     )
 

@@ -12,6 +12,7 @@ from attention_core._arrays import Array, Namespace, cast_to
 from attention_core._attention.call import CONTEXTS, Call, assumes_finite
 from attention_core._attention.choice import has_no_elements, is_dense_faster
 from attention_core._attention.dense import dense, plan_dense
+from attention_core._attention.key_range import find_cut, with_cut
 from attention_core._attention.recording import RECORDERS
 from attention_core._backend import Backend, KernelWithPlan, is_compiling, is_of_eager_type, registered_name
 from attention_core.masks import And, Causal, KeyLengths, Mask, Or, SlidingWindow
@@ -93,13 +94,15 @@ def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     if implementation == "auto" and call.backend.kernels:
         kernel = call.backend.kernels[0]
         return kernel.plan(call) if isinstance(kernel, KernelWithPlan) and not has_no_elements(call) else None
-    if call.mask is not None and (call.query.shape[-2] != call.key.shape[-2] or not _is_relative(call.mask)):
-        return None  # keys are cut first, and lengths may be arrays
+    if call.mask is not None and not _is_relative(call.mask):  # lengths may be arrays
+        return None
+    cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
+    call = with_cut(call, cut)
     if implementation == "auto" and not is_dense_faster(call) and not has_no_elements(call):
         return None
     plan, xp = plan_dense(call), call.xp
 
     def output(call: Call) -> Array:
-        return cast_to(dense(call, logsumexp=False, plan=plan).output, call.query.dtype, xp=xp)
+        return cast_to(dense(with_cut(call, cut), logsumexp=False, plan=plan).output, call.query.dtype, xp=xp)
 
     return output

@@ -9,7 +9,7 @@ from attention_core._attention.call import Call, score_positions
 from attention_core._backend import is_concrete
 from attention_core.masks import Mask
 
-MAX_SCORES = 64 * 64  # of a mask that is kept: making a larger one takes less time than what it masks
+MAX_SCORES = 2**16  # of a mask that is kept: making a larger one takes less time than what it masks
 _MAX_MASKS = 64
 _known: dict[Any, tuple[Array, bool]] = {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attention_core.backend import Call, cut_keys, default_scale, find_cut
+from attention_core.backend import Call, cut_keys, default_scale, find_cut, with_cut
 from attention_core.masks import flatten
 from attention_torch.flash_cpu import added_to_scores, attend_and_look, attend_to_keys, attend_to_runs, is_clean
 from attention_torch.guards import (
@@ -67,23 +67,20 @@ def _output_by_lengths(call: Call) -> torch.Tensor | None:
 def _plan_of_numbers(call: Call) -> OutputOf | None:
     """The output under a mask of numbers, or none: the keys that are left, and what is added to scores, are known."""
     cut = None if call.mask is None else find_cut(call)
-    cut_call = cut_keys(call)
-    if not _is_judged(cut_call):
+    call = with_cut(call, cut)
+    if not _is_judged(call):
         return None
     dims, num_kv_heads = call.query.shape, call.key.shape[-3]
     factor = default_scale(call.query, call.xp) if call.scale is None else float(call.scale)
-    is_folded = dims[-3] != num_kv_heads and few_queries(cut_call)
+    is_folded = dims[-3] != num_kv_heads and few_queries(call)
     folded = (*dims[:-3], num_kv_heads, -1, dims[-1])  # as `fold_group` does
-    is_masked = cut_call.mask is not None
+    is_masked = call.mask is not None
 
     def output(call: Call) -> torch.Tensor | None:
         if has_modes() or not takes_flash_cpu(call):
             return None
-        query, key, value = call[:3]
+        query, key, value = (call := with_cut(call, cut))[:3]
         query = query.reshape(folded) * factor if is_folded else query * factor
-        if cut is not None:
-            key, value = key[..., cut.first : cut.stop, :], value[..., cut.first : cut.stop, :]
-            call = call._replace(key=key, value=value, mask=cut.mask, starts=cut.starts)
         looks = is_masked and not call.assume_finite
         added = added_to_scores(call, query, looks=looks) if is_masked else None
         found, _, total = attend_to_keys(query, key, value, 1.0, added, looks=looks)
