@@ -159,13 +159,19 @@ def scaled_dot_product_attention(
         "assume_finite": assume_finite,
         "xp": xp,
     }
-    plan = _check_call(query=query, key=key, value=value, **options)
-    output = output_by_plan(plan, (query, key, value), with_causal(mask, is_causal))
-    if output is not None:
-        return output
-    call = _planned_call(plan, query, key, value, options)
-    result = rounded_attention(call, implementation, weights=return_weights, logsumexp=return_logsumexp)
+    result = checked_attention(query, key, value, options)
     return result if return_weights or return_logsumexp else result.output
+
+
+def checked_attention(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
+    """Check the arguments of attention, once per signature, and compute it by the plan of these where there is one."""
+    plan = _check_call(query=query, key=key, value=value, **options)
+    output = output_by_plan(plan, (query, key, value), with_causal(options["mask"], options["is_causal"]))
+    if output is not None:
+        return Attention(output)
+    call = _planned_call(plan, query, key, value, options)
+    wanted = {"weights": options["return_weights"], "logsumexp": options["return_logsumexp"]}
+    return rounded_attention(call, options["implementation"], **wanted)
 
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:

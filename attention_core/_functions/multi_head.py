@@ -17,7 +17,7 @@ from attention_core._arrays import (
     sizes,
     upcast,
 )
-from attention_core._attention.call import Attention, Call
+from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -33,14 +33,7 @@ from attention_core._checks import (
     check_vector,
     once_per_signature,
 )
-from attention_core._functions.attention import (
-    check_options,
-    make_call,
-    option_arrays,
-    rounded_attention,
-    unchecked_call,
-    with_causal,
-)
+from attention_core._functions.attention import check_options, checked_attention, option_arrays, with_causal
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
 from attention_core.masks import Appended, Mask
@@ -145,7 +138,6 @@ def multi_head_attention(
         upcast((query, key, value), xp=xp),
         weights=return_weights,
         logsumexp=return_logsumexp,
-        make=unchecked_call if prepare is None else make_call,
         xp=xp,
         **options,
     )
@@ -171,14 +163,10 @@ def attend_heads(
     arithmetic: str,
     weights: bool = False,
     logsumexp: bool = False,
-    make: Callable[..., Call] = unchecked_call,
     xp: Namespace,
     **options: Any,
 ) -> Attention:
-    """Multi-head attention of arguments that were checked, in the type of the computation.
-
-    ``make`` makes the call of what ``prepare`` returns, and may check it.
-    """
+    """Multi-head attention of arguments that were checked, in the type of the computation."""
     ops = arithmetic_of(arithmetic)
     query, key, value = (
         split_channels(ops.affine(x, *projection, xp=xp), count, xp)
@@ -196,20 +184,10 @@ def attend_heads(
         bias = None if bias is None else _bias_with_extra_key(bias, length, xp)
         key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp=xp)
         value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp=xp)
-    call = make(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=upcast(bias, xp=xp),
-        is_causal=is_causal,
-        sinks=upcast(sinks, xp=xp),
-        implementation=implementation,
-        arithmetic=arithmetic,
-        xp=xp,
-        **options,
-    )
-    result = rounded_attention(call, implementation, weights=weights, logsumexp=logsumexp)
+    options |= {"mask": mask, "bias": upcast(bias, xp=xp), "is_causal": is_causal, "sinks": upcast(sinks, xp=xp)}
+    options |= {"return_weights": weights, "return_logsumexp": logsumexp}
+    options |= {"implementation": implementation, "arithmetic": arithmetic, "xp": xp}
+    result = checked_attention(query, key, value, options)
     output = merge_channels(result.output, xp)
     if parameters.output is not None:
         output = ops.affine(output, *parameters.output, xp=xp)

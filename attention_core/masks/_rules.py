@@ -383,8 +383,10 @@ def _integers(value: Any, leading: tuple[int, ...]) -> list[int] | None:
         return None
     if not len(value.shape):
         return [_clamped(int(value))]
-    xp = array_namespace(value)
-    flat = xp.reshape(xp.broadcast_to(value, leading), (-1,))
+    flat = value
+    if tuple(value.shape) != leading or len(leading) != 1:
+        xp = array_namespace(value)
+        flat = xp.reshape(xp.broadcast_to(value, leading), (-1,))
     numbers = flat.tolist() if hasattr(flat, "tolist") else map(int, flat)
     return [_clamped(number) for number in numbers]
 

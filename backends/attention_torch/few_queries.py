@@ -10,7 +10,7 @@ import torch
 
 from attention_core.backend import Call, cut_keys, default_scale, find_cut, with_cut
 from attention_core.masks import flatten
-from attention_torch.flash_cpu import added_to_scores, attend_and_look, attend_to_keys, attend_to_runs, is_clean
+from attention_torch.flash_cpu import added_to_scores, attend_to_keys, attend_to_runs, is_clean
 from attention_torch.guards import (
     VECTOR_LANES,
     few_queries,
@@ -38,54 +38,61 @@ def plan(call: Call) -> OutputOf | None:
         return None
     if call.softcap is not None or not (call.scale is None or isinstance(call.scale, Real)) or not TAKES_GROUPS:
         return None
+    factor = default_scale(call.query, call.xp) if call.scale is None else float(call.scale)
     lengths: list[Any] = []
     flatten(call.mask, lengths)
-    return _output_by_lengths if lengths else _plan_of_numbers(call)
+    return _plan_of_lengths(factor) if lengths else _plan_of_numbers(call, factor)
 
 
-def _is_judged(call: Call) -> bool:
-    """Whether a call, whose keys are cut, is one that the kernel answers as a plan does."""
-    if call.key.shape[-2] < VECTOR_LANES or not may_look_afterwards(call):
-        return False
-    with torch.no_grad():
-        return slower(call) is None and refusal(call) is None
-
-
-def _output_by_lengths(call: Call) -> torch.Tensor | None:
-    """The output under a mask whose lengths are read."""
-    if has_modes() or not takes_flash_cpu(call):
-        return None
-    call = cut_keys(call)
-    if not _is_judged(call):
-        return None
-    if call.mask is None:
-        output = _plan_of_numbers(call)
-        return None if output is None else output(call)
-    return attend_to_runs(call)[0] if is_taken_apart(call) else attend_and_look(call, logsumexp=False)[0]
-
-
-def _plan_of_numbers(call: Call) -> OutputOf | None:
-    """The output under a mask of numbers, or none: the keys that are left, and what is added to scores, are known."""
+def _plan_of_numbers(call: Call, factor: float) -> OutputOf | None:
+    """The output under a mask of numbers, or none, which say what keys are left."""
     cut = None if call.mask is None else find_cut(call)
-    call = with_cut(call, cut)
-    if not _is_judged(call):
+    if not _is_answered(with_cut(call, cut)):
         return None
-    dims, num_kv_heads = call.query.shape, call.key.shape[-3]
-    factor = default_scale(call.query, call.xp) if call.scale is None else float(call.scale)
-    is_folded = dims[-3] != num_kv_heads and few_queries(call)
-    folded = (*dims[:-3], num_kv_heads, -1, dims[-1])  # as `fold_group` does
-    is_masked = call.mask is not None
 
     def output(call: Call) -> torch.Tensor | None:
         if has_modes() or not takes_flash_cpu(call):
             return None
-        query, key, value = (call := with_cut(call, cut))[:3]
-        query = query.reshape(folded) * factor if is_folded else query * factor
-        looks = is_masked and not call.assume_finite
-        added = added_to_scores(call, query, looks=looks) if is_masked else None
-        found, _, total = attend_to_keys(query, key, value, 1.0, added, looks=looks)
-        if not is_clean(total):
-            return None
-        return found.reshape(dims) if is_folded else found
+        return _attend(with_cut(call, cut), factor)
 
     return output
+
+
+def _plan_of_lengths(factor: float) -> OutputOf:
+    """The output under a mask whose lengths are read."""
+
+    def output(call: Call) -> torch.Tensor | None:
+        if has_modes() or not takes_flash_cpu(call):
+            return None
+        call = cut_keys(call)
+        if not _is_answered(call):
+            return None
+        if call.mask is not None and is_taken_apart(call):
+            return attend_to_runs(call)[0]
+        return _attend(call, factor)
+
+    return output
+
+
+def _is_answered(call: Call) -> bool:
+    """Whether the kernel answers a call whose keys are cut, of few queries next to these."""
+    if call.key.shape[-2] < VECTOR_LANES or not may_look_afterwards(call):
+        return False
+    with torch.no_grad():
+        return call.mask is None or (slower(call) is None and refusal(call) is None)
+
+
+def _attend(call: Call, factor: float) -> torch.Tensor | None:
+    """The output of the kernel, or ``None`` if something leaked."""
+    query, key, value = call[:3]
+    dims, num_kv_heads = query.shape, key.shape[-3]
+    is_folded = dims[-3] != num_kv_heads and few_queries(call)
+    if is_folded:  # as `fold_group` does
+        query = query.reshape(*dims[:-3], num_kv_heads, -1, dims[-1])
+    query = query * factor
+    looks = call.mask is not None and not call.assume_finite
+    added = None if call.mask is None else added_to_scores(call, query, looks=looks)
+    output, _, total = attend_to_keys(query, key, value, 1.0, added, looks=looks)
+    if not is_clean(total):
+        return None
+    return output.reshape(dims) if is_folded else output
