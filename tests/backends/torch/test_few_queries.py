@@ -1,0 +1,224 @@
+"""Few queries on a CPU, computed by a plan of their signature, or in a compiled program by operators of PyTorch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import attention_core as ac
+from attention_core.masks import And
+from attention_torch import compiled, few_queries, flash_cpu, sdpa
+
+attention = ac.scaled_dot_product_attention
+B, H, G, N, D = 2, 6, 2, 300, 8
+FORMULA = torch._C._nn.scaled_dot_product_attention
+MASKS = {
+    "none": lambda rows: None,
+    "one offset": lambda rows: ac.Causal(offset=N - rows),
+    "offset of a part": lambda rows: ac.Causal(offset=200),
+    "window": lambda rows: ac.SlidingWindow(left=99, right=0, offset=N - rows),
+    "length": lambda rows: ac.KeyLengths(150),
+    "lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 40])),
+    "equal lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 150])),
+    "offsets": lambda rows: ac.Causal(offset=torch.tensor([200, 40])),
+    "one offset of all": lambda rows: ac.Causal(offset=torch.tensor(200)),
+    "cache": lambda rows: And(ac.Causal(offset=torch.tensor([200, 40])), ac.KeyLengths(torch.tensor([201, 42]))),
+    "length of none": lambda rows: ac.KeyLengths(torch.tensor([150, 0])),
+    "rows without a key": lambda rows: ac.Causal(offset=-1),
+}
+needs_groups = pytest.mark.skipif(not sdpa.TAKES_GROUPS, reason="the kernel of this version takes no groups")
+
+
+def drawn(rows, dtype=torch.float32, seed=5):
+    rng = np.random.default_rng(seed)
+    dims = (B, H, rows, D), (B, G, N, D), (B, G, N, D)
+    return [torch.from_numpy(rng.standard_normal(each, dtype=np.float32)).to(dtype) for each in dims]
+
+
+def allowed(mask, rows):
+    """The mask as an array (B, 1, M, N)."""
+    if mask is None:
+        return torch.ones((B, 1, rows, N), dtype=torch.bool)
+    array = mask.to_array(rows, N, num_heads=1, leading=(B,), xp=ac.get_backend("torch").namespace)
+    return array.expand(B, 1, rows, N)
+
+
+def formula(arrays, mask):
+    """Of a kernel that answers a fully masked row by 0."""
+    query, key, value = arrays
+    key, value = (x.repeat_interleave(H // G, dim=1) for x in (key, value))
+    return FORMULA(query, key, value, attn_mask=allowed(mask, query.shape[-2]))
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """The outputs of plans, ``None`` where a call was judged after all."""
+    found = []
+
+    def attend(*arguments):
+        found.append(few_queries_attend(*arguments))
+        return found[-1]
+
+    def attend_to_runs(*arguments):
+        found.append(runs(*arguments))
+        return found[-1]
+
+    few_queries_attend, runs = few_queries._attend, few_queries.attend_to_runs
+    monkeypatch.setattr(few_queries, "_attend", attend)
+    monkeypatch.setattr(few_queries, "attend_to_runs", attend_to_runs)
+    return found
+
+
+@needs_groups
+@pytest.mark.parametrize("rows", [1, 4, 16, 32])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_plan_gives_the_output_of_a_judged_call(name, rows, planned, monkeypatch):
+    arrays, mask = drawn(rows), MASKS[name](rows)
+    for _ in range(2):
+        result = attention(*arrays, mask=mask)
+        torch.testing.assert_close(result, formula(arrays, mask))
+    few = {
+        "rows without a key": 0,
+        "window": 16,
+        "length": 16,
+        "lengths": 16,
+        "equal lengths": 16,
+        "length of none": 16,
+    }
+    assert len(planned) == (2 if rows <= few.get(name, 32) else 0)  # next to the keys that the mask leaves
+    monkeypatch.setattr("attention_core._functions.attention.output_by_plan", lambda *_: None)
+    torch.testing.assert_close(result, attention(*arrays, mask=mask), rtol=0, atol=0)
+
+
+@needs_groups
+def test_the_numbers_of_a_mask_are_those_of_the_call(planned):
+    """Of one signature, lengths of arrays differ; masks of other numbers are not confused, and few are kept."""
+    arrays = drawn(4)
+    for length in (50, 300, 17, 120):
+        mask = ac.KeyLengths(torch.tensor([length, length // 2]))
+        torch.testing.assert_close(attention(*arrays, mask=mask), formula(arrays, mask))
+    for offset in (*range(100, 110), 100):
+        for mask in (ac.Causal(offset), ac.SlidingWindow(left=20, right=0, offset=offset)):
+            for dtype in (torch.float32, torch.float64):
+                typed = [x.to(dtype) for x in arrays]
+                torch.testing.assert_close(attention(*typed, mask=mask), formula(typed, mask))
+    assert None not in planned
+    assert 0 < len(flash_cpu._kept) <= flash_cpu.MAX_KEPT
+
+
+@needs_groups
+def test_no_large_mask_is_kept(monkeypatch):
+    monkeypatch.setattr(flash_cpu, "MAX_KEPT_NUMBERS", 5)
+    flash_cpu._kept.clear()
+    arrays, mask = drawn(4), MASKS["window"](4)
+    torch.testing.assert_close(attention(*arrays, mask=mask), formula(arrays, mask))
+    assert not flash_cpu._kept
+
+
+@needs_groups
+def test_a_mask_made_in_inference_mode_serves_outside(planned):
+    arrays, mask = drawn(3), ac.Causal(offset=271)
+    with torch.inference_mode():
+        expected = attention(*arrays, mask=mask)
+    torch.testing.assert_close(attention(*arrays, mask=mask), expected, rtol=0, atol=0)
+    variables = [x.clone().requires_grad_() for x in arrays]
+    gradients = torch.autograd.grad(attention(*variables, mask=mask).sum(), variables)
+    wanted = torch.autograd.grad(formula(variables, mask).sum(), variables)
+    torch.testing.assert_close(gradients, wanted)
+
+
+@needs_groups
+@pytest.mark.parametrize("name", ["none", "window", "lengths", "offsets"])
+def test_modes_strides_and_contexts_are_asked_about_in_every_call(name, planned):
+    arrays, mask = drawn(4), MASKS[name](4)
+    expected = attention(*arrays, mask=mask)
+    planned.clear()
+    variables = [x.clone().requires_grad_() for x in arrays]
+    assert attention(*variables, mask=mask).requires_grad
+    swapped = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in arrays]
+    torch.testing.assert_close(attention(*swapped, mask=mask), expected)
+    traced = make_fx(lambda *x: attention(*x, mask=mask))(*arrays)
+    torch.testing.assert_close(traced(*arrays), expected)
+    primal, tangent = torch.func.jvp(lambda x: attention(x, *arrays[1:], mask=mask), (arrays[0],), (arrays[0],))
+    torch.testing.assert_close(primal, expected)
+    assert tangent.isfinite().all()
+    gradient = torch.func.grad(lambda x: attention(x, *arrays[1:], mask=mask).sum())(arrays[0])
+    assert gradient.abs().sum() > 0
+    assert planned == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(*arrays, mask=mask).dtype == torch.bfloat16
+    with ac.config_context(assume_finite=True):
+        torch.testing.assert_close(attention(*arrays, mask=mask), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(attention(*variables, mask=mask), expected, rtol=0, atol=0)
+
+
+def modes():
+    return ["eager", "compiled"]
+
+
+@pytest.mark.parametrize("mode", modes())
+@pytest.mark.parametrize("rows", [4, 32])
+@pytest.mark.parametrize("name", ["one offset", "offset of a part", "window", "array"])
+def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
+    mask = allowed(MASKS["window"](rows), rows) if name == "array" else MASKS[name](rows)
+    where = mask if name == "array" else allowed(mask, rows)
+    backend = ac.get_backend("torch")
+    attend = backend.compile(lambda *x: attention(*x, mask=mask), mode=mode)
+    arrays = drawn(rows)
+    expected = formula(arrays, ac.masks.Given(where))
+    torch.testing.assert_close(attend(*arrays), expected)
+    for which, number in ((1, math.nan), (1, -math.inf), (2, math.inf), (0, math.nan), (1, 3e38)):
+        spoilt = [x.clone() for x in arrays]
+        if which == 0:
+            spoilt[0][0, 1, -1, 2] = number
+            assert attend(*spoilt)[0, 1, -1].isnan().all()
+        else:
+            spoilt[which][..., -1, 0] = number  # which the last query alone attends to, if any does
+        seen = where[..., -1].expand(B, H, rows)
+        found = attend(*spoilt)
+        kept = ~seen if which else torch.ones_like(seen).index_fill(2, torch.tensor([rows - 1]), False)
+        torch.testing.assert_close(found[kept], expected[kept])
+        if which and not math.isfinite(number) and seen.any():
+            assert not found[seen].isfinite().all(dim=-1).any()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 64])
+@pytest.mark.parametrize("name", ["none", "one offset", "window", "rows without a key"])
+def test_compiled_programs_return_sinks_and_logsumexp(name, rows):
+    arrays, mask = drawn(rows), MASKS[name](rows)
+    sinks = torch.linspace(-1.0, 2.0, H)
+    attend = ac.get_backend("torch").compile(
+        lambda *x, **o: tuple(attention(*x, mask=mask, return_logsumexp=True, **o))[::2]
+    )
+    for options in ({}, {"sinks": sinks}):
+        expected = attention(*arrays, mask=mask, implementation="dense", return_logsumexp=True, **options)
+        output, logsumexp = attend(*arrays, **options)
+        torch.testing.assert_close(output, expected.output)
+        torch.testing.assert_close(logsumexp, expected.logsumexp)
+
+
+def test_a_compiled_program_calls_no_operator_of_ours_unless_something_leaked(monkeypatch):
+    """The kernel's output is kept by a condition; gradients and arrays of lengths take an operator that is opaque."""
+    arrays, mask = drawn(4), MASKS["window"](4)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append({node.target for node in graph.graph.nodes})
+        return graph.forward
+
+    torch._dynamo.reset()
+    attend = torch.compile(lambda *x: attention(*x, mask=mask), backend=backend, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(attend(*arrays), formula(arrays, mask))
+    assert flash_cpu.FLASH_CPU in graphs[0]
+    assert any(getattr(target, "__name__", "") == "cond" for target in graphs[0])
+    called = []
+    monkeypatch.setattr(compiled, "attend_and_look", lambda call: called.append(call))
+    variables = [x.clone().requires_grad_() for x in arrays]
+    recorded = torch.compile(lambda *x: attention(*x, mask=mask), backend="aot_eager", fullgraph=True, dynamic=False)
+    gradients = torch.autograd.grad(recorded(*variables).sum(), variables)
+    wanted = torch.autograd.grad(formula(variables, mask).sum(), variables)
+    torch.testing.assert_close(gradients, wanted)
+    assert not called
