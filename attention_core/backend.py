@@ -32,6 +32,7 @@ from attention_core._arrays import (
 )
 from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.call import (
+    Attention,
     Call,
     assumes_finite,
     default_scale,
@@ -41,7 +42,7 @@ from attention_core._attention.call import (
     score_positions,
     unfold_group,
 )
-from attention_core._attention.choice import attend_automatically
+from attention_core._attention.choice import attend_automatically, with_sinks
 from attention_core._attention.key_range import (
     cut_keys,
     find_cut,
@@ -94,6 +95,7 @@ __all__ = [
     "DIFFERENTIATED_ONCE",
     "FLOATING",
     "Array",
+    "Attention",
     "Autocast",
     "Backend",
     "BlockOperations",
@@ -162,6 +164,7 @@ __all__ = [
     "unfold_group",
     "upcast",
     "with_cut",
+    "with_sinks",
     "words_of",
 ]
 

@@ -112,7 +112,7 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
         return unalarmed(results)
     if call.sinks is None:
         return _attend(call, implementation, weights=weights, logsumexp=logsumexp)
-    return _with_sinks(_attend(call, implementation, weights=weights, logsumexp=True), call)
+    return with_sinks(_attend(call, implementation, weights=weights, logsumexp=True), call)
 
 
 def attend_automatically(call: Call) -> Array:
@@ -120,7 +120,7 @@ def attend_automatically(call: Call) -> Array:
     return cast_to(attend(call, "auto", weights=False, logsumexp=False).output, call.query.dtype, xp=call.xp)
 
 
-def _with_sinks(result: Attention, call: Call) -> Attention:
+def with_sinks(result: Attention, call: Call) -> Attention:
     r"""Let every query also attend to a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
     xp = call.xp
     logsumexp = logaddexp(result.logsumexp, xp.expand_dims(upcast(call.sinks, xp=xp), axis=-1), xp=xp)

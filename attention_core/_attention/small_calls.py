@@ -18,7 +18,7 @@ from attention_core._backend import Backend, KernelWithPlan, is_compiling, is_of
 from attention_core.masks import And, Causal, KeyLengths, Mask, Or, SlidingWindow
 
 _NUMBERS = (int, float, type(None))
-_OTHERS, _RETURNED = ("bias", "score_mod", "sinks", "dropout", "starts"), ("return_weights", "return_logsumexp")
+_OTHERS, _RETURNED = ("bias", "score_mod", "dropout", "starts"), ("return_weights", "return_logsumexp")
 OutputOf = Callable[[Call], Array | None]
 
 
@@ -48,7 +48,7 @@ class CallPlan(NamedTuple):
 
 
 def plan_call(plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any, options: Mapping[str, Any]) -> CallPlan:
-    """The plan with the output of calls of this signature, if no option but lengths of a mask is an array."""
+    """The plan with the output of calls of this signature, if no option but sinks and lengths of a mask is an array."""
     if is_compiling(arrays[0]) or plan.has_constants or not all(map(is_of_eager_type, arrays)):
         return plan
     scale, softcap, arithmetic = options.get("scale"), options.get("softcap"), options.get("arithmetic", "fast")
@@ -60,18 +60,21 @@ def plan_call(plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any, opt
         return plan
     assume_finite = options.get("assume_finite", False)
     call = Call(*arrays, plan.xp, plan.backend, mask=mask, scale=scale, softcap=softcap, assume_finite=assume_finite)
-    output = _output_of(call, options.get("implementation"))
+    output = _output_of(call._replace(sinks=options.get("sinks")), options.get("implementation"))
     return plan._replace(output=output, fields=call[6:], made_for=(plan.backend.tuning, plan.backend.kernels))
 
 
-def output_by_plan(plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any) -> Array | None:
-    """The output for arrays and a mask of the signature of a plan; ``None`` where the call is to be judged."""
+def output_by_plan(
+    plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any, sinks: Array | None = None
+) -> Array | None:
+    """The output for arguments of the signature of a plan; ``None`` where the call is to be judged."""
     if plan.output is None or RECORDERS.all:
         return None
     tuning, kernels = plan.made_for
     if tuning is not plan.backend.tuning or kernels is not plan.backend.kernels:
         return None
     call = Call(*arrays, plan.xp, plan.backend, mask, *plan.fields)
+    call = call if sinks is None else call._replace(sinks=sinks)
     return plan.output(call._replace(assume_finite=True) if assumes_finite(*CONTEXTS.settings) else call)
 
 
@@ -94,7 +97,7 @@ def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     if implementation == "auto" and call.backend.kernels:
         kernel = call.backend.kernels[0]
         return kernel.plan(call) if isinstance(kernel, KernelWithPlan) and not has_no_elements(call) else None
-    if call.mask is not None and not _is_relative(call.mask):  # lengths may be arrays
+    if call.sinks is not None or (call.mask is not None and not _is_relative(call.mask)):  # lengths may be arrays
         return None
     cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
     call = with_cut(call, cut)

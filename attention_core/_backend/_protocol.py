@@ -269,7 +269,7 @@ class KernelWithPlan(Kernel, Protocol):
     """A kernel that is judged once for all calls of a signature, small ones above all: a verdict may take longer.
 
     The core asks the first kernel of a backend alone, and no call with a function or an array among its options. Only
-    lengths and offsets of a mask may be arrays. Keys that the mask hides are not cut yet.
+    sinks, and lengths and offsets of a mask, may be arrays. Keys that the mask hides are not cut yet.
     """
 
     def plan(self, call: Any, /) -> Callable[[Any], Array | None] | None:

@@ -166,7 +166,8 @@ def scaled_dot_product_attention(
 def checked_attention(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Check the arguments of attention, once per signature, and compute it by the plan of these where there is one."""
     plan = _check_call(query=query, key=key, value=value, **options)
-    output = output_by_plan(plan, (query, key, value), with_causal(options["mask"], options["is_causal"]))
+    mask = with_causal(options["mask"], options["is_causal"])
+    output = output_by_plan(plan, (query, key, value), mask, options["sinks"])
     if output is not None:
         return Attention(output)
     call = _planned_call(plan, query, key, value, options)

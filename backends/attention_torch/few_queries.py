@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attention_core.backend import Call, cut_keys, default_scale, find_cut, with_cut
+from attention_core.backend import Attention, Call, cut_keys, default_scale, find_cut, with_cut, with_sinks
 from attention_core.masks import flatten
 from attention_torch.flash_cpu import added_to_scores, attend_to_keys, attend_to_runs, is_clean
 from attention_torch.guards import (
@@ -68,7 +68,7 @@ def _plan_of_lengths(factor: float) -> OutputOf:
         if not _is_answered(call):
             return None
         if call.mask is not None and is_taken_apart(call):
-            return attend_to_runs(call)[0]
+            return attend_to_runs(call)[0] if call.sinks is None else None
         return _attend(call, factor)
 
     return output
@@ -90,9 +90,16 @@ def _attend(call: Call, factor: float) -> torch.Tensor | None:
     if is_folded:  # as `fold_group` does
         query = query.reshape(*dims[:-3], num_kv_heads, -1, dims[-1])
     query = query * factor
-    looks = call.mask is not None and not call.assume_finite
-    added = None if call.mask is None else added_to_scores(call, query, looks=looks)
-    output, _, total = attend_to_keys(query, key, value, 1.0, added, looks=looks)
+    is_masked = call.mask is not None
+    if call.assume_finite and is_masked and call.sinks is not None:  # the kernel's logsumexp may be of no key
+        return None
+    looks = (is_masked or call.sinks is not None) and not call.assume_finite
+    added = added_to_scores(call, query, looks=looks) if is_masked else None
+    output, logsumexp, total = attend_to_keys(query, key, value, 1.0, added, looks=looks)
     if not is_clean(total):
         return None
-    return output.reshape(dims) if is_folded else output
+    if is_folded:
+        output = output.reshape(dims)
+    if call.sinks is None:
+        return output
+    return with_sinks(Attention(output, None, logsumexp.reshape(dims[:-1])), call).output

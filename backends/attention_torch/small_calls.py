@@ -35,6 +35,7 @@ def plan(call: Call) -> Callable[[Call], torch.Tensor | None] | None:
         and 2 * query.numel() > key.numel()
         and not few_queries(call)
         and call.softcap is None
+        and call.sinks is None
         and isinstance(scale, Real)
         and float(scale) > 0
         and (call.mask is None or (is_top_left_causal(call.mask) and query.shape[-2] == key.shape[-2]))

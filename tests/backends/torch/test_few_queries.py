@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
 from attention_core.masks import And
-from attention_torch import compiled, few_queries, flash_cpu, sdpa
+from attention_torch import compiled, few_queries, flash_cpu, guards, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8
@@ -21,6 +21,7 @@ MASKS = {
     "window": lambda rows: ac.SlidingWindow(left=99, right=0, offset=N - rows),
     "length": lambda rows: ac.KeyLengths(150),
     "lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 40])),
+    "lengths apart": lambda rows: ac.KeyLengths(torch.tensor([150, 40])),
     "equal lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 150])),
     "offsets": lambda rows: ac.Causal(offset=torch.tensor([200, 40])),
     "one offset of all": lambda rows: ac.Causal(offset=torch.tensor(200)),
@@ -52,6 +53,12 @@ def formula(arrays, mask):
     return FORMULA(query, key, value, attn_mask=allowed(mask, query.shape[-2]))
 
 
+def take_apart(name, monkeypatch):
+    """Let each sample be a call of its own, as where there are many keys."""
+    if name == "lengths apart":
+        monkeypatch.setattr(guards, "MIN_ELEMENTS", 1)
+
+
 @pytest.fixture
 def planned(monkeypatch):
     """The outputs of plans, ``None`` where a call was judged after all."""
@@ -75,6 +82,7 @@ def planned(monkeypatch):
 @pytest.mark.parametrize("rows", [1, 4, 16, 32])
 @pytest.mark.parametrize("name", MASKS)
 def test_a_plan_gives_the_output_of_a_judged_call(name, rows, planned, monkeypatch):
+    take_apart(name, monkeypatch)
     arrays, mask = drawn(rows), MASKS[name](rows)
     for _ in range(2):
         result = attention(*arrays, mask=mask)
@@ -84,12 +92,35 @@ def test_a_plan_gives_the_output_of_a_judged_call(name, rows, planned, monkeypat
         "window": 16,
         "length": 16,
         "lengths": 16,
+        "lengths apart": 16,
         "equal lengths": 16,
         "length of none": 16,
     }
     assert len(planned) == (2 if rows <= few.get(name, 32) else 0)  # next to the keys that the mask leaves
     monkeypatch.setattr("attention_core._functions.attention.output_by_plan", lambda *_: None)
     torch.testing.assert_close(result, attention(*arrays, mask=mask), rtol=0, atol=0)
+
+
+@needs_groups
+@pytest.mark.parametrize("name", ["none", "window", "length", "lengths", "lengths apart", "offsets", "length of none"])
+def test_sinks_are_those_of_the_call(name, planned, monkeypatch):
+    take_apart(name, monkeypatch)
+    arrays, mask = drawn(4), MASKS[name](4)
+    for shift in (0.0, 3.0, -math.inf):
+        sinks = torch.linspace(-1.0, 2.0, H) + shift
+        result = attention(*arrays, mask=mask, sinks=sinks)
+        torch.testing.assert_close(result, attention(*arrays, mask=mask, sinks=sinks, implementation="dense"))
+        with monkeypatch.context() as context:
+            context.setattr("attention_core._functions.attention.output_by_plan", lambda *_: None)
+            torch.testing.assert_close(result, attention(*arrays, mask=mask, sinks=sinks), rtol=0, atol=0)
+        finite = attention(*arrays, mask=mask, sinks=sinks, assume_finite=True)
+        torch.testing.assert_close(finite, result)
+        key = arrays[1].clone()
+        key[..., 130, 0] = math.nan
+        spoilt = attention(arrays[0], key, arrays[2], mask=mask, sinks=sinks)
+        assert spoilt.isnan().any() == bool(allowed(mask, 4)[..., 130].any())
+    assert (None in planned) == (name != "lengths apart")
+    assert any(each is not None for each in planned) == (name not in ("lengths apart", "length of none"))
 
 
 @needs_groups
