@@ -36,7 +36,12 @@ def key_ranges(call: Call) -> list[KeyRange] | None:
     ranges = call.mask.key_ranges(rows, tuple(leading))  # type: ignore[arg-type]
     if ranges is None:
         return None
-    return [KeyRange(*(min(max(0, end - start), columns) for end in each)) for each in ranges]
+    return [KeyRange(*(_within(end - start, columns) for end in each)) for each in ranges]
+
+
+def _within(end: int, columns: Any) -> Any:
+    """An index of so many keys, or their number. Not by `min`, of which a compiler makes a symbol."""
+    return columns if end > columns else max(0, end)
 
 
 def masked_columns(call: Call) -> list[slice]:

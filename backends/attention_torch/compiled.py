@@ -33,6 +33,7 @@ from attention_torch.flash_cpu import (
     with_unit_stride,
 )
 from attention_torch.guards import all_products_are_finite, few_queries, looks_in_program
+from attention_torch.operators import encode, repair
 
 __all__ = ["attend", "attend_and_look"]
 
@@ -64,18 +65,11 @@ def attend_and_look(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     added = None if call.mask is None else added_to_scores(call, query, looks=True)
     *results, total = attend_to_keys(query, key, value, scale, added, looks=True)
     output, logsumexp = (sdpa.with_batch_of(call, x) for x in results)
-    assert total is not None
-
-    def kept() -> tuple[torch.Tensor, torch.Tensor]:
-        return output.clone(memory_format=torch.contiguous_format), logsumexp.clone(
-            memory_format=torch.contiguous_format
-        )
-
-    def blocks() -> tuple[torch.Tensor, torch.Tensor]:
-        found = blockwise(call)
-        return cast_to(found[0], output.dtype, xp=call.xp), found[1]
-
-    return torch.cond(total.isfinite(), kept, blocks, ())  # type: ignore[no-any-return]
+    mask_arrays: list[torch.Tensor] = []
+    mask = flatten(Given(call.mask) if isinstance(call.mask, torch.Tensor) else call.mask, mask_arrays)
+    text = encode(*BLOCKS, EagerPlan, mask, None if call.scale is None else float(call.scale), call.starts)
+    repair(output, logsumexp, total, [call.query, call.key, call.value, *mask_arrays], text)
+    return output, logsumexp
 
 
 class Fork(torch.autograd.Function):  # type: ignore[misc]
@@ -311,3 +305,14 @@ def _eager_empty(plan: EagerPlan, arrays: tuple[torch.Tensor, ...], backend: Bac
 
 
 EAGER = register("torch.eager", Operation(_eager_forward, _eager_backward, _eager_empty))
+
+
+def _blocks_forward(
+    plan: EagerPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
+) -> tuple[torch.Tensor, torch.Tensor]:
+    query, key, value, *mask_arrays = arrays
+    call = Call(query, key, value, backend.namespace, backend, unflatten(plan.mask, mask_arrays), scale=plan.scale)
+    return blockwise(call._replace(starts=plan.starts))
+
+
+BLOCKS = register("torch.blocks", Operation(_blocks_forward, _eager_backward, _eager_empty))

@@ -12,8 +12,10 @@ from attention_core.backend import Attention, Call, cut_keys, default_scale, fin
 from attention_core.masks import flatten
 from attention_torch.flash_cpu import added_to_scores, attend_to_keys, attend_to_runs, is_clean
 from attention_torch.guards import (
+    TYPES,
     VECTOR_LANES,
     few_queries,
+    has_modes,
     is_taken_apart,
     may_look_afterwards,
     refusal,
@@ -21,7 +23,6 @@ from attention_torch.guards import (
     takes_flash_cpu,
 )
 from attention_torch.sdpa import TAKES_GROUPS
-from attention_torch.small_calls import TYPES, has_modes
 
 __all__ = ["plan"]
 

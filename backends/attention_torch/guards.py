@@ -25,10 +25,12 @@ from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segme
 
 __all__ = [
     "HALVES",
+    "TYPES",
     "all_products_are_finite",
     "causal_part",
     "decides_at_run_time",
     "has_key_lengths",
+    "has_modes",
     "is_on_host",
     "is_repaired",
     "is_taken_apart",
@@ -51,11 +53,24 @@ VECTOR_LANES = 16  # numbers in the longest vectors of a processor
 MASK_PER_INPUT = 8  # on an accelerator, numbers of a mask for each of query, key and value
 MIN_ROWS, MIN_SCORES = 64, 2**15  # from which on a compiled call gains more by the kernel than reading costs
 HOSTS = {"cpu"}
+TYPES = (torch.Tensor, torch.nn.Parameter)
+_num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
+_functorch_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def is_on_host(array: torch.Tensor) -> bool:
     """Whether values are read without waiting for a device."""
     return array.device.type in HOSTS
+
+
+def has_modes() -> bool:
+    """Whether anything but PyTorch's own autograd looks at what is called, so that values may not be read."""
+    return (
+        getattr(forward_ad, "_current_level", -1) >= 0
+        or _num_dispatch_modes() > 0
+        or _functorch_transform() is not None
+        or _is_tracing()
+    )
 
 
 def records(call: Call) -> bool:

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import types
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.library import Library, fallthrough_kernel, register_fake
+from torch.autograd import forward_ad
+from torch.library import Library, register_fake
 
-from attention_core.backend import DIFFERENTIATED_ONCE, Backend, Operation, get_backend, registered, registered_name
+from attention_core.backend import Backend, Operation, get_backend, registered, registered_name
 from attention_torch.former import decode_former
+from attention_torch.guards import TYPES, has_modes
 
-__all__ = ["attend", "clone_for_backward", "encode"]
+__all__ = ["attend", "clone_for_backward", "encode", "repair"]
 
-NOT_OF_EXPORTED = "expected an exported program that is not differentiated; got one that is"
+BELOW_AUTOGRAD = torch._C._after_autograd_keyset
+NOT_DIFFERENTIATED = (
+    "expected an exported program, or gradients of attention in blocks or by a kernel, that is not differentiated; got"
+    " one that is"
+)
 PROCESS = uuid.uuid4().hex
 _local: dict[str, Any] = {}  # what is not registered, by a name that holds in this process
 
@@ -83,29 +90,8 @@ def _decode(part: Any) -> Any:
     return thing
 
 
-class Undifferentiated(torch.autograd.Function):  # type: ignore[misc]
-    """Results of an operator where autograd records them: backward, it raises an error of this text."""
-
-    @staticmethod
-    def forward(ctx: Any, compute: Callable[..., list[torch.Tensor]], error: str, *tensors: torch.Tensor) -> Any:
-        """Compute the results."""
-        ctx.error = error
-        return tuple(compute(*tensors))
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        """Raise."""
-        raise NotImplementedError(ctx.error)
-
-
-def _records(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
 def _attend(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the results of an operation."""
-    if _records(*arrays):
-        return list(Undifferentiated.apply(lambda *arrays: _attend(arrays, text), NOT_OF_EXPORTED, *arrays))
     operation, plan = _decode_text(text)
     return _in_memory_of_their_own(operation.forward(plan, tuple(arrays), _backend()), arrays)
 
@@ -117,10 +103,6 @@ def _attend_abstract(arrays: Sequence[torch.Tensor], text: str) -> list[torch.Te
 
 def _attend_backward(arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor], text: str) -> list[torch.Tensor]:
     """Compute the gradients of the arrays of floating point, of results and their cotangents."""
-    if _records(*arrays, *results):
-        count = len(arrays)
-        compute = lambda *tensors: _attend_backward(tensors[:count], tensors[count:], text)  # noqa: E731
-        return list(Undifferentiated.apply(compute, DIFFERENTIATED_ONCE, *arrays, *results))
     operation, plan = _decode_text(text)
     middle = len(results) // 2
     ends = tuple(results[:middle]), tuple(results[middle:])
@@ -152,6 +134,17 @@ def _in_memory_of_their_own(results: Sequence[torch.Tensor], arrays: Sequence[to
     return contiguous
 
 
+def _repair(
+    output: torch.Tensor, logsumexp: torch.Tensor, total: torch.Tensor, arrays: Sequence[torch.Tensor], text: str
+) -> None:
+    """Write the results of an operation over output and logsumexp, if their total is not finite."""
+    if math.isfinite(total.item()):
+        return
+    operation, plan = _decode_text(text)
+    for array, result in zip((output, logsumexp), operation.forward(plan, tuple(arrays), _backend()), strict=True):
+        array.copy_(result)
+
+
 def _clone(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
@@ -160,11 +153,51 @@ def _backend() -> Backend:
     return get_backend("torch")
 
 
+class Undifferentiated(torch.autograd.Function):  # type: ignore[misc]
+    """Results of an operator where autograd records them, which raise backward."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., list[torch.Tensor]], *tensors: torch.Tensor) -> Any:
+        """Compute the results."""
+        return tuple(compute(*tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """Raise."""
+        raise NotImplementedError(NOT_DIFFERENTIATED)
+
+
+def _with_autograd(name: str, compute: Callable[..., Any], keyset: Any, *arguments: Any) -> Any:
+    """Compute at once where nobody looks; else record that there is no gradient, and let others than autograd look."""
+    tensors = [x for each in arguments for x in (each if isinstance(each, list) else [each]) if type(x) is not str]
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if not (recorded or has_modes()) and all(type(x) in TYPES for x in tensors):
+        return compute(*arguments)
+    is_forward_mode = getattr(forward_ad, "_current_level", -1) >= 0
+    if is_forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(NOT_DIFFERENTIATED)
+
+    def below(*tensors: torch.Tensor) -> Any:
+        remaining = iter(tensors)
+        given = [
+            [next(remaining) for _ in each]
+            if isinstance(each, list)
+            else each
+            if type(each) is str
+            else next(remaining)
+            for each in arguments
+        ]
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.attention_core, name).default.redispatch(keyset & BELOW_AUTOGRAD, *given)
+
+    return list(Undifferentiated.apply(below, *tensors)) if recorded else below(*tensors)
+
+
 def _operator(name: str, schema: str, compute: Callable[..., Any], abstract: Callable[..., Any]) -> Any:
     """An operator of PyTorch. One of `torch.library.custom_op` takes three times as long to be called."""
     _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     _library.impl(name, compute, "CompositeExplicitAutograd")
-    _library.impl(name, fallthrough_kernel, "Autograd")  # `compute` knows what autograd is to record
+    _library.impl(name, functools.partial(_with_autograd, name, compute), "Autograd", with_keyset=True)
     register_fake(f"attention_core::{name}", abstract, lib=_library)
     return getattr(torch.ops.attention_core, name).default
 
@@ -176,6 +209,12 @@ attend_backward = _operator(
     "(Tensor[] arrays, Tensor[] results, str text) -> Tensor[]",
     _attend_backward,
     _attend_backward_abstract,
+)
+repair = _operator(
+    "repair",
+    "(Tensor(a!) output, Tensor(b!) logsumexp, Tensor total, Tensor[] arrays, str text) -> ()",
+    _repair,
+    lambda *_: None,
 )
 # Clones what is written over before the backward pass: compilers would clone once more, and too late.
 clone_for_backward = _operator("remember", "(Tensor x) -> Tensor", _clone, torch.empty_like)

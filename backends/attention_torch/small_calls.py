@@ -7,17 +7,12 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from attention_core.backend import Call, default_scale, is_top_left_causal, norms_are_below
-from attention_torch.guards import HALVES, MIN_ELEMENTS, few_queries, is_on_host
+from attention_torch.guards import HALVES, MIN_ELEMENTS, TYPES, few_queries, has_modes, is_on_host
 from attention_torch.sdpa import KERNEL, TAKES_GROUPS, differentiated_once
 
-__all__ = ["TYPES", "has_modes", "plan"]
-
-TYPES = (torch.Tensor, torch.nn.Parameter)
-_num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
-_functorch_transform = torch._C._functorch.peek_interpreter_stack
+__all__ = ["plan"]
 
 
 def plan(call: Call) -> Callable[[Call], torch.Tensor | None] | None:
@@ -54,13 +49,3 @@ def plan(call: Call) -> Callable[[Call], torch.Tensor | None] | None:
         return differentiated_once(KERNEL(query, key, value, is_causal=is_causal, scale=factor, enable_gqa=has_groups))
 
     return output
-
-
-def has_modes() -> bool:
-    """Whether anything but PyTorch's own autograd looks at what is called, so that values may not be read."""
-    return (
-        getattr(forward_ad, "_current_level", -1) >= 0
-        or _num_dispatch_modes() > 0
-        or _functorch_transform() is not None
-        or _is_tracing()
-    )

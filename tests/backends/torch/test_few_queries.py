@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
 from attention_core.masks import And
-from attention_torch import compiled, few_queries, flash_cpu, guards, sdpa
+from attention_torch import compiled, few_queries, flash_cpu, guards, operators, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8
@@ -231,8 +231,8 @@ def test_compiled_programs_return_sinks_and_logsumexp(name, rows):
         torch.testing.assert_close(logsumexp, expected.logsumexp)
 
 
-def test_a_compiled_program_calls_no_operator_of_ours_unless_something_leaked(monkeypatch):
-    """The kernel's output is kept by a condition; gradients and arrays of lengths take an operator that is opaque."""
+def test_a_compiled_program_calls_the_kernel_by_its_operator(monkeypatch):
+    """An operator writes over the output of the kernel if something leaked; gradients take one that is opaque."""
     arrays, mask = drawn(4), MASKS["window"](4)
     graphs = []
 
@@ -244,7 +244,8 @@ def test_a_compiled_program_calls_no_operator_of_ours_unless_something_leaked(mo
     attend = torch.compile(lambda *x: attention(*x, mask=mask), backend=backend, fullgraph=True, dynamic=False)
     torch.testing.assert_close(attend(*arrays), formula(arrays, mask))
     assert flash_cpu.FLASH_CPU in graphs[0]
-    assert any(getattr(target, "__name__", "") == "cond" for target in graphs[0])
+    assert operators.repair in graphs[0]
+    assert operators.attend not in graphs[0]
     called = []
     monkeypatch.setattr(compiled, "attend_and_look", lambda call: called.append(call))
     variables = [x.clone().requires_grad_() for x in arrays]
@@ -253,3 +254,51 @@ def test_a_compiled_program_calls_no_operator_of_ours_unless_something_leaked(mo
     wanted = torch.autograd.grad(formula(variables, mask).sum(), variables)
     torch.testing.assert_close(gradients, wanted)
     assert not called
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@torch.no_grad()
+def test_compiled_arrays_may_share_memory_and_lengths_may_change(compiler):
+    packed = torch.stack(drawn(4)[1:]).transpose(2, 3).contiguous()
+    query, mask = drawn(4)[0], ac.Causal(offset=200)
+    views = [each.transpose(1, 2) for each in packed]
+
+    def compiled(function):
+        torch._dynamo.reset()
+        return torch.compile(function, fullgraph=True, backend=compiler)
+
+    expected = attention(query, *views, mask=mask)
+    attend = compiled(lambda query, key, value: attention(query, key, value, mask=mask))
+    torch.testing.assert_close(attend(query, *views), expected)
+    same = compiled(lambda query, key: attention(query, key, key, mask=mask))
+    torch.testing.assert_close(same(query, views[0]), attention(query, views[0], views[0], mask=mask))
+    inside = compiled(lambda query, packed: attention(query, *(x.transpose(1, 2) for x in packed), mask=mask))
+    torch.testing.assert_close(inside(query, packed), expected)
+    attend = compiled(lambda *arrays: tuple(attention(*arrays, mask=mask, return_logsumexp=True))[::2])
+    for columns in (300, 299, 280):
+        arrays = query, *(x[..., :columns, :].contiguous() for x in views)
+        output, logsumexp = attend(*arrays)
+        wanted = attention(*arrays, mask=mask, return_logsumexp=True)
+        torch.testing.assert_close(output, wanted.output)
+        torch.testing.assert_close(logsumexp, wanted.logsumexp)
+
+
+class Blocks(torch.nn.Module):
+    def forward(self, query, key, value):
+        return attention(query, key, value, implementation="blockwise")
+
+
+def test_an_exported_program_raises_where_it_is_differentiated():
+    arrays = drawn(4)
+    module = torch.export.export(Blocks(), tuple(arrays)).module()
+    torch.testing.assert_close(module(*arrays), attention(*arrays, implementation="blockwise"))
+    variable = arrays[0].clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match="expected an exported program"):
+        module(variable, *arrays[1:]).sum().backward()
+    with pytest.raises(NotImplementedError, match="expected an exported program"):
+        torch.func.jvp(lambda x: module(x, *arrays[1:]), (arrays[0],), (arrays[0],))
+    for transform in (torch.func.grad, torch.func.jacrev):
+        with pytest.raises(RuntimeError, match="functorch"):
+            transform(lambda x: module(x, *arrays[1:]).sum())(arrays[0])
+    with torch.inference_mode():
+        module(*arrays)
