@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import math
 import types
 import uuid
@@ -19,17 +20,15 @@ import torch
 from torch.autograd import forward_ad
 from torch.library import Library, register_fake
 
-from attention_core.backend import Backend, Operation, get_backend, registered, registered_name
+from attention_core.backend import DIFFERENTIATED_ONCE, Backend, Operation, get_backend, registered, registered_name
 from attention_torch.former import decode_former
 from attention_torch.guards import TYPES, has_modes
 
 __all__ = ["attend", "clone_for_backward", "encode", "repair"]
 
+STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of older versions
 BELOW_AUTOGRAD = torch._C._after_autograd_keyset
-NOT_DIFFERENTIATED = (
-    "expected an exported program, or gradients of attention in blocks or by a kernel, that is not differentiated; got"
-    " one that is"
-)
+NOT_OF_EXPORTED = "expected an exported program that is not differentiated; got one that is"
 PROCESS = uuid.uuid4().hex
 _local: dict[str, Any] = {}  # what is not registered, by a name that holds in this process
 
@@ -154,50 +153,46 @@ def _backend() -> Backend:
 
 
 class Undifferentiated(torch.autograd.Function):  # type: ignore[misc]
-    """Results of an operator where autograd records them, which raise backward."""
+    """Results of an operator where autograd records them: backward, an error of this text is raised."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[..., list[torch.Tensor]], *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, compute: Callable[..., list[torch.Tensor]], error: str, *tensors: torch.Tensor) -> Any:
         """Compute the results."""
+        ctx.error = error
         return tuple(compute(*tensors))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Raise."""
-        raise NotImplementedError(NOT_DIFFERENTIATED)
+        raise NotImplementedError(ctx.error)
 
 
-def _with_autograd(name: str, compute: Callable[..., Any], keyset: Any, *arguments: Any) -> Any:
+def _with_autograd(
+    operator: Any, compute: Callable[..., list[torch.Tensor]], error: str, keyset: Any, *arguments: Any
+) -> list[torch.Tensor]:
     """Compute at once where nobody looks; else record that there is no gradient, and let others than autograd look."""
-    tensors = [x for each in arguments for x in (each if isinstance(each, list) else [each]) if type(x) is not str]
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if not (recorded or has_modes()) and all(type(x) in TYPES for x in tensors):
+    *lists, text = arguments
+    tensors = list(itertools.chain(*lists))
+    is_recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if not (is_recorded or has_modes()) and all(type(tensor) in TYPES for tensor in tensors):
         return compute(*arguments)
     is_forward_mode = getattr(forward_ad, "_current_level", -1) >= 0
-    if is_forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise NotImplementedError(NOT_DIFFERENTIATED)
+    if is_forward_mode and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError(error)
 
-    def below(*tensors: torch.Tensor) -> Any:
+    def below(*tensors: torch.Tensor) -> list[torch.Tensor]:
         remaining = iter(tensors)
-        given = [
-            [next(remaining) for _ in each]
-            if isinstance(each, list)
-            else each
-            if type(each) is str
-            else next(remaining)
-            for each in arguments
-        ]
+        given = [list(itertools.islice(remaining, len(each))) for each in lists]
         with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.attention_core, name).default.redispatch(keyset & BELOW_AUTOGRAD, *given)
+            return operator.redispatch(keyset & BELOW_AUTOGRAD, *given, text)  # type: ignore[no-any-return]
 
-    return list(Undifferentiated.apply(below, *tensors)) if recorded else below(*tensors)
+    return list(Undifferentiated.apply(below, error, *tensors)) if is_recorded else below(*tensors)
 
 
 def _operator(name: str, schema: str, compute: Callable[..., Any], abstract: Callable[..., Any]) -> Any:
-    """An operator of PyTorch. One of `torch.library.custom_op` takes three times as long to be called."""
-    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+    """An operator of PyTorch, which takes less time to be called than one of `torch.library.custom_op`."""
+    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, STRIDES))
     _library.impl(name, compute, "CompositeExplicitAutograd")
-    _library.impl(name, functools.partial(_with_autograd, name, compute), "Autograd", with_keyset=True)
     register_fake(f"attention_core::{name}", abstract, lib=_library)
     return getattr(torch.ops.attention_core, name).default
 
@@ -216,5 +211,11 @@ repair = _operator(
     _repair,
     lambda *_: None,
 )
+for _each, _compute, _error in (
+    (attend, _attend, NOT_OF_EXPORTED),
+    (attend_backward, _attend_backward, DIFFERENTIATED_ONCE),
+):
+    _kernel = functools.partial(_with_autograd, _each, _compute, _error)
+    _library.impl(_each, _kernel, "Autograd", with_keyset=True)
 # Clones what is written over before the backward pass: compilers would clone once more, and too late.
 clone_for_backward = _operator("remember", "(Tensor x) -> Tensor", _clone, torch.empty_like)
