@@ -83,13 +83,13 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
     """What checks may look at, to be compared; ``None`` where something is traced, or not known to be static."""
     parts = list(values)
     kinds = tuple(map(type, parts))  # 1, 1.0 and True are equal, and not the same
-    for place, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds):
         if kind in _PLAIN:
             continue
-        facts = _array_facts(parts[place], kind) if kind in _fact_getters else _facts(parts[place], kind)
+        facts = _array_facts(parts[index], kind) if kind in _fact_getters else _facts(parts[index], kind)
         if facts is None:
             return None
-        parts[place] = facts
+        parts[index] = facts
     return kinds, tuple(parts)
 
 

@@ -182,9 +182,9 @@ def _with_autograd(
 
     def below(*tensors: torch.Tensor) -> list[torch.Tensor]:
         remaining = iter(tensors)
-        given = [list(itertools.islice(remaining, len(each))) for each in lists]
+        lists_of_tensors = [list(itertools.islice(remaining, len(each))) for each in lists]
         with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keyset & BELOW_AUTOGRAD, *given, text)  # type: ignore[no-any-return]
+            return operator.redispatch(keyset & BELOW_AUTOGRAD, *lists_of_tensors, text)  # type: ignore[no-any-return]
 
     return list(Undifferentiated.apply(below, error, *tensors)) if is_recorded else below(*tensors)
 
