@@ -315,4 +315,5 @@ def _blocks_forward(
     return blockwise(call._replace(starts=plan.starts))
 
 
+# Of which `repair` computes the results alone.
 BLOCKS = register("torch.blocks", Operation(_blocks_forward, _eager_backward, _eager_empty))

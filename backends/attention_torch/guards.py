@@ -273,33 +273,29 @@ def may_look_afterwards(call: Call) -> bool:
 
 
 def looks_in_program(call: Call) -> bool:
-    """Whether a compiled program looks at output and logsumexp of the kernel for CPUs, in operators of PyTorch alone.
+    """Whether a compiled program contains the kernel for CPUs, and looks at its output and logsumexp.
 
-    Keys are cut before that, so that what is read when the program runs are no lengths.
+    Lengths in arrays are left to an operator, which reads them and cuts the keys.
     """
     mask = call.mask
-    is_plain = mask is None or isinstance(mask, torch.Tensor | Given) or mask.is_relative()
-    dims = (*call.query.shape, *call.key.shape)
     return (
-        is_plain
+        (mask is None or isinstance(mask, torch.Tensor | Given) or mask.is_relative())
         and call.bias is None
         and not call.assume_finite
         and decides_at_run_time(call)
-        and all(isinstance(size, int) for size in dims)
         and may_look_afterwards(call)
-        and not records(call)
-        and all(array.stride(-1) == 1 for array in (call.query, call.key, call.value))
+        and _fits_operator(call)
     )
 
 
 def takes_flash_cpu(call: Call) -> bool:
     """Whether PyTorch takes its kernel for CPUs here and now, of which autograd records nothing."""
-    return (
-        not records(call)
-        and all(array.stride(-1) == 1 for array in (call.query, call.key, call.value))
-        and not torch.is_autocast_enabled("cpu")
-        and torch.backends.cuda.flash_sdp_enabled()
-    )
+    return _fits_operator(call) and not torch.is_autocast_enabled("cpu") and torch.backends.cuda.flash_sdp_enabled()
+
+
+def _fits_operator(call: Call) -> bool:
+    """Whether the operator of the kernel can read the arrays, and autograd records nothing."""
+    return not records(call) and all(array.stride(-1) == 1 for array in (call.query, call.key, call.value))
 
 
 def causal_part(mask: Any) -> tuple[Mask | None, Any]:
