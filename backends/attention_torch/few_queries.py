@@ -26,7 +26,9 @@ from attention_torch.sdpa import TAKES_GROUPS
 
 __all__ = ["plan"]
 
-OutputOf = Callable[[Call], torch.Tensor | None]
+OutputOf = Callable[
+    [Call], "torch.Tensor | None"
+]  # The documentation is built without PyTorch, whose types it cannot join.
 
 
 def plan(call: Call) -> OutputOf | None:
