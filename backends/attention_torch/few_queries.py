@@ -26,9 +26,8 @@ from attention_torch.sdpa import TAKES_GROUPS
 
 __all__ = ["plan"]
 
-OutputOf = Callable[
-    [Call], "torch.Tensor | None"
-]  # The documentation is built without PyTorch, whose types it cannot join.
+# In quotes: the documentation is built without PyTorch, and what stands for its types cannot be joined.
+OutputOf = Callable[[Call], "torch.Tensor | None"]
 
 
 def plan(call: Call) -> OutputOf | None:
