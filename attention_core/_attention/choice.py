@@ -18,6 +18,7 @@ from attention_core._attention.key_range import cut_keys, has_few_queries
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.reproducible.weights import reproducible_weights
+from attention_core._attention.samples import attend_per_sample, sample_calls
 from attention_core._attention.softmax import logaddexp
 from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice
@@ -139,17 +140,20 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
     if implementation not in IMPLEMENTATIONS:
         return _attend_by_kernel(call, implementation, weights=weights, logsumexp=logsumexp)
     automatic = implementation == "auto"
-    kernel = from_kernel = None
+    kernel = from_kernel = samples = None
     if automatic:
         kernel = _preferred_kernel(call)
         if logsumexp and _has_logsumexp(kernel, call):
             from_kernel = kernel.attend_with_logsumexp(call)
         elif call.sinks is not None:
             kernel = None
-        implementation = _choose(call, kernel)
+        samples = None if kernel is not None else samples_of(whole)
+        implementation = "dense" if samples is not None else _choose(call, kernel)
     if weights and not automatic and implementation != "dense":
         raise _no_weights(implementation)
-    if implementation == "dense":
+    if samples is not None:
+        result = attend_per_sample(samples, whole.query.shape[:-3], logsumexp=logsumexp)
+    elif implementation == "dense":
         result = dense(call, weights=weights and call is whole, logsumexp=logsumexp)
     elif from_kernel is not None:
         result = Attention(from_kernel[0], None, from_kernel[1])
@@ -234,6 +238,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     backend = call.backend
     if call.arithmetic == "reproducible":
         return _explain_reproducible(call)
+    whole = call
     if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:
         call = cut_keys(call)
     notes = [*_assumptions(call), *(["return_weights: the dense form computes the weights"] if weights else [])]
@@ -243,7 +248,10 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     computed_again = (logsumexp or call.sinks is not None) and not _has_logsumexp(preferred, call)
     if call.sinks is not None and computed_again:
         preferred = None
-    chosen = _choose(call, preferred)
+    samples = None if preferred is not None else samples_of(whole)
+    chosen = "dense" if samples is not None else _choose(call, preferred)
+    if samples is not None:
+        notes.append(f"dense: {len(samples)} samples one by one, each with the keys that its lengths leave")
     if chosen == "fused" and computed_again:
         notes.append(f"return_logsumexp: computed separately, {_choose(call, None)}")
     kernels = [
@@ -261,7 +269,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     chunks, tuning = chunks_of_call(call), block_tuning(call)
     if chunks:
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if norms bound all scores")
-    slower = {"blockwise": _disadvantage_of_blocks(call)} if chosen == "dense" else _SLOWER[chosen]
+    slower = _SLOWER.get(chosen) or {"blockwise": _disadvantage_of_blocks(call, samples)}
     return Explanation(
         chosen,
         REASONS[chosen],
@@ -280,8 +288,10 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     )
 
 
-def _disadvantage_of_blocks(call: Call) -> str:
+def _disadvantage_of_blocks(call: Call, samples: list[Call] | None) -> str:
     """Why the dense form is taken, and not blocks, as `is_dense_faster` decides."""
+    if samples is not None:
+        return "slower than samples one by one"
     rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
     if has_no_elements(call):
         return "there is nothing to cut"
@@ -335,6 +345,12 @@ def _preferred_kernel(call: Call) -> Any:
 def _first_preferred(kernels: tuple[Kernel, ...], verdicts: Iterable[Verdict]) -> Kernel | None:
     pairs = zip(kernels, verdicts, strict=True)
     return next((kernel for kernel, verdict in pairs if verdict.is_faster and verdict.refusal is None), None)
+
+
+def samples_of(call: Call) -> list[Call] | None:
+    """A call for each sample of a ragged batch, if these take less time one by one, by the dense form."""
+    calls = sample_calls(call)
+    return calls if calls is not None and all(map(is_dense_faster, calls)) else None
 
 
 def _has_logsumexp(kernel: Any, call: Call) -> bool:

@@ -22,7 +22,7 @@ from attention_core._attention.call import (
 from attention_core._attention.key_range import has_few_queries, has_key_for_every_query, masked_columns
 from attention_core._attention.magnitudes import known_finite_products
 from attention_core._attention.scores import allowed_by, masked_scores, modify_scores
-from attention_core._attention.small_masks import small_mask
+from attention_core._attention.small_masks import SmallMask, small_mask
 from attention_core._attention.softmax import finite_vectors, softmax, weighted_sum
 from attention_core._backend import Loops, is_concrete, is_exporting
 from attention_core.masks import Mask, Positions
@@ -39,14 +39,13 @@ class DensePlan(NamedTuple):
         Whether the queries of a group are one below the other.
     scale : float or Array
         What queries are multiplied by.
-    kept : tuple or None
-        A small mask as an array, and whether it leaves a key to every query.
+    kept : SmallMask or None
     """
 
     group: Any
     is_folded: bool
     scale: Any
-    kept: tuple[Array, bool] | None
+    kept: SmallMask | None
 
 
 def plan_dense(call: Call) -> DensePlan:
@@ -130,7 +129,7 @@ def _attend(
 ) -> Attention:
     """Attention out of the products of queries and keys (..., H, M, N), where rows may be empty of keys or not."""
     xp, backend, dropout = call.xp, call.backend, call.dropout
-    scores = _scores(call, allowed, at, raw)  # (..., H, M, N)
+    scores = _scores(call, allowed, at, raw, plan.kept)  # (..., H, M, N)
     probabilities = _one_pass_softmax(call, scores, allowed)
     exponentials = total = log_normalizer = None
     if probabilities is None or weights or logsumexp:
@@ -169,43 +168,42 @@ def dense_scores(call: Call) -> Array:
     plan = plan_dense(call)
     at, allowed, _ = _where_allowed(call, plan.kept)
     nothing_leaks = allowed is None or call.assume_finite or (is_on_host(call.query) and known_finite_products(call))
-    return _scores(call, allowed, at, _products(call, plan, nothing_leaks))
+    return _scores(call, allowed, at, _products(call, plan, nothing_leaks), plan.kept)
 
 
-def _where_allowed(call: Call, kept: tuple[Array, bool] | None) -> tuple[Positions | None, Array | None, bool]:
+def _where_allowed(call: Call, kept: SmallMask | None) -> tuple[Positions | None, Array | None, bool]:
     """The positions of all scores, if anything asks for them; where attention is allowed; whether a row may be empty.
 
     A row is empty if it has no key that is allowed.
     """
     if kept is not None:
-        allowed, every_row = kept
-        return None, allowed, not every_row
+        return None, kept.allowed, kept.may_be_empty
     asked = call.score_mod is not None or call.dropout is not None or isinstance(call.mask, Mask)
     at = score_positions(call.query, call.key, call.starts, call.xp) if asked else None
     return at, allowed_by(call.mask, call.bias, at, call.xp), call.bias is not None or not has_key_for_every_query(call)
 
 
-def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array) -> Array:
+def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array, kept: SmallMask | None) -> Array:
     """The scores out of products, which may be written over."""
     xp, backend = call.xp, call.backend
     modify: Any = None
     mask: Any = None
     writes = getattr(backend.loops, "takes_out", False) and not backend.differentiates
     if writes and allowed is not None and has_few_queries(call.query.shape[-2], call.key.shape[-2]):
-        mask = functools.partial(_mask_columns, call, allowed)
+        mask = functools.partial(_mask_columns, call, allowed, masked_columns(call) if kept is None else kept.columns)
     if call.softcap is not None or call.score_mod is not None:
         raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
         modify = functools.partial(modify_scores, softcap=call.softcap, score_mod=call.score_mod, at=at, xp=xp)
     return masked_scores(raw, allowed, call.bias, modify, mask=mask, xp=xp)
 
 
-def _mask_columns(call: Call, allowed: Array, scores: Array) -> Array:
+def _mask_columns(call: Call, allowed: Array, parts: list[slice], scores: Array) -> Array:
     """The scores with -inf where masked, in their memory, by a choice in those columns alone that are masked somewhere.
 
     Of a step of decoding, these are hardly any.
     """
     columns = call.key.shape[-2]
-    for part in masked_columns(call):
+    for part in parts:
         of_part = allowed if allowed.shape[-1] == 1 < columns else allowed[..., part]
         scores[..., part] = call.xp.where(of_part, scores[..., part], -math.inf)
     return scores

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, cast_to
 from attention_core._attention.call import CONTEXTS, Call, assumes_finite
-from attention_core._attention.choice import has_no_elements, is_dense_faster
+from attention_core._attention.choice import has_no_elements, is_dense_faster, samples_of
 from attention_core._attention.dense import dense, plan_dense
-from attention_core._attention.key_range import find_cut, with_cut
+from attention_core._attention.key_range import cut_keys, find_cut, with_cut
 from attention_core._attention.recording import RECORDERS
+from attention_core._attention.samples import attend_per_sample
 from attention_core._backend import Backend, KernelWithPlan, is_compiling, is_of_eager_type, registered_name
-from attention_core.masks import And, Causal, KeyLengths, Mask, Or, SlidingWindow
+from attention_core.masks import Mask
+from attention_core.masks._rules import is_of_lengths
 
 _NUMBERS = (int, float, type(None))
 _OTHERS, _RETURNED = ("bias", "score_mod", "dropout", "starts"), ("return_weights", "return_logsumexp")
@@ -54,7 +56,7 @@ def plan_call(plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any, opt
     scale, softcap, arithmetic = options.get("scale"), options.get("softcap"), options.get("arithmetic", "fast")
     if type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS or arithmetic != "fast":
         return plan
-    if not (mask is None or _is_relative(mask) or _is_of_lengths(mask)):
+    if not (mask is None or _is_relative(mask) or is_of_lengths(mask)):
         return plan
     if any(options.get(name) is not None for name in _OTHERS) or any(options.get(name) for name in _RETURNED):
         return plan
@@ -83,13 +85,6 @@ def _is_relative(mask: Any) -> bool:
     return isinstance(mask, Mask) and bool(registered_name(type(mask))) and mask.is_relative()
 
 
-def _is_of_lengths(mask: Any) -> bool:
-    """Whether a rule is one of lengths and offsets, which may be arrays and are read in every call."""
-    if type(mask) in (And, Or):
-        return _is_of_lengths(mask.first) and _is_of_lengths(mask.second)
-    return type(mask) in (Causal, KeyLengths, SlidingWindow)
-
-
 def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     """The output as a function of calls such as this one, at whose values nothing looks here."""
     if implementation not in ("auto", "dense") or hasattr(call.backend.loops, "unalarmed"):
@@ -97,8 +92,10 @@ def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     if implementation == "auto" and call.backend.kernels:
         kernel = call.backend.kernels[0]
         return kernel.plan(call) if isinstance(kernel, KernelWithPlan) and not has_no_elements(call) else None
-    if call.sinks is not None or (call.mask is not None and not _is_relative(call.mask)):  # lengths may be arrays
+    if call.sinks is not None:
         return None
+    if call.mask is not None and not _is_relative(call.mask):
+        return _output_of_lengths(call) if implementation == "auto" else None
     cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
     call = with_cut(call, cut)
     if implementation == "auto" and not is_dense_faster(call) and not has_no_elements(call):
@@ -107,5 +104,23 @@ def _output_of(call: Call, implementation: Any) -> OutputOf | None:
 
     def output(call: Call) -> Array:
         return cast_to(dense(with_cut(call, cut), logsumexp=False, plan=plan).output, call.query.dtype, xp=xp)
+
+    return output
+
+
+def _output_of_lengths(call: Call) -> OutputOf:
+    """The output under lengths that are read in every call, where nothing but these masks keys."""
+    plan, xp = plan_dense(call._replace(mask=None)), call.xp
+
+    def output(call: Call) -> Array | None:
+        samples = samples_of(call)
+        if samples is not None:
+            found = attend_per_sample(samples, call.query.shape[:-3], logsumexp=False)
+        else:
+            cut = cut_keys(call)
+            if cut.mask is not None or not is_dense_faster(cut):
+                return None
+            found = dense(cut, logsumexp=False, plan=plan)
+        return cast_to(found.output, call.query.dtype, xp=xp)
 
     return output

@@ -34,7 +34,8 @@ from attention_core._checks import (
     number_text,
     result_of,
 )
-from attention_core.masks._mask import KeyRange, Mask, PairPositions, Positions, Sizes, Spans, logical_or
+from attention_core.masks._mask import And, KeyRange, Mask, Or, PairPositions, Positions, Sizes, Spans, logical_or
+from attention_core.masks._tree import flatten, unflatten
 
 _POSITION_LIMIT = 2**29  # above all positions; three times as much still fits int32
 
@@ -373,6 +374,23 @@ def _minimum(value: Any) -> int | None:
         return None
     xp = array_namespace(value)
     return int(xp.min(xp.astype(value, index_dtype(value, xp=xp))))
+
+
+def is_of_lengths(mask: Any) -> bool:
+    """Whether a rule is one of lengths, offsets and windows alone, which may be arrays."""
+    if type(mask) in (And, Or):
+        return is_of_lengths(mask.first) and is_of_lengths(mask.second)
+    return type(mask) in (Causal, KeyLengths, SlidingWindow)
+
+
+def sample_masks(mask: Mask, leading: tuple[int, ...]) -> list[Mask]:
+    """The rule of each sample, with numbers in place of arrays of lengths, which can be read."""
+    arrays: list[Array] = []
+    treedef = flatten(mask, arrays)
+    numbers: list[Any] = [_integers(array, leading) for array in arrays]
+    count = math.prod(leading)
+    of_samples = [each if len(each) == count else each * count for each in numbers]
+    return [unflatten(treedef, [each[at] for each in of_samples]) for at in range(count)]
 
 
 def _integers(value: Any, leading: tuple[int, ...]) -> list[int] | None:
