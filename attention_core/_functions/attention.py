@@ -10,8 +10,8 @@ from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, sizes
 from attention_core._attention.call import CONTEXTS, Attention, Call, assumes_finite
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
+from attention_core._attention.plans import CallPlan, output_by_plan, plan_call
 from attention_core._attention.recording import RECORDERS, record
-from attention_core._attention.small_calls import CallPlan, output_by_plan, plan_call
 from attention_core._backend import Backend, backend_for, common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,

@@ -7,7 +7,7 @@ import pytest
 
 import attention_core as ac
 from attention_core import explain_attention
-from attention_core._attention import choice, small_calls
+from attention_core._attention import choice, plans
 from attention_core.backend import Tuning
 from attention_core.masks import And
 from attention_core.scores import alibi
@@ -36,14 +36,14 @@ def ran(backend, monkeypatch):
         monkeypatch.setattr(owner, attribute, spy)
 
     def output_by_plan(*arguments):
-        output = small_calls.output_by_plan(*arguments)
+        output = plans.output_by_plan(*arguments)
         if output is not None and found[-1:] != ["dense"]:
             found.append("fused")
         return output
 
     monkeypatch.setattr("attention_core._functions.attention.output_by_plan", output_by_plan)
     spied(choice, "dense", "dense")
-    spied(small_calls, "dense", "dense")
+    spied(plans, "dense", "dense")
     spied(choice, "_blockwise", "blockwise")
     for kernel in backend.kernels:
         spied(type(kernel), "attend", "fused")

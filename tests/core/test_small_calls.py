@@ -9,7 +9,7 @@ import pytest
 
 import attention_core as ac
 from attention_core._arrays import dtype_name
-from attention_core._attention import small_calls
+from attention_core._attention import plans
 
 attention = ac.scaled_dot_product_attention
 M, N, D, E = 5, 7, 3, 4
@@ -31,7 +31,7 @@ def planned(monkeypatch):
     found = []
 
     def output(plan, *arguments):
-        result = small_calls.output_by_plan(plan, *arguments)
+        result = plans.output_by_plan(plan, *arguments)
         found.append(result is not None)
         return result
 

@@ -31,6 +31,7 @@ MIRRORS = {
     "_attention/blocks": "blockwise",
     "_attention/blocks/scores": "blockwise",
     "_attention/key_range": "few_queries",
+    "_attention/plans": "small_calls",
     "_attention/small_masks": "masks",
     "_attention/reproducible/margins": "reproducible_small_weights",
     "_attention/reproducible/pieces": "reproducible_pieces",

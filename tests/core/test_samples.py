@@ -1,0 +1,163 @@
+"""Ragged batches on NumPy: samples one by one have the results of the batch."""
+
+import math
+
+import numpy as np
+import pytest
+
+import attention_core as ac
+from attention_core._attention import samples
+from attention_core._functions.attention import make_call
+from attention_core.backend import key_ranges
+from attention_core.masks import And, Or
+from attention_core.scores import alibi
+
+pytestmark = pytest.mark.needs("numpy")
+
+attention = ac.scaled_dot_product_attention
+H, G, D, E, COLUMNS = 6, 2, 5, 4, 200
+LENGTHS = np.asarray([7, 200, 0, 64])
+
+RULES = {  # of four samples, for so many queries
+    "lengths": lambda rows: ac.KeyLengths(LENGTHS),
+    "lengths of uint8": lambda rows: ac.KeyLengths(LENGTHS.astype(np.uint8)),
+    "offsets": lambda rows: ac.Causal(offset=np.asarray([3, 190, -rows, 60])),
+    "windows": lambda rows: ac.SlidingWindow(left=9, right=0, offset=LENGTHS),
+    "cache": lambda rows: And(ac.Causal(offset=LENGTHS), ac.KeyLengths(LENGTHS + rows)),
+    "one window and lengths": lambda rows: And(ac.SlidingWindow(left=99, offset=150), ac.KeyLengths(LENGTHS)),
+    "either": lambda rows: Or(ac.Causal(offset=3), ac.KeyLengths(LENGTHS)),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many samples were attended to one by one, in each call that was; whatever that saves."""
+    counts = []
+
+    def attend(parts, leading, **options):
+        counts.append(len(parts))
+        return whole(parts, leading, **options)
+
+    whole = samples.attend_per_sample
+    for module in ("choice", "plans"):
+        monkeypatch.setattr(f"attention_core._attention.{module}.attend_per_sample", attend)
+    monkeypatch.setattr(samples, "MIN_SAVED", 1)
+    return counts
+
+
+def inputs(rng, rows, leading=(4,), width=E, dtype="float64"):
+    shapes = (*leading, H, rows, D), (*leading, G, COLUMNS, D), (*leading, G, COLUMNS, width)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def as_array(rule, rows, leading=(4,)):
+    return np.broadcast_to(
+        rule.to_array(rows, COLUMNS, leading=leading, num_heads=H, xp=np), (*leading, H, rows, COLUMNS)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("name", RULES)
+def test_samples_one_by_one_are_the_batch(name, rows, dtype, calls, rng):
+    arrays, rule = inputs(rng, rows, dtype=dtype), RULES[name](rows)
+    error = 1e-13 if dtype == "float64" else 2e-3
+    for options in ({}, {"sinks": rng.standard_normal(H).astype(dtype)}, {"scale": 0.3, "softcap": 2.0}):
+        expected = attention(
+            *arrays, mask=as_array(rule, rows), implementation="dense", return_logsumexp=True, **options
+        )
+        calls.clear()
+        found = attention(*arrays, mask=rule, return_logsumexp=True, **options)
+        assert calls == [4]
+        assert found.output.dtype == expected.output.dtype
+        for one, other in zip(found[::2], expected[::2], strict=True):
+            np.testing.assert_allclose(one, other, rtol=error, atol=error)
+        np.testing.assert_array_equal(attention(*arrays, mask=rule, **options), found.output)
+        assert calls == [4, 4]
+
+
+@pytest.mark.parametrize("leading", [(2, 2), (1, 4), (4, 1)])
+def test_axes_of_the_batch_are_kept(leading, calls, rng):
+    arrays = inputs(rng, 3, leading)
+    rule = ac.KeyLengths(LENGTHS.reshape(leading))
+    expected = attention(*arrays, mask=as_array(rule, 3, leading), implementation="dense", return_logsumexp=True)
+    found = attention(*arrays, mask=rule, return_logsumexp=True)
+    assert calls == [4]
+    for one, other in zip(found[::2], expected[::2], strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
+
+
+def test_lengths_are_read_in_every_call(calls, rng):
+    """Their signature is the same."""
+    arrays = inputs(rng, 1)
+    for lengths in (LENGTHS, LENGTHS[::-1].copy(), np.asarray([1, 2, 3, 4])):
+        rule = ac.KeyLengths(lengths)
+        expected = attention(*arrays, mask=as_array(rule, 1), implementation="dense")
+        np.testing.assert_allclose(attention(*arrays, mask=rule), expected, rtol=1e-13, atol=1e-13)
+    assert calls == [4] * 3
+
+
+def test_what_is_masked_reaches_no_result(calls, rng):
+    rule = ac.KeyLengths(LENGTHS)
+    query, key, value = inputs(rng, 2)
+    expected = attention(query, key, value, mask=rule)
+    for sample, length in enumerate(LENGTHS):
+        key[sample, :, length:], value[sample, :, length:] = math.nan, math.inf
+    np.testing.assert_array_equal(attention(query, key, value, mask=rule), expected)
+    assert (expected[2] == 0).all()  # a fully masked row
+    value[3, 0, 5, 1] = math.inf
+    found = attention(query, key, value, mask=rule)
+    assert (found[3, : H // G, :, 1] == math.inf).all()
+    assert np.isfinite(np.delete(found, 1, axis=-1)).all()
+    assert calls == [4] * 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": ac.Causal(offset=150)},
+        {"mask": ac.KeyLengths(50)},
+        {"mask": ac.KeyLengths(np.asarray([9]))},
+        {"mask": ac.KeyLengths(np.full(4, 50))},
+        {"mask": ac.KeyLengths(LENGTHS) & ~ac.Causal(offset=-3)},
+        {"mask": ac.KeyLengths(LENGTHS), "bias": np.zeros(COLUMNS)},
+        {"mask": ac.KeyLengths(LENGTHS), "dropout": ac.Dropout(0.2, 1)},
+        {"mask": ac.KeyLengths(LENGTHS), "score_mod": alibi(H)},
+        {"mask": ac.KeyLengths(LENGTHS), "implementation": "dense"},
+        {"mask": ac.KeyLengths(LENGTHS), "implementation": "blockwise"},
+    ],
+    ids=str,
+)
+def test_other_calls_stay_whole(options, calls, rng):
+    arrays = inputs(rng, 2)
+    found = attention(*arrays, **options)
+    assert calls == []
+    expected = attention(*arrays, **options | {"mask": as_array(options["mask"], 2), "implementation": "dense"})
+    np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_samples_are_taken_where_they_save_more_than_their_calls_cost(rng):
+    key = np.zeros((4, 4, 1000, 64), np.float32)
+    query = np.zeros((4, 16, 1, 64), np.float32)
+    assert samples.MIN_SAVED == 2**16
+    for lengths, is_apart in (([1000, 500, 100, 1000], True), ([1000, 1000, 990, 1000], False)):
+        explained = ac.explain_attention(query, key, key, mask=ac.KeyLengths(np.asarray(lengths)))
+        assert explained.chosen == "dense"
+        note = "dense: 4 samples one by one, each with the keys that its lengths leave"
+        assert (note in explained.notes) is is_apart
+        assert ("slower than samples one by one" in str(explained)) is is_apart
+
+
+def test_many_queries_of_a_sample_are_computed_in_blocks(rng):
+    key, query = np.zeros((4, 4, 1000, 64), np.float32), np.zeros((4, 16, 64, 64), np.float32)
+    assert ac.explain_attention(query, key, key, mask=ac.KeyLengths(np.asarray([1, 2, 3, 999]))).chosen == "blockwise"
+
+
+def test_a_piece_of_the_whole_stays_whole(calls, rng):
+    """Its positions are not those of the keys."""
+    arrays = inputs(rng, 2)
+    for start in (0, 8):
+        call = make_call(*arrays, mask=ac.KeyLengths(LENGTHS), starts=(0, start))
+        assert key_ranges(call) is not None
+        assert (samples.sample_calls(call) is None) is (start > 0)
