@@ -129,7 +129,8 @@ def scaled_dot_product_attention(
     -----
     Values are summed before the division by the sum of the exponentials. So N times the largest value has to be finite
     in the compute dtype. Non-finite values that are attended to appear in the output, as inf or NaN. With a mask or a
-    bias, a non-finite query or key gives NaN; a mask that leaves the same run of keys to all queries may count as none.
+    bias, a non-finite query or key gives NaN. A mask that leaves the same run of keys to all queries of a sample may
+    count as none.
 
     References
     ----------
