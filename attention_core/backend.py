@@ -87,7 +87,7 @@ from attention_core._backend import (
     registered_name,
 )
 from attention_core._backend import entries as announced_backends
-from attention_core._checks import check_flags
+from attention_core._checks import check_flags, remember
 from attention_core._keywords import keyword_error, names_keywords, names_of, words_of
 from attention_core.masks import is_top_left_causal
 
@@ -155,6 +155,7 @@ __all__ = [
     "register",
     "registered",
     "registered_name",
+    "remember",
     "repeat_kv",
     "score_positions",
     "shape",

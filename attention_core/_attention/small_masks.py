@@ -8,6 +8,7 @@ from attention_core._arrays import Array
 from attention_core._attention.call import Call, score_positions
 from attention_core._attention.key_range import masked_columns
 from attention_core._backend import is_concrete
+from attention_core._checks import remember
 from attention_core.masks import Mask
 
 MAX_SCORES = 2**16  # of a mask that is kept: making a larger one takes less time than what it masks
@@ -50,9 +51,7 @@ def small_mask(call: Call) -> SmallMask | None:
         xp = call.xp
         allowed = mask.allowed(score_positions(call.query, call.key, call.starts, xp), xp=xp)
         found = SmallMask(allowed, not bool(xp.all(xp.any(allowed, axis=-1))), masked_columns(call))
-        while len(_known) >= _MAX_MASKS:
-            _known.pop(next(iter(tuple(_known))), None)  # the oldest; another thread may change the dict
-        _known[signature] = found
+        remember(_known, signature, found, most=_MAX_MASKS)
     return found
 
 

@@ -35,6 +35,7 @@ from attention_core._checks.arguments import (
     once_per_signature,
     only_array,
     plain_integer,
+    remember,
     value_range,
 )
 from attention_core._checks.functions import (
@@ -88,6 +89,7 @@ __all__ = [
     "once_per_signature",
     "only_array",
     "plain_integer",
+    "remember",
     "result_of",
     "value_range",
 ]

@@ -71,12 +71,17 @@ def once_per_signature(check: Callable[..., Checked]) -> Callable[..., Checked]:
         result = known.get(key)
         if result is None:
             result = check(**arguments)
-            if len(known) >= _MAX_SIGNATURES:
-                known.pop(next(iter(tuple(known)), None), None)  # the oldest; another thread may change the dict
-            known[key] = result
+            remember(known, key, result, most=_MAX_SIGNATURES)
         return result
 
     return checked
+
+
+def remember(known: dict[Any, Any], key: Any, value: Any, *, most: int) -> None:
+    """Keep a value by its key, and drop the oldest of more than so many; other threads may do so at the same time."""
+    while len(known) >= most:
+        known.pop(next(iter(tuple(known)), None), None)
+    known[key] = value
 
 
 def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:

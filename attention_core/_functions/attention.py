@@ -12,7 +12,7 @@ from attention_core._attention.call import CONTEXTS, Attention, Call, assumes_fi
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
 from attention_core._attention.plans import CallPlan, output_by_plan, plan_call
 from attention_core._attention.recording import RECORDERS, record
-from attention_core._backend import Backend, backend_for, common_namespace, with_autocast
+from attention_core._backend import backend_for, common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,
     check_flags,
@@ -372,36 +372,18 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 
 
 def _planned_call(plan: CallPlan, query: Array, key: Array, value: Array, options: dict[str, Any]) -> Call:
-    if plan.has_constants:
-        options = with_constants(query, options)
-    return unchecked_call(query, key, value, **{**options, "xp": plan.xp}, backend=plan.backend)
-
-
-def unchecked_call(
-    query: Array,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    mask: Mask | Array | None = None,
-    is_causal: bool = False,
-    implementation: str = "auto",
-    return_weights: bool = False,
-    return_logsumexp: bool = False,
-    assume_finite: bool = False,
-    xp: Namespace,
-    backend: Backend | None = None,
-    **options: Any,
-) -> Call:
     """The arguments of attention, which are known to be right."""
-    backend, mask = backend or backend_for(query, xp), with_causal(mask, is_causal)
-    if options.get("dropout") is not None:
-        options["dropout"] = seeded(options["dropout"], query, xp)
-    if assume_finite or assumes_finite(*CONTEXTS.settings):  # read here alone: what is traced keeps it
-        options["assume_finite"] = True
-    return Call(query=query, key=key, value=value, xp=xp, backend=backend, mask=mask, **options)
+    options = with_constants(query, options) if plan.has_constants else options
+    fields = {name: options[name] for name in _FIELDS if name in options}
+    if fields.get("dropout") is not None:
+        fields["dropout"] = seeded(fields["dropout"], query, plan.xp)
+    # The context is read here alone: what is traced keeps it.
+    assume_finite = options.get("assume_finite", False) or assumes_finite(*CONTEXTS.settings)
+    mask = with_causal(options.get("mask"), options.get("is_causal", False))
+    return Call(query, key, value, plan.xp, plan.backend, mask, **fields, assume_finite=assume_finite)
 
 
+_FIELDS = ("bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts", "arithmetic")
 _CAUSAL = Causal()
 
 

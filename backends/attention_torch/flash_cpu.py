@@ -16,6 +16,7 @@ from attention_core.backend import (
     is_top_left_causal,
     masked_columns,
     register,
+    remember,
 )
 from attention_core.masks import Mask, flatten
 from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards, looks_in_program, sample_ranges
@@ -177,9 +178,7 @@ def added_to_scores(call: Call, query: torch.Tensor, *, looks: bool) -> torch.Te
         with torch.inference_mode(False):
             kept = _added(call, query, rows + is_probed)
         if kept.numel() <= MAX_KEPT_NUMBERS:
-            while len(_kept) >= MAX_KEPT:
-                _kept.pop(next(iter(tuple(_kept))), None)  # the oldest; another thread may change the dict
-            _kept[key] = kept
+            remember(_kept, key, kept, most=MAX_KEPT)
     return kept
 
 
