@@ -57,6 +57,7 @@ from attention_core._attention.magnitudes import (
     norms_are_below,
     products_are_finite,
 )
+from attention_core._attention.samples import sample_cuts, sample_ranges
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     Autocast,
@@ -157,6 +158,8 @@ __all__ = [
     "registered_name",
     "remember",
     "repeat_kv",
+    "sample_cuts",
+    "sample_ranges",
     "score_positions",
     "shape",
     "shape_text",

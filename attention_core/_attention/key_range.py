@@ -105,8 +105,8 @@ def find_cut(call: Call) -> KeyCut | None:
     """
     if call.backend.loops.traced and is_concrete(call.query):
         return None
-    ranges = key_ranges(call)
-    if ranges is None or call.starts[1] != 0:
+    ranges, start = key_ranges(call), call.starts[1]
+    if ranges is None:
         return None
     *leading, _, rows, _ = call.query.shape
     first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
@@ -116,8 +116,9 @@ def find_cut(call: Call) -> KeyCut | None:
     if not is_whole and stop - first == call.key.shape[-2]:
         return None
     counts_positions = not is_whole or call.score_mod is not None or call.dropout is not None
-    mask = None if is_whole else _simplified(call.mask, rows, tuple(leading), KeyRange(first, stop, first, stop))
-    return KeyCut(first, stop, mask, (0, first if counts_positions else 0))
+    kept = KeyRange(*(start + first, start + stop) * 2)
+    mask = None if is_whole else _simplified(call.mask, rows, tuple(leading), kept)
+    return KeyCut(first, stop, mask, (0, start + first if counts_positions else 0))
 
 
 def _simplified(mask: Any, rows: int, leading: tuple[int, ...], kept: KeyRange) -> Any:

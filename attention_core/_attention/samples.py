@@ -4,42 +4,61 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 
 from attention_core._arrays import Array
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.dense import dense, plan_dense
 from attention_core._attention.key_range import KeyCut, find_cut, key_ranges, with_cut
 from attention_core._backend import is_concrete
+from attention_core.masks._mask import KeyRange
 from attention_core.masks._rules import is_of_lengths, sample_masks
 
 MIN_SAVED = 2**16  # numbers of keys and values of a sample: they take as long to read as a call of its own costs
 
 
 def sample_calls(call: Call) -> list[Call] | None:
-    """A call for each sample, with its own lengths as numbers, and keys cut by them; ``None`` where that saves nothing.
+    """A call (H, M, D) for each sample of a ragged batch; ``None`` where that saves no time, or is not known to.
 
     Libraries that trace do not read lengths, and those that differentiate would join gradients of pieces.
     """
-    leading, count = call.query.shape[:-3], math.prod(call.query.shape[:-3])
-    if count < 2 or not is_of_lengths(call.mask) or call.mask.is_relative():  # type: ignore[union-attr]
-        return None
-    if call.backend.loops.traced or call.backend.differentiates or not all(map(is_concrete, call[:3])):
+    backend = call.backend
+    if call.mask is None or backend.loops.traced or backend.differentiates or not all(map(is_concrete, call[:3])):
         return None
     if call.bias is not None or call.score_mod is not None or call.dropout is not None:  # which tell samples apart
         return None
+    ranges = sample_ranges(call)
+    if ranges is None or not _saves_enough(call, [max(0, each.stop - each.first) for each in ranges]):
+        return None
+    return [
+        with_cut(call._replace(query=call.query[at], key=call.key[at], value=call.value[at]), cut)
+        for at, cut in zip(_indices(call.query.shape[:-3]), sample_cuts(call, ranges), strict=True)
+    ]
+
+
+def sample_ranges(call: Call) -> list[KeyRange] | None:
+    """The keys of each sample of a ragged batch; ``None`` of other batches, and where they are not known."""
+    count = math.prod(call.query.shape[:-3])
+    if count < 2 or not is_of_lengths(call.mask) or call.mask.is_relative():  # type: ignore[union-attr]
+        return None
     ranges = key_ranges(call)
-    if ranges is None or len(ranges) < count or call.starts[1] != 0:
-        return None
-    if not _saves_enough(call, [max(0, each.stop - each.first) for each in ranges]):
-        return None
-    are_whole = all(each.every_first <= each.first < each.stop <= each.every_stop for each in ranges)
-    masks = [None] * count if are_whole else sample_masks(call.mask, leading)  # type: ignore[arg-type]
-    calls = []
-    for at, keys, mask in zip(itertools.product(*map(range, leading)), ranges, masks, strict=True):
+    return ranges if ranges is not None and len(ranges) == count else None
+
+
+def sample_cuts(call: Call, ranges: list[KeyRange]) -> list[KeyCut]:
+    """The keys that the lengths of each sample leave, and the mask of numbers that is left for them."""
+    if all(each.every_first <= each.first < each.stop <= each.every_stop for each in ranges):
+        return [KeyCut(each.first, each.stop, None, (0, 0)) for each in ranges]
+    leading, cuts = call.query.shape[:-3], []
+    whole = KeyCut(0, call.key.shape[-2], None, call.starts)
+    for at, mask in zip(_indices(leading), sample_masks(call.mask, leading), strict=True):  # type: ignore[arg-type]
         of_sample = call._replace(query=call.query[at], key=call.key[at], value=call.value[at], mask=mask)
-        cut = KeyCut(keys.first, keys.stop, None, (0, 0)) if are_whole else find_cut(of_sample)
-        calls.append(with_cut(of_sample, cut))
-    return calls
+        cuts.append(find_cut(of_sample) or whole._replace(mask=mask))
+    return cuts
+
+
+def _indices(leading: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*map(range, leading))
 
 
 def _saves_enough(call: Call, lengths: list[int]) -> bool:

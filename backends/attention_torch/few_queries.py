@@ -10,14 +10,14 @@ import torch
 
 from attention_core.backend import Attention, Call, cut_keys, default_scale, find_cut, with_cut, with_sinks
 from attention_core.masks import flatten
-from attention_torch.flash_cpu import added_to_scores, attend_to_keys, attend_to_runs, is_clean
+from attention_torch.flash_cpu import added_to_scores, attend_to_keys, attend_to_samples, is_clean
 from attention_torch.guards import (
     TYPES,
     VECTOR_LANES,
     few_queries,
     has_modes,
-    is_taken_apart,
     may_look_afterwards,
+    ranges_apart,
     refusal,
     slower,
     takes_flash_cpu,
@@ -66,12 +66,11 @@ def _plan_of_lengths(factor: float) -> OutputOf:
     def output(call: Call) -> torch.Tensor | None:
         if has_modes() or not takes_flash_cpu(call):
             return None
+        ranges = ranges_apart(call)
+        if ranges is not None:
+            return _with_sinks(call, *attend_to_samples(call, ranges, logsumexp=call.sinks is not None))
         call = cut_keys(call)
-        if not _is_answered(call):
-            return None
-        if call.mask is not None and is_taken_apart(call):
-            return attend_to_runs(call)[0] if call.sinks is None else None
-        return _attend(call, factor)
+        return _attend(call, factor) if _is_answered(call) else None
 
     return output
 
@@ -102,6 +101,10 @@ def _attend(call: Call, factor: float) -> torch.Tensor | None:
         return None
     if is_folded:
         output = output.reshape(dims)
+    return _with_sinks(call, output, logsumexp)
+
+
+def _with_sinks(call: Call, output: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
     if call.sinks is None:
         return output
-    return with_sinks(Attention(output, None, logsumexp.reshape(dims[:-1])), call).output
+    return with_sinks(Attention(output, None, logsumexp.reshape(output.shape[:-1])), call).output

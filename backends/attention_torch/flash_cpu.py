@@ -17,11 +17,11 @@ from attention_core.backend import (
     masked_columns,
     register,
     remember,
+    sample_cuts,
 )
-from attention_core.masks import Mask, flatten
-from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards, looks_in_program, sample_ranges
+from attention_core.masks import Causal, Mask, SlidingWindow, flatten
+from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards, looks_in_program
 from attention_torch.sdpa import (
-    attend_per_sample,
     kernel_arrays,
     kernel_inputs,
     kernel_mask,
@@ -36,7 +36,7 @@ __all__ = [
     "attend",
     "attend_and_look",
     "attend_to_keys",
-    "attend_to_runs",
+    "attend_to_samples",
     "fits",
     "is_clean",
     "with_unit_stride",
@@ -76,25 +76,70 @@ def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     return with_batch_of(call, results[0]), with_batch_of(call, results[1])
 
 
-def attend_to_runs(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (..., H, M, E) and logsumexp (..., H, M) where all queries of a sample attend to the same run of keys."""
+def attend_to_samples(call: Call, ranges: list[Any], *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) of samples with keys of their own, looked at together."""
+    cuts, looks = sample_cuts(call, ranges), not call.assume_finite
     query, key, value, scale = kernel_arrays(call)
+    rows, is_masked = query.shape[-2], any(cut.mask is not None for cut in cuts)
+    is_probed = looks and is_masked and has_probe(rows)
+    probed = torch.cat([query, -query[..., :1, :]], dim=-2) if is_probed else query
+    queries, samples = call.query.reshape(-1, *call.query.shape[-3:]), []
+    for index, (first, stop, mask, starts) in enumerate(cuts):
+        at = slice(index, index + 1)
+        run = at, slice(None), slice(first, stop)
+        if is_top_left_causal(mask):  # for which the kernel has a flag, that does not count a probe
+            mask = torch.ones((call.query.shape[-2], stop - first), dtype=torch.bool).tril()
+        samples.append(call._replace(query=queries[at], key=key[run], value=value[run], mask=mask, starts=starts))
+    masks = _masks_of_samples(samples, query, rows + is_probed)
     results = [
-        FLASH_CPU(*(x[index : index + 1] for x in (query, *cut)), scale=scale)
-        for index, (first, stop) in enumerate(sample_ranges(call))
-        for cut in [(key[..., first:stop, :], value[..., first:stop, :])]
+        FLASH_CPU(probed[index : index + 1], sample.key, sample.value, attn_mask=added, scale=scale)
+        for index, (sample, added) in enumerate(zip(samples, masks, strict=True))
     ]
-    output, logsumexp = map(torch.cat, zip(*results, strict=True))
-    if not call.assume_finite and not is_clean(_total(output, logsumexp)):
-        return attend_per_sample(call, _attend_to_run)  # type: ignore[no-any-return]
-    return with_batch_of(call, output), with_batch_of(call, logsumexp)
+    output, sums = map(torch.cat, zip(*results, strict=True))
+    total = _total(output, sums) if looks else None
+    if total is not None and is_masked and not is_probed:
+        total += torch.stack([sample.key.sum() for sample in samples]).sum()
+    if is_clean(total) and (looks or not (is_masked and logsumexp)):
+        output, sums = output[..., :rows, :], sums[..., :rows]
+    else:
+        output, sums = map(torch.cat, zip(*(_attend_to_sample(each, logsumexp) for each in samples), strict=True))
+    return with_batch_of(call, output), with_batch_of(call, sums)
 
 
-def _attend_to_run(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    output, logsumexp, total = attend_to_keys(*kernel_arrays(call), None, looks=True)
+def _masks_of_samples(samples: list[Call], query: torch.Tensor, count: int) -> list[torch.Tensor | None]:
+    """What is added to the scores of each sample, in so many rows.
+
+    Rules that say the same of keys as counted from the last one are made once, for the longest sample.
+    """
+    made: dict[Any, torch.Tensor] = {}
+    masks: list[torch.Tensor | None] = [None] * len(samples)
+    by_length = sorted(range(len(samples)), key=lambda index: -samples[index].key.shape[-2])
+    for index in by_length:
+        sample, columns = samples[index], samples[index].key.shape[-2]
+        if sample.mask is None:
+            continue
+        rule = _rule_from_end(sample)
+        if rule is None or rule not in made:
+            made[rule] = _added(sample, query[index : index + 1], count)
+        masks[index] = made[rule][..., made[rule].shape[-1] - columns :]
+    return masks
+
+
+def _rule_from_end(call: Call) -> Any:
+    """A rule of numbers, as one of keys that are counted from the last; ``None`` for other masks."""
+    mask, stop = call.mask, call.starts[1] + call.key.shape[-2]
+    if type(mask) is Causal:
+        return Causal, mask.offset - stop
+    return (SlidingWindow, mask.left, mask.right, mask.offset - stop) if type(mask) is SlidingWindow else None
+
+
+def _attend_to_sample(call: Call, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    if call.mask is not None:
+        return attend_and_look(call, logsumexp=logsumexp)
+    output, sums, total = attend_to_keys(*kernel_arrays(call), None, looks=True)
     if not is_clean(total):
-        output, logsumexp = blockwise(call)
-    return with_batch_of(call, output).to(call.query.dtype), with_batch_of(call, logsumexp)
+        output, sums = blockwise(call)
+    return with_batch_of(call, output).to(call.query.dtype), with_batch_of(call, sums)
 
 
 def attend_and_look(call: Call, *, logsumexp: bool = True) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ from attention_core.backend import (
     key_ranges,
     known_finite_products,
     known_finite_scores,
+    sample_ranges,
 )
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
 
@@ -33,15 +34,14 @@ __all__ = [
     "has_modes",
     "is_on_host",
     "is_repaired",
-    "is_taken_apart",
     "looks_afterwards",
     "looks_in_program",
     "loses_nan",
     "may_leak",
     "may_look_afterwards",
+    "ranges_apart",
     "records",
     "refusal",
-    "sample_ranges",
     "scores_are_finite",
     "slower",
     "takes_flash_cpu",
@@ -224,25 +224,20 @@ def _is_rule_of_positions(mask: Any) -> bool:
     return isinstance(mask, Causal | KeyLengths | Segments | SlidingWindow)
 
 
-def is_taken_apart(call: Call) -> bool:
-    """Whether each of the batch has a run of keys of its own, and there are so many that an array would cost more."""
-    if call.bias is not None or not isinstance(call.mask, Mask) or torch.compiler.is_exporting():
-        return False
-    if call.key.numel() < MIN_ELEMENTS * len(call.query):
-        return False
-    ranges = key_ranges(call)
-    return (
-        ranges is not None
-        and 1 < len(ranges) == math.prod(call.query.shape[:-3])
-        and all(each.every_first <= each.first < each.stop <= each.every_stop for each in ranges)
-    )
+def ranges_apart(call: Call) -> list[Any] | None:
+    """The keys of each sample, where each is a call of its own: an array of what is masked would cost more than that.
 
-
-def sample_ranges(call: Call) -> list[tuple[int, int]]:
-    """The first key of each of the batch, and the end of its keys, under a mask whose numbers can be read."""
-    ranges: Any = key_ranges(call)
-    count = math.prod(call.query.shape[:-3])
-    return [(each.first, max(each.first, each.stop)) for each in (ranges if len(ranges) == count else ranges * count)]
+    Every query has a key, and queries are few next to the keys that are left for all samples, whether these are cut or
+    not. Samples with the same keys need no array.
+    """
+    ranges = None if call.bias is not None or torch.compiler.is_exporting() else sample_ranges(call)
+    if ranges is None or all(each == ranges[0] for each in ranges):
+        return None
+    num_keys = max(each.stop for each in ranges) - min(each.first for each in ranges)
+    left = call.key.numel() // call.key.shape[-2] * num_keys
+    if num_keys < VECTOR_LANES or left < max(2 * call.query.numel(), MIN_ELEMENTS * len(call.query)):
+        return None
+    return ranges if all(each.every_first < each.every_stop for each in ranges) else None
 
 
 def looks_afterwards(call: Call) -> bool:

@@ -59,6 +59,7 @@ class ScaledDotProduct:
         return self._attend_and_look(call, logsumexp=True)
 
     def _attend_and_look(self, call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        if guards.is_taken_apart(call):
-            return flash_cpu.attend_to_runs(call)
+        ranges = guards.ranges_apart(call)
+        if ranges is not None:
+            return flash_cpu.attend_to_samples(call, ranges, logsumexp=logsumexp)
         return flash_cpu.attend_and_look(call, logsumexp=logsumexp)

@@ -19,6 +19,7 @@ from attention_core.backend import (
     group_size,
     is_concrete,
     is_top_left_causal,
+    key_ranges,
     repeat_kv,
     score_positions,
 )
@@ -30,7 +31,6 @@ from attention_torch.guards import (
     is_on_host,
     may_leak,
     records,
-    sample_ranges,
     scores_are_finite,
 )
 
@@ -161,12 +161,19 @@ def attend_per_sample(call: Call, attend: Callable[[Call], Any]) -> Any:
                 starts=(0, 0),
             )
         )
-        for index, (first, stop) in enumerate(sample_ranges(call._replace(mask=mask)))
+        for index, (first, stop) in enumerate(_runs(call._replace(mask=mask)))
     ]
     leading = call.query.shape[:-3]
     if isinstance(results[0], torch.Tensor):
         return _joined(results, leading)
     return tuple(_joined(each, leading) for each in zip(*results, strict=True))
+
+
+def _runs(call: Call) -> list[tuple[int, int]]:
+    """The first key of each of the batch, and the end of its keys, under a mask whose numbers can be read."""
+    ranges: Any = key_ranges(call)
+    count = math.prod(call.query.shape[:-3])
+    return [(each.first, max(each.first, each.stop)) for each in (ranges if len(ranges) == count else ranges * count)]
 
 
 def _joined(results: Any, leading: Any) -> torch.Tensor:

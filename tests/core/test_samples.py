@@ -7,8 +7,8 @@ import pytest
 
 import attention_core as ac
 from attention_core._attention import samples
-from attention_core._functions.attention import make_call
-from attention_core.backend import key_ranges
+from attention_core._functions.attention import make_call, rounded_attention
+from attention_core.backend import cut_keys
 from attention_core.masks import And, Or
 from attention_core.scores import alibi
 
@@ -154,10 +154,14 @@ def test_many_queries_of_a_sample_are_computed_in_blocks(rng):
     assert ac.explain_attention(query, key, key, mask=ac.KeyLengths(np.asarray([1, 2, 3, 999]))).chosen == "blockwise"
 
 
-def test_a_piece_of_the_whole_stays_whole(calls, rng):
-    """Its positions are not those of the keys."""
-    arrays = inputs(rng, 2)
-    for start in (0, 8):
-        call = make_call(*arrays, mask=ac.KeyLengths(LENGTHS), starts=(0, start))
-        assert key_ranges(call) is not None
-        assert (samples.sample_calls(call) is None) is (start > 0)
+@pytest.mark.parametrize("name", RULES)
+def test_keys_of_a_piece_have_the_positions_of_the_whole(name, calls, rng):
+    rows, start = 3, 8
+    arrays, rule = inputs(rng, rows), RULES[name](rows)
+    array = rule.to_array(rows, start + COLUMNS, leading=(4,), num_heads=H, xp=np)[..., start:]
+    call = make_call(*arrays, mask=rule, starts=(0, start))
+    found = rounded_attention(call, "auto").output
+    assert calls == [4]
+    expected = attention(*arrays, mask=array, implementation="dense")
+    np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(rounded_attention(cut_keys(call), "auto").output, expected, rtol=1e-13, atol=1e-13)

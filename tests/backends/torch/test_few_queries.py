@@ -8,6 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
+from attention_core.backend import sample_cuts
 from attention_core.masks import And
 from attention_torch import compiled, few_queries, flash_cpu, guards, operators, sdpa
 
@@ -26,6 +27,9 @@ MASKS = {
     "offsets": lambda rows: ac.Causal(offset=torch.tensor([200, 40])),
     "one offset of all": lambda rows: ac.Causal(offset=torch.tensor(200)),
     "cache": lambda rows: And(ac.Causal(offset=torch.tensor([200, 40])), ac.KeyLengths(torch.tensor([201, 42]))),
+    "offsets apart": lambda rows: ac.Causal(offset=torch.tensor([200, 40])),
+    "windows apart": lambda rows: ac.SlidingWindow(left=60, right=0, offset=torch.tensor([200, 70])),
+    "cache apart": lambda rows: And(ac.Causal(offset=torch.tensor([200, 40])), ac.KeyLengths(torch.tensor([201, 42]))),
     "length of none": lambda rows: ac.KeyLengths(torch.tensor([150, 0])),
     "rows without a key": lambda rows: ac.Causal(offset=-1),
 }
@@ -55,7 +59,7 @@ def formula(arrays, mask):
 
 def take_apart(name, monkeypatch):
     """Let each sample be a call of its own, as where there are many keys."""
-    if name == "lengths apart":
+    if name.endswith("apart"):
         monkeypatch.setattr(guards, "MIN_ELEMENTS", 1)
 
 
@@ -68,13 +72,13 @@ def planned(monkeypatch):
         found.append(few_queries_attend(*arguments))
         return found[-1]
 
-    def attend_to_runs(*arguments):
-        found.append(runs(*arguments))
+    def attend_apart(*arguments, **options):
+        found.append(attend_to_samples(*arguments, **options))
         return found[-1]
 
-    few_queries_attend, runs = few_queries._attend, few_queries.attend_to_runs
+    few_queries_attend, attend_to_samples = few_queries._attend, few_queries.attend_to_samples
     monkeypatch.setattr(few_queries, "_attend", attend)
-    monkeypatch.setattr(few_queries, "attend_to_runs", attend_to_runs)
+    monkeypatch.setattr(few_queries, "attend_to_samples", attend_apart)
     return found
 
 
@@ -102,7 +106,9 @@ def test_a_plan_gives_the_output_of_a_judged_call(name, rows, planned, monkeypat
 
 
 @needs_groups
-@pytest.mark.parametrize("name", ["none", "window", "length", "lengths", "lengths apart", "offsets", "length of none"])
+@pytest.mark.parametrize(
+    "name", ["none", "window", "length", "lengths", "lengths apart", "offsets", "offsets apart", "length of none"]
+)
 def test_sinks_are_those_of_the_call(name, planned, monkeypatch):
     take_apart(name, monkeypatch)
     arrays, mask = drawn(4), MASKS[name](4)
@@ -119,8 +125,37 @@ def test_sinks_are_those_of_the_call(name, planned, monkeypatch):
         key[..., 130, 0] = math.nan
         spoilt = attention(arrays[0], key, arrays[2], mask=mask, sinks=sinks)
         assert spoilt.isnan().any() == bool(allowed(mask, 4)[..., 130].any())
-    assert (None in planned) == (name != "lengths apart")
-    assert any(each is not None for each in planned) == (name not in ("lengths apart", "length of none"))
+    assert (None in planned) == (not name.endswith("apart"))
+    assert any(each is not None for each in planned) == (name != "length of none")
+
+
+@pytest.mark.parametrize("rows", [1, 4, 31, 32, 40])
+@pytest.mark.parametrize("name", [name for name in MASKS if name.endswith("apart")])
+def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
+    """Of more queries than are planned, too, and with a batch of two axes; what is masked does not leak."""
+    calls = []
+    monkeypatch.setattr(flash_cpu, "sample_cuts", lambda *a: calls.append(1) or sample_cuts(*a))
+    take_apart(name, monkeypatch)
+    arrays, mask = drawn(rows), MASKS[name](rows)
+    hidden = ~allowed(mask, rows).any(dim=-2)[:, 0]
+    expected = attention(*arrays, mask=allowed(mask, rows), implementation="dense", return_logsumexp=True)
+    for number in (0.5, math.nan, math.inf):
+        spoilt = [x.clone() for x in arrays]
+        for array in spoilt[1:]:
+            array.transpose(1, 2)[hidden] = number
+        for assume_finite in (False, True) if number == 0.5 else (False,):
+            found = attention(*spoilt, mask=mask, return_logsumexp=True, assume_finite=assume_finite)
+            torch.testing.assert_close(found[::2], expected[::2])
+            torch.testing.assert_close(attention(*spoilt, mask=mask, assume_finite=assume_finite), expected.output)
+    with_axes = [x.reshape(1, *x.shape) for x in arrays]
+    torch.testing.assert_close(attention(*with_axes, mask=mask)[0], expected.output)
+    seen = (~hidden).any(dim=0).nonzero()
+    assert bool(calls) == (2 * H * rows <= G * int(seen[-1] - seen[0] + 1))  # next to the keys that are left for all
+    value = arrays[2].clone()
+    value[1, 0, 39, 3] = math.inf  # attended to by the last query, in a batch of which one sample is infinite
+    found = attention(*arrays[:2], value, mask=mask)
+    assert bool((found[1, : H // G, -1, 3] == math.inf).all()) == bool(allowed(mask, rows)[1, 0, -1, 39])
+    assert found[0].isfinite().all()
 
 
 @needs_groups
