@@ -134,9 +134,7 @@ def with_sinks(result: Attention, call: Call) -> Attention:
 def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:
     if call.arithmetic == "reproducible":
         return _reproducible(call, implementation, weights=weights)
-    whole = call  # of which blocks leave out by themselves what is masked
-    if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:
-        call = cut_keys(call)
+    whole, call = call, without_hidden_keys(call)
     if implementation not in IMPLEMENTATIONS:
         return _attend_by_kernel(call, implementation, weights=weights, logsumexp=logsumexp)
     automatic = implementation == "auto"
@@ -238,9 +236,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     backend = call.backend
     if call.arithmetic == "reproducible":
         return _explain_reproducible(call)
-    whole = call
-    if call.mask is not None and call.query.shape[-2] != call.key.shape[-2]:
-        call = cut_keys(call)
+    whole, call = call, without_hidden_keys(call)
     notes = [*_assumptions(call), *(["return_weights: the dense form computes the weights"] if weights else [])]
     verdicts = [kernel.judge(call) for kernel in backend.kernels]
     preferred = None if has_no_elements(call) else _first_preferred(backend.kernels, verdicts)
@@ -345,6 +341,11 @@ def _preferred_kernel(call: Call) -> Any:
 def _first_preferred(kernels: tuple[Kernel, ...], verdicts: Iterable[Verdict]) -> Kernel | None:
     pairs = zip(kernels, verdicts, strict=True)
     return next((kernel for kernel, verdict in pairs if verdict.is_faster and verdict.refusal is None), None)
+
+
+def without_hidden_keys(call: Call) -> Call:
+    """The call with its keys cut, unless they are as many as queries, of which blocks leave out what is masked."""
+    return call if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else cut_keys(call)
 
 
 def samples_of(call: Call) -> list[Call] | None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, cast_to
 from attention_core._attention.call import CONTEXTS, Call, assumes_finite
-from attention_core._attention.choice import has_no_elements, is_dense_faster, samples_of
+from attention_core._attention.choice import has_no_elements, is_dense_faster, samples_of, without_hidden_keys
 from attention_core._attention.dense import dense, plan_dense
-from attention_core._attention.key_range import cut_keys, find_cut, with_cut
+from attention_core._attention.key_range import find_cut, with_cut
 from attention_core._attention.recording import RECORDERS
 from attention_core._attention.samples import attend_per_sample
 from attention_core._backend import Backend, KernelWithPlan, is_compiling, is_of_eager_type, registered_name
@@ -117,7 +117,7 @@ def _output_of_lengths(call: Call) -> OutputOf:
         if samples is not None:
             found = attend_per_sample(samples, call.query.shape[:-3], logsumexp=False)
         else:
-            cut = cut_keys(call)
+            cut = without_hidden_keys(call)
             if cut.mask is not None or not is_dense_faster(cut):
                 return None
             found = dense(cut, logsumexp=False, plan=plan)

@@ -117,15 +117,15 @@ def refusal(call: Call) -> str | None:
         return "is not differentiated in forward mode"
     query_start, key_start = call.starts
     has_array_or_flag = _is_array_or_causal(call.mask)
-    as_array = not has_array_or_flag and _fits_as_array(call)
-    if not as_array and not (
-        isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
-    ):
+    fits = not has_array_or_flag and (
+        _fits_as_array(call) or (looks_afterwards(call) and ranges_apart(call) is not None)
+    )
+    if not fits and not (isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0):
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
     lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or _is_left_to_accelerator(call))
     offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
-    if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
+    if not (has_array_or_flag or lengths_later or offset_later or fits or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
 

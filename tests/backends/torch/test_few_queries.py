@@ -158,6 +158,20 @@ def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
     assert found[0].isfinite().all()
 
 
+def test_many_queries_of_samples_apart_need_no_array_of_the_batch():
+    """What is returned besides does not decide how the output is computed."""
+    rng = np.random.default_rng(3)
+    dims = (2, 1, 600, 64), (2, 1, 2048, 64), (2, 1, 2048, 64)
+    arrays = [torch.from_numpy(rng.standard_normal(each, dtype=np.float32)) for each in dims]
+    mask = ac.Causal(offset=torch.tensor([1400, 900]))
+    assert "would need this mask as an array" in str(ac.explain_attention(*arrays, mask=mask & ~ac.KeyLengths(1)))
+    assert ac.explain_attention(*arrays, mask=mask).chosen == "fused"
+    judged = attention(*arrays, mask=mask, return_logsumexp=True)
+    torch.testing.assert_close(attention(*arrays, mask=mask), judged.output, rtol=0, atol=0)
+    expected = attention(*arrays, mask=mask, return_logsumexp=True, implementation="dense")
+    torch.testing.assert_close(judged[::2], expected[::2])
+
+
 @needs_groups
 def test_the_numbers_of_a_mask_are_those_of_the_call(planned):
     """Of one signature, lengths of arrays differ; masks of other numbers are not confused, and few are kept."""
