@@ -99,6 +99,16 @@ def _lengths(problem: Problem) -> tuple[NumpyArray, ...]:
     return (np.ceil((np.arange(batch) + 0.5) / batch * length).astype(np.int32),)
 
 
+def _last_keys(i: NumpyArray, lengths: NumpyArray, problem: Problem) -> NumpyArray:
+    """The last key of each query, if queries are the last positions of so many keys."""
+    return i - problem.ahead + lengths - problem.num_queries
+
+
+def _cached(problem: Problem) -> tuple[NumpyArray, ...]:
+    """The lengths of a cache for each sample, whose last positions are those of the queries."""
+    return (np.maximum(_lengths(problem)[0], problem.num_queries).astype(np.int32),)
+
+
 MASKS = {
     "full": MaskKind(_no_arrays, lambda problem: None, None, lambda i, n, problem: n),
     "causal": MaskKind(
@@ -124,6 +134,12 @@ MASKS = {
         lambda problem, lengths: attention_core.KeyLengths(lengths),
         lambda i, j, lengths, problem: j < lengths[:, None, None, None],
         lambda i, n, problem: np.mean(np.minimum(_lengths(problem)[0], n)) if problem.key_lengths else n / 2,
+    ),
+    "ragged": MaskKind(
+        _cached,
+        lambda problem, lengths: attention_core.Causal(offset=lengths - problem.num_queries),
+        lambda i, j, lengths, problem: j <= _last_keys(i, lengths[:, None, None, None], problem),
+        lambda i, n, problem: np.mean(_last_keys(i, _cached(problem)[0][:, None], problem) + 1),
     ),
     "softcap": MaskKind(
         _no_arrays,
@@ -182,7 +198,7 @@ class Problem:
     offset : int, optional
         The position of the first query; by default, the queries are the last positions.
     key_lengths : tuple of int
-        Of the mask ``"padded"``, repeated for the batch.
+        Of the masks ``"padded"`` and ``"ragged"``, repeated for the batch.
     window : int
         The keys that a query attends to under the mask ``"window"``.
     document : int

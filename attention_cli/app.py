@@ -30,7 +30,7 @@ LAYOUTS = (
     " bert-embeddings, causal-lm"
 )
 OPERATIONS = "attention, multi_head, linear"
-MASKS = "full, causal, window, packed, padded, softcap, alibi, bias, sinks"
+MASKS = "full, causal, window, packed, padded, ragged, softcap, alibi, bias, sinks"
 PRESETS = "training, prefill, decode, caches, accelerator, small"
 WINDOW = 256
 
@@ -70,7 +70,7 @@ def bench(
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads. By default as many as heads.")] = None,
     queries: Annotated[str | None, typer.Option(help="How many queries, as in 1,4,16. By default the length.")] = None,
     offset: Annotated[int | None, typer.Option(help="Position of the first query. By default, the last ones.")] = None,
-    key_lengths: Annotated[str | None, typer.Option(help="Of the mask padded, as in 3000, or one each.")] = None,
+    key_lengths: Annotated[str | None, typer.Option(help="Of padded and ragged, as in 3000, or one each.")] = None,
     window: Annotated[int, typer.Option(min=1, help="Keys of a query under the mask window.")] = WINDOW,
     lengths: Annotated[
         str | None, typer.Option(help="Lengths of a series, as in 512,1024; or the most of a preset.")
