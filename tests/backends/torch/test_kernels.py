@@ -163,7 +163,8 @@ def test_not_preferred_as_a_query_that_is_nan_is_lost_among_few_keys(columns, mo
     assert torch.isnan(found[:, :, 5]).all()
     assert torch.isfinite(found).sum() == found.numel() - 8
     assert (explain_attention(query, key, key).chosen == "fused") == (columns >= 16)
-    if columns < 8:
+    lanes = 8 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 4  # numbers of float64 in a vector
+    if columns < lanes:
         assert not kernel(torch, (query, key, key))[:, :, 5].any()
 
 
