@@ -30,10 +30,7 @@ def sample_calls(call: Call) -> list[Call] | None:
     ranges = sample_ranges(call)
     if ranges is None or not _saves_enough(call, [max(0, each.stop - each.first) for each in ranges]):
         return None
-    return [
-        with_cut(call._replace(query=call.query[at], key=call.key[at], value=call.value[at]), cut)
-        for at, cut in zip(_indices(call.query.shape[:-3]), sample_cuts(call, ranges), strict=True)
-    ]
+    return [with_cut(each, cut) for each, cut in zip(_samples(call), sample_cuts(call, ranges), strict=True)]
 
 
 def sample_ranges(call: Call) -> list[KeyRange] | None:
@@ -49,16 +46,18 @@ def sample_cuts(call: Call, ranges: list[KeyRange]) -> list[KeyCut]:
     """The keys that the lengths of each sample leave, and the mask of numbers that is left for them."""
     if all(each.every_first <= each.first < each.stop <= each.every_stop for each in ranges):
         return [KeyCut(each.first, each.stop, None, (0, 0)) for each in ranges]
-    leading, cuts = call.query.shape[:-3], []
+    masks, cuts = sample_masks(call.mask, call.query.shape[:-3]), []  # type: ignore[arg-type]
     whole = KeyCut(0, call.key.shape[-2], None, call.starts)
-    for at, mask in zip(_indices(leading), sample_masks(call.mask, leading), strict=True):  # type: ignore[arg-type]
-        of_sample = call._replace(query=call.query[at], key=call.key[at], value=call.value[at], mask=mask)
-        cuts.append(find_cut(of_sample) or whole._replace(mask=mask))
+    for each, mask in zip(_samples(call), masks, strict=True):
+        cuts.append(find_cut(each._replace(mask=mask)) or whole._replace(mask=mask))
     return cuts
 
 
-def _indices(leading: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    return itertools.product(*map(range, leading))
+def _samples(call: Call) -> Iterator[Call]:
+    """Calls of samples (H, M, D), under the mask of all."""
+    for index in itertools.product(*map(range, call.query.shape[:-3])):
+        at = (*index, ...)
+        yield call._replace(query=call.query[at], key=call.key[at], value=call.value[at])
 
 
 def _saves_enough(call: Call, lengths: list[int]) -> bool:
@@ -71,7 +70,8 @@ def attend_per_sample(calls: list[Call], leading: tuple[int, ...], *, logsumexp:
     """The results of `sample_calls`, with the axes of the batch."""
     xp = calls[0].xp
     plan = None if any(call.mask is not None for call in calls) else plan_dense(calls[0])
-    results = [dense(call, logsumexp=logsumexp, plan=plan) for call in calls]
+    with calls[0].backend.loops.without_warnings():  # as where a mask of all samples is looked at
+        results = [dense(call, logsumexp=logsumexp, plan=plan) for call in calls]
 
     def join(parts: list[Array]) -> Array:
         return xp.reshape(xp.stack(parts), (*leading, *parts[0].shape))

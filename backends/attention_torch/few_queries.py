@@ -66,10 +66,10 @@ def _plan_of_lengths(factor: float) -> OutputOf:
     def output(call: Call) -> torch.Tensor | None:
         if has_modes() or not takes_flash_cpu(call):
             return None
+        call = cut_keys(call)
         ranges = ranges_apart(call)
         if ranges is not None:
-            return _with_sinks(call, *attend_to_samples(call, ranges, logsumexp=call.sinks is not None))
-        call = cut_keys(call)
+            return _with_sinks(call, *attend_to_samples(call, ranges))
         return _attend(call, factor) if _is_answered(call) else None
 
     return output

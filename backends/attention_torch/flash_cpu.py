@@ -76,8 +76,11 @@ def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     return with_batch_of(call, results[0]), with_batch_of(call, results[1])
 
 
-def attend_to_samples(call: Call, ranges: list[Any], *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (..., H, M, E) and logsumexp (..., H, M) of samples with keys of their own, looked at together."""
+def attend_to_samples(call: Call, ranges: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) of samples with keys of their own, looked at together.
+
+    Every query has a key, so that the logsumexp of the kernel is that of the definition, where all is finite.
+    """
     cuts, looks = sample_cuts(call, ranges), not call.assume_finite
     query, key, value, scale = kernel_arrays(call)
     rows, is_masked = query.shape[-2], any(cut.mask is not None for cut in cuts)
@@ -99,10 +102,10 @@ def attend_to_samples(call: Call, ranges: list[Any], *, logsumexp: bool) -> tupl
     total = _total(output, sums) if looks else None
     if total is not None and is_masked and not is_probed:
         total += torch.stack([sample.key.sum() for sample in samples]).sum()
-    if is_clean(total) and (looks or not (is_masked and logsumexp)):
+    if is_clean(total):
         output, sums = output[..., :rows, :], sums[..., :rows]
     else:
-        output, sums = map(torch.cat, zip(*(_attend_to_sample(each, logsumexp) for each in samples), strict=True))
+        output, sums = map(torch.cat, zip(*map(_attend_to_sample, samples), strict=True))
     return with_batch_of(call, output), with_batch_of(call, sums)
 
 
@@ -133,9 +136,9 @@ def _rule_from_end(call: Call) -> Any:
     return (SlidingWindow, mask.left, mask.right, mask.offset - stop) if type(mask) is SlidingWindow else None
 
 
-def _attend_to_sample(call: Call, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_to_sample(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     if call.mask is not None:
-        return attend_and_look(call, logsumexp=logsumexp)
+        return attend_and_look(call)
     output, sums, total = attend_to_keys(*kernel_arrays(call), None, looks=True)
     if not is_clean(total):
         output, sums = blockwise(call)

@@ -117,15 +117,15 @@ def refusal(call: Call) -> str | None:
         return "is not differentiated in forward mode"
     query_start, key_start = call.starts
     has_array_or_flag = _is_array_or_causal(call.mask)
-    fits = not has_array_or_flag and (
-        _fits_as_array(call) or (looks_afterwards(call) and ranges_apart(call) is not None)
-    )
-    if not fits and not (isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0):
+    as_array = not has_array_or_flag and _fits_as_array(call)
+    if not as_array and not (
+        isinstance(query_start, int) and isinstance(key_start, int) and query_start == key_start == 0
+    ):
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
     lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or _is_left_to_accelerator(call))
     offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
-    if not (has_array_or_flag or lengths_later or offset_later or fits or has_key_lengths(call)):
+    if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
     return _refusal_of_bias(call, later) or _refusal_of_values(call, later)
 
@@ -225,19 +225,21 @@ def _is_rule_of_positions(mask: Any) -> bool:
 
 
 def ranges_apart(call: Call) -> list[Any] | None:
-    """The keys of each sample, where each is a call of its own: an array of what is masked would cost more than that.
+    """The keys of each sample of a call whose keys are cut, where calls of samples cost less than one with an array.
 
-    Every query has a key, and queries are few next to the keys that are left for all samples, whether these are cut or
-    not. Samples with the same keys need no array.
+    Every query has a key, and queries are few next to keys. Samples with the same keys need no array.
     """
-    ranges = None if call.bias is not None or torch.compiler.is_exporting() else sample_ranges(call)
+    if call.bias is not None or torch.compiler.is_exporting() or not may_look_afterwards(call):
+        return None
+    ranges = sample_ranges(call)
     if ranges is None or all(each == ranges[0] for each in ranges):
         return None
-    num_keys = max(each.stop for each in ranges) - min(each.first for each in ranges)
-    left = call.key.numel() // call.key.shape[-2] * num_keys
-    if num_keys < VECTOR_LANES or left < max(2 * call.query.numel(), MIN_ELEMENTS * len(call.query)):
+    if call.key.shape[-2] < VECTOR_LANES or call.key.numel() < MIN_ELEMENTS * len(ranges):
         return None
-    return ranges if all(each.every_first < each.every_stop for each in ranges) else None
+    if not all(each.every_first < each.every_stop for each in ranges):
+        return None
+    are_runs = all(each.every_first <= each.first and each.stop <= each.every_stop for each in ranges)
+    return ranges if are_runs or _fits_as_array(call) else None
 
 
 def looks_afterwards(call: Call) -> bool:

@@ -61,5 +61,5 @@ class ScaledDotProduct:
     def _attend_and_look(self, call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
         ranges = guards.ranges_apart(call)
         if ranges is not None:
-            return flash_cpu.attend_to_samples(call, ranges, logsumexp=logsumexp)
+            return flash_cpu.attend_to_samples(call, ranges)
         return flash_cpu.attend_and_look(call, logsumexp=logsumexp)

@@ -12,8 +12,7 @@ from attention_core.backend import cut_keys
 from attention_core.masks import And, Or
 from attention_core.scores import alibi
 
-pytestmark = pytest.mark.needs("numpy")
-
+numpy_alone = pytest.mark.needs("numpy")
 attention = ac.scaled_dot_product_attention
 H, G, D, E, COLUMNS = 6, 2, 5, 4, 200
 LENGTHS = np.asarray([7, 200, 0, 64])
@@ -27,6 +26,19 @@ RULES = {  # of four samples, for so many queries
     "one window and lengths": lambda rows: And(ac.SlidingWindow(left=99, offset=150), ac.KeyLengths(LENGTHS)),
     "either": lambda rows: Or(ac.Causal(offset=3), ac.KeyLengths(LENGTHS)),
 }
+
+
+@pytest.mark.parametrize("leading", [(2,), (1, 2)])
+def test_a_ragged_batch_of_every_library(leading, put, get, rng):
+    """Of so many keys that samples are taken apart where that is done."""
+    query, key, value = (rng.standard_normal((*leading, *dims)) for dims in ((4, 1, 64), (2, 2048, 64), (2, 2048, 64)))
+    lengths = np.asarray([2000, 10]).reshape(leading)
+    rule = ac.KeyLengths(put(lengths))
+    array = put(np.arange(2048) < lengths[..., None, None, None])
+    arrays = put([query, key, value])
+    expected = attention(*arrays, mask=array, implementation="dense")
+    np.testing.assert_allclose(get(attention(*arrays, mask=rule)), get(expected), rtol=1e-12, atol=1e-12)
+    assert ac.explain_attention(*arrays, mask=rule).chosen in ("dense", "fused")
 
 
 @pytest.fixture
@@ -56,6 +68,7 @@ def as_array(rule, rows, leading=(4,)):
     )
 
 
+@numpy_alone
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 @pytest.mark.parametrize("rows", [1, 3, 20])
 @pytest.mark.parametrize("name", RULES)
@@ -76,6 +89,7 @@ def test_samples_one_by_one_are_the_batch(name, rows, dtype, calls, rng):
         assert calls == [4, 4]
 
 
+@numpy_alone
 @pytest.mark.parametrize("leading", [(2, 2), (1, 4), (4, 1)])
 def test_axes_of_the_batch_are_kept(leading, calls, rng):
     arrays = inputs(rng, 3, leading)
@@ -88,6 +102,7 @@ def test_axes_of_the_batch_are_kept(leading, calls, rng):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
+@numpy_alone
 def test_lengths_are_read_in_every_call(calls, rng):
     """Their signature is the same."""
     arrays = inputs(rng, 1)
@@ -98,6 +113,7 @@ def test_lengths_are_read_in_every_call(calls, rng):
     assert calls == [4] * 3
 
 
+@numpy_alone
 def test_what_is_masked_reaches_no_result(calls, rng):
     rule = ac.KeyLengths(LENGTHS)
     query, key, value = inputs(rng, 2)
@@ -113,6 +129,7 @@ def test_what_is_masked_reaches_no_result(calls, rng):
     assert calls == [4] * 3
 
 
+@numpy_alone
 @pytest.mark.parametrize(
     "options",
     [
@@ -137,6 +154,7 @@ def test_other_calls_stay_whole(options, calls, rng):
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
 
 
+@numpy_alone
 def test_samples_are_taken_where_they_save_more_than_their_calls_cost(rng):
     key = np.zeros((4, 4, 1000, 64), np.float32)
     query = np.zeros((4, 16, 1, 64), np.float32)
@@ -149,11 +167,13 @@ def test_samples_are_taken_where_they_save_more_than_their_calls_cost(rng):
         assert ("slower than samples one by one" in str(explained)) is is_apart
 
 
+@numpy_alone
 def test_many_queries_of_a_sample_are_computed_in_blocks(rng):
     key, query = np.zeros((4, 4, 1000, 64), np.float32), np.zeros((4, 16, 64, 64), np.float32)
     assert ac.explain_attention(query, key, key, mask=ac.KeyLengths(np.asarray([1, 2, 3, 999]))).chosen == "blockwise"
 
 
+@numpy_alone
 @pytest.mark.parametrize("name", RULES)
 def test_keys_of_a_piece_have_the_positions_of_the_whole(name, calls, rng):
     rows, start = 3, 8

@@ -158,18 +158,26 @@ def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
     assert found[0].isfinite().all()
 
 
-def test_many_queries_of_samples_apart_need_no_array_of_the_batch():
-    """What is returned besides does not decide how the output is computed."""
+@pytest.mark.parametrize("assume_finite", [False, True])
+@pytest.mark.parametrize(
+    ("dims", "dtype", "offsets"),
+    [
+        (((2, 64, 5, 128), (2, 8, 4096, 128)), torch.float64, [298, 53]),  # few queries next to all keys alone
+        (((2, 64, 3, 80), (2, 8, 2048, 80)), torch.float32, [2045, 182]),
+        (((2, 1, 700, 64), (2, 1, 2048, 64)), torch.float32, [1300, 900]),  # for an array of the batch, too many
+        (((2, 1, 500, 64), (2, 1, 2048, 64)), torch.float32, [1300, 900]),
+    ],
+)
+def test_what_is_returned_besides_does_not_decide_how_samples_are_computed(dims, dtype, offsets, assume_finite):
     rng = np.random.default_rng(3)
-    dims = (2, 1, 600, 64), (2, 1, 2048, 64), (2, 1, 2048, 64)
-    arrays = [torch.from_numpy(rng.standard_normal(each, dtype=np.float32)) for each in dims]
-    mask = ac.Causal(offset=torch.tensor([1400, 900]))
-    assert "would need this mask as an array" in str(ac.explain_attention(*arrays, mask=mask & ~ac.KeyLengths(1)))
-    assert ac.explain_attention(*arrays, mask=mask).chosen == "fused"
-    judged = attention(*arrays, mask=mask, return_logsumexp=True)
-    torch.testing.assert_close(attention(*arrays, mask=mask), judged.output, rtol=0, atol=0)
-    expected = attention(*arrays, mask=mask, return_logsumexp=True, implementation="dense")
+    query, key, value = (torch.from_numpy(rng.standard_normal(dims[index])).to(dtype) for index in (0, 1, 1))
+    options = {"mask": ac.Causal(offset=torch.tensor(offsets)), "assume_finite": assume_finite}
+    judged = attention(query, key, value, **options, return_logsumexp=True)
+    torch.testing.assert_close(attention(query, key, value, **options), judged.output, rtol=0, atol=0)
+    expected = attention(query, key, value, **options, return_logsumexp=True, implementation="dense")
     torch.testing.assert_close(judged[::2], expected[::2])
+    is_refused = "would need this mask as an array" in str(ac.explain_attention(query, key, value, **options))
+    assert is_refused == (query.shape[-2] == 700)
 
 
 @needs_groups
