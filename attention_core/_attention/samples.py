@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from attention_core._arrays import Array
 from attention_core._attention.call import Attention, Call
@@ -35,8 +36,9 @@ def sample_calls(call: Call) -> list[Call] | None:
 
 def sample_ranges(call: Call) -> list[KeyRange] | None:
     """The keys of each sample of a ragged batch; ``None`` of other batches, and where they are not known."""
+    mask: Any = call.mask
     count = math.prod(call.query.shape[:-3])
-    if count < 2 or not is_of_lengths(call.mask) or call.mask.is_relative():  # type: ignore[union-attr]
+    if count < 2 or not is_of_lengths(mask) or mask.is_relative():
         return None
     ranges = key_ranges(call)
     return ranges if ranges is not None and len(ranges) == count else None
@@ -46,11 +48,12 @@ def sample_cuts(call: Call, ranges: list[KeyRange]) -> list[KeyCut]:
     """The keys that the lengths of each sample leave, and the mask of numbers that is left for them."""
     if all(each.every_first <= each.first < each.stop <= each.every_stop for each in ranges):
         return [KeyCut(each.first, each.stop, None, (0, 0)) for each in ranges]
-    masks, cuts = sample_masks(call.mask, call.query.shape[:-3]), []  # type: ignore[arg-type]
-    whole = KeyCut(0, call.key.shape[-2], None, call.starts)
-    for each, mask in zip(_samples(call), masks, strict=True):
-        cuts.append(find_cut(each._replace(mask=mask)) or whole._replace(mask=mask))
-    return cuts
+    mask: Any = call.mask
+    samples = [
+        each._replace(mask=rule)
+        for each, rule in zip(_samples(call), sample_masks(mask, call.query.shape[:-3]), strict=True)
+    ]
+    return [find_cut(each) or KeyCut(0, each.key.shape[-2], each.mask, each.starts) for each in samples]
 
 
 def _samples(call: Call) -> Iterator[Call]:

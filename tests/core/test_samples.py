@@ -1,4 +1,4 @@
-"""Ragged batches on NumPy: samples one by one have the results of the batch."""
+"""Ragged batches: samples one by one, as NumPy takes them, have the results of the batch."""
 
 import math
 
