@@ -9,7 +9,7 @@ from attention_core._attention.call import Call, score_positions
 from attention_core._attention.key_range import masked_columns
 from attention_core._backend import is_concrete
 from attention_core._checks import remember
-from attention_core.masks import Mask
+from attention_core.masks import Mask, flatten
 
 MAX_SCORES = 2**16  # of a mask that is kept: making a larger one takes less time than what it masks
 _MAX_MASKS = 64
@@ -45,7 +45,7 @@ def small_mask(call: Call) -> SmallMask | None:
         return None
     if rows * columns > MAX_SCORES or not (mask.is_relative() and all(isinstance(at, int) for at in call.starts)):
         return None
-    signature = call.xp, getattr(call.query, "device", None), rows, columns, call.starts, _definition(mask)
+    signature = call.xp, getattr(call.query, "device", None), rows, columns, call.starts, flatten(mask, [])
     found = _known.get(signature)
     if found is None:
         xp = call.xp
@@ -53,8 +53,3 @@ def small_mask(call: Call) -> SmallMask | None:
         found = SmallMask(allowed, not bool(xp.all(xp.any(allowed, axis=-1))), masked_columns(call))
         remember(_known, signature, found, most=_MAX_MASKS)
     return found
-
-
-def _definition(mask: Mask) -> tuple[Any, ...]:
-    """The classes and numbers of a rule, to be compared."""
-    return type(mask), *(_definition(x) if isinstance(x, Mask) else x for x in vars(mask).values())
