@@ -74,7 +74,7 @@ def check_first_call(line: int, backend: Any) -> str:
         with pytest.raises((TypeError, ValueError), match="expected"):
             ac.scaled_dot_product_attention(x, x, x, **{"is_causal": True, "scale": 1 + line / 7} | wrong)
     found = backend.to_numpy(ac.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1 + line / 7))
-    np.testing.assert_array_equal(found, 1)
+    np.testing.assert_array_almost_equal_nulp(found, np.ones_like(found), 2)  # reciprocals differ between processors
     return "interrupted" if interrupt.raised else "over before"
 
 
