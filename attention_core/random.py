@@ -309,5 +309,5 @@ def _shift_right(x: Array, distance: int, xp: Namespace) -> Array:
 
 
 def _signed(word: int) -> int:
-    word &= 0xFFFFFFFF
-    return word - 2**32 if word >= 2**31 else word
+    """The lower 32 bits as a signed integer; without a branch, so that one program serves all seeds."""
+    return (word + 2**31) % 2**32 - 2**31
