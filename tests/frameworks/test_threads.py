@@ -64,6 +64,7 @@ print(failed, "of", rounds)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a round starts from a process that has imported the libraries")
+@pytest.mark.needs(lambda libraries: bool(libraries))  # those of the session
 @pytest.mark.parametrize("libraries", [[name] for name in LIBRARIES] + [LIBRARIES] * (len(LIBRARIES) > 1), ids="-".join)
 def test_first_calls_and_imports_may_meet_in_threads(libraries):
     command = [sys.executable, "-c", ROUNDS, *libraries, "20"]
