@@ -37,6 +37,7 @@ PYTEST = ("pytest", "-n", "auto")
 TESTS = tuple(
     f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
 )
+INSTALLED = tuple(f"tests/{folder}" for folder in ("backends", "commands", "conformance", "view"))  # read package data
 PEERS = (
     "tests/peers",
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",
@@ -68,14 +69,16 @@ def lint(session):
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def tests(session, backend):
-    """Run every test on one backend, with no other framework installed; a backend asked for is required.
+    """Run the tests on one backend, with no other framework installed; a backend asked for is required.
 
-    The session of NumPy runs them on array-api-strict as well. Tests of no backend run there alone.
+    The session of NumPy runs them on array-api-strict as well. Tests of no backend run there alone. Of the cases that
+    NumPy runs, a framework runs a third, another after each change of the sources; `-- --all` runs all of them.
     """
     keras = "" if backend == "numpy" else ",keras"  # on the library of the session
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
-    session.run(*PYTEST, *DOCTESTS, *chosen(session.posargs, TESTS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    words = [word for word in session.posargs if word != "--all"] if session.posargs else ["--sampled"]
+    session.run(*PYTEST, *DOCTESTS, *chosen(words, TESTS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
 @nox.session
@@ -173,7 +176,7 @@ def benchmark(session):
 
 @nox.session
 def wheel(session):
-    """Build the distribution, install it away from the sources, and test what was installed."""
+    """Build the distribution, install it away from the sources, and test what reads its files and entry points."""
     install(session, "build")
     built, elsewhere = (Path(session.create_tmp()).resolve() / name for name in ("dist", "elsewhere"))
     for folder in (built, elsewhere):
@@ -186,7 +189,7 @@ def wheel(session):
     session.chdir(elsewhere)
     session.run("attention-core", "backends")
     required = {"ATTENTION_CORE_BACKENDS": "numpy"}
-    session.run(*PYTEST, *session.posargs, env=ONE_THREAD | required)
+    session.run(*PYTEST, *chosen(session.posargs, INSTALLED), env=ONE_THREAD | required)
 
 
 @nox.session

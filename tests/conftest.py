@@ -12,11 +12,15 @@ never a skip. Without it, the tests run on whatever is installed.
 * a function of parameters, by their names.
 
 Tests in a folder named like a backend need that backend.
+
+``--sampled`` runs a third of the cases of a test that runs on NumPy, too, on each framework: another third on each of
+the three, and others after each change of the sources. NumPy runs all.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib.util
 import inspect
 import os
@@ -34,6 +38,8 @@ from attention_core import available_backends, get_backend
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 BACKENDS = ASKED or available_backends()
+FRAMEWORKS = ("torch", "jax", "tensorflow")
+ROOT = Path(__file__).parents[1]
 KNOWN = {"array_api_strict", "numpy", "torch", "jax", "tensorflow"}
 DTYPES = {"float16", "bfloat16", "float32", "float64"}
 PEERS = {"dask", "equinox", "flax", "keras", "ndonnx", "onnx", "transformers"}
@@ -58,9 +64,15 @@ settings.register_profile(
 settings.load_profile("tests")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--sampled", action="store_true", help="run a third of the shared cases on each framework")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Deselect the tests whose needs are not met."""
+    """Deselect the tests whose needs are not met, and what `--sampled` leaves to other backends."""
     left_out = [item for item in items if not (all(map(is_met_for(item), needs_of(item))) and is_at_home(item))]
+    if config.getoption("sampled"):
+        left_out += beyond_the_sample(set(items).difference(left_out))
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
@@ -69,6 +81,31 @@ def pytest_collection_modifyitems(config, items):
 def is_at_home(item):
     """Whether this is the place for a test: one of no backend runs where NumPy does, and not once more elsewhere."""
     return "numpy" in BACKENDS or "backend" in item.fixturenames or bool(needs_of(item))
+
+
+def beyond_the_sample(items):
+    """Two thirds of the cases that a framework shares with NumPy, in an order that the sources decide."""
+    shared = {}
+    for item in items:
+        on = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+        if on in FRAMEWORKS and not needs_of(item):
+            shared.setdefault((on, item.nodeid.partition("[")[0]), []).append(item)
+    if not shared:
+        return []
+    folders = ("attention_core", "backends", "tests")
+    sources = b"".join(path.read_bytes() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    seed = hashlib.sha256(sources).digest()
+
+    def rank(item):  # the same on every framework
+        others = sorted((name, index) for name, index in item.callspec.indices.items() if name != "backend")
+        return hashlib.sha256(seed + repr(others).encode()).digest()
+
+    return [
+        case
+        for (on, _), cases in shared.items()
+        for place, case in enumerate(sorted(cases, key=rank))
+        if len(cases) > 2 and place % 3 != FRAMEWORKS.index(on)
+    ]
 
 
 def needs_of(item):

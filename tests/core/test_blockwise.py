@@ -347,28 +347,29 @@ def test_gradients_of_arrays_of_16_bits_are_added_up_in_float32(backend, rng):
     np.testing.assert_allclose(gradient("blockwise"), dense, rtol=2.0**-7)
 
 
-@pytest.mark.parametrize("size", [-1e4, -1e9, -3e38, 1e9])
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("implementation", ["blockwise", "auto"])
 @pytest.mark.needs("gradients")
-def test_the_logsumexp_of_a_large_bias_does_not_lose_the_sum(implementation, mode, size, backend, rng):
+def test_the_logsumexp_of_a_large_bias_does_not_lose_the_sum(implementation, mode, backend, rng):
     """Scores that a bias makes equal have equal weights, also when those are computed once more for the gradients."""
     xp, put, shape = backend.namespace, backend.from_numpy, (1, 1, 32, 4)
     rows, count = 8, shape[-2]
     key, value, d_output = (rng.standard_normal(shape).astype("float32") for _ in range(3))
-    bias = put(np.where(np.indices((count, count))[0] < rows, np.float32(size), np.float32(0.0)))
 
-    def call(query, key, value):
+    def call(query, key, value, bias):
         return attention(query, key, value, bias=bias, implementation=implementation)
 
     call = call if mode == "eager" else backend.compile(call)
 
-    def measure(query, value):
-        return xp.sum(xp.multiply(call(query, put(key), value), put(d_output)))
+    def measure(query, value, bias):
+        return xp.sum(xp.multiply(call(query, put(key), value, bias), put(d_output)))
 
-    gradients = backend.value_and_grad(measure)(put(np.zeros(shape, "float32")), put(value))[1]
-    d_query, d_value = map(backend.to_numpy, gradients)
     d_weights = d_output @ np.swapaxes(value, -2, -1)
     d_scores = (d_weights - d_weights.mean(axis=-1, keepdims=True)) / count
-    np.testing.assert_allclose(d_query, d_scores @ key / math.sqrt(shape[-1]), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(d_value, np.broadcast_to(d_output.mean(-2, keepdims=True), shape), rtol=1e-4, atol=1e-6)
+    for size in (-1e4, -1e9, -3e38, 1e9):
+        bias = np.where(np.indices((count, count))[0] < rows, np.float32(size), np.float32(0.0))
+        gradients = backend.value_and_grad(measure)(put(np.zeros(shape, "float32")), put(value), put(bias))[1]
+        d_query, d_value = map(backend.to_numpy, gradients[:2])
+        np.testing.assert_allclose(d_query, d_scores @ key / math.sqrt(shape[-1]), rtol=1e-4, atol=1e-6)
+        d_values = np.broadcast_to(d_output.mean(-2, keepdims=True), shape)
+        np.testing.assert_allclose(d_value, d_values, rtol=1e-4, atol=1e-6)
