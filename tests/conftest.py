@@ -13,8 +13,8 @@ never a skip. Without it, the tests run on whatever is installed.
 
 Tests in a folder named like a backend need that backend.
 
-``--sampled`` runs a third of the cases of a test that runs on NumPy, too, on each framework: another third on each of
-the three, and others after each change of the sources. NumPy runs all.
+``--sampled`` deals the cases that NumPy runs out to the three frameworks, a third to each. A change of the sources
+deals them anew. NumPy runs all of them, and each framework all cases that NumPy does not run.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def beyond_the_sample(items):
     return [
         case
         for (on, _), cases in shared.items()
-        for place, case in enumerate(sorted(cases, key=rank))
-        if len(cases) > 2 and place % 3 != FRAMEWORKS.index(on)
+        for number, case in enumerate(sorted(cases, key=rank))
+        if len(cases) > 2 and number % 3 != FRAMEWORKS.index(on)
     ]
 
 
