@@ -72,13 +72,13 @@ def tests(session, backend):
     """Run the tests on one backend, with no other framework installed; a backend asked for is required.
 
     The session of NumPy runs them on array-api-strict as well. Tests of no backend run there alone. Of the cases that
-    NumPy runs, a framework runs a third, another after each change of the sources; `-- --all` runs all of them.
+    libraries share, a framework runs a third, another after each change of the sources; `-- --all` runs all of them.
     """
     keras = "" if backend == "numpy" else ",keras"  # on the library of the session
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
-    words = [word for word in session.posargs if word != "--all"] if session.posargs else ["--sampled"]
-    session.run(*PYTEST, *DOCTESTS, *chosen(words, TESTS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    words = chosen(some_or_all(session.posargs), TESTS)
+    session.run(*PYTEST, *DOCTESTS, *words, env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
 @nox.session
@@ -94,7 +94,8 @@ def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
     install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
-    session.run(*PYTEST, *chosen(session.posargs, PEERS), env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    words = chosen(some_or_all(session.posargs), PEERS)
+    session.run(*PYTEST, *words, env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
 @nox.session
@@ -250,6 +251,11 @@ def install(session, *what, groups=()):
     """Install in the tested versions, together with groups of dependencies."""
     listed = nox.project.dependency_groups(PYPROJECT, *groups)
     session.install("--no-compile", "-c", CONSTRAINTS, *what, *listed)  # modules are compiled when they are imported
+
+
+def some_or_all(words):
+    """Words for pytest: without any, each framework runs a part of the cases that libraries share; `--all` is ours."""
+    return [word for word in words if word != "--all"] if words else ["--sampled"]
 
 
 def chosen(words, folders):

@@ -13,8 +13,8 @@ never a skip. Without it, the tests run on whatever is installed.
 
 Tests in a folder named like a backend need that backend.
 
-``--sampled`` deals the cases that NumPy runs out to the three frameworks, a third to each. A change of the sources
-deals them anew. NumPy runs all of them, and each framework all cases that NumPy does not run.
+``--sampled`` deals the cases that the three frameworks share out to them, a third to each. A change of the sources
+deals them anew. NumPy runs all of its cases, and a framework all of those that need this framework.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ ROOT = Path(__file__).parents[1]
 KNOWN = {"array_api_strict", "numpy", "torch", "jax", "tensorflow"}
 DTYPES = {"float16", "bfloat16", "float32", "float64"}
 PEERS = {"dask", "equinox", "flax", "keras", "ndonnx", "onnx", "transformers"}
+FACTS_OF_ONE = {"xla", "untraced loops", "fused softmax"}
 FACTS = {
     "gradients": lambda backend: backend.differentiates,
     "compilation": lambda backend: len(backend.modes) > 1,
@@ -84,11 +85,12 @@ def is_at_home(item):
 
 
 def beyond_the_sample(items):
-    """Two thirds of the cases that a framework shares with NumPy, in an order that the sources decide."""
+    """Two thirds of the cases that frameworks share, in an order that the sources decide."""
     shared = {}
     for item in items:
-        on = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
-        if on in FRAMEWORKS and not needs_of(item):
+        values = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        on, needs = values.get("backend"), [values.get(need, need) for need in needs_of(item)]
+        if on in FRAMEWORKS and not any(need in KNOWN | PEERS | FACTS_OF_ONE for need in needs):
             shared.setdefault((on, item.nodeid.partition("[")[0]), []).append(item)
     if not shared:
         return []
