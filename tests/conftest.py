@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[1]
 KNOWN = {"array_api_strict", "numpy", "torch", "jax", "tensorflow"}
 DTYPES = {"float16", "bfloat16", "float32", "float64"}
 PEERS = {"dask", "equinox", "flax", "keras", "ndonnx", "onnx", "transformers"}
-FACTS_OF_ONE = {"xla", "untraced loops", "fused softmax"}
+SHARED_FACTS = {"gradients", "compilation", *DTYPES}  # of all three frameworks
 FACTS = {
     "gradients": lambda backend: backend.differentiates,
     "compilation": lambda backend: len(backend.modes) > 1,
@@ -85,29 +85,24 @@ def is_at_home(item):
 
 
 def beyond_the_sample(items):
-    """Two thirds of the cases that frameworks share, in an order that the sources decide."""
+    """The cases that frameworks share and the sources give to the other two."""
     shared = {}
     for item in items:
         values = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         on, needs = values.get("backend"), [values.get(need, need) for need in needs_of(item)]
-        if on in FRAMEWORKS and not any(need in KNOWN | PEERS | FACTS_OF_ONE for need in needs):
-            shared.setdefault((on, item.nodeid.partition("[")[0]), []).append(item)
+        if on in FRAMEWORKS and all(need in SHARED_FACTS for need in needs):
+            shared.setdefault(on, []).append(item)
     if not shared:
         return []
     folders = ("attention_core", "backends", "tests")
     sources = b"".join(path.read_bytes() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
     seed = hashlib.sha256(sources).digest()
 
-    def rank(item):  # the same on every framework
+    def share_of(item):  # the same on every framework
         others = sorted((name, index) for name, index in item.callspec.indices.items() if name != "backend")
-        return hashlib.sha256(seed + repr(others).encode()).digest()
+        return hashlib.sha256(seed + repr((item.location[0], item.originalname, others)).encode()).digest()[0] % 3
 
-    return [
-        case
-        for (on, _), cases in shared.items()
-        for number, case in enumerate(sorted(cases, key=rank))
-        if len(cases) > 2 and number % 3 != FRAMEWORKS.index(on)
-    ]
+    return [case for on, cases in shared.items() for case in cases if share_of(case) != FRAMEWORKS.index(on)]
 
 
 def needs_of(item):
