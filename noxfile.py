@@ -33,7 +33,7 @@ COMPILED_ONCE = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
-PYTEST = ("pytest", "-n", "auto")
+PYTEST = ("pytest", "-n", "auto", "--dist", "worksteal")  # which leaves no process idle behind a long test
 TESTS = tuple(
     f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
 )
