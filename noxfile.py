@@ -199,7 +199,7 @@ def wheel(session):
 def mutants(session):
     """Plant faults in the core, one at a time, and see that the tests catch every one of them.
 
-    Without words that is a fourth of the faults, another after each change of the core; `-- --all` plants all.
+    Without words that is an eighth of the faults, another after each change of the core; `-- --all` plants all.
     """
     install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("test",))
     session.run("python", "tests/mutants/plant.py", *session.posargs, env=ONE_THREAD)

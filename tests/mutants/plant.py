@@ -2,7 +2,7 @@
 
 A suite that cannot fail proves nothing. ``faults.toml`` lists faults: lines that somebody could get wrong. Each is
 planted in a copy of the core, where a test must fail that passes on the unchanged copy. ``nox -s mutants`` plants
-every fourth, another fourth after each change of the core; ``nox -s mutants -- --all`` plants all of them. Other words
+an eighth of them, another eighth after each change of the core; ``nox -s mutants -- --all`` plants all of them. Other words
 after ``--`` choose the faults whose description contains one of them.
 """
 
@@ -46,7 +46,7 @@ MIRRORS = {
     "_functions/sampling": "generation",
     "_functions/multi_head": "encoder",
 }
-PARTS = 4  # of the list, one of which is planted where nothing is asked for
+PARTS = 8  # of the list, one of which is planted where nothing is asked for
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIMIT_S = 600
 
