@@ -2,8 +2,8 @@
 
 A suite that cannot fail proves nothing. ``faults.toml`` lists faults: lines that somebody could get wrong. Each is
 planted in a copy of the core, where a test must fail that passes on the unchanged copy. ``nox -s mutants`` plants
-an eighth of them, another eighth after each change of the core; ``nox -s mutants -- --all`` plants all of them. Other words
-after ``--`` choose the faults whose description contains one of them.
+an eighth of them, another eighth after each change of the core; ``nox -s mutants -- --all`` plants all of them.
+Other words after ``--`` choose the faults whose description contains one of them.
 """
 
 import hashlib
