@@ -71,8 +71,8 @@ def lint(session):
 def tests(session, backend):
     """Run the tests on one backend, with no other framework installed; a backend asked for is required.
 
-    The session of NumPy runs them on array-api-strict as well. Tests of no backend run there alone. Of the cases that
-    libraries share, a framework runs a third, another after each change of the sources; `-- --all` runs all of them.
+    The session of NumPy runs them on array-api-strict as well. Tests of no backend run there alone. A framework runs a
+    part of its cases, another after each change of the sources; `-- --all` runs all of them.
     """
     keras = "" if backend == "numpy" else ",keras"  # on the library of the session
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
@@ -112,12 +112,12 @@ def conformance(session):
     libraries = [word for name in BACKENDS for word in ("--backend", name)]  # array-api-strict takes minutes
     texts = (*command, *libraries, "--case", "model", "--model", language_model(session))
     long = session.posargs if "--long" in session.posargs else ()
-    session.run(*texts, *long, env=environment)
+    session.run(*texts, *long, env=environment | ONE_THREAD)
     session.run(*texts, "--identical", *long, env=environment)
     if not long:
         command = (*command, "--model", model_directory(session))
         words = {(): ["--quick"], ("--all",): ["--json", "conformance.json"]}
-        session.run(*command, *words.get(tuple(session.posargs), session.posargs), env=environment)
+        session.run(*command, *words.get(tuple(session.posargs), session.posargs), env=environment | ONE_THREAD)
         session.run(*command, "--identical", "--case", "model", env=environment)
 
 
@@ -256,7 +256,7 @@ def install(session, *what, groups=()):
 
 
 def some_or_all(words):
-    """Words for pytest: without any, each framework runs a part of the cases that libraries share; `--all` is ours."""
+    """Words for pytest: without any, each framework runs a part of its cases; `--all` is ours."""
     return [word for word in words if word != "--all"] if words else ["--sampled"]
 
 

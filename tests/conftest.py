@@ -13,8 +13,8 @@ never a skip. Without it, the tests run on whatever is installed.
 
 Tests in a folder named like a backend need that backend.
 
-``--sampled`` deals the cases that the three frameworks share out to them, a third to each. A change of the sources
-deals them anew. NumPy runs all of its cases, and a framework all of those that need this framework.
+``--sampled`` runs a case that the three frameworks share on one of them. A test that is about one framework keeps a third
+of its cases, at least one. A change of the sources chooses others. NumPy runs all of its cases.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import gc
 import hashlib
 import importlib.util
 import inspect
+import math
 import os
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ ROOT = Path(__file__).parents[1]
 KNOWN = {"array_api_strict", "numpy", "torch", "jax", "tensorflow"}
 DTYPES = {"float16", "bfloat16", "float32", "float64"}
 PEERS = {"dask", "equinox", "flax", "keras", "ndonnx", "onnx", "transformers"}
-SHARED_FACTS = {"gradients", "compilation", *DTYPES}  # of all three frameworks
+SHARED_NEEDS = {"gradients", "compilation", *DTYPES, *PEERS}  # met on all three frameworks
+DEALT = ("torch",) * 3 + ("tensorflow",) * 2 + ("jax",)  # JAX compiles programs for each new shape, PyTorch none
 FACTS = {
     "gradients": lambda backend: backend.differentiates,
     "compilation": lambda backend: len(backend.modes) > 1,
@@ -66,7 +68,9 @@ settings.load_profile("tests")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--sampled", action="store_true", help="run a third of the shared cases on each framework")
+    parser.addoption(
+        "--sampled", action="store_true", help="run each shared case on one framework, and a third of others"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -85,24 +89,28 @@ def is_at_home(item):
 
 
 def beyond_the_sample(items):
-    """The cases that frameworks share and the sources give to the other two."""
-    shared = {}
-    for item in items:
-        values = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-        on, needs = values.get("backend"), [values.get(need, need) for need in needs_of(item)]
-        if on in FRAMEWORKS and all(need in SHARED_FACTS for need in needs):
-            shared.setdefault(on, []).append(item)
-    if not shared:
-        return []
+    """What the frameworks share, on all of them but one, and two thirds of the cases of a test of one framework."""
     folders = ("attention_core", "backends", "tests")
     sources = b"".join(path.read_bytes() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    seed = hashlib.sha256(sources).digest()
+    seed, own, left_out = hashlib.sha256(sources).digest(), {}, []
 
-    def share_of(item):  # the same on every framework
-        others = sorted((name, index) for name, index in item.callspec.indices.items() if name != "backend")
-        return hashlib.sha256(seed + repr((item.location[0], item.originalname, others)).encode()).digest()[0] % 3
+    def drawn(item):  # the same number on every framework
+        indices = item.callspec.indices.items() if hasattr(item, "callspec") else ()
+        others = sorted((name, index) for name, index in indices if name != "backend")
+        case = repr((item.location[0], item.originalname, others)).encode()
+        return int.from_bytes(hashlib.sha256(seed + case).digest())
 
-    return [case for on, cases in shared.items() for case in cases if share_of(case) != FRAMEWORKS.index(on)]
+    for item in items:
+        values = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        on, needs = values.get("backend"), {values.get(need, need) for need in needs_of(item)}
+        if on in FRAMEWORKS and needs <= SHARED_NEEDS:
+            if DEALT[drawn(item) % len(DEALT)] != on:
+                left_out.append(item)
+        elif on in FRAMEWORKS or needs.intersection(FRAMEWORKS):
+            own.setdefault((item.location[0], item.originalname, on), []).append(item)
+    for cases in own.values():
+        left_out += sorted(cases, key=drawn)[math.ceil(len(cases) / 3) :]
+    return left_out
 
 
 def needs_of(item):
