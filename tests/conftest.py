@@ -92,7 +92,7 @@ def beyond_the_sample(items):
     """What the frameworks share, on all of them but one, and two thirds of the cases of a test of one framework."""
     folders = ("attention_core", "backends", "tests")
     sources = b"".join(path.read_bytes() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    seed, own, left_out = hashlib.sha256(sources).digest(), {}, []
+    seed, about_one, left_out = hashlib.sha256(sources).digest(), {}, []
 
     def drawn(item):  # the same number on every framework
         indices = item.callspec.indices.items() if hasattr(item, "callspec") else ()
@@ -107,8 +107,8 @@ def beyond_the_sample(items):
             if DEALT[drawn(item) % len(DEALT)] != on:
                 left_out.append(item)
         elif on in FRAMEWORKS or needs.intersection(FRAMEWORKS):
-            own.setdefault((item.location[0], item.originalname, on), []).append(item)
-    for cases in own.values():
+            about_one.setdefault((item.location[0], item.originalname, on), []).append(item)
+    for cases in about_one.values():
         left_out += sorted(cases, key=drawn)[math.ceil(len(cases) / 3) :]
     return left_out
 
