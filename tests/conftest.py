@@ -13,7 +13,7 @@ never a skip. Without it, the tests run on whatever is installed.
 
 Tests in a folder named like a backend need that backend.
 
-``--sampled`` runs a case that the three frameworks share on one of them. A test that is about one framework keeps a third
+``--sampled`` runs a case that the three frameworks share on one of them. A test that is about one framework keeps a sixth
 of its cases, at least one. A change of the sources chooses others. NumPy runs all of its cases.
 """
 
@@ -69,7 +69,7 @@ settings.load_profile("tests")
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--sampled", action="store_true", help="run each shared case on one framework, and a third of others"
+        "--sampled", action="store_true", help="run each shared case on one framework, and a sixth of others"
     )
 
 
@@ -89,7 +89,7 @@ def is_at_home(item):
 
 
 def beyond_the_sample(items):
-    """What the frameworks share, on all of them but one, and two thirds of the cases of a test of one framework."""
+    """What the frameworks share, on all of them but one, and most of the cases of a test of one framework."""
     folders = ("attention_core", "backends", "tests")
     sources = b"".join(path.read_bytes() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
     seed, about_one, left_out = hashlib.sha256(sources).digest(), {}, []
@@ -109,7 +109,7 @@ def beyond_the_sample(items):
         elif on in FRAMEWORKS or needs.intersection(FRAMEWORKS):
             about_one.setdefault((item.location[0], item.originalname, on), []).append(item)
     for cases in about_one.values():
-        left_out += sorted(cases, key=drawn)[math.ceil(len(cases) / 3) :]
+        left_out += sorted(cases, key=drawn)[math.ceil(len(cases) / len(DEALT)) :]
     return left_out
 
 
