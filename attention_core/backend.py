@@ -57,6 +57,7 @@ from attention_core._attention.magnitudes import (
     norms_are_below,
     products_are_finite,
 )
+from attention_core._attention.plans import once_per_lengths
 from attention_core._attention.samples import sample_cuts, sample_ranges
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
@@ -150,6 +151,7 @@ __all__ = [
     "names_of",
     "norms_are_below",
     "on_device_of",
+    "once_per_lengths",
     "one_line",
     "positions",
     "products_are_finite",

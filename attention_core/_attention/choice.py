@@ -14,11 +14,11 @@ from attention_core._attention.blocks.plan import block_tuning
 from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.call import Attention, Call, group_size
 from attention_core._attention.dense import dense, dense_scores, repeats_keys
-from attention_core._attention.key_range import cut_keys, has_few_queries
+from attention_core._attention.key_range import KeyCut, cut_keys, has_few_queries
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.reproducible.weights import reproducible_weights
-from attention_core._attention.samples import attend_per_sample, sample_calls
+from attention_core._attention.samples import attend_per_sample, cuts_that_save, sample_calls
 from attention_core._attention.softmax import logaddexp
 from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice
@@ -138,19 +138,19 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
     if implementation not in IMPLEMENTATIONS:
         return _attend_by_kernel(call, implementation, weights=weights, logsumexp=logsumexp)
     automatic = implementation == "auto"
-    kernel = from_kernel = samples = None
+    kernel = from_kernel = cuts = None
     if automatic:
         kernel = _preferred_kernel(call)
         if logsumexp and _has_logsumexp(kernel, call):
             from_kernel = kernel.attend_with_logsumexp(call)
         elif call.sinks is not None:
             kernel = None
-        samples = None if kernel is not None else samples_of(whole)
-        implementation = "dense" if samples is not None else _choose(call, kernel)
+        cuts = None if kernel is not None else cuts_of_samples(whole)
+        implementation = "dense" if cuts is not None else _choose(call, kernel)
     if weights and not automatic and implementation != "dense":
         raise _no_weights(implementation)
-    if samples is not None:
-        result = attend_per_sample(samples, whole.query.shape[:-3], logsumexp=logsumexp)
+    if cuts is not None:
+        result = attend_per_sample(sample_calls(whole, cuts), whole.query.shape[:-3], logsumexp=logsumexp)
     elif implementation == "dense":
         result = dense(call, weights=weights and call is whole, logsumexp=logsumexp)
     elif from_kernel is not None:
@@ -244,10 +244,10 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     computed_again = (logsumexp or call.sinks is not None) and not _has_logsumexp(preferred, call)
     if call.sinks is not None and computed_again:
         preferred = None
-    samples = None if preferred is not None else samples_of(whole)
-    chosen = "dense" if samples is not None else _choose(call, preferred)
-    if samples is not None:
-        notes.append(f"dense: {len(samples)} samples one by one, each with the keys that its lengths leave")
+    cuts = None if preferred is not None else cuts_of_samples(whole)
+    chosen = "dense" if cuts is not None else _choose(call, preferred)
+    if cuts is not None:
+        notes.append(f"dense: {len(cuts)} samples one by one, each with the keys that its lengths leave")
     if chosen == "fused" and computed_again:
         notes.append(f"return_logsumexp: computed separately, {_choose(call, None)}")
     kernels = [
@@ -265,7 +265,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     chunks, tuning = chunks_of_call(call), block_tuning(call)
     if chunks:
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if norms bound all scores")
-    slower = _SLOWER.get(chosen) or {"blockwise": _disadvantage_of_blocks(call, samples)}
+    slower = _SLOWER.get(chosen) or {"blockwise": _disadvantage_of_blocks(call, cuts)}
     return Explanation(
         chosen,
         REASONS[chosen],
@@ -284,9 +284,9 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     )
 
 
-def _disadvantage_of_blocks(call: Call, samples: list[Call] | None) -> str:
+def _disadvantage_of_blocks(call: Call, cuts: list[KeyCut] | None) -> str:
     """Why the dense form is taken, and not blocks, as `is_dense_faster` decides."""
-    if samples is not None:
+    if cuts is not None:
         return "slower than samples one by one"
     rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
     if has_no_elements(call):
@@ -348,10 +348,10 @@ def without_hidden_keys(call: Call) -> Call:
     return call if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else cut_keys(call)
 
 
-def samples_of(call: Call) -> list[Call] | None:
-    """A call for each sample of a ragged batch, if these take less time one by one, by the dense form."""
-    calls = sample_calls(call)
-    return calls if calls is not None and all(map(is_dense_faster, calls)) else None
+def cuts_of_samples(call: Call) -> list[KeyCut] | None:
+    """The cuts of samples of a ragged batch, if these take less time one by one, by the dense form."""
+    cuts = cuts_that_save(call)
+    return cuts if cuts is not None and all(map(is_dense_faster, sample_calls(call, cuts))) else None
 
 
 def _has_logsumexp(kernel: Any, call: Call) -> bool:

@@ -89,6 +89,8 @@ def with_cut(call: Call, cut: KeyCut | None) -> Call:
     if cut is None:
         return call
     first, stop = cut.first, cut.stop
+    if first == 0 and stop == call.key.shape[-2]:
+        return call._replace(mask=cut.mask, starts=cut.starts)
     return call._replace(
         key=call.key[..., first:stop, :],
         value=call.value[..., first:stop, :],

@@ -5,19 +5,27 @@ A small call takes less time to compute than to be judged. Values are looked at 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, cast_to
 from attention_core._attention.call import CONTEXTS, Call, assumes_finite
-from attention_core._attention.choice import has_no_elements, is_dense_faster, samples_of, without_hidden_keys
+from attention_core._attention.choice import cuts_of_samples, has_no_elements, is_dense_faster
 from attention_core._attention.dense import dense, plan_dense
 from attention_core._attention.key_range import find_cut, with_cut
 from attention_core._attention.recording import RECORDERS
-from attention_core._attention.samples import attend_per_sample
-from attention_core._backend import Backend, KernelWithPlan, is_compiling, is_of_eager_type, registered_name
-from attention_core.masks import Mask
-from attention_core.masks._rules import is_of_lengths
+from attention_core._attention.samples import attend_per_sample, sample_calls
+from attention_core._backend import (
+    Backend,
+    KernelWithPlan,
+    can_be_read,
+    is_compiling,
+    is_of_eager_type,
+    registered_name,
+)
+from attention_core.masks import Mask, flatten
+from attention_core.masks._rules import is_of_lengths, sample_masks
 
 _NUMBERS = (int, float, type(None))
 _OTHERS, _RETURNED = ("bias", "score_mod", "dropout", "starts"), ("return_weights", "return_logsumexp")
@@ -89,16 +97,25 @@ def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     """The output as a function of calls such as this one, at whose values nothing looks here."""
     if implementation not in ("auto", "dense") or hasattr(call.backend.loops, "unalarmed"):
         return None
-    if implementation == "auto" and call.backend.kernels:
+    automatic = implementation == "auto"
+    if automatic and call.backend.kernels:
         kernel = call.backend.kernels[0]
         return kernel.plan(call) if isinstance(kernel, KernelWithPlan) and not has_no_elements(call) else None
     if call.sinks is not None:
         return None
-    if call.mask is not None and not _is_relative(call.mask):
-        return _output_of_lengths(call) if implementation == "auto" else None
+    of_numbers = functools.partial(_output_of_numbers, automatic=automatic)
+    if call.mask is None or _is_relative(call.mask):
+        return of_numbers(call)
+    return (
+        once_per_lengths(call, of_numbers, _output_of_samples) if automatic and not call.backend.loops.traced else None
+    )
+
+
+def _output_of_numbers(call: Call, *, automatic: bool) -> OutputOf | None:
+    """The output of the dense form under a mask of numbers, or none."""
     cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
     call = with_cut(call, cut)
-    if implementation == "auto" and not is_dense_faster(call) and not has_no_elements(call):
+    if automatic and not is_dense_faster(call) and not has_no_elements(call):
         return None
     plan, xp = plan_dense(call), call.xp
 
@@ -108,19 +125,56 @@ def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     return output
 
 
-def _output_of_lengths(call: Call) -> OutputOf:
-    """The output under lengths that are read in every call, where nothing but these masks keys."""
-    plan, xp = plan_dense(call._replace(mask=None)), call.xp
+def _output_of_samples(call: Call) -> OutputOf | None:
+    """The output of a ragged batch, of whose samples each is taken apart."""
+    cuts = cuts_of_samples(call)
+    if cuts is None:
+        return None
+    leading, xp = call.query.shape[:-3], call.xp
 
-    def output(call: Call) -> Array | None:
-        samples = samples_of(call)
-        if samples is not None:
-            found = attend_per_sample(samples, call.query.shape[:-3], logsumexp=False)
-        else:
-            cut = without_hidden_keys(call)
-            if cut.mask is not None or not is_dense_faster(cut):
-                return None
-            found = dense(cut, logsumexp=False, plan=plan)
-        return cast_to(found.output, call.query.dtype, xp=xp)
+    def output(call: Call) -> Array:
+        return cast_to(
+            attend_per_sample(sample_calls(call, cuts), leading, logsumexp=False).output, call.query.dtype, xp=xp
+        )
 
     return output
+
+
+def once_per_lengths(
+    call: Call, of_numbers: Callable[[Call], OutputOf | None], of_samples: Callable[[Call], OutputOf | None]
+) -> OutputOf | None:
+    """The output of calls of this signature, whose masks have lengths and offsets that are read in each call.
+
+    It is planned again where these are not those of the last call; in all layers of a model they are. Lengths that all
+    samples share are numbers. Plans hold no array. There is none where reading would wait for a device.
+    """
+    leading = call.query.shape[:-3]
+    if 0 in leading or not all(map(can_be_read, _lengths(call.mask))):
+        return None
+    last: tuple[Any, Any, OutputOf | None] = (None, None, None)
+
+    def output(call: Call) -> Array | None:
+        nonlocal last
+        numbers = [
+            (array if hasattr(array, "tolist") else call.backend.to_numpy(array)).tolist()
+            for array in _lengths(call.mask)
+        ]
+        known, rule, planned = last
+        if numbers != known:
+            mask: Any = call.mask
+            first, *others = sample_masks(mask, leading)
+            rule = first if all(other == first for other in others) else None
+            planned = of_samples(call) if rule is None else of_numbers(call._replace(mask=rule))
+            last = numbers, rule, planned
+        if planned is None:
+            return None
+        return planned(call if rule is None else call._replace(mask=rule))
+
+    return output
+
+
+def _lengths(mask: Any) -> list[Array]:
+    """The arrays of a rule."""
+    arrays: list[Array] = []
+    flatten(mask, arrays)
+    return arrays

@@ -18,8 +18,8 @@ from attention_core.masks._rules import is_of_lengths, sample_masks
 MIN_SAVED = 2**16  # numbers of keys and values of a sample: they take as long to read as a call of its own costs
 
 
-def sample_calls(call: Call) -> list[Call] | None:
-    """A call (H, M, D) for each sample of a ragged batch; ``None`` where that saves no time, or is not known to.
+def cuts_that_save(call: Call) -> list[KeyCut] | None:
+    """The cuts of samples of a ragged batch; ``None`` where to take these apart saves no time, or is not known to.
 
     Libraries that trace do not read lengths, and those that differentiate would join gradients of pieces.
     """
@@ -31,7 +31,12 @@ def sample_calls(call: Call) -> list[Call] | None:
     ranges = sample_ranges(call)
     if ranges is None or not _saves_enough(call, [max(0, each.stop - each.first) for each in ranges]):
         return None
-    return [with_cut(each, cut) for each, cut in zip(_samples(call), sample_cuts(call, ranges), strict=True)]
+    return sample_cuts(call, ranges)
+
+
+def sample_calls(call: Call, cuts: list[KeyCut]) -> list[Call]:
+    """A call (H, M, D) for each sample of a batch, with the keys of its own cut."""
+    return [with_cut(each, cut) for each, cut in zip(_samples(call), cuts, strict=True)]
 
 
 def sample_ranges(call: Call) -> list[KeyRange] | None:

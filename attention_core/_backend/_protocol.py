@@ -276,7 +276,8 @@ class KernelWithPlan(Kernel, Protocol):
         """Return the output as a function of calls of these types, lengths and options; ``None`` if each is judged.
 
         The function returns the output of `attend`, bit for bit. It returns ``None`` where a call is to be judged after
-        all: by its values, or by a mode of the library. It remembers nothing of either, and keeps no array of the call.
+        all: by its values, or by a mode of the library. It keeps no array of a call, and remembers no number but those
+        of lengths, which it reads in each.
         """
 
 

@@ -17,7 +17,6 @@ from attention_core.backend import (
     masked_columns,
     register,
     remember,
-    sample_cuts,
 )
 from attention_core.masks import Causal, Mask, SlidingWindow, flatten
 from attention_torch.guards import HALVES, all_products_are_finite, looks_afterwards, looks_in_program
@@ -42,7 +41,7 @@ __all__ = [
     "with_unit_stride",
 ]
 
-FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+FLASH_CPU = torch._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 QUERIES_AT_ONCE = 32  # that the kernel computes together, of up to 192
 MAX_KEPT, MAX_KEPT_NUMBERS = 4, 2**20  # masks, and numbers of one
@@ -76,12 +75,12 @@ def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     return with_batch_of(call, results[0]), with_batch_of(call, results[1])
 
 
-def attend_to_samples(call: Call, ranges: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (..., H, M, E) and logsumexp (..., H, M) of samples with keys of their own, looked at together.
+def attend_to_samples(call: Call, cuts: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (..., H, M, E) and logsumexp (..., H, M) of samples with keys of their own cuts, looked at together.
 
     Every query has a key, so that the logsumexp of the kernel is that of the definition, where all is finite.
     """
-    cuts, looks = sample_cuts(call, ranges), not call.assume_finite
+    looks = not call.assume_finite
     query, key, value, scale = kernel_arrays(call)
     rows, is_masked = query.shape[-2], any(cut.mask is not None for cut in cuts)
     is_probed = looks and is_masked and has_probe(rows)

@@ -75,10 +75,10 @@ def has_modes() -> bool:
 
 def records(call: Call) -> bool:
     """Whether autograd records what is computed of query, key and value."""
-    arrays = call.query, call.key, call.value
+    query, key, value = call[:3]
     if torch.compiler.is_compiling():  # torch.func.grad says so only once something is done with an array
-        return torch.is_grad_enabled() and any(x.view_as(x).requires_grad for x in arrays)
-    return torch.is_grad_enabled() and any(x.requires_grad for x in arrays)
+        return torch.is_grad_enabled() and any(x.view_as(x).requires_grad for x in (query, key, value))
+    return torch.is_grad_enabled() and bool(query.requires_grad or key.requires_grad or value.requires_grad)
 
 
 def slower(call: Call) -> str | None:
@@ -292,7 +292,8 @@ def takes_flash_cpu(call: Call) -> bool:
 
 def _fits_operator(call: Call) -> bool:
     """Whether the operator of the kernel can read the arrays, and autograd records nothing."""
-    return not records(call) and all(array.stride(-1) == 1 for array in (call.query, call.key, call.value))
+    query, key, value = call[:3]
+    return not records(call) and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
 
 
 def causal_part(mask: Any) -> tuple[Mask | None, Any]:

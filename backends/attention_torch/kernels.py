@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from attention_core.backend import Call, Verdict, blockwise
+from attention_core.backend import Call, Verdict, blockwise, sample_cuts
 from attention_torch import compiled, few_queries, flash_cpu, guards, repaired, sdpa, small_calls
 
 __all__ = ["ScaledDotProduct"]
@@ -61,5 +61,5 @@ class ScaledDotProduct:
     def _attend_and_look(self, call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tensor]:
         ranges = guards.ranges_apart(call)
         if ranges is not None:
-            return flash_cpu.attend_to_samples(call, ranges)
+            return flash_cpu.attend_to_samples(call, sample_cuts(call, ranges))
         return flash_cpu.attend_and_look(call, logsumexp=logsumexp)

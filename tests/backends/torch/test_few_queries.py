@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import attention_core as ac
 from attention_core.backend import sample_cuts
 from attention_core.masks import And
-from attention_torch import compiled, few_queries, flash_cpu, guards, operators, sdpa
+from attention_torch import compiled, few_queries, flash_cpu, guards, kernels, operators, sdpa
 
 attention = ac.scaled_dot_product_attention
 B, H, G, N, D = 2, 6, 2, 300, 8
@@ -22,14 +22,14 @@ MASKS = {
     "window": lambda rows: ac.SlidingWindow(left=99, right=0, offset=N - rows),
     "length": lambda rows: ac.KeyLengths(150),
     "lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 40])),
-    "lengths apart": lambda rows: ac.KeyLengths(torch.tensor([150, 40])),
+    "lengths apart": lambda rows: ac.KeyLengths(torch.tensor([151, 41])),  # plans are kept by these numbers
     "equal lengths": lambda rows: ac.KeyLengths(torch.tensor([150, 150])),
     "offsets": lambda rows: ac.Causal(offset=torch.tensor([200, 40])),
     "one offset of all": lambda rows: ac.Causal(offset=torch.tensor(200)),
     "cache": lambda rows: And(ac.Causal(offset=torch.tensor([200, 40])), ac.KeyLengths(torch.tensor([201, 42]))),
-    "offsets apart": lambda rows: ac.Causal(offset=torch.tensor([200, 40])),
+    "offsets apart": lambda rows: ac.Causal(offset=torch.tensor([201, 41])),
     "windows apart": lambda rows: ac.SlidingWindow(left=60, right=0, offset=torch.tensor([200, 70])),
-    "cache apart": lambda rows: And(ac.Causal(offset=torch.tensor([200, 40])), ac.KeyLengths(torch.tensor([201, 42]))),
+    "cache apart": lambda rows: And(ac.Causal(offset=torch.tensor([201, 41])), ac.KeyLengths(torch.tensor([202, 43]))),
     "length of none": lambda rows: ac.KeyLengths(torch.tensor([150, 0])),
     "rows without a key": lambda rows: ac.Causal(offset=-1),
 }
@@ -134,7 +134,7 @@ def test_sinks_are_those_of_the_call(name, planned, monkeypatch):
 def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
     """Of more queries than are planned, too, and with a batch of two axes; what is masked does not leak."""
     calls = []
-    monkeypatch.setattr(flash_cpu, "sample_cuts", lambda *a: calls.append(1) or sample_cuts(*a))
+    monkeypatch.setattr(kernels, "sample_cuts", lambda *a: calls.append(1) or sample_cuts(*a))
     take_apart(name, monkeypatch)
     arrays, mask = drawn(rows), MASKS[name](rows)
     hidden = ~allowed(mask, rows).any(dim=-2)[:, 0]
