@@ -50,13 +50,11 @@ def plan(call: Call) -> OutputOf | None:
     if call.softcap is not None or not (call.scale is None or isinstance(call.scale, Real)) or not TAKES_GROUPS:
         return None
     factor = default_scale(call.query, call.xp) if call.scale is None else float(call.scale)
-    with torch.inference_mode(False):  # so that the number serves calls outside of it, too
-        number = torch.tensor(factor, dtype=call.query.dtype)  # PyTorch multiplies by in half the time of a float
-    of_numbers = functools.partial(_plan_of_numbers, factor=number)
+    of_numbers = functools.partial(_plan_of_numbers, factor=factor)
     if call.mask is None or call.mask.is_relative():
         attend = of_numbers(call)
     else:
-        attend = once_per_lengths(call, of_numbers, functools.partial(_plan_of_samples, factor=number))
+        attend = once_per_lengths(call, of_numbers, functools.partial(_plan_of_samples, factor=factor))
     if attend is None:
         return None
 
@@ -66,13 +64,13 @@ def plan(call: Call) -> OutputOf | None:
     return output
 
 
-def _plan_of_numbers(call: Call, factor: torch.Tensor) -> OutputOf | None:
+def _plan_of_numbers(call: Call, factor: float) -> OutputOf | None:
     """The output under a mask of numbers, or none, which say what keys are left."""
     cut = None if call.mask is None else find_cut(call)
     return (lambda call: _attend(with_cut(call, cut), factor)) if _is_answered(with_cut(call, cut)) else None
 
 
-def _plan_of_samples(call: Call, factor: torch.Tensor) -> OutputOf | None:
+def _plan_of_samples(call: Call, factor: float) -> OutputOf | None:
     """The output of a ragged batch: of samples apart, or under an array."""
     cut = find_cut(call)
     call = with_cut(call, cut)
@@ -92,14 +90,14 @@ def _is_answered(call: Call) -> bool:
         return call.mask is None or (slower(call) is None and refusal(call) is None)
 
 
-def _attend(call: Call, factor: torch.Tensor) -> torch.Tensor | None:
+def _attend(call: Call, factor: float) -> torch.Tensor | None:
     """The output of the kernel, or ``None`` if something leaked."""
     query, key, value = call[:3]
     dims, num_kv_heads = query.shape, key.shape[-3]
     is_folded = dims[-3] != num_kv_heads and few_queries(call)
     if is_folded:  # as `fold_group` does
         query = query.reshape(*dims[:-3], num_kv_heads, -1, dims[-1])
-    query = query * factor
+    query = query * _as_tensor(factor, query.dtype)
     is_masked = call.mask is not None
     if call.assume_finite and is_masked and call.sinks is not None:  # the kernel's logsumexp may be of no key
         return None
@@ -111,6 +109,13 @@ def _attend(call: Call, factor: torch.Tensor) -> torch.Tensor | None:
     if is_folded:
         output = output.reshape(dims)
     return _with_sinks(call, output, logsumexp)
+
+
+@functools.lru_cache(maxsize=64)
+def _as_tensor(number: float, dtype: torch.dtype) -> torch.Tensor:
+    """A number, which PyTorch multiplies by in half the time; kept, also for calls that autograd records."""
+    with torch.inference_mode(False):
+        return torch.tensor(number, dtype=dtype, device="cpu")
 
 
 def _with_sinks(call: Call, output: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+from attention_core._attention import plans
 from attention_core._attention.key_range import has_key_for_every_query
 from attention_core.backend import Call
 from attention_core.masks import And, Or
+from attention_core.masks._rules import sample_masks
 from attention_core.scores import alibi
 
 attention = ac.scaled_dot_product_attention
@@ -84,6 +86,42 @@ def test_a_rule_is_its_array(name, rows, columns, width, backend, put, get, rng)
         np.testing.assert_array_equal(
             get(alone), get(attention(*arrays, mask=mask, return_logsumexp=True, **options).output)
         )
+
+
+LENGTHS = [
+    [40, 40, 40],
+    [40, 40, 40],
+    [99, 99, 99],
+    [3, 130, 40],
+    [3, 130, 40],
+    [40, 40, 40],
+    [200, 200, 200],
+    [0, 7, 0],
+]
+
+
+@pytest.mark.parametrize("rule", [ac.KeyLengths, ac.Causal, lambda at: ac.SlidingWindow(left=20, right=0, offset=at)])
+def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatch):
+    """What they decide is kept for calls with the same ones, and for no other."""
+    rows, columns, made = 2, 132, []
+    monkeypatch.setattr(plans, "sample_masks", lambda *arguments: made.append(1) or sample_masks(*arguments))
+    arrays = inputs(rng, put, rows, columns, D)
+    for numbers in LENGTHS:
+        mask = rule(put(np.asarray(numbers)))
+        expected = attention(*arrays, mask=as_array(mask, rows, columns, None, backend), implementation="dense")
+        np.testing.assert_allclose(get(attention(*arrays, mask=mask)), get(expected), rtol=0, atol=1e-13)
+    assert len(made) == (0 if backend.loops.traced else 6)  # of lengths that are not those of the last call
+
+
+@pytest.mark.needs("numpy")
+def test_lengths_that_are_written_over_are_read(rng):
+    arrays = [rng.standard_normal(dims) for dims in ((B, H, 1, D), (B, G, 300, D), (B, G, 300, D))]
+    first, second = (np.asarray(numbers) for numbers in ([50, 50, 50], [70, 90, 300]))
+    for lengths in (first, second, first, second):
+        expected = attention(*arrays, mask=ac.KeyLengths(lengths.copy()), implementation="dense")
+        np.testing.assert_allclose(attention(*arrays, mask=ac.KeyLengths(lengths)), expected, rtol=0, atol=1e-13)
+        first += 1
+        second[:] = 60
 
 
 @pytest.mark.parametrize("name", ["lengths", "offset", "windows", "cache", "rule and array"])
