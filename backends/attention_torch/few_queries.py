@@ -52,14 +52,14 @@ def plan(call: Call) -> OutputOf | None:
     factor = default_scale(call.query, call.xp) if call.scale is None else float(call.scale)
     of_numbers = functools.partial(_plan_of_numbers, factor=factor)
     if call.mask is None or call.mask.is_relative():
-        attend = of_numbers(call)
+        planned = of_numbers(call)
     else:
-        attend = once_per_lengths(call, of_numbers, functools.partial(_plan_of_samples, factor=factor))
-    if attend is None:
+        planned = once_per_lengths(call, of_numbers, functools.partial(_plan_of_samples, factor=factor))
+    if planned is None:
         return None
 
     def output(call: Call) -> torch.Tensor | None:
-        return None if has_modes() or not takes_flash_cpu(call) else attend(call)
+        return None if has_modes() or not takes_flash_cpu(call) else planned(call)
 
     return output
 
