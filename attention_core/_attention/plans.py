@@ -1,6 +1,7 @@
 """The plan of a call: all that types, lengths and options decide, remembered for the next call of the same signature.
 
-A small call takes less time to compute than to be judged. Values are looked at in every call, and never remembered.
+A small call takes less time to compute than to be judged. Queries, keys and values are looked at in every call, and
+never remembered. Lengths in a mask are read in every call, and what they decide is kept for the next one.
 """
 
 from __future__ import annotations
