@@ -127,10 +127,11 @@ def _output_of_numbers(call: Call, *, automatic: bool) -> OutputOf | None:
 
 
 def _output_of_samples(call: Call) -> OutputOf | None:
-    """The output of a ragged batch, of whose samples each is taken apart."""
+    """The output of a ragged batch, of whose samples each is taken apart, or that has all of some keys."""
     cuts = cuts_of_samples(call)
     if cuts is None:
-        return None
+        cut = None if call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
+        return None if cut is None or cut.mask is not None else _output_of_numbers(call, automatic=True)
     leading, xp = call.query.shape[:-3], call.xp
 
     def output(call: Call) -> Array:
@@ -164,7 +165,7 @@ def once_per_lengths(
         if numbers != known:
             mask: Any = call.mask
             first, *others = sample_masks(mask, leading)
-            rule = first if all(other == first for other in others) else None
+            rule = first if all(flatten(other, []) == flatten(first, []) for other in others) else None
             planned = of_samples(call) if rule is None else of_numbers(call._replace(mask=rule))
             last = numbers, rule, planned
         if planned is None:

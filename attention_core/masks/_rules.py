@@ -138,8 +138,8 @@ class SlidingWindow(Mask):
         offsets = _integers(self.offset, leading) if type(self) is SlidingWindow else None
         if offsets is None:
             return None
-        left, right = (_POSITION_LIMIT if reach is None else _clamped(reach) for reach in (self.left, self.right))
-        return [
+        left, right = (2 * _POSITION_LIMIT if reach is None else _clamped(reach) for reach in (self.left, self.right))
+        return [  # with no end on a side, more than from any offset to any position
             KeyRange(at - left, at + num_queries + right, at + num_queries - 1 - left, at + right + 1) for at in offsets
         ]
 
@@ -413,7 +413,7 @@ def _over_batch(value: Any, like: Array, xp: Namespace) -> Any:
     """Clamp integers to the positions, and give an array (...) axes for heads, queries and keys: (..., 1, 1, 1)."""
     if isinstance(value, int):
         return _clamped(value)
-    if dtype_name(value.dtype) in ("uint32", "int64", "uint64"):
+    if dtype_name(value.dtype) in ("int32", "uint32", "int64", "uint64"):
         value = xp.clip(xp.astype(value, index_dtype(value, xp=xp)), -_POSITION_LIMIT, _POSITION_LIMIT)
     value = xp.astype(value, like.dtype)
     for _ in range(3 if len(value.shape) else 0):

@@ -56,6 +56,7 @@ HOSTS = {"cpu"}
 TYPES = (torch.Tensor, torch.nn.Parameter)
 _num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
 _functorch_transform = torch._C._functorch.peek_interpreter_stack
+_num_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch  # which look before autograd does
 
 
 def is_on_host(array: torch.Tensor) -> bool:
@@ -68,6 +69,7 @@ def has_modes() -> bool:
     return (
         getattr(forward_ad, "_current_level", -1) >= 0
         or _num_dispatch_modes() > 0
+        or _num_early_modes() > 0
         or _functorch_transform() is not None
         or _is_tracing()
     )

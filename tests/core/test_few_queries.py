@@ -103,14 +103,39 @@ LENGTHS = [
 @pytest.mark.parametrize("rule", [ac.KeyLengths, ac.Causal, lambda at: ac.SlidingWindow(left=20, right=0, offset=at)])
 def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatch):
     """What they decide is kept for calls with the same ones, and for no other."""
-    rows, columns, made = 2, 132, []
+    rows, columns, made, planned = 2, 132, [], []
     monkeypatch.setattr(plans, "sample_masks", lambda *arguments: made.append(1) or sample_masks(*arguments))
+
+    def output(*arguments):
+        planned.append(plans.output_by_plan(*arguments))
+        return planned[-1]
+
+    monkeypatch.setattr("attention_core._functions.attention.output_by_plan", output)
     arrays = inputs(rng, put, rows, columns, D)
     for numbers in LENGTHS:
         mask = rule(put(np.asarray(numbers)))
         expected = attention(*arrays, mask=as_array(mask, rows, columns, None, backend), implementation="dense")
         np.testing.assert_allclose(get(attention(*arrays, mask=mask)), get(expected), rtol=0, atol=1e-13)
+        if len(set(numbers)) == 1 and not backend.loops.traced:
+            assert planned[-1] is not None
     assert len(made) == (0 if backend.loops.traced else 6)  # of lengths that are not those of the last call
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("sizes", [(1, 130), (8, 8), (33, 70)])
+def test_offsets_beyond_all_positions_hide_all_or_nothing(sizes, dtype, put, get, rng):
+    arrays = inputs(rng, put, *sizes, D)
+    whole, nothing = get(attention(*arrays)), np.zeros((B, H, sizes[0], D))
+    for at, window, causal in ((2**31 - 1, nothing, whole), (2**31 - 5, nothing, whole), (-(2**31), whole, nothing)):
+        offset = put(np.full(B, at, dtype=dtype))
+        for mask, expected in (
+            (ac.Causal(offset), causal),
+            (ac.SlidingWindow(left=5, offset=offset), window),
+            (ac.SlidingWindow(right=5, offset=offset), causal),
+        ):
+            for implementation in ("auto", "dense", "blockwise"):
+                found = get(attention(*arrays, mask=mask, implementation=implementation))
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.needs("numpy")

@@ -218,6 +218,24 @@ def test_a_mask_made_in_inference_mode_serves_outside(planned):
 
 
 @needs_groups
+@pytest.mark.parametrize("assume_finite", [False, True])
+@pytest.mark.parametrize("numbers", [[150, 150], [150, 40]])
+def test_a_graph_that_is_recorded_before_autograd_keeps_no_lengths(numbers, assume_finite):
+    """Not even where calls outside of it had the same ones, which are kept for the next call."""
+    arrays = drawn(1)
+
+    def attend(*arrays):
+        *arrays, lengths = arrays
+        return attention(*arrays, mask=ac.KeyLengths(lengths), assume_finite=assume_finite)
+
+    attend(*arrays, torch.tensor(numbers))
+    for recorded in (numbers, [7, 90]):
+        graph = make_fx(attend, pre_dispatch=True)(*arrays, torch.tensor(recorded))
+        lengths = torch.tensor([33, 260])
+        torch.testing.assert_close(graph(*arrays, lengths), formula(arrays, ac.KeyLengths(lengths)))
+
+
+@needs_groups
 @pytest.mark.parametrize("name", ["none", "window", "lengths", "offsets"])
 def test_modes_strides_and_contexts_are_asked_about_in_every_call(name, planned):
     arrays, mask = drawn(4), MASKS[name](4)
