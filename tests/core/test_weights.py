@@ -119,9 +119,9 @@ def test_a_map_of_many_rows_takes_few_calls(reduction, monkeypatch):
 
 
 @pytest.mark.needs("numpy")
-def test_a_few_rows_of_a_long_sequence_need_little_memory():
+def test_a_few_rows_of_a_long_sequence_need_little_memory(rng):
     length, rows = 65536, 16
-    query, key = (RNG.standard_normal((1, 1, length, D)).astype(np.float32) for _ in range(2))
+    query, key = (rng.standard_normal((1, 1, length, D)).astype(np.float32) for _ in range(2))
     tracemalloc.start()
     weights = ac.attention_weights(query, key, queries=range(100, 100 + rows), is_causal=True)
     most = tracemalloc.get_traced_memory()[1]
@@ -178,9 +178,9 @@ def test_maps_that_there_are_not_are_refused(options, error, message, put):
         ac.attention_map(*put([QUERY.astype("float32"), KEY.astype("float32")]), **options)
 
 
-def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp):
-    x = put(RNG.standard_normal((2, 6, 8)).astype("float32"))
-    square = put(RNG.standard_normal((8, 8)).astype("float32"))
+def test_recorded_calls_compute_what_they_would_compute_otherwise(put, get, xp, rng):
+    x = put(rng.standard_normal((2, 6, 8)).astype("float32"))
+    square = put(rng.standard_normal((8, 8)).astype("float32"))
     linear = Linear(square, None)
     parameters = MultiHeadAttention(linear, linear, linear, linear)
 
