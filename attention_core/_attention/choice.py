@@ -150,7 +150,7 @@ def _attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) 
     if weights and not automatic and implementation != "dense":
         raise _no_weights(implementation)
     if cuts is not None:
-        result = attend_per_sample(sample_calls(whole, cuts), whole.query.shape[:-3], logsumexp=logsumexp)
+        result = attend_per_sample(whole, cuts, logsumexp=logsumexp)
     elif implementation == "dense":
         result = dense(call, weights=weights and call is whole, logsumexp=logsumexp)
     elif from_kernel is not None:

@@ -16,7 +16,7 @@ from attention_core._attention.choice import cuts_of_samples, has_no_elements, i
 from attention_core._attention.dense import dense, plan_dense
 from attention_core._attention.key_range import find_cut, with_cut
 from attention_core._attention.recording import RECORDERS
-from attention_core._attention.samples import attend_per_sample, sample_calls
+from attention_core._attention.samples import attend_per_sample
 from attention_core._backend import (
     Backend,
     KernelWithPlan,
@@ -132,12 +132,9 @@ def _output_of_samples(call: Call) -> OutputOf | None:
     if cuts is None:
         cut = None if call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
         return None if cut is None or cut.mask is not None else _output_of_numbers(call, automatic=True)
-    leading, xp = call.query.shape[:-3], call.xp
 
     def output(call: Call) -> Array:
-        return cast_to(
-            attend_per_sample(sample_calls(call, cuts), leading, logsumexp=False).output, call.query.dtype, xp=xp
-        )
+        return cast_to(attend_per_sample(call, cuts, logsumexp=False).output, call.query.dtype, xp=call.xp)
 
     return output
 

@@ -74,12 +74,12 @@ def _saves_enough(call: Call, lengths: list[int]) -> bool:
     return (max(lengths) - sum(lengths) / len(lengths)) * numbers_per_key >= MIN_SAVED
 
 
-def attend_per_sample(calls: list[Call], leading: tuple[int, ...], *, logsumexp: bool) -> Attention:
+def attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Attention:
     """The results of `sample_calls`, with the axes of the batch."""
-    xp = calls[0].xp
-    plan = None if any(call.mask is not None for call in calls) else plan_dense(calls[0])
-    with calls[0].backend.loops.without_warnings():  # as where a mask of all samples is looked at
-        results = [dense(call, logsumexp=logsumexp, plan=plan) for call in calls]
+    calls, xp, leading = sample_calls(call, cuts), call.xp, call.query.shape[:-3]
+    plan = None if any(cut.mask is not None for cut in cuts) else plan_dense(calls[0])
+    with call.backend.loops.without_warnings():  # as where a mask of all samples is looked at
+        results = [dense(each, logsumexp=logsumexp, plan=plan) for each in calls]
 
     def join(parts: list[Array]) -> Array:
         return xp.reshape(xp.stack(parts), (*leading, *parts[0].shape))

@@ -463,7 +463,7 @@ def test_the_core_is_a_program_and_has_a_version():
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert (done.stdout, done.stderr) == (f"attention-core {ac.__version__}\n", "")
     with pytest.raises(AttributeError, match="has no attribute '__versions__'"):
-        ac.__versions__  # noqa: B018
+        ac.__versions__  # noqa: B018  # to look it up raises
 
 
 def test_the_command_starts_as_a_program():

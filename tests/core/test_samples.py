@@ -46,9 +46,9 @@ def calls(monkeypatch):
     """How many samples were attended to one by one, in each call that was; whatever that saves."""
     counts = []
 
-    def attend(parts, leading, **options):
-        counts.append(len(parts))
-        return whole(parts, leading, **options)
+    def attend(call, cuts, **options):
+        counts.append(len(cuts))
+        return whole(call, cuts, **options)
 
     whole = samples.attend_per_sample
     for module in ("choice", "plans"):
