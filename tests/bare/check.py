@@ -1,7 +1,6 @@
 """What a bare installation with one library computes, and how it asks for the rest: ``python check.py LIBRARY``.
 
-Run by ``nox -s bare`` in an environment that holds the named library and what it depends on, and by a test that hides
-the others.
+Run by ``nox -s tests`` in an environment that holds the named library and what it depends on, before the rest of it.
 """
 
 import importlib

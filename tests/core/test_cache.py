@@ -5,6 +5,7 @@ import importlib
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 
 from attention_core import scaled_dot_product_attention
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache
@@ -52,9 +53,7 @@ def pieces(arrays, ends):
     return [tuple(array[..., start:end, :] for array in arrays) for start, end in zip((0, *ends), ends, strict=False)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("ends", [(1, 2, 3, 4, 5), (3, 5)])
+@pairwise(ends=[(1, 2, 3, 4, 5), (3, 5)], ragged=[False, True], dtype=["float32", "float64"])
 def test_decoding_is_prefill(ends, ragged, dtype, put, get, rng, xp):
     arrays = drawn(rng, dtype)
     cache, outputs = new_cache(xp, dtype, ragged=ragged), []

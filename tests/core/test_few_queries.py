@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 
 import attention_core as ac
 from attention_core._attention import plans
@@ -68,24 +69,19 @@ def inputs(rng, put, rows, columns, width=E, dtype="float64"):
     return put([rng.standard_normal(shape) for shape in shapes], dtype=dtype)
 
 
-@pytest.mark.parametrize("width", [D, E])
-@pytest.mark.parametrize(("rows", "columns"), SIZES)
-@pytest.mark.parametrize("name", MASKS)
-def test_a_rule_is_its_array(name, rows, columns, width, backend, put, get, rng):
+@pairwise(name=MASKS, sizes=SIZES, width=[D, E], implementation=["auto", "dense", "blockwise"], has_sinks=[False, True])
+def test_a_rule_is_its_array(name, sizes, width, implementation, has_sinks, backend, put, get, rng):
+    rows, columns = sizes
     arrays = inputs(rng, put, rows, columns, width)
     mask = MASKS[name](put, rows, columns)
     allowed = as_array(mask, rows, columns, arrays[0], backend)
-    sinks = put(rng.standard_normal(H))
-    for options in ({}, {"sinks": sinks}):
-        expected = attention(*arrays, mask=allowed, implementation="dense", return_logsumexp=True, **options)
-        for implementation in ("auto", "dense", "blockwise"):
-            found = attention(*arrays, mask=mask, implementation=implementation, return_logsumexp=True, **options)
-            np.testing.assert_allclose(get(found.output), get(expected.output), rtol=0, atol=1e-13)
-            np.testing.assert_allclose(get(found.logsumexp), get(expected.logsumexp), rtol=0, atol=1e-13)
-        alone = attention(*arrays, mask=mask, **options)
-        np.testing.assert_array_equal(
-            get(alone), get(attention(*arrays, mask=mask, return_logsumexp=True, **options).output)
-        )
+    options = {"sinks": put(rng.standard_normal(H))} if has_sinks else {}
+    expected = attention(*arrays, mask=allowed, implementation="dense", return_logsumexp=True, **options)
+    options |= {"mask": mask, "implementation": implementation}
+    found = attention(*arrays, return_logsumexp=True, **options)
+    np.testing.assert_allclose(get(found.output), get(expected.output), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(get(found.logsumexp), get(expected.logsumexp), rtol=0, atol=1e-13)
+    np.testing.assert_array_equal(get(attention(*arrays, **options)), get(found.output))
 
 
 LENGTHS = [
@@ -121,8 +117,7 @@ def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatc
     assert len(made) == (0 if backend.loops.traced else 6)  # of lengths that are not those of the last call
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-@pytest.mark.parametrize("sizes", [(1, 130), (8, 8), (33, 70)])
+@pytest.mark.parametrize(("sizes", "dtype"), [((1, 130), "int64"), ((8, 8), "int32"), ((33, 70), "int32")])
 def test_offsets_beyond_all_positions_hide_all_or_nothing(sizes, dtype, put, get, rng):
     arrays = inputs(rng, put, *sizes, D)
     whole, nothing = get(attention(*arrays)), np.zeros((B, H, sizes[0], D))
@@ -183,9 +178,11 @@ def test_positions_are_those_of_all_keys(name, backend, put, get, rng):
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
-@pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf, 3e38])
-@pytest.mark.parametrize("argument", [1, 2])
-@pytest.mark.parametrize("name", ["lengths", "offset", "windows", "cache", "array", "bias"])
+@pairwise(
+    nonfinite=[math.nan, math.inf, -math.inf, 3e38],
+    name=["lengths", "offset", "windows", "cache", "array", "bias"],
+    argument=[1, 2],
+)
 def test_what_is_masked_does_not_leak(name, argument, nonfinite, backend, put, get, rng):
     """Every key that no query may attend to is spoilt; so is one that the last query alone may attend to."""
     rows, columns = 2, 130
@@ -211,9 +208,9 @@ def test_what_is_masked_does_not_leak(name, argument, nonfinite, backend, put, g
         assert not np.isfinite(found[last.any(axis=-1), 0, 1]).any()
 
 
-@pytest.mark.parametrize("width", [D, E])
 @pytest.mark.parametrize(
-    ("rows", "name"), [(2, "array"), (2, "rule"), (2, "bias"), (11, "rule"), (32, "array"), (32, "rule"), (32, "bias")]
+    ("rows", "width", "name"),
+    [(2, D, "array"), (2, E, "rule"), (2, D, "bias"), (32, E, "array"), (32, D, "rule"), (32, E, "bias")],
 )
 def test_a_key_that_is_not_finite_gives_nan_under_a_mask(rows, name, width, backend, put, get, rng):
     """Even where all scores would be -inf, and so its weights 0."""

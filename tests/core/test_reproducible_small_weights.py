@@ -35,10 +35,10 @@ def ulps(found, wanted, size):
 
 
 @pytest.mark.parametrize("gap", GAPS)
-def test_each_weight_is_correctly_rounded_however_small(gap, put, get):
+def test_each_weight_is_correctly_rounded_however_small(gap):
     scores = [0, gap, gap / 3, -gap / 7]
     arrays = scored(scores, [1, 0, 2, 3])
-    found = get(attention(*put(arrays), scale=1.0, return_weights=True, **EXACTLY)).weights
+    found = attention(*arrays, scale=1.0, return_weights=True, **EXACTLY).weights
     with mpmath.workdps(60):
         powers, total = exponentials(arrays[1][0, :, 0])
         for weight, power in zip(found[0, 0], powers, strict=True):
@@ -110,9 +110,9 @@ def largest_error(found, value, powers, total):
 
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_error_is_half_an_ulp_of_the_scale_however_small_the_weights_are(name, gap, put, get):
+def test_the_error_is_half_an_ulp_of_the_scale_however_small_the_weights_are(name, gap):
     arrays = scored(*SHAPES[name](gap))
-    found = get(attention(*put(arrays), scale=1.0, return_logsumexp=True, **EXACTLY))
+    found = attention(*arrays, scale=1.0, return_logsumexp=True, **EXACTLY)
     with mpmath.workdps(60):
         powers, total = exponentials(arrays[1][0, :, 0])
         assert largest_error(found.output[0, 0], arrays[2][0], powers, total) <= 0.51
@@ -121,7 +121,7 @@ def test_the_error_is_half_an_ulp_of_the_scale_however_small_the_weights_are(nam
 
 
 @pytest.mark.parametrize("gap", GAPS)
-def test_dropout_of_the_largest_weight_leaves_the_others_accurate(gap, put, get):
+def test_dropout_of_the_largest_weight_leaves_the_others_accurate(gap):
     arrays = scored([gap, *ordinary(40)], ordinary(41, 3))
     units = scored([gap, *ordinary(40)], np.eye(41))
     for seed in range(40):
@@ -129,11 +129,22 @@ def test_dropout_of_the_largest_weight_leaves_the_others_accurate(gap, put, get)
         kept = attention(*(x.astype(np.float64) for x in units), scale=0.0, dropout=dropout)[0, 0] > 0
         if not kept[0]:
             break
-    found = get(attention(*put(arrays), scale=1.0, dropout=dropout, **EXACTLY))
+    found = attention(*arrays, scale=1.0, dropout=dropout, **EXACTLY)
     with mpmath.workdps(60):
         powers, total = exponentials(arrays[1][0, :, 0])
         powers = [2 * power * bool(keep) for power, keep in zip(powers, kept, strict=True)]
         assert largest_error(found[0, 0], arrays[2][0], powers, total) <= 0.51
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_these_are_the_same_bits_on_every_library(name, put, get):
+    """And so as accurate as those of NumPy above."""
+    arrays = scored(*SHAPES[name](20))
+    options = {"scale": 1.0, "return_logsumexp": True, **EXACTLY}
+    for found, wanted in zip(
+        get(attention(*put(arrays), **options))[::2], attention(*arrays, **options)[::2], strict=True
+    ):
+        same(found, wanted)
 
 
 def sharp(rng, dims=(2, 2, 40, 150)):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 
 import attention_core as ac
 from attention_core.layers import MultiHeadAttention
@@ -18,18 +19,16 @@ FORMS = {
     "lengths": lambda put, dtype: {"mask": ac.KeyLengths(0)},
     "causal": lambda put, dtype: {"mask": ac.Causal(offset=-2)},
 }
-every_form = pytest.mark.parametrize("form", FORMS)
-every_implementation = pytest.mark.parametrize("implementation", ["dense", "blockwise", "auto"])
-every_sink = pytest.mark.parametrize("name", SINKS)
+IMPLEMENTATIONS = ["dense", "blockwise", "auto"]
+every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+every_pair = pairwise(form=FORMS, implementation=IMPLEMENTATIONS, name=SINKS)
 
 
 def arrays(rng, dtype="float64"):
     return [rng.standard_normal((1, H, length, D)).astype(dtype) for length in (M, N, N)]
 
 
-@every_form
-@every_implementation
-@every_sink
+@every_pair
 def test_a_sink_of_minus_infinity_with_fully_masked_rows_is_no_sink(name, implementation, form, put, get, rng):
     """Of the row nothing is left but the other head's sink: output 0, weights 0, and the logsumexp of the sink."""
     sinks = np.asarray(SINKS[name])
@@ -54,9 +53,7 @@ def test_sinks_of_minus_infinity_change_nothing(implementation, put, get, rng):
 
 
 @pytest.mark.needs("gradients")
-@every_form
-@every_implementation
-@every_sink
+@every_pair
 def test_gradients_with_a_sink_of_minus_infinity_are_finite(name, implementation, form, backend, put, get, rng):
     """And 0 for the sink, for the query of the row, and for keys and values to which nothing attends."""
     xp, options = backend.namespace, FORMS[form](put, "float32") | {"implementation": implementation}
