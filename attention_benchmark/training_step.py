@@ -91,7 +91,7 @@ def _tensorflow(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
     import keras  # noqa: PLC0415
     import tensorflow as tf  # noqa: PLC0415
 
-    import attention_tensorflow  # noqa: PLC0415
+    import attention_keras  # noqa: PLC0415
 
     width = x.shape[-1]
     inputs = tf.constant(x)
@@ -108,9 +108,9 @@ def _tensorflow(x: np.ndarray[Any, Any]) -> dict[str, tuple[Step, Step]]:
 
         return lambda: [each.numpy() for each in gradient()]
 
-    ours = attention_tensorflow.MultiHeadAttention(width, HEADS)
+    ours = attention_keras.MultiHeadAttention(width, HEADS)
     other = keras.layers.MultiHeadAttention(HEADS, width // HEADS)
-    feed = attention_tensorflow.FeedForward(width, INNER)
+    feed = attention_keras.FeedForward(width, INNER)
     feed_other = keras.Sequential([keras.layers.Dense(INNER, activation="gelu"), keras.layers.Dense(width)])
     return {
         "MultiHeadAttention against keras.layers.MultiHeadAttention": (

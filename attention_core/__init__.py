@@ -1,11 +1,8 @@
 """Attention, written once against the Python array API standard."""
 
-import sys as _sys
 import typing as _typing
-from types import ModuleType as _ModuleType
 
 from attention_core._attention.call import Attention
-from attention_core._attention.choice import Candidate as _Candidate
 from attention_core._attention.choice import Explanation
 from attention_core._attention.reproducible.pieces import ExactPartial, Extent
 from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
@@ -134,14 +131,3 @@ for _name in __all__:
     if "._" in vars()[_name].__module__:
         _name_keywords(vars(), [_name])
         vars()[_name].__module__ = __name__  # by which pickles and documentation know it
-
-# Pickles of former versions hold the addresses of private files.
-for _former, _things in {
-    "_cache": (KeyValueCache,),
-    "_call": (Attention,),
-    "_exact_partial": (ExactPartial, Extent),
-    "_implementations": (_Candidate, Explanation),
-    "_partial": (Partial,),
-}.items():
-    _module = _sys.modules.setdefault(f"{__name__}.{_former}", _ModuleType(f"{__name__}.{_former}"))
-    vars(_module).update({_thing.__name__: _thing for _thing in _things})

@@ -3,7 +3,7 @@
 The images are the 1,797 handwritten digits of 8 × 8 pixels in scikit-learn. ``encoder`` reads the rows of an image as a
 sequence of 8 tokens; ``sagan`` is a convolutional net with self-attention over its feature maps. Linear layers,
 convolutions, losses and optimizers are the framework's own. The layers of attention are those of attention_torch,
-attention_jax and attention_tensorflow, with the same seed::
+attention_jax and attention_keras, with the same seed::
 
     python examples/digits.py --plot digits.svg
 """
@@ -184,7 +184,7 @@ def train_tensorflow(model: str, dtype: str) -> Run:
     import keras
     import tensorflow as tf
 
-    import attention_tensorflow
+    import attention_keras
 
     start = first_weights(model, dtype)
 
@@ -211,12 +211,12 @@ def train_tensorflow(model: str, dtype: str) -> Run:
     if model == "encoder":
         h = Position(dtype=dtype)(made(keras.layers.Dense, "stem", CHANNELS)(x))
         for seed in (1, 2):
-            h = attention_tensorflow.EncoderLayer(CHANNELS, HEADS, INNER, seed=seed, dtype=dtype)(h)
+            h = attention_keras.EncoderLayer(CHANNELS, HEADS, INNER, seed=seed, dtype=dtype)(h)
         h = keras.ops.mean(h, -2)
     else:
         options = {"padding": "same", "activation": "relu"}
         h = made(keras.layers.Conv2D, "stem", CHANNELS, 3, **options)(keras.ops.expand_dims(x, -1))
-        h = attention_tensorflow.SaganAttention(CHANNELS, seed=1, dtype=dtype)(h)
+        h = attention_keras.SaganAttention(CHANNELS, seed=1, dtype=dtype)(h)
         h = keras.layers.Flatten(dtype=dtype)(made(keras.layers.Conv2D, "conv", CHANNELS, 3, **options)(h))
     net = keras.Model(x, made(keras.layers.Dense, "head", 10)(h))
     optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM)

@@ -159,9 +159,9 @@ def train_tensorflow(model: str, mode: str, steps: int = STEPS) -> Run:
     import keras
     import tensorflow as tf
 
-    import attention_tensorflow
+    import attention_keras
 
-    *body, head = (attention_tensorflow.Layer.from_numpy(*each) for each in first_layers(model))
+    *body, head = (attention_keras.Layer.from_numpy(*each) for each in first_layers(model))
     net = keras.Sequential([*body, keras.layers.Flatten(), head])
     optimizer = keras.optimizers.SGD(RATES[model])
     net.build((BATCH, *images(model)[0].shape[1:]))

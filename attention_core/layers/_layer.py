@@ -39,14 +39,6 @@ class Initial:
     dims: tuple[int, ...]
     initializer: str
 
-    @property
-    def law(self) -> str:
-        """A former name of ``initializer``."""
-        return self.initializer
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"initializer" if name == "law" else name: value for name, value in state.items()})
-
     def values(self, seed: Any, /, *, dtype: str, xp: Namespace, device: Any = None) -> Array:
         """Draw the initial values from a seed: the same bits on every library."""
         if self.initializer in ("zeros", "ones"):

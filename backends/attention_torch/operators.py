@@ -21,7 +21,6 @@ from torch.autograd import forward_ad
 from torch.library import Library, register_fake
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Backend, Operation, get_backend, registered, registered_name
-from attention_torch.former import decode_former
 from attention_torch.guards import TYPES, has_modes
 
 __all__ = ["attend", "clone_for_backward", "encode", "repair"]
@@ -65,8 +64,7 @@ def _encode(part: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _decode_text(text: str) -> tuple[Operation, Any]:
-    encoded = ast.literal_eval(text)
-    operation, plan = map(_decode, encoded if len(encoded) == 2 else decode_former(encoded))
+    operation, plan = map(_decode, ast.literal_eval(text))
     return operation, plan
 
 
@@ -218,4 +216,4 @@ for _each, _compute, _error in (
     _kernel = functools.partial(_with_autograd, _each, _compute, _error)
     _library.impl(_each, _kernel, "Autograd", with_keyset=True)
 # Clones what is written over before the backward pass: compilers would clone once more, and too late.
-clone_for_backward = _operator("remember", "(Tensor x) -> Tensor", _clone, torch.empty_like)
+clone_for_backward = _operator("clone_for_backward", "(Tensor x) -> Tensor", _clone, torch.empty_like)

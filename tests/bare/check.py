@@ -15,7 +15,7 @@ from attention_core.initializers import normal
 
 LIBRARY = sys.argv[1]
 OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers", "junitparser", "typer")
-LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_tensorflow"}
+LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
 
 
 def refusal(call):

@@ -1,7 +1,5 @@
 """Layers without a framework: settings, initial values, and the call."""
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -223,10 +221,3 @@ def test_parameters_have_the_shapes_of_the_settings():
 def test_kinds_are_the_layers_by_name():
     assert {type(layer).__name__ for layer in LAYERS.values()} == set(layers.KINDS)
     assert all(kind.__name__ == name and issubclass(kind, layers.Layer) for name, kind in layers.KINDS.items())
-
-
-def test_a_pickled_spec_of_a_former_version_is_read():
-    spec = object.__new__(layers.Initial)
-    spec.__setstate__({"dims": (2, 3), "law": "normal"})
-    assert spec == layers.Initial((2, 3), "normal") == pickle.loads(pickle.dumps(spec))
-    assert spec.law == "normal"

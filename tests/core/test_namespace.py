@@ -1,5 +1,7 @@
 """Finding the library of an array, and the facts that the standard leaves open."""
 
+import importlib
+import inspect
 import subprocess
 import sys
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core import layers
+from attention_core import layers, layouts, masks
 from attention_core._arrays import dtype_name, on_device_of, shape
 from attention_core.backend import array_namespace, explain_class, is_concrete
 from attention_core.parameters import Embeddings
@@ -150,3 +152,13 @@ def test_adapters_say_which_classes_are_no_arrays_and_what_to_write():
         ac.gelu(x.view(Unwritten))
     with pytest.raises(TypeError, match=r"^expected x as an array; got Symbol, which nothing takes$"):
         ac.gelu(Symbol())
+
+
+@pytest.mark.parametrize("module", [ac, masks, layers, layouts], ids=lambda module: module.__name__)
+def test_public_objects_have_public_addresses(module):
+    """By which pickles know them."""
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert "._" not in thing.__module__, name
+            assert getattr(importlib.import_module(thing.__module__), name) is thing

@@ -1,7 +1,7 @@
-"""Layers of Keras on the library of ``KERAS_BACKEND``: ``python keras_check.py EARLIER OTHER SAVED``.
+"""Layers of Keras on the library of ``KERAS_BACKEND``: ``python keras_check.py OTHER SAVED``.
 
-Run in a process of its own, as Keras chooses its library once. EARLIER is a model that an earlier version saved on
-TensorFlow, OTHER one that another library saved, or ``-``, SAVED where a model goes. It prints numbers as JSON.
+Run in a process of its own, as Keras chooses its library once. OTHER is a model that another library saved, or ``-``,
+SAVED where a model goes. It prints numbers as JSON.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ import attention_view  # noqa: E402
 LIBRARY = os.environ["KERAS_BACKEND"]
 LOADED = {name for name in ("tensorflow", "jax", "torch") if name in sys.modules} - BEFORE
 ADAPTERS = [name for name in ("tensorflow", "jax", "torch") if f"attention_{name}" in sys.modules]
-EARLIER, OTHER, SAVED = sys.argv[1:]
+OTHER, SAVED = sys.argv[1:]
 
 TOKENS = np.array([[3, 1, 4, 0], [5, 2, 0, 0]], "int32")
 POINTS = np.linspace(-1, 1, 80, dtype="float32").reshape(2, 5, 8)
@@ -200,8 +200,6 @@ def main():
         with importlib.import_module("jax").enable_x64(True):
             converted("float64")
     found = {"dropped": dropped()}
-    earlier = keras.models.load_model(EARLIER)
-    found["earlier"] = array(earlier(np.arange(8, dtype="int32").reshape(2, 4))).ravel()[:6].tolist()
     if OTHER != "-":
         found["other"] = digest(keras.models.load_model(OTHER)(TOKENS))
     keras.utils.set_random_seed(1)

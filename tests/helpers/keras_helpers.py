@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from attention_core import get_backend
 from attention_core.layers import named_arrays, tree_from_names
-from attention_tensorflow.layers import (
+from attention_keras.layers import (
     Decoder,
     DotProductAttention,
     Embeddings,

@@ -31,7 +31,7 @@ def keras():
 
 @pytest.fixture(scope="module")
 def of_keras(keras):
-    return importlib.import_module("attention_tensorflow.conversion")
+    return importlib.import_module("attention_keras.conversion")
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +298,7 @@ def test_modules_of_other_classes_are_told_in_jax(nnx, equinox, of_jax):
 def test_a_module_of_one_framework_is_one_of_every_other(torch, of_torch, keras, of_keras, nnx, equinox, of_jax, rng):
     """Over NumPy and back again: the bits of `torch.nn.MultiheadAttention` stay."""
     import attention_jax
-    import attention_tensorflow
+    import attention_keras
     import attention_torch
 
     theirs = perturbed(torch, torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64))
@@ -306,7 +306,7 @@ def test_a_module_of_one_framework_is_one_of_every_other(torch, of_torch, keras,
     x = rng.standard_normal((5, 12))
     expected = theirs(*[torch.from_numpy(x)[None]] * 3)[0].detach()[0]
 
-    in_keras = attention_tensorflow.MultiHeadAttention.from_numpy(layer.definition, *layer.to_numpy())
+    in_keras = attention_keras.MultiHeadAttention.from_numpy(layer.definition, *layer.to_numpy())
     module = of_keras.to_module(in_keras, keras.layers.MultiHeadAttention)
     agree(np.asarray(module(x[None], x[None]))[0], expected, "keras.layers.*, 1/√key_dim exact in float32")
 
@@ -323,13 +323,13 @@ def test_a_module_of_one_framework_is_one_of_every_other(torch, of_torch, keras,
 @pytest.mark.needs("torch", "tensorflow", "jax", "flax")
 def test_settings_without_a_place_are_named_by_every_framework(torch, of_torch, keras, of_keras, nnx, of_jax):
     import attention_jax
-    import attention_tensorflow
+    import attention_keras
     import attention_torch
 
     options = {"channels": 8, "num_heads": 2, "softcap": 3.0}
     for layer, convert, kind in (
         (attention_torch.MultiHeadAttention(**options), of_torch.to_module, torch.nn.MultiheadAttention),
-        (attention_tensorflow.MultiHeadAttention(**options), of_keras.to_module, keras.layers.MultiHeadAttention),
+        (attention_keras.MultiHeadAttention(**options), of_keras.to_module, keras.layers.MultiHeadAttention),
         (attention_jax.MultiHeadAttention.init(0, **options), of_jax.to_module, nnx.MultiHeadAttention),
     ):
         with pytest.raises(LayoutError, match=r"expected softcap None for .*; got 3.0"):

@@ -52,7 +52,7 @@ SECTIONS = [section for page in PAGES for section in sections(page) if BLOCK.sea
 def imported(section):
     """The frameworks that a section imports."""
     libraries = {name: (name, f"attention_{name}") for name in FRAMEWORKS}
-    libraries |= {name: (name,) for name in ("keras", "transformers")}
+    libraries |= {"keras": ("keras", "attention_keras"), "transformers": ("transformers",)}
     return {
         "tensorflow" if framework == "keras" else framework
         for framework, names in libraries.items()

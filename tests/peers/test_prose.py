@@ -56,7 +56,6 @@ ALLOWED = {
     r"[Pp]eak memory|\w*\bpeak_growth|\w*peak_memory\w*|\.peak\(|def peak\(|reset_peak\w*|\"peak\"": "memory",
     r"ALiBi slopes?|alibi\w*_slopes?": "the name of ALiBi's rates",
     r"__slots__": "Python",
-    r"\.law\b|\"law\"|def law\(": "a former name of `Initial.initializer`",
     r"\battend\(|\battend[,_]|import \w*attend\b": "a function",
     r"^# title = .*$": "of a public thread, as it stands",
     r"[\"']tile[\"']|repeat, tile;|or tile, (?:where|if) heads|repeat or tile": "an order of heads, as the function's",
@@ -135,7 +134,7 @@ def length(sentence):
 def findings(path):
     """Everything that a file says or does amiss: lines and messages."""
     text = path.read_text(encoding="utf-8")
-    if path.name not in (Path(__file__).name, "former.py"):  # former names are what that file is for
+    if path.name != Path(__file__).name:
         yield from words_in(text)
     if path.suffix == ".py":
         yield from fillers_in(text)

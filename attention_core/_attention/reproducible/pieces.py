@@ -297,7 +297,7 @@ class Completion(NamedTuple):
     counts_nonfinite: bool  # whether the sums have indicators of values that are not finite
 
 
-register("Closing", Completion)
+register("Completion", Completion)
 
 
 def complete_exactly(partial: ExactPartial, dropout: Any, xp: Namespace) -> tuple[Array, Array]:

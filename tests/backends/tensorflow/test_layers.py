@@ -22,7 +22,7 @@ from keras_helpers import (
 from attention_core import get_backend
 from attention_core.layers import named_arrays
 from attention_core.masks import Causal
-from attention_tensorflow.layers import (
+from attention_keras.layers import (
     Decoder,
     DecoderLayer,
     DotProductAttention,
