@@ -170,7 +170,9 @@ def keyword_error(name: str, names: Names, unknown: str, /) -> TypeError:
 def places_error(name: str, names: Names, count: int, /) -> TypeError:
     """The error for more positional arguments than a function of these names takes."""
     arrays = ", ".join(each for each in (*names.positional, *names.keywords)[: names.places] if each != "self")
-    return TypeError(f"expected {arrays} of {name} by position, and options by keyword; got {count} by position")
+    options = "options" if arrays else ", ".join(f"{each}=..." for each in names.keywords if each != "self")
+    expected = f"{arrays or 'nothing'} of {name} by position, and {options} by keyword"
+    return TypeError(f"expected {expected}; got {count} by position")
 
 
 def names_keywords(function: Function, name: str, /) -> Function:

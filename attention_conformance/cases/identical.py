@@ -232,7 +232,7 @@ def _in_pieces(trees: Trees) -> Any:
     pieces = [(trees["key"][..., a:b, :], trees["value"][..., a:b, :], a) for a, b in ((4, 9), (1, 4), (0, 1))]
 
     def passed(function: Callable[..., Any], **options: Any) -> list[Any]:
-        mask = ac.Causal(2)
+        mask = ac.Causal(offset=2)
         return [
             function(trees["query"], key, value, key_start=start, mask=mask, **options) for key, value, start in pieces
         ]
@@ -247,7 +247,7 @@ DROPOUT = Dropout(0.1, 11)
 HEADS: dict[str, Any] = {"num_heads": 4}
 GROUPS: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": 2}
 
-BENT: dict[str, Any] = {"mask": ac.Causal(1), "softcap": 2.0}
+BENT: dict[str, Any] = {"mask": ac.Causal(offset=1), "softcap": 2.0}
 SCALED, PLACED = ("scale", "x"), ("x", "positions")
 
 LAYERS = [

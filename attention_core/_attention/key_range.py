@@ -134,7 +134,7 @@ def _simplified(mask: Any, rows: int, leading: tuple[int, ...], kept: KeyRange) 
         return causal if _allows_all(lengths, rows, leading, kept) else And(causal, lengths)
     ranges = mask.key_ranges(rows, leading) if type(mask) is Causal else None
     offsets = {each.every_stop - 1 for each in ranges or ()}
-    return Causal(offsets.pop()) if len(offsets) == 1 else mask
+    return Causal(offset=offsets.pop()) if len(offsets) == 1 else mask
 
 
 def _allows_all(mask: Mask, rows: int, leading: tuple[int, ...], kept: KeyRange) -> bool:

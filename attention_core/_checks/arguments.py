@@ -6,6 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from fractions import Fraction
 from numbers import Integral, Rational, Real
 from operator import attrgetter
@@ -108,7 +109,7 @@ def _facts(value: Any, kind: Any) -> Any:
     if kind in _FUNCTIONS:
         return getattr(value, "__code__", None)
     if isinstance(value, tuple) or registered_name(kind):
-        return _signature(value if isinstance(value, tuple) else [getattr(value, name) for name in kind.__match_args__])
+        return _signature(value if isinstance(value, tuple) else [getattr(value, field.name) for field in fields(kind)])
     return None
 
 

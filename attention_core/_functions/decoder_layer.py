@@ -207,7 +207,9 @@ class NewPositions:
     def mask(self, window: int | None, mask: Mask | Array | None) -> Mask:
         """The keys that the new positions attend to."""
         rules: list[Mask] = [
-            Causal(self.offset) if window is None else SlidingWindow(left=window - 1, right=0, offset=self.offset)
+            Causal(offset=self.offset)
+            if window is None
+            else SlidingWindow(left=window - 1, right=0, offset=self.offset)
         ]
         rules += [] if self.lengths is None else [KeyLengths(self.lengths)]
         rules += [] if mask is None else [as_mask(mask)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from attention_core._arrays import (
@@ -48,7 +48,7 @@ class Causal(Mask):
     ----------
     offset : int or Array of int, shape (...)
         Added to the query's position: 0 is top-left; with P keys in a cache it is P. It may be negative, and may differ
-        along the leading axes (those before the heads).
+        along the leading axes (those before the heads). It is not the length, of which no mask has to know.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Causal(Mask):
            [ True,  True, False]], dtype=array_api_strict.bool)
     """
 
-    offset: Any = 0
+    offset: Any = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offset", check_offset("offset", self.offset))
@@ -106,7 +106,7 @@ class SlidingWindow(Mask):
 
     left: int | None = None
     right: int | None = None
-    offset: Any = 0
+    offset: Any = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, reach in (("left", self.left), ("right", self.right)):

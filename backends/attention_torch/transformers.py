@@ -193,7 +193,7 @@ def _known_rule(
 def _parts(masks: Any, function: Any, offset: int) -> list[Mask] | None:
     """The rules that a function of masking_utils combines, or ``None`` where it is another function."""
     if function is masks.causal_mask_function:
-        return [Causal(offset)]
+        return [Causal(offset=offset)]
     if function is masks.bidirectional_mask_function:
         return []
     made_by = MADE_BY.get(getattr(function, "__qualname__", "").partition(".")[0])
@@ -208,11 +208,11 @@ def _all_parts(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
 
 
 def _window(masks: Any, inside: Any, offset: int) -> list[Mask]:
-    return [SlidingWindow(inside["sliding_window"] - 1, None, offset)]
+    return [SlidingWindow(inside["sliding_window"] - 1, offset=offset)]
 
 
 def _window_both_ways(masks: Any, inside: Any, offset: int) -> list[Mask]:
-    return [SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset)]
+    return [SlidingWindow(inside["sliding_window"], inside["sliding_window"], offset=offset)]
 
 
 def _packed(masks: Any, inside: Any, offset: int) -> list[Mask]:

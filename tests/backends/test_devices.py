@@ -43,7 +43,7 @@ CASES = {
     "one length": lambda put: {"mask": KeyLengths(3)},
     "segments": lambda put: {"mask": Segments(put(QUERY_IDS), put(KEY_IDS))},
     "window": lambda put: {"mask": SlidingWindow(1, 0, offset=put(LENGTHS - 1))},
-    "combined": lambda put: {"mask": (Causal(1) | ~KeyLengths(put(LENGTHS))) & put(BIAS > -1)},
+    "combined": lambda put: {"mask": (Causal(offset=1) | ~KeyLengths(put(LENGTHS))) & put(BIAS > -1)},
     "bias": lambda put: {"bias": put(BIAS), "mask": put(np.ones((B, 1, 1, N), dtype=bool))},
     "numbers": lambda put: {"scale": put(np.float32(0.5)), "softcap": put(np.float32(2.0))},
     "dropout": lambda put: {"dropout": Dropout(0.5, 7)},

@@ -143,7 +143,7 @@ def test_swallowing_what_is_attended_is_found():
 def test_causal_from_the_bottom_right_is_found():
     def bottom_right(query, key, value, options):
         if options.pop("is_causal", False):
-            options["mask"] = ac.Causal(key.shape[-2] - query.shape[-2])
+            options["mask"] = ac.Causal(offset=key.shape[-2] - query.shape[-2])
         return query, key, value, options
 
     assert outcomes(with_arguments(bottom_right), "causal-more-keys", "causal-after-cache") == {

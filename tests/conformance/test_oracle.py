@@ -115,7 +115,7 @@ def test_it_agrees_with_the_core_in_float64(rng):
     strict = ac.get_backend("array_api_strict")
     arrays = strict.from_numpy(problem.arrays)
     result = ac.scaled_dot_product_attention(
-        arrays["query"], arrays["key"], arrays["value"], mask=ac.Causal(1), **EVERYTHING
+        arrays["query"], arrays["key"], arrays["value"], mask=ac.Causal(offset=1), **EVERYTHING
     )
     truth = attention(problem)
     for name in ("output", "weights", "logsumexp"):

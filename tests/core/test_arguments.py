@@ -253,7 +253,7 @@ def test_fractions_and_booleans_of_numpy_have_one_answer(put, get):
             TypeError, match=f"expected {option} of dtype float16, bfloat16, float32, float64; got bool"
         ):
             attend(put, **{option: np.True_})
-    for make in (ac.Causal, ac.KeyLengths):
+    for make in (lambda n: ac.Causal(offset=n), ac.KeyLengths):
         with pytest.raises(TypeError, match="of an integer dtype; got bool"):
             make(np.True_)
         with pytest.raises(TypeError, match="as an integer or an integer array; got Fraction"):

@@ -41,7 +41,7 @@ def test_finite_values_give_the_same(name, implementation, arrays, put, get):
 def test_few_queries_one_of_which_has_no_key(name, sinks, put, get, rng):
     """The row gives 0 and a logsumexp of -inf, or its sink alone."""
     query, key, value = put([rng.standard_normal(dims) for dims in ((2, 4, 2, 8), (2, 2, 200, 8), (2, 2, 200, 8))])
-    options = {"mask": ac.KeyLengths(put(np.array([0, 150]))) if name == "lengths" else ac.Causal(-1)}
+    options = {"mask": ac.KeyLengths(put(np.array([0, 150]))) if name == "lengths" else ac.Causal(offset=-1)}
     options |= {"sinks": put(np.arange(4.0))} if sinks else {}
     found, expected = (
         ac.scaled_dot_product_attention(

@@ -144,7 +144,7 @@ def test_contract_01_a_bias_of_minus_infinity_masks(qkv, mask, put, get):
 def test_contract_02_a_structured_mask_is_its_boolean_array(qkv, put, get):
     i, j = np.arange(M)[:, None], np.arange(N)[None, :]
     lengths = np.array([2, 5])
-    rule = (ac.Causal(1) & ac.KeyLengths(put(lengths))) | ~ac.SlidingWindow(left=2)
+    rule = (ac.Causal(offset=1) & ac.KeyLengths(put(lengths))) | ~ac.SlidingWindow(left=2)
     allowed = ((j <= i + 1) & (j < lengths[:, None, None, None])) | ~(j >= i - 2)
     np.testing.assert_array_equal(get(attention(*put(qkv), mask=rule)), get(attention(*put(qkv), mask=put(allowed))))
 
@@ -153,7 +153,7 @@ def test_contract_02_a_structured_mask_is_its_boolean_array(qkv, put, get):
 def test_contract_03_causal_counts_positions_from_the_offset(qkv, put, get, offset):
     i, j = np.arange(M)[:, None], np.arange(N)[None, :]
     allowed = j <= i + np.reshape(offset, (-1, 1, 1, 1))
-    mask = ac.Causal(offset if isinstance(offset, int) else put(offset))
+    mask = ac.Causal(offset=offset if isinstance(offset, int) else put(offset))
     close(get(attention(*put(qkv), mask=mask)), reference(*qkv, allowed)[0])
 
 
@@ -178,7 +178,7 @@ def test_contract_04_a_fully_masked_row_gives_exactly_zero(qkv, put, get):
 
 
 @pytest.mark.parametrize(
-    "rule", [ac.KeyLengths(0), ac.Causal(-M), ~ac.SlidingWindow()], ids=["lengths", "causal", "not"]
+    "rule", [ac.KeyLengths(0), ac.Causal(offset=-M), ~ac.SlidingWindow()], ids=["lengths", "causal", "not"]
 )
 def test_contract_04_holds_for_every_kind_of_mask(qkv, put, get, rule):
     result = get(attention(*put(qkv), mask=rule, return_weights=True, return_logsumexp=True))
@@ -421,7 +421,7 @@ def test_property_equals_the_definition(data, put, get):
     offset = data.draw(st.integers(-3, 3))
     causal = np.arange(n)[None, :] <= np.arange(m)[:, None] + offset
     result = attention(
-        *put([q, k, v]), mask=ac.Causal(offset) & put(allowed), return_weights=True, return_logsumexp=True
+        *put([q, k, v]), mask=ac.Causal(offset=offset) & put(allowed), return_weights=True, return_logsumexp=True
     )
     for got, expected in zip(get(result), reference(q, k, v, allowed & causal), strict=True):
         close(got, expected)

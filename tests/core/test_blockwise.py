@@ -44,17 +44,17 @@ def small(backend, monkeypatch):
 MASKS = {
     "full": (dict, ()),
     "causal": (lambda: {"is_causal": True}, ()),
-    "causal later": (lambda: {"mask": ac.Causal(2)}, ()),
-    "causal earlier": (lambda: {"mask": ac.Causal(-5)}, ()),
-    "causal offsets": (lambda offset: {"mask": ac.Causal(offset)}, (OFFSETS,)),
+    "causal later": (lambda: {"mask": ac.Causal(offset=2)}, ()),
+    "causal earlier": (lambda: {"mask": ac.Causal(offset=-5)}, ()),
+    "causal offsets": (lambda offset: {"mask": ac.Causal(offset=offset)}, (OFFSETS,)),
     "window": (lambda: {"mask": ac.SlidingWindow(left=2, right=1)}, ()),
     "window one-sided": (lambda offset: {"mask": ac.SlidingWindow(left=3, offset=offset)}, (OFFSETS,)),
     "lengths": (lambda lengths: {"mask": ac.KeyLengths(lengths)}, (LENGTHS,)),
     "segments": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[:, :M], KEY_IDS)),
     "segments shared": (lambda *ids: {"mask": ac.Segments(*ids)}, (QUERY_IDS[0, :M], KEY_IDS[1])),
     "function": (lambda: {"mask": ac.MaskFunction(lambda b, h, q, k: (q + 2 * k + h + b) % 3 > 0)}, ()),
-    "and": (lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(1))}, (LENGTHS,)),
-    "or": (lambda lengths: {"mask": Or(ac.Causal(-3), ac.KeyLengths(lengths)), "is_causal": True}, (LENGTHS,)),
+    "and": (lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(offset=1))}, (LENGTHS,)),
+    "or": (lambda lengths: {"mask": Or(ac.Causal(offset=-3), ac.KeyLengths(lengths)), "is_causal": True}, (LENGTHS,)),
     "not": (lambda offset: {"mask": Not(ac.SlidingWindow(left=4, right=4, offset=offset))}, (OFFSETS,)),
     "lengths and function": (
         lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.MaskFunction(lambda b, h, q, k: k != q))},
@@ -128,9 +128,9 @@ CHANGES = {
         CURVED,
     ),
     "alibi": (lambda offset: {"score_mod": alibi(H, offset=offset)}, (OFFSETS,)),
-    "dropout": (lambda: {"dropout": ac.Dropout(0.3, 2**40 + 5), "mask": ac.Causal(1)}, ()),
+    "dropout": (lambda: {"dropout": ac.Dropout(0.3, 2**40 + 5), "mask": ac.Causal(offset=1)}, ()),
     "dropout with a seed of words": (lambda seed: {"dropout": ac.Dropout(0.4, seed)}, (np.array([5, 7]),)),
-    "sinks": (lambda sinks: {"sinks": sinks, "mask": ac.Causal(-3)}, (np.array([0.3, -2.0, 1.0, 0.0]),)),
+    "sinks": (lambda sinks: {"sinks": sinks, "mask": ac.Causal(offset=-3)}, (np.array([0.3, -2.0, 1.0, 0.0]),)),
     "everything": (
         lambda bias, mask, lengths, softcap, *arrays: {
             "bias": bias,
@@ -284,7 +284,7 @@ def test_any_number_of_leading_axes(leading, backend, rng):
     assert_equal(
         backend,
         lambda lengths, offset, bias: {
-            "mask": And(ac.KeyLengths(lengths), ac.Causal(offset)),
+            "mask": And(ac.KeyLengths(lengths), ac.Causal(offset=offset)),
             "bias": bias,
             "dropout": ac.Dropout(0.1, 2),
             "score_mod": alibi(H, offset=offset),
@@ -311,7 +311,7 @@ def test_grouped_heads(heads, groups, backend, rng):
 @pytest.mark.needs(lambda backend: backend.name != "jax")
 def test_float32(backend, rng):
     arrays = [*qkv(rng), rng.standard_normal((H, M, N))]
-    assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.Causal(2)}, arrays, dtype="float32", close=2e-6)
+    assert_equal(backend, lambda bias: {"bias": bias, "mask": ac.Causal(offset=2)}, arrays, dtype="float32", close=2e-6)
 
 
 @pytest.mark.needs("dtype", lambda dtype, backend: not backend.loops.traced or dtype in ("bfloat16",))
@@ -319,9 +319,9 @@ def test_float32(backend, rng):
 def test_sixteen_bits_are_rounded_once(dtype, backend, rng):
     step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
     arrays = [np.asarray(x, dtype=getattr(ml_dtypes, dtype, None) or dtype) for x in qkv(rng)]
-    (blocks,) = derivatives(backend, lambda: {"mask": ac.Causal(2)}, arrays, ("blockwise",), dtype)
+    (blocks,) = derivatives(backend, lambda: {"mask": ac.Causal(offset=2)}, arrays, ("blockwise",), dtype)
     exact = [x.astype(np.float64) for x in arrays]
-    expected = attention(*exact, mask=ac.Causal(2), implementation="dense", return_logsumexp=True)
+    expected = attention(*exact, mask=ac.Causal(offset=2), implementation="dense", return_logsumexp=True)
     np.testing.assert_allclose(blocks[0].astype(np.float64), expected.output, rtol=step, atol=1e-6)
     assert blocks[1 if not backend.differentiates else 0].dtype.name == (
         "float32" if not backend.differentiates else dtype

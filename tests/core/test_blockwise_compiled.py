@@ -71,7 +71,7 @@ PHASES = np.random.default_rng(9).integers(0, 3, (B, M))
 
 def with_own_rule(query, key, value, phases, shifts, bias, weight):
     return {
-        "mask": Phased(3, phases, shifts, And(ac.Causal(3), ac.KeyLengths(12))),
+        "mask": Phased(3, phases, shifts, And(ac.Causal(offset=3), ac.KeyLengths(12))),
         "bias": bias,
         "score_mod": ScoreMod(weighted, (weight,)),
         "dropout": ac.Dropout(0.1, 4),
@@ -143,7 +143,7 @@ def graph_of_torch(function):
 
 
 def attend_some(query, key, value, lengths):
-    mask = And(ac.KeyLengths(lengths), ac.Causal(1))
+    mask = And(ac.KeyLengths(lengths), ac.Causal(offset=1))
     return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation="blockwise")
 
 
@@ -154,7 +154,7 @@ def sized(batch, length, put):
 
 
 def dense_some(query, key, value, lengths):
-    mask = And(ac.KeyLengths(lengths), ac.Causal(1))
+    mask = And(ac.KeyLengths(lengths), ac.Causal(offset=1))
     return attention(query, key, value, mask=mask, bias=value[0, 0, 0, 0], implementation="dense")
 
 
@@ -224,7 +224,7 @@ def test_jax_vmap_over_everything(backend, rng):
     arrays = backend.from_numpy([*qkv(rng, (B, 2)), np.array([13, 0, 6])])
 
     def measure(implementation, query, key, value, length):
-        mask = And(ac.KeyLengths(length), ac.Causal(1))
+        mask = And(ac.KeyLengths(length), ac.Causal(offset=1))
         return (attention(query, key, value, mask=mask, implementation=implementation) ** 2).sum()
 
     dense, blocks = (
@@ -240,7 +240,7 @@ def test_torch_transforms(backend, rng):
     arrays = backend.from_numpy([*qkv(rng), rng.standard_normal((H, M, 1))])
 
     def measure(implementation, query, key, value, bias):
-        options = {"mask": ac.Causal(1), "bias": bias, "implementation": implementation}
+        options = {"mask": ac.Causal(offset=1), "bias": bias, "implementation": implementation}
         return (attention(query, key, value, **options) ** 2).sum()
 
     dense, blocks = (
@@ -273,7 +273,7 @@ def curvature(backend, implementation, arrays):
     xp = backend.namespace
 
     def measure(*arrays):
-        return xp.sum(attention(*arrays, mask=ac.Causal(1), implementation=implementation) ** 2)
+        return xp.sum(attention(*arrays, mask=ac.Causal(offset=1), implementation=implementation) ** 2)
 
     def square(*arrays):
         _, gradients = backend.value_and_grad(measure)(*arrays)
@@ -298,16 +298,16 @@ def test_a_mask_is_flattened_and_unflattened_to_the_same_rules(put):
     arrays = [put(each) for each in (OFFSETS, QUERY_IDS[:, :M], KEY_IDS, PHASES)]
 
     def rule(offset, query_ids, key_ids, table):
-        inner = Or(ac.Causal(offset), ac.Segments(query_ids, key_ids))
+        inner = Or(ac.Causal(offset=offset), ac.Segments(query_ids, key_ids))
         return And(Not(inner), ac.MaskFunction(weighted, (table, offset)))
 
     held, again = [], []
     form, other = flatten(rule(*arrays), held), flatten(rule(*reversed(arrays)), again)
     assert hash(form) == hash(other)
     assert form == other
-    assert form != flatten(And(ac.Causal(1), ac.Causal(2)), [])
-    assert flatten(ac.Causal(1), []) != flatten(ac.Causal(2), [])
-    assert flatten(ac.Causal(1), []) != flatten(ac.KeyLengths(1), [])
+    assert form != flatten(And(ac.Causal(offset=1), ac.Causal(offset=2)), [])
+    assert flatten(ac.Causal(offset=1), []) != flatten(ac.Causal(offset=2), [])
+    assert flatten(ac.Causal(offset=1), []) != flatten(ac.KeyLengths(1), [])
     assert [leaf.axes for leaf in leaves(form)] == [0, 1, 1, -1, -1]
     assert [leaf.place for leaf in leaves(form)] == list(range(5))
     made = unflatten(form, held)
@@ -352,7 +352,7 @@ def test_going_backward_needs_the_array_api_alone(name, shape, backend, rng, mon
 
     def attend(implementation, *arrays):
         *inputs, bias, lengths = arrays
-        mask = And(ac.KeyLengths(lengths), ac.Causal(1))
+        mask = And(ac.KeyLengths(lengths), ac.Causal(offset=1))
         return attention(*inputs, mask=mask, bias=bias, scale=1.0, implementation=implementation, return_logsumexp=True)
 
     output, _, logsumexp = backend.to_numpy(tuple(attend("blockwise", *backend.from_numpy(arrays))))

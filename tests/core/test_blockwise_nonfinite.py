@@ -136,7 +136,7 @@ def test_an_infinite_value_changes_only_queries_that_attend_to_it(backend, rng):
 def test_a_fully_masked_row_gives_exactly_zero(backend, rng):
     (found,) = derivatives(
         backend,
-        lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(-2))},
+        lambda lengths: {"mask": And(ac.KeyLengths(lengths), ac.Causal(offset=-2))},
         [*qkv(rng), LENGTHS],
         ("blockwise",),
     )
@@ -194,5 +194,5 @@ def test_biases_of_any_finite_size_are_no_masks(size, backend, rng):
 def test_empty_axes(empty, backend, rng):
     entries, heads, groups, rows, columns = empty
     arrays = qkv(rng, (entries,), heads, groups, rows, columns)
-    found = assert_equal(backend, lambda: {"mask": ac.Causal(1)}, arrays)
+    found = assert_equal(backend, lambda: {"mask": ac.Causal(offset=1)}, arrays)
     assert not np.any(found[0])

@@ -168,7 +168,10 @@ def test_a_function_that_makes_a_number_of_nan_makes_it_backward_too(backend, rn
 
     def gradients(implementation):
         def measure(*arrays):
-            options = {"mask": ac.Causal(2), "score_mod": lambda scores, *at: xp.where(xp.isnan(scores), 0.0, scores)}
+            options = {
+                "mask": ac.Causal(offset=2),
+                "score_mod": lambda scores, *at: xp.where(xp.isnan(scores), 0.0, scores),
+            }
             return xp.sum(xp.square(attention(*arrays, **options, implementation=implementation)))
 
         return get(backend.value_and_grad(measure)(*arrays)[1])
@@ -279,8 +282,8 @@ COUNTERS = {"jax": equations, "tensorflow": graph_nodes, "torch": fx_nodes}
 ON_ACCELERATORS = {
     "causal": lambda put: ac.Causal(),
     "window": lambda put: ac.SlidingWindow(left=1, right=0, offset=1),
-    "either": lambda put: ~ac.Causal(3) | ac.SlidingWindow(left=0, right=0),
-    "both": lambda put: ac.Causal(1) & ac.SlidingWindow(left=2),
+    "either": lambda put: ~ac.Causal(offset=3) | ac.SlidingWindow(left=0, right=0),
+    "both": lambda put: ac.Causal(offset=1) & ac.SlidingWindow(left=2),
     "lengths": lambda put: ac.Causal() & ac.KeyLengths(put(LENGTHS)),
 }
 

@@ -60,7 +60,7 @@ OPTIONS = {
     "plain": lambda put: {},
     "causal": lambda put: {"is_causal": True},
     "array": lambda put: {"mask": put(np.arange(N) % 3 > 0)},
-    "rule": lambda put: {"mask": And(ac.KeyLengths(put(np.array([0, 8]))), ac.Causal(2))},
+    "rule": lambda put: {"mask": And(ac.KeyLengths(put(np.array([0, 8]))), ac.Causal(offset=2))},
     "bias": lambda put: {"bias": put(np.linspace(-1, 1, M * N).reshape(M, N))},
     "changed": lambda put: {"softcap": 3.0, "score_mod": alibi(H), "dropout": ac.Dropout(0.3, 7)},
 }
@@ -165,7 +165,7 @@ def test_what_is_held_at_once_under_a_mask_is_bounded(arrays, backend, put, monk
     for most, expected in ((B * H * M * N, "dense"), (B * H * M * N - 1, "blockwise")):
         tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, costly_most=most)
         monkeypatch.setattr(backend, "tuning", tuning)
-        for options in ({"mask": ac.Causal(N - M)}, {"mask": some}, {"bias": put(np.zeros((M, N)))}):
+        for options in ({"mask": ac.Causal(offset=N - M)}, {"mask": some}, {"bias": put(np.zeros((M, N)))}):
             assert explain_attention(*arrays, **options).chosen == expected
         assert explain_attention(*arrays).chosen == "dense"
         many = (put(np.zeros((*key.shape[:-2], 64, key.shape[-1]))),) * 2

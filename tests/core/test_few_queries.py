@@ -96,7 +96,9 @@ LENGTHS = [
 ]
 
 
-@pytest.mark.parametrize("rule", [ac.KeyLengths, ac.Causal, lambda at: ac.SlidingWindow(left=20, right=0, offset=at)])
+@pytest.mark.parametrize(
+    "rule", [ac.KeyLengths, lambda at: ac.Causal(offset=at), lambda at: ac.SlidingWindow(left=20, right=0, offset=at)]
+)
 def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatch):
     """What they decide is kept for calls with the same ones, and for no other."""
     rows, columns, made, planned = 2, 132, [], []
@@ -124,7 +126,7 @@ def test_offsets_beyond_all_positions_hide_all_or_nothing(sizes, dtype, put, get
     for at, window, causal in ((2**31 - 1, nothing, whole), (2**31 - 5, nothing, whole), (-(2**31), whole, nothing)):
         offset = put(np.full(B, at, dtype=dtype))
         for mask, expected in (
-            (ac.Causal(offset), causal),
+            (ac.Causal(offset=offset), causal),
             (ac.SlidingWindow(left=5, offset=offset), window),
             (ac.SlidingWindow(right=5, offset=offset), causal),
         ):
@@ -268,12 +270,18 @@ def test_the_program_of_jax_transposes_no_key():
 def test_a_rule_says_that_no_row_is_empty_only_if_none_is(sizes, backend, put, xp, rng):
     rows, columns = sizes
     query, key = put(rng.standard_normal((1, 2, rows, D))), put(rng.standard_normal((1, 2, columns, D)))
-    rules = [ac.Causal(offset) for offset in range(-10, 3)]
+    rules = [ac.Causal(offset=offset) for offset in range(-10, 3)]
     rules += [
-        ac.SlidingWindow(*reach, offset) for reach in ((2, 0), (0, 3), (9, 9), (None, 1)) for offset in (-6, 0, 6)
+        ac.SlidingWindow(*reach, offset=offset)
+        for reach in ((2, 0), (0, 3), (9, 9), (None, 1))
+        for offset in (-6, 0, 6)
     ]
     said = []
-    for rule in (*rules, *(And(ac.Causal(), rule) for rule in rules), *(Or(ac.Causal(-9), rule) for rule in rules)):
+    for rule in (
+        *rules,
+        *(And(ac.Causal(), rule) for rule in rules),
+        *(Or(ac.Causal(offset=-9), rule) for rule in rules),
+    ):
         call = Call(query, key, key, backend.namespace, backend=backend, mask=rule)
         every = bool(xp.all(xp.any(rule.to_array(rows, columns, xp=xp), axis=-1)))
         says = has_key_for_every_query(call)

@@ -17,8 +17,8 @@ I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741
 
 RULES = {
     "causal": (ac.Causal(), J <= I),
-    "causal later": (ac.Causal(2), J <= I + 2),
-    "causal earlier": (ac.Causal(-2), J <= I - 2),
+    "causal later": (ac.Causal(offset=2), J <= I + 2),
+    "causal earlier": (ac.Causal(offset=-2), J <= I - 2),
     "window": (ac.SlidingWindow(left=1, right=2), (J >= I - 1) & (J <= I + 2)),
     "window left": (ac.SlidingWindow(left=2), J >= I - 2),
     "window right": (ac.SlidingWindow(right=0), J <= I),
@@ -26,10 +26,10 @@ RULES = {
     "window without limits": (ac.SlidingWindow(), np.ones((M, N), dtype=bool)),
     "lengths": (ac.KeyLengths(3), np.broadcast_to(J < 3, (M, N))),
     "no keys": (ac.KeyLengths(0), np.zeros((M, N), dtype=bool)),
-    "and": (ac.Causal(1) & ac.SlidingWindow(left=1), (J <= I + 1) & (J >= I - 1)),
-    "or": (ac.Causal(-1) | ac.KeyLengths(2), (J <= I - 1) | (J < 2)),
+    "and": (ac.Causal(offset=1) & ac.SlidingWindow(left=1), (J <= I + 1) & (J >= I - 1)),
+    "or": (ac.Causal(offset=-1) | ac.KeyLengths(2), (J <= I - 1) | (J < 2)),
     "not": (~ac.Causal(), J > I),
-    "appended": (Appended(ac.Causal(-1) & ac.KeyLengths(3), 5), ((J <= I - 1) & (J < 3)) | (J >= 5)),
+    "appended": (Appended(ac.Causal(offset=-1) & ac.KeyLengths(3), 5), ((J <= I - 1) & (J < 3)) | (J >= 5)),
     "appended to few": (Appended(~ac.KeyLengths(1), 1), (J >= 1) & (I >= 0)),
     "nested": (~(ac.Causal() & ~ac.KeyLengths(1)), ~((J <= I) & (J >= 1))),
 }
@@ -75,7 +75,7 @@ def test_rules_may_differ_along_the_leading_axes(put, get, xp):
     shown = per_sample[:, None, None, None]
     for rule, expected in (
         (ac.KeyLengths(put(per_sample)), shown > J),
-        (ac.Causal(put(per_sample)), I + shown >= J),
+        (ac.Causal(offset=put(per_sample)), I + shown >= J),
         (ac.SlidingWindow(left=1, right=0, offset=put(per_sample)), (I + shown >= J) & (I + shown - 1 <= J)),
     ):
         np.testing.assert_array_equal(dense(rule, put, get, xp), np.broadcast_to(expected, (2, 1, M, N)))
@@ -84,13 +84,13 @@ def test_rules_may_differ_along_the_leading_axes(put, get, xp):
 @pytest.mark.parametrize("far", [2**31 - 1, 2**31, 2**40, 10**30])
 def test_far_is_far(far, put, get, xp):
     """Numbers beyond the type of positions mean what they say."""
-    everything = [ac.Causal(far), ac.SlidingWindow(left=far, right=far), ac.KeyLengths(far)]
+    everything = [ac.Causal(offset=far), ac.SlidingWindow(left=far, right=far), ac.KeyLengths(far)]
     if far < 2**62:
         arrays = put(np.array([far, far]))
-        everything += [ac.Causal(arrays), ac.KeyLengths(arrays)]
+        everything += [ac.Causal(offset=arrays), ac.KeyLengths(arrays)]
     for rule in everything:
         assert dense(rule, put, get, xp).all()
-    assert not dense(ac.Causal(-far), put, get, xp).any()
+    assert not dense(ac.Causal(offset=-far), put, get, xp).any()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "int64"])
@@ -201,7 +201,7 @@ def test_conventions_come_in_by_name(put, get):
         (lambda put: ac.KeyLengths(2.0), TypeError, "expected lengths as an integer or an integer array; got float"),
         (lambda put: ac.KeyLengths(True), TypeError, "expected lengths as an integer or an integer array; got bool"),
         (lambda put: ac.KeyLengths(put(np.ones(2))), TypeError, "expected lengths of an integer dtype; got float64"),
-        (lambda put: ac.Causal(1.5), TypeError, "expected offset as an integer or an integer array; got float"),
+        (lambda put: ac.Causal(offset=1.5), TypeError, "expected offset as an integer or an integer array; got float"),
         (lambda put: ac.SlidingWindow(left=-1), ValueError, "expected left >= 0; got -1"),
         (lambda put: ac.SlidingWindow(right=1.0), TypeError, "expected right as an integer or None; got float"),
         (
@@ -265,7 +265,7 @@ def test_wrong_masks_are_named(make, error, message, put):
     ("make", "message"),
     [
         (lambda put: ac.KeyLengths(put(np.array([1, 2, 3]))), r"expected lengths to broadcast to \(2\); got \(3,\)"),
-        (lambda put: ac.Causal(put(np.array([1, 2, 3]))), r"expected offset to broadcast to \(2\); got \(3,\)"),
+        (lambda put: ac.Causal(offset=put(np.array([1, 2, 3]))), r"expected offset to broadcast to \(2\); got \(3,\)"),
         (
             lambda put: ac.Segments(put(np.zeros(4, dtype=int)), put(np.zeros(N, dtype=int))),
             r"expected query_ids to broadcast to \(2, 5\); got \(4,\)",
@@ -298,7 +298,7 @@ def test_arrays_of_a_rule_fit_the_array_that_is_made_of_it(put, xp):
 
 def test_only_a_causal_mask_without_offset_is_top_left_causal(xp):
     rule = ac.Causal()
-    others = (ac.Causal(1), ac.Causal(xp.asarray(0)), ~rule, rule & rule, ac.SlidingWindow(right=0), None)
+    others = (ac.Causal(offset=1), ac.Causal(offset=xp.asarray(0)), ~rule, rule & rule, ac.SlidingWindow(right=0), None)
     assert is_top_left_causal(rule)
     assert not any(map(is_top_left_causal, others))
 

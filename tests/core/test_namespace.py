@@ -65,7 +65,7 @@ CONSTANTS = {
         "scale": np.asarray(0.3, "float32"),
     },
     "rules": lambda rng: {
-        "mask": ac.KeyLengths(np.asarray([2, 4])) & ac.Causal(np.asarray([1, 0])) | np.eye(5, dtype=bool),
+        "mask": ac.KeyLengths(np.asarray([2, 4])) & ac.Causal(offset=np.asarray([1, 0])) | np.eye(5, dtype=bool),
         "score_mod": ac.alibi(2, offset=np.asarray(3)),
         "dropout": ac.Dropout(0.3, np.asarray([1, 2])),
     },

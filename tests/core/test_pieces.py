@@ -61,7 +61,7 @@ OPTIONS = {
     "segments": lambda put, rng: {"mask": ac.Segments(put(np.arange(M) // 2), put(np.arange(N) // 3))},
     "array": lambda put, rng: {"mask": put(rng.random((B, 1, M, N)) < 0.6)},
     "array of keys": lambda put, rng: {"mask": put(rng.random((N,)) < 0.6)},
-    "array and rule": lambda put, rng: {"mask": And(Given(put(rng.random((M, N)) < 0.8)), ac.Causal(4))},
+    "array and rule": lambda put, rng: {"mask": And(Given(put(rng.random((M, N)) < 0.8)), ac.Causal(offset=4))},
     "function": lambda put, rng: {"mask": ac.MaskFunction(lambda b, h, q, k: (q + k + h + b) % 4 > 0)},
     "dropout": lambda put, rng: {"dropout": ac.Dropout(0.4, 11)},
     "score_mod": lambda put, rng: {"score_mod": alibi(H, offset=put(np.array([0, 4, 9]))), "softcap": 2.0},

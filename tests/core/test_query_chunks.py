@@ -19,15 +19,15 @@ attention = ac.scaled_dot_product_attention
 CHUNK = 4  # which divides no length below
 MASKS = {
     "causal": ac.Causal(),
-    "causal later": ac.Causal(3),
-    "causal of nothing for some": ac.Causal(-6),
-    "causal of nothing at all": ac.Causal(-40),
-    "causal of everything": ac.Causal(40),
+    "causal later": ac.Causal(offset=3),
+    "causal of nothing for some": ac.Causal(offset=-6),
+    "causal of nothing at all": ac.Causal(offset=-40),
+    "causal of everything": ac.Causal(offset=40),
     "window": ac.SlidingWindow(2, 1),
     "window far ahead": ac.SlidingWindow(1, 1, offset=9),
     "window of one side": ac.SlidingWindow(left=3),
-    "and": And(ac.Causal(1), Not(ac.SlidingWindow(1, 1))),
-    "or": Or(ac.Causal(-7), ac.SlidingWindow(0, 2)),
+    "and": And(ac.Causal(offset=1), Not(ac.SlidingWindow(1, 1))),
+    "or": Or(ac.Causal(offset=-7), ac.SlidingWindow(0, 2)),
 }
 
 

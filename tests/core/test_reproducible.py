@@ -182,7 +182,7 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
 @pytest.mark.parametrize("sizes", [(1, 64), (64, 2**12), (128, 2**9), (70, 2**14)])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"mask": ac.Causal(20)}, {"mask": ac.SlidingWindow(40, 3)}, {"dropout": ac.Dropout(0.5, 3)}],
+    [{}, {"mask": ac.Causal(offset=20)}, {"mask": ac.SlidingWindow(40, 3)}, {"dropout": ac.Dropout(0.5, 3)}],
     ids=["full", "causal", "window", "dropout"],
 )
 def test_the_size_of_blocks_does_not_show(sizes, options, backend, put, get, rng, monkeypatch):
@@ -198,11 +198,11 @@ def test_the_size_of_blocks_does_not_show(sizes, options, backend, put, get, rng
 @pytest.mark.parametrize("implementation", ["auto", "dense", "blockwise"])
 def test_neither_the_implementation_nor_the_return_flags_show(implementation, put, get, rng):
     arrays = qkv(rng)
-    output = of_numpy(*arrays, mask=ac.Causal(5))
+    output = of_numpy(*arrays, mask=ac.Causal(offset=5))
     found = get(
         attention(
             *put(arrays),
-            mask=ac.Causal(5),
+            mask=ac.Causal(offset=5),
             implementation=implementation,
             return_weights=implementation != "blockwise",
             return_logsumexp=True,
@@ -219,7 +219,7 @@ def test_scores_alone_are_correctly_rounded_and_have_the_gradients_of_float64(na
     def scores(query, key, bias, arithmetic):
         options = {
             "plain": {},
-            "capped": {"softcap": 2.0, "mask": ac.Causal(60)},
+            "capped": {"softcap": 2.0, "mask": ac.Causal(offset=60)},
             "biased": {"bias": bias, "mask": ac.SlidingWindow(50, 70)},
         }
         return ac.attention_scores(query, key, **options[name], arithmetic=arithmetic)
@@ -401,7 +401,7 @@ def test_gradients_agree_with_those_in_float64(backend, rng):
                 key,
                 value,
                 bias=bias,
-                mask=ac.Causal(9),
+                mask=ac.Causal(offset=9),
                 softcap=4.0,
                 dropout=Dropout(0.2, 7),
                 return_logsumexp=True,

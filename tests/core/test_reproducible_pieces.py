@@ -70,7 +70,7 @@ def nonfinite(rng):
 OPTIONS = {
     "full": lambda put, rng: {},
     "causal": lambda put, rng: {"is_causal": True},
-    "causal, later": lambda put, rng: {"mask": ac.Causal(9), "softcap": 2.0, "scale": 0.7},
+    "causal, later": lambda put, rng: {"mask": ac.Causal(offset=9), "softcap": 2.0, "scale": 0.7},
     "lengths": lambda put, rng: {"mask": ac.KeyLengths(put(np.array([N, 0])))},
     "array": lambda put, rng: {"mask": put(rng.random((B, 1, M, N)) < 0.4)},
     "bias": lambda put, rng: {"bias": put(drawn(rng, H, M, N))},
@@ -101,10 +101,10 @@ def test_pieces_are_merged_within_a_compiled_function(backend, rng):
     arrays = backend.from_numpy(list(qkv(rng)))
 
     def function(*arguments):
-        return tuple(in_pieces(arguments, (0, 8, N), (1, 0), mask=ac.Causal(3)))
+        return tuple(in_pieces(arguments, (0, 8, N), (1, 0), mask=ac.Causal(offset=3)))
 
     found = backend.to_numpy(backend.compile(function)(*arrays))
-    same(found, backend.to_numpy(whole(arrays, mask=ac.Causal(3))))
+    same(found, backend.to_numpy(whole(arrays, mask=ac.Causal(offset=3))))
 
 
 def test_more_keys_than_are_summed_at_once(put, get, rng):

@@ -58,7 +58,7 @@ def test_gradients_of_weights_are_those_of_float64(backend, rng):
         inputs = backend.from_numpy([x.astype(dtype) for x in (*arrays, factor)])
 
         def loss(query, key, value, bias):
-            options = {"mask": ac.Causal(2), "softcap": 3.0, "arithmetic": arithmetic}
+            options = {"mask": ac.Causal(offset=2), "softcap": 3.0, "arithmetic": arithmetic}
             found = attention(query, key, value, bias=bias, **options, return_weights=True)
             return xp.sum(found.weights * inputs[4]) + xp.sum(found.output)
 
@@ -68,7 +68,7 @@ def test_gradients_of_weights_are_those_of_float64(backend, rng):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-7 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("mask", [None, ac.Causal(40), ac.SlidingWindow(20, 3)])
+@pytest.mark.parametrize("mask", [None, ac.Causal(offset=40), ac.SlidingWindow(20, 3)])
 def test_the_size_of_blocks_does_not_show_in_weights(mask, backend, put, get, rng, monkeypatch):
     arrays = float32(rng, 2, 2, 37, 8) * 9, float32(rng, 2, 1, 150, 8), float32(rng, 2, 1, 150, 3)
     options = {"mask": mask, "return_weights": True, **EXACTLY}
@@ -160,7 +160,7 @@ def sharp(rng, dims=(2, 2, 40, 150)):
 
 OPTIONS = {
     "full": {},
-    "causal": {"mask": ac.Causal(113)},
+    "causal": {"mask": ac.Causal(offset=113)},
     "window": {"mask": ac.SlidingWindow(40, 3), "softcap": 20.0},
     "dropout": {"dropout": ac.Dropout(0.3, 5)},
 }

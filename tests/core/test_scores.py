@@ -182,7 +182,7 @@ def test_attention_with_a_score_mod_is_attention_with_what_it_adds(implementatio
             bias = mod(put(np.zeros((2, H, M, N))), *map(put, where()))
             results = [
                 scaled_dot_product_attention(
-                    query, key, value, mask=Causal(2), implementation=implementation, **options
+                    query, key, value, mask=Causal(offset=2), implementation=implementation, **options
                 )
                 for options in ({"score_mod": mod}, {"bias": bias})
             ]
@@ -255,7 +255,7 @@ def test_other_heads_and_samples_are_named(put, rng):
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-@pytest.mark.parametrize("mask", [None, Causal(N - M)])
+@pytest.mark.parametrize("mask", [None, Causal(offset=N - M)])
 def test_arrays_that_take_the_place_of_scores_are_left_alone(implementation, mask, put, get, rng):
     """Exponentials may be written over scores, but not over what belongs to the user."""
     query, key, value = put([rng.standard_normal((1, H, length, 4)) for length in (M, N, N)])

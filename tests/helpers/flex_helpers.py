@@ -26,15 +26,15 @@ def as_kernel(backend, monkeypatch):
 
 RULES = {
     "causal": lambda put, rng: ac.Causal(),
-    "offset": lambda put, rng: ac.Causal(7),
-    "offsets": lambda put, rng: ac.Causal(put(np.asarray([3, -9]))),
+    "offset": lambda put, rng: ac.Causal(offset=7),
+    "offsets": lambda put, rng: ac.Causal(offset=put(np.asarray([3, -9]))),
     "window": lambda put, rng: SlidingWindow(left=33, right=4, offset=5),
     "window without an end": lambda put, rng: SlidingWindow(right=4, offset=put(np.asarray([3, -9]))),
     "lengths": lambda put, rng: ac.KeyLengths(put(np.asarray([0, 130]))),
     "documents": lambda put, rng: Segments(put(IDS[60 : 60 + M]), put(IDS)),
     "documents of samples": lambda put, rng: Segments(put(np.stack([IDS[:M], IDS[M // 2 :][:M]])), put(IDS)),
     "array": lambda put, rng: put(rng.random((H, M, N)) < 0.5),
-    "array and rule": lambda put, rng: ac.Causal(9) & put(rng.random((B, 1, 1, N)) < 0.5),
+    "array and rule": lambda put, rng: ac.Causal(offset=9) & put(rng.random((B, 1, 1, N)) < 0.5),
     "either": lambda put, rng: ~ac.KeyLengths(5) & SlidingWindow(left=3) | ac.KeyLengths(2),
     "function": lambda put, rng: MaskFunction(
         lambda batch, head, query, key, step: (key <= query) & ((query - key) % (head + step) == batch),
@@ -58,7 +58,7 @@ SCORES = {
     "bias": lambda put, rng: {"bias": put(np.where(rng.random((M, N)) < 0.5, -math.inf, 1.0), dtype="float32")},
     "bias of heads": lambda put, rng: {
         "bias": put(np.where((np.arange(M) == 2)[:, None], -math.inf, rng.standard_normal((H, M, N))), dtype="float32"),
-        "mask": ac.Causal(60),
+        "mask": ac.Causal(offset=60),
     },
     "sinks": lambda put, rng: {"sinks": put(rng.standard_normal(H), dtype="float32"), "mask": SlidingWindow(left=5)},
     "scale": lambda put, rng: {"scale": -0.3, "softcap": 3.0},

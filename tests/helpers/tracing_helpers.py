@@ -118,7 +118,9 @@ CASES = {
         (*QKV, MASK),
     ),
     "combined": (
-        masked(lambda lengths, offset: (KeyLengths(lengths) | Causal(offset)) & SlidingWindow(3, 2, offset)),
+        masked(
+            lambda lengths, offset: (KeyLengths(lengths) | Causal(offset=offset)) & SlidingWindow(3, 2, offset=offset)
+        ),
         (*QKV, LENGTHS, OFFSETS),
     ),
     "combined_with_array": (
@@ -126,8 +128,8 @@ CASES = {
         (*QKV, MASK, LENGTHS),
     ),
     "lengths": (masked(KeyLengths), (*QKV, LENGTHS)),
-    "offsets": (masked(Causal), (*QKV, OFFSETS)),
-    "offset": (masked(Causal), (*QKV, np.asarray(1))),
+    "offsets": (masked(lambda offset: Causal(offset=offset)), (*QKV, OFFSETS)),
+    "offset": (masked(lambda offset: Causal(offset=offset)), (*QKV, np.asarray(1))),
     "segments": (masked(Segments), (*QKV, *SEGMENTS)),
     "bias": (lambda q, k, v, bias: scaled_dot_product_attention(q, k, v, bias=bias, is_causal=True), (*QKV, BIAS)),
     "scale_and_softcap": (
@@ -208,7 +210,7 @@ def sized(batch, length, library):
 
 def attend_some(query, key, value, lengths):
     """Attention whose shapes and lengths are left open."""
-    return scaled_dot_product_attention(query, key, value, mask=KeyLengths(lengths) & Causal(1))
+    return scaled_dot_product_attention(query, key, value, mask=KeyLengths(lengths) & Causal(offset=1))
 
 
 def compiled(torch, function, backend="eager", dynamic=False):

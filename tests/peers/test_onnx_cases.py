@@ -84,8 +84,8 @@ def structured_masks(attributes, query_length, past_length, lengths):
         None if attributes.get(f"{side}_window_size", -1) < 0 else attributes[f"{side}_window_size"]
         for side in ("left", "right")
     )
-    masks = [Causal(offset)] if attributes.get("is_causal") else []
-    masks += [] if left is None and right is None else [SlidingWindow(left, right, offset)]
+    masks = [Causal(offset=offset)] if attributes.get("is_causal") else []
+    masks += [] if left is None and right is None else [SlidingWindow(left, right, offset=offset)]
     return masks + ([] if lengths is None else [KeyLengths(lengths)])
 
 

@@ -74,10 +74,10 @@ OPTIONS = {
     "bias": (lambda bias: {"bias": bias}, (BIAS,)),
     "causal": (lambda: {"is_causal": True}, ()),
     "causal_and_mask": (lambda mask: {"mask": mask, "is_causal": True}, (MASK,)),
-    "causal_offsets": (lambda offset: {"mask": Causal(offset)}, (np.asarray([2, -3]),)),
+    "causal_offsets": (lambda offset: {"mask": Causal(offset=offset)}, (np.asarray([2, -3]),)),
     "length": (lambda: {"mask": KeyLengths(4)}, ()),
     "lengths": (lambda lengths: {"mask": KeyLengths(lengths)}, (LENGTHS,)),
-    "window": (lambda: {"mask": SlidingWindow(1, 2) & ~Causal(-1)}, ()),
+    "window": (lambda: {"mask": SlidingWindow(1, 2) & ~Causal(offset=-1)}, ()),
     "segments": (lambda query, key: {"mask": Segments(query, key)}, SEGMENTS),
     "softcap": (lambda: {"softcap": 2.0}, ()),
     "dropout": (lambda: {"dropout": Dropout(0.3, 5)}, ()),
@@ -98,9 +98,9 @@ def attention_case(name):
 
 
 CASES = {name: attention_case(name) for name in OPTIONS} | {
-    "weights": (lambda q, k: attention_weights(q, k, queries=[2, 0], heads=[1], mask=Causal(1)), QKV[:2]),
+    "weights": (lambda q, k: attention_weights(q, k, queries=[2, 0], heads=[1], mask=Causal(offset=1)), QKV[:2]),
     "map": (lambda q, k: attention_map(q, k, shape=(2, 2), reduction="mean"), QKV[:2]),
-    "scores": (lambda q, k: attention_scores(q, k, softcap=3.0, mask=Causal(1)), QKV[:2]),
+    "scores": (lambda q, k: attention_scores(q, k, softcap=3.0, mask=Causal(offset=1)), QKV[:2]),
     "heads": (lambda x: merge_heads(split_heads(x, 2)), (X,)),
     "linear": (linear, (SELF.query, X)),
     "layer_norm": (layer_norm, (NORM, X)),

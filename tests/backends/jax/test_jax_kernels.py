@@ -186,7 +186,7 @@ def test_each_refusal_says_why(jax, backend, put, rng, monkeypatch):
         (arrays, {"softcap": 2.0}, "has no softcap"),
         (arrays, {"score_mod": ac.scores.alibi(H)}, "has no score_mod"),
         (arrays, {"dropout": ac.Dropout(0.5, 3)}, "drops no weights"),
-        (arrays, {"mask": ac.Causal(1)}, "averages all values"),
+        (arrays, {"mask": ac.Causal(offset=1)}, "averages all values"),
         (arrays, {"mask": ac.SlidingWindow(left=3)}, "averages all values"),
         (arrays, {"mask": ac.SlidingWindow(left=3, right=0) & ac.KeyLengths(3)}, "averages all values"),
         ((query[:, :, :4], key, value), {"mask": ac.SlidingWindow(left=3, right=0)}, "is not known to count windows"),

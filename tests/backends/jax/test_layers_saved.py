@@ -172,10 +172,10 @@ LENGTHS = jnp.asarray([5, 2])
 SEEN = jnp.asarray(RNG.random((2, 1, 5, 5)) < 0.7)
 
 MASKS = {
-    "causal": (Causal(LENGTHS - 3), 1),
-    "causal of a number": (Causal(1), 0),
+    "causal": (Causal(offset=LENGTHS - 3), 1),
+    "causal of a number": (Causal(offset=1), 0),
     "lengths": (KeyLengths(LENGTHS), 1),
-    "window": (SlidingWindow(2, None, LENGTHS - 4), 1),
+    "window": (SlidingWindow(2, None, offset=LENGTHS - 4), 1),
     "segments": (Segments(IDS_ := jnp.asarray(IDS % 3), IDS_), 2),
     "function": (MaskFunction(lambda batch, head, query, key, even: even[query % 2, key % 3], (SEEN[0, 0],)), 1),
     "array": (Given(SEEN), 1),
@@ -228,8 +228,8 @@ def test_masks_go_through_vmap_with_their_leading_axes(name):
 
 def test_masks_of_numpy_are_taken():
     layer = attention_jax.MultiHeadAttention.init(0, 6, 2, dtype="float64")
-    found = layer(X, mask=Causal(np.asarray([2, -1])) & np.asarray(SEEN))
-    equal(found, layer(X, mask=Causal(jnp.asarray([2, -1])) & SEEN))
+    found = layer(X, mask=Causal(offset=np.asarray([2, -1])) & np.asarray(SEEN))
+    equal(found, layer(X, mask=Causal(offset=jnp.asarray([2, -1])) & SEEN))
 
 
 def test_every_mask_is_registered_and_one_of_your_own_can_be():

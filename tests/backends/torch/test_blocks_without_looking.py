@@ -20,7 +20,9 @@ BLOCKS = {
     "window and lengths": lambda put, rng: {
         "mask": ac.SlidingWindow(left=30, right=2) & ac.KeyLengths(put(np.asarray([70, 200])))
     },
-    "start": lambda put, rng: {"mask": ac.Causal(put(np.asarray([3, 100]))) & ac.SlidingWindow(left=40, offset=9)},
+    "start": lambda put, rng: {
+        "mask": ac.Causal(offset=put(np.asarray([3, 100]))) & ac.SlidingWindow(left=40, offset=9)
+    },
 }
 
 

@@ -188,7 +188,7 @@ def test_the_numbers_of_a_mask_are_those_of_the_call(planned):
         mask = ac.KeyLengths(torch.tensor([length, length // 2]))
         torch.testing.assert_close(attention(*arrays, mask=mask), formula(arrays, mask))
     for offset in (*range(100, 110), 100):
-        for mask in (ac.Causal(offset), ac.SlidingWindow(left=20, right=0, offset=offset)):
+        for mask in (ac.Causal(offset=offset), ac.SlidingWindow(left=20, right=0, offset=offset)):
             for dtype in (torch.float32, torch.float64):
                 typed = [x.to(dtype) for x in arrays]
                 torch.testing.assert_close(attention(*typed, mask=mask), formula(typed, mask))

@@ -87,15 +87,15 @@ def test_blocks_are_kept_for_equal_rules_without_arrays(torch, flex, backend, ar
     def blocks(mask):
         return module.block_mask(called(backend, arrays, mask=mask)).kv_indices
 
-    assert blocks(ac.Causal(3)) is blocks(ac.Causal(3))
-    assert blocks(ac.Causal(3)) is not blocks(ac.Causal(4))
+    assert blocks(ac.Causal(offset=3)) is blocks(ac.Causal(offset=3))
+    assert blocks(ac.Causal(offset=3)) is not blocks(ac.Causal(offset=4))
     numbers = np.asarray([2, 140])
     lengths = torch.from_numpy(numbers)  # whose changes PyTorch does not count
     before = blocks(ac.KeyLengths(lengths))
     numbers[0] = 250
     assert not torch.equal(blocks(ac.KeyLengths(lengths)), before)
     for offset in range(2 * module.KEPT):
-        blocks(ac.Causal(offset))
+        blocks(ac.Causal(offset=offset))
     assert len(module._KEPT) == module.KEPT
 
 

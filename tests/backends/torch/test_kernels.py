@@ -241,7 +241,8 @@ def test_refused_as_the_kernel_has_no_such_thing(options, arrays):
 
 
 @pytest.mark.parametrize(
-    "mask", [ac.Causal(1), ac.SlidingWindow(left=2), And(ac.Causal(1), ac.KeyLengths(4)), ~ac.KeyLengths(4)]
+    "mask",
+    [ac.Causal(offset=1), ac.SlidingWindow(left=2), And(ac.Causal(offset=1), ac.KeyLengths(4)), ~ac.KeyLengths(4)],
 )
 def test_refused_as_a_rule_would_become_an_array_of_all_scores(mask, arrays):
     assert "as an array of all M x N" in refusal(arrays, mask=mask)
@@ -256,7 +257,7 @@ def test_a_chunk_of_a_prompt_takes_the_kernel_if_its_mask_is_small(
     """Of few key/value heads, too. An array of M x N that is much larger than the arguments would take the memory."""
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(structured_below=0))
     dims = (batch, 8, 64, 8), (batch, 1, 512, 8), (batch, 1, 512, 8)
-    arrays, options = put([rng.standard_normal(shape) for shape in dims]), {"mask": ac.Causal(448)}
+    arrays, options = put([rng.standard_normal(shape) for shape in dims]), {"mask": ac.Causal(offset=448)}
     assert explain_attention(*arrays, **options).chosen == chosen
     close(results(torch, arrays, "auto", options), results(torch, arrays, "dense", options))
 

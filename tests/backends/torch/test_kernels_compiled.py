@@ -150,13 +150,13 @@ def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, torch, put, rng
     number = torch.tensor(offset, dtype=torch.int32)
 
     def attend(offset, *arrays):
-        return attention(*arrays, mask=ac.Causal(offset))
+        return attention(*arrays, mask=ac.Causal(offset=offset))
 
-    expected = attention(*arrays, mask=ac.Causal(offset), implementation="dense")
+    expected = attention(*arrays, mask=ac.Causal(offset=offset), implementation="dense")
     torch.testing.assert_close(attend(number, *arrays), expected, rtol=0, atol=1e-6)
     assert ("kernel" in runs) == (offset == 0), runs
     runs.clear()
-    cached = ac.Causal(torch.full((1,), offset)) & ac.KeyLengths(torch.full((1,), 192 + max(offset, 0)))
+    cached = ac.Causal(offset=torch.full((1,), offset)) & ac.KeyLengths(torch.full((1,), 192 + max(offset, 0)))
     torch.testing.assert_close(attention(*arrays, mask=cached), expected, rtol=0, atol=1e-6)
     assert ("kernel" in runs) == (offset == 0), runs
     assert "torch.eager" in program(torch, attend, number, *arrays)
@@ -168,7 +168,7 @@ def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, torch, put, rng
 def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, torch, put, rng):
     shapes = (2, 4, rows, 16), (2, 2, 200, 16), (2, 2, 200, 16)
     arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
-    masks = {"causal": ac.Causal(200 - rows), "window": ac.SlidingWindow(50, 0) & ac.Causal(200 - rows)}
+    masks = {"causal": ac.Causal(offset=200 - rows), "window": ac.SlidingWindow(50, 0) & ac.Causal(offset=200 - rows)}
     mask = ac.KeyLengths(torch.tensor([70, 0])) if name == "lengths" else masks.get(name)
     with torch.no_grad():
         found = compiled(torch, lambda *arrays: attention(*arrays, mask=mask))(*arrays)

@@ -158,8 +158,8 @@ def functions(torch):
         ),
         "pieces": lambda move, x: ac.complete_partial(
             ac.merge_partials(
-                ac.partial_attention(x[0], x[1][..., :5, :], x[2][..., :5, :], mask=ac.Causal(3)),
-                ac.partial_attention(x[0], x[1][..., 5:, :], x[2][..., 5:, :], mask=ac.Causal(3), key_start=5),
+                ac.partial_attention(x[0], x[1][..., :5, :], x[2][..., :5, :], mask=ac.Causal(offset=3)),
+                ac.partial_attention(x[0], x[1][..., 5:, :], x[2][..., 5:, :], mask=ac.Causal(offset=3), key_start=5),
             )
         ),
         "weights": lambda move, x: ac.attention_weights(x[0], x[1], queries=[1, 3]),

@@ -18,13 +18,13 @@ NAME = "torch.nn.attention.varlen"
 ROWS, COLUMNS = 5, 9
 TAKEN = {
     "plain": lambda torch: {},
-    "lower right": lambda torch: {"mask": ac.Causal(COLUMNS - ROWS)},
-    "further": lambda torch: {"mask": ac.Causal(COLUMNS - ROWS + 2)},
-    "window": lambda torch: {"mask": ac.SlidingWindow(2, 0, COLUMNS - ROWS)},
-    "window of two sides": lambda torch: {"mask": ac.SlidingWindow(3, 1, 3)},
+    "lower right": lambda torch: {"mask": ac.Causal(offset=COLUMNS - ROWS)},
+    "further": lambda torch: {"mask": ac.Causal(offset=COLUMNS - ROWS + 2)},
+    "window": lambda torch: {"mask": ac.SlidingWindow(2, 0, offset=COLUMNS - ROWS)},
+    "window of two sides": lambda torch: {"mask": ac.SlidingWindow(3, 1, offset=3)},
     "window without an end": lambda torch: {"mask": ac.SlidingWindow(right=2, offset=3)},
-    "scale": lambda torch: {"mask": ac.Causal(4), "scale": -0.3},
-    "scale of an array": lambda torch: {"mask": ac.Causal(4), "scale": torch.tensor(0.3, dtype=torch.float64)},
+    "scale": lambda torch: {"mask": ac.Causal(offset=4), "scale": -0.3},
+    "scale of an array": lambda torch: {"mask": ac.Causal(offset=4), "scale": torch.tensor(0.3, dtype=torch.float64)},
 }
 LENGTHS = {
     "lengths": lambda torch: {"mask": ac.KeyLengths(torch.tensor([0, 7]))},
@@ -100,7 +100,7 @@ def _moved(option, move):
     lengths = getattr(option, "lengths", None)
     if lengths is not None:
         return ac.KeyLengths(move(lengths))
-    return ac.Causal(move(option.offset)) if hasattr(getattr(option, "offset", 0), "dtype") else move(option)
+    return ac.Causal(offset=move(option.offset)) if hasattr(getattr(option, "offset", 0), "dtype") else move(option)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,15 @@ def test_a_spoilt_vector_shows_where_it_is_attended_to_and_nowhere_else(name, wr
 def test_a_step_of_decoding_has_its_length_on_the_device(gpu, torch, rng):
     arrays = made(torch, rng, 1)
     arrays[1][0, 0, 8], arrays[2][1, 1, 7] = math.nan, math.inf  # behind the lengths
-    make = lambda torch: {"mask": ac.Causal(torch.tensor([3, 6]))}  # noqa: E731
+    make = lambda torch: {"mask": ac.Causal(offset=torch.tensor([3, 6]))}  # noqa: E731
     for one, other in on_both(gpu, torch, arrays, make, False):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 REFUSED = [
-    ({"mask": ac.Causal(-2)}, "takes only windows that reach the key of each query"),
-    ({"mask": ac.SlidingWindow(2, 0, 20)}, "takes only windows that reach the key of each query"),
-    ({"mask": ac.Causal(4) | ac.KeyLengths(2)}, "has no Or (line 2)"),
+    ({"mask": ac.Causal(offset=-2)}, "takes only windows that reach the key of each query"),
+    ({"mask": ac.SlidingWindow(2, 0, offset=20)}, "takes only windows that reach the key of each query"),
+    ({"mask": ac.Causal(offset=4) | ac.KeyLengths(2)}, "has no Or (line 2)"),
     ({"softcap": 2.0}, "has no softcap"),
     ({"dropout": ac.Dropout(0.5, 3)}, "drops weights by a generator of its own"),
     ({"mask": ac.KeyLengths(3)}, None),
@@ -170,7 +170,7 @@ def test_other_refusals_say_why(gpu, torch, rng, monkeypatch):
         assert refusal([x[..., :5] for x in on_device]).startswith("takes keys and values of one width")
         assert refusal(on_device, mask=lengths) is None
         assert refusal([x.requires_grad_() for x in on_device], mask=lengths) == "has no gradient with key lengths"
-        offset = ac.Causal(gpu.to_device(torch.tensor([3, 4])))
+        offset = ac.Causal(offset=gpu.to_device(torch.tensor([3, 4])))
         assert refusal(on_device, mask=offset).startswith("takes no offset of an array for more than one query")
         monkeypatch.setattr("attention_torch.varlen.TAKES_LENGTHS", False)
         assert refusal(on_device) == "is not in this version of PyTorch"

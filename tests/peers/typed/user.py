@@ -14,7 +14,7 @@ from attention_numpy.files import load_layer, save_layer
 
 version: str = ac.__version__
 x = np.zeros((2, 4, 6, 8))
-mask: Mask = Causal() & KeyLengths(np.array([6, 0])) | ~Causal(2)
+mask: Mask = Causal() & KeyLengths(np.array([6, 0])) | ~Causal(offset=2)
 result: Attention = scaled_dot_product_attention(x, x, x, mask=mask, return_weights=True)
 output = scaled_dot_product_attention(x, x, x, is_causal=True, dropout=Dropout(0.1, 3))
 weights = result.weights
@@ -34,5 +34,5 @@ scaled_dot_product_attention(x, x, x, is_casual=True)  # error: is_casual
 MultiHeadAttention(8, "two")  # error: int
 wrong: int = ac.__version__  # error: int
 ac.scaled_dot_attention(x, x, x)  # error: scaled_dot_attention
-Causal("no").blocks_of_nothing()  # error: blocks_of_nothing
+Causal(offset="no").blocks_of_nothing()  # error: blocks_of_nothing
 mistaken = found[0].pased  # error: pased
