@@ -5,26 +5,25 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attention_numpy.writing import write_file
 from attention_view.codes import decode
-from attention_view.model import printable
-
-if TYPE_CHECKING:
-    from attention_view.model import Map, View
+from attention_view.model import CLASSES, Map, Picture, ViewData, printable
 
 __all__ = ["figure", "save_figure"]
 
 FORMATS = ("png", "svg", "pdf")
 CLASS_COLOURS = ("#ffffff", "#9aa5b1", "#0072b2", "#d55e00", "#cc79a7")
+COLOURS = {"weights": "viridis", "difference": "inferno", "share": "Greys"}
+LABELS = {"weights": "weight", "difference": "absolute difference", "share": "share of pairs that are allowed"}
 MOST_LABELS = 48
 PER_ROW = 4
 
 
-def save_figure(view: View, path: Path, options: dict[str, Any]) -> None:
+def save_figure(view: ViewData, path: Path, options: dict[str, Any]) -> None:
     """Write a figure, in the format that the name of the file ends in."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
@@ -37,7 +36,7 @@ def save_figure(view: View, path: Path, options: dict[str, Any]) -> None:
 
 
 def figure(
-    view: View, *, layer: int | None, head: int | None, query: int | None, show: int | None, smooth: bool
+    view: ViewData, *, layer: int | None, head: int | None, query: int | None, show: int | None, smooth: bool
 ) -> Any:
     """A map with its scale; of a picture, one query in all heads of a layer."""
     try:
@@ -57,27 +56,26 @@ def figure(
     return drawn
 
 
-def _draw_map(axes: Any, view: View, found: Map) -> None:
+def _draw_map(axes: Any, view: ViewData, found: Map) -> None:
     codes, block = found.levels[0]
-    show = view.shows[found.show]
+    kind = view.shows[found.show].kind
     rows, columns = view.lengths
     options: dict[str, Any] = {
         "interpolation": "nearest",
         "aspect": "auto" if max(rows, columns) > 8 * min(rows, columns) else "equal",
     }
     options["extent"] = (-0.5, codes.shape[1] * block[1] - 0.5, codes.shape[0] * block[0] - 0.5, -0.5)
-    if show.kind == "class":
+    if kind == "class":
         colours = np.array([[int(each[i : i + 2], 16) for i in (1, 3, 5)] for each in CLASS_COLOURS], np.uint8)
         axes.imshow(colours[codes], **options)
-    elif show.kind == "share":
-        axes.imshow(codes / 255, cmap="Greys", vmin=0, vmax=1.6, **options)
+        for code in np.unique(codes):
+            axes.scatter([], [], marker="s", color=CLASS_COLOURS[code], edgecolors="#9aa5b1", label=CLASSES[code])
+        axes.figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     else:
-        values = decode(codes, show.bits)
-        shown = axes.imshow(values, cmap="inferno" if show.kind == "difference" else "viridis", vmin=0, **options)
-        axes.figure.colorbar(shown, ax=axes, label="absolute difference" if show.kind == "difference" else "weight")
+        _draw_values(axes, view, found, view.values(found), view.top(found), options)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xlabel="key", ylabel="query")
-    of_mask = show.kind in ("class", "share")
     title = _label(view.title, 72)
+    of_mask = kind in ("class", "share")
     axes.set_title(title if of_mask else f"{title}: layer {found.layer}, head {found.head}", fontsize=10)
     sides = zip((axes.set_yticks, axes.set_xticks), view.tokens, (0, 90), strict=True)
     for set_ticks, tokens, turned in sides:
@@ -85,31 +83,37 @@ def _draw_map(axes: Any, view: View, found: Map) -> None:
             set_ticks(range(len(tokens)), [_label(token) for token in tokens], rotation=turned, fontsize=8)
 
 
+def _draw_values(axes: Any, view: ViewData, found: Map, values: Any, top: float, options: dict[str, Any]) -> None:
+    """Numbers as colours from 0 to the end of their scale, with the bar that says so."""
+    kind = view.shows[found.show].kind
+    drawn = axes.imshow(values, cmap=COLOURS[kind], vmin=0, vmax=top, **options)
+    bar = axes.figure.colorbar(drawn, ax=axes, label=LABELS[kind], shrink=0.8)
+    bar.ax.tick_params(labelsize=8)
+
+
 def _label(text: str, most: int = 18) -> str:
     """A text in one line, in which matplotlib reads no formula."""
     return printable(text, most).replace("$", r"\$")
 
 
-def _on_picture(view: View, found: Map, query: int | None, how: str, make: Any) -> Any:
+def _on_picture(view: ViewData, found: Map, query: int | None, how: str, make: Any) -> Any:
     """The query on the picture, and in each head the keys that it looks at, as blocks."""
-    from matplotlib.image import imread  # noqa: PLC0415 (an extra)
-
     picture = view.picture
     assert picture is not None
     rows, columns = picture.grid
     at = picture.prefix + (rows // 2) * columns + columns // 2 if query is None else query
     if not 0 <= at < view.lengths[0]:
         raise ValueError(f"expected query in [0, {view.lengths[0]}); got {at}")
-    kind, _, data = picture.source.partition(";base64,")
-    pixels = imread(io.BytesIO(base64.b64decode(data)), format=kind.rpartition("/")[2])
+    pixels = _pixels(picture)
     maps = [each for each in view.maps if each.layer == found.layer and each.show == found.show]
     across = min(PER_ROW, 1 + len(maps))
     down = -(-(1 + len(maps)) // across)
-    drawn = make(figsize=(2.6 * across, 2.8 * down), layout="constrained")
+    drawn = make(figsize=(3.2 * across, 2.8 * down), layout="constrained")
     extent = (0, columns, rows, 0)
     for index, each in enumerate([None, *maps], start=1):
         axes = drawn.add_subplot(down, across, index)
-        axes.imshow(pixels, extent=extent, cmap="gray" if pixels.ndim == 2 else None)
+        under = pixels if each is None or pixels.ndim == 2 else pixels[..., :3].mean(-1)  # colours are of weights alone
+        axes.imshow(under, extent=extent, cmap="gray")
         axes.set_axis_off()
         if at >= picture.prefix:
             y, x = divmod(at - picture.prefix, columns)
@@ -118,8 +122,16 @@ def _on_picture(view: View, found: Map, query: int | None, how: str, make: Any) 
         if each is None:
             axes.set_title("query", fontsize=9)
             continue
-        row = decode(each.levels[0].codes[at, picture.prefix :], view.shows[each.show].bits)
-        colours = "inferno" if view.shows[each.show].kind == "difference" else "viridis"
-        axes.imshow(row.reshape(picture.key_grid), extent=extent, cmap=colours, alpha=0.68, interpolation=how)
+        codes = each.levels[0].codes[at, picture.prefix :]
+        values = decode(codes, view.shows[each.show].bits).reshape(picture.key_grid)
+        options = {"extent": extent, "alpha": 0.68, "interpolation": how}
+        _draw_values(axes, view, each, values, view.top(each, codes), options)
         axes.set_title(f"layer {each.layer}, head {each.head}", fontsize=9)
     return drawn
+
+
+def _pixels(picture: Picture) -> Any:
+    from matplotlib.image import imread  # noqa: PLC0415 (an extra)
+
+    kind, _, data = picture.source.partition(";base64,")
+    return imread(io.BytesIO(base64.b64decode(data)), format=kind.rpartition("/")[2])

@@ -5,20 +5,26 @@ from __future__ import annotations
 import base64
 import gzip
 import html
+import json
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
+
+from attention_view.codes import Details, Level
+from attention_view.model import ViewData
 
 __all__ = ["frame", "page"]
 
 SCRIPTS = ("data.js", "overview.js", "matrix.js", "tokens.js", "picture.js", "main.js")
 
 
-def page(title: str, payload: bytes) -> str:
+def page(view: ViewData) -> str:
     """The text of a page. All but the title is data, in base64, so that nothing of it is ever markup."""
-    data = base64.b64encode(gzip.compress(payload, 6, mtime=0)).decode()
+    data = base64.b64encode(gzip.compress(_payload(view), 6, mtime=0)).decode()
     library = f"/*! d3, ISC License\n{_read('d3.LICENSE').strip()}\n*/\n{_read('d3.min.js')}"
     pieces = {
-        "title": _escaped(title),
+        "title": _escaped(view.title),
         "css": _read("page.css"),
         "library": library.replace("</script", "<\\/script"),
         "js": "\n".join(map(_read, SCRIPTS)),
@@ -36,6 +42,52 @@ def frame(title: str, text: str) -> str:
     """A page within a notebook."""
     source = html.escape(text)
     return f'<iframe title="{_escaped(title)}" srcdoc="{source}" style="width:100%;height:720px;border:0"></iframe>'
+
+
+def _payload(view: ViewData) -> bytes:
+    """The length of a header in JSON as four bytes, the header, and the codes of all levels."""
+    chunks: list[bytes] = []
+    blocks = [*_placed([view.blocks] if view.blocks else [], chunks)]
+    header = {
+        "title": view.title,
+        "lengths": view.lengths,
+        "least": view.least,
+        "shows": [show._asdict() for show in view.shows],
+        "maps": [
+            {"layer": each.layer, "head": each.head, "show": each.show, "top": view.top(each)}
+            | {"levels": [*_placed(each.levels, chunks)]}
+            | {"details": each.details and _placed_details(each.details, chunks)}
+            for each in view.maps
+        ],
+        "tokens": view.tokens,
+        "dimmed": view.dimmed,
+        "picture": view.picture and view.picture._asdict(),
+        "blocks": blocks[0] if blocks else None,
+        "notes": view.notes,
+        "reduction": view.reduction,
+    }
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    text += b" " * (-len(text) % 4)
+    return len(text).to_bytes(4, "little") + text + b"".join(chunks)
+
+
+def _placed(levels: Sequence[Level], chunks: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Append codes to chunks, and say where they stand."""
+    for codes, block in levels:
+        yield {"rows": codes.shape[0], "columns": codes.shape[1], "block": block, "at": _appended(codes, chunks)}
+
+
+def _placed_details(details: Details, chunks: list[bytes]) -> dict[str, int]:
+    places, codes = details
+    return {"count": len(places), "places": _appended(places, chunks), "at": _appended(codes, chunks)}
+
+
+def _appended(codes: Any, chunks: list[bytes]) -> int:
+    """Append an array to chunks of four bytes each or a multiple; where it stands."""
+    data = codes.tobytes()
+    at = sum(map(len, chunks))
+    chunks.append(data + b"\0" * (-len(data) % 4))
+    return at
 
 
 def _escaped(text: str) -> str:

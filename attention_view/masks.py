@@ -10,12 +10,12 @@ import numpy as np
 from attention_core.backend import get_backend
 from attention_core.masks import Given, Mask, Positions, Spans
 from attention_view.codes import Level, levels_of, share_codes
-from attention_view.model import Map, Show, View
+from attention_view.model import Map, Show
 from attention_view.sources import as_numpy, whole
+from attention_view.views import View
 
-__all__ = ["CLASSES", "view_mask"]
+__all__ = ["view_mask"]
 
-CLASSES = ("both mask", "both allow", "only the first allows", "only the second allows", "several of these")
 MOST_ROWS = 1024
 MOST_BLOCKS = 2**20
 OPEN_AXES = (None,) * 8  # axes before the heads, of which nothing is known
@@ -63,6 +63,7 @@ def view_mask(
     ██··
     ███·
     ████
+    · masked, █ allowed
     """
     lengths = (num_queries, num_keys)
     for name, length in (("num_queries", num_queries), ("num_keys", num_keys)):

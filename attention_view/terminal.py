@@ -1,50 +1,51 @@
-"""A view as text: a coarse map in Unicode blocks."""
+"""A view as text: a coarse map in Unicode blocks, and what they stand for."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from attention_view.codes import decode
-from attention_view.model import printable
-
-if TYPE_CHECKING:
-    from attention_view.model import View
+from attention_view.model import CLASSES, Map, ViewData, printable
 
 __all__ = ["text_of"]
 
 SHADES = "·░▒▓█"
-CLASSES = "·█12?"
+CLASS_MARKS = "·█12?"
 MOST_ROWS, MOST_COLUMNS = 32, 64
 LONGEST_TOKEN, LONGEST_TITLE = 12, 200
 
 
-def text_of(view: View) -> str:
-    """The first map of a view, and its notes, in at most 32 lines of 64 characters."""
+def text_of(view: ViewData) -> str:
+    """The first map of a view in at most 32 lines of 64 characters, under its title and above its scale."""
     found = view.find()
     show = view.shows[found.show]
-    codes, _ = found.levels[0]
+    codes = found.levels[0].codes
     shape = tuple(min(most, size) for most, size in zip((MOST_ROWS, MOST_COLUMNS), codes.shape, strict=True))
     if show.kind == "class":
-        lines = _lines(np.array(list(CLASSES))[_blocks(codes, shape, "class")])
+        drawn = np.array(list(CLASS_MARKS))[_blocks(codes, shape, "class")]
+        legend = ", ".join(f"{mark} {name}" for mark, name in zip(CLASS_MARKS, CLASSES, strict=True) if mark in drawn)
     else:
-        values = decode(codes, show.bits) if show.decades else codes / 255
-        values = _blocks(values, shape, "mean" if show.kind == "share" else view.reduction)
-        top = np.nanmax(values, initial=0.0) if show.decades else 1.0
-        shades = np.ceil(np.nan_to_num(values) / (top or 1) * (len(SHADES) - 1)).astype(int)
-        drawn = np.where(np.isnan(values), "!", np.array(list(SHADES))[np.minimum(shades, len(SHADES) - 1)])
-        lines = _lines(drawn)
+        top = view.top(found)
+        values = _blocks(view.values(found), shape, "mean" if show.kind == "share" else view.reduction)
+        # Only 0 has the first mark, and of shares only 1 the last.
+        steps = np.clip(np.rint(np.nan_to_num(values) / top * 4), 1, np.where(values < 1, 3 + (show.decades > 0), 4))
+        drawn = np.where(np.isnan(values), "!", np.array(list(SHADES))[np.where(values == 0, 0, steps).astype(int)])
+        legend = f"· masked, █ allowed{', ░▒▓ in part' * any(mark in drawn for mark in '░▒▓')}"
+        if show.decades:
+            legend = f"░▒▓█ from 0 to {top:.3g}, · {'equal' if show.kind == 'difference' else '0'}"
+            legend += ", ! NaN" * ("!" in drawn)
+    lines = ["".join(line) for line in drawn]
     tokens = view.tokens[0]
     if tokens is not None and len(lines) == len(tokens):
         names = [printable(token, LONGEST_TOKEN) for token in tokens]
         width = max(map(len, names))
         lines = [f"{name:>{width}} {line}" for name, line in zip(names, lines, strict=True)]
-    return "\n".join([_title(view, found), *lines])
+    return "\n".join([_title(view, found), *lines, legend])
 
 
-def _title(view: View, found: Any) -> str:
+def _title(view: ViewData, found: Map) -> str:
     told = f"{printable(view.title, LONGEST_TITLE)}: {view.lengths[0]} queries × {view.lengths[1]} keys"
     if view.shows[found.show].kind in ("share", "class"):
         return f"{told}, {view.notes[0].partition(': ')[2].partition(', ')[0]}" if len(view.shows) == 1 else told
@@ -64,7 +65,3 @@ def _one(block: Any, how: str) -> Any:
     if how == "class":
         return block.flat[0] if (block == block.flat[0]).all() else 4
     return block.mean() if how == "mean" else block.max()
-
-
-def _lines(characters: Any) -> list[str]:
-    return ["".join(line) for line in characters]

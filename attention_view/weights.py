@@ -13,8 +13,9 @@ import numpy as np
 from attention_view.codes import DECADES, encode, levels_of, mean_levels
 from attention_view.details import DETAIL_CODES, Kept, cells_of_window
 from attention_view.images import picture_of
-from attention_view.model import Map, Show, View
+from attention_view.model import Map, Show
 from attention_view.sources import Source, reduced, sources_of
+from attention_view.views import View
 
 __all__ = ["view"]
 

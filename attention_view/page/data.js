@@ -70,63 +70,49 @@ function written(value, digits) {
 }
 
 const CLASSES = ["both mask", "both allow", "only the first allows", "only the second allows", "several of these"];
+const ALLOWED = "#2a788e";
 const CLASS_COLOURS = [null, "#9aa5b1", "#0072b2", "#d55e00", "#cc79a7"];
 
-// Colours of all codes of a show as bytes, computed once. Code 0 is transparent: the hatch is seen behind it.
-const tables = new Map();
-function coloursOf(showIndex, fine) {
-  const key = `${showIndex}/${state.scale}/${Boolean(fine)}`;
-  if (tables.has(key)) return tables.get(key);
-  const show = fine ? { ...data.shows[showIndex], ...FINE } : data.shows[showIndex];
-  const count = 2 ** show.bits;
-  const table = new Uint32Array(count);
-  const cache = new Map();
-  for (let code = 1; code < count; code++) {
-    const at = Math.round(255 * position(code, show, data.shows[showIndex]));
-    if (!cache.has(at)) cache.set(at, d3.rgb((show.kind === "difference" ? d3.interpolateInferno : d3.interpolateViridis)(at / 255)));
-    let colour = cache.get(at);
-    if (show.kind === "class") colour = d3.rgb(CLASS_COLOURS[code] || "#000");
-    if (show.kind === "share" && code === 255) colour = d3.rgb("#2a788e");
-    if (show.decades && code === count - 1) colour = d3.rgb("#ff00ff");
-    table[code] = (255 << 24) | (colour.b << 16) | (colour.g << 8) | colour.r;
-  }
-  tables.set(key, table);
-  return table;
+// What is the same for all maps is computed once.
+const memo = new Map();
+function once(key, compute) {
+  if (!memo.has(key)) memo.set(key, compute());
+  return memo.get(key);
 }
 
-// Where a code stands between 0 and 1 on the scale of colours, which is that of the cells also for single weights.
-function position(code, show, scale) {
-  if (show.kind === "class" || show.kind === "share") return code / 255;
-  const [value, top] = [valueOf(code, show), valueOf(topOf(scale), scale)];
-  if (Number.isNaN(value)) return 1;
-  if (state.scale !== "log") return Math.min(1, value / top);
-  const decades = Math.log10(top) + scale.decades;
-  return decades > 0 ? Math.max(0, Math.min(1, (Math.log10(value) + scale.decades) / decades)) : 1;
+// A function from codes of a map to colours as bytes. Code 0 is transparent: the hatch is seen behind it.
+function painter(map, { fine = false, top = map.top } = {}) {
+  const { kind, bits, decades } = data.shows[map.show];
+  const ramp = rampOf(kind);
+  if (kind === "class") return (code) => ramp[code];
+  if (kind === "share") return (code) => (code === 0 ? 0 : code === 255 ? ALLOWED_BYTES : ramp[code]);
+  const last = 2 ** (fine ? FINE.bits : bits) - 1;
+  const heights = heightsOf(fine ? FINE : data.shows[map.show], decades);
+  const factor = 255 / heightOf(top, decades);
+  return (code) => (code === 0 ? 0 : code === last ? NAN_BYTES : ramp[Math.min(255, Math.round(heights[code] * factor))]);
 }
 
-// The code of the brightest colour: 1 for weights, and the largest of all differences.
-function topOf(show) {
-  const most = 2 ** show.bits - 2;
-  if (show.kind !== "difference") return most;
-  if (show.top === undefined) {
-    show.top = 1;
-    for (const map of data.maps) {
-      if (data.shows[map.show] !== show) continue;
-      for (const code of map.levels.at(-1).codes) if (code <= most) show.top = Math.max(show.top, code);
-    }
-  }
-  return show.top;
+// How far above the start of the scale a number stands: above 0, or above the smallest code of a logarithmic scale.
+const heightOf = (value, decades) => (state.scale === "log" ? Math.max(1e-9, Math.log10(value) + decades) : value);
+const heightsOf = (show, decades) => once(`${show.bits}/${decades}/${state.scale}`, () => Float64Array.from({ length: 2 ** show.bits }, (_, code) => heightOf(valueOf(code, show), decades)));
+const interpolated = (kind) => (kind === "difference" ? d3.interpolateInferno : d3.interpolateViridis);
+const rampOf = (kind) => once(kind, () => (kind === "class" ? Uint32Array.from(CLASS_COLOURS, (each) => (each ? bytesOf(each) : 0)) : Uint32Array.from({ length: 256 }, (_, i) => bytesOf(interpolated(kind)(i / 255)))));
+
+function bytesOf(text) {
+  const { r, g, b } = d3.rgb(text);
+  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
+const [ALLOWED_BYTES, NAN_BYTES, ZERO_BYTES] = [ALLOWED, "#ff00ff", "#202020"].map(bytesOf);
 
 // Some cells of a level as an image, one pixel each.
 const held = document.createElement("canvas");
 function imageOf(map, level, rows, columns) {
   const [width, height] = [columns[1] - columns[0], rows[1] - rows[0]];
   return painted(width, height, (pixels) => {
-    const table = coloursOf(map.show);
+    const colour = painter(map);
     for (let i = 0, at = 0; i < height; i++) {
       const start = (rows[0] + i) * level.columns + columns[0];
-      for (let j = 0; j < width; j++) pixels[at++] = table[level.codes[start + j]];
+      for (let j = 0; j < width; j++) pixels[at++] = colour(level.codes[start + j]);
     }
   });
 }
@@ -136,7 +122,7 @@ function imageOfWeights(map, rows, columns) {
   const { block, columns: across, codes } = map.levels[0];
   const [width, height] = [columns[1] - columns[0], rows[1] - rows[0]];
   return painted(width, height, (pixels) => {
-    const [table, fine] = [coloursOf(map.show), coloursOf(map.show, true)];
+    const [colour, fine] = [painter(map), painter(map, { fine: true })];
     for (let i = 0, at = 0; i < height; i++) {
       const row = rows[0] + i;
       for (let column = columns[0]; column < columns[1]; ) {
@@ -144,7 +130,7 @@ function imageOfWeights(map, rows, columns) {
         const end = Math.min(columns[1], (Math.floor(column / block[1]) + 1) * block[1]);
         const start = map.details.starts.get(place);
         const first = start + (row % block[0]) * block[1];
-        for (; column < end; column++) pixels[at++] = start === undefined ? table[codes[place]] : fine[map.details.codes[first + (column % block[1])]];
+        for (; column < end; column++) pixels[at++] = start === undefined ? colour(codes[place]) : fine(map.details.codes[first + (column % block[1])]);
       }
     }
   });

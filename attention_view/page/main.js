@@ -29,7 +29,6 @@ function press(event) {
 async function main() {
   await load();
   state.show = data.shows.length - 1;
-  state.scale = isExact() && showOf().kind !== "difference" ? "linear" : "log";
   makeOverview();
   makeTokens();
   await makePicture();

@@ -26,7 +26,6 @@ function makeOverview() {
       button.dataset.layer = layer;
       button.dataset.head = head;
       button.setAttribute("aria-label", `layer ${layer}, head ${head}`);
-      button.title = `layer ${layer}, head ${head}`;
       button.append(document.createElement("canvas"));
       button.addEventListener("click", () => change({ layer, head }));
       grid.append(button);
@@ -43,6 +42,7 @@ function drawOverview(changes) {
     if (isChosen && ("layer" in changes || "head" in changes)) bringIntoSight(button);
     if (!("scale" in changes || "show" in changes)) continue;
     const map = mapOf(layer, head, state.show);
+    button.title = `layer ${layer}, head ${head}: from 0 to ${written(map.top, 3)}`;
     const level = map.levels.find((each) => Math.max(each.rows, each.columns) <= 64) || map.levels.at(-1);
     const canvas = button.firstChild;
     canvas.width = level.columns;
@@ -92,26 +92,30 @@ function worstOf(map) {
 
 function showLegend() {
   const show = showOf();
-  const legend = byId("legend");
-  const box = (colour, text) => {
-    const item = document.createElement("span");
-    const mark = document.createElement("span");
-    mark.className = colour ? "box" : "box hatch";
-    if (colour) mark.style.background = colour;
-    item.append(mark, text);
-    return item;
-  };
-  if (show.kind === "class") return legend.replaceChildren(...CLASSES.map((text, i) => box(CLASS_COLOURS[i], text)));
+  if (show.kind === "class") return byId("legend").replaceChildren(...CLASSES.map((text, i) => box(CLASS_COLOURS[i], text)));
   if (show.kind === "share") {
-    const items = [box(null, "masked"), box("#2a788e", "may attend")];
+    const items = [box(null, "masked"), box(ALLOWED, "may attend")];
     if (!isExact()) items.push(box(d3.interpolateViridis(0.7), "in part"));
     if (data.blocks) items.push("blocks: × skipped, thick lines need no mask");
-    return legend.replaceChildren(...items);
+    return byId("legend").replaceChildren(...items);
   }
+  byId("legend").replaceChildren(...scaleOf(show, chosen().top));
+}
+
+// The scale of a picture of a map: its colours, the numbers at its ends, 0, and NaN.
+function scaleOf(show, top) {
   const bar = document.createElement("span");
   bar.className = "bar";
-  const colour = show.kind === "difference" ? d3.interpolateInferno : d3.interpolateViridis;
-  bar.style.background = `linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map(colour).join(",")})`;
-  const low = state.scale === "log" ? `1e-${show.decades}` : "0";
-  legend.replaceChildren(low, bar, told(topOf(show), show), box(null, show.kind === "difference" ? "equal" : "0: masked"), box("#ff00ff", "NaN"));
+  bar.style.background = `linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map(interpolated(show.kind)).join(",")})`;
+  const low = state.scale === "log" ? `logarithmic, 1e-${show.decades}` : "0";
+  return [low, bar, written(top, 3), box(null, show.kind === "difference" ? "equal" : "0: masked"), box("#ff00ff", "NaN")];
+}
+
+function box(colour, text) {
+  const item = document.createElement("span");
+  const mark = document.createElement("span");
+  mark.className = colour ? "box" : "box hatch";
+  if (colour) mark.style.background = colour;
+  item.append(mark, text);
+  return item;
 }

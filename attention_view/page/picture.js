@@ -9,12 +9,12 @@ async function makePicture() {
   picture.image.src = data.picture.source;
   await picture.image.decode();
   state.row = data.picture.prefix + Math.floor((data.picture.grid[0] * data.picture.grid[1]) / 2 + data.picture.grid[1] / 2);
-  const add = (name, caption, head) => {
+  const add = (name, caption, head, pixels = 512) => {
     const figure = document.createElement("figure");
     figure.className = name;
     if (head !== undefined) figure.dataset.head = head;
     const canvas = document.createElement("canvas");
-    const most = 512 / Math.max(...data.picture.size);
+    const most = pixels / Math.max(...data.picture.size);
     canvas.height = Math.max(1, Math.round(data.picture.size[0] * most));
     canvas.width = Math.max(1, Math.round(data.picture.size[1] * most));
     canvas.addEventListener("click", (event) => {
@@ -25,11 +25,14 @@ async function makePicture() {
     byId("pictures").append(figure);
     return canvas;
   };
-  const query = add("first", "The query: click a point, or move it by the arrow keys");
+  // The chosen head, as large as there is room; then the picture alone, and each head.
+  const query = add("first", "", undefined, 1024);
   query.tabIndex = 0;
   query.id = "query";
   query.setAttribute("role", "application");
   query.addEventListener("keydown", moveQuery);
+  query.after(Object.assign(document.createElement("div"), { id: "picture-legend", className: "legend" }));
+  add("plain", "the picture").setAttribute("role", "img");
   for (const head of data.heads) add("head", `head ${head}`, head).setAttribute("role", "img");
   listeners.push(drawPictures);
 }
@@ -55,52 +58,64 @@ function moveQuery(event) {
 }
 
 function drawPictures() {
-  const { grid, key_grid: keys, prefix } = data.picture;
+  const { grid, prefix } = data.picture;
   const at = state.row - prefix;
   const place = at < 0 ? "before the patches" : `row ${Math.floor(at / grid[1])}, column ${at % grid[1]}`;
   for (const figure of byId("pictures").children) {
-    const canvas = figure.firstChild;
+    const [canvas, caption] = [figure.firstChild, figure.lastChild];
     const context = canvas.getContext("2d");
-    const head = figure.dataset.head;
-    context.clearRect(0, 0, canvas.width, canvas.height);
-    context.imageSmoothingEnabled = false;
+    context.imageSmoothingEnabled = true;
+    context.filter = figure.className === "plain" ? "none" : "grayscale(1)"; // colours are of weights alone
     context.drawImage(picture.image, 0, 0, canvas.width, canvas.height);
-    if (head === undefined) canvas.setAttribute("aria-label", `picture, query at ${place}; arrow keys move it`);
-    else drawKeys(figure, canvas, context, mapOf(state.layer, Number(head), state.show), place, keys, prefix);
-    if (at >= 0) {
-      const [height, width] = [canvas.height / grid[0], canvas.width / grid[1]];
-      const [x, y] = [(at % grid[1]) * width, Math.floor(at / grid[1]) * height];
-      for (const [wide, colour] of [[6, "#000"], [3, "#fff"]]) {
-        context.lineWidth = wide;
-        context.strokeStyle = colour;
-        context.strokeRect(x, y, Math.max(width, 6), Math.max(height, 6));
-      }
+    context.filter = "none";
+    const map = figure.className === "plain" ? null : mapOf(state.layer, Number(figure.dataset.head ?? state.head), state.show);
+    figure.hidden = map === undefined; // layers may have other numbers of heads
+    if (map === undefined) continue;
+    let said = `picture, query at ${place}`;
+    if (map) {
+      const { top, found } = drawKeys(canvas, context, map);
+      said = `layer ${map.layer}, head ${map.head}, query at ${place}: ${found}`;
+      caption.textContent = `head ${map.head}: from 0 to ${written(top, 3)}; ${found}`;
+      if (canvas.id) {
+        caption.textContent = `${said}. Click a query, or move it by the arrow keys.`;
+        byId("picture-legend").replaceChildren(...scaleOf(showOf(), top));
+      } else figure.toggleAttribute("data-chosen", map.head === state.head);
+    }
+    canvas.setAttribute("aria-label", said);
+    if (at < 0) continue;
+    const [height, width] = [canvas.height / grid[0], canvas.width / grid[1]];
+    const [x, y] = [(at % grid[1]) * width, Math.floor(at / grid[1]) * height];
+    for (const [wide, colour] of [[6, "#000"], [3, "#fff"]]) {
+      context.lineWidth = wide;
+      context.strokeStyle = colour;
+      context.strokeRect(x, y, Math.max(width, 6), Math.max(height, 6));
     }
   }
 }
 
 // The weights of the query as blocks, unless smooth ones are asked for: a key is as large as what it was pooled from.
-// The brightest is the largest.
+// The brightest is the largest, unless that is little more than an even share.
 const keyImage = document.createElement("canvas");
-function drawKeys(figure, canvas, context, map, place, keys, prefix) {
-  figure.toggleAttribute("data-chosen", map.head === state.head);
+function drawKeys(canvas, context, map) {
+  const { key_grid: keys, prefix } = data.picture;
   const show = data.shows[map.show];
   const weights = weightsOf(map, 0, state.row).slice(prefix);
-  const top = d3.max(weights) || 1;
-  const colour = show.kind === "difference" ? d3.interpolateInferno : d3.interpolateViridis;
+  const best = d3.maxIndex(weights);
+  const largest = weights[best] || 0; // all may be NaN
+  const top = show.kind === "difference" ? largest || 1 : Math.max(largest, data.least);
+  const { columns, codes } = map.levels[0];
+  const colour = painter(map, { top });
   [keyImage.height, keyImage.width] = keys;
   const small = keyImage.getContext("2d");
-  weights.forEach((weight, j) => {
-    small.fillStyle = Number.isNaN(weight) ? "#ff00ff" : weight > 0 ? colour(weight / top) : "#202020";
-    small.fillRect(j % keys[1], Math.floor(j / keys[1]), 1, 1);
-  });
+  const image = small.createImageData(keys[1], keys[0]);
+  const pixels = new Uint32Array(image.data.buffer);
+  const first = state.row * columns + prefix;
+  for (let j = 0; j < pixels.length; j++) pixels[j] = colour(codes[first + j]) || ZERO_BYTES;
+  small.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = byId("smooth").checked;
   context.globalAlpha = 0.68;
   context.drawImage(keyImage, 0, 0, canvas.width, canvas.height);
   context.globalAlpha = 1;
-  const best = d3.maxIndex(weights);
-  const empty = isEmpty(map, state.row) && show.kind !== "difference";
-  const found = empty ? "fully masked" : `largest ${told(codeAt(map, state.row, prefix + best).code, show)} at row ${Math.floor(best / keys[1])}, column ${best % keys[1]} of ${keys[0]} × ${keys[1]} keys`;
-  canvas.setAttribute("aria-label", `layer ${map.layer}, head ${map.head}, query at ${place}: ${found}`);
-  figure.lastChild.textContent = `head ${map.head}: ${found}`;
+  if (isEmpty(map, state.row) && show.kind !== "difference") return { top, found: "fully masked" };
+  return { top, found: `largest ${told(codes[first + Math.max(0, best)], show)} at row ${Math.floor(best / keys[1])}, column ${best % keys[1]} of ${keys[0]} × ${keys[1]} keys` };
 }

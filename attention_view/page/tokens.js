@@ -70,7 +70,8 @@ function drawTokens() {
   const side = lines.side;
   const index = side ? state.column : state.row;
   const weights = weightsOf(map, side, index);
-  const top = showOf().kind === "difference" ? d3.max(weights) || 1 : 1;
+  const { top } = map;
+  byId("lines-legend").textContent = `Lines and boxes: from 0 to ${written(top, 3)}`;
   const y = (i) => 24 + i * LINE + LINE / 2;
   const drawn = weights.map((weight, i) => ({ weight, i })).filter(({ weight }) => Number.isNaN(weight) || weight / top > 0.002);
   d3.select("#lines .paths").selectAll("path").data(drawn).join("path")

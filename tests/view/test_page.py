@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from attention_core.masks import Causal, SlidingWindow
-from attention_view import view, view_mask
+from attention_view import View, view, view_mask
 from attention_view.codes import Details, encode, levels_of
-from attention_view.model import Map, Show, View
+from attention_view.model import Map, Show
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -113,6 +113,8 @@ def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
     assert "query at row 1, column 2" in query.get_attribute("aria-label")
     label = page.locator("#pictures figure.head canvas").first.get_attribute("aria-label")
     assert label == ("layer 0, head 0, query at row 1, column 2: largest 1.00 at row 1, column 0 of 2 × 2 keys")
+    assert query.get_attribute("aria-label") == label  # the chosen head, in the larger half of the page
+    assert page.locator("#picture").bounding_box()["width"] > 1.5 * page.locator("#matrix").bounding_box()["width"]
     pixel = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data]"
     shown = page.locator("#pictures figure.head canvas").first
     places = [[x, 450] for x in (60, 250, 262, 450)]  # of the largest key and, from 256 on, of a key of weight 0
@@ -121,6 +123,21 @@ def test_the_query_of_a_picture_is_clicked_and_moved_by_arrow_keys(opened):
     page.get_by_label("smooth").check()
     smooth = [sum(shown.evaluate(pixel, at)) for at in places]
     assert blocks[0] == smooth[0] > smooth[1] > smooth[2] > smooth[3] == blocks[3]
+
+
+def test_a_scale_is_named_besides_each_map_and_noise_is_one_colour(opened):
+    noise = 1 + 0.02 * RANDOM.uniform(-1, 1, size=(1, 64, 64))
+    weights = np.concatenate([np.eye(64)[None], noise / noise.sum(-1, keepdims=True)])
+    page = opened(view(weights, image=np.full((8, 8), 0.5), tokens=list(map(str, range(64)))))
+    legends = [page.locator(each) for each in ("#picture-legend", "#legend")]
+    assert [each.text_content() for each in legends] == ["01.000: maskedNaN"] * 2
+    page.locator("#head").select_option("1")
+    assert [each.text_content() for each in legends] == ["00.06250: maskedNaN"] * 2  # 4 / 64
+    assert page.locator("#lines-legend").text_content() == "Lines and boxes: from 0 to 0.0625"
+    assert "head 1: from 0 to 0.0625; largest 0.01" in page.locator("#pictures figcaption").last.text_content()
+    page.wait_for_timeout(100)
+    drawn = page.locator("#map").evaluate("each => [...each.getContext('2d').getImageData(99, 99, 99, 99).data]")
+    assert np.ptp(np.reshape(drawn, (-1, 4)), axis=0).max() <= 8  # of 255
 
 
 def test_a_mask_names_pairs_blocks_and_differences(opened):

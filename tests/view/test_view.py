@@ -255,13 +255,53 @@ def test_figures_are_written(kind, tmp_path):
     made.save(path, query=3)
     assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind])
     titles = [axes.get_title() for axes in made.figure().axes]
-    assert titles == ["query", "layer 0, head 0", "layer 0, head 1"]
+    assert titles == ["query", "layer 0, head 0", "", "layer 0, head 1", ""]  # a bar besides each head
     drawn = [made.figure(smooth=smooth).axes[1].images[1].get_interpolation() for smooth in (False, True)]
     assert drawn == ["nearest", "bilinear"]
     drawn = made.figure(head=1).axes[0].images[0].get_array()
     np.testing.assert_allclose(drawn, decode(made.maps[1].levels[0].codes, 16))
     compared = view_mask(Causal(), 3, 3, other=np.ones((3, 3), bool)).figure()
     assert compared.axes[0].get_xlabel() == "key"
+    assert [text.get_text() for text in compared.legends[0].texts] == ["both allow", "only the second allows"]
+
+
+def ends_of(made, **options):
+    """The ends of the scale of each map of a figure that has a bar for them."""
+    images = [image for axes in made.figure(**options).axes for image in axes.images]
+    return [image.get_clim() for image in images if image.colorbar]
+
+
+@pytest.mark.parametrize(
+    ("weights", "top", "line"),
+    [
+        (np.full((16, 16), 1 / 16), 0.25, "░" * 16),
+        (np.linspace(0.98, 1.02, 256).reshape(16, 16) / 16, 0.25, "░" * 16),  # 2 % of noise is no attention
+        (np.tri(16) / np.arange(1, 17)[:, None], 1, "█" + "·" * 15),
+        (np.full((16, 16), 0.9) - 0.6 * np.eye(16), 0.9, "░" + "█" * 15),
+    ],
+)
+def test_every_picture_of_a_map_starts_at_0_and_ends_at_the_largest_or_4_even_shares(weights, top, line):
+    made = view(weights)
+    assert opened(made.html())[0]["maps"][0]["top"] == pytest.approx(top, rel=1e-3)
+    lines = str(made).splitlines()
+    assert lines[1] == line
+    assert lines[-1] == f"░▒▓█ from 0 to {top:.3g}, · 0"
+    pytest.importorskip("matplotlib")
+    np.testing.assert_allclose(ends_of(made), [(0, top)], rtol=1e-3)
+    on_picture = view(np.stack([weights, weights.T]), image=PIXELS)
+    tops = [max(0.25, weights[3].max()), max(0.25, weights[:, 3].max())]
+    np.testing.assert_allclose(ends_of(on_picture, query=3), [(0, each) for each in tops], rtol=1e-3)
+
+
+def test_differences_are_drawn_from_0_to_the_largest_and_shares_of_pairs_to_1():
+    pytest.importorskip("matplotlib")
+    weights = np.full((16, 16), 1 / 16)
+    assert ends_of(view(weights, other=weights)) == [(0, 1)]
+    wrong = view(weights, other=weights + 1e-5 * np.eye(16))
+    np.testing.assert_allclose(ends_of(wrong), [(0, 1e-5)], rtol=1e-3)
+    assert str(wrong).splitlines()[-1] == "░▒▓█ from 0 to 1e-05, · equal"
+    assert ends_of(view_mask(Causal(), 8, 8)) == [(0, 1)]
+    assert str(view_mask(Causal(), 80, 80)).splitlines()[-1] == "· masked, █ allowed, ░▒▓ in part"
 
 
 def test_hostile_tokens_are_data_everywhere(tmp_path):
@@ -274,9 +314,9 @@ def test_hostile_tokens_are_data_everywhere(tmp_path):
     assert made.dimmed == ([3], [3])
     made.save(tmp_path / "page.html")
     lines = str(made).splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert "\x1b" not in str(made)
-    assert [len(line) for line in lines[1:]] == [17] * 4
+    assert [len(line) for line in lines[1:5]] == [17] * 4
     pytest.importorskip("matplotlib")
     labels = [label.get_text() for label in made.figure().axes[0].get_xticklabels()]
     assert max(map(len, labels)) == 18
@@ -297,6 +337,7 @@ def test_text_shows_tokens_and_nan():
         "Attention: 2 queries × 2 keys, layer 0, head 0, weights",
         " a █·",
         "bc !▒",
+        "░▒▓█ from 0 to 1, · 0, ! NaN",
     ]
 
 
@@ -375,6 +416,7 @@ def test_the_command_writes_pages_and_prints_text(tmp_path):
         "█··",
         "██·",
         "·██",
+        "· masked, █ allowed",
     ]
     for words, message in (
         ((), "expected files of weights, or --mask; got none"),
