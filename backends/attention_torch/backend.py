@@ -40,7 +40,6 @@ from attention_torch import operators
 from attention_torch.flex import RECOMPILE_OPTIONS, FlexAttention
 from attention_torch.kernels import ScaledDotProduct
 from attention_torch.program_guards import GUARD_OPTIONS
-from attention_torch.varlen import VariableLengths
 
 __all__ = ["TorchBackend", "backend"]
 
@@ -93,7 +92,7 @@ class TorchBackend:
     differentiates = True
     loops: Loops = TorchLoops(array_api_compat.torch)
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
-    kernels: tuple[Kernel, ...] = (ScaledDotProduct(), FlexAttention(), VariableLengths())
+    kernels: tuple[Kernel, ...] = (ScaledDotProduct(), FlexAttention())
     is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
 
     def __init__(self) -> None:

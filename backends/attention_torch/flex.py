@@ -13,10 +13,9 @@ import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attention_core.backend import Call, Verdict, default_scale, is_concrete
 from attention_core.masks import (
@@ -48,6 +47,9 @@ from attention_torch.flex_functions import (
 from attention_torch.repaired import NAN_SCORE
 from attention_torch.sdpa import differentiated_once, row_shift
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 __all__ = ["BLOCK", "RECOMPILE_OPTIONS", "FlexAttention", "block_mask"]
 
 # PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
@@ -60,6 +62,13 @@ MIN_WIDTH = 16  # of a product on tensor cores
 MIN_ROWS = 128  # from which on a kernel that is compiled for the call is worth it
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 RULES = (And, Causal, Given, KeyLengths, MaskFunction, Not, Or, Segments, SlidingWindow)
+
+
+def _library() -> Any:
+    """PyTorch's module. It imports the compiler, which takes a second, and no call on a CPU asks for it."""
+    from torch.nn.attention import flex_attention  # noqa: PLC0415
+
+    return flex_attention
 
 
 class FlexAttention:
@@ -141,7 +150,7 @@ class FlexAttention:
         self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and logsumexp of queries, keys and values, which may be others than those of the call."""
-        output, aux = self._kernel(call, scores, blocks, *arrays, return_aux=AuxRequest(lse=True))
+        output, aux = self._kernel(call, scores, blocks, *arrays, return_aux=_library().AuxRequest(lse=True))
         return differentiated_once(output), aux.lse
 
     def _kernel(self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor, **options: Any) -> Any:
@@ -165,7 +174,7 @@ class FlexAttention:
         if self.function is not None:
             return self.function
         if torch.compiler.is_compiling():  # the program around it compiles it
-            return flex_attention  # type: ignore[no-any-return]
+            return _library().flex_attention  # type: ignore[no-any-return]
         function = getattr(call.score_mod, "function", None)
         shapes = tuple((x.dtype, x.shape[-3], x.shape[-1]) for x in (call.query, call.key, call.value))
         options = (
@@ -176,6 +185,7 @@ class FlexAttention:
         )
         signature = (use, _kind(_mask_key(call)[0]), *shapes, *options)
         if signature not in self._programs:
+            flex_attention = _library().flex_attention
 
             def program(*arrays: torch.Tensor, **options: Any) -> Any:
                 return flex_attention(*arrays, **options)
@@ -306,7 +316,7 @@ class AttendedByRule:
             sides = blocks.q_num_blocks, blocks.q_indices, blocks.full_q_num_blocks, blocks.full_q_indices
             function = _transposed(function)
         mixed, mixed_at, full, full_at = sides
-        return BlockMask.from_kv_blocks(
+        return _library().BlockMask.from_kv_blocks(
             mixed * counts,
             mixed_at,
             full * counts,
@@ -404,7 +414,7 @@ def _blocks(call: Call) -> BlockMask:
     full = some & every & whole
     full, mixed = (_four_axes(flags, dims) for flags in (full, some & ~full))
     counted = [x for flags in (mixed, full) for x in _indices(flags)]
-    return BlockMask.from_kv_blocks(*counted, BLOCK_SIZE=BLOCK, seq_lengths=(rows, columns))
+    return _library().BlockMask.from_kv_blocks(*counted, BLOCK_SIZE=BLOCK, seq_lengths=(rows, columns))
 
 
 def _spans(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
