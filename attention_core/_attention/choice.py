@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from attention_core._arithmetic import arithmetic_of, fan_out
@@ -103,14 +103,6 @@ def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -
     What is returned besides the output does not decide how that is computed. If the implementation cannot give it, it
     is computed separately, or refused if the implementation was asked for by name.
     """
-    unalarmed: Callable[[Callable[[], Attention]], Attention] | None = getattr(call.backend.loops, "unalarmed", None)
-    if unalarmed is not None:
-
-        def results() -> Attention:  # without a logsumexp of -inf that nobody asked for
-            result = attend(call, implementation, weights=weights, logsumexp=logsumexp)
-            return result if logsumexp else result._replace(logsumexp=None)
-
-        return unalarmed(results)
     if call.sinks is None:
         return _attend(call, implementation, weights=weights, logsumexp=logsumexp)
     return with_sinks(_attend(call, implementation, weights=weights, logsumexp=True), call)

@@ -96,7 +96,7 @@ def _is_relative(mask: Any) -> bool:
 
 def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     """The output as a function of calls such as this one, at whose values nothing looks here."""
-    if implementation not in ("auto", "dense") or hasattr(call.backend.loops, "unalarmed"):
+    if implementation not in ("auto", "dense"):
         return None
     automatic = implementation == "auto"
     if automatic and call.backend.kernels:

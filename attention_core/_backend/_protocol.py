@@ -37,11 +37,6 @@ class Loops(Protocol):
         Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
     log_base : float
         The logarithm of e to the base of `exp_scaled`: 1 for base e, log2(e) for base 2.
-
-    Notes
-    -----
-    A library that raises alarms of infinities may have one more, ``unalarmed``: what runs a function of no arguments
-    without them, and raises those of its results. In the function, and without alarms, it is ``None``.
     """
 
     traced: bool

@@ -15,13 +15,6 @@ from attention_jax.sharding import vary
 __all__ = ["JaxLoops"]
 
 
-def _unalarmed(function: Callable[[], Any]) -> Any:
-    """Run a function, and raise alarms of its results alone."""
-    with jax.debug_infs(False):
-        results = function()
-    return jax.tree.map(jnp.copy, results)
-
-
 class _Cut(NamedTuple):
     array: Array
     size: int
@@ -37,11 +30,6 @@ class JaxLoops(TracedLoops):
     def __init__(self, xp: Namespace, axes: frozenset[str] = frozenset()) -> None:
         super().__init__(xp)
         self.axes = axes
-
-    @property
-    def unalarmed(self) -> Callable[[Callable[[], Any]], Any] | None:
-        """Runs a function without alarms of `jax.debug_infs`, as masked scores are -inf; ``None`` without alarms."""
-        return _unalarmed if jax.config.jax_debug_infs else None
 
     def loop(
         self,
