@@ -29,7 +29,7 @@ from attention_core._functions.rotary import rotary_embedding
 from attention_core._functions.sagan import sagan_attention, spectral_norm
 from attention_core._functions.sampling import sample_tokens
 from attention_core._functions.weights import RecordedAttention, attention_map, attention_weights, record_attention
-from attention_core._keywords import name_keywords as _name_keywords
+from attention_core._keywords import publish as _publish
 from attention_core.backend import Backend, available_backends, get_backend
 from attention_core.masks import (
     Causal,
@@ -129,5 +129,5 @@ else:
 
 for _name in __all__:
     if "._" in vars()[_name].__module__:
-        _name_keywords(vars(), [_name])
+        _publish(vars(), [_name])
         vars()[_name].__module__ = __name__  # by which pickles and documentation know it

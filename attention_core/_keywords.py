@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Thing = TypeVar("Thing")
 
 # By our own keywords, what to write, and what others call it. The first is told that the function takes.
 _WORDS = {
@@ -202,13 +203,24 @@ def names_keywords(function: Function, name: str, /) -> Function:
     return cast("Function", named)
 
 
-def name_keywords(namespace: dict[str, Any], names: Iterable[str], /) -> None:
-    """Let the functions, dataclasses and calls of a public module name keywords."""
+def unconverted(thing: Thing, /) -> Thing:
+    """Keep TensorFlow's AutoGraph from rewriting a function, or the call of a class, and all that it calls.
+
+    The mark is that of `tf.autograph.experimental.do_not_convert`, and needs no TensorFlow.
+    """
+    thing.autograph_info__ = {}  # type: ignore[attr-defined]
+    return thing
+
+
+def publish(namespace: dict[str, Any], names: Iterable[str], /) -> None:
+    """Let the functions, dataclasses and calls of a public module name keywords, and keep AutoGraph out of them."""
     for name in names:
         thing = namespace[name]
         if isinstance(thing, type):
             for method in ("__init__", "__call__"):
                 if inspect.isfunction(vars(thing).get(method)):
                     setattr(thing, method, names_keywords(vars(thing)[method], name))
+            for each in (thing, *filter(inspect.isfunction, vars(thing).values())):
+                unconverted(each)
         elif inspect.isfunction(thing):
-            namespace[name] = names_keywords(thing, name)
+            namespace[name] = unconverted(names_keywords(thing, name))

@@ -90,7 +90,7 @@ from attention_core._backend import (
 )
 from attention_core._backend import entries as announced_backends
 from attention_core._checks import check_flags, remember
-from attention_core._keywords import keyword_error, names_keywords, names_of, words_of
+from attention_core._keywords import keyword_error, names_keywords, names_of, unconverted, words_of
 from attention_core.masks import is_top_left_causal
 
 __all__ = [
@@ -167,6 +167,7 @@ __all__ = [
     "shape_text",
     "sizes",
     "take_rows",
+    "unconverted",
     "unfold_group",
     "upcast",
     "with_cut",

@@ -16,7 +16,7 @@ from typing import Any
 from attention_core._arrays import FLOATING, Array, Namespace, take_rows
 from attention_core._backend import own_namespace
 from attention_core._checks import check_choice, check_number, check_sizes
-from attention_core._keywords import name_keywords
+from attention_core._keywords import publish
 from attention_core.random import check_elements, random_bits, uniform_integers
 
 __all__ = ["glorot_uniform", "he_uniform", "lecun_normal", "normal", "truncated_normal", "uniform"]
@@ -254,4 +254,4 @@ def _check_matrix(dims: tuple[int, int]) -> None:
         raise ValueError(f"expected a shape (in, out) of two positive sizes; got {dims}")
 
 
-name_keywords(vars(), __all__)
+publish(vars(), __all__)

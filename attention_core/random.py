@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, positions, shape, shape_text
 from attention_core._backend import backend_for, own_namespace
 from attention_core._checks import check_integer, check_sizes, number_text, only_array, plain_integer
+from attention_core._keywords import unconverted
 
 __all__ = [
     "Dropout",
@@ -311,3 +312,7 @@ def _shift_right(x: Array, distance: int, xp: Namespace) -> Array:
 def _signed(word: int) -> int:
     """The lower 32 bits as a signed integer; without a branch, so that one program serves all seeds."""
     return (word + 2**31) % 2**32 - 2**31
+
+
+for _name in __all__:
+    unconverted(vars()[_name])

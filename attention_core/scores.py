@@ -19,7 +19,7 @@ from attention_core._checks import (
     check_positive,
     number_text,
 )
-from attention_core._keywords import name_keywords
+from attention_core._keywords import publish
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
 
@@ -283,4 +283,4 @@ def _take(values: Array, index: Array, xp: Namespace) -> Array:
     return xp.reshape(xp.take(values, flat, axis=0), shape(index, xp=xp))
 
 
-name_keywords(vars(), __all__)
+publish(vars(), __all__)

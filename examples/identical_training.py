@@ -174,7 +174,7 @@ def train_tensorflow(model: str, mode: str, steps: int = STEPS) -> Run:
 
     apply = net
     if mode != "eager":
-        step, apply = (tf.function(each, autograph=False, jit_compile=mode == "xla") for each in (step, net))
+        step, apply = (tf.function(each, jit_compile=mode == "xla") for each in (step, net))
     for x, apart in batches(model, steps):
         step(tf.constant(x), tf.constant(apart))
     return run(model, apply(tf.constant(images(model)[0][-TEST:])).numpy(), [*body, head])

@@ -15,6 +15,7 @@ import array_api_compat
 from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, refusal, type_text
 from attention_core._backend._default import DefaultBackend
 from attention_core._backend._protocol import Backend, KeptNumbers
+from attention_core._keywords import unconverted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -25,6 +26,7 @@ _backends: dict[type, Backend] = {}
 _eager_types: set[type] = set()
 
 
+@unconverted
 def array_namespace(*arrays: Array) -> Namespace:
     """The array namespace that all given arrays share; ``None`` and Python numbers are passed over.
 
@@ -146,9 +148,6 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
     if not traced:  # torch.compile lets nothing be written from inside of a checkpoint
         _namespaces[type(array)] = xp
     return xp
-
-
-_namespace_of.autograph_info__ = {}  # type: ignore[attr-defined]  # TensorFlow cannot convert it, and would complain
 
 
 def _learn_refusal(kind: type) -> str | None:
@@ -305,6 +304,7 @@ def entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
 
 
+@unconverted
 def available_backends() -> list[str]:
     """Names of the backends whose library is installed. Nothing is imported.
 
@@ -316,6 +316,7 @@ def available_backends() -> list[str]:
     return [name for name in entries() if importlib.util.find_spec(name) is not None]
 
 
+@unconverted
 def get_backend(name: str, /) -> Backend:
     """Load the backend of a library by name.
 

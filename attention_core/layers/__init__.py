@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from attention_core._keywords import name_keywords
+from attention_core._keywords import publish
 from attention_core.layers._attention import DotProductAttention, MultiHeadAttention
 from attention_core.layers._decoder import Decoder, DecoderLayer, GatedFeedForward, RMSNorm
 from attention_core.layers._generation import Generated, check_prompts, generate
@@ -91,7 +91,7 @@ KINDS: dict[Any, type[Layer]] = {
 }
 """The classes of layers by name."""
 
-name_keywords(vars(), __all__)
+publish(vars(), __all__)
 for _name in __all__:
     if hasattr(vars()[_name], "__module__"):
         vars()[_name].__module__ = __name__  # by which pickles and documentation know it

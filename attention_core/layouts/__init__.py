@@ -4,7 +4,7 @@ A layout is defined by the names and shapes of its arrays. Arguments give what a
 heads. Weights or settings without a counterpart raise a `LayoutError`; nothing is left out silently.
 """
 
-from attention_core._keywords import name_keywords
+from attention_core._keywords import publish
 from attention_core.layouts import _bert, _decoder, _kernels, _torch
 from attention_core.layouts._bert import (
     from_bert,
@@ -68,7 +68,7 @@ __all__ = [
 LAYOUTS: dict[str, Layout] = {**_torch.LAYOUTS, **_kernels.LAYOUTS, **_bert.LAYOUTS, **_decoder.LAYOUTS}
 """The layouts by name."""
 
-name_keywords(vars(), __all__)
+publish(vars(), __all__)
 for _name in __all__:
     if hasattr(vars()[_name], "__module__"):
         vars()[_name].__module__ = __name__  # by which pickles and documentation know it

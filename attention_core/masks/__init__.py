@@ -6,7 +6,7 @@ tells whether the block is masked entirely, not at all, or in part.
 """
 
 from attention_core._backend import register
-from attention_core._keywords import name_keywords
+from attention_core._keywords import publish
 from attention_core.masks._converters import (
     mask_from_additive,
     mask_from_ignore,
@@ -53,8 +53,15 @@ __all__ = [
     "unflatten",
 ]
 
-_OF_USERS = ("Causal", "KeyLengths", "MaskFunction", "Segments", "SlidingWindow")  # others are made by operators
-name_keywords(vars(), [_name for _name in __all__ if _name in _OF_USERS or _name.startswith("mask_from")])
+_OF_USERS = (
+    "Causal",
+    "KeyLengths",
+    "Mask",
+    "MaskFunction",
+    "Segments",
+    "SlidingWindow",
+)  # others are made by operators
+publish(vars(), [_name for _name in __all__ if _name in _OF_USERS or _name.startswith("mask_from")])
 for _name in __all__:
     _thing = vars()[_name]
     _thing.__module__ = __name__  # by which pickles and documentation know it

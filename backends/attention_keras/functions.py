@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 import attention_core
+from attention_core.backend import unconverted
 from attention_keras.layer import named_results
-from attention_keras.library import unconverted
 
 __all__ = ["FunctionCall", "gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention", "silu"]
 
@@ -41,7 +41,6 @@ class FunctionCall(keras.Operation):  # type: ignore[misc]
         self.function = function
         self.options = dict(options or {})
 
-    @unconverted
     def call(self, *arrays: Any, **named: Any) -> Any:
         """Call the function with arrays."""
         return named_results(getattr(attention_core, self.function)(*arrays, **named, **self.options))
@@ -106,3 +105,7 @@ def gelu(x: Any, /, **options: Any) -> Any:
 def silu(x: Any, /, **options: Any) -> Any:
     """Apply the SiLU, as `attention_core.silu` does, also to symbols of Keras."""
     return _called("silu", (x,), options)
+
+
+for _name in _FUNCTIONS:
+    unconverted(vars()[_name])

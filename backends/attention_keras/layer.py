@@ -16,11 +16,11 @@ import numpy as np
 
 from attention_core import Attention, get_backend
 from attention_core import layers as definitions
-from attention_core.backend import Array, check_flags, keyword_error, names_of
+from attention_core.backend import Array, check_flags, keyword_error, names_of, unconverted
 from attention_core.layers import check_fit, named_arrays, tree_from_names
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
-from attention_keras.library import attached, backend, unconverted, variable_name
+from attention_keras.library import attached, backend, variable_name
 from attention_numpy.trees import constructor, known_device
 
 __all__ = ["AttentionLayer", "Layer", "named_results", "place_masks"]
@@ -31,6 +31,7 @@ _STATE = "state"  # what the names of a state begin with
 _CLASSES: dict[type[definitions.Layer], type[Layer]] = {}  # by the class of their definition
 
 
+@unconverted
 class Layer(keras.layers.Layer):  # type: ignore[misc]
     """What the layers share: variables by name, seeds, masks, and the way to NumPy and back.
 
@@ -206,7 +207,6 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         parameters, state = self.definition.parameters, self.definition.state
         return tree_from_names(parameters, leaves), tree_from_names(state, leaves, _STATE)
 
-    @unconverted
     def _apply(self, *inputs: Any, training: bool | None, seed: Any = None, **options: Any) -> Any:
         """Call the definition, and in training advance the state."""
         if training is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,7 +10,7 @@ from keras.src.backend import get_keras_mask
 from attention_core import get_backend
 from attention_core.backend import Backend
 
-__all__ = ["attached", "backend", "unconverted", "variable_name"]
+__all__ = ["attached", "backend", "variable_name"]
 
 LIBRARIES = ("tensorflow", "jax", "torch")
 
@@ -26,15 +25,6 @@ def _backend() -> Backend:
 
 
 backend: Backend = _backend()
-
-
-def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep TensorFlow from rewriting the source of a function, which loops over Python numbers alone."""
-    if backend.name != "tensorflow":
-        return function
-    import tensorflow as tf  # noqa: PLC0415 (Keras runs on it)
-
-    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
 def variable_name(name: str) -> str:

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from attention_core.backend import Array, DType
+from attention_core.backend import Array, DType, unconverted
 from attention_tensorflow.inspection import (
     INTEGRAL,
     SIGNED,
@@ -363,3 +363,7 @@ def _like(make: Operation) -> Operation:
 
 
 full_like, zeros_like, ones_like = _like(full), _like(zeros), _like(ones)
+
+for _name in __all__:
+    if getattr(vars()[_name], "__module__", "").startswith("attention_"):  # others are TensorFlow's own
+        unconverted(vars()[_name])

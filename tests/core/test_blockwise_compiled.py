@@ -173,7 +173,7 @@ def test_tensorflow_with_open_batch_and_lengths(jit_compile, backend):
             for of in (attend_some, dense_some)
         ]
 
-    graph = tf.function(gradients, input_signature=signature, jit_compile=jit_compile, autograph=False)
+    graph = tf.function(gradients, input_signature=signature, jit_compile=jit_compile)
     for batch, length in ((2, 7), (3, 11), (1, 1)):
         blocks, dense = graph(*sized(batch, length, backend.from_numpy))
         np.testing.assert_allclose(blocks[0], dense[0], rtol=1e-12)
@@ -187,7 +187,7 @@ def test_tensorflow_with_open_lengths_that_turn_out_empty(backend):
     spec = tf.TensorSpec([2, 2, None, 4], tf.float64)
     ids = tf.TensorSpec([2, None], tf.int32)
 
-    @tf.function(input_signature=[spec] * 3 + [ids] * 2, autograph=False)
+    @tf.function(input_signature=[spec] * 3 + [ids] * 2)
     def gradients(query, key, value, *ids):
         def measure(*arrays):
             options = {"mask": ac.Segments(*ids), "implementation": "blockwise"}

@@ -263,7 +263,7 @@ def equations(function, shapes):
 
 def graph_nodes(function, shapes):
     tf = importlib.import_module("tensorflow")
-    graph = tf.function(function, autograph=False).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes))
+    graph = tf.function(function).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes))
     definition = graph.graph.as_graph_def()
     nodes = (*definition.node, *(node for each in definition.library.function for node in each.node_def))
     return sum(node.op not in ("Const", "Fill") for node in nodes)  # large constants are filled

@@ -214,7 +214,7 @@ def test_a_while_loop_of_tensorflow(jit_compile, ragged, rng):
 
     xp, arrays = backend.namespace, drawn(rng)
 
-    @tf.function(autograph=False, jit_compile=jit_compile)
+    @tf.function(jit_compile=jit_compile)
     def decode(query, key, value):
         def body(at, cache, outputs):
             cache, output = step(cache, query[at], key[at], value[at], xp=xp)
@@ -241,7 +241,7 @@ def test_open_dimensions_are_computed(rng):
     open_spec = [tf.TensorSpec([None, None, None, width], tf.float64) for width in (D, E)]
     spec = [KeyValueCache(*open_spec, tf.TensorSpec([None], tf.int32)), *open_spec]
     cache = new_cache(backend.namespace, ragged=True)
-    compiled = tf.function(append, input_signature=spec, autograph=False)
+    compiled = tf.function(append, input_signature=spec)
     for one, two in zip(compiled(cache, *new), append(cache, *new), strict=True):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
 

@@ -284,9 +284,7 @@ def test_explaining_computes_nothing_and_refuses_what_is_wrong(arrays, put):
 def test_open_lengths_in_a_graph_take_blocks_only_by_name(backend, ran):
     tf = importlib.import_module("tensorflow")
     spec = tf.TensorSpec([2, None, 4])
-    tf.function(
-        lambda x: attention(x, x, x, is_causal=True), input_signature=[spec], autograph=False
-    ).get_concrete_function()
+    tf.function(lambda x: attention(x, x, x, is_causal=True), input_signature=[spec]).get_concrete_function()
     assert ran == ["dense"]
 
 

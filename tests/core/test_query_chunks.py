@@ -256,7 +256,7 @@ def test_what_has_open_lengths_takes_blocks_or_is_right(open_axis, backend, chun
     def attend(*arrays):
         return attention(*arrays, is_causal=True, implementation="blockwise")
 
-    found = tf.function(attend, input_signature=signature, autograph=False)(*arrays)
+    found = tf.function(attend, input_signature=signature)(*arrays)
     expected = attention(*arrays, is_causal=True, implementation="dense")
     np.testing.assert_allclose(backend.to_numpy(found), backend.to_numpy(expected), rtol=0, atol=1e-13)
 

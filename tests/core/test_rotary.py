@@ -148,7 +148,7 @@ def test_open_dimensions_are_computed(rng):
         def function(x, positions, interleaved=interleaved):
             return rotary_embedding(x, positions, width=6, interleaved=interleaved)
 
-        result = tf.function(function, input_signature=signature, autograph=False)(x, positions)
+        result = tf.function(function, input_signature=signature)(x, positions)
         np.testing.assert_allclose(result.numpy(), function(x, positions).numpy(), rtol=0, atol=1e-15)
 
 

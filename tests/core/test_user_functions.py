@@ -218,7 +218,7 @@ def test_blocks_take_no_watched_tensor_that_a_score_mod_closes_over(mode, put, r
             y = ac.scaled_dot_product_attention(q, k, v, score_mod=lambda s, *_: s * weight, implementation="blockwise")
         return tape.gradient(y, q)
 
-    run = gradient if mode == "eager" else tf.function(gradient, autograph=False)
+    run = gradient if mode == "eager" else tf.function(gradient)
     assert run(weight, False).shape == q.shape
     with pytest.raises(
         ValueError, match=r"are those of ScoreMod\(function, arrays\); got one that closes over another"

@@ -20,10 +20,16 @@ from tracing_helpers import (
 )
 
 from attention_core import (
+    Dropout,
+    KeyLengths,
+    cache_mask,
     get_backend,
     initializers,
+    layers,
+    rotary_embedding,
     scaled_dot_product_attention,
 )
+from attention_core.random import dropout_mask
 from attention_numpy.trees import map_arrays
 
 pytestmark = [
@@ -49,6 +55,16 @@ def jax():
 @pytest.fixture(scope="module")
 def tf():
     return importlib.import_module("tensorflow")
+
+
+@pytest.fixture
+def rewritten(tf, monkeypatch):
+    """The functions that AutoGraph rewrites."""
+    from tensorflow.python.autograph.impl import api
+
+    functions, convert = [], api._convert_actual
+    monkeypatch.setattr(api, "_convert_actual", lambda each, *rest: functions.append(each) or convert(each, *rest))
+    return functions
 
 
 @pytest.mark.needs("jax")
@@ -135,9 +151,32 @@ def test_jax_shapes_without_computing(jax):
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("name", CASES)
-def test_tensorflow_graph(tf, name):
+def test_tensorflow_graph(tf, name, rewritten):
     function, arrays = case(name, "tensorflow")
     assert_same("tensorflow", tf.function(function)(*arrays), function(*arrays))
+    assert not [each.__qualname__ for each in rewritten if each.__module__.startswith("attention_")]
+
+
+@pytest.mark.needs("tensorflow")
+def test_autograph_rewrites_the_function_of_a_user_and_leaves_ours_as_they_are(tf, rewritten):
+    import attention_keras
+
+    def step(x, seed):
+        xp = get_backend("tensorflow").namespace
+        cache = decoder.empty_cache((2,), 7, xp=xp)
+        y, new = decoder(weights, x, cache=cache)
+        if tf.reduce_sum(y) > 0:  # which a graph takes from AutoGraph alone
+            y = feed(y)
+        y = xp.add(y, xp.where(dropout_mask(Dropout(0.2, seed), y, xp=xp), y, 0.0))
+        masks = (cache_mask(new, 3) & KeyLengths(2)).to_array(3, 7, xp=xp)
+        return y, masks, rotary_embedding(y, xp.arange(3)), sagan.updated_state(*vectors)
+
+    xp = get_backend("tensorflow").namespace
+    decoder, sagan, feed = layers.DecoderLayer(6, 3, 8), layers.SaganAttention(C), attention_keras.FeedForward(6, 7)
+    weights, vectors = decoder.init(0, xp=xp), (sagan.init(0, xp=xp), sagan.init_state(0, xp=xp))
+    tf.function(step)(tf.ones((2, 3, 6)), tf.constant([7, 9]))
+    assert step in rewritten
+    assert not [each.__qualname__ for each in rewritten if each.__module__.startswith("attention_")]
 
 
 @pytest.mark.needs("tensorflow")
@@ -221,9 +260,7 @@ def test_tensorflow_with_open_dimensions_that_turn_out_empty_or_one(tf, jit_comp
     """No keys give zeros, not nan; and a mask of unknown shape may broadcast."""
     open_mask = tf.TensorSpec([None, None], tf.bool)
 
-    @tf.function(
-        input_signature=[tf.TensorSpec([None] * 4)] * 3 + [open_mask], jit_compile=jit_compile, autograph=False
-    )
+    @tf.function(input_signature=[tf.TensorSpec([None] * 4)] * 3 + [open_mask], jit_compile=jit_compile)
     def attend(query, key, value, mask):
         return [
             scaled_dot_product_attention(query, key, value, **options)

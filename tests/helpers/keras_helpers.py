@@ -86,7 +86,7 @@ def placeholder(name, dtype="float32"):
 
 
 def compiled(function, mode):
-    return function if mode == "eager" else tf.function(function, autograph=False, **MODES[mode])
+    return function if mode == "eager" else tf.function(function, **MODES[mode])
 
 
 def close(found, expected, tolerance):

@@ -63,7 +63,7 @@ def test_sizes_may_be_unknown_while_a_graph_is_traced(rng, name, mode):
     layer, dims = made(name, rng), CASES[name][2]
     known = () if name in OF_TOKENS else dims[-1:]
     spec = tf.TensorSpec([None] * (len(dims) - len(known)) + [*known], tf.int32 if name in OF_TOKENS else tf.float32)
-    function = tf.function(layer, input_signature=[spec], autograph=False, **MODES[mode])
+    function = tf.function(layer, input_signature=[spec], **MODES[mode])
     for more in (0, 2):
         x = example(
             name, rng, dims=(dims[0] + more, *(size + more for size in dims[1 : len(dims) - len(known)]), *known)
@@ -388,7 +388,7 @@ def test_a_cache_is_carried_through_a_loop_and_parts_of_a_decoder_are_their_defi
     whole = model(ids)
     start = model.definition.empty_cache((2,), 5, ragged=True, xp=get_backend("tensorflow").namespace)
 
-    @tf.function(autograph=False)
+    @tf.function
     def decoded(ids, cache):
         def step(index, cache, logits):
             new, cache = model(ids[:, index, None], cache=cache)

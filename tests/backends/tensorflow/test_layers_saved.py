@@ -113,7 +113,7 @@ def test_a_saved_model_of_tensorflow_gives_the_same_bits(rng, name, form, tmp_pa
         again = tf.saved_model.load(str(tmp_path / "model"))
         (found,) = again.signatures["serving_default"](tf.constant(x)).values()
     spec = [tf.TensorSpec(inputs.shape, inputs.dtype)]
-    same(found, tf.function(model, input_signature=spec, autograph=False)(tf.constant(x)))
+    same(found, tf.function(model, input_signature=spec)(tf.constant(x)))
 
 
 @pytest.mark.parametrize("name", CASES)

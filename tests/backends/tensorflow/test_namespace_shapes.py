@@ -69,7 +69,7 @@ def test_results_do_not_follow_a_variable_that_changes():
 def traced(function, mode, *tensors):
     """Run a function whose arguments have no known dimension while it is traced."""
     signature = [tf.TensorSpec([None] * x.shape.rank, x.dtype) for x in tensors]
-    return tf.function(function, input_signature=signature, autograph=False, jit_compile=mode == "xla")(*tensors)
+    return tf.function(function, input_signature=signature, jit_compile=mode == "xla")(*tensors)
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])
@@ -137,7 +137,7 @@ def test_whatever_takes_a_shape_takes_unknown_dimensions(mode):
 
 
 def test_known_dimensions_stay_known():
-    @tf.function(input_signature=[tf.TensorSpec([None, None, 8])], autograph=False)
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 8])])
     def split(x):
         batch, length, _ = xp.shape(x)
         heads = xp.reshape(x, (batch, length, 2, 4))
