@@ -4,13 +4,11 @@ import pytest
 from allpairspy import AllPairs
 
 
-def pairwise(**values):
-    """Parametrize a test by a covering array: any two values of two parameters meet in a case.
+def covering(*values):
+    """Rows of values, one of each sequence, in which any two values of two sequences meet: a covering array."""
+    return [tuple(row) for row in AllPairs([list(each) for each in values])]
 
-    Parameters
-    ----------
-    **values : sequence
-        The values of each parameter of the test, by its name; of at least two parameters.
-    """
-    rows = [tuple(row) for row in AllPairs([list(each) for each in values.values()])]
-    return pytest.mark.parametrize(tuple(values), rows)
+
+def pairwise(**values):
+    """Parametrize a test by the rows that cover the values of its parameters."""
+    return pytest.mark.parametrize(tuple(values), covering(*values.values()))
