@@ -278,7 +278,7 @@ def generate(
 
     The text of one prompt is printed as it comes; then the speed, and for each prompt the SHA-256 of all its logits. In
     reproducible arithmetic the hash is that of every backend, mode and batch. The exit status is 0 if the text is
-    complete, 1 if the model cannot be run, and 2 if the command cannot be run as given.
+    complete, and 2 if the command cannot be run as given.
     """
     from attention_cli import generate as work  # noqa: PLC0415 (help needs none of it)
 

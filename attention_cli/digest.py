@@ -67,7 +67,8 @@ def digest(
     verdict = replace(verdict, left_out=(*verdict.left_out, *(f"{way}: {why}" for _, way, why in fixed_threads(jobs))))
     screen = console()
     compared = " and ".join(filter(None, ("each other", verdict.compared)))
-    for line in (f"{shows}: {len(verdict.results)} ways, compared with {compared}", verdict.sha256 or "no hash"):
+    ways = f"{len(verdict.results)} ways, compared with {compared}"
+    for line in (f"{shows}, in reproducible arithmetic: {ways}", verdict.sha256 or "no hash"):
         screen.print(line, highlight=False, soft_wrap=True)
     for line in verdict.complaints:
         screen.print(line, style="red", highlight=False, soft_wrap=True)

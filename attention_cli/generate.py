@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from attention_benchmark.memory import available
 from attention_cli.backends import chosen_backends
-from attention_cli.terminal import refusal
+from attention_cli.terminal import console, refusal
 from attention_core import get_backend, prepare_weights
 from attention_core.backend import Backend
 from attention_core.layers import Decoder, check_prompts, generate
@@ -21,6 +24,7 @@ from attention_numpy.checkpoints import open_causal_lm
 from attention_numpy.files import FileError
 from attention_numpy.gguf_files import open_gguf
 from attention_numpy.optional import optional
+from attention_numpy.trees import map_arrays
 
 __all__ = ["open_text_model", "run"]
 
@@ -58,11 +62,20 @@ def run(
         if (largest := max(map(max, ids))) >= definition.num_tokens:
             raise FileError(f"expected a tokenizer of ids in 0..{definition.num_tokens - 1}; got {largest} in a prompt")
         arrays = _padded(ids)
-        check_prompts(definition, *arrays, max_new_tokens=options["max_new_tokens"], capacity=options["capacity"])
+        limits = {name: options[name] for name in ("max_new_tokens", "capacity")}
+        _check_memory(chosen, definition, len(ids), check_prompts(definition, *arrays, **limits))
         _generate(chosen, definition, read_weights(), *arrays, tokenizer, stop_ids=stop, mode=mode, **options)
     except (FileError, LayoutError, ModuleNotFoundError, TypeError, ValueError) as error:
-        typer.echo(f"attention-core: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise refusal(str(error)) from error
+
+
+def _check_memory(backend: Backend, definition: Decoder, batch: int, capacity: int) -> None:
+    """Raise where the cache alone is larger than the memory that is free; nothing is known of an accelerator's."""
+    device, free, sizes = getattr(backend.from_numpy(np.zeros(1)), "device", "cpu"), available(), list[int]()
+    map_arrays(lambda each: sizes.append(each.nbytes), definition.empty_cache((batch,), 1, dtype=np.float32, xp=np))
+    if free is not None and capacity * sum(sizes) > free and "cpu" in str(device).lower():
+        most = f"{free // sum(sizes)} positions, which fill the {free / 2**30:.1f} GiB of free memory"
+        raise ValueError(f"expected a cache of at most {most}; got {capacity}")
 
 
 def _padded(prompts: list[list[int]]) -> tuple[Any, Any]:
@@ -81,41 +94,77 @@ def _generate(
     tokenizer: Any,
     *,
     stop_ids: list[int],
+    mode: str,
     **options: Any,
 ) -> None:
     texts: list[list[int]] = [[] for _ in ids]
-    hashes, ended, shown, start = [hashlib.sha256() for _ in ids], [False] * len(ids), [""], [0.0]
+    hashes, ended, shown, start = [hashlib.sha256() for _ in ids], [False] * len(ids), [""], list[float]()
+
+    def show(*, at_the_end: bool = False) -> None:
+        text = tokenizer.decode(texts[0])
+        if at_the_end or not text.endswith("\ufffd"):  # a character of which bytes are still to come
+            typer.echo(text.removeprefix(shown[0]), nl=at_the_end)
+            shown[0] = text
 
     def on_step(tokens: Any, logits: Any) -> None:
         rows, chosen = np.ascontiguousarray(backend.to_numpy(logits), "<f4"), backend.to_numpy(tokens).tolist()
-        start[0] = start[0] or time.perf_counter()
+        is_compiling = compiling()
+        if not is_compiling:
+            start.append(time.perf_counter())
         for row, token in enumerate(chosen):
             if not ended[row]:
                 hashes[row].update(rows[row].tobytes())
                 ended[row] = token in stop_ids
                 texts[row] += [] if ended[row] else [token]
-        if len(ids) == 1:
-            text = tokenizer.decode(texts[0])
-            if not text.endswith("\ufffd"):  # a character of which bytes are still to come
-                typer.echo(text.removeprefix(shown[0]), nl=False)
-                shown[0] = text
+        if len(ids) == 1 and not is_compiling:
+            show()
 
     parameters = backend.from_numpy(parameters)
-    found = generate(
-        definition,
-        prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
-        backend.from_numpy(ids),
-        prompt_lengths=backend.from_numpy(lengths),
-        stop_ids=stop_ids,
-        on_step=on_step,
-        **options,
-    )
-    steps, seconds = int(found.token_ids.shape[1]) - 1, time.perf_counter() - start[0]
-    typer.echo("" if len(ids) == 1 else "\n".join(tokenizer.decode(text) for text in texts))
-    if steps:
-        typer.echo(f"{steps * len(ids) / seconds:.3g} tokens per second after the first, {backend.name}")
+    with _told_compiling(definition, mode) as compiling:
+        generate(
+            definition,
+            prepare_weights(parameters) if definition.arithmetic == "reproducible" else parameters,
+            backend.from_numpy(ids),
+            prompt_lengths=backend.from_numpy(lengths),
+            stop_ids=stop_ids,
+            on_step=on_step,
+            mode=mode,
+            **options,
+        )
+    if len(ids) == 1:
+        show(at_the_end=True)
+    else:
+        typer.echo("\n".join(tokenizer.decode(text) for text in texts))
+    if len(start) > 1:
+        speed = (len(start) - 1) * len(ids) / (time.perf_counter() - start[0])
+        first = "the first" if mode == "eager" else "what was compiled"
+        typer.echo(f"{speed:.3g} tokens per second after {first}, {backend.name}")
     for each in hashes:
         typer.echo(f"sha256 of all logits {each.hexdigest()}")
+
+
+@contextlib.contextmanager
+def _told_compiling(definition: Decoder, mode: str) -> Iterator[Callable[[], bool]]:
+    """Tell on the standard error stream what is compiled; after each step, what is given says whether that goes on."""
+    errors = console(stderr=True)
+    programs = iter(() if mode == "eager" else ("the prompts", "each further token"))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def is_compiling() -> bool:
+            program = next(programs, None)
+            if program is None:
+                progress.stop()
+                return False
+            text = f"compiling {definition.num_layers} layers for {program}"
+            progress.update(task, description=text)
+            if not errors.is_terminal:
+                errors.print(text, highlight=False)
+            return True
+
+        is_compiling()
+        yield is_compiling
 
 
 def open_text_model(path: Path) -> tuple[Any, Decoder, Callable[[], Any], list[int]]:

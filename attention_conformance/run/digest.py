@@ -200,13 +200,13 @@ def _layer_case(definition: Any, parameters: Any, state: Any, inputs: Trees) -> 
     exact = {"arithmetic": "reproducible"} | (
         {"implementation": "auto"} if hasattr(definition, "implementation") else {}
     )
-    definition = definition.with_settings(**exact)
+    shows, definition = str(definition), definition.with_settings(**exact)
     trees = {**inputs, "parameters": parameters, "state": state}
     axes = LAYER | (dict.fromkeys(CHANNELS, 4) if isinstance(definition, SaganAttention) else CHANNELS)
     axes |= {"mask": 3, "bias": 3} if isinstance(definition, DotProductAttention) else {}
     floats = (leaf.dtype.name for leaf in arrays_of((parameters, inputs)) if is_floating(leaf.dtype))
     function = functools.partial(_layer, definition, positional, "state" in taken)
-    return _case(str(definition), trees, function, dtype=next(floats, "float32"), axes=axes, inputs=inputs)
+    return _case(shows, trees, function, dtype=next(floats, "float32"), axes=axes, inputs=inputs)
 
 
 def _case(shows: str, trees: Trees, function: Any, *, dtype: str, axes: Mapping[str, int], inputs: Trees) -> Identical:

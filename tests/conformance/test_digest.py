@@ -12,7 +12,7 @@ from attention_cli.app import app
 from attention_conformance import digest
 from attention_conformance.run.identical import digest as hash_of
 from attention_core.layers import DotProductAttention, Embeddings, FeedForward, MultiHeadAttention, SaganAttention
-from attention_numpy.files import save_arrays, save_layer, save_layers, save_tree
+from attention_numpy.files import load_layer, save_arrays, save_layer, save_layers, save_tree
 
 WAYS = ["numpy (cpu, eager)", "numpy (cpu, eager, small blocks)", "numpy (cpu, eager, batch apart)"]
 
@@ -96,19 +96,32 @@ def test_the_command_writes_the_command_that_repeats_it(call, tmp_path):
     assert result.exit_code == 0, result.output
     document = json.loads(written.read_text())
     sha256 = document["cases"]["digest"]["sha256"]
-    assert result.stdout.splitlines() == ["a call of attention: 4 ways, compared with each other", sha256]
+    assert result.stdout.splitlines() == [
+        "a call of attention, in reproducible arithmetic: 4 ways, compared with each other",
+        sha256,
+    ]
     assert document["cases"]["digest"]["ways"] == dict.fromkeys([*WAYS, "numpy (cpu, eager, 1 thread)"], sha256)
     words = shlex.split(document["environment"]["command"])
     assert words[:2] == ["attention-core", "digest"]
     assert {f"--sha256={sha256}", "--threads=1", "--causal", "--softcap=2.0"} < set(words)
     alone = [word for word in words[2:] if not word.startswith("--threads")]
-    told = ["a call of attention: 3 ways, compared with each other and the given hash", sha256]
+    told = [
+        "a call of attention, in reproducible arithmetic: 3 ways, compared with each other and the given hash",
+        sha256,
+    ]
     assert command(*alone, "--jobs", 0).stdout.splitlines() == told
     as_it_is, limited = document["environment"]["threads"]["numpy"]
     assert limited["OMP_NUM_THREADS"] == limited["OPENBLAS_NUM_THREADS"] == "1"
     assert (limited["processors"], as_it_is["processors"]) == (1, document["environment"]["processors"])
     assert document["cases"]["digest"]["compared with"] == ["each other"]
     assert document["cases"]["digest"]["left out"] == []
+
+
+def test_a_layer_is_shown_as_it_was_saved(layer):
+    saved, _, _ = load_layer(layer[0])
+    shown = command(*layer, "--backend", "numpy", "--jobs", 0).stdout.splitlines()[0]
+    assert shown == f"{saved}, in reproducible arithmetic: 3 ways, compared with each other"
+    assert "implementation='fused'" in shown
 
 
 def test_ways_that_do_not_apply_are_told_with_their_reasons(tmp_path, monkeypatch):
