@@ -179,15 +179,20 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
         assert max(math.prod(dims) for dims in cut) <= 4 * D
 
 
-@pytest.mark.parametrize("sizes", [(1, 64), (64, 2**12), (128, 2**9), (70, 2**14)])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"mask": ac.Causal(offset=20)}, {"mask": ac.SlidingWindow(40, 3)}, {"dropout": ac.Dropout(0.5, 3)}],
-    ids=["full", "causal", "window", "dropout"],
+    ("sizes", "options"),
+    [
+        ((1, 64), {"dropout": ac.Dropout(0.5, 3)}),
+        ((64, 2**12), {"mask": ac.Causal(offset=20)}),
+        ((64, 2**12), {}),
+        ((128, 2**9), {"mask": ac.SlidingWindow(40, 3)}),
+        ((128, 2**9), {"mask": ac.Causal(offset=20)}),
+        ((70, 2**14), {"mask": ac.SlidingWindow(40, 3), "dropout": ac.Dropout(0.5, 3)}),
+    ],
 )
 def test_the_size_of_blocks_does_not_show(sizes, options, backend, put, get, rng, monkeypatch):
     arrays = qkv(rng)
-    whole = get(attention(*put(arrays), **options, return_logsumexp=True, **EXACTLY))
+    whole = attention(*arrays, **options, return_logsumexp=True, **EXACTLY)
     monkeypatch.setattr(_plan, "REPRODUCIBLE_KEYS", sizes[0])
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(exact_scores=sizes[1]))
     cut = get(attention(*put(arrays), **options, return_logsumexp=True, **EXACTLY))
