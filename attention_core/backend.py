@@ -1,7 +1,7 @@
 """All that an adapter for a framework, or a kernel, needs of the core.
 
-Whoever adds a framework reads this module first. A backend is an object with the members of `Backend`, announced under
-the entry-point group ``attention_core.backends`` by the name under which its library is imported::
+Whoever adds a framework reads this module first. A backend is a `Backend`, announced under the
+entry-point group ``attention_core.backends`` by the name under which its library is imported::
 
     [project.entry-points."attention_core.backends"]
     torch = "attention_torch:backend"
@@ -11,23 +11,17 @@ command find the backend.
 """
 
 from attention_core._arrays import (
-    FLOATING,
     Array,
     DType,
     Namespace,
     cast_to,
-    compute_dtype_name,
     dtype_name,
     explain_class,
-    index_dtype,
-    is_floating,
     on_device_of,
     one_line,
-    positions,
     shape,
     shape_text,
     sizes,
-    take_rows,
     upcast,
 )
 from attention_core._attention.blocks.forward import blockwise
@@ -40,7 +34,6 @@ from attention_core._attention.call import (
     group_size,
     repeat_kv,
     score_positions,
-    unfold_group,
 )
 from attention_core._attention.choice import attend_automatically, with_sinks
 from attention_core._attention.key_range import (
@@ -61,22 +54,12 @@ from attention_core._attention.plans import once_per_lengths
 from attention_core._attention.samples import sample_cuts, sample_ranges
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
-    Autocast,
     Backend,
-    BlockOperations,
-    DefaultBackend,
-    FusedSilu,
-    GradientFlags,
-    KeptNumbers,
     Kernel,
-    KernelWithLogsumexp,
-    KernelWithPlan,
     Loops,
     Operation,
     PythonLoops,
-    RowUpdates,
     TracedLoops,
-    TracedPlacement,
     Tuning,
     Verdict,
     Workspace,
@@ -95,28 +78,17 @@ from attention_core.masks import is_top_left_causal
 
 __all__ = [
     "DIFFERENTIATED_ONCE",
-    "FLOATING",
     "Array",
     "Attention",
-    "Autocast",
     "Backend",
-    "BlockOperations",
     "Call",
     "DType",
-    "DefaultBackend",
-    "FusedSilu",
-    "GradientFlags",
-    "KeptNumbers",
     "Kernel",
-    "KernelWithLogsumexp",
-    "KernelWithPlan",
     "Loops",
     "Namespace",
     "Operation",
     "PythonLoops",
-    "RowUpdates",
     "TracedLoops",
-    "TracedPlacement",
     "Tuning",
     "Verdict",
     "Workspace",
@@ -128,7 +100,6 @@ __all__ = [
     "blockwise",
     "cast_to",
     "check_flags",
-    "compute_dtype_name",
     "cut_keys",
     "default_scale",
     "dtype_name",
@@ -138,9 +109,7 @@ __all__ = [
     "get_backend",
     "group_size",
     "has_few_queries",
-    "index_dtype",
     "is_concrete",
-    "is_floating",
     "is_top_left_causal",
     "key_ranges",
     "keyword_error",
@@ -153,7 +122,6 @@ __all__ = [
     "on_device_of",
     "once_per_lengths",
     "one_line",
-    "positions",
     "products_are_finite",
     "register",
     "registered",
@@ -166,9 +134,7 @@ __all__ = [
     "shape",
     "shape_text",
     "sizes",
-    "take_rows",
     "unconverted",
-    "unfold_group",
     "upcast",
     "with_cut",
     "with_sinks",
@@ -176,20 +142,6 @@ __all__ = [
 ]
 
 
-_PROTOCOLS = (
-    "Autocast",
-    "Backend",
-    "Call",
-    "FusedSilu",
-    "GradientFlags",
-    "KeptNumbers",
-    "Kernel",
-    "KernelWithLogsumexp",
-    "KernelWithPlan",
-    "Loops",
-    "Operation",
-    "RowUpdates",
-    "TracedPlacement",
-)
-for _name in (*_PROTOCOLS, "Tuning", "Verdict", "available_backends", "get_backend"):
+_PUBLIC = ("Backend", "Call", "Kernel", "Loops", "Operation", "Tuning", "Verdict", "available_backends", "get_backend")
+for _name in _PUBLIC:
     vars()[_name].__module__ = __name__  # by which documentation knows it

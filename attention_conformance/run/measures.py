@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.implementations import bound_of
 from attention_conformance.run.result import one_line
 from attention_core import Backend, get_backend, scaled_dot_product_attention
-from attention_core.backend import Autocast
 
 __all__ = ["MEASURES", "Outcome", "Trial"]
 
@@ -82,7 +81,7 @@ def _autocast(trial: Trial, problem: Problem, function: AttentionFunction) -> Ou
         for name, array in problem.arrays.items()
     }
     arrays = trial.backend.from_numpy(wide, device=trial.device)
-    with cast(Autocast, trial.backend).autocast(arrays["query"], trial.dtype):
+    with trial.backend.autocast(arrays["query"], trial.dtype):
         got = dict(trial.backend.to_numpy(called(arrays)))
     truth = _truth(trial.case, trial.dtype)
     return _worst(trial, got, {name: getattr(truth, name) for name in got}, truth)

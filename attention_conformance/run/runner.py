@@ -123,7 +123,7 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
         return f"{backend.name} on {device} has no float64, which reproducible arithmetic needs"
     if case.measure == "message" and mode != "eager":
         return "compilers wrap the errors of what they trace"
-    if case.measure == "autocast" and not hasattr(backend, "autocast"):
+    if case.measure == "autocast" and backend.is_autocasting is None:
         return f"{backend.name} has no autocast"
     if case.measure == "gradient" and not backend.differentiates:
         return f"{backend.name} does not differentiate"

@@ -20,7 +20,7 @@ from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.reproducible.weights import reproducible_weights
 from attention_core._attention.samples import attend_per_sample, cuts_that_save, sample_calls
 from attention_core._attention.softmax import logaddexp
-from attention_core._backend import Kernel, KernelWithLogsumexp, Verdict, backend_of, is_exporting, library_name
+from attention_core._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice
 from attention_core.masks._mask import is_structured
 
@@ -347,7 +347,7 @@ def cuts_of_samples(call: Call) -> list[KeyCut] | None:
 
 
 def _has_logsumexp(kernel: Any, call: Call) -> bool:
-    return isinstance(kernel, KernelWithLogsumexp) and kernel.has_logsumexp(call)
+    return kernel is not None and kernel.has_logsumexp(call)
 
 
 def _choose(call: Call, kernel: Any) -> str:

@@ -188,7 +188,7 @@ def _scores(call: Call, allowed: Array | None, at: Positions | None, raw: Array,
     xp, backend = call.xp, call.backend
     modify: Any = None
     mask: Any = None
-    writes = getattr(backend.loops, "takes_out", False) and not backend.differentiates
+    writes = backend.loops.takes_out and not backend.differentiates
     if writes and allowed is not None and has_few_queries(call.query.shape[-2], call.key.shape[-2]):
         mask = functools.partial(_mask_columns, call, allowed, masked_columns(call) if kept is None else kept.columns)
     if call.softcap is not None or call.score_mod is not None:

@@ -19,7 +19,6 @@ from attention_core._attention.recording import RECORDERS
 from attention_core._attention.samples import attend_per_sample
 from attention_core._backend import (
     Backend,
-    KernelWithPlan,
     can_be_read,
     is_compiling,
     is_of_eager_type,
@@ -101,7 +100,7 @@ def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     automatic = implementation == "auto"
     if automatic and call.backend.kernels:
         kernel = call.backend.kernels[0]
-        return kernel.plan(call) if isinstance(kernel, KernelWithPlan) and not has_no_elements(call) else None
+        return None if has_no_elements(call) else kernel.plan(call)
     if call.sinks is not None:
         return None
     of_numbers = functools.partial(_output_of_numbers, automatic=automatic)

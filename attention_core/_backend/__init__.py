@@ -1,7 +1,7 @@
 """What a library lends to the core, and how it is found. The public names are those of `attention_core.backend`."""
 
-from attention_core._backend._autocast import Autocast, with_autocast
-from attention_core._backend._default import DefaultBackend
+from attention_core._backend._autocast import with_autocast
+from attention_core._backend._base import Backend, library_name
 from attention_core._backend._find import (
     array_namespace,
     array_of,
@@ -19,23 +19,14 @@ from attention_core._backend._find import (
     is_exporting,
     is_of_eager_type,
     is_of_numpy,
-    library_name,
     own_namespace,
 )
 from attention_core._backend._loops import BlockOperations, PythonLoops, TracedLoops
 from attention_core._backend._protocol import (
     DIFFERENTIATED_ONCE,
-    Backend,
-    FusedSilu,
-    GradientFlags,
-    KeptNumbers,
     Kernel,
-    KernelWithLogsumexp,
-    KernelWithPlan,
     Loops,
     Operation,
-    RowUpdates,
-    TracedPlacement,
     Tuning,
     Verdict,
     Workspace,
@@ -44,22 +35,13 @@ from attention_core._backend._registry import register, registered, registered_n
 
 __all__ = [
     "DIFFERENTIATED_ONCE",
-    "Autocast",
     "Backend",
     "BlockOperations",
-    "DefaultBackend",
-    "FusedSilu",
-    "GradientFlags",
-    "KeptNumbers",
     "Kernel",
-    "KernelWithLogsumexp",
-    "KernelWithPlan",
     "Loops",
     "Operation",
     "PythonLoops",
-    "RowUpdates",
     "TracedLoops",
-    "TracedPlacement",
     "Tuning",
     "Verdict",
     "Workspace",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
 from attention_core._backend._find import array_namespace, backend_of, is_compiling, is_of_numpy
@@ -15,27 +14,6 @@ from attention_core._keywords import Names, keyword_error, names_of, places_erro
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
 _known: dict[type, Any] = {}  # a table of its own: a compiler must not look into that of backends before it is filled
-
-
-class Autocast(Protocol):
-    """What a backend lends, besides the members of `Backend`, if its library casts arguments of functions by itself.
-
-    Attributes
-    ----------
-    is_autocasting : callable
-        Whether the library does so now, for arrays of any device. It is called at every call of a public function.
-    """
-
-    is_autocasting: Callable[[], bool]
-
-    def autocast_dtype(self, array: Array, /) -> DType | None:
-        """Return the dtype that arguments are cast to on the device of an array; ``None`` if they are not."""
-
-    def autocast(self, array: Array, dtype: str, /) -> AbstractContextManager[Any]:
-        """Turn it on, with a dtype of this name, on the device of an array; tests call it."""
-
-    def without_autocast(self, array: Array, /) -> AbstractContextManager[Any]:
-        """Turn it off on the device of an array."""
 
 
 def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Function], Function]:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import array_api_compat
 
 from attention_core._arrays import Array, Namespace, is_on_host, on_device_of, refusal, type_text
-from attention_core._backend._default import DefaultBackend
-from attention_core._backend._protocol import Backend, KeptNumbers
+from attention_core._backend._base import Backend, library_name
 from attention_core._keywords import unconverted
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ def backend_of(array: Array) -> Backend | None:
 
 def backend_for(array: Array, xp: Namespace) -> Backend:
     """The backend of the library of an array; one that knows next to nothing where the library announces none."""
-    return backend_of(array) or DefaultBackend(xp)
+    return backend_of(array) or Backend(xp)
 
 
 def _learn(kind: type) -> None:
@@ -246,12 +245,6 @@ def _library_of(kind: type) -> str:
 _library_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it cannot be asked of a class of parameters
 
 
-def library_name(xp: Namespace) -> str:
-    """The name a user knows a namespace by: ``torch`` for ``array_api_compat.torch``."""
-    name: str = xp.__name__.removeprefix("array_api_compat.").removeprefix("attention_")
-    return name.partition(".")[0]
-
-
 def is_of_numpy(array: Any, /) -> bool:
     """Whether this is an array of NumPy, by its class alone, of which compilers know; a masked array is another."""
     return _is_of_numpy(type(array))
@@ -287,10 +280,9 @@ def can_be_read(array: Array, /) -> bool:
 
 def array_of(numbers: Sequence[float], dtype: Any, like: Array, xp: Namespace) -> Array:
     """Numbers that are known before a call as an array (N,), on the device of another one."""
-    backend = None if is_compiling(like) else backend_of(like)
-    if isinstance(backend, KeptNumbers):
-        return backend.array_of(numbers, dtype, like)
-    return xp.asarray(numbers, dtype=dtype, **on_device_of(like))
+    if is_compiling(like):
+        return xp.asarray(numbers, dtype=dtype, **on_device_of(like))
+    return backend_for(like, xp).array_of(numbers, dtype, like)
 
 
 GROUP = "attention_core.backends"

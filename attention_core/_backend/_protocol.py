@@ -1,4 +1,4 @@
-"""The protocols of a backend: what the core needs of a library beyond its array namespace."""
+"""What a backend is made of: loops over blocks, sizes of blocks, operations with a gradient, kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from attention_core._arrays import Array, Namespace, on_device_of
 
@@ -37,10 +37,13 @@ class Loops(Protocol):
         Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
     log_base : float
         The logarithm of e to the base of `exp_scaled`: 1 for base e, log2(e) for base 2.
+    takes_out : bool
+        Whether functions of the namespace take ``out=``.
     """
 
     traced: bool
     log_base: float
+    takes_out: bool
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
@@ -223,8 +226,8 @@ class Verdict(NamedTuple):
     slower: str | None = None
 
 
-class Kernel(Protocol):
-    """A fused kernel of a library, and the calls for which it gives the defined answer.
+class Kernel:
+    """A fused kernel of a library, and the calls for which it gives the defined answer: a base class.
 
     Attributes
     ----------
@@ -240,186 +243,34 @@ class Kernel(Protocol):
         This is called once for a call, and may read query, key and value: some kernels let NaN behind a mask through.
         It must not compute attention.
         """
+        raise NotImplementedError
 
     def attend(self, call: Any, /) -> Array:
         """Return the output of attention, in the query's dtype."""
-
-
-@runtime_checkable
-class KernelWithLogsumexp(Kernel, Protocol):
-    """A kernel that returns the logsumexp of its scores, too. Without one, the core computes calls with sinks."""
+        raise NotImplementedError
 
     def has_logsumexp(self, call: Any, /) -> bool:
-        """Whether the kernel returns the logsumexp of a call that it accepts. This may read query, key and value."""
+        """Whether the kernel returns the logsumexp of a call that it accepts. This may read query, key and value.
+
+        It does not by default. The core computes other calls with sinks.
+        """
+        return False
 
     def attend_with_logsumexp(self, call: Any, /) -> tuple[Array, Array]:
         """Return the output of `attend`, bit for bit, and logsumexp (..., H, M).
 
         Both are differentiable where the library differentiates.
         """
-
-
-@runtime_checkable
-class KernelWithPlan(Kernel, Protocol):
-    """A kernel that is judged once for all calls of a signature, small ones above all: a verdict may take longer.
-
-    The core asks the first kernel of a backend alone, and no call with a function or an array among its options. Only
-    sinks, and lengths and offsets of a mask, may be arrays. Keys that the mask hides are not cut yet.
-    """
+        raise NotImplementedError
 
     def plan(self, call: Any, /) -> Callable[[Any], Array | None] | None:
         """Return the output as a function of calls of these types, lengths and options; ``None`` if each is judged.
+
+        The core asks the first kernel of a backend alone, and no call with a function or an array among its options.
+        Only sinks, and lengths and offsets of a mask, may be arrays. Keys that the mask hides are not cut yet.
 
         The function returns the output of `attend`, bit for bit. It returns ``None`` where a call is to be judged after
         all: by its values, or by a mode of the library. It keeps no array of a call, and remembers no number but those
         of lengths, which it reads in each.
         """
-
-
-@runtime_checkable
-class RowUpdates(Protocol):
-    """What a backend lends, besides the members of `Backend`, if its library writes rows without reading the others.
-
-    A `KeyValueCache` of any other library is computed anew by every `append`.
-    """
-
-    def update_rows(self, array: Array, rows: Array, start: Array, /, *, donate: bool) -> Array:
-        """Return an array (..., C, D) with rows (..., L, D) written over those at start, ..., start + L - 1.
-
-        ``start`` is a 0-d array of integers, or one of shape (...) for arrays (..., G, C, D); no row is beyond C. With
-        ``donate`` the memory of the array may be written over: the array is not used again.
-        """
-
-
-@runtime_checkable
-class TracedPlacement(Protocol):
-    """What a backend lends, besides the members of `Backend`, if traced arrays do not tell where a program will run."""
-
-    def runs_on_host(self) -> bool:
-        """Return whether traced programs run on a host, where small blocks stay in a cache."""
-
-
-@runtime_checkable
-class KeptNumbers(Protocol):
-    """What a backend lends, besides the members of `Backend`, if copying numbers to a device waits for the device."""
-
-    def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
-        """Return an array (N,) of numbers, on the device of another array: perhaps one that was returned before."""
-
-
-@runtime_checkable
-class FusedSilu(Protocol):
-    """What a backend lends, besides the members of `Backend`, if its library has this activation in one pass.
-
-    The core's formula takes a pass over memory for each operation, unless a compiler fuses them.
-    """
-
-    def silu(self, x: Array, /) -> Array:
-        """Return the sigmoid linear unit. It may be 0 where the exponential of ``-x`` overflows."""
-
-
-@runtime_checkable
-class GradientFlags(Protocol):
-    """What a backend lends, besides the members of `Backend`, if its arrays tell whether a gradient will reach them.
-
-    Blocks then refuse a function of scores that closes over such an array, whose gradient they would not compute.
-    """
-
-    def has_gradient(self, array: Array, /) -> bool:
-        """Return whether a gradient will be computed of what the array was computed from."""
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """The part of a framework that the core, its tests and the conformance command use besides its array namespace.
-
-    A tree is an array, or a (named) tuple, list or dict of trees. ``None`` and Python numbers in a tree stay.
-
-    Attributes
-    ----------
-    name : str
-        The name by which the library is imported, and the backend looked up.
-    namespace : module
-        The functions of the array API standard. Two more are used where they exist: ``erfc(x)`` and ``shape(x)``. The
-        shape holds integers, or 0-d integer arrays for dimensions that are unknown while a function is traced.
-    modes : tuple of str
-        The ways to run a function, ``"eager"`` first, such as ``("eager", "graph", "xla")``.
-    dtypes : tuple of str
-        The floating-point types that the library computes in as configured, such as ``("float32", "float64")``.
-    differentiates : bool
-        Whether `value_and_grad` is available.
-    loops : Loops
-        Loops over blocks.
-    tuning : Tuning
-        Sizes of blocks, as measured.
-    kernels : tuple of Kernel
-        Fused kernels of the library, the best first.
-    """
-
-    name: str
-    namespace: Namespace
-    modes: tuple[str, ...]
-    differentiates: bool
-    loops: Loops
-    tuning: Tuning
-    kernels: tuple[Kernel, ...]
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """The floating-point types that the library computes in as configured."""
-
-    def versions(self) -> dict[str, str]:
-        """Return versions of the library and of the packages that it computes with, by distribution name."""
-
-    def owns(self, array: Array, /) -> bool:
-        """Whether this is an array of the library, traced ones included."""
-
-    def is_concrete(self, array: Array, /) -> bool:
-        """Whether the values can be read now: not while a compiler traces, not on a device that holds none."""
-
-    def devices(self) -> list[str]:
-        """Return the names of the devices on which arrays can be placed, the default one first."""
-
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Turn the NumPy arrays of a tree into arrays of the library.
-
-        Arrays of floating point are cast to ``dtype``, and all are placed on ``device``, where these are not ``None``.
-        """
-
-    def to_numpy(self, tree: Any, /) -> Any:
-        """Turn the arrays of a tree into NumPy arrays of the same dtype (bfloat16 as that of ``ml_dtypes``)."""
-
-    def to_device(self, tree: Any, device: str, /) -> Any:
-        """Place the arrays of a tree on one of `devices`."""
-
-    def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
-        """Compile a function of trees of arrays, in one of `modes`, by default the last."""
-
-    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        """Turn a function of trees to a 0-d array into one that also returns the gradient for each positional argument.
-
-        Raises
-        ------
-        TypeError
-            When the library does not differentiate.
-        """
-
-    def stop_gradient(self, array: Array, /) -> Array:
-        """Return the array as a constant of derivatives."""
-
-    def draw_seed(self, source: Any, /) -> Any:
-        """Return a seed, two words of 32 bits, from a key or a generator of the library; anything else as it is."""
-
-    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
-        """Return the results of an `Operation`, differentiated by its own backward function."""
-
-    def vjp(
-        self, function: Callable[..., Array], /, *arrays: Array
-    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-        """Return the value of a function, and a function from its cotangent to those of the arrays.
-
-        Raises
-        ------
-        TypeError
-            When the library does not differentiate.
-        """
+        return None

@@ -16,7 +16,7 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import backend_of, common_namespace, is_concrete, own_namespace
+from attention_core._backend import backend_for, common_namespace, is_concrete, own_namespace
 from attention_core._checks import (
     MAX_POSITIONS,
     check_broadcastable,
@@ -239,7 +239,7 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
 def _written(old: Array, new: Array, length: Array, donate: bool, *, xp: Namespace) -> Array:
     """Write new rows behind the filled ones: (..., G, C, D), (..., G, L, D), () or (...) -> (..., G, C, D)."""
     capacity, count = shape(old, xp=xp)[-2], shape(new, xp=xp)[-2]
-    update_rows = getattr(backend_of(old), "update_rows", None)  # of RowUpdates, which takes longer to ask for
+    update_rows = backend_for(old, xp).update_rows
     if isinstance(count, int) and count == 0:
         return old
     is_known = isinstance(count, int) and isinstance(capacity, int)

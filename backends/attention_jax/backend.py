@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
+from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Operation, Tuning
 from attention_jax import namespace as jax_namespace
 from attention_jax import sharding
 from attention_jax.kernels import DotProduct
@@ -32,11 +32,9 @@ __all__ = ["JaxBackend", "backend"]
 WIDE = "turn on jax_enable_x64 for types of 64 bits"
 
 
-class JaxBackend:
+class JaxBackend(Backend):
     """The backend of JAX."""
 
-    name = "jax"
-    namespace: Namespace = jax_namespace
     modes: tuple[str, ...] = ("eager", "jit")
     differentiates = True
     tuning = Tuning(
@@ -52,7 +50,7 @@ class JaxBackend:
 
     def __init__(self, axes: frozenset[str] = frozenset()) -> None:
         # The loops of an operation under `jax.shard_map` vary over these axes of the mesh.
-        self.loops: Loops = JaxLoops(jax_namespace, axes)
+        super().__init__(jax_namespace, JaxLoops(jax_namespace, axes))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -63,7 +61,7 @@ class JaxBackend:
         """Versions of JAX, and of what compiles for it."""
         return versions_of("jax", "jaxlib", "numpy", "ml_dtypes")
 
-    def runs_on_host(self) -> bool:
+    def runs_on_host(self, array: Array, /) -> bool:
         """Whether programs run on a host by default, as far as is known before they run."""
         return bool(jax.default_backend() == "cpu")
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from attention_core.backend import (
     Call,
+    Kernel,
     Verdict,
     blockwise,
     default_scale,
@@ -37,7 +38,7 @@ class Structure(NamedTuple):
     lengths: Any = None
 
 
-class DotProduct:
+class DotProduct(Kernel):
     """`jax.nn.dot_product_attention` by cuDNN, on a GPU."""
 
     name = "jax.nn.dot_product_attention, implementation='cudnn'"

@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat.numpy
 import numpy as np
 
-from attention_core.backend import Array, Backend, Kernel, Loops, Operation, PythonLoops, Tuning
+from attention_core.backend import Array, Backend, PythonLoops, Tuning
 from attention_numpy.threads import for_each_at_once, num_workers
 from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
 
@@ -54,14 +54,9 @@ class NumpyLoops(PythonLoops):
         return [math.sqrt(np.vdot(array, array)) for array in arrays]
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """The backend of NumPy, and of libraries that compute with it."""
 
-    name = "numpy"
-    namespace = array_api_compat.numpy
-    modes: tuple[str, ...] = ("eager",)
-    differentiates = False
-    loops: Loops = NumpyLoops(array_api_compat.numpy)
     tuning = Tuning(
         queries=2048,
         keys=512,
@@ -70,7 +65,6 @@ class NumpyBackend:
         structured_below=127 * 127,
         exact_scores=2**17,
     )
-    kernels: tuple[Kernel, ...] = ()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -122,14 +116,6 @@ class NumpyBackend:
         known_mode(mode, self.modes)
         return function
 
-    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        """Raise: NumPy does not differentiate."""
-        raise self._refusal()
-
-    def stop_gradient(self, array: Array, /) -> Array:
-        """Return the array: nothing is ever differentiated."""
-        return array
-
     def draw_seed(self, source: Any, /) -> Any:
         """Draw two words from a generator of NumPy."""
         if isinstance(source, np.random.Generator):
@@ -152,20 +138,5 @@ class NumpyBackend:
             written[(*sequence, ..., slice(first, first + rows.shape[-2]), slice(None))] = rows[(*sequence, ...)]
         return written
 
-    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
-        """Compute forward: nothing is ever differentiated."""
-        return operation.forward(plan, arrays, self)
 
-    def vjp(
-        self, function: Callable[..., Array], /, *arrays: Array
-    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-        """Raise: NumPy does not differentiate."""
-        raise self._refusal()
-
-    def _refusal(self) -> TypeError:
-        return TypeError(
-            f"expected a backend that differentiates, such as jax, tensorflow, torch; got {self.name}, which does not"
-        )
-
-
-backend: Backend = NumpyBackend()
+backend: Backend = NumpyBackend(array_api_compat.numpy, NumpyLoops(array_api_compat.numpy))

@@ -10,7 +10,7 @@ from typing import Any
 import array_api_strict
 import numpy as np
 
-from attention_core.backend import Array, Backend, Loops, PythonLoops
+from attention_core.backend import Array, Backend, PythonLoops
 from attention_numpy.backend import NumpyBackend
 from attention_numpy.trees import as_floating, known_device, map_arrays, to_copies, versions_of
 
@@ -28,10 +28,6 @@ class StrictLoops(PythonLoops):
 
 class StrictBackend(NumpyBackend):
     """The backend of array-api-strict."""
-
-    name = "array_api_strict"
-    namespace = array_api_strict
-    loops: Loops = StrictLoops(array_api_strict)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -73,4 +69,4 @@ def _devices() -> dict[str, Any]:
     return {str(device).split("'")[1]: device for device in devices}
 
 
-backend: Backend = StrictBackend()
+backend: Backend = StrictBackend(array_api_strict, StrictLoops(array_api_strict))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Loops, Namespace, Operation, Tuning
+from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Operation, Tuning
 from attention_numpy.trees import (
     as_floating,
     differentiate,
@@ -26,14 +26,11 @@ from attention_tensorflow.loops import TensorFlowLoops
 __all__ = ["TensorFlowBackend", "backend"]
 
 
-class TensorFlowBackend:
+class TensorFlowBackend(Backend):
     """The backend of TensorFlow."""
 
-    name = "tensorflow"
-    namespace: Namespace = tensorflow_namespace
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     differentiates = True
-    loops: Loops = TensorFlowLoops(namespace)
     tuning = Tuning(
         queries=4096,
         keys=512,
@@ -44,7 +41,6 @@ class TensorFlowBackend:
         backward_keys=256,
         query_chunk=128,
     )
-    kernels: tuple[Kernel, ...] = ()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -58,7 +54,7 @@ class TensorFlowBackend:
             versions |= versions_of("keras")
         return versions
 
-    def runs_on_host(self) -> bool:
+    def runs_on_host(self, array: Array, /) -> bool:
         """Whether programs run on a host by default, as no GPU is visible."""
         return _has_no_gpu()
 
@@ -183,4 +179,4 @@ def _gradient(function: Callable[..., Array], arrays: list[Array], /) -> tuple[A
     return value, [tf.convert_to_tensor(gradient) for gradient in gradients]  # that of `take` comes as slices
 
 
-backend: Backend = TensorFlowBackend()
+backend: Backend = TensorFlowBackend(tensorflow_namespace, TensorFlowLoops(tensorflow_namespace))

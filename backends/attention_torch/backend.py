@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from attention_core.backend import (
     DIFFERENTIATED_ONCE,
     Array,
+    Backend,
     Kernel,
-    Loops,
     Operation,
     PythonLoops,
     Tuning,
@@ -83,19 +83,17 @@ class TorchLoops(PythonLoops):
         return [norm.item() for norm in norms] if arrays[0].is_cpu else torch.stack(norms).tolist()
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """The backend of PyTorch."""
 
-    name = "torch"
-    namespace = array_api_compat.torch
     modes: tuple[str, ...] = ("eager", "compiled")
     differentiates = True
-    loops: Loops = TorchLoops(array_api_compat.torch)
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(), FlexAttention())
     is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
 
     def __init__(self) -> None:
+        super().__init__(array_api_compat.torch, TorchLoops(array_api_compat.torch))
         self._numbers: OrderedDict[Any, torch.Tensor] = OrderedDict()
 
     @property

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attention_core.backend import Call, Verdict, default_scale, is_concrete
+from attention_core.backend import Call, Kernel, Verdict, default_scale, is_concrete
 from attention_core.masks import (
     And,
     Causal,
@@ -71,7 +71,7 @@ def _library() -> Any:
     return flex_attention
 
 
-class FlexAttention:
+class FlexAttention(Kernel):
     """`torch.nn.attention.flex_attention`, compiled once for each kind of call.
 
     Attributes

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from attention_core.backend import Call, Verdict, blockwise, sample_cuts
+from attention_core.backend import Call, Kernel, Verdict, blockwise, sample_cuts
 from attention_torch import compiled, few_queries, flash_cpu, guards, repaired, sdpa, small_calls
 
 __all__ = ["ScaledDotProduct"]
 
 
-class ScaledDotProduct:
+class ScaledDotProduct(Kernel):
     """`torch.nn.functional.scaled_dot_product_attention`."""
 
     name = "torch.nn.functional.scaled_dot_product_attention"

@@ -8,7 +8,7 @@ from backend_helpers import Pair, assert_same_bits, floats, run
 
 from attention_core import explain_attention, scaled_dot_product_attention
 from attention_core._attention.dense import dense
-from attention_core.backend import Verdict, get_backend
+from attention_core.backend import Kernel, Verdict, get_backend
 
 # PyTorch compiles, and differentiates forward, by parts of its own that it calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -235,8 +235,8 @@ def test_what_is_constant_is_not_differentiated_by(backend):
     assert float(backend.to_numpy(gradient)) == 3.0
 
 
-class CountingKernel:
-    """A kernel written to the protocol and given no more."""
+class CountingKernel(Kernel):
+    """A kernel with what has no default."""
 
     name = "a kernel that counts"
 
@@ -253,7 +253,7 @@ class CountingKernel:
 
 
 @pytest.mark.parametrize("implementation", ["auto", "fused"])
-def test_a_kernel_with_the_members_of_the_protocol_alone_is_taken(implementation, backend, put, rng, monkeypatch):
+def test_a_kernel_that_judges_and_attends_is_taken(implementation, backend, put, rng, monkeypatch):
     kernel = CountingKernel()
     monkeypatch.setattr(backend, "kernels", (kernel,))
     arrays = put([rng.standard_normal((1, 2, size, 4)) for size in (3, 5, 5)])

@@ -59,8 +59,8 @@ def __getattr__(name):
 ADAPTER = """
 import abacus
 import numpy as np
-from attention_core.backend import DefaultBackend, Verdict, cast_to, default_scale, group_size, is_top_left_causal
-from attention_core.backend import repeat_kv, upcast
+from attention_core import backend as core
+from attention_core.backend import Verdict, cast_to, default_scale, group_size, is_top_left_causal, repeat_kv, upcast
 
 def mapped(function, tree):
     if isinstance(tree, dict):
@@ -70,7 +70,7 @@ def mapped(function, tree):
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return function(tree) if isinstance(tree, (np.ndarray, np.generic, abacus.Array)) else tree
 
-class Kernel:
+class Kernel(core.Kernel):
     name = "abacus.attention"
     attended = 0
 
@@ -99,7 +99,7 @@ class Kernel:
         weights = xp.divide(weights, xp.sum(weights, axis=-1, keepdims=True))
         return cast_to(xp.matmul(weights, value), call.query.dtype, xp=xp)
 
-class Backend(DefaultBackend):
+class Backend(core.Backend):
     kernels = (Kernel(),)
 
     def owns(self, array):

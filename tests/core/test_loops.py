@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from attention_core.backend import DefaultBackend, PythonLoops, Workspace
+from attention_core.backend import Backend, PythonLoops, Workspace
 
 COMPILED = pytest.mark.needs("compilation", lambda backend: backend.name != "torch")  # which looks into no operator
 
@@ -119,7 +119,7 @@ def test_values_are_read_as_lists_where_nothing_is_traced(backend, put):
 def test_a_library_without_a_backend_has_loops(name, rng):
     """Blocks then need no more than the array API."""
     library = importlib.import_module(name)
-    loops = DefaultBackend(library).loops
+    loops = Backend(library).loops
     assert isinstance(loops, PythonLoops)
     x = library.asarray(rng.standard_normal((3, 4)))
     assert loops.to_list(x > 10) == [[False] * 4] * 3

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace, is_on_host, shape
+from attention_core._arrays import Array, Namespace, shape
 from attention_core._attention.call import Call, group_size, scale_query
 from attention_core._attention.magnitudes import known_finite_arrays, known_finite_products, scores_are_small
-from attention_core._backend import Backend, TracedPlacement, Tuning, can_be_read, register
+from attention_core._backend import Backend, Tuning, can_be_read, register
 from attention_core.masks import Mask, flatten
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import leaves
@@ -153,7 +153,7 @@ def _fits(dims: tuple[Any, ...], most: int) -> bool:
 def block_tuning(call: Call) -> Tuning:
     """The sizes of blocks: larger ones on an accelerator, which one of a processor's would not keep busy."""
     backend, tuning = call.backend, call.backend.tuning
-    if backend.runs_on_host() if isinstance(backend, TracedPlacement) else is_on_host(call.query):
+    if backend.runs_on_host(call.query):
         return tuning
     return tuning._replace(
         queries=DEVICE_QUERIES * tuning.queries,

@@ -16,7 +16,6 @@ from attention_core._attention.blocks.grid import (
 )
 from attention_core._attention.call import Call, flatten_group
 from attention_core._attention.scores import masked_scores, modify_scores
-from attention_core._backend import GradientFlags
 from attention_core._checks import result_of
 from attention_core.masks import Positions, unflatten
 from attention_core.scores import ScoreMod
@@ -116,7 +115,7 @@ def check_score_mod_holds_no_variable(call: Call) -> None:
     A backend that cannot tell either raises by itself, or its library does not know before a program is differentiated.
     """
     score_mod: Any = call.score_mod
-    if score_mod is None or not isinstance(call.backend, GradientFlags):
+    if score_mod is None or call.backend.has_gradient is None:
         return
     xp, like = call.xp, call.backend.stop_gradient(call.query)
     arrays: tuple[Array, ...] = ()

@@ -101,7 +101,7 @@ def _pair(grid: Grid, name: str, dims: tuple[Any, ...]) -> Array | None:
 
     It is that of the last call of this name. Each block is computed in it, so that it stays in a cache.
     """
-    if not getattr(grid.loops, "takes_out", False):
+    if not grid.loops.takes_out:
         return None
     return grid.workspace.array(name, (2, *dims), grid.xp.float64, grid.operands.query, grid.xp)
 

@@ -1,0 +1,193 @@
+"""The base class of backends: what the core needs of a library beyond its array namespace, and what it does without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from attention_core._arrays import Array, DType, Namespace, is_on_host, on_device_of
+from attention_core._backend._loops import PythonLoops
+from attention_core._backend._protocol import Kernel, Loops, Operation, Tuning
+
+
+class Backend:
+    """The part of a framework that the core, its tests and the conformance command use besides its array namespace.
+
+    This is a base class, for a library of which nothing else is known: loops are in Python, and devices, values and
+    gradients are left out. An adapter overrides what it knows better.
+
+    A tree is an array, or a (named) tuple, list or dict of trees. ``None`` and Python numbers in a tree stay.
+
+    Parameters
+    ----------
+    xp : module
+        The functions of the array API standard. Two more are used where they exist: ``erfc(x)`` and ``shape(x)``. The
+        shape holds integers, or 0-d integer arrays for dimensions that are unknown while a function is traced.
+    loops : Loops, optional
+        Loops over blocks, by default `PythonLoops`.
+
+    Attributes
+    ----------
+    name : str
+        The name by which the library is imported, and the backend looked up.
+    namespace : module
+        ``xp``.
+    modes : tuple of str
+        The ways to run a function, ``"eager"`` first, such as ``("eager", "graph", "xla")``.
+    dtypes : tuple of str
+        The floating-point types that the library computes in as configured, such as ``("float32", "float64")``.
+    differentiates : bool
+        Whether `value_and_grad` is available.
+    loops : Loops
+        Loops over blocks.
+    tuning : Tuning
+        Sizes of blocks, as measured.
+    kernels : tuple of Kernel
+        Fused kernels of the library, the best first.
+    is_autocasting : callable or None
+        Whether the library casts arguments of functions by itself now, for arrays of any device; it is called at every
+        call of a public function. ``None`` if it never does. The other members with ``autocast`` are then not called.
+    update_rows : callable or None
+        ``update_rows(array, rows, start, donate=...)``, if the library writes rows without reading the others. It
+        returns an array (..., C, D) with rows (..., L, D) written over those at start, ..., start + L - 1. ``start`` is
+        a 0-d array of integers, or one of shape (...) for arrays (..., G, C, D); no row is beyond C. With ``donate``
+        the memory of the array may be written over: it is not used again.
+    silu : callable or None
+        The sigmoid linear unit, if the library has it in one pass. It may be 0 where the exponential of ``-x``
+        overflows. The formula of the core takes a pass over memory for each operation, unless a compiler fuses them.
+    has_gradient : callable or None
+        Whether an array tells that a gradient will be computed of what it was computed from, if arrays do. Blocks
+        refuse a function of scores that closes over such an array, whose gradient they would not compute.
+    """
+
+    modes: tuple[str, ...] = ("eager",)
+    differentiates = False
+    tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=512 * 512, structured_below=256 * 256)
+    kernels: tuple[Kernel, ...] = ()
+    is_autocasting: Callable[[], bool] | None = None
+    update_rows: Callable[..., Array] | None = None
+    silu: Callable[[Array], Array] | None = None
+    has_gradient: Callable[[Array], bool] | None = None
+
+    def __init__(self, xp: Namespace, loops: Loops | None = None) -> None:
+        self.name: str = library_name(xp)
+        self.namespace = xp
+        self.loops: Loops = PythonLoops(xp) if loops is None else loops
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating-point types that the library computes in as configured."""
+        return ("float32", "float64")
+
+    def versions(self) -> dict[str, str]:
+        """Return versions of the library and of the packages that it computes with, by distribution name."""
+        return {}
+
+    def owns(self, array: Array, /) -> bool:
+        """Whether this is an array of the library, traced ones included."""
+        return False
+
+    def is_concrete(self, array: Array, /) -> bool:
+        """Whether the values can be read now: not while a compiler traces, not on a device that holds none."""
+        return False
+
+    def runs_on_host(self, array: Array, /) -> bool:
+        """Whether programs with this array run on a host, where small blocks stay in a cache.
+
+        A traced array may not tell where its program will run.
+        """
+        return is_on_host(array)
+
+    def devices(self) -> list[str]:
+        """Return the names of the devices on which arrays can be placed, the default one first."""
+        return []
+
+    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
+        """Turn the NumPy arrays of a tree into arrays of the library.
+
+        Arrays of floating point are cast to ``dtype``, and all are placed on ``device``, where these are not ``None``.
+        """
+        raise self._missing()
+
+    def to_numpy(self, tree: Any, /) -> Any:
+        """Turn the arrays of a tree into NumPy arrays of the same dtype (bfloat16 as that of ``ml_dtypes``)."""
+        raise self._missing()
+
+    def to_device(self, tree: Any, device: str, /) -> Any:
+        """Place the arrays of a tree on one of `devices`."""
+        raise self._missing()
+
+    def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
+        """Return an array (N,) of numbers, on the device of another array: perhaps one that was returned before.
+
+        To copy numbers to a device may wait for it.
+        """
+        return self.namespace.asarray(numbers, dtype=dtype, **on_device_of(like))
+
+    def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
+        """Compile a function of trees of arrays, in one of `modes`, by default the last."""
+        return function
+
+    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+        """Turn a function of trees to a 0-d array into one that also returns the gradient for each positional argument.
+
+        Raises
+        ------
+        TypeError
+            When the library does not differentiate.
+        """
+        raise self._undifferentiated()
+
+    def stop_gradient(self, array: Array, /) -> Array:
+        """Return the array as a constant of derivatives."""
+        return array
+
+    def draw_seed(self, source: Any, /) -> Any:
+        """Return a seed, two words of 32 bits, from a key or a generator of the library; anything else as it is."""
+        return source
+
+    def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
+        """Return the results of an `Operation`, differentiated by its own backward function.
+
+        By default it is computed forward. A library that differentiates by itself still does.
+        """
+        return operation.forward(plan, arrays, self)
+
+    def vjp(
+        self, function: Callable[..., Array], /, *arrays: Array
+    ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """Return the value of a function, and a function from its cotangent to those of the arrays.
+
+        Raises
+        ------
+        TypeError
+            When the library does not differentiate.
+        """
+        raise self._undifferentiated()
+
+    def autocast_dtype(self, array: Array, /) -> DType | None:
+        """Return the dtype that arguments are cast to on the device of an array; ``None`` if they are not."""
+        return None
+
+    def autocast(self, array: Array, dtype: str, /) -> AbstractContextManager[Any]:
+        """Turn autocast on, with a dtype of this name, on the device of an array; tests call it."""
+        raise NotImplementedError
+
+    def without_autocast(self, array: Array, /) -> AbstractContextManager[Any]:
+        """Turn autocast off on the device of an array."""
+        return nullcontext()
+
+    def _missing(self) -> TypeError:
+        return TypeError(f"expected a library with a backend; got {self.name}, which announces none")
+
+    def _undifferentiated(self) -> TypeError:
+        return TypeError(
+            f"expected a backend that differentiates, such as jax, tensorflow, torch; got {self.name}, which does not"
+        )
+
+
+def library_name(xp: Namespace) -> str:
+    """The name a user knows a namespace by: ``torch`` for ``array_api_compat.torch``."""
+    name: str = xp.__name__.removeprefix("array_api_compat.").removeprefix("attention_")
+    return name.partition(".")[0]
