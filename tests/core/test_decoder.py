@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from blockwise_helpers import quickly
 
 import attention_core as ac
 from attention_core import layers
@@ -98,15 +99,15 @@ COMPILED_LONG = pytest.param(
 
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 @pytest.mark.parametrize("settings", [LLAMA, ALL], ids=["llama", "all"])
-def test_a_decoder_is_its_formula(settings, arithmetic, rng, put, get):
+def test_a_decoder_is_its_formula(settings, arithmetic, backend, rng, put, get):
     d = layers.Decoder(V, C, H, INNER, N, **settings, arithmetic=arithmetic)
     p, ids = filled(d, rng), rng.integers(0, V, (3, 7))
     expected = np.stack([logits(_wide(p), each, d) for each in ids])
-    found = get(d(put(p), put(ids)))
+    found = get(quickly(backend, d)(put(p), put(ids)))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
     if arithmetic == "fast":
-        found = get(d(put(_wide(p)), put(ids)))
+        found = get(quickly(backend, d)(put(_wide(p)), put(ids)))
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-14 * np.abs(expected).max())
 
 
@@ -118,17 +119,23 @@ def _wide(tree):
 
 
 @pytest.mark.parametrize("arithmetic", ["fast", COMPILED_LONG])
-def test_a_decoder_attends_to_the_memory_of_an_encoder(arithmetic, rng, put, get):
+def test_a_decoder_attends_to_the_memory_of_an_encoder(arithmetic, backend, rng, put, get):
     """With all options of its own attention."""
     d = layers.Decoder(V, C, H, INNER, N, memory_channels=5, **ALL, arithmetic=arithmetic)
     p, ids, memory = filled(d, rng), rng.integers(0, V, (2, 4)), rng.standard_normal((2, 6, 5)).astype("float32")
     wide = [logits(_wide(p), *each[:1], d, np.float64(each[1])) for each in zip(ids, memory, strict=True)]
     expected, padded = np.stack(wide), np.concatenate([memory, np.full((2, 2, 5), np.nan, "float32")], -2)
+
+    def run(p, memory, mask=None):
+        return get(
+            quickly(backend, lambda p, memory: d(p, put(ids), memory=memory, memory_mask=mask))(put(p), put(memory))
+        )
+
     for each, mask in ((memory, None), (padded, ac.KeyLengths(6))):
-        found = get(d(put(p), put(ids), memory=put(each), memory_mask=mask))
+        found = run(p, each, mask)
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
     if arithmetic == "fast":
-        found = get(d(put(_wide(p)), put(ids), memory=put(np.float64(memory))))
+        found = run(_wide(p), np.float64(memory))
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-14 * np.abs(expected).max())
 
 
@@ -185,27 +192,31 @@ def test_a_cache_in_chunks_and_a_batch_do_not_show(arithmetic, rng, xp, put, get
     assert int(cache.length) == 7
 
 
-@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
-def test_padding_on_either_side_does_not_show(arithmetic, rng, xp, put, get):
+@pytest.mark.parametrize("arithmetic", ["fast", COMPILED_LONG])
+def test_padding_on_either_side_does_not_show(arithmetic, backend, rng, xp, put, get):
     """With a cache of what was never written, and without one."""
     d = layers.Decoder(V, C, H, INNER, N, **ALL, arithmetic=arithmetic)
     p, ids = put(filled(d, rng)), rng.integers(0, V, (3, 7)).astype(np.int32)
-    whole, same = get(d(p, put(ids))), close_by_arithmetic(arithmetic)
+
+    def run(ids, **options):
+        return quickly(backend, lambda p, ids, options: d(p, ids, **options))(p, put(ids), options)
+
+    whole, same = get(run(ids)), close_by_arithmetic(arithmetic)
     lengths = np.asarray([7, 3, 5], np.int32)
     cache = d.empty_cache((3,), 7, ragged=True, xp=xp)
     unwritten = tuple(put(np.full(k.shape, np.nan, np.float32)) for k in cache.key)
     cache = cache._replace(key=unwritten, value=unwritten)
-    found, cache = d(p, put(ids), cache=cache, num_new=put(lengths), select=put(lengths[:, None] - 1))
+    found, cache = run(ids, cache=cache, num_new=put(lengths), select=put(lengths[:, None] - 1))
     for row, length in enumerate(lengths):
         same(get(found)[row, 0], whole[row, length - 1])
     np.testing.assert_array_equal(get(cache.length), lengths)
 
-    found = get(d(p, put(ids), num_new=put(lengths)))
+    found = get(run(ids, num_new=put(lengths)))
     same(found[2, :5], whole[2, :5])
     left = np.stack([np.roll(row, 7 - n) for row, n in zip(ids, lengths, strict=True)])
     shift = 7 - lengths[:, None]
     places, key_mask = put(np.arange(7, dtype=np.int32) - shift), put(np.arange(7) >= shift)
-    found = get(d(p, put(left), key_mask=key_mask, position_ids=places))
+    found = get(run(left, key_mask=key_mask, position_ids=places))
     for row, length in enumerate(lengths):
         same(found[row, 7 - int(length) :], whole[row, :length])
 
