@@ -20,7 +20,7 @@ from attention_core import get_backend, prepare_weights
 from attention_core.backend import Backend
 from attention_core.layers import Decoder, check_prompts, generate
 from attention_core.layouts import LayoutError
-from attention_numpy.checkpoints import open_causal_lm
+from attention_numpy.checkpoints import end_tokens, open_causal_lm
 from attention_numpy.files import FileError
 from attention_numpy.gguf_files import open_gguf
 from attention_numpy.optional import optional
@@ -35,6 +35,7 @@ SMALL = (
 )
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 PRE_TOKENIZERS = ("smollm",)
+ENDS = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")
 
 
 def run(
@@ -180,16 +181,10 @@ def open_text_model(path: Path) -> tuple[Any, Decoder, Callable[[], Any], list[i
         except Exception as error:  # of no class of its own
             raise FileError(f"expected a tokenizer in {file}; got {error}") from error
         definition, read_weights = open_causal_lm(path)
-        return tokenizer, definition, read_weights, _ends(tokenizer)
+        return tokenizer, definition, read_weights, end_tokens(path)
     definition, read_weights, values = open_gguf(path)
-    tokenizer, end = _tokenizer(path, values), values.get("ggml.eos_token_id")
-    return tokenizer, definition, read_weights, [] if end is None else [int(end)]
-
-
-def _ends(tokenizer: Any) -> list[int]:
-    """The tokens that end a text, by the names that models give them."""
-    names = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>", "<eos>", "<end_of_turn>")
-    return [token for token in map(tokenizer.token_to_id, names) if token is not None]
+    ends = [int(values[name]) for name in ENDS if name in values]
+    return _tokenizer(path, values), definition, read_weights, ends
 
 
 def _tokenizer(path: Path, values: dict[str, Any]) -> Any:

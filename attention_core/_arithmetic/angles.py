@@ -38,9 +38,13 @@ def join_pairs(pair: tuple[Array, Array], x: Array, *, width: int, interleaved: 
     return xp.concat(parts, axis=-1)
 
 
-def tables(positions: Array, x: Array, *, base: float, width: int, xp: Namespace) -> tuple[Array, Array]:
+def tables(
+    positions: Array, x: Array, *, base: float, width: int, divisors: tuple[float, ...] | None, xp: Namespace
+) -> tuple[Array, Array]:
     """Cosine and sine of all angles, (..., 1, L, W/2), in the dtype of ``x``, for positions (..., 1, L, 1)."""
     frequencies = [base ** (-2 * i / width) for i in range(width // 2)]
+    if divisors is not None:
+        frequencies = [frequency / divisor for frequency, divisor in zip(frequencies, divisors, strict=True)]
     if dtype_name(x.dtype) == "float64":
         turns = [_turns(frequency, 120) for frequency in frequencies]
         quadrant, angle = _angle_by_floats(xp.astype(positions, x.dtype), turns, 120, xp)
@@ -49,9 +53,11 @@ def tables(positions: Array, x: Array, *, base: float, width: int, xp: Namespace
     return _rotate_by_quadrant(xp.cos(angle), xp.sin(angle), quadrant, xp)
 
 
-def exact_tables(positions: Array, base: float, width: int, xp: Namespace) -> tuple[Array, Array]:
+def exact_tables(
+    positions: Array, base: float, width: int, divisors: tuple[float, ...] | None, *, xp: Namespace
+) -> tuple[Array, Array]:
     """The same for positions in float64, with the same bits everywhere; frequencies have more bits than float64."""
-    quadrant, angle = _angle_by_floats(positions, _exact_turns(base, width), _EXACT_BITS, xp)
+    quadrant, angle = _angle_by_floats(positions, _exact_turns(base, width, divisors), _EXACT_BITS, xp)
     return _rotate_by_quadrant(cosine(angle, xp), sine(angle, xp), quadrant, xp)
 
 
@@ -106,11 +112,15 @@ def _angle_by_floats(position: Array, turns: list[int], bits: int, xp: Namespace
 
 
 @functools.cache
-def _exact_turns(base: float, width: int) -> list[int]:
+def _exact_turns(base: float, width: int, divisors: tuple[float, ...] | None) -> list[int]:
     """Frequencies in turns, by decimals: their logarithms and exponentials are correctly rounded, unlike those of C."""
     log = _DECIMALS.ln(decimal.Decimal(base))
-    powers = (_DECIMALS.exp(_DECIMALS.divide(_DECIMALS.multiply(log, -2 * i), width)) for i in range(width // 2))
-    return [int(_DECIMALS.multiply(power, _TURN << _EXACT_BITS - 162)) for power in powers]
+    turns = []
+    for i, divisor in enumerate(divisors or (1.0,) * (width // 2)):
+        power = _DECIMALS.exp(_DECIMALS.divide(_DECIMALS.multiply(log, -2 * i), width))
+        frequency = _DECIMALS.divide(power, decimal.Decimal(divisor))
+        turns.append(int(_DECIMALS.multiply(frequency, _TURN << _EXACT_BITS - 162)) & (1 << _EXACT_BITS) - 1)
+    return turns
 
 
 def _turns(frequency: float, bits: int) -> int:

@@ -47,13 +47,21 @@ def normalize_rms(x: Array, scale: Array, epsilon: float, /, *, xp: Namespace) -
 
 
 def rotation(
-    positions: Array, like: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace
+    positions: Array,
+    like: Array,
+    /,
+    *,
+    base: float,
+    width: int,
+    interleaved: bool,
+    divisors: tuple[float, ...] | None = None,
+    xp: Namespace,
 ) -> Callable[[Array], Array]:
     """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1).
 
     Its cosines and sines have the dtype and the device of ``like``. They are computed here, once for all calls.
     """
-    cos, sin = tables(positions, like, base=base, width=width, xp=xp)
+    cos, sin = tables(positions, like, base=base, width=width, divisors=divisors, xp=xp)
 
     def rotate(x: Array) -> Array:
         first, second = split_pairs(x, width, interleaved, xp)

@@ -177,26 +177,35 @@ class Rotation(NamedTuple):
     base: float
     width: int
     interleaved: bool
+    divisors: tuple[float, ...] | None = None
 
 
 register("Rotation", Rotation)
 
 
 def rotation(
-    positions: Array, like: Array, /, *, base: float, width: int, interleaved: bool, xp: Namespace
+    positions: Array,
+    like: Array,
+    /,
+    *,
+    base: float,
+    width: int,
+    interleaved: bool,
+    divisors: tuple[float, ...] | None = None,
+    xp: Namespace,
 ) -> Callable[[Array], Array]:
     """A function that rotates pairs of channels, (..., H, L, D), by the angles of positions, (..., 1, L, 1).
 
     Their cosines and sines are computed once for all that it rotates.
     """
-    plan = Rotation(base, width, interleaved)
+    plan = Rotation(base, width, interleaved, divisors)
     tables = run(TABLES, plan, positions, xp=xp)
     return lambda x: run(TURN, plan, x, *tables, xp=xp)[0]
 
 
 def _tables(plan: Rotation, arrays: Arrays, backend: Backend) -> Arrays:
     xp = backend.namespace
-    return exact_tables(xp.astype(arrays[0], xp.float64), plan.base, plan.width, xp)
+    return exact_tables(xp.astype(arrays[0], xp.float64), plan.base, plan.width, plan.divisors, xp=xp)
 
 
 TABLES = register("reproducible.rotary_tables", Operation(_tables, lambda *_: (None,), _tables, needs_float64=True))
@@ -236,7 +245,7 @@ TURN = register("reproducible.turn", Operation(_turn_forward, _turn_backward, _t
 
 
 def _rotate(xp: Namespace, plan: Rotation, x: Array, positions: Array, *, inverse: bool = False) -> Array:
-    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, xp)
+    cos, sin = exact_tables(xp.astype(positions, xp.float64), plan.base, plan.width, plan.divisors, xp=xp)
     return _turn(xp, plan, x, cos, xp.negative(sin) if inverse else sin)
 
 

@@ -131,6 +131,7 @@ def decoder(
     select: Array | None = None,
     rotary_base: float | None = 10000.0,
     rotary_width: int | None = None,
+    rotary_divisors: tuple[float, ...] | None = None,
     interleaved: bool = False,
     window: int | tuple[int | None, ...] | None = None,
     mask: Mask | Array | None = None,
@@ -170,12 +171,14 @@ def decoder(
         Which of the L positions to compute logits for; by default all.
     window : int, or tuple of int or None, optional
         As in `decoder_layer`; a tuple has one for each layer.
-    rotary_base, rotary_width, interleaved, mask, scale, softcap, memory, memory_mask, activation, epsilon
+    rotary_base, rotary_width, rotary_divisors, interleaved, mask, scale, softcap, memory, memory_mask, activation
         As in `decoder_layer`, the same for all layers.
     embedding_scale : float, optional
         c, the square root of C in Gemma.
     logit_softcap : float, optional
         Replaces logits :math:`y` by :math:`c \tanh(y / c)`.
+    epsilon : float
+        Of all normalizations.
     hook : callable, optional
         As in `decoder_layer`, of whole layers, such as ``"layers.0"``, and their parts, ``"layers.0.attention"``.
     dropout, donate, implementation, arithmetic, xp
@@ -213,6 +216,7 @@ def decoder(
     options |= {"implementation": implementation, "arithmetic": arithmetic, "epsilon": epsilon}
     options |= {"activation": activation}
     rotary: dict[str, Any] = {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
+    rotary |= {"rotary_divisors": rotary_divisors}
     check_parameters("decoder", parameters, Decoder)
     token = parameters.token
     arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}

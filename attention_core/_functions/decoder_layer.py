@@ -68,6 +68,7 @@ def decoder_layer(
     position_ids: Array | None = None,
     rotary_base: float | None = 10000.0,
     rotary_width: int | None = None,
+    rotary_divisors: tuple[float, ...] | None = None,
     interleaved: bool = False,
     window: int | None = None,
     mask: Mask | Array | None = None,
@@ -113,8 +114,8 @@ def decoder_layer(
         By default the length of the cache, or 0, and so on.
     rotary_base : float, optional
         As in `rotary_embedding`; with ``None``, nothing is rotated.
-    rotary_width, interleaved
-        ``width`` and ``interleaved`` of `rotary_embedding`.
+    rotary_width, rotary_divisors, interleaved
+        ``width``, ``divisors`` and ``interleaved`` of `rotary_embedding`.
     window : int, optional
         How many keys a query attends to at most, the newest ones with its own.
     mask : Mask or Array of bool, broadcastable to (..., H, L, N), optional
@@ -172,6 +173,7 @@ def decoder_layer(
     options |= {"implementation": implementation, "arithmetic": arithmetic, "window": window, "epsilon": epsilon}
     options |= {"activation": activation}
     rotary: dict[str, Any] = {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
+    rotary |= {"rotary_divisors": rotary_divisors}
     arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}
     arrays |= {"num_new": num_new, "position_ids": position_ids, "dropout": dropout}
     arrays = constant_inputs(x, arrays)
@@ -403,6 +405,7 @@ def check_layer(
     num_kv_heads: Any,
     rotary_base: Any,
     rotary_width: Any,
+    rotary_divisors: Any,
     interleaved: Any,
     window: Any,
     mask: Any,
@@ -434,7 +437,7 @@ def check_layer(
     _check_feed_forward(f"{name}.feed_forward", layer.feed_forward, x)
     _check_back(name, layer, channels)
     if rotary_base is not None and width is not None:
-        check_rotation(width, base=rotary_base, interleaved=interleaved, width=rotary_width)
+        check_rotation(width, base=rotary_base, interleaved=interleaved, width=rotary_width, divisors=rotary_divisors)
     if window is not None:
         check_positive("window", window)
     if cache is not None:

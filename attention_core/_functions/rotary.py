@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
-from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, upcast
+from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, type_text, upcast
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_broadcastable,
@@ -31,6 +31,7 @@ def rotary_embedding(
     base: float = 10000.0,
     interleaved: bool = False,
     width: int | None = None,
+    divisors: tuple[float, ...] | None = None,
     arithmetic: str = "fast",
     xp: Namespace | None = None,
 ) -> Array:
@@ -39,7 +40,7 @@ def rotary_embedding(
     .. math::
 
         (y_a, y_b) = (x_a \cos\phi - x_b \sin\phi,\; x_b \cos\phi + x_a \sin\phi), \qquad
-        \phi = p\, \theta^{-2i/W}, \qquad i = 0, …, W/2 - 1
+        \phi = p\, \theta^{-2i/W} / d_i, \qquad i = 0, …, W/2 - 1
 
     Pair i is :math:`(a, b) = (i, i + W/2)`, as in GPT-NeoX and Llama; or, interleaved, :math:`(2i, 2i + 1)`, as in
     RoFormer and GPT-J.
@@ -56,6 +57,9 @@ def rotary_embedding(
         Whether the channels of a pair are neighbours.
     width : int, optional
         W, even: the first W channels are rotated and the others kept; by default all.
+    divisors : tuple of float, optional
+        :math:`d_0, …, d_{W/2-1}`, positive; by default 1. All alike divide the positions, as models of longer contexts
+        do; Llama 3.1 and YaRN divide low frequencies alone.
     arithmetic : {"fast", "reproducible"}
         As in `scaled_dot_product_attention`.
     xp : array namespace, optional
@@ -68,7 +72,7 @@ def rotary_embedding(
     Raises
     ------
     TypeError, ValueError
-        When dtypes or shapes do not fit, or base or width is not valid.
+        When dtypes or shapes do not fit, or base, width or divisors are not valid.
 
     Notes
     -----
@@ -82,7 +86,8 @@ def rotary_embedding(
 
     References
     ----------
-    J. Su et al., "RoFormer", 2021. S. Black et al., "GPT-NeoX-20B", 2022, for ``width``.
+    J. Su et al., "RoFormer", 2021. S. Black et al., "GPT-NeoX-20B", 2022, for ``width``. B. Peng et
+    al., "YaRN", 2023, for ``divisors``.
 
     Examples
     --------
@@ -93,11 +98,11 @@ def rotary_embedding(
     """
     positions = as_constant(positions, x)
     xp = common_namespace(xp, {"x": x, "positions": positions})
-    width = _checked_width(x, positions, base=base, interleaved=interleaved, width=width, arithmetic=arithmetic)
+    options: dict[str, Any] = {"base": base, "interleaved": interleaved, "width": width, "divisors": divisors}
+    options |= {"width": _checked_width(x, positions, arithmetic=arithmetic, **options), "base": float(base)}
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
     heads = upcast(x, xp=xp)
-    options: dict[str, Any] = {"base": float(base), "width": width, "interleaved": interleaved}
     rotate = arithmetic_of(arithmetic).rotation(places, heads, xp=xp, **options)
     return cast_to(rotate(heads), x.dtype, xp=xp)
 
@@ -110,6 +115,7 @@ def rotations_of(
     *,
     rotary_base: float | None,
     rotary_width: int | None,
+    rotary_divisors: tuple[float, ...] | None,
     interleaved: bool,
     arithmetic: str,
     xp: Namespace,
@@ -119,14 +125,12 @@ def rotations_of(
         return {}
     widths = {shape(layer.attention.query.weight, xp=xp)[1] // num_heads for layer in layers}
     places = xp.expand_dims(xp.expand_dims(positions, axis=-2), axis=-1)
-    options = {"base": float(rotary_base), "interleaved": interleaved, "xp": xp}
+    options = {"base": float(rotary_base), "divisors": rotary_divisors, "interleaved": interleaved, "xp": xp}
     rotation = arithmetic_of(arithmetic).rotation
     return {width: rotation(places, like, width=rotary_width or width, **options) for width in widths}
 
 
-def _checked_width(
-    x: Array, positions: Array, *, base: float, interleaved: bool, width: int | None, arithmetic: Any
-) -> int:
+def _checked_width(x: Array, positions: Array, *, arithmetic: Any, **options: Any) -> int:
     """Raise unless the arguments are valid; return the number of channels to rotate."""
     check_input("x", x, 3, "(..., H, L, D)", arithmetic=arithmetic)
     check_rank("positions", positions, 0, "(..., L)")
@@ -136,10 +140,10 @@ def _checked_width(
     check_device("positions", positions, "x", x)
     if channels is None:
         raise ValueError(f"expected x with a known number of channels; got {shape_text(x)}")
-    return check_rotation(channels, base=base, interleaved=interleaved, width=width)
+    return check_rotation(channels, **options)
 
 
-def check_rotation(channels: int, *, base: Any, interleaved: Any, width: Any) -> int:
+def check_rotation(channels: int, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:
     """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
     check_flags(interleaved=interleaved)
     if hasattr(base, "dtype"):
@@ -152,4 +156,18 @@ def check_rotation(channels: int, *, base: Any, interleaved: Any, width: Any) ->
     rotated: int = channels if width is None else width
     if rotated % 2 or rotated > channels:
         raise ValueError(f"expected an even width of at most {channels} channels; got {rotated}")
+    if divisors is not None:
+        check_divisors("divisors", divisors)
+        if len(divisors) != rotated // 2:
+            raise ValueError(f"expected {rotated // 2} divisors, one for each pair of channels; got {len(divisors)}")
     return rotated
+
+
+def check_divisors(name: str, divisors: Any) -> None:
+    """Raise unless divisors of frequencies are a tuple of positive numbers."""
+    if not isinstance(divisors, tuple):
+        raise TypeError(f"expected {name} as a tuple of numbers; got {type_text(divisors)}")
+    for index, divisor in enumerate(divisors):
+        if hasattr(divisor, "dtype"):
+            raise TypeError(f"expected {name} as Python numbers; got {type(divisor).__name__}")
+        check_number(f"{name}[{index}]", divisor, positive=True)

@@ -64,7 +64,9 @@ def layer_from_settings(settings: Mapping[str, Any], /) -> Layer:
     if name not in KINDS:
         raise ValueError(f"expected a layer out of {', '.join(KINDS)}; got {name!r}")
     kind = KINDS[name]
-    values = {key: value for key, value in settings.items() if key != "layer"}
+    values = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if key != "layer"
+    }
     known = {field.name for field in fields(kind)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"expected settings of {name} out of {', '.join(sorted(known))}; got {', '.join(unknown)}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from attention_core import parameters as trees
 from attention_core._arrays import Array, DType, Namespace
+from attention_core._checks import check_positive
 from attention_core._functions.cache import KeyValueCache, empty_cache
 from attention_core._functions.decoder import DecoderCache, decoder, empty_decoder_cache
 from attention_core._functions.decoder_layer import decoder_layer
@@ -125,6 +126,7 @@ class _DecoderSettings(Layer):
     epsilon: float = 1e-6
     rotary_base: float | None = 10000.0
     rotary_width: int | None = None
+    rotary_divisors: tuple[float, ...] | None = None
     interleaved: bool = False
     window: int | None = None
     scale: float | None = None
@@ -166,6 +168,7 @@ class DecoderLayer(_DecoderSettings):
     rotary_base : float, optional
         As in `attention_core.rotary_embedding`; ``None`` rotates nothing.
     rotary_width : int, optional
+    rotary_divisors : tuple of float, optional
     interleaved : bool
     window : int, optional
         How many keys a query attends to at most, the newest ones with its own.
@@ -189,12 +192,15 @@ class DecoderLayer(_DecoderSettings):
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.window is not None:
+            check_positive("window", self.window)
         if self.rotary_base is not None:
             check_rotation(
                 self.attention.parameters.query.weight.dims[1] // self.num_heads,
                 base=self.rotary_base,
                 interleaved=self.interleaved,
                 width=self.rotary_width,
+                divisors=self.rotary_divisors,
             )
 
     @property
@@ -314,10 +320,10 @@ class Decoder(_DecoderSettings):
         Whether the logits are computed with the transposed table of tokens.
     embedding_scale, logit_softcap : float, optional
         As in `attention_core.decoder`.
-    full_every : int, optional
-        With a window: each layer whose number, counted from 1, is a multiple of this one has no window, as in Gemma.
+    window : int, or tuple of int or None, optional
+        As in `attention_core.decoder`: a tuple has one for each layer, as in Gemma.
     **settings
-        Those of `DecoderLayer`, the same for all layers.
+        The others of `DecoderLayer`, the same for all layers.
 
     Raises
     ------
@@ -333,29 +339,23 @@ class Decoder(_DecoderSettings):
     tied: bool = True
     embedding_scale: float | None = None
     logit_softcap: float | None = None
-    full_every: int | None = None
+    window: int | tuple[int | None, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.full_every is not None and self.window is None:
-            raise ValueError(f"expected a window besides full_every; got full_every {self.full_every} alone")
+        if len(self.windows) != self.num_layers:
+            raise ValueError(f"expected window for {self.num_layers} layers; got {len(self.windows)}")
         _ = self.layer
 
     @property
     def layer(self) -> DecoderLayer:
-        """The definition of one layer."""
-        return DecoderLayer(**{name: getattr(self, name) for name in _SETTINGS})
+        """The definition of one layer; the first, where their windows differ."""
+        return DecoderLayer(**{name: getattr(self, name) for name in _SETTINGS} | {"window": self.windows[0]})
 
     @property
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer."""
-        every = self.full_every
-        return tuple(
-            [
-                None if every is not None and index % every == 0 else self.window
-                for index in range(1, self.num_layers + 1)
-            ]
-        )
+        return self.window if isinstance(self.window, tuple) else (self.window,) * self.num_layers
 
     @property
     def parameters(self) -> trees.Decoder:
@@ -427,10 +427,10 @@ class Decoder(_DecoderSettings):
         )
 
 
-_SETTINGS = tuple(field.name for field in fields(DecoderLayer))
+_SETTINGS = tuple(each.name for each in fields(DecoderLayer))
 _OPTIONS = (
-    "num_heads", "num_key_value_heads", "rotary_base", "rotary_width", "interleaved", "scale", "softcap", "activation",
-    "epsilon", "implementation", "arithmetic",
+    "num_heads", "num_key_value_heads", "rotary_base", "rotary_width", "rotary_divisors", "interleaved", "scale",
+    "softcap", "activation", "epsilon", "implementation", "arithmetic",
 )  # fmt: skip
 
 

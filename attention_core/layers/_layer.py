@@ -16,6 +16,7 @@ from attention_core._arrays import Array, Namespace, shape_text
 from attention_core._attention.choice import check_implementation
 from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import check_boolean, check_flags, check_floating, check_number, check_positive, check_rank
+from attention_core._functions.rotary import check_divisors
 from attention_core._functions.sagan import check_data_format
 from attention_core._keywords import Names, keyword_error
 from attention_core.masks import Mask
@@ -122,7 +123,7 @@ class Layer(ABC):
             )
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings as numbers and text, from which `layer_from_settings` makes the layer again.
+        """Return the settings as numbers, text and lists, from which `layer_from_settings` makes the layer again.
 
         Examples
         --------
@@ -132,8 +133,20 @@ class Layer(ABC):
         >>> layer_from_settings(FeedForward(4, 16).settings()) == FeedForward(4, 16)
         True
         """
-        values = {name: float(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
-        return {"layer": type(self).__name__, **values}
+        return {"layer": type(self).__name__, **{name: _plain(value) for name, value in asdict(self).items()}}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON gives it back."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return float(value) if isinstance(value, float) else value
+
+
+def _check_window(name: str, window: Any) -> None:
+    for each in window if isinstance(window, tuple) else (window,):
+        if each is not None:
+            check_positive(name, each)
 
 
 _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, or else by its type
@@ -142,6 +155,8 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {  # by the name of a setting, 
     "scale": check_number,
     "softcap": functools.partial(check_number, positive=True),
     "rotary_base": functools.partial(check_number, positive=True),
+    "rotary_divisors": check_divisors,
+    "window": _check_window,
     "embedding_scale": functools.partial(check_number, positive=True),
     "logit_softcap": functools.partial(check_number, positive=True),
     "epsilon": functools.partial(check_number, positive=True),

@@ -25,6 +25,7 @@ from attention_core.layouts._kernels import (
     to_keras_grouped,
 )
 from attention_core.layouts._layout import Layout, LayoutError
+from attention_core.layouts._rotary import rotary_divisors
 from attention_core.layouts._torch import (
     from_equinox,
     from_torch,
@@ -51,6 +52,7 @@ __all__ = [
     "from_torch",
     "from_torch_encoder_layer",
     "join_heads",
+    "rotary_divisors",
     "separate_heads",
     "to_bert",
     "to_bert_embeddings",

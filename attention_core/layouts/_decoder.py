@@ -1,22 +1,70 @@
-"""Layouts of the language models of transformers: Llama, Mistral, Qwen 2 and 3, Gemma 2, and SmolLM (a Llama)."""
+"""Layouts of the language models of transformers: Llama, SmolLM (a Llama), Mistral, Qwen 2 and 3, Gemma, Phi 3."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from attention_core import layers
-from attention_core._arrays import Array, Namespace, shape_text, type_text, upcast
+from attention_core._arrays import Array, Namespace, cast_to, dtype_name, shape_text, type_text, upcast
 from attention_core._backend import common_namespace
-from attention_core._checks import check_number, check_positive
+from attention_core._checks import check_floating, check_number, check_positive
 from attention_core.layouts._layout import Layout, LayoutError, check_kind, checked_arrays
+from attention_core.layouts._rotary import rotary_divisors
 from attention_core.parameters import Decoder
 
 CAUSAL_LM = "transformers.AutoModelForCausalLM"
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-TIED = {"llama": False, "mistral": False, "qwen2": False, "qwen3": False, "gemma2": True}  # unless the config says
-MODEL_TYPES = tuple(TIED)
+ACTIVATIONS = {  # of several names, the last is written
+    "swish": "silu", "silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}  # fmt: skip
+
+
+class Family(NamedTuple):
+    """What a type of model has, and what its config means where it does not tell."""
+
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    window: int | None = None
+    has_window: Callable[[Mapping[str, Any], int], bool] | None = None  # whether a layer has
+    typed: bool = False  # whether layer_types tell the same
+    switched: bool = False  # whether none has unless use_sliding_window
+    tied: bool = False
+    biases: tuple[str, ...] = ()  # the settings that are known
+    query_bias: bool = False
+    query_key_norm: bool = False
+    post_norm: bool = False
+    gemma: bool = False  # scaled embeddings, scales of norms less 1
+    activation: str = "silu"
+    epsilon: float = 1e-6
+    partial: bool = False  # whether partial_rotary_factor is known; transformers ignores it elsewhere
+
+
+QWEN = Family(
+    num_kv_heads=32,
+    window=4096,
+    has_window=lambda config, index: index >= config.get("max_window_layers", 28),
+    typed=True,
+    switched=True,
+)
+GEMMA = Family(
+    num_kv_heads=16, head_dim=256, tied=True, biases=("attention_bias",), gemma=True, activation="gelu_pytorch_tanh"
+)
+FAMILIES = {
+    "llama": Family(biases=("attention_bias", "mlp_bias")),
+    "mistral": Family(num_kv_heads=8, window=4096, has_window=lambda *_: True),
+    "qwen2": QWEN._replace(query_bias=True),
+    "qwen3": QWEN._replace(head_dim=128, biases=("attention_bias",), query_key_norm=True),
+    "gemma": GEMMA,
+    "gemma2": GEMMA._replace(
+        num_kv_heads=4, window=4096, has_window=lambda _, index: index % 2 == 0, typed=True, post_norm=True
+    ),
+    "phi3": Family(has_window=lambda *_: True, epsilon=1e-5, partial=True),
+}
+FIXED = {"use_bidirectional_attention": (None, False), "is_causal": (None, True)}
+LAYER_TYPES = ("full_attention", "sliding_attention")
 MAX_LAYERS = 10_000
 """No model has as many: a tree of more would fill the memory before it is compared with the arrays."""
 MAPS = {
@@ -37,6 +85,16 @@ POST_NORM = {
     "attention_post_norm": "post_attention_layernorm.weight",
     "feed_forward_post_norm": "post_feedforward_layernorm.weight",
 }
+FUSED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+"""Maps of Phi 3 whose rows follow one another in one array, in this order."""
+IGNORED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+"""What files of former versions repeat of the config."""
 
 
 def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
@@ -45,7 +103,7 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
     Parameters
     ----------
     config : mapping
-        Of a model of type llama (SmolLM, too), mistral, qwen2, qwen3 or gemma2.
+        Of a model of type llama (SmolLM, too), mistral, qwen2, qwen3, gemma, gemma2 or phi3.
 
     Returns
     -------
@@ -63,45 +121,48 @@ def decoder_from_config(config: Mapping[str, Any], /) -> layers.Decoder:
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"expected the config of {CAUSAL_LM} as a mapping; got {type_text(config)}")
-    family = config.get("model_type")
-    if family not in MODEL_TYPES:
-        raise LayoutError(f"expected a model_type out of {', '.join(MODEL_TYPES)}; got {family!r}")
-    gemma, num_heads = family == "gemma2", _size(config, "num_attention_heads")
-    channels, num_layers = _size(config, "hidden_size"), _size(config, "num_hidden_layers", most=MAX_LAYERS)
-    head_dim = _size(config, "head_dim") if config.get("head_dim") else (256 if gemma else None)
-    activation = config.get("hidden_activation" if gemma else "hidden_act") or (
-        "gelu_pytorch_tanh" if gemma else "silu"
-    )
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise LayoutError(f"expected an activation of {CAUSAL_LM} out of {', '.join(ACTIVATIONS)}; got {activation!r}")
-    window, full_every = _windows(config, family, num_layers)
-    num_kv_heads = config.get("num_key_value_heads", 8 if family == "mistral" else 4 if gemma else num_heads)
-    biased = bool(config.get("attention_bias", False)) or family == "qwen2"
-    over_scale = config.get("query_pre_attn_scalar", 256)
-    check_number(f"query_pre_attn_scalar in the config of {CAUSAL_LM}", over_scale, positive=True)
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise LayoutError(f"expected a model_type out of {', '.join(FAMILIES)}; got {name!r}")
+    for setting, values in FIXED.items():
+        if config.get(setting) not in values:
+            raise LayoutError(f"expected {setting} {values[-1]} of {CAUSAL_LM}; got {config[setting]!r}")
+    family, num_heads, channels = FAMILIES[name], _size(config, "num_attention_heads"), _size(config, "hidden_size")
+    num_layers = _size(config, "num_hidden_layers", most=MAX_LAYERS)
+    head_dim = _size(config, "head_dim") if config.get("head_dim") else family.head_dim
+    num_kv_heads = config.get("num_key_value_heads", family.num_kv_heads)
+    tied, caps = config.get("tie_word_embeddings"), {}
+    width = head_dim or channels // num_heads
+    scale = width**-0.5
+    if name == "gemma2":
+        over_scale = config.get("query_pre_attn_scalar", 256)
+        check_number(f"query_pre_attn_scalar in the config of {CAUSAL_LM}", over_scale, positive=True)
+        scale = over_scale**-0.5
+        caps = {"softcap": config.get("attn_logit_softcapping", 50.0)}
+        caps |= {"logit_softcap": config.get("final_logit_softcapping", 30.0)}
+    rotary, amplitude = _rotary(config, family, width)
+    biases = {bias: bool(config.get(bias, False)) for bias in family.biases}
     return layers.Decoder(
         _size(config, "vocab_size"),
         channels,
         num_heads,
         _size(config, "intermediate_size"),
         num_layers,
-        tied=config.get("tie_word_embeddings", TIED[family]),
-        embedding_scale=math.sqrt(channels) if gemma else None,
-        logit_softcap=config.get("final_logit_softcapping", 30.0) if gemma else None,
-        full_every=full_every,
+        tied=family.tied if tied is None else tied,
+        embedding_scale=math.sqrt(channels) if family.gemma else None,
         num_key_value_heads=None if num_kv_heads == num_heads else num_kv_heads,
         head_dim=None if head_dim is None or head_dim * num_heads == channels else head_dim,
-        attention_bias=biased,
-        output_bias=False if family == "qwen2" else None,
-        feed_forward_bias=bool(config.get("mlp_bias", False)),
-        query_key_norm=family == "qwen3",
-        post_norm=gemma,
-        activation=ACTIVATIONS[activation],
-        epsilon=config.get("rms_norm_eps", 1e-6),
-        rotary_base=_rotary_base(config),
-        window=window,
-        scale=over_scale**-0.5 if gemma else None,
-        softcap=config.get("attn_logit_softcapping", 50.0) if gemma else None,
+        attention_bias=family.query_bias or biases.get("attention_bias", False),
+        output_bias=False if family.query_bias else None,
+        feed_forward_bias=biases.get("mlp_bias", False),
+        query_key_norm=family.query_key_norm,
+        post_norm=family.post_norm,
+        activation=_activation(config, name),
+        epsilon=config.get("rms_norm_eps", family.epsilon),
+        window=_window(config, family, num_layers),
+        scale=scale * amplitude**2 if name == "gemma2" or amplitude != 1 else None,
+        **caps,
+        **rotary,
     )
 
 
@@ -112,46 +173,62 @@ def _size(config: Mapping[str, Any], name: str, **most: int) -> int:
     return int(config[name])
 
 
-def _rotary_base(config: Mapping[str, Any]) -> float:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise LayoutError(f"expected rotary positions of {CAUSAL_LM} as a mapping; got {type_text(rope)}")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise LayoutError(f"expected rotary positions of type default for {CAUSAL_LM}; got {kind!r}")
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1)) not in (1, None):
-        raise LayoutError(f"expected rotary positions of whole heads for {CAUSAL_LM}; got a partial_rotary_factor")
+def _activation(config: Mapping[str, Any], family: str) -> str:
+    setting = "hidden_activation" if family == "gemma2" else "hidden_act"
+    activation = config.get(setting) or FAMILIES[family].activation
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise LayoutError(f"expected an activation of {CAUSAL_LM} out of {', '.join(ACTIVATIONS)}; got {activation!r}")
+    if (family, activation) == ("gemma", "gelu"):  # what its files say, and do not mean
+        activation = FAMILIES[family].activation
+    return ACTIVATIONS[activation]
+
+
+def _rotary(config: Mapping[str, Any], family: Family, head_dim: int) -> tuple[dict[str, Any], float]:
+    """The settings of rotary positions, and what multiplies the heads that they rotate."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping) or any(isinstance(each, Mapping) for each in rope.values()):
+        raise LayoutError(f"expected rotary positions of {CAUSAL_LM} as one mapping; got {type_text(rope)}")
     base = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
     check_number(f"rope_theta in the config of {CAUSAL_LM}", base, positive=True)
-    return float(base)
-
-
-def _windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[int | None, int | None]:
-    """The window, and which layers are without."""
-    window, types = (
-        config.get("sliding_window", 4096 if family in ("mistral", "gemma2") else None),
-        config.get("layer_types"),
-    )
-    if family in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
-        window = None
-    if window is None or family == "llama":
-        return None, None
-    if types is not None:
-        if not isinstance(types, list | tuple):
-            raise LayoutError(f"expected layer_types of {CAUSAL_LM} as a list; got {type_text(types)}")
-        sliding = [each == "sliding_attention" for each in types]
-    elif family in ("qwen2", "qwen3"):
-        sliding = [index >= config.get("max_window_layers", 28) for index in range(num_layers)]
-    else:
-        sliding = [family == "mistral" or bool((index + 1) % 2) for index in range(num_layers)]
-    if all(sliding):
-        return window, None
-    every = sliding.index(False) + 1
-    if len(sliding) != num_layers or sliding != [bool(index % every) for index in range(1, num_layers + 1)]:
+    width = head_dim
+    if family.partial:
+        part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        part = 1.0 if part is None else part
+        check_number(f"partial_rotary_factor in the config of {CAUSAL_LM}", part, positive=True)
+        width = int(head_dim * part)
+        if rope.get("type", rope.get("rope_type")) in ("su", "yarn"):  # former names
+            rope = {**rope, "rope_type": "longrope"}
+    original = config.get("original_max_position_embeddings", 4096 if family.partial else None)
+    rope = rope if original is None else {**rope, "original_max_position_embeddings": original}
+    options = {"base": float(base), "width": width, "max_positions": config.get("max_position_embeddings")}
+    divisors, amplitude = rotary_divisors(CAUSAL_LM, rope, **options)
+    if amplitude != 1 and width != head_dim:
         raise LayoutError(
-            f"expected layers without a window at every n-th place of {CAUSAL_LM}; got layer_types {types}"
+            f"expected partial_rotary_factor 1 of {CAUSAL_LM} besides an attention_factor, which multiplies whole heads"
+            f" here; got {part} and {amplitude}"
         )
-    return (None, None) if every == 1 else (window, every)
+    settings = {"rotary_base": float(base), "rotary_divisors": divisors}
+    return settings | {"rotary_width": None if width == head_dim else width}, amplitude
+
+
+def _window(config: Mapping[str, Any], family: Family, num_layers: int) -> int | tuple[int | None, ...] | None:
+    """The window of all layers, or of each."""
+    window, types = config.get("sliding_window", family.window), config.get("layer_types") if family.typed else None
+    if window is None or family.has_window is None or (family.switched and not config.get("use_sliding_window")):
+        return None
+    if types is None:
+        has_window = [family.has_window(config, index) for index in range(num_layers)]
+    else:
+        if not isinstance(types, list | tuple) or len(types) != num_layers:
+            got = len(types) if isinstance(types, list | tuple) else type_text(types)
+            raise LayoutError(f"expected layer_types of {CAUSAL_LM} as a list of {num_layers}; got {got}")
+        if unknown := [each for each in types if each not in LAYER_TYPES]:
+            raise LayoutError(
+                f"expected layer_types of {CAUSAL_LM} out of {', '.join(LAYER_TYPES)}; got {unknown[0]!r}"
+            )
+        has_window = [each == LAYER_TYPES[1] for each in types]
+    windows = tuple([window if each else None for each in has_window])
+    return windows[0] if len(set(windows)) == 1 else windows
 
 
 def names_of_decoder(definition: layers.Decoder) -> dict[str, str]:
@@ -192,10 +269,11 @@ def check_causal_lm(definition: layers.Decoder, shapes: Mapping[str, Sequence[in
         ...
     attention_core.layouts.LayoutError: expected model.embed_tokens.weight of transformers...; got no such array
     """
-    names, specs = names_of_decoder(definition), layers.named_arrays(definition.parameters)
-    wanted = {
-        names[name]: spec.dims[::-1] if _is_transposed(name, spec.dims) else spec.dims for name, spec in specs.items()
-    }
+    wanted = _foreign_dims(definition)
+    for fused, parts in _fused(wanted).items():
+        if fused in shapes:
+            rows = [wanted.pop(name) for name in parts]
+            wanted[fused] = (sum(dims[0] for dims in rows), *rows[0][1:])
     if definition.tied and "lm_head.weight" in shapes:  # the embedding again
         wanted["lm_head.weight"] = wanted["model.embed_tokens.weight"]
     for name, dims in wanted.items():
@@ -203,10 +281,27 @@ def check_causal_lm(definition: layers.Decoder, shapes: Mapping[str, Sequence[in
             raise LayoutError(f"expected {name} of {CAUSAL_LM}; got no such array")
         if tuple(shapes[name]) != tuple(dims):
             raise LayoutError(f"expected {name} {tuple(dims)} of {CAUSAL_LM}; got {tuple(shapes[name])}")
-    left = sorted(set(shapes) - set(wanted))
-    if left:
+    if left := sorted(name for name in set(shapes) - set(wanted) if not IGNORED.search(name)):
         more = f" ({len(left)} in all)" if len(left) > 3 else ""
         raise LayoutError(f"expected nothing else of {CAUSAL_LM}; got {', '.join(left[:3])}{more}")
+
+
+def _foreign_dims(definition: layers.Decoder) -> dict[str, tuple[int, ...]]:
+    """The shapes of all arrays in transformers, by their names there."""
+    names, specs = names_of_decoder(definition), layers.named_arrays(definition.parameters)
+    return {
+        names[name]: spec.dims[::-1] if _is_transposed(name, spec.dims) else spec.dims for name, spec in specs.items()
+    }
+
+
+def _fused(names: Iterable[str]) -> dict[str, list[str]]:
+    """The names of arrays that Phi 3 has as one, by the name of that."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        *path, part, field = ["", *name.split(".")]
+        if part in FUSED:
+            found.setdefault(".".join((*path[1:], FUSED[part], field)), []).append(name)
+    return found
 
 
 def _is_transposed(name: str, dims: Sequence[int]) -> bool:
@@ -231,7 +326,8 @@ def from_causal_lm(
     -------
     definition : attention_core.layers.Decoder
     parameters : attention_core.parameters.Decoder
-        Of the dtype of the arrays; those of Gemma 2 in 16 bits become float32, as their scales are stored less 1.
+        Of the dtype of the arrays, the widest if they differ. Those of Gemma in 16 bits become float32, as their
+        scales are stored less 1.
 
     Raises
     ------
@@ -242,18 +338,39 @@ def from_causal_lm(
     found = {name: array for name, array in checked_arrays(CAUSAL_LM, arrays).items() if array is not None}
     if not found:
         raise LayoutError(f"expected the arrays of {CAUSAL_LM}; got none")
+    found = {name: array for name, array in found.items() if not IGNORED.search(name)}
     check_causal_lm(definition, {name: tuple(array.shape) for name, array in found.items()})
+    dims = _foreign_dims(definition)
+    for fused, parts in _fused(dims).items():
+        if fused in found:
+            whole, start = found.pop(fused), 0
+            for name in parts:
+                found[name] = whole[start : start + dims[name][0], ...]
+                start += dims[name][0]
     xp, token, head = common_namespace(xp, found), found["model.embed_tokens.weight"], found.get("lm_head.weight")
     if definition.tied and head is not None and not bool(xp.all(xp.equal(head, token))):
         raise LayoutError(f"expected lm_head.weight equal to the tied embedding; got another {shape_text(head)}")
-    plus_one = definition.post_norm
-    named = {}
+    plus_one, named = _is_gemma(definition), {}
+    dtype = _widest(list(found.values()), xp)
     for name, foreign in names_of_decoder(definition).items():
-        array = upcast(found[foreign], xp=xp) if plus_one else found[foreign]
+        array = cast_to(found[foreign], dtype, xp=xp)
+        array = upcast(array, xp=xp) if plus_one else array
         if len(array.shape) == 1 and plus_one and "norm" in name:
             array = xp.add(array, 1.0)
         named[name] = xp.matrix_transpose(array) if _is_transposed(name, array.shape) else array
     return definition, layers.tree_from_names(definition.parameters, named)
+
+
+def _is_gemma(definition: layers.Decoder) -> bool:
+    return definition.embedding_scale is not None
+
+
+def _widest(arrays: Sequence[Array], xp: Namespace) -> Any:
+    """The dtype that holds the numbers of all arrays."""
+    for array in arrays:
+        check_floating("the arrays", array)
+    names = {dtype_name(array.dtype) for array in arrays}
+    return arrays[0].dtype if len(names) == 1 else xp.float64 if "float64" in names else xp.float32
 
 
 def to_causal_lm(
@@ -276,14 +393,17 @@ def to_causal_lm(
     LayoutError
         When the model has a setting without a counterpart there.
     """
-    causal_lm_arguments(definition)
+    config = causal_lm_arguments(definition)
     layers.check_fit(definition, parameters)
     arrays = layers.named_arrays(parameters)
     xp, names, written = common_namespace(xp, arrays), names_of_decoder(definition), {}
     for name, array in arrays.items():
-        if len(array.shape) == 1 and definition.post_norm and "norm" in name:
+        if len(array.shape) == 1 and _is_gemma(definition) and "norm" in name:
             array = xp.subtract(array, 1.0)
         written[names[name]] = xp.matrix_transpose(array) if _is_transposed(name, array.shape) else array
+    if config["model_type"] == "phi3":
+        for fused, parts in _fused(tuple(written)).items():
+            written[fused] = xp.concat([written.pop(name) for name in parts], axis=0)
     return written
 
 
@@ -291,51 +411,63 @@ def causal_lm_arguments(definition: layers.Decoder) -> dict[str, Any]:
     """The config of a model of transformers with the same settings."""
     check_kind(CAUSAL_LM, definition, layers.Decoder)
     d = definition
-    family = (
-        "gemma2" if d.post_norm else "qwen3" if d.query_key_norm else "mistral" if d.window is not None else "llama"
-    )
-    if d.attention_bias and d.output_bias is False:
-        family = "qwen2"
-    activation = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "swish"}[d.activation]
+    name, width = _family_of(d), d.head_dim or d.channels // d.num_heads
+    family, windows = FAMILIES[name], set(d.windows)
+    activation = {ours: theirs for theirs, ours in ACTIVATIONS.items()}[d.activation]
     config: dict[str, Any] = {
-        "model_type": family,
+        "model_type": name,
         "vocab_size": d.num_tokens,
         "hidden_size": d.channels,
         "intermediate_size": d.inner,
         "num_hidden_layers": d.num_layers,
         "num_attention_heads": d.num_heads,
         "num_key_value_heads": d.num_key_value_heads or d.num_heads,
-        "head_dim": d.head_dim or d.channels // d.num_heads,
+        "head_dim": width,
         "rms_norm_eps": d.epsilon,
         "tie_word_embeddings": d.tied,
         "rope_parameters": {"rope_type": "default", "rope_theta": d.rotary_base},
-        "hidden_activation" if family == "gemma2" else "hidden_act": activation,
+        "hidden_activation" if name == "gemma2" else "hidden_act": activation,
     }
-    if family == "llama":
-        config |= {"mlp_bias": d.feed_forward_bias}
-    if family in ("llama", "qwen3", "gemma2"):
-        config |= {"attention_bias": d.attention_bias}
-    if d.window is not None:
-        every = d.full_every
-        config |= {"sliding_window": d.window}
-        config |= {"use_sliding_window": True} if family.startswith("qwen") else {}
-        if family != "mistral":
-            kinds = ["full_attention" if each is None else "sliding_attention" for each in d.windows]
-            config |= (
-                {"layer_types": kinds, "max_window_layers": 0}
-                if every is None or family != "gemma2"
-                else {"layer_types": kinds}
-            )
-    elif family == "mistral" or family == "gemma2":
-        config |= {"sliding_window": None}
-    if family == "gemma2":
+    if name == "phi3":
+        config["rope_parameters"]["partial_rotary_factor"] = (d.rotary_width or width) / width
+    if d.rotary_divisors is not None:
+        scale = 1.0 if d.scale is None else d.scale if name == "gemma2" else d.scale * math.sqrt(width)
+        divisors, positions = list(d.rotary_divisors), {"original_max_position_embeddings": 4096}
+        config["rope_parameters"] |= {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors}
+        config["rope_parameters"] |= {"attention_factor": math.sqrt(scale), **positions}
+        config |= {"max_position_embeddings": 4096, **positions}
+    biases = {"attention_bias": d.attention_bias, "mlp_bias": d.feed_forward_bias}
+    config |= {bias: biases[bias] for bias in family.biases}
+    if family.has_window is not None:
+        config |= {"sliding_window": max(windows - {None}, default=None)}
+    if family.switched:
+        config |= {"use_sliding_window": windows != {None}, "max_window_layers": 0}
+    if family.typed and windows != {None}:
+        config |= {"layer_types": [LAYER_TYPES[each is not None] for each in d.windows]}
+    if name == "gemma2":
         config |= {"attn_logit_softcapping": d.softcap, "final_logit_softcapping": d.logit_softcap}
-        config |= {"query_pre_attn_scalar": round((d.scale or 1 / math.sqrt(config["head_dim"])) ** -2)}
+        scalar = 1 if d.rotary_divisors and d.scale else round((d.scale or 1 / math.sqrt(width)) ** -2)
+        config |= {"query_pre_attn_scalar": scalar}
     again = decoder_from_config(config)
+    if d.rotary_divisors is not None and math.isclose(again.scale or 0, d.scale or 0, rel_tol=1e-15):
+        again = again.with_settings(scale=d.scale)  # of which a root was written
     if again != d.with_settings(dropout=0.0, implementation="auto", arithmetic="fast"):
         fields = [name for name in d.settings() if d.settings()[name] != again.settings()[name]]
         raise LayoutError(f"expected a decoder that {CAUSAL_LM} has a type for; got another {', '.join(fields)}")
     return config
+
+
+def _family_of(d: layers.Decoder) -> str:
+    """The type of model with most of the settings."""
+    if _is_gemma(d):
+        return "gemma2" if d.post_norm else "gemma"
+    if d.rotary_width is not None:
+        return "phi3"
+    if d.query_key_norm:
+        return "qwen3"
+    if d.attention_bias and d.output_bias is False:
+        return "qwen2"
+    return "llama" if set(d.windows) == {None} else "mistral"
 
 
 LAYOUTS = {"causal-lm": Layout(CAUSAL_LM, from_causal_lm, to_causal_lm, causal_lm_arguments)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,26 +20,26 @@ from attention_numpy.files import DTYPES, FileError, load_arrays, save_arrays
 from attention_numpy.trees import NumpyArray
 from attention_numpy.writing import write_file
 
-__all__ = ["load_causal_lm", "open_causal_lm", "save_causal_lm"]
+__all__ = ["end_tokens", "load_causal_lm", "open_causal_lm", "save_causal_lm"]
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 FLOATING = ("F16", "BF16", "F32", "F64")
 
 
 def load_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, Decoder]:
-    """Read a language model of Llama, Mistral, Qwen 2 or 3, Gemma 2 or SmolLM.
+    """Read a language model of Llama, SmolLM, Mistral, Qwen 2 or 3, Gemma 1 or 2, or Phi 3.
 
     Parameters
     ----------
     folder : path-like
-        With ``config.json``, and ``model.safetensors`` or ``model.safetensors.index.json`` and the files it names.
+        With ``config.json``, and ``model.safetensors`` or else ``model.safetensors.index.json`` and the files it names.
 
     Returns
     -------
     definition : attention_core.layers.Decoder
     parameters : attention_core.parameters.Decoder
-        Of NumPy arrays, of the dtype of the files.
+        Of NumPy arrays, of the dtype of the files, the widest if there are several.
 
     Raises
     ------
@@ -71,11 +72,8 @@ def open_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, C
     if len(facts) != sum(map(len, headers.values())):
         raise FileError(f"expected every array in one file of {folder}; got some in several")
     check_causal_lm(definition, {name: tuple(each["shape"]) for name, each in facts.items()})
-    dtypes = sorted({each["dtype"] for each in facts.values()})
-    if len(dtypes) != 1 or dtypes[0] not in FLOATING:
-        raise FileError(
-            f"expected arrays of one dtype out of {', '.join(FLOATING)} in {folder}; got {', '.join(dtypes)}"
-        )
+    if unknown := sorted({each["dtype"] for each in facts.values()} - set(FLOATING)):
+        raise FileError(f"expected arrays of dtypes out of {', '.join(FLOATING)} in {folder}; got {', '.join(unknown)}")
 
     def read() -> Decoder:
         arrays: dict[str, NumpyArray] = {}
@@ -114,9 +112,37 @@ def save_causal_lm(folder: str | os.PathLike[str], definition: layers.Decoder, p
     write_file(folder / CONFIG, json.dumps(config, indent=2).encode())
 
 
+def end_tokens(folder: str | os.PathLike[str], /) -> list[int]:
+    """Read which tokens end a text: those of ``generation_config.json``, or else of ``config.json``.
+
+    Parameters
+    ----------
+    folder : path-like
+
+    Returns
+    -------
+    list of int
+
+    Raises
+    ------
+    FileError
+        When ``config.json`` is not there, or ``eos_token_id`` is neither an integer nor a list of them.
+    """
+    for path in (Path(folder, GENERATION), Path(folder, CONFIG)):
+        found = _json(path).get("eos_token_id") if path.name == CONFIG or path.is_file() else None
+        if found is not None:
+            ends = found if isinstance(found, list) else [found]
+            if any(isinstance(end, bool) or not isinstance(end, int) for end in ends):
+                raise FileError(f"expected eos_token_id in {path} as integers; got {found!r}")
+            return ends
+    return []
+
+
 def _files(folder: Path) -> list[Path]:
-    """The files of the weights: one, or those that an index names."""
-    if not (folder / INDEX).is_file():
+    """The files of the weights: one, or else those that an index names."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        if (folder / INDEX).is_file():
+            warnings.warn(f"expected {WEIGHTS} or {INDEX} in {folder}; got both: the first is read", stacklevel=4)
         return [folder / WEIGHTS]
     places = _json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(each, str) for each in places.values()):

@@ -1,12 +1,13 @@
 """Language models in GGUF files of architecture llama, which the package gguf reads: Llama, SmolLM, Mistral.
 
-Names and shapes are checked before any weight is read. Rotary pairs of queries and keys, neighbours in the file, become
-halves of a head, as in transformers: the same products, and halves are read in one piece. Quantized weights become
-float32.
+Names and shapes are checked before any weight is read, and a setting that is not known is refused. Rotary pairs of
+queries and keys, neighbours in the file, become halves of a head, as in transformers: the same products, and halves are
+read in one piece. Quantized weights become float32.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_core import layers
-from attention_core.layouts import LayoutError
+from attention_core.layouts import LayoutError, rotary_divisors
 from attention_core.parameters import Decoder
 from attention_numpy.optional import optional
 from attention_numpy.trees import NumpyArray
@@ -39,6 +40,15 @@ MAPS = {
     "feed_forward.contract": "ffn_down",
     "feed_forward_norm": "ffn_norm.weight",
 }
+SIZES = ("embedding_length", "attention.head_count", "block_count", "feed_forward_length")
+KNOWN = {  # all others may change what a model computes
+    *SIZES, "attention.head_count_kv", "attention.key_length", "attention.value_length",
+    "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length", "rope.scaling.finetuned",
+    "vocab_size", "context_length", "tensor_data_layout",
+}  # fmt: skip
+WITHOUT = {"attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,)}  # settings that change nothing
+FREQUENCIES = "rope_freqs.weight"
 WHOLE = {"token": "token_embd.weight", "norm": "output_norm.weight", "output.weight": "output.weight"}
 
 
@@ -68,7 +78,7 @@ def load_gguf(path: str | os.PathLike[str], /) -> GgufModel:
     FileError
         When the file is not there, truncated or of another kind.
     LayoutError
-        When the architecture is unknown, or a tensor is missing, superfluous or of another shape.
+        When the architecture or a setting is unknown, or a tensor is missing, superfluous or of another shape.
     ModuleNotFoundError
         When the package gguf is not installed.
     """
@@ -83,7 +93,7 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable
     values = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     dims = {name: tuple(int(size) for size in tensor.shape[::-1]) for name, tensor in tensors.items()}
-    definition = _definition(path, values, dims)
+    definition = _definition(path, values, tensors, dims=dims)
     names = _names(definition)
     specs = layers.named_arrays(definition.parameters)
     transposed = {name: len(spec.dims) == 2 and name != "token" for name, spec in specs.items()}
@@ -93,7 +103,7 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable
             raise LayoutError(f"expected {names[name]} in {path}; got no such tensor")
         if dims[names[name]] != wanted:
             raise LayoutError(f"expected {names[name]} {wanted} in {path}; got {dims[names[name]]}")
-    if left := sorted(set(dims) - set(names.values())):
+    if left := sorted(set(dims) - set(names.values()) - {FREQUENCIES}):
         more = f" ({len(left)} in all)" if len(left) > 3 else ""
         raise LayoutError(f"expected no other tensors of a llama in {path}; got {', '.join(left[:3])}{more}")
 
@@ -142,33 +152,50 @@ def _reader(path: Path) -> Any:
     return reader
 
 
-def _definition(path: Path, values: dict[str, Any], dims: dict[str, tuple[int, ...]]) -> layers.Decoder:
+def _definition(
+    path: Path, values: dict[str, Any], tensors: dict[str, Any], *, dims: dict[str, tuple[int, ...]]
+) -> layers.Decoder:
     architecture = values.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise LayoutError(f"expected an architecture out of {', '.join(ARCHITECTURES)} in {path}; got {architecture!r}")
 
+    settings = {
+        name.removeprefix(f"{architecture}."): _one(path, name, value)
+        for name, value in values.items()
+        if name.startswith(f"{architecture}.")
+    }
+    for name, value in settings.items():
+        if name not in KNOWN and value not in WITHOUT.get(name, ()):
+            raise LayoutError(f"expected no {architecture}.{name}, which is not known, in {path}; got {value!r}")
+    for name, wanted in (("general.type", "model"), ("split.count", 1)):
+        if values.get(name, wanted) not in (wanted, 0):
+            raise LayoutError(f"expected {name} {wanted} in {path}; got {values[name]!r}")
+
     def setting(name: str) -> Any:
-        if f"{architecture}.{name}" not in values:
+        if name not in settings:
             raise LayoutError(f"expected {architecture}.{name} in {path}; got no such value")
-        return values[f"{architecture}.{name}"]
+        return settings[name]
 
     def size(name: str, default: Any = None) -> int:
-        value = setting(name) if default is None else values.get(f"{architecture}.{name}", default)
+        value = setting(name) if default is None else settings.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise LayoutError(f"expected {architecture}.{name} in {path} as a positive integer; got {value!r}")
         return value
 
-    scaling = values.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling != "none":
-        raise LayoutError(f"expected rotary positions without scaling in {path}; got {scaling!r}")
     if len(dims.get("token_embd.weight", ())) != 2:
         raise LayoutError(f"expected token_embd.weight (V, C) in {path}; got {dims.get('token_embd.weight')}")
-    channels, num_heads, num_layers = map(size, ("embedding_length", "attention.head_count", "block_count"))
+    channels, num_heads, num_layers = map(size, SIZES[:3])
     if num_layers > len(dims):  # of which a tree might fill the memory
         raise LayoutError(f"expected tensors of {num_layers} blocks in {path}; got {len(dims)} in all")
     num_kv_heads = size("attention.head_count_kv", num_heads)
     head_dim = size("attention.key_length", channels // num_heads)
-    width = size("rope.dimension_count", head_dim)
+    if size("attention.value_length", head_dim) != head_dim:
+        raise LayoutError(
+            f"expected values as wide as keys, {head_dim}, in {path}; got {setting('attention.value_length')}"
+        )
+    width, base = size("rope.dimension_count", head_dim), float(settings.get("rope.freq_base", 10000.0))
+    divisors, amplitude = rotary_divisors(str(path), _scaling(settings), base=base, width=width)
+    divisors = _times_frequencies(path, divisors, tensors, width=width)
     return layers.Decoder(
         dims["token_embd.weight"][0],
         channels,
@@ -181,9 +208,45 @@ def _definition(path: Path, values: dict[str, Any], dims: dict[str, tuple[int, .
         attention_bias="blk.0.attn_q.bias" in dims,
         output_bias=None if ("blk.0.attn_q.bias" in dims) == ("blk.0.attn_output.bias" in dims) else False,
         epsilon=float(setting("attention.layer_norm_rms_epsilon")),
-        rotary_base=float(values.get(f"{architecture}.rope.freq_base", 10000.0)),
+        rotary_base=base,
         rotary_width=None if width == head_dim else width,
+        rotary_divisors=divisors,
+        scale=None if amplitude == 1 else amplitude**2 / math.sqrt(head_dim),
     )
+
+
+def _one(path: Path, name: str, value: Any) -> Any:
+    """A setting, which may be a list of one for each layer, if these are the same."""
+    if not isinstance(value, list):
+        return value
+    if not value or any(each != value[0] for each in value):
+        raise LayoutError(f"expected one {name} for all layers in {path}; got {value}")
+    return value[0]
+
+
+def _scaling(settings: dict[str, Any]) -> dict[str, Any]:
+    """The record of a scaling in the words of transformers; a factor alone is a linear one."""
+    factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear", 0)) or 1.0
+    kind = settings.get("rope.scaling.type", "linear")
+    original = settings.get("rope.scaling.original_context_length", settings.get("context_length"))
+    return {
+        "rope_type": "default" if kind == "none" else kind,
+        "factor": factor,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _times_frequencies(
+    path: Path, divisors: tuple[float, ...] | None, tensors: dict[str, Any], *, width: int
+) -> tuple[float, ...] | None:
+    """Divisors times those that a tensor of the file has, as that of Llama 3.1 does."""
+    if FREQUENCIES not in tensors:
+        return divisors
+    tensor = tensors[FREQUENCIES]
+    if tuple(tensor.shape) != (width // 2,):
+        raise LayoutError(f"expected {FREQUENCIES} ({width // 2},) in {path}; got {tuple(map(int, tensor.shape))}")
+    found = gguf.dequantize(tensor.data, tensor.tensor_type).tolist()
+    return tuple([a * b for a, b in zip(found, divisors or (1.0,) * len(found), strict=True)])
 
 
 def _names(definition: layers.Decoder) -> dict[str, str]:

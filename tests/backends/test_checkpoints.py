@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -49,6 +50,30 @@ def test_a_folder_in_one_file_or_several_is_the_model_that_was_written(folder, t
     same(load_causal_lm(tmp_path / "back")[1], tree)
 
 
+def test_a_stale_index_beside_a_whole_file_is_told_and_not_read(folder):
+    arrays = load_file(folder / "model.safetensors")
+    save_file({name: array + 1 for name, array in arrays.items()}, folder / "old.safetensors")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(arrays, "old.safetensors")})
+    )
+    with pytest.warns(UserWarning, match="expected model.safetensors or model.safetensors.index.json in .* the first"):
+        same(load_causal_lm(folder)[1], MODEL.init(3, xp=np))
+
+
+def test_arrays_of_several_dtypes_become_the_widest_and_frequencies_are_left_out(folder):
+    arrays = load_file(folder / "model.safetensors")
+    arrays = {name: array if "norm" in name else array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+    arrays["model.layers.1.self_attn.rotary_emb.inv_freq"] = np.ones(2, np.float32)
+    save_file(arrays, folder / "model.safetensors")
+    _, tree = load_causal_lm(folder)
+    expected = {
+        name: array if "norm" in name else array.astype(ml_dtypes.bfloat16).astype(np.float32)
+        for name, array in layers.named_arrays(MODEL.init(3, xp=np)).items()
+    }
+    same(tree, layers.tree_from_names(tree, expected))
+    assert {str(array.dtype) for array in layers.named_arrays(tree).values()} == {"float32"}
+
+
 WRONG = {
     "heads": {"num_attention_heads": None},
     "layers": {"num_hidden_layers": 10**9},  # of which a tree would fill the memory
@@ -72,7 +97,7 @@ def spoil(folder, what):
     elif what == "misshapen":
         arrays[norm] = np.ones(9, np.float32)
     elif what == "mixed":
-        arrays[norm] = arrays[norm].astype(np.float16)
+        arrays[norm] = arrays[norm].astype(np.int8)
     elif what == "unknown":
         settings["model_type"] = "gpt_neox"
     elif what == "head":
@@ -101,17 +126,17 @@ def spoil(folder, what):
         ("missing", LayoutError, "expected model.layers.1.input_layernorm.weight of transformers.AutoModelForCausalLM; got no such array"),
         ("superfluous", LayoutError, "expected nothing else of transformers.AutoModelForCausalLM; got model.layers.2.more"),
         ("misshapen", LayoutError, "expected model.layers.1.input_layernorm.weight (8,) of transformers.AutoModelForCausalLM; got (9,)"),
-        ("mixed", FileError, "expected arrays of one dtype out of F16, BF16, F32, F64 in {}; got F16, F32"),
-        ("unknown", LayoutError, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma2; got 'gpt_neox'"),
+        ("mixed", FileError, "expected arrays of dtypes out of F16, BF16, F32, F64 in {}; got I8"),
+        ("unknown", LayoutError, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma, gemma2, phi3; got 'gpt_neox'"),
         ("broken", FileError, "expected JSON in {}/config.json; got "),
         ("truncated", FileError, "expected a whole file of safetensors, of "),
         ("head", LayoutError, "expected lm_head.weight (11, 8) of transformers.AutoModelForCausalLM; got (8, 11)"),
         ("heads", TypeError, f"expected num_attention_heads {OF_CONFIG} as a positive integer; got NoneType"),
         ("layers", ValueError, f"expected num_hidden_layers {OF_CONFIG} of at most 10000; got 1000000000"),
-        ("activation", LayoutError, "expected an activation of transformers.AutoModelForCausalLM out of silu, swish, gelu, "),
-        ("rope", LayoutError, "expected rotary positions of transformers.AutoModelForCausalLM as a mapping; got str"),
+        ("activation", LayoutError, "expected an activation of transformers.AutoModelForCausalLM out of swish, silu, gelu, "),
+        ("rope", LayoutError, "expected rotary positions of transformers.AutoModelForCausalLM as one mapping; got str"),
         ("base", TypeError, f"expected rope_theta {OF_CONFIG} as a number; got str"),
-        ("types", LayoutError, "expected layer_types of transformers.AutoModelForCausalLM as a list; got int"),
+        ("types", LayoutError, "expected layer_types of transformers.AutoModelForCausalLM as a list of 2; got int"),
         ("scale", ValueError, f"expected query_pre_attn_scalar {OF_CONFIG} as a positive finite number; got 0"),
         ("ends", FileError, "expected a whole file of safetensors; got {}/model.safetensors: no such header"),
         ("absent", FileError, "expected a file of safetensors; got {}/model.safetensors: No such file or directory"),

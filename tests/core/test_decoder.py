@@ -13,8 +13,8 @@ from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForwar
 C, H, G, D, INNER, V, N = 10, 6, 2, 4, 13, 30, 2
 ALL = {
     "num_key_value_heads": G, "head_dim": D, "attention_bias": True, "output_bias": False, "query_key_norm": True,
-    "post_norm": True, "activation": "gelu_tanh", "epsilon": 1e-5, "rotary_base": 500.0, "window": 3, "full_every": 2,
-    "scale": 0.3, "softcap": 4.0, "tied": False, "embedding_scale": 1.5, "logit_softcap": 5.0,
+    "post_norm": True, "activation": "gelu_tanh", "epsilon": 1e-5, "rotary_base": 500.0, "window": (3, None),
+    "rotary_divisors": (4.0, 1.25), "scale": 0.3, "softcap": 4.0, "tied": False, "embedding_scale": 1.5, "logit_softcap": 5.0,
 }  # fmt: skip
 
 
@@ -35,9 +35,9 @@ def rms(scale, x, epsilon):
     return x if scale is None else x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * scale
 
 
-def turned(x, positions, base):
+def turned(x, positions, d):
     half = x.shape[-1] // 2
-    angle = positions[..., None] * base ** (-np.arange(half) / half)
+    angle = positions[..., None] * d.rotary_base ** (-np.arange(half) / half) / (d.rotary_divisors or 1)
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
 
@@ -70,7 +70,7 @@ def formula(p, x, d, window, memory=None):
 
     def prepare(q, k):
         q, k = rms(p.query_norm, q, d.epsilon), rms(p.key_norm, k, d.epsilon)
-        return turned(q, index, d.rotary_base), turned(k, index, d.rotary_base)
+        return turned(q, index, d), turned(k, index, d)
 
     h = rms(p.attention_norm, x, d.epsilon)
     y = attention(p.attention, h, h, allowed, scale=d.scale, softcap=d.softcap, prepare=prepare)
@@ -280,7 +280,7 @@ def test_a_hook_sees_layers_and_their_parts(rng, put, get):
     x += rms(get(model.layers[0].feed_forward_post_norm), get(seen["layers.0.feed_forward"]), definition.epsilon)
     np.testing.assert_allclose(get(seen["layers.0"]), x, rtol=1e-4, atol=1e-4)
     kept = get(definition(model, ids, hook=lambda name, function, h: h if name == "layers.1" else function(h)))
-    shorter = layers.Decoder(V, C, H, INNER, num_layers=1, **ALL)
+    shorter = layers.Decoder(V, C, H, INNER, num_layers=1, **ALL | {"window": 3})
     np.testing.assert_array_equal(kept, get(shorter(model._replace(layers=model.layers[:1]), ids)))
 
 
@@ -322,7 +322,11 @@ def mistakes(d, p, put):
         (lambda: ac.decoder(p, ids, num_heads=H, num_key_value_heads=G, window=0), "expected window as a positive integer; got 0"),
         (lambda: ac.decoder(p, ids, num_heads=H, num_key_value_heads=G, logit_softcap=0), "expected logit_softcap as a positive finite number; got 0"),
         (lambda: ac.decoder(p.layers[0], ids, num_heads=H), r"expected decoder as Decoder\(token, layers, norm, output\); got DecoderLayer"),
-        (lambda: layers.Decoder(V, C, H, INNER, N, full_every=2, head_dim=D), "expected a window besides full_every; got full_every 2 alone"),
+        (lambda: layers.Decoder(V, C, H, INNER, N, window=(3,), head_dim=D), "expected window for 2 layers; got 1"),
+        (lambda: layers.Decoder(V, C, H, INNER, N, window=(3, 0), head_dim=D), "expected window as a positive integer; got 0"),
+        (lambda: layers.DecoderLayer(C, H, INNER, window=(3, 2), head_dim=D), "expected window as a positive integer; got tuple"),
+        (lambda: layers.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0,), head_dim=D), "expected 2 divisors, one for each pair of channels; got 1"),
+        (lambda: layers.Decoder(V, C, H, INNER, N, rotary_divisors=(2.0, 0), head_dim=D), r"expected rotary_divisors\[1\] as a positive finite number; got 0"),
         (lambda: layers.Decoder(V, C, H, INNER, N, head_dim=3), "expected an even width of at most 3 channels; got 3"),
     ]  # fmt: skip
 

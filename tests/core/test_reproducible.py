@@ -423,17 +423,20 @@ def test_gradients_agree_with_those_in_float64(backend, rng):
 FAR = np.asarray([0, 1, -1, 5, 1000, -4097, 2**16 - 1, 2**17 + 3, 2**20 - 7, 2**24 + 1, 2**31 - 1, -(2**31)])
 
 
-@pytest.mark.parametrize("base", [10000.0, 500000.0, 1, 1e300])
+@pytest.mark.parametrize(
+    ("base", "divisors"), [(10000.0, None), (500000.0, (0.25, 1, 1, 1.5, 3.1, 8, 8, 1e6)), (1, None), (1e300, None)]
+)
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rotated_channels_are_correctly_rounded_at_any_position(base, interleaved, rng):
+def test_rotated_channels_are_correctly_rounded_at_any_position(base, divisors, interleaved, rng):
     x = float32(rng, 1, len(FAR), 16)
-    options = {"base": base, "interleaved": interleaved, **EXACTLY}
+    options = {"base": base, "interleaved": interleaved, "divisors": divisors, **EXACTLY}
     found, far = ac.rotary_embedding(x, FAR, **options), []
     same(ac.rotary_embedding(x, FAR.astype(np.int32), **options), found)
     with mpmath.workdps(80):
         for position, row, turned in zip(FAR, x[0].tolist(), found[0], strict=True):
             for pair in range(8):
-                angle = int(position) * mpmath.mpf(base) ** (mpmath.mpf(-2 * pair) / 16)
+                frequency = mpmath.mpf(base) ** (mpmath.mpf(-2 * pair) / 16) / (divisors[pair] if divisors else 1)
+                angle = int(position) * frequency
                 a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + 8)
                 wanted = row[a] * mpmath.cos(angle) - row[b] * mpmath.sin(angle)
                 across = row[b] * mpmath.cos(angle) + row[a] * mpmath.sin(angle)

@@ -15,10 +15,14 @@ FAR = np.asarray(
 WIDTH = 16
 
 
-def tables(positions, base, width=WIDTH):
+DIVISORS = (0.25, 1, 1, 1.5, 3.1, 8, 8, 1e6)
+
+
+def tables(positions, base, divisors=None, width=WIDTH):
     """Cosine and sine of all angles, from 60 digits; frequencies are those of float64."""
+    frequencies = [base ** (-2 * i / width) / d for i, d in enumerate(divisors or [1] * (width // 2))]
     with mpmath.workdps(60):
-        angles = [[int(p) * mpmath.mpf(base ** (-2 * i / width)) for i in range(width // 2)] for p in positions]
+        angles = [[int(p) * mpmath.mpf(frequency) for frequency in frequencies] for p in positions]
         return tuple(np.asarray([[float(f(a)) for a in row] for row in angles]) for f in (mpmath.cos, mpmath.sin))
 
 
@@ -36,13 +40,13 @@ def in_units(error, x):
     return error / np.concatenate([unit, unit], axis=-1)
 
 
-@pytest.mark.parametrize("base", [10000.0, 500000.0, 1])
+@pytest.mark.parametrize(("base", "divisors"), [(10000.0, None), (500000.0, DIVISORS), (1, None)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_large_positions_cost_no_accuracy(dtype, base, backend, rng):
+def test_large_positions_cost_no_accuracy(dtype, base, divisors, backend, rng):
     x = rng.standard_normal((3, len(FAR), WIDTH)).astype(dtype)
-    result = backend.to_numpy(rotary_embedding(*backend.from_numpy((x, FAR)), base=base))
+    result = backend.to_numpy(rotary_embedding(*backend.from_numpy((x, FAR)), base=base, divisors=divisors))
     assert result.dtype == x.dtype
-    expected = by_formula(x.astype(np.longdouble), *tables(FAR, base))
+    expected = by_formula(x.astype(np.longdouble), *tables(FAR, base, divisors))
     assert np.max(np.abs(in_units((result - expected).astype(np.float64), x))) < 2.5
 
 
@@ -169,6 +173,9 @@ X, P = np.zeros((2, 3, 5, 8)), np.arange(5)
         (X[..., :7], P, {}, ValueError, "expected an even width of at most 7 channels; got 7"),
         (X, P, {"base": 0.5}, ValueError, "expected base >= 1; got 0.5"),
         (X, P, {"base": "a"}, TypeError, "expected base as a number; got str"),
+        (X, P, {"divisors": [1.0] * 4}, TypeError, "expected divisors as a tuple of numbers; got list"),
+        (X, P, {"divisors": (1.0, 2.0)}, ValueError, "expected 4 divisors, one for each pair of channels; got 2"),
+        (X, P, {"divisors": (1, 1, 1, -1)}, ValueError, r"expected divisors\[3\] as a positive finite number; got -1"),
         (X, P, {"interleaved": 1}, TypeError, "expected interleaved as True or False; got int"),
     ],
 )

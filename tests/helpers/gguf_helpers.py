@@ -9,11 +9,14 @@ LLAMA = {
 }  # fmt: skip
 
 
-def write_gguf(path, *, architecture="llama", left_out=(), shapes=(), more=(), values=()):
+def write_gguf(path, *, architecture="llama", left_out=(), shapes=(), more=(), values=(), more_values=()):
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
+    kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for name, value in (LLAMA | dict(values)).items():
-        writer.add_uint32(f"{architecture}.{name}", value)
+        kinds[type(value)](f"{architecture}.{name}", value)
+    for name, value in dict(more_values).items():
+        kinds[type(value)](name, value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     dims = {
         "token_embd.weight": (7, 8), "output_norm.weight": (8,), "blk.0.attn_norm.weight": (8,),
