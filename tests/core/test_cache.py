@@ -5,6 +5,7 @@ import importlib
 
 import numpy as np
 import pytest
+from blockwise_helpers import quickly
 from pairwise import pairwise
 
 from attention_core import scaled_dot_product_attention
@@ -54,11 +55,12 @@ def pieces(arrays, ends):
 
 
 @pairwise(ends=[(1, 2, 3, 4, 5), (3, 5)], ragged=[False, True], dtype=["float32", "float64"])
-def test_decoding_is_prefill(ends, ragged, dtype, put, get, rng, xp):
+def test_decoding_is_prefill(ends, ragged, dtype, backend, put, get, rng, xp):
     arrays = drawn(rng, dtype)
+    run = quickly(backend, functools.partial(step, xp=xp))
     cache, outputs = new_cache(xp, dtype, ragged=ragged), []
     for piece in pieces(arrays, ends):
-        cache, output = step(cache, *map(put, piece), xp=xp)
+        cache, output = run(cache, *map(put, piece))
         outputs.append(get(output))
     np.testing.assert_array_equal(get(cache.length), np.full((B,) if ragged else (), L))
     expected = get(at_once(*map(put, arrays), xp))
@@ -66,7 +68,7 @@ def test_decoding_is_prefill(ends, ragged, dtype, put, get, rng, xp):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_samples_of_different_lengths(dtype, put, get, rng, xp):
+def test_samples_of_different_lengths(dtype, backend, put, get, rng, xp):
     """Prompts are padded at the end, with other numbers; each sample goes on behind its own."""
     lengths, more = np.asarray([4, 2], dtype=np.int32), 3
     query, key, value = drawn(rng, dtype, L + more)
@@ -83,8 +85,9 @@ def test_samples_of_different_lengths(dtype, put, get, rng, xp):
     np.testing.assert_array_equal(get(cache.length), lengths)
     mask = cache_mask(cache, put(lengths))
     outputs = [get(attend(query_0, cache.key, cache.value, mask=mask))]
+    run = quickly(backend, functools.partial(step, xp=xp))
     for piece in pieces(later, (1, 2, 3)):
-        cache, output = step(cache, *map(put, map(np.ascontiguousarray, piece)), xp=xp)
+        cache, output = run(cache, *map(put, map(np.ascontiguousarray, piece)))
         outputs.append(get(output))
     for sample, length in enumerate(lengths):
         whole = [put(array[sample, :, : length + more].copy()) for array in (query, key, value)]
