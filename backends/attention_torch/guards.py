@@ -332,7 +332,6 @@ def loses_nan(call: Call) -> bool:
     """Whether the kernel overlooks NaN in queries and keys that can be read."""
     return (
         not call.assume_finite
-        and call.key.shape[-2] > 0
         and _has_few_keys(call)
         and is_on_host(call.query)
         and is_concrete(call.query)

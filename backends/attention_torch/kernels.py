@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from attention_core.backend import Call, Kernel, Verdict, blockwise, sample_cuts
+from attention_core.backend import Call, Kernel, Verdict, attend_automatically, sample_cuts
 from attention_torch import compiled, few_queries, flash_cpu, guards, repaired, sdpa, small_calls
 
 __all__ = ["ScaledDotProduct"]
@@ -42,8 +42,8 @@ class ScaledDotProduct(Kernel):
         return sdpa.attend(call)
 
     def _attend_to_sample(self, call: Call) -> torch.Tensor:
-        if guards.loses_nan(call):
-            return blockwise(call)[0].to(call.query.dtype)
+        if 0 in call.key.shape or guards.loses_nan(call):  # of no keys, the kernel gives NaN to a query of NaN
+            return attend_automatically(call)
         return self.attend(call)
 
     def has_logsumexp(self, call: Call) -> bool:

@@ -187,6 +187,44 @@ def test_contract_04_holds_for_every_kind_of_mask(qkv, put, get, rule):
     assert (result.logsumexp == -np.inf).all()
 
 
+EMPTY_SAMPLE = {  # rules that leave the first sample without keys
+    "lengths": lambda put: {"mask": ac.KeyLengths(put(np.array([0, 3])))},
+    "no keys": lambda put: {"mask": ac.KeyLengths(0)},
+    "causal": lambda put: {"mask": ac.Causal(offset=put(np.array([-M, 1])))},
+    "array": lambda put: {"mask": put(np.arange(B)[:, None, None, None] > 0)},
+    "bias": lambda put: {"bias": put(np.full((M, N), -np.inf), dtype="float32")},
+}
+
+
+@pytest.mark.needs(lambda way, backend: way != "gradients" or backend.differentiates)
+@pytest.mark.parametrize("way", ["auto", "dense", "blockwise", "reproducible", "gradients"])
+@pytest.mark.parametrize("rule", EMPTY_SAMPLE)
+def test_contract_04_hides_whatever_a_sample_without_keys_holds(rule, way, qkv, backend, put, get):
+    options = EMPTY_SAMPLE[rule](put)
+    if way in ("dense", "blockwise"):
+        options["implementation"] = way
+    elif way == "reproducible":
+        options["arithmetic"] = way
+
+    def results(arrays):
+        if way != "gradients":
+            return [attention(*arrays, **options)]
+        measured = backend.value_and_grad(lambda *arrays: backend.namespace.sum(attention(*arrays, **options)))
+        return measured(*arrays)[1]
+
+    arrays = [x[..., :D] for x in qkv]  # as wide as PyTorch's kernel wants values
+    clean = get(results(put(arrays, dtype="float32")))
+    for index in range(3):
+        for nonfinite in (np.nan, np.inf, -np.inf):
+            spoilt = [x.copy() for x in arrays]
+            spoilt[index][0] = nonfinite
+            with np.errstate(invalid="ignore"):
+                found = get(results(put(spoilt, dtype="float32")))
+            for got, expected in zip(found, clean, strict=True):
+                assert (got[0] == 0).all()
+                close(got, expected)
+
+
 def test_contract_04_is_decided_by_the_mask_never_by_the_scores(put, get):
     """Scores that overflow to -inf are not a mask: the formula gives nan there, and must not give a quiet 0."""
     big = np.full((1, 1, 1, 4), 1e300)
