@@ -281,6 +281,11 @@ class OperationFunction(torch.autograd.Function):  # type: ignore[misc]
         """Compute the gradients of the arrays."""
         return None, *OperationBackward.apply(ctx.operation_and_plan, ctx.count, *ctx.saved_tensors, *cotangents)
 
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        """Compute the results of each sample."""
+        return operators.one_by_one(OperationFunction.apply, info, in_dims, *arguments)
+
 
 class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
     """The gradients of `OperationFunction`, which depend on its arrays, but are not differentiated again."""
@@ -294,18 +299,9 @@ class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
             return operation.backward(plan, tensors[:count], tensors[count:middle], tensors[middle:], backend)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, operation_and_plan: Any, count: int, *tensors: Any) -> Any:
-        """Compute the gradients for one cotangent after the other, as of a Jacobian."""
-
-        def tensors_at(index: int) -> Any:
-            pairs = zip(tensors, in_dims[2:], strict=True)
-            return (tensor if axis is None else tensor.select(axis, index) for tensor, axis in pairs)
-
-        rounds = [
-            OperationBackward.apply(operation_and_plan, count, *tensors_at(index)) for index in range(info.batch_size)
-        ]
-        gradients = [None if parts[0] is None else torch.stack(parts) for parts in zip(*rounds, strict=True)]
-        return tuple(gradients), tuple(None if stacked is None else 0 for stacked in gradients)
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        """Compute the gradients of each sample, or of each cotangent of a Jacobian."""
+        return operators.one_by_one(OperationBackward.apply, info, in_dims, *arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -23,7 +23,7 @@ from torch.library import Library, register_fake
 from attention_core.backend import DIFFERENTIATED_ONCE, Backend, Operation, get_backend, registered, registered_name
 from attention_torch.guards import TYPES, has_modes
 
-__all__ = ["attend", "clone_for_backward", "encode", "repair"]
+__all__ = ["attend", "clone_for_backward", "encode", "one_by_one", "repair"]
 
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of older versions
 BELOW_AUTOGRAD = torch._C._after_autograd_keyset
@@ -142,6 +142,22 @@ def _repair(
         array.copy_(result)
 
 
+def one_by_one(function: Callable[..., Sequence[Any]], info: Any, in_dims: Any, *arguments: Any) -> Any:
+    """The results of a function under `torch.vmap`, which is called for one sample after the other, and their axes.
+
+    The plan of a call is one for its lengths, so that a mapped axis joins no other.
+    """
+
+    def at(index: int, argument: Any, axis: Any) -> Any:
+        if isinstance(argument, list):
+            return [at(index, *pair) for pair in zip(argument, axis, strict=True)]
+        return argument.select(axis, index) if isinstance(axis, int) else argument
+
+    rounds = [function(*at(index, list(arguments), in_dims)) for index in range(info.batch_size)]
+    results = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*rounds, strict=True))
+    return results, tuple(None if result is None else 0 for result in results)
+
+
 def _clone(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
@@ -215,5 +231,6 @@ for _each, _compute, _error in (
 ):
     _kernel = functools.partial(_with_autograd, _each, _compute, _error)
     _library.impl(_each, _kernel, "Autograd", with_keyset=True)
+    torch.library.register_vmap(_each, functools.partial(one_by_one, _each), lib=_library)
 # Clones what is written over before the backward pass: compilers would clone once more, and too late.
 clone_for_backward = _operator("clone_for_backward", "(Tensor x) -> Tensor", _clone, torch.empty_like)

@@ -9,6 +9,9 @@ import pytest
 from tracing_helpers import (
     CASES,
     FEW,
+    LENGTHS,
+    QKV,
+    SEED,
     SIXTEEN,
     assert_same,
     attend_some,
@@ -20,7 +23,12 @@ from tracing_helpers import (
 )
 
 import attention_core as ac
-from attention_core import get_backend, scaled_dot_product_attention
+from attention_core import (
+    Dropout,
+    KeyLengths,
+    get_backend,
+    scaled_dot_product_attention,
+)
 from attention_core._backend import _find
 
 pytestmark = [
@@ -284,3 +292,31 @@ def test_torch_vmap_of_gradients(torch):
     function, (*qkv, mask) = case("mask", "torch")
     grad = torch.func.grad(lambda q, k, v, mask: torch.sum(function(q, k, v, mask) ** 2), argnums=(0, 1, 2))
     assert_same("torch", torch.func.vmap(grad)(*qkv, mask), grad(*qkv, mask))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("options", [{"implementation": "blockwise"}, {"arithmetic": "reproducible"}], ids=str)
+def test_torch_vmap_gives_each_sample_what_it_has_alone(torch, options):
+    """Also its gradients, as ensembles and differential privacy take them, and its Jacobian."""
+    query, key, value, lengths, seeds = arrays = get_backend("torch").from_numpy(
+        (*(x[:, :, :3] for x in QKV), LENGTHS, np.stack([SEED, SEED + 1])), dtype="float32"
+    )
+
+    def attend(query, key, value, lengths, seed):
+        rules = {"mask": KeyLengths(lengths), "dropout": Dropout(0.25, seed)}
+        return scaled_dot_product_attention(query, key, value, **rules, **options)
+
+    def one_by_one(function):
+        alone = [leaves(function(*sample)) for sample in zip(*arrays, strict=True)]
+        return [torch.stack(each) for each in zip(*alone, strict=True)]
+
+    gradients = torch.func.grad(lambda *arrays: torch.sum(attend(*arrays) ** 2), argnums=(0, 1, 2))
+    for function in (attend, gradients, torch.func.jacrev(attend)):
+        assert_same("torch", leaves(torch.func.vmap(function)(*arrays)), one_by_one(function))
+    assert_same("torch", [compiled(torch, torch.func.vmap(attend))(*arrays)], one_by_one(attend))
+
+    def attend_to(key, value):
+        return attend(query[0], key, value, lengths[0], seeds[0])
+
+    found = torch.func.vmap(attend_to, in_dims=(2, None), out_dims=1)(key.movedim(0, 2), value[0])
+    assert_same("torch", found, torch.stack([attend_to(each, value[0]) for each in key], dim=1))
