@@ -215,7 +215,8 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
             options["seed"] = self._seeds.next() if seed is None else plain_seed(backend.draw_seed(seed), _is_array)
         parameters, state = self._trees(self.compute_dtype)
         if state:
-            options["state"] = state
+            # On PyTorch, to go backward, its values are needed even after the next step.
+            options["state"] = keras.tree.map_structure(keras.ops.copy, state) if training else state
         result = self.definition(parameters, *inputs, **options, xp=backend.namespace)  # type: ignore[operator]
         if state and training:
             advanced = self.definition.updated_state(*self._trees(self.variable_dtype), xp=backend.namespace)

@@ -68,6 +68,9 @@ def trained():
     layer = ak.SaganAttention(8, seed=1)
     layer.build()
     x = keras.ops.reshape(POINTS[:, :4], (2, 2, 2, 8))
+    maps = keras.Sequential([ak.SaganAttention(8, seed=1)])  # whose state moves while gradients need it
+    maps.compile("sgd", "mse", jit_compile=False)
+    assert np.isfinite(maps.fit(array(x), array(x), verbose=0, epochs=2).history["loss"]).all()
     trainable, fixed = (
         [each.value for each in group] for group in (layer.trainable_variables, layer.non_trainable_variables)
     )
