@@ -148,7 +148,7 @@ class Embeddings(NamedTuple):
 
 
 class SaganAttention(NamedTuple):
-    """Self-attention over feature maps: 1 × 1 convolutions as `Linear`, and the 0-d weight of the residual branch.
+    """Self-attention over feature maps: 1 × 1 convolutions as `Linear`, and the weight of the attention, (1,).
 
     ``output`` may be ``None``; then ``g`` has as many channels as the input.
     """

@@ -50,11 +50,11 @@ def sagan_attention(
     ----------
     parameters : SaganAttention
         1 × 1 convolutions as `Linear`: ``theta`` and ``phi`` (C, D), ``g`` (C, E), and ``output`` (E, C), or ``None``
-        with E = C. ``sigma`` of shape ().
+        with E = C. ``sigma`` of shape (1,) or ().
     x : Array, shape (..., height, width, C)
         Or (..., C, height, width) with ``channels_first``. 16-bit types are computed in float32 and rounded once.
     pool : bool
-        Whether to pool; height and width must then be even.
+        Whether to pool. The last row of an odd height, and the last column of an odd width, are then no keys.
     data_format : {"channels_last", "channels_first"}
     return_weights : bool
         Whether to return the weights as well, of shape (..., 1, height * width, keys).
@@ -111,7 +111,7 @@ def sagan_attention(
     y = output if parameters.output is None else maps.affine(output, *parameters.output, xp=xp)
     y = xp.reshape(y, shape(places, xp=xp))
     y = move_axis(y, -1, -3, xp) if data_format == "channels_first" else y
-    result = cast_to(maps.blend(x, y, parameters.sigma, xp=xp), dtype, xp=xp)
+    result = cast_to(maps.blend(x, y, xp.reshape(parameters.sigma, ()), xp=xp), dtype, xp=xp)
     return Attention(result, cast_to(found.weights, dtype, xp=xp)) if return_weights else result
 
 
@@ -197,12 +197,19 @@ def spectral_norm(
 
 
 def _max_pool(maps: Array, arithmetic: Any, xp: Namespace) -> Array:
-    """Maxima of 2 × 2 positions: (..., height, width, C) -> (..., height / 2, width / 2, C)."""
+    """Maxima of 2 × 2 positions: (..., height, width, C) -> (..., height // 2, width // 2, C)."""
     *leading, height, width, channels = shape(maps, xp=xp)
+    if not (_is_even(height) and _is_even(width)):
+        maps = maps[..., : height // 2 * 2, : width // 2 * 2, :]
     apart = xp.reshape(maps, (*leading, height // 2, 2, width // 2, 2, channels))
     *axes, top, side, left, low, last = range(len(apart.shape))
     squares = xp.permute_dims(apart, (*axes, top, left, side, low, last))
     return arithmetic.max_pool(xp.reshape(squares, (*leading, height // 2, width // 2, 4, channels)), xp=xp)
+
+
+def _is_even(size: Any) -> bool:
+    """Whether a size is known, and even."""
+    return isinstance(size, int) and size % 2 == 0
 
 
 def _flatten_places(maps: Array, xp: Namespace) -> Array:
@@ -226,12 +233,12 @@ def _check_sagan(parameters: SaganAttention, x: Array, *, pool: bool, data_forma
     for name in ("theta", "phi", "g"):
         check_linear(name, getattr(parameters, name), f"x ({data_format})", x, axis=-1 if last else -3)
     _check_convolution_output(parameters, channels)
-    check_rank("sigma", parameters.sigma, 0, "()")
+    check_rank("sigma", parameters.sigma, 0, "(1,)")
     check_like("sigma", parameters.sigma, "x", x)
-    if len(parameters.sigma.shape):
-        raise ValueError(f"expected sigma (); got {shape_text(parameters.sigma)}")
-    if pool and any(size is not None and size % 2 for size in places):
-        raise ValueError(f"expected even height and width to pool x ({data_format}); got {shape_text(x)}")
+    if sizes(parameters.sigma) not in ((), (1,), (None,)):
+        raise ValueError(f"expected sigma (1,); got {shape_text(parameters.sigma)}")
+    if pool and any(size == 1 for size in places):
+        raise ValueError(f"expected two rows and columns of x ({data_format}), or pool=False; got {shape_text(x)}")
 
 
 def _check_channels(parameters: SaganAttention, x: Array, data_format: str) -> None:

@@ -29,9 +29,9 @@ class SaganAttention(Layer):
     channels : int
         C.
     head_channels : int, optional
-        Of theta and phi; by default C / 8, rounded down.
+        Of theta and phi; by default C / 8, rounded down, but at least 1.
     value_channels : int, optional
-        Of g; by default C / 2, rounded down (the authors' code), without an output convolution C.
+        Of g; by default C / 2, rounded down (the authors' code), but at least 1; without an output convolution C.
     output : bool
         Whether a convolution leads back to C channels.
     output_channels : int, optional
@@ -39,7 +39,7 @@ class SaganAttention(Layer):
     bias : bool
         Of the convolutions.
     pool : bool
-        Whether to pool phi and g, 2 × 2.
+        Whether to pool phi and g, 2 × 2; an odd last row or column is then no key.
     spectral_norm : bool
         Whether to divide the kernels by their largest singular values, with `attention_core.spectral_norm`. The vectors
         of its power iteration are the state of the layer.
@@ -74,10 +74,8 @@ class SaganAttention(Layer):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        head, value = self._widths
-        if head < 1 or value < 1:
-            raise ValueError(f"expected at least 8 channels without head_channels; got {self.channels}")
-        last, width = ("output_channels", self.output_channels) if self.output else ("value_channels", value)
+        last = "output_channels" if self.output else "value_channels"
+        width = getattr(self, last)
         if width not in (None, self.channels):
             raise ValueError(f"expected {last} {self.channels}, as the result is added to the input; got {width}")
         if not self.output and self.output_channels is not None:
@@ -85,8 +83,8 @@ class SaganAttention(Layer):
 
     @property
     def _widths(self) -> tuple[int, int]:
-        head = self.channels // 8 if self.head_channels is None else self.head_channels
-        default = self.channels // 2 if self.output else self.channels
+        head = max(1, self.channels // 8) if self.head_channels is None else self.head_channels
+        default = max(1, self.channels // 2) if self.output else self.channels
         return head, default if self.value_channels is None else self.value_channels
 
     @property
@@ -95,7 +93,7 @@ class SaganAttention(Layer):
         head, value = self._widths
         theta, phi, g = (linear_spec(self.channels, width, self.bias) for width in (head, head, value))
         output = linear_spec(value, self.channels, self.bias) if self.output else None
-        return trees.SaganAttention(theta, phi, g, output, Initial((), "zeros"))
+        return trees.SaganAttention(theta, phi, g, output, Initial((1,), "zeros"))
 
     @property
     def state(self) -> SpectralVectors | tuple[()]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from attention_core import layers as definitions
 from attention_core.backend import Array
@@ -414,6 +415,11 @@ class SaganAttention(Layer):
             Of the shape of ``x``; with ``return_weights``, a named tuple of output and weights.
         """
         return self._apply(x, return_weights=return_weights, training=training)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Read the weights of a file, in which sigma has no axis if a former version wrote it."""
+        arrays = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118 (a store of Keras is no mapping)
+        super().load_own_variables({name: np.atleast_1d(array) for name, array in arrays.items()})
 
 
 def save(layer: Layer, path: str | Path) -> None:

@@ -356,6 +356,12 @@ class SaganAttention(Layer):
         """
         return self._call(x, return_weights=return_weights)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        sigma = state_dict.get(f"{prefix}sigma")
+        if torch.is_tensor(sigma) and sigma.ndim == 0:  # as in files of former versions
+            state_dict[f"{prefix}sigma"] = sigma.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
 
 def save(layer: Layer, path: str | PathLike[str], /) -> None:
     """Write a layer to a file of safetensors, which every framework loads: its settings, parameters and state.

@@ -29,7 +29,7 @@ def place_by_place(p, x, pool):
         every = [[convolved(q, r, c) for c in range(width)] for r in range(height)]
         if not pool:
             return [position for row in every for position in row]
-        squares = [(r, c) for r in range(0, height, 2) for c in range(0, width, 2)]
+        squares = [(r, c) for r in range(0, height - 1, 2) for c in range(0, width - 1, 2)]
         return [
             np.max([every[r][c], every[r + 1][c], every[r][c + 1], every[r + 1][c + 1]], axis=0) for r, c in squares
         ]
@@ -49,12 +49,15 @@ def place_by_place(p, x, pool):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("output", [True, False])
-@pytest.mark.parametrize("pool", [True, False])
-def test_equals_the_formula_place_by_place(rng, put, get, pool, output, bias):
+@pytest.mark.parametrize(
+    ("pool", "places", "sigma"),
+    [(True, (4, 6), [0.7]), (False, (4, 6), 0.7), (True, (5, 6), 0.7), (True, (4, 7), [0.7]), (False, (1, 3), 0.7)],
+)
+def test_equals_the_formula_place_by_place(rng, put, get, pool, places, sigma, output, bias):
     width = E if output else C
     maps = [affine(rng, *shape, bias=bias) for shape in ((C, D), (C, D), (C, width))]
-    p = SaganAttention(*maps, affine(rng, E, C, bias=bias) if output else None, np.asarray(0.7))
-    x = rng.standard_normal((2, HEIGHT, WIDTH, C))
+    p = SaganAttention(*maps, affine(rng, E, C, bias=bias) if output else None, np.asarray(sigma))
+    x = rng.standard_normal((2, *places, C))
     result = ac.sagan_attention(put(p), put(x), pool=pool, return_weights=True)
     expected = [place_by_place(p, sample, pool) for sample in x]
     close(get(result.output), np.stack([y for y, _ in expected]))
@@ -104,14 +107,14 @@ def test_wrong_feature_maps_are_named(rng, put):
     p, x = parameters(rng), put(rng.standard_normal((2, HEIGHT, WIDTH, C)))
     bad = np.ones
     for call, error, message in (
-        (lambda: ac.sagan_attention(put(p), put(bad((2, 3, WIDTH, C)))), ValueError, r"expected even height and width to pool x \(channels_last\); got \(2, 3, 6, 8\)"),
+        (lambda: ac.sagan_attention(put(p), put(bad((2, 1, WIDTH, C)))), ValueError, r"expected two rows and columns of x \(channels_last\), or pool=False; got \(2, 1, 6, 8\)"),
         (lambda: ac.sagan_attention(put(p), x, data_format="NHWC"), ValueError, "expected data_format out of channels_last, channels_first; got 'NHWC'"),
         (lambda: ac.sagan_attention(put(p), put(bad((WIDTH, C)))), ValueError, r"expected x \(..., height, width, C\); got \(6, 8\)"),
         (lambda: ac.sagan_attention(put(p._replace(output=Linear(bad((E, 1))))), x), ValueError, r"expected output.weight back to 8 channels; got \(3, 1\)"),
         (lambda: ac.sagan_attention(put(p._replace(output=None)), x), ValueError, r"expected g.weight back to 8 channels; got \(8, 3\)"),
         (lambda: ac.sagan_attention(put(p._replace(phi=Linear(bad((C, 3))))), x), ValueError, r"expected phi.weight to as many channels as theta.weight \(8, 2\); got \(8, 3\)"),
         (lambda: ac.sagan_attention(put(p._replace(theta=Linear(bad((7, D))))), x), ValueError, r"expected theta.weight \(8, out\) to match x \(channels_last\) \(2, 4, 6, 8\); got \(7, 2\)"),
-        (lambda: ac.sagan_attention(put(p._replace(sigma=bad(1))), x), ValueError, r"expected sigma \(\); got \(1,\)"),
+        (lambda: ac.sagan_attention(put(p._replace(sigma=bad(2))), x), ValueError, r"expected sigma \(1,\); got \(2,\)"),
         (lambda: ac.sagan_attention(put(p), put(bad((2, 4, 6, C), dtype=np.float32))), TypeError, r"expected theta.weight of dtype float32 to match x \(channels_last\); got float64"),
         (lambda: ac.spectral_norm(put(bad((6, 5))), put(bad(6))), ValueError, r"expected u \(5,\) to match weight; got \(6,\)"),
         (lambda: ac.spectral_norm(put(bad((6, 5))), put(bad(5)), iterations=0), ValueError, "expected iterations as a positive integer; got 0"),

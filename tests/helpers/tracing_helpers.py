@@ -156,7 +156,7 @@ CASES = {
     "embed_tokens": (lambda p, ids, segments: embed_tokens(p, ids, segment_ids=segments), (TABLES, IDS, SEGMENTS[0])),
     "sagan_attention": (
         lambda p, x: tuple(sagan_attention(p, x, return_weights=True))[:2],
-        (SAGAN, normal(2, 4, 6, C)),
+        (SAGAN, normal(2, 5, 6, C)),
     ),
     "sagan_attention_channels_first": (
         lambda p, x: sagan_attention(p, x, pool=False, data_format="channels_first"),

@@ -215,6 +215,22 @@ def test_functional_call_takes_the_tensors_it_is_given(name, layer):
     equal(found, other.eval()(*inputs_of(name)))
 
 
+def test_a_layer_with_sigma_is_sharded_fully():
+    from torch.distributed.fsdp import fully_shard
+
+    layer, x = attention_torch.SaganAttention(8, seed=0), torch.ones(1, 8, 3, 4, requires_grad=True)
+    expected = layer(x).detach()
+    layer = attention_torch.SaganAttention(8, seed=0)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        output = fully_shard(layer, mesh=mesh)(x)
+        output.sum().backward()
+        torch.testing.assert_close(output, expected)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_tensors_may_be_tied_and_parametrized():
     layer = attention_torch.MultiHeadAttention(8, 2, seed=0)
     layer.key.weight = layer.query.weight
@@ -351,7 +367,7 @@ def test_errors_of_a_call_are_those_of_the_core():
         (lambda: layer(x.numpy()), TypeError, "expected tensors of PyTorch; got ndarray"),
         (lambda: layer({"query": x, "key": [1]}), TypeError, "expected tensors of PyTorch; got list"),
         (lambda: attention_torch.Embeddings(11, 7, 4)(torch.tensor([11])), ValueError, "expected token_ids in 0..10; got 11"),
-        (lambda: attention_torch.SaganAttention(8)(torch.ones(1, 8, 3, 4)), ValueError, r"expected even height and width to pool x \(channels_first\)"),
+        (lambda: attention_torch.SaganAttention(8)(torch.ones(1, 8, 1, 4)), ValueError, r"expected two rows and columns of x \(channels_first\), or pool=False"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
