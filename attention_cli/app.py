@@ -310,6 +310,9 @@ def view(
     tokens: Annotated[Path | None, typer.Option(help="Tokens: a list in JSON, or one in each line.")] = None,
     image: Annotated[Path | None, typer.Option(help="What queries and keys are patches of: PNG or JPEG.")] = None,
     prefix: Annotated[int, typer.Option(min=0, help="Queries and keys before the patches.")] = 0,
+    query: Annotated[
+        Many, typer.Option(help="The query that is looked at first: its number, or R,C on the image; repeatable.")
+    ] = None,
     head: Annotated[list[int] | None, typer.Option(help="A head; repeatable. By default all.")] = None,
     sample: Annotated[int, typer.Option(help="Of the batch.")] = 0,
     reduction: Annotated[str, typer.Option(help="Of several weights in a cell: max or mean.")] = "max",
@@ -331,7 +334,7 @@ def view(
         rules={"window": window, "offset": offset, "keys": keys, "segments": segments, "block": block},
         tokens=tokens,
         causal=causal,
-        options={"image": image, "prefix": prefix, "heads": head, "sample": sample}
+        options={"image": image, "prefix": prefix, "query": query or (), "heads": head, "sample": sample}
         | {"reduction": reduction, "exact": exact},
     )
 

@@ -111,6 +111,9 @@ def _of_files(files: Sequence[Path], tokens: Any, causal: bool, options: Mapping
         raise ValueError(f"expected a file, and another to compare with; got {len(files)}")
     found = [_attention(file, causal) for file in files]
     chosen = {name: value for name, value in options.items() if value is not None}
+    queries = [_query(each) for each in chosen.pop("query")]
+    if queries:
+        chosen["query"] = queries[0] if len(queries) == 1 else queries
     if "exact" in chosen:
         chosen["exact"] = _window(chosen["exact"])
     title = " compared with ".join(file.name for file in files).encode(errors="replace").decode()
@@ -151,6 +154,14 @@ def _window(text: str) -> tuple[slice, slice]:
         raise ValueError(f"expected --exact as queries and keys such as 1000:1200,0:300; got {text}")
     ends = [int(each) if each else None for each in found.groups()]
     return slice(*ends[:2]), slice(*ends[2:])
+
+
+def _query(text: str) -> int | tuple[int, int]:
+    """A query: its number, or its row and column."""
+    found = re.fullmatch(r"(\d+)(?:,(\d+))?", text)
+    if not found:
+        raise ValueError(f"expected --query as a number, or as row and column such as 3,5; got {text}")
+    return int(text) if found[2] is None else (int(found[1]), int(found[2]))
 
 
 def _tokens(path: Path | None) -> list[str] | None:

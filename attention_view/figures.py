@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attention_numpy.writing import write_file
-from attention_view.codes import decode
 from attention_view.model import CLASSES, Map, Picture, ViewData, printable
+from attention_view.places import row_of
 
 __all__ = ["figure", "save_figure"]
 
@@ -20,6 +21,7 @@ CLASS_COLOURS = ("#ffffff", "#9aa5b1", "#0072b2", "#d55e00", "#cc79a7")
 COLOURS = {"weights": "viridis", "difference": "inferno", "share": "Greys"}
 LABELS = {"weights": "weight", "difference": "absolute difference", "share": "share of pairs that are allowed"}
 MOST_LABELS = 48
+MOST_PIXELS = 1024
 PER_ROW = 4
 
 
@@ -35,9 +37,7 @@ def save_figure(view: ViewData, path: Path, options: dict[str, Any]) -> None:
     write_file(path, held.getvalue())
 
 
-def figure(
-    view: ViewData, *, layer: int | None, head: int | None, query: int | None, show: int | None, smooth: bool
-) -> Any:
+def figure(view: ViewData, *, layer: int | None, head: int | None, query: Any, show: int | None, smooth: bool) -> Any:
     """A map with its scale; of a picture, one query in all heads of a layer."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
@@ -59,7 +59,7 @@ def figure(
 def _draw_map(axes: Any, view: ViewData, found: Map) -> None:
     codes, block = found.levels[0]
     kind = view.shows[found.show].kind
-    rows, columns = view.lengths
+    rows, columns = found.part.lengths
     options: dict[str, Any] = {
         "interpolation": "nearest",
         "aspect": "auto" if max(rows, columns) > 8 * min(rows, columns) else "equal",
@@ -77,7 +77,7 @@ def _draw_map(axes: Any, view: ViewData, found: Map) -> None:
     title = _label(view.title, 72)
     of_mask = kind in ("class", "share")
     axes.set_title(title if of_mask else f"{title}: layer {found.layer}, head {found.head}", fontsize=10)
-    sides = zip((axes.set_yticks, axes.set_xticks), view.tokens, (0, 90), strict=True)
+    sides = zip((axes.set_yticks, axes.set_xticks), found.part.tokens, (0, 90), strict=True)
     for set_ticks, tokens, turned in sides:
         if tokens is not None and len(tokens) <= MOST_LABELS:
             set_ticks(range(len(tokens)), [_label(token) for token in tokens], rotation=turned, fontsize=8)
@@ -96,14 +96,12 @@ def _label(text: str, most: int = 18) -> str:
     return printable(text, most).replace("$", r"\$")
 
 
-def _on_picture(view: ViewData, found: Map, query: int | None, how: str, make: Any) -> Any:
+def _on_picture(view: ViewData, found: Map, query: Any, how: str, make: Any) -> Any:
     """The query on the picture, and in each head the keys that it looks at, as blocks."""
     picture = view.picture
     assert picture is not None
     rows, columns = picture.grid
-    at = picture.prefix + (rows // 2) * columns + columns // 2 if query is None else query
-    if not 0 <= at < view.lengths[0]:
-        raise ValueError(f"expected query in [0, {view.lengths[0]}); got {at}")
+    at = view.query if query is None else row_of(picture, query)
     pixels = _pixels(picture)
     maps = [each for each in view.maps if each.layer == found.layer and each.show == found.show]
     across = min(PER_ROW, 1 + len(maps))
@@ -115,23 +113,32 @@ def _on_picture(view: ViewData, found: Map, query: int | None, how: str, make: A
         under = pixels if each is None or pixels.ndim == 2 else pixels[..., :3].mean(-1)  # colours are of weights alone
         axes.imshow(under, extent=extent, cmap="gray")
         axes.set_axis_off()
-        if at >= picture.prefix:
-            y, x = divmod(at - picture.prefix, columns)
+        if picture.places[at] >= 0:
+            y, x = divmod(picture.places[at], columns)
             axes.plot([x, x + 1, x + 1, x, x], [y, y, y + 1, y + 1, y], color="white", linewidth=2)
             axes.plot([x, x + 1, x + 1, x, x], [y, y, y + 1, y + 1, y], color="black", linewidth=0.8)
         if each is None:
-            axes.set_title("query", fontsize=9)
+            axes.set_title(picture.name(at), fontsize=9)
             continue
-        codes = each.levels[0].codes[at, picture.prefix :]
-        values = decode(codes, view.shows[each.show].bits).reshape(picture.key_grid)
+        codes = picture.keys(each, at)
         options = {"extent": extent, "alpha": 0.68, "interpolation": how}
-        _draw_values(axes, view, each, values, view.top(each, codes), options)
+        _draw_values(axes, view, each, view.values(each, codes), view.top(each, codes), options)
         axes.set_title(f"layer {each.layer}, head {each.head}", fontsize=9)
     return drawn
 
 
 def _pixels(picture: Picture) -> Any:
-    from matplotlib.image import imread  # noqa: PLC0415 (an extra)
+    """The pixels of a picture, of a large one as many as a figure shows."""
+    from matplotlib.image import pil_to_array  # noqa: PLC0415 (an extra)
+    from PIL import Image  # noqa: PLC0415 (comes with matplotlib)
 
-    kind, _, data = picture.source.partition(";base64,")
-    return imread(io.BytesIO(base64.b64decode(data)), format=kind.rpartition("/")[2])
+    data = io.BytesIO(base64.b64decode(picture.source.partition(";base64,")[2]))
+    try:
+        with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+            opened = Image.open(data)
+    except Image.DecompressionBombError as error:
+        raise ValueError("expected image of fewer pixels in a figure; got {} × {}".format(*picture.size)) from error
+    with opened:
+        opened.draft(None, (MOST_PIXELS, MOST_PIXELS))
+        opened.thumbnail((MOST_PIXELS, MOST_PIXELS))
+        return pil_to_array(opened)

@@ -48,19 +48,19 @@ def _payload(view: ViewData) -> bytes:
     """The length of a header in JSON as four bytes, the header, and the codes of all levels."""
     chunks: list[bytes] = []
     blocks = [*_placed([view.blocks] if view.blocks else [], chunks)]
+    parts = {id(each.part): each.part for each in view.maps}
     header = {
         "title": view.title,
-        "lengths": view.lengths,
-        "least": view.least,
+        "parts": [part._asdict() | {"least": part.least} for part in parts.values()],
         "shows": [show._asdict() for show in view.shows],
         "maps": [
             {"layer": each.layer, "head": each.head, "show": each.show, "top": view.top(each)}
+            | {"part": [*parts].index(id(each.part))}
             | {"levels": [*_placed(each.levels, chunks)]}
             | {"details": each.details and _placed_details(each.details, chunks)}
             for each in view.maps
         ],
-        "tokens": view.tokens,
-        "dimmed": view.dimmed,
+        "query": view.query,
         "picture": view.picture and view.picture._asdict(),
         "blocks": blocks[0] if blocks else None,
         "notes": view.notes,

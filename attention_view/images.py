@@ -1,9 +1,8 @@
-"""Pictures as data within a page, and the patches that queries and keys stand for."""
+"""Pictures as data within a page."""
 
 from __future__ import annotations
 
 import base64
-import math
 import os
 import struct
 import zlib
@@ -12,46 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from attention_view.model import Picture
-from attention_view.sources import as_numpy, whole
+from attention_view.sources import as_numpy
 
-__all__ = ["picture_of"]
+__all__ = ["image_data"]
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 EXIF = 0xE1  # the marker of a segment that may say how a browser turns a JPEG
-Grid = tuple[int, int] | None
+MOST_PIXELS = 2048
+"""So many pixels a side of an array keeps at most."""
 
 
-def picture_of(image: Any, lengths: tuple[int, int], grids: tuple[Grid, Grid], prefix: int) -> Picture:
-    """A picture, with rows and columns of its queries and keys."""
+def image_data(image: Any) -> tuple[str, tuple[int, int]]:
+    """The address of a picture as data, and its height and width."""
     source, size = _read(image) if isinstance(image, str | os.PathLike) else _encoded(as_numpy(image))
     if 0 in size:
         raise ValueError(f"expected image of at least one pixel; got {size[0]} × {size[1]}")
-    prefix = whole("prefix", prefix)
-    if not 0 <= prefix < min(lengths):
-        raise ValueError(f"expected prefix in [0, {min(lengths)}); got {prefix}")
-    found = [
-        _grid(name, grid, length - prefix, size)
-        for name, grid, length in zip(("grid", "key_grid"), grids, lengths, strict=True)
-    ]
-    return Picture(source, size, found[0], found[1], prefix)
-
-
-def _grid(name: str, grid: Grid, count: int, size: tuple[int, int]) -> tuple[int, int]:
-    if grid is not None:
-        sides = [whole(name, each) for each in grid]
-        if len(sides) != 2 or min(sides) < 1 or math.prod(sides) != count:
-            raise ValueError(f"expected {name} of {count} patches; got {' × '.join(map(str, sides))}")
-        return sides[0], sides[1]
-    rows = math.isqrt(max(0, count * size[0] // max(1, size[1])))
-    near = [each for each in (rows, rows + 1) if each and count % each == 0 and _is_alike(each, count // each, size)]
-    if not near:
-        raise ValueError(f"expected {name}, as {count} patches do not tell theirs on {size[0]} × {size[1]} pixels")
-    return near[0], count // near[0]
-
-
-def _is_alike(rows: int, columns: int, size: tuple[int, int]) -> bool:
-    return abs(math.log((rows / columns) / (size[0] / size[1]))) < 0.1
+    return source, size
 
 
 def _encoded(pixels: Any) -> tuple[str, tuple[int, int]]:
@@ -62,7 +37,13 @@ def _encoded(pixels: Any) -> tuple[str, tuple[int, int]]:
         pixels = np.rint(np.clip(np.nan_to_num(pixels), 0, 1) * 255).astype(np.uint8)
     if pixels.dtype != np.uint8:
         raise TypeError(f"expected image of uint8, or of floats in [0, 1]; got {pixels.dtype}")
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    pixels, size = pixels[..., None] if pixels.ndim == 2 else pixels, pixels.shape[:2]
+    every = -(-max(1, *size) // MOST_PIXELS)
+    if every > 1:  # each pixel of a large picture is the mean of several
+        height, width = (max(1, length // every) for length in size)
+        pixels = pixels[: height * every, : width * every]
+        blocks = pixels.reshape(height, -1, width, pixels.shape[1] // width, pixels.shape[2])
+        pixels = np.rint(blocks.mean((1, 3), dtype=np.float32)).astype(np.uint8)
     height, width, channels = pixels.shape
     kind = {1: 0, 3: 2, 4: 6}[channels]
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, width * channels)], axis=1)
@@ -74,7 +55,7 @@ def _encoded(pixels: Any) -> tuple[str, tuple[int, int]]:
     chunks = (
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
     )
-    return _address("png", SIGNATURE + b"".join(chunks)), (height, width)
+    return _address("png", SIGNATURE + b"".join(chunks)), size
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[str, tuple[int, int]]:

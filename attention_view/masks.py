@@ -10,7 +10,7 @@ import numpy as np
 from attention_core.backend import get_backend
 from attention_core.masks import Given, Mask, Positions, Spans
 from attention_view.codes import Level, levels_of, share_codes
-from attention_view.model import Map, Show
+from attention_view.model import Map, Part, Show
 from attention_view.sources import as_numpy, whole
 from attention_view.views import View
 
@@ -83,10 +83,11 @@ def view_mask(
     names = ["mask"] if other is None else ["first", "second"]
     shows = [Show(name, "share") for name in names]
     notes = [_told(*each, lengths) for each in zip(names, counts, empty, strict=True)]
-    maps = [Map(0, 0, i, levels_of(share_codes(each / pairs), cell, _mean)) for i, each in enumerate(counts)]
+    part = Part(lengths)
+    maps = [Map(0, 0, i, part, levels_of(share_codes(each / pairs), cell, _mean)) for i, each in enumerate(counts)]
     if classes is not None:
         shows.append(Show("difference", "class"))
-        maps.append(Map(0, 0, 2, levels_of(classes, cell, _merged)))
+        maps.append(Map(0, 0, 2, part, levels_of(classes, cell, _merged)))
         notes.append("The masks are the same." if classes.max() <= 1 else "The masks differ.")
     tuning = get_backend("numpy").tuning
     sizes = (
@@ -99,7 +100,7 @@ def view_mask(
         f"Of {kinds.size} blocks of {sizes[0]} × {sizes[1]}, {int((kinds == SKIPPED).sum())} are skipped, and "
         f"{int((kinds == FULL).sum())} need no mask."
     )
-    return View(title, lengths, shows, maps, blocks=Level(kinds, sizes), notes=notes)
+    return View(title, shows, maps, blocks=Level(kinds, sizes), notes=notes)
 
 
 def _pair(block: Any) -> tuple[int, int]:

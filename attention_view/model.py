@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_view.codes import Details, Level, decode
 
-__all__ = ["CLASSES", "Map", "Picture", "Show", "ViewData", "printable"]
+__all__ = ["CLASSES", "Map", "Part", "Picture", "Show", "ViewData", "printable"]
 
 EVEN_SHARES = 4
 """A scale of weights reaches at least so many times 1 / N, so that weights that are nearly even stay dark."""
@@ -35,12 +35,26 @@ class Show(NamedTuple):
     decades: int = 0
 
 
+class Part(NamedTuple):
+    """What maps of layers with the same lengths share: their tokens, and which of these are dimmed."""
+
+    lengths: tuple[int, int]
+    tokens: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None)
+    dimmed: tuple[Sequence[int], Sequence[int]] = ((), ())
+
+    @property
+    def least(self) -> float:
+        """The least end of a scale of weights."""
+        return min(1.0, EVEN_SHARES / self.lengths[1])
+
+
 class Map(NamedTuple):
     """A map of one head of one layer, finest level first, and blocks of it that are kept one by one."""
 
     layer: int
     head: int
     show: int
+    part: Part
     levels: Sequence[Level]
     details: Details | None = None
 
@@ -56,7 +70,9 @@ class Picture(NamedTuple):
     grid, key_grid : tuple of int
         Rows and columns of queries and of keys; fewer keys where they are pooled.
     prefix : int
-        Queries and keys before the patches, such as a class token.
+        Keys before the patches, such as a class token.
+    places : sequence of int
+        Of each query row times columns plus column, and below 0 before the patches.
     """
 
     source: str
@@ -64,18 +80,26 @@ class Picture(NamedTuple):
     grid: tuple[int, int]
     key_grid: tuple[int, int]
     prefix: int
+    places: Sequence[int]
+
+    def name(self, row: int) -> str:
+        """Where a query is."""
+        at = self.places[row]
+        return "query before the patches" if at < 0 else "query ({}, {})".format(*divmod(at, self.grid[1]))
+
+    def keys(self, found: Map, row: int) -> Any:
+        """The codes of a query on the grid of keys."""
+        return found.levels[0].codes[row, self.prefix :].reshape(self.key_grid)
 
 
 @dataclass(frozen=True, eq=False)
 class ViewData:
-    """What a view holds, and what is asked of it."""
+    """What a view holds, and what is asked of it. ``query`` is the row that is looked at first."""
 
     title: str
-    lengths: tuple[int, int]
     shows: Sequence[Show]
     maps: Sequence[Map]
-    tokens: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None)
-    dimmed: tuple[Sequence[int], Sequence[int]] = ((), ())
+    query: int = 0
     picture: Picture | None = None
     blocks: Level | None = None
     notes: Sequence[str] = field(default_factory=tuple)
@@ -89,9 +113,9 @@ class ViewData:
                 return each
         raise ValueError(f"expected a layer, head and show of the view; got {wanted}")
 
-    def values(self, found: Map) -> Any:
-        """The numbers of a map at its finest level: weights, differences, or shares of allowed pairs."""
-        codes, show = found.levels[0].codes, self.shows[found.show]
+    def values(self, found: Map, codes: Any = None) -> Any:
+        """The numbers of a map or of some of its codes: weights, differences, or shares of allowed pairs."""
+        codes, show = found.levels[0].codes if codes is None else codes, self.shows[found.show]
         return decode(codes, show.bits) if show.decades else codes / 255
 
     def top(self, found: Map, codes: Any = None) -> float:
@@ -105,12 +129,7 @@ class ViewData:
         codes = found.levels[0].codes if codes is None else codes
         largest = np.max(codes, initial=0, where=codes < 2**show.bits - 1)
         number = float(decode(np.asarray(largest), show.bits))
-        return max(number, self.least) if show.kind == "weights" else number or 1.0
-
-    @property
-    def least(self) -> float:
-        """The least end of a scale of weights."""
-        return min(1.0, EVEN_SHARES / self.lengths[1])
+        return max(number, found.part.least) if show.kind == "weights" else number or 1.0
 
 
 def printable(text: str, most: int, /) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_core import attention_weights
+from attention_core import Attention, attention_weights
 from attention_core.backend import available_backends, get_backend
 from attention_view.codes import cell_sizes
 
@@ -42,6 +42,11 @@ class Source:
     """One layer of weights, as NumPy arrays of one sample: (H, M, N)."""
 
     def __init__(self, attention: Any, sample: int, heads: Sequence[int] | None, /) -> None:
+        self._kept: Sequence[int] | None = None
+        attention = attention.weights if isinstance(attention, Attention) else attention
+        if attention is None:
+            hint = 'return_weights=True returns them; in transformers, attn_implementation="eager"'
+            raise TypeError(f"expected weights; got None: {hint}")
         self._computes = all(hasattr(attention, name) for name in ("weights", "query", "key"))
         sample = whole("sample", sample)
         self._sample, self._heads = sample, None if heads is None else [whole("heads", head) for head in heads]
@@ -65,12 +70,17 @@ class Source:
             self._held = self._held[self.heads]
             _check_weights(self._held)
 
+    def keep(self, queries: Sequence[int]) -> None:
+        """Have these queries alone."""
+        self._kept, self.rows = queries, len(queries)
+
     def some(self, queries: range) -> Any:
         """The weights of some queries, (H, queries, N)."""
+        within = slice(queries.start, queries.stop)
+        chosen = within if self._kept is None else list(self._kept[within])
         if not self._computes:
-            return self._held[:, queries.start : queries.stop]
-        found = as_numpy(self._held.weights(queries=slice(queries.start, queries.stop), heads=self._heads))
-        return _of_sample(found, self._sample)
+            return self._held[:, chosen]
+        return _of_sample(as_numpy(self._held.weights(queries=chosen, heads=self._heads)), self._sample)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -108,15 +118,42 @@ def reduced(some: Any, shape: tuple[int, int, int], block: tuple[int, int], redu
 
 
 def sources_of(attention: Any, sample: int, heads: Sequence[int] | None) -> list[Source]:
-    """One source for each layer, out of one of them or a sequence."""
-    several = attention if isinstance(attention, list | tuple) else [attention]
+    """One source for each layer, out of one of them, a sequence, or a sequence of steps with some layers each."""
+    several = attention if _is_sequence(attention) else [attention]
     if not several:
         raise ValueError("expected attention of at least one layer; got none")
-    sources = [Source(each, sample, heads) for each in several]
-    lengths = {(each.rows, each.columns) for each in sources}
-    if len(lengths) > 1:
-        raise ValueError(f"expected layers of the same lengths; got {sorted(lengths)}")
-    return sources
+    if not any(map(_is_sequence, several)):
+        return [Source(each, sample, heads) for each in several]
+    counts = [len(each) if _is_sequence(each) else None for each in several]
+    if len(set(counts)) > 1 or not counts[0]:
+        raise ValueError(f"expected steps of the same number of layers; got {counts}")
+    return [_joined([Source(each, sample, heads) for each in steps]) for steps in zip(*several, strict=True)]
+
+
+def _is_sequence(attention: Any) -> bool:
+    return isinstance(attention, list | tuple) and not isinstance(attention, Attention)
+
+
+def _joined(steps: list[Source]) -> Source:
+    """The steps of one layer as queries of one map.
+
+    All steps of attention to another sequence or to a static cache have the same keys. Else keys end at the last query,
+    with 0 for those that a step has forgotten or does not have yet.
+    """
+    queries = np.cumsum([each.rows for each in steps])
+    sizes = [each.columns for each in steps]
+    is_window = 1 < steps[0].rows == sizes[0] < queries[-1]  # as long as the prompt
+    same_keys = len(set(sizes)) == 1 and not is_window
+    ends = [sizes[0]] * len(steps) if same_keys else (queries + (sizes[0] - steps[0].rows)).tolist()
+    weights = [each.some(range(each.rows)) for each in steps]
+    found = np.zeros((len(weights[0]), queries[-1], ends[-1]), weights[0].dtype)
+    for each, last, end in zip(weights, queries, ends, strict=True):
+        if len(each) != len(found) or each.shape[-1] > end:
+            raise ValueError(f"expected steps of one sequence; got (heads, queries, keys) {[i.shape for i in weights]}")
+        found[:, last - each.shape[1] : last, end - each.shape[2] : end] = each
+    joined = Source(found, 0, None)
+    joined.heads = steps[0].heads
+    return joined
 
 
 def whole(name: str, number: Any) -> int:

@@ -18,17 +18,20 @@ LONGEST_TOKEN, LONGEST_TITLE = 12, 200
 
 
 def text_of(view: ViewData) -> str:
-    """The first map of a view in at most 32 lines of 64 characters, under its title and above its scale."""
+    """The first map of a view in at most 32 lines of 64 characters, under its title and above its scale.
+
+    Of a picture, it is the keys of a query in their rows and columns.
+    """
     found = view.find()
     show = view.shows[found.show]
-    codes = found.levels[0].codes
+    codes = found.levels[0].codes if view.picture is None else view.picture.keys(found, view.query)
     shape = tuple(min(most, size) for most, size in zip((MOST_ROWS, MOST_COLUMNS), codes.shape, strict=True))
     if show.kind == "class":
         drawn = np.array(list(CLASS_MARKS))[_blocks(codes, shape, "class")]
         legend = ", ".join(f"{mark} {name}" for mark, name in zip(CLASS_MARKS, CLASSES, strict=True) if mark in drawn)
     else:
-        top = view.top(found)
-        values = _blocks(view.values(found), shape, "mean" if show.kind == "share" else view.reduction)
+        top = view.top(found, codes)
+        values = _blocks(view.values(found, codes), shape, "mean" if show.kind == "share" else view.reduction)
         # Only 0 has the first mark, and of shares only 1 the last.
         steps = np.clip(np.rint(np.nan_to_num(values) / top * 4), 1, np.where(values < 1, 3 + (show.decades > 0), 4))
         drawn = np.where(np.isnan(values), "!", np.array(list(SHADES))[np.where(values == 0, 0, steps).astype(int)])
@@ -37,8 +40,8 @@ def text_of(view: ViewData) -> str:
             legend = f"░▒▓█ from 0 to {top:.3g}, · {'equal' if show.kind == 'difference' else '0'}"
             legend += ", ! NaN" * ("!" in drawn)
     lines = ["".join(line) for line in drawn]
-    tokens = view.tokens[0]
-    if tokens is not None and len(lines) == len(tokens):
+    tokens = found.part.tokens[0]
+    if tokens is not None and view.picture is None and len(lines) == len(tokens):
         names = [printable(token, LONGEST_TOKEN) for token in tokens]
         width = max(map(len, names))
         lines = [f"{name:>{width}} {line}" for name, line in zip(names, lines, strict=True)]
@@ -46,7 +49,11 @@ def text_of(view: ViewData) -> str:
 
 
 def _title(view: ViewData, found: Map) -> str:
-    told = f"{printable(view.title, LONGEST_TITLE)}: {view.lengths[0]} queries × {view.lengths[1]} keys"
+    if view.picture is None:
+        sides = "{} queries × {} keys".format(*found.part.lengths)
+    else:
+        sides = "{}, {} × {} keys".format(view.picture.name(view.query), *view.picture.key_grid)
+    told = f"{printable(view.title, LONGEST_TITLE)}: {sides}"
     if view.shows[found.show].kind in ("share", "class"):
         return f"{told}, {view.notes[0].partition(': ')[2].partition(', ')[0]}" if len(view.shows) == 1 else told
     return f"{told}, layer {found.layer}, head {found.head}, {view.shows[found.show].name}"

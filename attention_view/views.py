@@ -40,7 +40,7 @@ class View(ViewData):
         *,
         layer: int | None = None,
         head: int | None = None,
-        query: int | None = None,
+        query: int | tuple[int, int] | None = None,
         show: int | None = None,
         smooth: bool = False,
     ) -> Any:
@@ -50,8 +50,8 @@ class View(ViewData):
         ----------
         layer, head : int, optional
             By default the first.
-        query : int, optional
-            Of a picture, by default that in the middle.
+        query : int or tuple of int, optional
+            Of a picture, the number of a query, or row and column of one that is kept. By default that of the view.
         show : int, optional
             Of a comparison, 0, 1 or 2: first, second or difference. By default the last.
         smooth : bool
@@ -67,7 +67,8 @@ class View(ViewData):
         return text_of(self)
 
     def __repr__(self) -> str:
-        return f"View({self.title!r}, {len(self.maps)} maps of {self.lengths[0]} × {self.lengths[1]})"
+        lengths = dict.fromkeys("{} × {}".format(*each.part.lengths) for each in self.maps)
+        return f"View({self.title!r}, {len(self.maps)} maps of {', '.join(lengths)})"
 
     def _repr_html_(self) -> str:
         return frame(self.title, self.html())

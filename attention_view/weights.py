@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attention_view.codes import DECADES, encode, levels_of, mean_levels
 from attention_view.details import DETAIL_CODES, Kept, cells_of_window
-from attention_view.images import picture_of
-from attention_view.model import Map, Show
-from attention_view.sources import Source, reduced, sources_of
+from attention_view.model import Map, Part, Picture, Show
+from attention_view.places import picture_of
+from attention_view.sources import Source, reduced, sources_of, whole
 from attention_view.views import View
 
 __all__ = ["view"]
@@ -39,6 +41,7 @@ def view(
     grid: tuple[int, int] | None = None,
     key_grid: tuple[int, int] | None = None,
     prefix: int = 0,
+    query: Any = None,
     other: Any = None,
     sample: int = 0,
     heads: Sequence[int] | None = None,
@@ -49,14 +52,17 @@ def view(
     """Make a view of weights: of one layer or several, of text, of a picture, or of a long sequence.
 
     Long sequences are kept as the largest weight or the mean of each block, at several resolutions; some blocks are
-    also kept weight by weight. Recorded calls and `Computed` compute these without M × N numbers at a time.
+    also kept weight by weight. Of a large picture, some queries are kept, in rows and columns. Recorded calls and
+    `Computed` compute these without M × N numbers at a time.
 
     Parameters
     ----------
-    attention : Array, RecordedAttention, Computed, or a sequence of them
-        Weights (..., H, M, N) of any library, or what computes them; a list or tuple has one for each layer.
+    attention : Array, Attention, RecordedAttention, Computed, or a sequence of them
+        Weights (..., H, M, N) of any library, or what has or computes them. A list or tuple has one for each layer, of
+        any lengths. One of lists or tuples has the layers of each step, as ``generate`` of transformers returns them.
     tokens, key_tokens : sequence of str, optional
-        Of queries and of keys; of both, if there are as many keys. Special tokens are dimmed.
+        Of queries and of keys; of both, if there are as many keys. Special tokens are dimmed. Layers of several lengths
+        take those that have their lengths.
     padding : Array of bool, shape (N,), optional
         ``True`` at padding, which is dimmed.
     image : path or Array of shape (height, width), (height, width, 3) or (height, width, 4), optional
@@ -64,7 +70,10 @@ def view(
     grid, key_grid : tuple of int, optional
         Rows and columns of queries and of keys on the picture; by default as square as the picture.
     prefix : int
-        Queries and keys before the patches, such as a class token.
+        Queries and keys before the patches, such as 1 for a class token.
+    query : int, tuple of int, or a list of them, optional
+        The query that is looked at first: its number, or its row and column on the picture, by default in the middle.
+        Of a list, these alone are kept, or are the queries that ``attention`` has.
     other : optional
         A second attention of the same shapes, to be compared.
     sample : int
@@ -97,48 +106,76 @@ def view(
         raise ValueError(f"expected reduction out of {', '.join(REDUCTIONS)}; got {reduction!r}")
     sources = sources_of(attention, sample, heads)
     others = None if other is None else sources_of(other, sample, heads)
-    lengths = (sources[0].rows, sources[0].columns)
     _check_other(sources, others)
-    named = _tokens(tokens, key_tokens, lengths)
-    count = (1 if others is None else 3) * sum(len(each.heads) for each in sources)
-    bits, block = _resolution(lengths, count)
-    if image is not None and block != (1, 1):
-        limit = f"at most {MOST_CODES} weights with an image"
-        raise ValueError(
-            f"expected {limit}; got {count} maps of {lengths[0]} × {lengths[1]}: choose heads, or downsample"
-        )
-    window = None if exact is None or block == (1, 1) else cells_of_window(exact, lengths, block, count)
-    per_row = DETAIL_CODES // (count * -(-lengths[0] // block[0]) * math.prod(block))
+    picture, first = None, 0
+    notes: list[str] = []
+    if image is not None:
+        count = sum(len(each.heads) for each in sources) * (1 if others is None else 3)
+        grids = {"grids": (grid, key_grid), "prefix": prefix, "query": query}
+        picture, first, notes = _on_picture(image, [*sources, *(others or ())], count, **grids)
+    elif query is not None:
+        first = whole("query", query)
+        if not 0 <= first < sources[0].rows:
+            raise ValueError(f"expected query in [0, {sources[0].rows}); got {query}")
+    layers = [
+        _Layer(i, source, [source.some] if each is None else [source.some, each.some, _difference(source, each)])
+        for i, (source, each) in enumerate(itertools.zip_longest(sources, others or ()))
+    ]
+    parts: dict[tuple[int, int], list[_Layer]] = {}
+    for layer in layers:
+        parts.setdefault((layer.source.rows, layer.source.columns), []).append(layer)
+    _check_names(tokens, key_tokens, padding, list(parts))
+    counts = [sum(len(each.source.heads) * len(each.shows) for each in chosen) for chosen in parts.values()]
+    codes = sum(count * math.prod(lengths) for count, lengths in zip(counts, parts, strict=True))
+    bits = 16 if codes <= min(EXACT_CODES, MOST_CODES) else 8
+    most = MOST_CODES if codes <= MOST_CODES else MOST_CODES // len(parts)
     maps: list[Map] = []
+    for (lengths, chosen), count in zip(parts.items(), counts, strict=True):
+        part = _part(lengths, tokens, key_tokens, padding)
+        block = _block(lengths, count, most)
+        window = None if exact is None or block == (1, 1) else cells_of_window(exact, lengths, block, count)
+        per_row = DETAIL_CODES // (len(parts) * count * -(-lengths[0] // block[0]) * math.prod(block))
+        make = functools.partial(_maps, part, block, bits, reduction=reduction, window=window, per_row=per_row)
+        made = [each for layer in chosen for each in make(layer)]
+        notes += _notes(made, block, reduction, exact)
+        maps += made
+    maps.sort(key=lambda each: each.layer)
+    names = ["weights"] if others is None else ["first", "second", "difference"]
+    shows = [Show(name, "difference" if name == "difference" else "weights", bits, DECADES[bits]) for name in names]
+    return View(title, shows, maps, first, picture, notes=list(dict.fromkeys(notes)), reduction=reduction)
 
-    def add(layer: int, show: int, some: Any) -> None:
-        kept = None if block == (1, 1) else Kept(block, lengths, per_row)
-        found = reduced(some, sources[layer].shape, block, reduction, kept if window is None else None)
+
+class _Layer(NamedTuple):
+    """A layer: its number, where its weights come from, and a function of queries for each kind of map."""
+
+    number: int
+    source: Source
+    shows: Sequence[Any]
+
+
+def _maps(
+    part: Part, block: tuple[int, int], bits: int, layer: _Layer, *, reduction: str, window: Any, per_row: int
+) -> Iterator[Map]:
+    """The maps of a layer; of those of a long sequence, the largest blocks of each row or a window are kept, too."""
+    for show, some in enumerate(layer.shows):
+        kept = None if block == (1, 1) else Kept(block, part.lengths, per_row)
+        found = reduced(some, layer.source.shape, block, reduction, kept if window is None else None)
         if kept is not None and window is not None:
             kept.add_window(some, *window)
         details = kept.details(len(found)) if kept is not None else [None] * len(found)
-        for head, each, some_blocks in zip(sources[layer].heads, found, details, strict=True):
+        for head, each, some_blocks in zip(layer.source.heads, found, details, strict=True):
             mean = reduction == "mean"
-            levels = mean_levels(each, bits, block, lengths) if mean else levels_of(encode(each, bits), block)
-            maps.append(Map(layer, head, show, levels, some_blocks))
+            levels = mean_levels(each, bits, block, part.lengths) if mean else levels_of(encode(each, bits), block)
+            yield Map(layer.number, head, show, part, levels, some_blocks)
 
-    for layer, source in enumerate(sources):
-        add(layer, 0, source.some)
-        if others is not None:
-            add(layer, 1, others[layer].some)
-            add(layer, 2, _difference(source, others[layer]))
-    names = ["weights"] if others is None else ["first", "second", "difference"]
-    shows = [Show(name, "difference" if name == "difference" else "weights", bits, DECADES[bits]) for name in names]
-    kind = "mean" if reduction == "mean" else "largest"
-    notes = [] if block == (1, 1) else [f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights."]
+
+def _notes(maps: Sequence[Map], block: tuple[int, int], reduction: str, exact: Any) -> Iterator[str]:
+    if block != (1, 1):
+        kind = "mean" if reduction == "mean" else "largest"
+        yield f"Each cell is the {kind} of at most {block[0]} × {block[1]} weights."
     if any(each.details is not None and len(each.details.places) for each in maps):
         told = "those with the largest" if exact is None else f"queries {_told(exact[0])} and keys {_told(exact[1])}"
-        notes.append(f"Some blocks show each weight when zoomed in: {told}.")
-    picture = None
-    if image is not None:
-        picture = picture_of(image, lengths, (grid, key_grid), prefix)
-    dimmed = _dimmed(named, padding, lengths)
-    return View(title, lengths, shows, maps, named, dimmed, picture, notes=notes, reduction=reduction)
+        yield f"Some blocks show each weight when zoomed in: {told}."
 
 
 def _told(chosen: slice) -> str:
@@ -156,16 +193,32 @@ def _difference(first: Source, second: Source) -> Any:
     return some
 
 
-def _resolution(lengths: tuple[int, int], count: int) -> tuple[int, tuple[int, int]]:
-    """Bits of a code, and the block of queries × keys behind each code of the finest level."""
-    codes = lengths[0] * lengths[1] * count
-    if codes <= MOST_CODES:
-        return 16 if codes <= EXACT_CODES else 8, (1, 1)
+def _block(lengths: tuple[int, int], count: int, most: int) -> tuple[int, int]:
+    """The block of queries × keys behind each code of the finest level."""
+    if lengths[0] * lengths[1] * count <= most:
+        return 1, 1
     sizes = [-(-length // MOST_ROWS) for length in lengths]
     cells = count * math.prod(-(-length // size) for length, size in zip(lengths, sizes, strict=True))
-    more = math.sqrt(max(1, cells / MOST_CODES))
+    more = math.sqrt(max(1, cells / most))
     rows, columns = (min(length, math.ceil(size * more)) for length, size in zip(lengths, sizes, strict=True))
-    return 8, (rows, columns)
+    return rows, columns
+
+
+def _on_picture(
+    image: Any, sources: Sequence[Source], count: int, *, grids: Any, prefix: int, query: Any
+) -> tuple[Picture, int, list[str]]:
+    """A picture of ``count`` maps, the row of its query, and a note; sources keep what there is room for."""
+    lengths = {(each.rows, each.columns) for each in sources}
+    if len(lengths) > 1:
+        raise ValueError(f"expected layers of the same lengths with an image; got {sorted(lengths)}")
+    ((rows, columns),) = lengths
+    most = MOST_CODES // (columns * count)
+    picture, kept, first = picture_of(image, (rows, columns), grids, prefix=prefix, query=query, most=most)
+    if kept is None:
+        return picture, first, []
+    for each in sources:
+        each.keep(kept)
+    return picture, first, [f"{len(kept):,} of {rows:,} queries are kept."]
 
 
 def _check_other(sources: list[Source], others: list[Source] | None) -> None:
@@ -176,26 +229,29 @@ def _check_other(sources: list[Source], others: list[Source] | None) -> None:
         raise ValueError(f"expected other of layers (heads, queries, keys) {told[0]}; got {told[1]}")
 
 
-def _tokens(first: Any, second: Any, lengths: tuple[int, int]) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    if second is None and lengths[0] == lengths[1]:
-        second = first
-    for name, found, length in (("tokens", first, lengths[0]), ("key_tokens", second, lengths[1])):
+def _check_names(tokens: Any, key_tokens: Any, padding: Any, lengths: Sequence[tuple[int, int]]) -> None:
+    """Refuse tokens and padding where no layer has as many queries or keys."""
+    rows, columns = (sorted(set(each)) for each in zip(*lengths, strict=True))
+    for name, found, wanted in (("tokens", tokens, rows), ("key_tokens", key_tokens, columns)):
         if isinstance(found, str | os.PathLike) or not (found is None or hasattr(found, "__len__")):
             raise TypeError(f"expected {name} as a sequence of str; got a {type(found).__name__}")
-        if found is not None and len(found) != length:
-            raise ValueError(f"expected {length} {name}, one for each; got {len(found)}")
-    told = [None if found is None else [str(token) for token in found] for found in (first, second)]
-    return told[0], told[1]
+        if found is not None and len(found) not in wanted:
+            raise ValueError(f"expected {' or '.join(map(str, wanted))} {name}, one for each; got {len(found)}")
+    flags = np.zeros(columns[0], bool) if padding is None else np.asarray(padding)
+    if flags.dtype != np.bool_ or flags.ndim != 1 or len(flags) not in columns:
+        shapes = " or ".join(f"({each},)" for each in columns)
+        raise ValueError(f"expected padding {shapes} of bool; got {flags.shape} of {flags.dtype}")
 
 
-def _dimmed(tokens: Any, padding: Any, lengths: tuple[int, int]) -> tuple[Sequence[int], Sequence[int]]:
-    found = [{i for i, token in enumerate(each or ()) if SPECIAL.fullmatch(token)} for each in tokens]
-    if padding is not None:
-        flags = np.asarray(padding)
-        if flags.dtype != np.bool_ or flags.shape != (lengths[1],):
-            raise ValueError(f"expected padding ({lengths[1]},) of bool; got {flags.shape} of {flags.dtype}")
-        hidden = set(np.flatnonzero(flags).tolist())
-        found[1] |= hidden
-        if lengths[0] == lengths[1]:
-            found[0] |= hidden
-    return sorted(found[0]), sorted(found[1])
+def _part(lengths: tuple[int, int], tokens: Any, key_tokens: Any, padding: Any) -> Part:
+    """Queries and keys of some lengths, with the tokens and the padding that are as many."""
+    names: list[Sequence[str] | None] = []
+    dimmed: list[Sequence[int]] = []
+    for length, given in zip(lengths, ((tokens, key_tokens), (key_tokens, tokens)), strict=True):
+        found = next((each for each in given if each is not None and len(each) == length), None)
+        names.append(None if found is None else [str(token) for token in found])
+        hidden = {i for i, token in enumerate(names[-1] or ()) if SPECIAL.fullmatch(token)}
+        if padding is not None and len(padding) == length:
+            hidden |= set(np.flatnonzero(padding).tolist())
+        dimmed.append(sorted(hidden))
+    return Part(lengths, (names[0], names[1]), (dimmed[0], dimmed[1]))

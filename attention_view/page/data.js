@@ -24,6 +24,8 @@ async function load() {
     data.index.set(`${map.layer}/${map.head}/${map.show}`, map);
   }
   if (data.blocks) data.blocks.codes = codesOf(data.blocks, 8);
+  for (const map of data.maps) map.part = data.parts[map.part];
+  state.row = data.query;
   data.layers = [...new Set(data.maps.map((map) => map.layer))];
   data.heads = [...new Set(data.maps.map((map) => map.head))];
   state.layer = data.layers[0];
@@ -41,6 +43,7 @@ function readDetails(map, bytes, start) {
 
 const mapOf = (layer, head, show) => data.index.get(`${layer}/${head}/${show}`);
 const chosen = () => mapOf(state.layer, state.head, state.show);
+const partOf = () => chosen().part;
 const showOf = () => data.shows[state.show];
 const isExact = () => chosen().levels[0].block[0] === 1 && chosen().levels[0].block[1] === 1;
 // How the codes of single weights are read where cells stand for several.
@@ -164,10 +167,18 @@ function isEmpty(map, row) {
 }
 
 const nameOf = (side, index) => {
-  const tokens = data.tokens[side];
+  const tokens = partOf().tokens[side];
   const word = side === 0 ? "query" : "key";
-  return tokens ? `${word} ${index} “${shortened(tokens[index], 60)}”` : `${word} ${index}`;
+  const name = data.picture ? placeOf(side, index) : `${word} ${index}`;
+  return tokens ? `${name} “${shortened(tokens[index], 60)}”` : name;
 };
+
+// Where a query or key is on the picture.
+function placeOf(side, index) {
+  const { places, prefix, grid, key_grid: keys } = data.picture;
+  const [at, columns] = side ? [index - prefix, keys[1]] : [places[index], grid[1]];
+  return `${side ? "key" : "query"} ${at < 0 ? "before the patches" : `at row ${Math.floor(at / columns)}, column ${at % columns}`}`;
+}
 
 // A text of some characters at most, none of them cut in two.
 function shortened(text, most) {
@@ -176,6 +187,7 @@ function shortened(text, most) {
 }
 
 function change(changes) {
+  const before = chosen()?.part;
   Object.assign(state, changes);
   if (!chosen()) {
     // Layers may have other numbers of heads: what was not asked for gives way.
@@ -184,7 +196,9 @@ function change(changes) {
     Object.assign(state, { layer, head });
     changes = { ...changes, layer, head };
   }
-  state.row = Math.max(0, Math.min(data.lengths[0] - 1, state.row));
-  state.column = Math.max(0, Math.min(data.lengths[1] - 1, state.column));
+  const { lengths } = partOf();
+  state.row = Math.max(0, Math.min(lengths[0] - 1, state.row));
+  state.column = Math.max(0, Math.min(lengths[1] - 1, state.column));
+  if (partOf() !== before) changes = { ...changes, part: true };
   for (const listen of listeners) listen(changes);
 }

@@ -34,7 +34,7 @@ async function main() {
   await makePicture();
   makeMatrix();
   document.addEventListener("keydown", press);
-  change({ scale: state.scale, show: state.show });
+  change({ scale: state.scale, show: state.show, part: true });
   document.body.dataset.ready = "true";
 }
 

@@ -16,14 +16,14 @@ function makeMatrix() {
   byId("reset").addEventListener("click", resetZoom);
   new ResizeObserver(resize).observe(byId("frame"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", requestDraw);
-  listeners.push(requestDraw);
+  listeners.push(({ part }) => (part ? (resize(), resetZoom()) : requestDraw()));
   resize();
   return selection;
 }
 
 function resize() {
   const canvas = byId("map");
-  const [rows, columns] = data.lengths;
+  const [rows, columns] = partOf().lengths;
   const height = Math.max(160, Math.min(640, (byId("frame").clientWidth * rows) / columns));
   // Pairs are squares, unless one side is much longer than the other.
   const wide = columns * 4 < rows ? columns * 4 : columns;
@@ -43,7 +43,7 @@ const resetZoom = () => d3.select(byId("map")).call(matrix.zoom.transform, d3.zo
 // Pixels of the canvas (in CSS) for each key and each query before the zoom.
 function pitch() {
   const canvas = byId("map");
-  return [canvas.clientWidth / data.lengths[1], canvas.clientHeight / data.lengths[0]];
+  return [canvas.clientWidth / partOf().lengths[1], canvas.clientHeight / partOf().lengths[0]];
 }
 
 function pointAt(event) {
@@ -76,7 +76,7 @@ function requestDraw() {
 
 // The finest level whose cells have a pixel or more each way: no cell is left out.
 function levelFor(map, width, height) {
-  const [across, down] = [width / data.lengths[1], height / data.lengths[0]];
+  const [across, down] = [width / partOf().lengths[1], height / partOf().lengths[0]];
   return map.levels.find(({ block }) => block[1] * across >= 1 && block[0] * down >= 1) || map.levels.at(-1);
 }
 
@@ -109,7 +109,7 @@ function drawMatrix() {
   canvas.dataset.level = `${level.rows}x${level.columns}`;
   const [across, down] = pitch();
   const single = Boolean(map.details) && isClose();
-  const [block, counts] = single ? [[1, 1], data.lengths] : [level.block, [level.rows, level.columns]];
+  const [block, counts] = single ? [[1, 1], partOf().lengths] : [level.block, [level.rows, level.columns]];
   const [height, width] = [block[0] * down, block[1] * across];
   const rows = inSight(y, k, canvas.clientHeight, height, counts[0]);
   const columns = inSight(x, k, canvas.clientWidth, width, counts[1]);
@@ -130,7 +130,7 @@ function drawMatrix() {
   const [row, column] = [Math.floor(state.row / cell[0]) * cell[0], Math.floor(state.column / cell[1]) * cell[1]];
   const [w, h] = [Math.max(cell[1] * across, 5 / k), Math.max(cell[0] * down, 5 / k)];
   context.strokeRect(column * across, row * down, w, h);
-  canvas.setAttribute("aria-label", `map of ${data.lengths[0]} queries × ${data.lengths[1]} keys, ${showOf().name}, layer ${state.layer}, head ${state.head}; ${byId("readout").textContent}`);
+  canvas.setAttribute("aria-label", `map of ${partOf().lengths[0]} queries × ${partOf().lengths[1]} keys, ${showOf().name}, layer ${state.layer}, head ${state.head}; ${byId("readout").textContent}`);
 }
 
 // A mark at the left of each fully masked row.

@@ -5,7 +5,8 @@ function makeOverview() {
     byId(id).parentElement.hidden = values.length < 2;
     byId(id).addEventListener("change", (event) => change({ [id]: Number(event.target.value) }));
   };
-  fill("layer", data.layers, String);
+  const sizeOf = (layer) => data.maps.find((map) => map.layer === layer).part.lengths.join(" × ");
+  fill("layer", data.layers, data.parts.length > 1 ? (layer) => `${layer}: ${sizeOf(layer)}` : String);
   fill("head", data.heads, String);
   fill("show", data.shows.map((_, i) => i), (i) => data.shows[i].name);
   byId("scale").addEventListener("change", (event) => change({ scale: event.target.value }));

@@ -8,7 +8,6 @@ async function makePicture() {
   picture.image = new Image();
   picture.image.src = data.picture.source;
   await picture.image.decode();
-  state.row = data.picture.prefix + Math.floor((data.picture.grid[0] * data.picture.grid[1]) / 2 + data.picture.grid[1] / 2);
   const add = (name, caption, head, pixels = 512) => {
     const figure = document.createElement("figure");
     figure.className = name;
@@ -37,12 +36,18 @@ async function makePicture() {
   listeners.push(drawPictures);
 }
 
+// The query that is kept nearest to a point.
 function patchAt(event) {
   const bounds = event.currentTarget.getBoundingClientRect();
-  const [rows, columns] = data.picture.grid;
+  const { grid: [rows, columns], places } = data.picture;
   const row = Math.min(rows - 1, Math.floor(((event.clientY - bounds.top) / bounds.height) * rows));
   const column = Math.min(columns - 1, Math.floor(((event.clientX - bounds.left) / bounds.width) * columns));
-  return data.picture.prefix + row * columns + column;
+  return nearest(places, (place) => Math.hypot(Math.floor(place / columns) - row, (place % columns) - column));
+}
+
+// The row of the place with the least distance.
+function nearest(places, distance) {
+  return d3.minIndex(places, (place) => (place < 0 ? undefined : distance(place)));
 }
 
 function moveQuery(event) {
@@ -50,17 +55,21 @@ function moveQuery(event) {
   if (!step) return;
   event.preventDefault();
   event.stopPropagation();
-  const { grid: [rows, columns], prefix } = data.picture;
-  const at = Math.max(0, state.row - prefix);
-  const row = Math.max(0, Math.min(rows - 1, Math.floor(at / columns) + step[0]));
-  const column = Math.max(0, Math.min(columns - 1, (at % columns) + step[1]));
-  change({ row: prefix + row * columns + column });
+  const { grid: [, columns], places } = data.picture;
+  const at = Math.max(0, places[state.row]);
+  // The next one in this direction, rather ahead than aside.
+  const row = nearest(places, (place) => {
+    const [down, across] = [Math.floor(place / columns) - Math.floor(at / columns), (place % columns) - (at % columns)];
+    const ahead = down * step[0] + across * step[1];
+    return ahead > 0 ? ahead + 2 * Math.abs(down * step[1] + across * step[0]) : undefined;
+  });
+  if (row >= 0) change({ row });
 }
 
 function drawPictures() {
-  const { grid, prefix } = data.picture;
-  const at = state.row - prefix;
-  const place = at < 0 ? "before the patches" : `row ${Math.floor(at / grid[1])}, column ${at % grid[1]}`;
+  const { grid, places } = data.picture;
+  const at = places[state.row];
+  const place = placeOf(0, state.row);
   for (const figure of byId("pictures").children) {
     const [canvas, caption] = [figure.firstChild, figure.lastChild];
     const context = canvas.getContext("2d");
@@ -71,10 +80,10 @@ function drawPictures() {
     const map = figure.className === "plain" ? null : mapOf(state.layer, Number(figure.dataset.head ?? state.head), state.show);
     figure.hidden = map === undefined; // layers may have other numbers of heads
     if (map === undefined) continue;
-    let said = `picture, query at ${place}`;
+    let said = `picture, ${place}`;
     if (map) {
       const { top, found } = drawKeys(canvas, context, map);
-      said = `layer ${map.layer}, head ${map.head}, query at ${place}: ${found}`;
+      said = `layer ${map.layer}, head ${map.head}, ${place}: ${found}`;
       caption.textContent = `head ${map.head}: from 0 to ${written(top, 3)}; ${found}`;
       if (canvas.id) {
         caption.textContent = `${said}. Click a query, or move it by the arrow keys.`;
@@ -102,7 +111,7 @@ function drawKeys(canvas, context, map) {
   const weights = weightsOf(map, 0, state.row).slice(prefix);
   const best = d3.maxIndex(weights);
   const largest = weights[best] || 0; // all may be NaN
-  const top = show.kind === "difference" ? largest || 1 : Math.max(largest, data.least);
+  const top = show.kind === "difference" ? largest || 1 : Math.max(largest, map.part.least);
   const { columns, codes } = map.levels[0];
   const colour = painter(map, { top });
   [keyImage.height, keyImage.width] = keys;

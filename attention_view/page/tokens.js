@@ -4,17 +4,27 @@ const LINE = 20;
 const lines = { side: 0 };
 
 function makeTokens() {
-  if (!data.tokens[0] || !data.tokens[1] || !isExact() || Math.max(...data.lengths) > MOST_TOKENS) return;
-  byId("tokens").hidden = false;
-  const height = LINE * Math.max(...data.lengths) + 24;
+  listeners.push(({ part }) => {
+    if (part) writeTokens();
+    if (!byId("tokens").hidden) drawTokens();
+  });
+}
+
+// The tokens of the chosen layer, as far as they are known and not too many.
+function writeTokens() {
+  const { lengths, tokens, dimmed: allDimmed } = partOf();
+  byId("lines").replaceChildren();
+  byId("tokens").hidden = !tokens[0] || !tokens[1] || !isExact() || Math.max(...lengths) > MOST_TOKENS;
+  if (byId("tokens").hidden) return;
+  const height = LINE * Math.max(...lengths) + 24;
   const svg = d3.select("#lines").append("svg").attr("viewBox", `0 0 460 ${height}`).attr("role", "group")
     .attr("aria-label", "tokens: queries at the left look at keys at the right");
   svg.append("text").attr("x", 130).attr("y", 14).attr("text-anchor", "end").text("query looks at →");
   svg.append("text").attr("x", 330).attr("y", 14).text("key");
   svg.append("g").attr("class", "paths");
   for (const side of [0, 1]) {
-    const dimmed = new Set(data.dimmed[side]);
-    const group = svg.append("g").selectAll("g").data(data.tokens[side]).join("g")
+    const dimmed = new Set(allDimmed[side]);
+    const group = svg.append("g").selectAll("g").data(tokens[side]).join("g")
       .attr("class", (_, i) => `token${dimmed.has(i) ? " dimmed" : ""}`)
       .attr("data-side", side).attr("data-index", (_, i) => i)
       .attr("tabindex", (_, i) => (i ? -1 : 0)).attr("role", "button")
@@ -27,7 +37,6 @@ function makeTokens() {
       .text((token) => shortened(token, 18))
       .filter((token) => token.length > 9).each(fit);
   }
-  listeners.push(drawTokens);
 }
 
 // Leave characters out until a token is no wider than its place.

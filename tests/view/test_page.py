@@ -1,5 +1,6 @@
 """The page of the viewer in a browser: opened from a file, without network, by pointer and by keyboard."""
 
+import re
 import shutil
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from attention_core.masks import Causal, SlidingWindow
 from attention_view import View, view, view_mask
 from attention_view.codes import Details, encode, levels_of
-from attention_view.model import Map, Show
+from attention_view.model import Map, Part, Show
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -154,7 +155,7 @@ def test_a_mask_names_pairs_blocks_and_differences(opened):
 def test_a_map_of_32768_tokens_is_panned_and_zoomed(opened):
     codes = encode(RANDOM.uniform(size=(2048, 2048)) ** 8, 8)
     levels = levels_of(codes, (16, 16))
-    made = View("long", (32768, 32768), [Show("weights", "weights", 8, 6)], [Map(0, 0, 0, levels)])
+    made = View("long", [Show("weights", "weights", 8, 6)], [Map(0, 0, 0, Part((32768, 32768)), levels)])
     assert len(made.html()) < 20e6
     page = opened(made)
     canvas = page.locator("#map")
@@ -180,8 +181,8 @@ def test_blocks_that_are_kept_show_each_weight_when_zoomed_in(opened):
     one_by_one = np.zeros((1, 16, 16))
     one_by_one[0, 1, 3] = 0.5
     details = Details(np.zeros(1, "<u4"), encode(one_by_one, 16))
-    shows, lengths = [Show("weights", "weights", 8, 6)], (32768, 32768)
-    page = opened(View("long", lengths, shows, [Map(0, 0, 0, levels_of(codes, (16, 16)), details)]))
+    shows, part = [Show("weights", "weights", 8, 6)], Part((32768, 32768))
+    page = opened(View("long", shows, [Map(0, 0, 0, part, levels_of(codes, (16, 16)), details)]))
     canvas = page.locator("#map")
     canvas.focus()
     page.keyboard.press("ArrowRight")
@@ -224,6 +225,36 @@ def test_layers_may_have_other_numbers_of_heads(opened):
     assert page.locator("#head").input_value() == "0"
 
 
+def test_layers_of_other_lengths_have_their_own_tokens_and_map(opened):
+    layers = [RANDOM.dirichlet(np.ones(n), size=(1, m)) for m, n in ((4, 4), (3, 4))]
+    page = opened(view(layers, tokens=list("xyz"), key_tokens=list("abcd")))
+    assert page.locator("#layer option").all_text_contents() == ["0: 4 × 4", "1: 3 × 4"]
+    page.locator("#map").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    assert "query 3 “d” → key 0 “a”" in readout(page)
+    page.locator("#layer").select_option("1")
+    assert f"query 2 “z” → key 0 “a”: weight {layers[1][0, 2, 0]:.2g}"[:-1] in readout(page)
+    assert page.locator('#lines g[data-side="0"] text').all_text_contents() == list("xyz")
+    size = page.locator("#map").bounding_box()
+    assert size["height"] / size["width"] == pytest.approx(3 / 4, abs=0.02)
+
+
+def test_queries_that_are_kept_are_reached_by_click_and_arrow_keys(opened):
+    weights = RANDOM.dirichlet(np.ones(4), size=(1, 3))
+    page = opened(view(weights, image=np.full((8, 8), 0.5), grid=(8, 8), query=[(1, 6), (4, 2), (7, 1)]))
+    query = page.locator("#query")
+    assert "query at row 1, column 6" in readout(page)
+    box = query.bounding_box()
+    query.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.6})
+    assert "query at row 4, column 2" in query.get_attribute("aria-label")
+    found = []
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+        found.append(re.search(r"row \d, column \d", readout(page))[0])
+    assert found == ["row 7, column 1", "row 7, column 1", "row 4, column 2"]
+
+
 def test_everything_is_reached_by_keyboard_and_fits_on_a_telephone(opened):
     tokens = ["[CLS]", "W" * 500, "<b>bold</b>\n", "🜂" * 40]
     made = view(RANDOM.dirichlet(np.ones(4), size=(2, 4)), tokens=tokens, image=RANDOM.uniform(size=(6, 6)))
@@ -245,7 +276,7 @@ def test_everything_is_reached_by_keyboard_and_fits_on_a_telephone(opened):
     page.locator('#lines g[data-side="0"][data-index="0"]').focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    assert f"key 1 “{'W' * 59}…”" in readout(page)
+    assert f"key at row 0, column 1 “{'W' * 59}…”" in readout(page)
     widths = page.locator("#lines g.token text").evaluate_all("each => each.map(text => text.getComputedTextLength())")
     assert max(widths) <= 126
 

@@ -112,8 +112,9 @@ def test_the_page_holds_the_weights_of_each_layer_and_head_and_no_address():
     made = view(records, tokens=tokens, padding=np.arange(7) > 5, sample=1, heads=[0, 2], title="<i>&")
     page = made.html()
     header, _ = opened(page)
-    assert header["tokens"] == [tokens, tokens]
-    assert header["dimmed"] == [[0, 6], [0, 6]]
+    (part,) = header["parts"]
+    assert part["tokens"] == [tokens, tokens]
+    assert part["dimmed"] == [[0, 6], [0, 6]]
     assert "<b>" not in page
     assert "<title>&lt;i&gt;&amp;</title>" in page
     assert not re.search(r'(?:src|href)="(?!data:)', page)
@@ -242,9 +243,110 @@ def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_tok
         view(RANDOM.dirichlet(np.ones(96), size=96), image=image, grid=(5, 5))
     with pytest.raises(ValueError, match="expected grid, as 95 patches do not tell"):
         view(RANDOM.dirichlet(np.ones(95), size=95), image=image)
-    long = Computed(*np.zeros((2, 1, 2900, 1), np.float32))
-    with pytest.raises(ValueError, match="at most 8388608 weights with an image; got 1 maps of 2900 × 2900"):
-        view(long, image=image)
+    with pytest.raises(ValueError, match=r"expected grid, as 97 patches do not tell .*: prefix=1"):
+        view(RANDOM.dirichlet(np.ones(97), size=97), image=image)
+
+
+def test_a_large_picture_keeps_queries_in_even_rows_and_columns_with_the_one_asked_for(monkeypatch):
+    monkeypatch.setattr("attention_view.weights.MOST_CODES", 2 * 24 * 20)
+    query, key = (RANDOM.normal(size=(2, length, 4)).astype("float32") for length in (96, 24))
+    weights = attention_weights(query, key)
+    for attention in (Computed(query, key), weights):
+        made = view(attention, image=RANDOM.uniform(size=(16, 24)), query=(5, 3))
+        places = [row * 12 + column for row in (2, 5) for column in range(0, 12, 3)]
+        assert (made.picture.places, made.query) == (places, 5)
+        np.testing.assert_allclose(decode(made.maps[1].levels[0].codes, 16), weights[1, places], rtol=5e-4)
+        assert made.notes == ["8 of 96 queries are kept."]
+    with pytest.raises(ValueError, match=r"expected a query that the view keeps, as view.*query=.4, 3.*; got .4, 3."):
+        made.figure(query=(4, 3))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_chosen_queries_are_placed_on_the_picture(alone):
+    image = RANDOM.uniform(size=(16, 24))
+    query, key = (RANDOM.normal(size=(2, length, 4)).astype("float32") for length in (96, 24))
+    rows = [5 * 12 + 3, 7]
+    weights = attention_weights(query, key, queries=rows)
+    given = weights if alone else Computed(query, key)
+    made = view(given, image=image, grid=(8, 12), query=[(5, 3), 7])
+    assert (made.picture.places, made.picture.grid, made.picture.key_grid) == (rows, (8, 12), (4, 6))
+    np.testing.assert_allclose(decode(made.maps[1].levels[0].codes, 16), weights[1], rtol=5e-4)
+    title = "Attention: query (5, 3), 4 × 6 keys, layer 0, head 0, weights"
+    assert str(made).splitlines()[0] == title
+    assert str(view(weights[:, :1], image=image, grid=(8, 12), query=(5, 3))).splitlines()[0] == title
+    with pytest.raises(ValueError, match=r"expected query as \(row, column\) within 8 × 12; got \(8, 0\)"):
+        view(given, image=image, grid=(8, 12), query=[(8, 0), 7])
+
+
+def test_a_large_array_of_pixels_is_scaled_down():
+    pixels = np.kron(np.arange(6).reshape(2, 3), np.ones((1000, 1000))).astype(np.uint8) * 40
+    made = view(np.full((6, 6), 1 / 6), image=pixels)
+    assert (made.picture.size, made.picture.grid) == ((2000, 3000), (2, 3))
+    header = base64.b64decode(made.picture.source.partition(",")[2])[16:24]
+    assert (int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")) == (1500, 1000)
+    pytest.importorskip("matplotlib")
+    assert made.figure().axes[0].images[0].get_array().shape[:2] == (683, 1024)
+
+
+def steps_of(lengths, columns, layers=2):
+    """Weights of each step and layer, and what they are of all queries: one map for each layer."""
+    steps = [
+        tuple(RANDOM.dirichlet(np.ones(n), size=(1, 3, m)) for _ in range(layers))
+        for m, n in zip(lengths, columns, strict=True)
+    ]
+    return tuple(steps), [[step[layer][0] for step in steps] for layer in range(layers)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "columns", "ends", "width"),
+    [
+        ((4, 1, 1), (4, 5, 6), (4, 5, 6), 6),  # a cache that grows
+        ((4, 1, 1), (9, 9, 9), (9, 9, 9), 9),  # a static one, or attention to another sequence
+        ((1, 1, 1, 1), (2, 2, 2, 2), (2, 2, 2, 2), 2),
+        ((5, 1, 1), (5, 3, 3), (5, 6, 7), 7),  # a window
+        ((3, 1, 1), (3, 3, 3), (3, 4, 5), 5),  # as long as the prompt
+        ((2, 1), (5, 6), (5, 6), 6),  # the cache held keys before
+        ((4,), (4,), (4,), 4),  # one step of two layers
+    ],
+)
+def test_steps_of_generation_are_queries_of_one_map_for_each_layer(lengths, columns, ends, width):
+    steps, expected = steps_of(lengths, columns)
+    made = view(steps, heads=[0, 2])
+    assert [(each.layer, each.head) for each in made.maps] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    for each in made.maps:
+        found = decode(each.levels[0].codes, 16)
+        assert found.shape == (sum(lengths), width)
+        row = 0
+        for weights, end in zip(expected[each.layer], ends, strict=True):
+            there = np.zeros((weights.shape[1], width))
+            there[:, end - weights.shape[2] : end] = weights[each.head]
+            np.testing.assert_allclose(found[row : row + len(there)], there, rtol=5e-4)
+            row += len(there)
+
+
+def test_layers_of_an_encoder_and_a_decoder_are_shown_with_their_own_tokens(tmp_path):
+    lengths = [(4, 4), (3, 3), (3, 4), (3, 3), (3, 4)]
+    layers = [RANDOM.dirichlet(np.ones(n), size=(2, m)) for m, n in lengths]
+    made = view(layers, tokens=["<pad>", "il", "a"], key_tokens=["he", "has", "it", "</s>"])
+    header, _ = opened(made.html())
+    assert [part["lengths"] for part in header["parts"]] == [[4, 4], [3, 3], [3, 4]]
+    assert [header["maps"][2 * layer]["part"] for layer in range(5)] == [0, 1, 2, 1, 2]
+    assert [list(map(len, part["tokens"])) for part in header["parts"]] == [[4, 4], [3, 3], [3, 4]]
+    assert [part["dimmed"] for part in header["parts"]] == [[[3], [3]], [[0], [0]], [[0], [3]]]
+    for index, weights in enumerate(layers):
+        np.testing.assert_allclose(decode(codes_of(made.html(), 2 * index), 16), weights[0], rtol=5e-4)
+    assert repr(made) == "View('Attention', 10 maps of 4 × 4, 3 × 3, 3 × 4)"
+    pytest.importorskip("matplotlib")
+    assert made.figure(layer=2).axes[0].images[0].get_array().shape == (3, 4)
+
+
+def test_the_result_of_a_call_with_weights_is_taken():
+    query, key = RANDOM.normal(size=(2, 1, 2, 3, 4)).astype("float32")
+    results = [scaled_dot_product_attention(query, key, key, return_weights=True, scale=scale) for scale in (1.0, 2.0)]
+    for given, expected in ((results[1], results[1:]), (results, results)):
+        made = view(given)
+        assert len(made.maps) == 2 * len(expected)
+        np.testing.assert_allclose(decode(made.maps[-1].levels[0].codes, 16), expected[-1].weights[0, 1], rtol=5e-4)
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
@@ -255,7 +357,7 @@ def test_figures_are_written(kind, tmp_path):
     made.save(path, query=3)
     assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind])
     titles = [axes.get_title() for axes in made.figure().axes]
-    assert titles == ["query", "layer 0, head 0", "", "layer 0, head 1", ""]  # a bar besides each head
+    assert titles == ["query (2, 2)", "layer 0, head 0", "", "layer 0, head 1", ""]  # a bar besides each head
     drawn = [made.figure(smooth=smooth).axes[1].images[1].get_interpolation() for smooth in (False, True)]
     assert drawn == ["nearest", "bilinear"]
     drawn = made.figure(head=1).axes[0].images[0].get_array()
@@ -310,8 +412,8 @@ def test_hostile_tokens_are_data_everywhere(tmp_path):
     page = made.html()
     assert "alert(1)</script>" not in page
     assert "<img" not in page
-    assert opened(page)[0]["tokens"][0] == [*tokens[:2], tokens[2].replace("\udcff", "?"), tokens[3]]
-    assert made.dimmed == ([3], [3])
+    assert opened(page)[0]["parts"][0]["tokens"][0] == [*tokens[:2], tokens[2].replace("\udcff", "?"), tokens[3]]
+    assert made.maps[0].part.dimmed == ([3], [3])
     made.save(tmp_path / "page.html")
     lines = str(made).splitlines()
     assert len(lines) == 6
@@ -351,6 +453,10 @@ def test_text_shows_tokens_and_nan():
         (lambda: view(np.full((2, 2), 0.5), other=np.full((3, 3), 0.3)), "expected other of layers"),
         (lambda: view(np.full((2, 2), 0.5), sample=1), r"expected sample in \[0, 1\); got 1"),
         (lambda: view(np.full((2, 2), 0.5), reduction="sum"), "expected reduction out of max, mean; got 'sum'"),
+        (lambda: view([None]), 'expected weights; got None: .*attn_implementation="eager"'),
+        (lambda: view([[np.eye(2)], []]), r"expected steps of the same number of layers; got \[1, 0\]"),
+        (lambda: view([[np.full((2, 2), 0.5)], [np.eye(5)[:1]]]), "expected steps of one sequence; got "),
+        (lambda: view(np.eye(3), query=3), r"expected query in \[0, 3\); got 3"),
         (lambda: view([]), "expected attention of at least one layer; got none"),
         (lambda: view(np.full((2, 2), 0.5), heads=[]), "expected at least one head, and each once; got "),
         (lambda: view(np.full((2, 2), 0.5), heads=[0, -1]), "expected at least one head, and each once; got "),
@@ -410,6 +516,12 @@ def test_the_command_writes_pages_and_prints_text(tmp_path):
     np.testing.assert_allclose(decode(codes_of(page.read_text(), 0), 16), expected, rtol=5e-4)
     assert run(tmp_path / "all.npz").output.splitlines()[1] == "█····"
     assert run(tmp_path / "one.npy").output.splitlines()[1] == "█··"
+    np.save(tmp_path / "four.npy", np.eye(4)[None])
+    (tmp_path / "four.png").write_bytes(
+        base64.b64decode(view(np.eye(1), image=PIXELS).picture.source.partition(",")[2])
+    )
+    on_picture = run(tmp_path / "four.npy", "--image", tmp_path / "four.png", "--query", "1,0").output.splitlines()
+    assert on_picture[:3] == ["four.npy: query (1, 0), 2 × 2 keys, layer 0, head 0, weights", "··", "█·"]
     drawn = run("--mask", "causal", "--mask", "window", "--window", 1, "--length", 3)
     assert drawn.output.splitlines() == [
         "causal & window: 3 queries × 3 keys, 5 of 9 pairs allowed",
@@ -430,6 +542,7 @@ def test_the_command_writes_pages_and_prints_text(tmp_path):
         ((tmp_path / "call.npz", "--versus", "causal"), "expected no --versus with files; got"),
         ((tmp_path / "call.npz", "--image", tmp_path / "cut.png"), "expected an image of PNG or JPEG; got cut.png"),
         ((tmp_path / "call.npz", "--tokens", tmp_path / "cut.png"), "expected tokens in"),
+        ((tmp_path / "call.npz", "--query", "1;2"), "expected --query as a number, or as row and column such as 3,5"),
         ((tmp_path / "call.npz", "--exact", "1:2"), "expected --exact as queries and keys such as 1000:1200,0:300"),
         (("--mask", "causal", "--image", "x.png"), "expected no --image with --mask; got x.png"),
         (("--mask", "causal", "--window", 3), "expected --mask window with --window; got none"),
