@@ -28,7 +28,6 @@ from attention_core._attention.blocks.forward import blockwise
 from attention_core._attention.call import (
     Attention,
     Call,
-    assumes_finite,
     default_scale,
     fold_group,
     group_size,
@@ -94,7 +93,6 @@ __all__ = [
     "Workspace",
     "announced_backends",
     "array_namespace",
-    "assumes_finite",
     "attend_automatically",
     "available_backends",
     "blockwise",

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from attention_core._arrays import HALF, Array, Namespace, dtype_name, length, number_like, positions, shape, upcast
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions
 from attention_core.random import Dropout, kept_at
-
-ASSUMED_FINITE: ContextVar[bool] = ContextVar("attention_core.assume_finite", default=False)
-
-
-class Contexts(threading.local):
-    """The settings of all contexts that this thread is in: a compiler that guards them traces again with others."""
-
-    def __init__(self) -> None:
-        self.settings: list[bool] = []
-
-
-CONTEXTS = Contexts()
-
-
-def assumes_finite(*_: bool) -> bool:
-    """Whether all values are assumed to be finite here, within the contexts of the thread."""
-    return ASSUMED_FINITE.get()
 
 
 class Attention(NamedTuple):

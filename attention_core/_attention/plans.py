@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, cast_to
-from attention_core._attention.call import CONTEXTS, Call, assumes_finite
+from attention_core._attention.call import Call
 from attention_core._attention.choice import cuts_of_samples, has_no_elements, is_dense_faster
 from attention_core._attention.dense import dense, plan_dense
 from attention_core._attention.key_range import find_cut, with_cut
-from attention_core._attention.recording import RECORDERS
 from attention_core._attention.samples import attend_per_sample
 from attention_core._backend import (
     Backend,
@@ -75,17 +74,22 @@ def plan_call(plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any, opt
 
 
 def output_by_plan(
-    plan: CallPlan, arrays: tuple[Array, Array, Array], mask: Any, sinks: Array | None = None
+    plan: CallPlan,
+    arrays: tuple[Array, Array, Array],
+    mask: Any,
+    sinks: Array | None = None,
+    *,
+    assume_finite: bool = False,
 ) -> Array | None:
     """The output for arguments of the signature of a plan; ``None`` where the call is to be judged."""
-    if plan.output is None or RECORDERS.all:
+    if plan.output is None:
         return None
     tuning, kernels = plan.made_for
     if tuning is not plan.backend.tuning or kernels is not plan.backend.kernels:
         return None
     call = Call(*arrays, plan.xp, plan.backend, mask, *plan.fields)
     call = call if sinks is None else call._replace(sinks=sinks)
-    return plan.output(call._replace(assume_finite=True) if assumes_finite(*CONTEXTS.settings) else call)
+    return plan.output(call._replace(assume_finite=True) if assume_finite else call)
 
 
 def _is_relative(mask: Any) -> bool:

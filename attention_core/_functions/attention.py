@@ -8,10 +8,9 @@ from typing import Any
 
 from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, sizes
-from attention_core._attention.call import CONTEXTS, Attention, Call, assumes_finite
+from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
 from attention_core._attention.plans import CallPlan, output_by_plan, plan_call
-from attention_core._attention.recording import RECORDERS, record
 from attention_core._backend import backend_for, common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -24,6 +23,7 @@ from attention_core._checks import (
     once_per_signature,
     only_array,
 )
+from attention_core._functions.config import CONTEXTS, assumes_finite, record
 from attention_core._functions.constants import with_constants
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
@@ -168,9 +168,11 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     """Check the arguments of attention, once per signature, and compute it by the plan of these where there is one."""
     plan = _check_call(query=query, key=key, value=value, **options)
     mask = with_causal(options["mask"], options["is_causal"])
-    output = output_by_plan(plan, (query, key, value), mask, options["sinks"])
-    if output is not None:
-        return Attention(output)
+    if not CONTEXTS.recorders:
+        assume_finite = assumes_finite(*CONTEXTS.settings)
+        output = output_by_plan(plan, (query, key, value), mask, options["sinks"], assume_finite=assume_finite)
+        if output is not None:
+            return Attention(output)
     call = _planned_call(plan, query, key, value, options)
     wanted = {"weights": options["return_weights"], "logsumexp": options["return_logsumexp"]}
     return rounded_attention(call, options["implementation"], **wanted)
@@ -178,7 +180,7 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
 
 def rounded_attention(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
     """Run a call, and round output and weights to the dtype of the query."""
-    if RECORDERS.all:
+    if CONTEXTS.recorders:
         record(call)
     result, dtype, xp = attend(call, implementation, weights=weights, logsumexp=logsumexp), call.query.dtype, call.xp
     return Attention(

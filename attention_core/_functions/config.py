@@ -1,12 +1,49 @@
-"""Settings of all calls of attention in a block of code."""
+"""What holds for all calls of attention in a block of code: settings, and who records them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
-from attention_core._attention.call import ASSUMED_FINITE, CONTEXTS
+from attention_core._attention.call import Call
+from attention_core._backend import is_concrete
 from attention_core._checks import check_flags
+
+
+class Contexts(threading.local):
+    """All contexts that this thread is in, as lists: a compiler that guards them traces again within others."""
+
+    def __init__(self) -> None:
+        self.settings: list[bool] = []
+        self.recorders: list[Callable[[Call], None]] = []
+
+
+CONTEXTS = Contexts()
+_ASSUMED_FINITE: ContextVar[bool] = ContextVar("attention_core.assume_finite", default=False)
+
+
+def assumes_finite(*_: bool) -> bool:
+    """Whether all values are assumed to be finite here, within the settings of the thread."""
+    return _ASSUMED_FINITE.get()
+
+
+assumes_finite._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile traces no ContextVar
+
+
+def record(call: Call) -> None:
+    """Give a call to all that record.
+
+    Raises
+    ------
+    ValueError
+        When the call is traced: its arrays have no values, and are gone when the program runs.
+    """
+    if not all(map(is_concrete, (call.query, call.key))):
+        raise ValueError("expected eager calls while attention is recorded; got one that is traced or compiled")
+    for give in CONTEXTS.recorders:
+        give(call)
 
 
 def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContextManager[None]:
@@ -50,10 +87,10 @@ def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def _context(assume_finite: bool) -> Iterator[None]:
-    token, settings = ASSUMED_FINITE.set(assume_finite), CONTEXTS.settings
+    token, settings = _ASSUMED_FINITE.set(assume_finite), CONTEXTS.settings
     settings.append(assume_finite)
     try:
         yield
     finally:
         settings.pop()
-        ASSUMED_FINITE.reset(token)
+        _ASSUMED_FINITE.reset(token)

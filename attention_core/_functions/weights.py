@@ -21,11 +21,11 @@ from attention_core._arrays import (
 )
 from attention_core._attention.call import Call, group_size, score_positions, upcast_call
 from attention_core._attention.choice import all_scores, attend
-from attention_core._attention.recording import RECORDERS
 from attention_core._attention.scores import allowed_by
 from attention_core._backend import array_of, common_namespace, with_autocast
 from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
 from attention_core._functions.attention import ScoreModification, make_call
+from attention_core._functions.config import CONTEXTS
 from attention_core.masks import Mask, Positions
 from attention_core.masks._mask import as_mask
 
@@ -236,11 +236,11 @@ def record_attention() -> Iterator[Sequence[RecordedAttention]]:
     def note(call: Call) -> None:
         records.append(RecordedAttention(call))
 
-    RECORDERS.all.append(note)
+    CONTEXTS.recorders.append(note)
     try:
         yield records
     finally:
-        RECORDERS.all.remove(note)
+        CONTEXTS.recorders.remove(note)
 
 
 def _checked_map(call: Call, shape: Any, reduction: Any) -> Array:

@@ -21,7 +21,6 @@ from attention_core.backend import (
     Operation,
     PythonLoops,
     Tuning,
-    assumes_finite,
     explain_class,
 )
 from attention_numpy.trees import (
@@ -46,9 +45,6 @@ __all__ = ["TorchBackend", "backend"]
 # A tensor of torch.nn.attention.bias, whose memory was never written.
 LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(offset=N - M) for its lower right one"
 explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
-
-# As torch.compiler.assume_constant_result does, which imports the compiler: that traces no ContextVar.
-assumes_finite._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 KEPT_ARRAYS = 64  # of numbers, on accelerators
 FEW_NUMBERS = 2**12  # which take less time to be copied than to be asked for three norms

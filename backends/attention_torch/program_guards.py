@@ -13,7 +13,7 @@ import torch
 __all__ = ["GUARD_OPTIONS", "guards_to_keep"]
 
 TRACED = ("__import_attention_core", "__import_attention_torch", "__import_array_api_compat")
-STATE = ("CONTEXTS", "RECORDERS", "forward_ad", ".torch.backends")  # what changes, and is looked at in there
+STATE = ("CONTEXTS", "forward_ad", ".torch.backends")  # what changes, and is looked at in there
 
 
 def guards_to_keep(guards: Sequence[Any]) -> list[bool]:

@@ -104,8 +104,8 @@ def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatc
     rows, columns, made, planned = 2, 132, [], []
     monkeypatch.setattr(plans, "sample_masks", lambda *arguments: made.append(1) or sample_masks(*arguments))
 
-    def output(*arguments):
-        planned.append(plans.output_by_plan(*arguments))
+    def output(*arguments, **options):
+        planned.append(plans.output_by_plan(*arguments, **options))
         return planned[-1]
 
     monkeypatch.setattr("attention_core._functions.attention.output_by_plan", output)

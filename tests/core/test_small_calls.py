@@ -30,8 +30,8 @@ def planned(monkeypatch):
     """Whether each call was computed by a plan, in order."""
     found = []
 
-    def output(plan, *arguments):
-        result = plans.output_by_plan(plan, *arguments)
+    def output(plan, *arguments, **options):
+        result = plans.output_by_plan(plan, *arguments, **options)
         found.append(result is not None)
         return result
 

@@ -101,7 +101,7 @@ def test_a_plan_gives_the_output_of_a_judged_call(name, rows, planned, monkeypat
         "length of none": 16,
     }
     assert len(planned) == (2 if rows <= few.get(name, 32) else 0)  # next to the keys that the mask leaves
-    monkeypatch.setattr("attention_core._functions.attention.output_by_plan", lambda *_: None)
+    monkeypatch.setattr("attention_core._functions.attention.output_by_plan", lambda *_, **__: None)
     torch.testing.assert_close(result, attention(*arrays, mask=mask), rtol=0, atol=0)
 
 
@@ -117,7 +117,7 @@ def test_sinks_are_those_of_the_call(name, planned, monkeypatch):
         result = attention(*arrays, mask=mask, sinks=sinks)
         torch.testing.assert_close(result, attention(*arrays, mask=mask, sinks=sinks, implementation="dense"))
         with monkeypatch.context() as context:
-            context.setattr("attention_core._functions.attention.output_by_plan", lambda *_: None)
+            context.setattr("attention_core._functions.attention.output_by_plan", lambda *_, **__: None)
             torch.testing.assert_close(result, attention(*arrays, mask=mask, sinks=sinks), rtol=0, atol=0)
         finite = attention(*arrays, mask=mask, sinks=sinks, assume_finite=True)
         torch.testing.assert_close(finite, result)
