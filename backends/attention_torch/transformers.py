@@ -49,7 +49,7 @@ def register() -> None:
     for name, arithmetic in NAMES.items():
         function = partial(attend, arithmetic=arithmetic, recorder=recorder)
         package.AttentionInterface.register(name, function)
-        package.AttentionMaskInterface.register(name, partial(make_mask, masks))
+        package.AttentionMaskInterface.register(name, partial(make_mask, masks, package.MODEL_MAPPING))
 
 
 def _transformers() -> Any:
@@ -88,16 +88,17 @@ def attend(
             raise ValueError(f"expected no {name}, of attention that is paged or sparse; got one")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     mask: Any
-    mask, bias = _mask_and_bias(attention_mask, position_bias, query.dtype)
-    if mask is not None and mask.shape[-2:] == (query.shape[-2], key.shape[-2]):
-        mask = _rule_of(mask)
+    bias: torch.Tensor | None
+    mask, bias = _rule_of(attention_mask, (query.shape[-2], key.shape[-2])), position_bias
+    if mask is None:
+        mask, bias = _mask_and_bias(attention_mask, position_bias)
     weights = _records_weights(options, recorder)
     result = scaled_dot_product_attention(
         query,
         key,
         value,
         mask=mask,
-        bias=bias,
+        bias=None if bias is None else bias.to(query.dtype),
         # without a mask, a single query is the last one
         is_causal=bool(query.shape[-2] > 1 and attention_mask is None and is_causal),
         scale=scaling,
@@ -112,7 +113,7 @@ def attend(
 
 
 def _mask_and_bias(
-    attention_mask: torch.Tensor | None, position_bias: torch.Tensor | None, dtype: torch.dtype
+    attention_mask: torch.Tensor | None, position_bias: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The keys that may be attended to, and what is added to the scores: masks of floats are both."""
     bias = position_bias
@@ -123,7 +124,7 @@ def _mask_and_bias(
         mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
         added = torch.where(mask, attention_mask, 0)
         bias = added if bias is None else bias + added
-    return mask, None if bias is None else bias.to(dtype)
+    return mask, bias
 
 
 class Carried(NamedTuple):
@@ -133,28 +134,39 @@ class Carried(NamedTuple):
     version: int
 
 
-def make_mask(masks: Any, /, **options: Any) -> torch.Tensor | None:
-    """Make the boolean mask of a model, (B, 1, M, N), or ``None`` where a flag is enough; it carries its rule.
+def make_mask(masks: Any, models: Any, /, *, config: Any = None, **options: Any) -> torch.Tensor | None:
+    """Make the mask of a model, (B, 1, M, N), or ``None`` where a flag is enough; it carries its rule.
 
     Models cut and copy their masks, which rules do not stand. So they get an array. What cuts or copies it loses the
     rule, by which blocks and unused keys of a cache are skipped.
+
+    The array is boolean. A model that takes no boolean masks of PyTorch, as it joins its own to them, gets numbers.
     """
+    adds = _adds_masks(models, config)
     with torch.inference_mode(False):  # for arrays that count how often they were written over
-        mask: torch.Tensor | None = masks.sdpa_mask(**options)
+        mask: torch.Tensor | None = (masks.eager_mask if adds else masks.sdpa_mask)(config=config, **options)
     if mask is None or not backend.is_concrete(mask):  # compiled programs would be made for the numbers of a rule
         return mask
     rule = _known_rule(masks, **options)
+    if rule is None and adds:
+        rule = mask == 0
     if rule is not None:
         mask.attention_core_rule = Carried(rule, mask._version)
     return mask
 
 
-def _rule_of(mask: torch.Tensor) -> Mask | torch.Tensor:
-    """The rule that a mask carries, if there is one and the mask is as it was made."""
-    if not backend.is_concrete(mask):
-        return mask
+def _adds_masks(models: Any, config: Any) -> bool:
+    """Whether a model was written for masks that are added to scores alone."""
+    kind = models.get(type(config), None)
+    return not all(getattr(each, "_supports_sdpa", True) for each in (kind if isinstance(kind, tuple) else (kind,)))
+
+
+def _rule_of(mask: torch.Tensor | None, dims: tuple[int, ...]) -> Mask | torch.Tensor | None:
+    """The rule that a mask of these dimensions carries, if there is one and the mask is as it was made."""
+    if mask is None or mask.shape[-2:] != dims or not backend.is_concrete(mask):
+        return None
     carried = getattr(mask, "attention_core_rule", None)
-    return carried.rule if isinstance(carried, Carried) and carried.version == mask._version else mask
+    return carried.rule if isinstance(carried, Carried) and carried.version == mask._version else None
 
 
 def _known_rule(
@@ -207,7 +219,9 @@ def _all_parts(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
     return None if None in found else [part for parts in found for part in parts or ()]
 
 
-def _window(masks: Any, inside: Any, offset: int) -> list[Mask]:
+def _window(masks: Any, inside: Any, offset: int) -> list[Mask] | None:
+    if inside["sliding_window"] < 1:
+        return None  # as no rule hides all keys
     return [SlidingWindow(inside["sliding_window"] - 1, offset=offset)]
 
 
