@@ -6,6 +6,8 @@ import contextlib
 import fnmatch
 import importlib
 import itertools
+import math
+import os
 import shlex
 import warnings
 from collections import Counter
@@ -30,7 +32,7 @@ from attention_conformance.run.bert import ModelError
 from attention_conformance.run.implementations import IMPLEMENTATIONS
 from attention_conformance.run.libraries import devices_of
 from attention_conformance.run.model import load_any
-from attention_conformance.run.processes import Order, Plan, Started, Worker, execute, work
+from attention_conformance.run.processes import Ended, Order, Plan, Started, Worker, execute, work
 from attention_conformance.run.result import Result
 from attention_conformance.vectors import published, published_model
 from attention_numpy.trees import devices_of_kind
@@ -45,10 +47,14 @@ __all__ = [
     "run_all",
     "run_on",
     "tell_left_out",
-    "told_computed",
 ]
 
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
+CPUS = os.cpu_count() or 1
+STARTING = 8.0
+SECONDS = {"numpy": (0.05, 0.0), "torch": (0.1, 4.0), "jax": (1.0, 1.0), "tensorflow": (0.5, 4.0)}
+"""Of a processor, for one case of identical bits in eager mode, and in all others; ``STARTING`` is of each process."""
+VARIATIONS = 2
 
 AnyCase = TypeVar("AnyCase", Case, Identical)
 
@@ -100,6 +106,8 @@ def conformance(
             report.write_json(json, results, report.environment(versions_of(plans)))
         if junit:
             write_junit(junit, results)
+    for line in report.proved(results, model, is_quick=quick):
+        typer.echo(line)
     typer.echo(report.summary(results))
     holds = {result.passed for result in results}
     raise typer.Exit(False in holds or True not in holds)
@@ -115,6 +123,7 @@ def identical(
     json: Path | None,
     jobs: int,
     list_: bool,
+    quick: bool,
     refused: Mapping[str, Any],
     sentences: Sequence[str] = (),
     long: bool = False,
@@ -134,14 +143,15 @@ def identical(
     device = check_places(names, device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
-    order = Order("", chosen, devices, modes=modes, model=model, sentences=texts, long=long)
+    order = Order("", chosen, devices, modes=modes, model=model, quick=quick, sentences=texts, long=long)
     orders = [replace(order, backend=name) for name in names]
-    if jobs and len(report.available_threads()) > 1 and (modes is None or "eager" in modes):
+    if jobs and not quick and len(report.available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
-    results, plans = run_all(orders, jobs, bits.work, told_computed)
-    known = {"model": None} if texts else published_model(model, long=long)
-    left_out = [*(each for plan in plans for each in plan.left_out), *fixed_threads(jobs, mode)]
-    judged = bits.verdicts(chosen, results, published() | known, left_out=left_out)
+    known = published() | ({"model": None} if texts else published_model(model, long=long))
+    _tell_estimate(orders, jobs)
+    results, plans = run_all(orders, jobs, bits.work, known)
+    left_out = [*(each for plan in plans for each in plan.left_out), *([] if quick else fixed_threads(jobs, mode))]
+    judged = bits.verdicts(chosen, results, known, left_out=left_out)
     screen = console()
     screen.print(bits.table(judged))
     complaints = [line for each in judged for line in each.complaints]
@@ -157,9 +167,13 @@ def identical(
             "case": case,
             "sentence": sentences,
         }
-        command = command_of(["conformance", "--identical"], {**places, "model": [model] if model else ()}, jobs)
+        command = command_of(
+            ["conformance", "--identical", *["--quick"] * quick], {**places, "model": [model] if model else ()}, jobs
+        )
         with refusing_files():
             bits.write_json(json, judged, {**bits_environment(plans), "command": command, "left out": told})
+    for line in bits.proved(judged, model, is_quick=quick):
+        typer.echo(line)
     differing = sum(bool(each.complaints) for each in judged)
     typer.echo(f"{len(judged) - differing} identical, {differing} not, {len(chosen) - len(judged)} not run")
     raise typer.Exit(bool(complaints) or not judged)
@@ -169,9 +183,12 @@ def run_all(
     orders: Sequence[Order],
     jobs: int,
     worker: Worker = work,
-    told: Callable[[Sequence[Result]], str] = report.summary,
+    known: Mapping[str, str | None] | None = None,
 ) -> tuple[list[Result], list[Plan]]:
-    """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these."""
+    """Carry out the orders, and tell on the standard error stream what was found; results keep the order of these.
+
+    Where bits are compared, ``known`` are hashes by case. Each case is then told as it ends, unless bars show it.
+    """
     results: dict[str, list[Result]] = {order.backend: [] for order in orders}
     plans: list[Plan] = []
     columns = (TextColumn("{task.description:<54}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -195,19 +212,23 @@ def run_all(
                 totals[message.backend] += message.trials  # of several orders, or of one begun again
                 progress.update(bars[message.backend], total=totals[message.backend])
                 continue
+            if isinstance(message, Ended):
+                if not screen.is_terminal:
+                    screen.print(_told_case(message, known or {}), highlight=False, soft_wrap=True)
+                continue
             progress.update(bars[message.backend], description=f"{_way(message)}: {message.case}")
             if isinstance(message, Result):
                 results[message.backend].append(message)
                 progress.advance(bars[message.backend])
                 before = ways.setdefault(message.backend, [])
-                if before and _way(before[-1]) != _way(message):
-                    screen.print(f"{_way(before[-1])}: {told(before)}", highlight=False)
+                if known is None and before and _way(before[-1]) != _way(message):
+                    screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
                     before.clear()
                 before.append(message)
                 for line in report.failures([message]):
                     screen.print(line, style="red", highlight=False, soft_wrap=True)
-        for before in ways.values():
-            screen.print(f"{_way(before[-1])}: {told(before)}", highlight=False)
+        for before in ways.values() if known is None else ():
+            screen.print(f"{_way(before[-1])}: {report.summary(before)}", highlight=False)
     return list(itertools.chain(*results.values())), [
         each for name in results for each in plans if each.backend == name
     ]
@@ -256,6 +277,30 @@ def command_of(words: Sequence[str], options: Mapping[str, Iterable[Any]], jobs:
     return shlex.join(["attention-core", *words, *told, *([] if jobs else ["--jobs=0"])])
 
 
+def _tell_estimate(orders: Sequence[Order], jobs: int) -> None:
+    """Tell on the standard error stream what is run, and about how long it takes; models are not counted."""
+    seconds = 0.0
+    for order in orders:
+        eager, compiled = SECONDS.get(order.backend, SECONDS["numpy"])
+        is_eager = order.quick or order.modes == ("eager",)
+        seconds += STARTING + len(order.cases) * (eager if is_eager else VARIATIONS * eager + compiled)
+    names = list(dict.fromkeys(order.backend for order in orders))
+    count = len(orders[0].cases)
+    about = f"about {max(1, math.ceil(seconds / 60 / max(1, min(jobs, len(orders), CPUS))))} min"
+    cases = f"{count} case{'s' * (count != 1)} on {', '.join(names)}"
+    console(stderr=True).print(f"{cases}: {about}", highlight=False, soft_wrap=True)
+
+
+def _told_case(ended: Ended, known: Mapping[str, str | None]) -> str:
+    """What came of a case in one process."""
+    expected, found = known.get(ended.case), set(ended.hashes)
+    same = "the same bits" if len(found) == 1 else "not the same bits"
+    outcome = "as published" if found == {expected} else f"not as published: {expected}" if expected else same
+    process = " ".join(filter(None, (ended.backend, ended.threads)))
+    ways = f"{len(ended.hashes)} way{'s' * (len(ended.hashes) != 1)}"
+    return f"{process}: {ended.case}: {ways}, {outcome}"
+
+
 def _way(message: Result | Started) -> str:
     return f"{message.backend} {message.device} {message.mode} {message.implementation}".rstrip()
 
@@ -275,11 +320,6 @@ def _show(results: Sequence[Result], details: bool) -> None:
         screen.print(report.model_table(results))
     for line in report.failures(results):
         screen.print(line, style="red", highlight=False, soft_wrap=True)
-
-
-def told_computed(results: Sequence[Result]) -> str:
-    """How many results were computed."""
-    return f"{sum(result.passed is True for result in results)} computed"
 
 
 def _sentences(words: Sequence[str], model: Path | None) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ __all__ = [
     "line_table",
     "machine",
     "model_table",
+    "proved",
     "reason_of",
     "reasons",
     "result_tables",
@@ -183,6 +184,29 @@ def failures(results: Iterable[Result]) -> list[str]:
 def told(result: Result) -> str:
     """In which way a result was come by, but for the backend."""
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
+
+
+def proved(results: Sequence[Result], model: Path | None, *, is_quick: bool) -> list[str]:
+    """Say of how many cases on which backends results hold, how near they come to a bound, and how to see more."""
+    judged = [result for result in results if result.passed is not None]
+    lines = []
+    for name in ("", "model"):
+        group = [result for result in judged if (result.case == "model") == bool(name)]
+        if group:
+            worst = max(group, key=_nearness)
+            backends = list(dict.fromkeys(result.backend for result in group))
+            held, cases = sum(bool(result.passed) for result in group), len({result.case for result in group})
+            what = f"model {model.resolve().name}" if name and model else f"{cases} case{'s' * (cases != 1)}"
+            lines.append(
+                f"{what} on {len(backends)} backend{'s' * (len(backends) != 1)} ({', '.join(backends)}):"
+                f" {held} of {len(group)} results within their bounds"
+            )
+            lines.append(
+                f"  nearest to its bound: {worst.error:.3g} of {worst.bound:.3g} units in the last place,"
+                f" {worst.case} on {worst.backend} ({told(worst)})"
+            )
+    all_of_it = ", without --quick all dtypes, modes and devices" * is_quick
+    return [*lines, f"more: --details for each case, --json FILE for each result, --identical for bits{all_of_it}"]
 
 
 def summary(results: Sequence[Result]) -> str:

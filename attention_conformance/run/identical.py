@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from attention_conformance.cases.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.run.libraries import devices_of, holds, quiet_start, threads_of
 from attention_conformance.run.model import model_cases
-from attention_conformance.run.processes import Message, Order, Plan, Started
+from attention_conformance.run.processes import Ended, Message, Order, Plan, Started
 from attention_conformance.run.result import Result, one_line
 from attention_core import Backend, get_backend
 from attention_numpy.trees import map_arrays
@@ -42,6 +43,7 @@ __all__ = [
     "catalogue",
     "compare",
     "digest",
+    "proved",
     "table",
     "told_left_out",
     "verdicts",
@@ -129,7 +131,10 @@ def catalogue(model: Path | None, sentences: Sequence[str] = (), *, long: bool =
 
 
 def work(order: Order) -> Iterator[Message]:
-    """Carry out an order in this process: every case on every device in every mode, and eager in every variation."""
+    """Carry out an order in this process: every case on every device in every mode, and eager in every variation.
+
+    A quick order is one eager call of each case, on the first device unless others are named.
+    """
     yield from work_on(
         [case for case in catalogue(order.model, order.sentences, long=order.long) if case.name in order.cases], order
     )
@@ -140,31 +145,39 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
     with quiet_start():
         backend = get_backend(order.backend)
     devices = [each for each in devices_of(backend) if order.devices is None or each in order.devices]
-    modes = [each for each in backend.modes if order.modes is None or each in order.modes]
+    devices = devices[:1] if order.quick and order.devices is None else devices
+    asked = order.modes or (("eager",) if order.quick else None)
+    modes = [each for each in backend.modes if asked is None or each in asked]
     if order.modes is not None:  # modes that are asked for are run, although it takes minutes
         cases = [replace(case, modes=None) for case in cases]
     lacking = {(case.name, device): _lacking(case, backend, device) for case in cases for device in devices}
     trials = [
         (case, device, mode, variation)
-        for device in devices
-        for mode in modes
         for case in cases
+        for device in devices
         if not lacking[case.name, device]
+        for mode in modes
         if case.modes is None or mode in case.modes
-        for variation in (variations(case) if mode == "eager" and order.threads is None else ("",))
+        for variation in (variations(case) if mode == "eager" and not order.quick and order.threads is None else ("",))
     ]
     left_out = [(case, f"{backend.name} on {device}", reason) for (case, device), reason in lacking.items() if reason]
-    if order.threads is None:
+    if order.quick:
+        left_out.append(("*", "", "blocks, batch, threads, devices and compiled modes: --quick runs one eager call"))
+    elif order.threads is None:
         run_cases = {case.name: case for case, *_ in trials}
         left_out += [(name, "", reason) for name, case in run_cases.items() for reason in _unvaried(case, modes)]
         unheld = [each for each in backend.devices() if each not in devices_of(backend)]
         left_out += [("*", f"{backend.name} on {each}", "it holds no values") for each in unheld]
     yield Plan(backend.name, len(trials), backend.versions(), threads_of(backend), tuple(left_out))
     threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
-    for case, device, mode, variation in trials[order.skip :]:
-        yield Started(case.name, backend.name, device, case.dtype, mode=mode, implementation="", measure="identical")
-        found = run(case, backend, device, mode, variation=variation)
-        yield replace(found, variation=", ".join(filter(None, (threads, variation))))
+    for name, ways in itertools.groupby(trials[order.skip :], key=lambda trial: trial[0].name):
+        hashes = []
+        for case, device, mode, variation in ways:
+            yield Started(name, backend.name, device, case.dtype, mode=mode, implementation="", measure="identical")
+            found = run(case, backend, device, mode, variation=variation)
+            hashes.append(digest(found.arrays) if found.passed else "")
+            yield replace(found, variation=", ".join(filter(None, (threads, variation))))
+        yield Ended(name, backend.name, threads, tuple(hashes))
 
 
 def _lacking(case: Identical, backend: Backend, device: str) -> str:
@@ -424,6 +437,22 @@ def table(judged: Iterable[Verdict]) -> Table:
         same = Text("✗", style="bold red") if each.complaints else Text("✓", style="green")
         rows.add_row(each.case, each.sha256[:16], str(len(each.results)), same, each.compared or "each other alone")
     return rows
+
+
+def proved(judged: Sequence[Verdict], model: Path | None, *, is_quick: bool) -> list[str]:
+    """Say of how many cases the bits are the same, in how many ways on which backends, and how to see more."""
+    results = [result for each in judged for result in each.results]
+    backends = list(dict.fromkeys(result.backend for result in results))
+    same = [each for each in judged if not each.complaints]
+    known = sum(bool(each.compared) for each in same)
+    lines = [
+        f"{len(same)} of {len(judged)} cases have the same bits, in {len(results)} ways on {len(backends)}"
+        f" backend{'s' * (len(backends) != 1)} ({', '.join(backends)}), {known} of them as published"
+    ]
+    if model is not None:
+        lines += [f"model {model.resolve().name}: SHA-256 {each.sha256}" for each in judged if each.case == "model"]
+    all_of_it = ", without --quick all modes and variations" * is_quick
+    return [*lines, f"more: --json FILE for each hash, --list for what cases show{all_of_it}"]
 
 
 def write_json(path: Path, judged: Sequence[Verdict], about: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from attention_conformance.run.result import Result
 from attention_conformance.run.runner import plan, run
 from attention_core import get_backend
 
-__all__ = ["Message", "Order", "Plan", "Started", "blocked_interrupts", "execute", "work"]
+__all__ = ["Ended", "Message", "Order", "Plan", "Started", "blocked_interrupts", "execute", "work"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Order:
     model : Path, optional
         A directory with an encoder, or a GGUF file, to be run as well.
     quick : bool
-        Whether to run eager calls in float32 alone, on the first device unless others are named.
+        Whether to run eager calls in float32 alone, on the first device unless others are named. Bits are compared of
+        one eager call of each case then.
     threads : int, optional
         How many threads a library may start; a process that is running keeps those it has.
     sentences : tuple of str
@@ -98,7 +99,20 @@ class Started:
     measure: str
 
 
-Message: TypeAlias = Plan | Started | Result
+@dataclass(frozen=True)
+class Ended:
+    """The message after the last way of a case, where bits are compared.
+
+    ``threads`` is empty for those that a library has; ``hashes`` are those of all ways, empty for one that failed.
+    """
+
+    case: str
+    backend: str
+    threads: str
+    hashes: tuple[str, ...]
+
+
+Message: TypeAlias = Plan | Started | Result | Ended
 Worker: TypeAlias = Callable[[Order], Iterator[Message]]
 
 

@@ -55,7 +55,13 @@ def test_a_run_that_holds_ends_with_its_counts_and_status_0():
     result = conformance("--details")
     assert result.exit_code == 0
     count = 2 * sum(case.name.startswith("mask") for case in CASES)  # dense and blockwise
-    assert result.stdout.splitlines()[-1] == f"{count} passed, 0 failed"
+    *_, cases, nearest, more, last = result.stdout.splitlines()
+    assert cases == f"{count // 2} cases on 1 backend (numpy): {count} of {count} results within their bounds"
+    assert re.fullmatch(
+        r"  nearest to its bound: [0-9.]+ of [0-9.]+ units in the last place, mask\S* on numpy \(.*\)", nearest
+    )
+    assert more == "more: --details for each case, --json FILE for each result, --identical for bits"
+    assert last == f"{count} passed, 0 failed"
     assert "masked-nan-value" in result.stdout
     assert "units in the last place of S" in result.stdout
 
@@ -92,7 +98,7 @@ def test_a_run_prints_one_line_for_each_line_of_the_contract():
     assert result.exit_code == 0
     found = lines(result.stdout)
     assert list(found) == ["1", "2", "4", "5", "12", "-"]
-    assert len(result.stdout.splitlines()) == 2 + len(found) + 2
+    assert len(result.stdout.splitlines()) == 2 + len(found) + 5
 
 
 def test_the_line_of_the_contract_shows_its_worst_error_where_and_of_how_many():

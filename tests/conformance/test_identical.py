@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from attention_cli.app import app
 from attention_conformance.cases.identical import IDENTICAL, Source
-from attention_conformance.run.identical import compare, computed, digest, verdicts, work, work_on
+from attention_conformance.run.identical import Found, compare, computed, digest, verdicts, work, work_on
 from attention_conformance.run.libraries import holds
-from attention_conformance.run.processes import Order
+from attention_conformance.run.processes import Ended, Order
 from attention_conformance.vectors import published
 from attention_core import get_backend
 
@@ -148,12 +148,41 @@ def test_a_run_of_identical_bits_ends_with_hashes_ticks_and_status_0():
         (line,) = (line for line in result.stdout.splitlines() if f" {name} " in line)
         assert published()[name][:16] in line
         assert "✓" in line
-    assert result.stdout.splitlines()[-1] == "2 identical, 0 not, 0 not run"
+    assert result.stdout.splitlines()[-3:] == [
+        "2 of 2 cases have the same bits, in 4 ways on 1 backend (numpy), 2 of them as published",
+        "more: --json FILE for each hash, --list for what cases show",
+        "2 identical, 0 not, 0 not run",
+    ]
+    assert result.stderr.splitlines()[:3] == [
+        "2 cases on numpy: about 1 min",
+        "numpy: plain: 2 ways, as published",
+        "numpy: gelu: 2 ways, as published",
+    ]
+
+
+def test_a_quick_run_is_one_eager_call_of_each_case(backend):
+    messages = list(work(Order(backend.name, ("plain", "many"), quick=True)))
+    ways = [(each.case, each.device, each.mode, each.variation) for each in messages if isinstance(each, Found)]
+    assert ways == [(name, backend.devices()[0], "eager", "") for name in ("plain", "many")]
+    assert [each.hashes for each in messages if isinstance(each, Ended)] == [
+        (published()[name],) for name in ("plain", "many")
+    ]
+
+
+def test_a_quick_run_says_what_it_leaves_out_and_how_to_repeat_it(tmp_path):
+    result = identical("--case", "many", "--quick", "--json", tmp_path / "hashes.json")
+    assert result.exit_code == 0
+    left_out = "blocks, batch, threads, devices and compiled modes: --quick runs one eager call"
+    assert result.stderr.splitlines()[-1] == f"left out: {left_out}"
+    written = json.loads((tmp_path / "hashes.json").read_text())
+    assert written["cases"]["many"]["left out"] == [left_out]
+    assert "--quick" in shlex.split(written["environment"]["command"])
 
 
 def test_a_hash_other_than_the_published_one_is_told_with_status_1(corrupted):
     result = identical("--case", "bias", "--case", "plain")
     assert result.exit_code == 1
+    assert f"numpy: bias: 2 ways, not as published: {'0' * 64}" in result.stderr.splitlines()
     told = f"bias on numpy (cpu, eager): expected SHA-256 {'0' * 64}, as published; got {published()['bias']}"
     assert told in result.stdout.splitlines()
     assert "✗" in next(line for line in result.stdout.splitlines() if " bias " in line)
