@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import types
 
 import numpy as np
@@ -86,7 +85,7 @@ def test_threads_do_not_show(name, batch, num_kv_heads, arithmetic, products, sm
 
 
 def test_bodies_run_at_once_and_products_have_one_thread_meanwhile(products):
-    together, seen = threading.Barrier(4, timeout=30), []
+    together, seen = threading.Barrier(4, timeout=300), []
 
     def body(index, state):
         together.wait()
@@ -125,18 +124,20 @@ def test_too_little_to_do(number, count, work, products):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_ends_the_loop(error, products):
-    """The first is raised, what has not started never does, and the next loop has its threads again."""
-    started = []
+    """It is raised, what has not started never does, and the next loop has its threads again."""
+    caller, together, started = threading.current_thread(), threading.Barrier(4, timeout=300), []
 
     def body(index, state):
-        started.append(index)
-        if index == 0:
-            raise error("of the first body")
-        time.sleep(0.01)
+        started.append(threading.current_thread())
+        together.wait()
+        if started[index] is not caller:
+            raise error("of a body")
+        for each in set(started) - {caller}:  # which end by their errors
+            each.join()
 
-    with pytest.raises(error, match="of the first body"):
+    with pytest.raises(error, match="of a body"):
         for_each_at_once(1000, body, None, MUCH)
-    assert len(started) < 500
+    assert len(started) == 4
     assert threads_of_products() == 3
     assert for_each_at_once(4, lambda *_: None, None, MUCH)
 
@@ -154,11 +155,11 @@ def test_a_system_without_threads_left(products, monkeypatch):
 
 
 LATE = """
-import threading, time
+import threading
 import numpy as np
 
 def work():
-    time.sleep(0.5)  # by then, the main thread has ended
+    threading.main_thread().join()
     import attention_core as ac
     from attention_numpy import threads
     threads.LEAST_WORK = 1
@@ -184,12 +185,12 @@ inside, forked = threading.Event(), threading.Event()
 
 def body(index, state):
     inside.set()
-    forked.wait(30)
+    forked.wait()
 
 loop = threading.Thread(target=for_each_at_once, args=(4, body, None, threads.LEAST_WORK))
 if threads_of_products() == 2:
     loop.start()
-    assert inside.wait(30)
+    inside.wait()
     child = os.fork()
     if child == 0:
         again = threads_of_products() == 2 and for_each_at_once(4, lambda *_: None, None, threads.LEAST_WORK)

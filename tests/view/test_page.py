@@ -49,6 +49,11 @@ def readout(page):
     return page.locator("#readout").text_content()
 
 
+def drawn(page):
+    """Wait for the frame after the next one, in which all is drawn that was asked for."""
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def test_a_token_shows_where_it_looks_and_who_looks_at_it(opened):
     weights = np.zeros((2, 3, 5, 5))
     for layer in range(2):
@@ -166,12 +171,12 @@ def test_a_map_of_32768_tokens_is_panned_and_zoomed(opened):
     page.mouse.down()
     page.mouse.move(box["x"] + 120, box["y"] + 150, steps=4)
     page.mouse.up()
-    page.wait_for_timeout(100)
+    drawn(page)
     assert (whole, canvas.get_attribute("data-level")) == ("512x512", "2048x2048")
     assert "largest of 16 × 16" in readout(page)
     canvas.focus()
     page.keyboard.press("0")
-    page.wait_for_timeout(100)
+    drawn(page)
     assert canvas.get_attribute("data-level") == whole
 
 
@@ -193,7 +198,7 @@ def test_blocks_that_are_kept_show_each_weight_when_zoomed_in(opened):
     for key in ("ArrowDown", *["ArrowRight"] * 3):  # by one query or key
         page.keyboard.press(key)
     assert readout(page) == "layer 0, head 0 · query 1 → key 3: weight 0.500"
-    page.wait_for_timeout(100)
+    drawn(page)
     size = canvas.bounding_box()["width"] / 32768 * 1.6**13  # the first weight is half out of sight
     pixel = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data]"
     shown = [canvas.evaluate(pixel, [round(j * size), round(size)]) for j in (3, 5, 20)]
@@ -208,7 +213,7 @@ def test_no_row_of_a_tall_map_is_lost(opened):
     weights[0, 1003] = 1  # between two rows of pixels, if rows are left out
     page = opened(view(weights))
     page.locator("#scale").select_option("linear")
-    page.wait_for_timeout(100)
+    drawn(page)
     column = """canvas => {
         const [x, height] = [Math.round(canvas.width / 2), canvas.height];
         return [...canvas.getContext("2d").getImageData(x, 0, 1, height).data].filter((_, i) => i % 4 === 0);
