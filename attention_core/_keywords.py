@@ -16,6 +16,11 @@ Thing = TypeVar("Thing")
 
 # By our own keywords, what to write, and what others call it. The first is told that the function takes.
 _WORDS = {
+    "key_mask": (
+        ("key_mask=... over tokens, or mask=... over pairs, True = may attend", "attention_mask"),
+        ("key_mask=..., True = may attend: ~key_padding_mask", "key_padding_mask src_key_padding_mask"),
+        ("key_mask=...", "padding_mask value_mask memory_key_padding_mask"),
+    ),
     "mask": (
         (
             "mask=..., True = may attend, or mask_from_additive(...)",
@@ -26,10 +31,6 @@ _WORDS = {
         ("mask=Segments(...)", "segment_ids cu_seqlens cu_seqlens_q cu_seqlens_k decoder_segment_ids"),
         ("mask=KeyLengths(...)", "key_lengths kv_lengths seq_lens seqlens valid_length valid_lens sequence_length"),
         ("mask=KeyLengths(...)", "key_value_seq_lengths seqused_k cache_seqlens lengths"),
-    ),
-    "key_mask": (
-        ("key_mask=..., True = may attend: ~key_padding_mask", "key_padding_mask src_key_padding_mask"),
-        ("key_mask=...", "padding_mask value_mask memory_key_padding_mask"),
     ),
     "is_causal": (("is_causal=True", "use_causal_mask causal is_decoder use_causal_masking causal_mask"),),
     "return_weights": (
@@ -75,6 +76,7 @@ _WORDS = {
         ),
         ("dropout=Dropout(rate, seed)", "dropout_rng dropout_seed dropout_key generator rng seed"),
     ),
+    "rate": (("rate=...", "p dropout_p dropout_rate drop_rate"),),
     "seed": (("seed=... in training", "rngs generator rng dropout_rng dropout_seed dropout_key key prng_key"),),
     "activation": (("activation=...", "activation_fn hidden_act act act_layer activation_function hidden_activation"),),
     "epsilon": (("epsilon=...", "eps layer_norm_eps norm_eps layer_norm_epsilon rms_norm_eps variance_epsilon"),),
@@ -113,7 +115,35 @@ _WITHOUT = {
     "n_power_iterations power_iterations": "no iterations, as each call in training takes one",
     "device": "no device, as results are on the device of the arrays",
     "axis dim": "no axis, as the last one holds the channels",
+    "kernel_initializer bias_initializer embeddings_initializer gamma_initializer kernel_init bias_init": (
+        "no initializer, as seed=... draws the first values, which may be replaced"
+    ),
+    "kernel_regularizer bias_regularizer embeddings_regularizer gamma_regularizer": (
+        "no regularizer of its own, as each of its weights has a place for one, weight.regularizer"
+    ),
+    "kernel_constraint bias_constraint embeddings_constraint gamma_constraint": (
+        "no constraint of its own, as each of its weights has a place for one, weight.constraint"
+    ),
     "num_heads nhead n_heads": "heads as the axis before the length; split_heads makes it",
+}
+# By our own choice, what others call it, or what is the closest to it.
+_CHOICES = {
+    "fused": (
+        "cudnn flash flash_attention flash_attention_2 flash_attention_3 sdpa mem_efficient efficient flex"
+        " flex_attention pallas mosaic splash triton xformers"
+    ),
+    "dense": "eager math naive xla einsum manual vanilla",
+    "blockwise": "chunked block blocks tiled",
+    "reproducible": "deterministic exact",
+    "silu": "swish",
+    "gelu": "gelu_python exact_gelu",
+    "gelu_tanh": "gelu_new gelu_pytorch_tanh gelu_python_tanh gelu_fast gelu_approximate",
+    "channels_last": "NHWC nhwc last",
+    "channels_first": "NCHW nchw first",
+    "float16": "fp16 f16 half",
+    "bfloat16": "bf16",
+    "float32": "fp32 f32 float single",
+    "float64": "fp64 f64 double",
 }
 
 
@@ -139,21 +169,39 @@ def _hint(word: str, known: Iterable[str]) -> str | None:
     return next(hints, None) or next((text for words, text in _WITHOUT.items() if word in words.split()), None)
 
 
+def choice_hint(word: str, choices: Iterable[str], /) -> str:
+    """What to write instead of another library's word for one of these choices."""
+    ours = next((ours for ours, words in _CHOICES.items() if ours in choices and word in words.split()), None)
+    return "" if ours is None else f": {ours!r} is the closest"
+
+
+_OWNERS = ("self", "_cls")  # which are not given by who calls
+
+
+def our_word(word: str, known: Iterable[str], /) -> str:
+    """Another library's word as one of these, if it stands for one."""
+    return next((ours for ours, _ in _others().get(word, ()) if ours in known), word)
+
+
 class Names(NamedTuple):
-    """The names of arguments: those that are positional only, those that may be keywords, and how many have a place."""
+    """The names of arguments: positional only, keywords too, how many have a place, and which have no default."""
 
     positional: tuple[str, ...]
     keywords: tuple[str, ...]
     places: int
+    required: tuple[str, ...] = ()
 
 
 def names_of(function: Callable[..., Any], /) -> Names | None:
     """The names of a function's arguments; ``None`` where it takes any, or is not written in Python."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    plain: Any = inspect.unwrap(function)
+    code = getattr(plain, "__code__", None)
     if code is None or code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS):
         return None
-    first, count = code.co_posonlyargcount, code.co_argcount
-    return Names(code.co_varnames[:first], code.co_varnames[first : count + code.co_kwonlyargcount], count)
+    first, count, every = code.co_posonlyargcount, code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names, optional = code.co_varnames, plain.__kwdefaults__ or {}
+    required = (*names[: count - len(plain.__defaults__ or ())], *(e for e in names[count:every] if e not in optional))
+    return Names(names[:first], names[first:every], count, tuple(each for each in required if each not in _OWNERS))
 
 
 def keyword_error(name: str, names: Names, unknown: str, /) -> TypeError:
@@ -170,33 +218,49 @@ def keyword_error(name: str, names: Names, unknown: str, /) -> TypeError:
 
 def places_error(name: str, names: Names, count: int, /) -> TypeError:
     """The error for more positional arguments than a function of these names takes."""
-    arrays = ", ".join(each for each in (*names.positional, *names.keywords)[: names.places] if each != "self")
-    options = "options" if arrays else ", ".join(f"{each}=..." for each in names.keywords if each != "self")
+    arrays = ", ".join(each for each in (*names.positional, *names.keywords)[: names.places] if each not in _OWNERS)
+    options = "options" if arrays else ", ".join(f"{each}=..." for each in names.keywords if each not in _OWNERS)
     expected = f"{arrays or 'nothing'} of {name} by position, and {options} by keyword"
     return TypeError(f"expected {expected}; got {count} by position")
 
 
+def missing_error(name: str, names: Names, count: int, options: Iterable[str], /) -> TypeError | None:
+    """The error for arguments that a call lacks, with so many by position; ``None`` if it has all."""
+    order = (*names.positional, *names.keywords)
+    missing = [each for each in names.required if each not in (*order[:count], *options)]
+    if not missing:
+        return None
+    needed = ", ".join(each if each in order[: names.places] else f"{each}=..." for each in names.required)
+    return TypeError(f"expected {name}({needed}); got no {' and no '.join(missing)}")
+
+
+def call_error(name: str, names: Names, count: int, options: Iterable[str], /) -> TypeError | None:
+    """The error for what a call gives a function of these names; ``None`` if the function can be called so."""
+    for option in options:
+        if option not in names.keywords:
+            return keyword_error(name, names, option)
+    if count > names.places:
+        return places_error(name, names, count - ((*names.positional, *names.keywords)[0] in _OWNERS))
+    return missing_error(name, names, count, options)
+
+
 def names_keywords(function: Function, name: str, /) -> Function:
-    """Let a function raise `keyword_error` and `places_error` where Python raises for what a call gives.
+    """Let a function raise `call_error` where Python raises for what a call gives.
 
     The signature stays, to readers, `inspect` and type checkers.
     """
     names = names_of(function)
     if names is None or hasattr(function, "names"):
         return function
-    known, places = names.keywords, names.places
-    is_method = names.positional[:1] == ("self",) or known[:1] == ("self",)
 
     @functools.wraps(function)
     def named(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
         except TypeError:
-            for option in options:
-                if option not in known:
-                    raise keyword_error(name, names, option) from None
-            if len(arguments) > places:
-                raise places_error(name, names, len(arguments) - is_method) from None
+            error = call_error(name, names, len(arguments), options)
+            if error is not None:
+                raise error from None
             raise
 
     named.names = names  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ from attention_core._backend import (
 )
 from attention_core._backend import entries as announced_backends
 from attention_core._checks import check_flags, remember
-from attention_core._keywords import keyword_error, names_keywords, names_of, unconverted, words_of
+from attention_core._keywords import keyword_error, missing_error, names_keywords, names_of, unconverted, words_of
 from attention_core.masks import is_top_left_causal
 
 __all__ = [
@@ -114,6 +114,7 @@ __all__ = [
     "known_finite_products",
     "known_finite_scores",
     "masked_columns",
+    "missing_error",
     "names_keywords",
     "names_of",
     "norms_are_below",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from attention_core._arrays import Array, Namespace, index_dtype, on_device_of, positions, shape, shape_text
 from attention_core._backend import backend_for, own_namespace
 from attention_core._checks import check_integer, check_sizes, number_text, only_array, plain_integer
-from attention_core._keywords import unconverted
+from attention_core._keywords import names_keywords, unconverted
 
 __all__ = [
     "Dropout",
@@ -63,6 +63,9 @@ class Dropout(NamedTuple):
     def scale(self) -> float:
         """The factor of the elements that are kept, 1 / (1 - rate), which keeps the expectation."""
         return 1 / (1 - self.rate)
+
+
+Dropout.__new__ = names_keywords(Dropout.__new__, "Dropout")  # type: ignore[method-assign]
 
 
 def check_dropout(dropout: Any) -> None:

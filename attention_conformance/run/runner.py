@@ -56,6 +56,8 @@ def check(
 
     Raises
     ------
+    TypeError
+        When something among the cases is none.
     ValueError
         When nothing is to be run: a device, dtype or mode that the backend has not.
 
@@ -67,7 +69,10 @@ def check(
     [True, True, True]
     """
     chosen = get_backend(backend) if isinstance(backend, str) else backend
-    chosen_cases = CASES if cases is None else cases
+    chosen_cases: list[Case] = list(CASES if cases is None else [cases] if isinstance(cases, str) else cases)
+    if wrong := [each for each in chosen_cases if not isinstance(each, Case)]:
+        got = f"{wrong[0]!r}: [case for case in CASES if case.name == ...] chooses by name"
+        raise TypeError(f"expected cases as those of attention_conformance.CASES; got {got}")
     trials = plan(
         chosen_cases, [chosen], devices=devices, dtypes=dtypes, modes=modes, implementations=implementations or (None,)
     )

@@ -92,9 +92,8 @@ def check_implementation(implementation: Any, like: Array | None = None) -> None
     """Raise unless this names an implementation, or a kernel of the library of an array."""
     may_be_kernel = like is not None and isinstance(implementation, str) and implementation not in IMPLEMENTATIONS
     backend = backend_of(like) if may_be_kernel else None
-    if backend is not None and any(implementation == kernel.name for kernel in backend.kernels):
-        return
-    check_choice("an implementation", implementation, IMPLEMENTATIONS)
+    kernels = [] if backend is None else [kernel.name for kernel in backend.kernels if implementation in kernel.name]
+    check_choice("an implementation", implementation, (*IMPLEMENTATIONS, *kernels))
 
 
 def attend(call: Call, implementation: str, *, weights: bool, logsumexp: bool) -> Attention:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
 from attention_core._backend._find import array_namespace, backend_of, is_compiling, is_of_numpy
-from attention_core._keywords import Names, keyword_error, names_of, places_error
+from attention_core._keywords import Names, call_error, names_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
@@ -30,9 +30,7 @@ def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Functi
 
     def decorate(function: Function) -> Function:
         backends, find, cast_call = _known, _find, _cast_call
-        error_of, error_of_places = keyword_error, places_error
-        names = names_of(function) or Names((), (), 0)
-        known, places = names.keywords, names.places
+        error_of, names = call_error, names_of(function) or Names((), (), 0)
 
         def called(*arguments: Any, **options: Any) -> Any:
             try:
@@ -44,11 +42,9 @@ def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Functi
                         return cast_call(backend, function, array, lowers, arguments=arguments, options=options)
                 return function(*arguments, **options)
             except TypeError:
-                for option in options:
-                    if option not in known:
-                        raise error_of(function.__name__, names, option) from None
-                if len(arguments) > places:
-                    raise error_of_places(function.__name__, names, len(arguments)) from None
+                error = error_of(function.__name__, names, len(arguments), options)
+                if error is not None:
+                    raise error from None
                 raise
 
         # With the globals of the function, by which doctest knows in which module it is.

@@ -19,6 +19,7 @@ from attention_core._keywords import unconverted
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+PADDED = ": make it dense, with padding that mask=KeyLengths(...) hides"
 _namespaces: dict[type, Namespace] = {}
 _compat: dict[str, Namespace] = {}
 _backends: dict[type, Backend] = {}
@@ -71,7 +72,7 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
             continue
         library = _namespaces.get(type(array)) or _namespace_of(array, name)
         if not is_dense(array):
-            raise TypeError(f"expected {name} as a dense array; got a sparse or nested one")
+            raise TypeError(f"expected {name} as a dense array; got a sparse or nested one{PADDED}")
         if found is None:
             found = library
         elif library is not found:
@@ -152,8 +153,9 @@ def _namespace_of(array: Array, name: str = "") -> Namespace:
 def _learn_refusal(kind: type) -> str | None:
     """What to write instead of arrays of a class, which the adapter of its library may say once it is loaded."""
     library = _library_of(kind)
-    if library in sys.modules and library in entries():
-        get_backend(library)
+    for each in [library] if library in entries() else entries():  # Keras, which has no backend, is on one that has
+        if each in sys.modules:
+            get_backend(each)
     return refusal(kind)
 
 

@@ -37,6 +37,7 @@ from attention_core._backend import (
     library_name,
     registered_name,
 )
+from attention_core._keywords import choice_hint
 from attention_core.parameters import Linear, PreparedWeight
 
 FLOAT64_MAX = sys.float_info.max
@@ -45,6 +46,9 @@ OPEN_AXES = (None,) * 8  # axes before the heads, of which nothing is known
 MAX_POSITIONS = 2**29 - 1  # three times as much still fits int32
 _CONVERTERS = "mask_from_integers converts 1/0, mask_from_additive 0/-10000 or 0/-inf, mask_from_ignore True = ignore"
 _FROM_NUMBERS = "mask_from_additive converts 0/-10000 or 0/-inf, and `mask != 0` 1.0/0.0"
+
+ORDER = ": the order is query, key, value"
+HEADS_FIRST = ": heads come before positions; if they are after them, swap axes -3 and -2 of {}"
 
 Checked = TypeVar("Checked")
 _PLAIN = frozenset((bool, int, float, Fraction, str, type(None), ModuleType))
@@ -139,7 +143,8 @@ def check_length(name: str, array: Array, axis: int, length: int | None, reason:
 def check_positive(name: str, value: Any, *, most: int = MAX_SIZE) -> None:
     """Raise unless the value is a positive Python integer, and not so large that no array and no loop is as long."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"expected {name} as a positive integer; got {type_text(value)}")
+        hint = f": int({name}) is one" if isinstance(value, Integral) and not isinstance(value, bool) else ""
+        raise TypeError(f"expected {name} as a positive integer; got {type_text(value)}{hint}")
     if value < 1:
         raise ValueError(f"expected {name} as a positive integer; got {number_text(value)}")
     if value > most:
@@ -167,7 +172,7 @@ def number_text(value: Any) -> str:
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise unless the value is one of these words."""
     if not isinstance(value, str) or value not in choices:
-        got = repr(value) if isinstance(value, str) else type_text(value)
+        got = f"{value!r}{choice_hint(value, choices)}" if isinstance(value, str) else type_text(value)
         raise ValueError(f"expected {name} out of {', '.join(choices)}; got {got}")
 
 
@@ -175,7 +180,8 @@ def check_flags(**flags: Any) -> None:
     """Raise unless these options are True or False: no number, text, array or boolean of another library."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise TypeError(f"expected {name} as True or False; got {type_text(value)}")
+            hint = f": bool({name}) is one" if type(value).__name__ in ("bool", "bool_") else ""  # of NumPy
+            raise TypeError(f"expected {name} as True or False; got {type_text(value)}{hint}")
 
 
 def _no_array_text(value: Any) -> str:
@@ -186,7 +192,8 @@ def _no_array_text(value: Any) -> str:
         return f"the class {value.__name__}: {value.__name__}(...) is a mask"
     if callable(value):
         return f"{type_text(value)}: MaskFunction(function) is a mask"
-    return type_text(value) if value is None else f"{type_text(value)}: make it an array of the library"
+    text = type_text(value)
+    return text if value is None or ":" in text else f"{text}: make it an array of the library"
 
 
 def check_parameters(name: str, value: Any, kind: type[Any]) -> None:
@@ -271,17 +278,27 @@ def check_broadcastable(name: str, array: Array, target: tuple[int | None, ...],
         raise ValueError(f"expected {name} to broadcast to ({wanted}); got {shape_text(array)}{hint}")
 
 
-def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int = -1) -> None:
+def check_linear(name: str, parameters: Any, x_name: str, x: Array, *, axis: int = -1, hint: str = "") -> None:
     """Raise unless a `Linear` fits the channels, which lie along an axis, the dtype and the device of its input."""
     check_parameters(name, parameters, Linear)
     weight, bias = parameters
     check_rank(f"{name}.weight", weight, 2, "(in, out)")
     check_like(f"{name}.weight", weight, x_name, x)
-    if len(weight.shape) != 2 or sizes_differ(sizes(weight)[0], sizes(x)[axis]):
-        expected = f"({sizes(x)[axis]}, out) to match {x_name} {shape_text(x)}"
-        raise ValueError(f"expected {name}.weight {expected}; got {shape_text(weight)}")
+    if len(weight.shape) != 2:
+        raise ValueError(f"expected {name}.weight (in, out); got {shape_text(weight)}")
+    check_channels(x_name, x, f"{name}.weight", weight, axis=axis, hint=hint)
     if bias is not None:
         check_vector(f"{name}.bias", bias, sizes(weight)[1], f"{name}.weight", model=weight)
+
+
+def check_channels(x_name: str, x: Array, name: str, weight: Array, *, axis: int = -1, hint: str = "") -> None:
+    """Raise unless an input has as many channels as a weight that is to take it."""
+    channels = sizes(weight)[0]
+    if sizes_differ(channels, sizes(x)[axis]):
+        raise ValueError(
+            f"expected {x_name} with {channels} channels at axis {axis}, those of {name} {shape_text(weight)}; got"
+            f" {shape_text(x)}{hint}"
+        )
 
 
 def check_vector(name: str, vector: Array, length: int | None, model_name: str, model: Array) -> None:
@@ -308,14 +325,16 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         )
 
 
-def check_scores(query: Array, key: Array, bias: Array | None) -> None:
-    """Raise unless query, key and bias fit together."""
+def check_scores(query: Array, key: Array, bias: Array | None, value: Any = None) -> None:
+    """Raise unless query, key and bias fit together; a value tells whether it changed places with the key."""
     check_rank("query", query, 3, "(..., heads, M, D)")
     check_rank("key", key, 3, "(..., heads, N, D)")
     check_floating("query", query)
     check_like("key", key, "query", query)
     dims = sizes(query)
-    _check_heads("key", key, (None, dims[-1]), "query", model=query)
+    changed = getattr(value, "shape", None) is not None and not sizes_differ(sizes(value)[-1], dims[-1])
+    hint = ORDER if changed and sizes_differ(sizes(key)[-1], dims[-1]) else ""
+    _check_heads("key", key, (None, dims[-1]), "query", model=query, hint=hint)
     if bias is not None:
         check_bias(bias, query, (*dims[:-1], sizes(key)[-2]))
 
@@ -337,7 +356,9 @@ def check_value(value: Array, key: Array) -> None:
     """Raise unless there is a value for every key."""
     check_rank("value", value, 3, "(..., heads, N, E)")
     check_like("value", value, "key", key)
-    _check_heads("value", value, (sizes(key)[-2], None), "key", model=key, same_heads=True)
+    (length, width), (expected, key_width) = sizes(value)[-2:], sizes(key)[-2:]
+    hint = ORDER if sizes_differ(length, expected) and not sizes_differ(width, key_width) else ""
+    _check_heads("value", value, (sizes(key)[-2], None), "key", model=key, same_heads=True, hint=hint)
 
 
 def _check_heads(
@@ -348,18 +369,33 @@ def _check_heads(
     model: Array,
     *,
     same_heads: bool = False,
+    hint: str = "",
 ) -> None:
     """Raise unless leading axes are equal, heads divide (or are equal), and the last two axes are the expected ones."""
     dims, goal = sizes(array), sizes(model)
-    wrong = shapes_differ((*dims[:-3], *dims[-2:]), (*goal[:-3], *ends))
-    if wrong or not _shares_heads(goal[-3], dims[-3], same_heads):
+    if not _fits(dims, goal, ends, same_heads):
+        if _fits(_swapped(dims), goal, ends, same_heads):
+            hint = HEADS_FIRST.format(name)
+        elif not same_heads and _fits(_swapped(dims), _swapped(goal), ends, same_heads):
+            hint = HEADS_FIRST.format(f"{model_name} and {name}")
         heads = goal[-3] if same_heads else f"heads that divide {goal[-3]}"
         letters = ("N", "E" if same_heads else "D")
         last = (letter if size is None else size for letter, size in zip(letters, ends, strict=True))
         expected = ", ".join("?" if dim is None else str(dim) for dim in (*goal[:-3], heads, *last))
         raise ValueError(
-            f"expected {name} ({expected}) to match {model_name} {shape_text(model)}; got {shape_text(array)}"
+            f"expected {name} ({expected}) to match {model_name} {shape_text(model)}; got {shape_text(array)}{hint}"
         )
+
+
+def _swapped(dims: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    return *dims[:-3], dims[-2], dims[-3], dims[-1]
+
+
+def _fits(
+    dims: tuple[int | None, ...], goal: tuple[int | None, ...], ends: tuple[int | None, int | None], same_heads: bool
+) -> bool:
+    apart = shapes_differ((*dims[:-3], *dims[-2:]), (*goal[:-3], *ends))
+    return not apart and _shares_heads(goal[-3], dims[-3], same_heads)
 
 
 def _shares_heads(heads: int | None, groups: int | None, same: bool) -> bool:
@@ -423,6 +459,13 @@ def check_offset(name: str, offset: Any) -> Any:
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")
     return offset
+
+
+def check_dtype(dtype: Any, xp: Namespace) -> Any:
+    """Return a dtype of a library, which may be asked for by its name, as initializers ask for it."""
+    if isinstance(dtype, str):
+        check_choice("dtype", dtype, FLOATING)
+    return getattr(xp, dtype, dtype) if isinstance(dtype, str) else dtype
 
 
 def check_placement(dtype: Any, device: Any, xp: Namespace) -> dict[str, Any]:

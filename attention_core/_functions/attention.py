@@ -409,7 +409,7 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
     named = {"query": query, "key": key, "value": value, "bias": bias, **mask_arrays(mask)}
     named |= dict(zip(("query_start", "key_start"), map(only_array, starts or ()), strict=False))
     xp = common_namespace(options.pop("xp", None), named | option_arrays(**options))
-    check_scores(query, key, bias)
+    check_scores(query, key, bias, value)
     check_value(value, key)
     check_options(query, sizes(query)[-3], **options)
     if mask is not None:

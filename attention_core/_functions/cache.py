@@ -18,9 +18,11 @@ from attention_core._arrays import (
 )
 from attention_core._backend import backend_for, common_namespace, is_concrete, own_namespace
 from attention_core._checks import (
+    HEADS_FIRST,
     MAX_POSITIONS,
     check_broadcastable,
     check_device,
+    check_dtype,
     check_flags,
     check_integer,
     check_length,
@@ -66,7 +68,7 @@ def empty_cache(
     *,
     value_dim: int | None = None,
     ragged: bool = False,
-    dtype: DType | None = None,
+    dtype: DType | str | None = None,
     device: Any = None,
     xp: Namespace,
 ) -> KeyValueCache:
@@ -82,8 +84,8 @@ def empty_cache(
         E; by default D.
     ragged : bool
         Whether each sequence of the batch has its own length.
-    dtype : dtype, optional
-        By default float32.
+    dtype : dtype or str, optional
+        By its name, too, such as ``"bfloat16"``; by default float32.
     device : optional
         By default that of the library.
     xp : array namespace
@@ -111,7 +113,7 @@ def empty_cache(
     check_positive("head_dim", head_dim)
     check_positive("value_dim", value_dim)
     xp = own_namespace(xp)
-    dtype = xp.float32 if dtype is None else dtype
+    dtype = check_dtype("float32" if dtype is None else dtype, xp)
     on_device = check_placement(dtype, device, xp)
     key, value = (
         xp.zeros((*leading, num_heads, capacity, width), dtype=dtype, **on_device) for width in (head_dim, value_dim)
@@ -324,7 +326,7 @@ def _axes_hint(name: str, dims: tuple[int | None, ...], row: tuple[int | None, .
     if not shapes_differ(dims, row):
         return f": xp.expand_dims({name}, axis=-2) is one position"
     if len(dims) > 2 and not shapes_differ((*dims[:-3], *dims[-2:]), row):
-        return f": heads come before positions, so swap axes -3 and -2 of {name}"
+        return HEADS_FIRST.format(name)
     return ""
 
 

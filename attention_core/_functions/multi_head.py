@@ -20,6 +20,7 @@ from attention_core._arrays import (
 from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
+    ORDER,
     check_arity,
     check_bias,
     check_function,
@@ -276,7 +277,9 @@ def check_multi_head(
     for name, array, layout in (("query", query, "M"), ("key", key, "N"), ("value", value, "N")):
         check_input(name, array, 2, f"(..., {layout}, channels)")
         check_like(name, array, "query", query)
-        check_linear(f"{name} projection", getattr(parameters, name), name, array)
+        check_linear(
+            f"{name} projection", getattr(parameters, name), name, array, hint=_order_hint(parameters, key, value)
+        )
     _check_sequences(query, key, value)
     _check_widths(parameters, num_heads, num_kv_heads)
     for name in ("key", "value"):
@@ -295,8 +298,14 @@ def _check_sequences(query: Array, key: Array, value: Array) -> None:
         raise ValueError(f"expected key with the leading axes of query {shape_text(query)}; got {shape_text(key)}")
     if shapes_differ(sizes(value)[:-1], sizes(key)[:-1]):
         raise ValueError(
-            f"expected value with the leading axes and length of key {shape_text(key)}; got {shape_text(value)}"
+            f"expected value with the leading axes and length of key {shape_text(key)}; got {shape_text(value)}{ORDER}"
         )
+
+
+def _order_hint(parameters: MultiHeadAttention, key: Array, value: Array) -> str:
+    """The order of arguments, where key and value have the channels of each other, as in the order of Keras."""
+    widths = [sizes(each.weight)[:1] for each in (parameters.key, parameters.value)]
+    return ORDER if widths[0] != widths[1] and [sizes(value)[-1:], sizes(key)[-1:]] == widths else ""
 
 
 def _check_widths(parameters: MultiHeadAttention, num_heads: int, num_kv_heads: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from attention_core._arithmetic import arithmetic_of, check_input
 from attention_core._arrays import Array, Namespace, cast_to, shape_text, sizes, upcast
 from attention_core._backend import common_namespace, with_autocast
-from attention_core._checks import check_number, check_parameters, check_vector, once_per_signature
+from attention_core._checks import check_channels, check_number, check_parameters, check_vector, once_per_signature
 from attention_core.parameters import LayerNorm
 
 
@@ -75,6 +75,7 @@ def _check_layer_norm_call(
     xp = common_namespace(xp, {"x": x, "layer_norm": parameters})
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     check_number("epsilon", epsilon, positive=True)
+    _check_taken("x", x, "layer_norm.scale", parameters.scale)
     check_layer_norm("layer_norm", parameters, "x", x)
     return xp
 
@@ -84,6 +85,7 @@ def _check_rms_norm(*, x: Array, scale: Array, epsilon: Any, arithmetic: Any, xp
     xp = common_namespace(xp, {"x": x, "scale": scale})
     check_input("x", x, 1, "(..., C)", arithmetic=arithmetic)
     check_number("epsilon", epsilon, positive=True)
+    _check_taken("x", x, "scale", scale)
     check_vector("scale", scale, _checked_channels("x", x), "x", model=x)
     return xp
 
@@ -93,6 +95,12 @@ def _checked_channels(name: str, x: Array) -> int | None:
     if sizes(x)[-1] == 0:
         raise ValueError(f"expected {name} with at least one channel; got {shape_text(x)}")
     return sizes(x)[-1]
+
+
+def _check_taken(name: str, x: Array, scale_name: str, scale: Array) -> None:
+    """Raise unless an input has the channels of a scale, which is a vector."""
+    if len(getattr(scale, "shape", ())) == 1 and sizes(x)[-1] != 0:
+        check_channels(name, x, scale_name, scale)
 
 
 @with_autocast(position=1, lowers=False)

@@ -18,7 +18,7 @@ from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import check_boolean, check_flags, check_floating, check_number, check_positive, check_rank
 from attention_core._functions.rotary import check_divisors
 from attention_core._functions.sagan import check_data_format
-from attention_core._keywords import Names, keyword_error
+from attention_core._keywords import Names, keyword_error, our_word
 from attention_core.masks import Mask
 from attention_core.masks._mask import as_mask
 from attention_core.random import Dropout, check_dropout_rate, fold_in
@@ -60,6 +60,11 @@ class Layer(ABC):
     @abstractmethod
     def parameters(self) -> Any:
         """The specs of the parameters: a tree of `attention_core.parameters` with `Initial` leaves."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self.place_of(name, type(self).__name__, settings="layer", parameters="layer.init(seed, xp=...)")
 
     @property
     def state(self) -> Any:
@@ -121,6 +126,25 @@ class Layer(ABC):
             raise AttributeError(
                 f"expected {name} by with_settings({name}=...), as settings are fixed; got an assignment"
             )
+
+    def place_of(self, name: str, holder: str, /, *, settings: str, parameters: str) -> AttributeError:
+        """The error for an attribute that a layer lacks: it names the place of a setting or a parameter of that name.
+
+        Parameters
+        ----------
+        name, holder : str
+            What was asked for, and the name of the class of the layer.
+        settings, parameters : str
+            Where the layer has them, to be written before a dot.
+        """
+        for place, names in (
+            (settings, [field.name for field in fields(self)]),
+            (parameters, getattr(self.parameters, "_fields", ())),
+        ):
+            ours = our_word(name, names)
+            if ours in names:
+                return AttributeError(f"expected {place}.{ours}; got {name} of {holder} itself")
+        return AttributeError(f"{holder!r} object has no attribute {name!r}")
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as numbers, text and lists, from which `layer_from_settings` makes the layer again.

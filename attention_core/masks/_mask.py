@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from attention_core._arrays import Array, Namespace, on_device_of, shape, sizes, take_rows
 from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import (
+    HEADS_FIRST,
     OPEN_AXES,
     check_allowed,
     check_boolean,
@@ -262,7 +263,9 @@ def _lacking_axes(dims: Sizes, target: Sizes) -> str:
     if len(target) == 4 and dims == (target[0], *target[2:]):
         return f": insert the axis of heads, ({dims[0]}, 1, {dims[1]}, {dims[2]})"
     if len(target) == 4 and dims == (target[0], target[3]):
-        return ": mask_from_padding inserts the axes of heads and queries"
+        return ": mask_from_padding inserts the axes of heads and queries, as key_mask=... of a layer does"
+    if len(dims) > 1 and len(target) > 2 and dims[-2:] == (target[-3],) * 2 != target[-2:]:
+        return HEADS_FIRST.format("query and key")
     return ""
 
 

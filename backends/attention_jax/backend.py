@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Operation, Tuning
+from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Kernel, Operation, Tuning, explain_class
 from attention_jax import namespace as jax_namespace
 from attention_jax import sharding
 from attention_jax.kernels import DotProduct
@@ -30,6 +30,8 @@ from attention_numpy.trees import (
 __all__ = ["JaxBackend", "backend"]
 
 WIDE = "turn on jax_enable_x64 for types of 64 bits"
+explain_class("jax", "BCOO", ": its todense() is one", is_array=True)
+explain_class("flax", "Param", ": its value is one", is_array=True)
 
 
 class JaxBackend(Backend):

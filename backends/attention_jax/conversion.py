@@ -49,6 +49,8 @@ def from_module(module: Any, /) -> Layer:
         from attention_keras import conversion  # noqa: PLC0415 (who converts no such layer does without)
 
         return Layer.from_numpy(*conversion.read_module(module))
+    if isinstance(module, Layer):
+        raise TypeError(f"expected a module; got {type(module).__name__}, which is a layer already")
     name = _name(type(module))
     settings = _flax(module) if name == "flax" else {"num_heads": module.num_heads, "dropout": module.dropout.p}
     definition, parameters = LAYOUTS[name].read(backend.to_numpy(_arrays(module, name)), **settings)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_core import layers
-from attention_core.backend import shape_text, words_of
+from attention_core.backend import missing_error, names_of, shape_text, words_of
 from attention_core.layers import check_fit
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
@@ -62,6 +62,12 @@ class _FixedSettings:
         self.kind.check_assigned(name, value)
         super().__setattr__(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        if "definition" not in vars(self) or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        places = {"settings": "layer.definition", "parameters": "layer.parameters"}
+        raise vars(self)["definition"].place_of(name, type(self).__name__, **places)
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Layer(_FixedSettings):
@@ -93,7 +99,7 @@ class Layer(_FixedSettings):
         register_layer(cls)
         if "kind" in vars(cls):
             init = Layer.init.__func__  # type: ignore[attr-defined]
-            cls.init = classmethod(signed(init, with_settings(init, cls.kind)))  # type: ignore[assignment]
+            cls.init = classmethod(_complete(signed(init, with_settings(init, cls.kind)), cls.kind))  # type: ignore[assignment]
             _CLASSES.setdefault(cls.kind, cls)
 
     @classmethod
@@ -246,6 +252,29 @@ def signed(function: Callable[..., Any], signature: inspect.Signature, /) -> Cal
 
     same.__signature__ = signature  # type: ignore[attr-defined]
     return same
+
+
+def _complete(init: Callable[..., Any], kind: type[layers.Layer]) -> Callable[..., Any]:
+    """An ``init`` that says what it lacks, with the key first: two sizes alone are a key and one size."""
+    settings: Any = names_of(kind.__init__)
+    names = settings._replace(
+        positional=("cls", "key"),
+        keywords=settings.keywords[1:],
+        places=settings.places + 1,
+        required=("key", *settings.required),
+    )
+
+    @functools.wraps(init)
+    def complete(cls: type[Layer], *arguments: Any, **options: Any) -> Any:
+        try:
+            return init(cls, *arguments, **options)
+        except TypeError:
+            error = missing_error(f"{cls.__name__}.init", names, 1 + len(arguments), options)
+            if error is not None and options.keys() <= {*names.keywords, "dtype", "device"}:
+                raise error from None
+            raise
+
+    return complete
 
 
 @functools.cache
@@ -429,7 +458,7 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
 
     layer = getattr(layer, "layer", layer)  # of a module of attention_jax.nnx
     if not isinstance(layer, Layer):
-        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}")
+        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}{files.several_hint(layer)}")
     files.save_layer(path, layer.definition, *layer.to_numpy())
 
 

@@ -112,6 +112,12 @@ class Layer(nnx.Module):  # type: ignore[misc]
             self.definition.check_assigned(name, value)
         super().__setattr__(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        if "definition" not in vars(self) or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        places = {"settings": "module.definition", "parameters": "module.parameters"}
+        raise vars(self)["definition"].place_of(name, type(self).__name__, **places)
+
     def set_view(self, deterministic: bool | None = None) -> None:
         """Let `flax.nnx.view` say whether calls are those of evaluation.
 

@@ -59,7 +59,7 @@ def from_module(module: keras.layers.Layer, /) -> Any:
 
 def read_module(module: keras.layers.Layer, /) -> tuple[Any, Any]:
     """The definition of a layer of Keras, and its weights in NumPy."""
-    name = _name(type(module))
+    name = _name(type(module), _hint(module))
     layout = LAYOUTS[name].module
     config = module.get_config()
     if not module.built:
@@ -122,10 +122,18 @@ def write_module(definition: Any, parameters: Any, kind: type[Any], /, *, dtype:
     return module
 
 
-def _name(kind: type[Any]) -> str:
+def _hint(module: Any) -> str:
+    """What to write instead of a layer or a model of which only parts are known."""
+    if isinstance(module, Layer):
+        return ", which is a layer of attention_keras already"
+    parts = [each.name for each in getattr(module, "layers", ()) if type(each) in LAYERS]
+    return f": from_module takes layers of it, such as its {parts[0]}" if parts else ""
+
+
+def _name(kind: type[Any], hint: str = "") -> str:
     if kind not in LAYERS:
         known = ", ".join(LAYOUTS[name].module for name in LAYERS.values())
-        raise TypeError(f"expected a layer out of {known}; got {getattr(kind, '__name__', kind)}")
+        raise TypeError(f"expected a layer out of {known}; got {getattr(kind, '__name__', kind)}{hint}")
     return LAYERS[kind]
 
 

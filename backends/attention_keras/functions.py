@@ -9,6 +9,7 @@ import keras
 import attention_core
 from attention_core.backend import unconverted
 from attention_keras.layer import named_results
+from attention_keras.library import plain
 
 __all__ = ["FunctionCall", "gelu", "rms_norm", "rotary_embedding", "scaled_dot_product_attention", "silu"]
 
@@ -56,6 +57,7 @@ def _is_symbol(leaf: Any) -> bool:
 
 def _called(function: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function of the core; with a symbol among the arrays, as an operation of a model."""
+    arrays, options = tuple(map(plain, arrays)), {name: plain(value) for name, value in options.items()}
     if not any(map(_is_symbol, (*arrays, *options.values()))):
         return getattr(attention_core, function)(*arrays, **options)
     named = {name: value for name, value in options.items() if hasattr(value, "dtype")}

@@ -20,7 +20,7 @@ from attention_core.backend import Array, check_flags, keyword_error, names_of, 
 from attention_core.layers import check_fit, named_arrays, tree_from_names
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
-from attention_keras.library import attached, backend, variable_name
+from attention_keras.library import attached, backend, plain, variable_name
 from attention_numpy.trees import constructor, known_device
 
 __all__ = ["AttentionLayer", "Layer", "named_results", "place_masks"]
@@ -190,6 +190,15 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         self.kind.check_assigned(name, value)
         super().__setattr__(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "definition" not in vars(self):
+                raise
+            places = {"settings": "layer.definition", "parameters": "layer.to_numpy()[0]"}
+            raise vars(self)["definition"].place_of(name, type(self).__name__, **places) from None
+
     def _drawn(self) -> tuple[Any, Any]:
         """The first values under the seed, on NumPy: no compiler that traces a call of the layer sees them drawn."""
         dtype = self.variable_dtype
@@ -213,6 +222,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
             check_flags(training=training)
         if training and self._seeds is not None:
             options["seed"] = self._seeds.next() if seed is None else plain_seed(backend.draw_seed(seed), _is_array)
+        inputs, options = keras.tree.map_structure(plain, inputs), {each: plain(options[each]) for each in options}
         parameters, state = self._trees(self.compute_dtype)
         if state:
             # On PyTorch, to go backward, its values are needed even after the next step.

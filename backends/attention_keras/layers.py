@@ -84,7 +84,7 @@ class DotProductAttention(AttentionLayer):
         return_logsumexp: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """Attend.
+        """Attend. The order is query, key, value: `keras.layers.Attention` takes the value before the key.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ class MultiHeadAttention(AttentionLayer):
         return_logsumexp: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """Attend.
+        """Attend. The order is query, key, value: `keras.layers.MultiHeadAttention` takes the value before the key.
 
         Parameters
         ----------
@@ -439,9 +439,12 @@ def save(layer: Layer, path: str | Path) -> None:
     ...     load(f"{folder}/layer.safetensors").definition == layer.definition
     True
     """
-    from attention_numpy.files import save_layer  # noqa: PLC0415 (only who saves needs what files need)
+    from attention_numpy import files  # noqa: PLC0415 (only who saves needs what files need)
 
-    save_layer(path, layer.definition, *layer.to_numpy())
+    if not isinstance(layer, Layer):
+        hint = ": its save writes models" if isinstance(layer, keras.Model) else files.several_hint(layer)
+        raise TypeError(f"expected a layer of attention_keras; got {type(layer).__name__}{hint}")
+    files.save_layer(path, layer.definition, *layer.to_numpy())
 
 
 def load(path: str | Path, *, device: str | None = None, dtype: str | None = None, **settings: Any) -> Layer:

@@ -10,7 +10,7 @@ from keras.src.backend import get_keras_mask
 from attention_core import get_backend
 from attention_core.backend import Backend
 
-__all__ = ["attached", "backend", "variable_name"]
+__all__ = ["attached", "backend", "plain", "variable_name"]
 
 LIBRARIES = ("tensorflow", "jax", "torch")
 
@@ -25,6 +25,11 @@ def _backend() -> Backend:
 
 
 backend: Backend = _backend()
+
+
+def plain(leaf: Any) -> Any:
+    """The tensor of a variable of Keras; anything else as it is."""
+    return leaf.value if isinstance(leaf, keras.Variable) else leaf
 
 
 def variable_name(name: str) -> str:

@@ -10,9 +10,11 @@ class of `attention_core.parameters` with its fields. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +68,15 @@ DTYPES = {
 FOREIGN = {
     b"\x80": "a pickle, which can run any code and is never read",
     b"PK": "a zip archive, as torch.save writes it with a pickle inside, which can run any code and is never read",
-    b"\x89HDF": "HDF5",
+    b"\x89HDF": "HDF5: keras.Model.load_weights, or keras.models.load_model of a whole model, reads what Keras wrote",
+    b"GGUF": "GGUF, which attention_numpy.gguf_files reads",
+    b"\x93NUMPY": "an array that numpy.load reads",
 }
+IN_ARCHIVES = {  # by what the name of a file in a zip archive ends with
+    "model.weights.h5": "a model of Keras, which keras.models.load_model reads",
+    ".npy": "arrays that numpy.load reads",
+}
+OTHER_FORMATS = (".npz", ".npy", ".keras", ".h5", ".hdf5", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".onnx", ".json")
 
 
 # --- any tree ---
@@ -100,9 +109,9 @@ def save_tree(path: str | os.PathLike[str], tree: Any, settings: Mapping[str, An
     (Linear(weight=array([[1.],
            [1.]]), bias=None), {'epoch': 3})
     """
-    arrays: dict[str, NumpyArray] = {}
-    structure = _structure(Path(path), tree, "", arrays)
-    _save(Path(path), structure, arrays, None if settings is None else dict(settings))
+    path, arrays = _to_write(path), dict[str, NumpyArray]()
+    structure = _structure(path, tree, "", arrays)
+    _save(path, structure, arrays, None if settings is None else dict(settings))
 
 
 def load_tree(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any] | None]:
@@ -176,7 +185,7 @@ def save_layer(path: str | os.PathLike[str], definition: layers.Layer, parameter
     >>> definition == layer, parameters.expand.weight.shape, state
     (True, (2, 3), ())
     """
-    path = Path(path)
+    path = _to_write(path)
     _check_fit(path, definition, parameters, state)
     arrays: dict[str, NumpyArray] = {}
     structure = _layer_structure(path, parameters, state, "", arrays=arrays)
@@ -223,7 +232,7 @@ def save_layers(path: str | os.PathLike[str], definitions: Any, parameters: Any,
     FileError
         As in `save_layer`.
     """
-    path = Path(path)
+    path = _to_write(path)
     states = [()] * len(definitions) if states is None else states
     if not len(definitions) == len(parameters) == len(states):
         counts = f"{len(parameters)} and {len(states)}"
@@ -235,6 +244,12 @@ def save_layers(path: str | os.PathLike[str], definitions: Any, parameters: Any,
         structures.append(_layer_structure(path, tree, state, str(index), arrays=arrays))
     settings = {"layers": [definition.settings() for definition in definitions]}
     _save(path, {"tuple": structures}, arrays, settings)
+
+
+def several_hint(layers: Any) -> str:
+    """What an adapter says of several layers in the place of one."""
+    several = isinstance(layers, Iterable) and not isinstance(layers, str | os.PathLike)
+    return ": save_layers of attention_numpy.files writes definitions and parameters of several" if several else ""
 
 
 def load_layers(path: str | os.PathLike[str]) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...], tuple[Any, ...]]:
@@ -313,7 +328,7 @@ def save_arrays(
     FileError
         When an array is of a dtype that the format lacks, or the file cannot be written.
     """
-    path = Path(path)
+    path = _to_write(path)
     kept = {name: _array(path, name, array) for name, array in arrays.items()}
     try:
         data = serialized(kept, metadata=None if metadata is None else dict(metadata))
@@ -350,7 +365,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NumpyArray], di
     try:
         found = deserialize(data)  # type: ignore[no-untyped-call]
     except (SafetensorError, ValueError) as error:
-        kind = next((name for start, name in FOREIGN.items() if data.startswith(start)), str(error))
+        kind = _foreign(data) or str(error)
         raise FileError(f"expected a whole file of safetensors; got {path}: {kind}") from error
     for name, each in found:
         if each["dtype"] not in DTYPES:
@@ -361,6 +376,23 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NumpyArray], di
     }
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return arrays, header.get("__metadata__") or {}
+
+
+def _to_write(path: str | os.PathLike[str]) -> Path:
+    """The path of a new file, whose name promises no other format."""
+    path = Path(path)
+    if path.suffix.lower() in OTHER_FORMATS:
+        raise FileError(f"expected a file of safetensors to write, such as {path.stem}.safetensors; got {path.name}")
+    return path
+
+
+def _foreign(data: bytes) -> str | None:
+    """What a file of another format is, by its first bytes, or by the names in a zip archive."""
+    kind = next((name for start, name in FOREIGN.items() if data.startswith(start)), None)
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+        kind = next((each for end, each in IN_ARCHIVES.items() if any(name.endswith(end) for name in names)), kind)
+    return kind
 
 
 def _array(path: Path, name: str, array: Any) -> NumpyArray:

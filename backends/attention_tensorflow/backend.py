@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Operation, Tuning
+from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Operation, Tuning, explain_class
 from attention_numpy.trees import (
     as_floating,
     differentiate,
@@ -24,6 +24,12 @@ from attention_tensorflow import namespace as tensorflow_namespace
 from attention_tensorflow.loops import TensorFlowLoops
 
 __all__ = ["TensorFlowBackend", "backend"]
+
+explain_class(
+    "tensorflow", "RaggedTensor", ": its to_tensor() is one, of which KeyLengths hides padding", is_array=True
+)
+explain_class("tensorflow", "SparseTensor", ": tf.sparse.to_dense makes one", is_array=True)
+explain_class("tensorflow", "IndexedSlices", ": tf.convert_to_tensor makes one", is_array=True)
 
 
 class TensorFlowBackend(Backend):

@@ -45,6 +45,7 @@ __all__ = ["TorchBackend", "backend"]
 # A tensor of torch.nn.attention.bias, whose memory was never written.
 LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(offset=N - M) for its lower right one"
 explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
+explain_class("torch", "BlockMask", ": MaskFunction(mask_mod) is the mask of its function", is_array=False)
 
 KEPT_ARRAYS = 64  # of numbers, on accelerators
 FEW_NUMBERS = 2**12  # which take less time to be copied than to be asked for three norms

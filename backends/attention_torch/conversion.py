@@ -44,7 +44,7 @@ def from_module(module: torch.nn.Module, /) -> Any:
     >>> bool(torch.allclose(ours(x), theirs(x, x, x)[0]))
     True
     """
-    name = _name(type(module))
+    name = _name(type(module), _hint(module))
     if name == "bert":
         if module.pooler is not None:
             raise LayoutError("expected a BertModel without pooler; got one: module.pooler = None leaves it out")
@@ -107,20 +107,40 @@ def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
     return module.train(layers[0].training)
 
 
-def _name(kind: type[Any]) -> str:
+def _name(kind: type[Any], hint: str = "") -> str:
     """The layout of a class; transformers is imported only where it is in use."""
+    kinds = _kinds(getattr(kind, "__module__", ""))
+    if kind not in kinds:
+        known = [
+            LAYOUTS[name].module for name in ("torch", "torch-encoder-layer", "bert-layer", "bert-embeddings", "bert")
+        ]
+        raise TypeError(f"expected a module out of {', '.join(known)}; got {getattr(kind, '__name__', kind)}{hint}")
+    return kinds[kind]
+
+
+def _hint(module: Any) -> str:
+    """What to write instead of a module that is known only in parts, or as a file."""
+    if isinstance(module, Layer):
+        return ", which is a layer already"
+    if hasattr(module, "generate"):
+        return ": attention_numpy.checkpoints.load_causal_lm reads what its save_pretrained writes, of some families"
+    parts = [
+        name for name, each in getattr(module, "named_modules", list)() if type(each) in _kinds(type(each).__module__)
+    ]
+    return f": from_module takes parts of it, such as its {parts[0]}" if parts else ""
+
+
+def _kinds(home: str) -> dict[type[Any], str]:
+    """The layouts by class, those of transformers for a class from there."""
     kinds: dict[type[Any], str] = {
         torch.nn.MultiheadAttention: "torch",
         torch.nn.TransformerEncoderLayer: "torch-encoder-layer",
     }
-    if getattr(kind, "__module__", "").startswith("transformers."):
+    if home.startswith("transformers."):
         from transformers.models.bert import modeling_bert as bert  # noqa: PLC0415 (who converts no such layer does without)
 
         kinds |= {bert.BertLayer: "bert-layer", bert.BertEmbeddings: "bert-embeddings", bert.BertModel: "bert"}
-    if kind not in kinds:
-        known = [layout.module for layout in LAYOUTS.values() if layout.module.startswith(("torch.", "transformers."))]
-        raise TypeError(f"expected a module out of {', '.join(known)}; got {getattr(kind, '__name__', kind)}")
-    return kinds[kind]
+    return kinds
 
 
 def _torch(module: Any) -> dict[str, Any]:

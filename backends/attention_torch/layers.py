@@ -376,10 +376,10 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     TypeError
         When this is not a layer of `attention_torch`.
     """
-    if not isinstance(layer, Layer):
-        raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}")
     from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
 
+    if not isinstance(layer, Layer):
+        raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}{files.several_hint(layer)}")
     files.save_layer(path, layer.definition, *layer.to_numpy())
 
 

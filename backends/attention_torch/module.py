@@ -257,6 +257,16 @@ class Layer(Tree):
         self.kind.check_assigned(name, value)
         super().__setattr__(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "definition" not in self.__dict__:
+                raise
+            raise self.definition.place_of(
+                name, self._get_name(), settings="layer.definition", parameters="layer"
+            ) from None
+
     def extra_repr(self) -> str:
         """The settings that have no default, or another value."""
         settings = asdict(self.definition)

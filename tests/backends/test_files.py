@@ -1,10 +1,12 @@
 """Files of parameters: what is written comes back bit for bit, and what is not whole is an error by name."""
 
 import doctest
+import io
 import json
 import pickle
 import stat
 import sys
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -313,12 +315,24 @@ class Trap:
         return pytest.fail, ("it was unpickled",)
 
 
+def archive(name):
+    """The bytes of a zip archive with one empty file."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as zipped:
+        zipped.writestr(name, b"")
+    return data.getvalue()
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         *[(pickle.dumps(Trap(), protocol), "a pickle, which can run any code|safetensors") for protocol in range(6)],
         (b"PK\3\4" + b"\0" * 99, "a zip archive, as torch.save writes it"),
-        (b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "HDF5"),
+        (b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "HDF5: keras.Model.load_weights, or keras.models.load_model"),
+        (b"GGUF" + b"\0" * 99, "GGUF, which attention_numpy.gguf_files reads"),
+        (archive("model.weights.h5"), "a model of Keras, which keras.models.load_model reads"),
+        (archive("query.npy"), "arrays that numpy.load reads"),
+        (archive("layer/data.pkl"), "a zip archive, as torch.save writes it"),
         (b"", "expected a whole file of safetensors"),
         (b"\xff" * 99, "safetensors"),
         (b"{}", "safetensors"),

@@ -226,15 +226,15 @@ def test_wrong_parameters_are_named(rng, put):
     ids = put(np.array([[1, 2]]))
     ones = np.ones
     for call, error, message in (
-        (lambda: ac.linear(put(Linear(ones((4, 7)))), x), ValueError, r"linear.weight \(5, out\) to match x \(2, 3, 5\); got \(4, 7\)"),
+        (lambda: ac.linear(put(Linear(ones((4, 7)))), x), ValueError, r"expected x with 4 channels at axis -1, those of linear.weight \(4, 7\); got \(2, 3, 5\)"),
         (lambda: ac.linear(put(Linear(ones((5, 7)), ones(6))), x), ValueError, r"expected linear.bias \(7,\) to match linear.weight; got \(6,\)"),
         (lambda: ac.linear(put(Linear(ones((5, 7), dtype=np.float32))), x), TypeError, "expected linear.weight of dtype float64 to match x; got float32"),
         (lambda: ac.linear(put(Linear(ones(5))), x), ValueError, r"expected linear.weight \(in, out\); got \(5,\)"),
         (lambda: ac.linear(put(Linear(ones((5, 7)))), put(np.ones((2, 5), dtype=int))), TypeError, "expected x of dtype float16, .*; got int64"),
-        (lambda: ac.layer_norm(put(LayerNorm(ones(4), ones(5))), x), ValueError, r"expected layer_norm.scale \(5,\) to match x; got \(4,\)"),
+        (lambda: ac.layer_norm(put(LayerNorm(ones(4), ones(5))), x), ValueError, r"expected x with 4 channels at axis -1, those of layer_norm.scale \(4,\); got \(2, 3, 5\)"),
         (lambda: ac.layer_norm(put(LayerNorm(ones(5), ones(5))), x, epsilon=0.0), ValueError, "expected epsilon as a positive finite number; got 0.0"),
         (lambda: ac.layer_norm(put(LayerNorm(ones(0), ones(0))), put(ones((2, 0)))), ValueError, r"expected x with at least one channel; got \(2, 0\)"),
-        (lambda: ac.feed_forward(put(FeedForward(Linear(ones((5, 8))), Linear(ones((7, 5))))), x), ValueError, r"feed_forward.contract.weight \(8, out\)"),
+        (lambda: ac.feed_forward(put(FeedForward(Linear(ones((5, 8))), Linear(ones((7, 5))))), x), ValueError, r"feed_forward.expand.weight with 7 channels at axis -1, those of feed_forward.contract.weight \(7, 5\); got \(5, 8\)"),
         (lambda: ac.linear(None, x), TypeError, r"expected linear as Linear\(weight, bias\); got NoneType"),
         (lambda: ac.linear(put(ones((5, 5))), x), TypeError, r"expected linear as Linear\(weight, bias\); got "),
         (lambda: ac.layer_norm(None, x), TypeError, r"expected layer_norm as LayerNorm\(scale, offset\); got NoneType"),

@@ -54,6 +54,23 @@ def words(put, xp):
     }
 
 
+ALONE = {"PyTorch alone": "torch", "JAX alone": "jax", "Keras alone": "tensorflow"}  # roles with one library
+
+
+def words_alone(backend):
+    """The names for mistakes with one library: it, its adapter, and a layer."""
+    adapter, library = (importlib.import_module(f"{prefix}{backend.name}") for prefix in ("attention_", ""))
+    kind = adapter.MultiHeadAttention
+    layer = kind.init(0, 8, 2) if backend.name == "jax" else kind(8, 2)
+    conversion = importlib.import_module(f"attention_{backend.name}.conversion")
+    made = {backend.name: library, "adapter": adapter, "layer": layer, "from_module": conversion.from_module}
+    if backend.name == "jax":
+        made["sparse"] = importlib.import_module("jax.experimental.sparse")
+    if backend.name == "tensorflow":
+        made["keras"] = importlib.import_module("keras")
+    return made
+
+
 def said(mistake, names):
     """What a mistake is answered with."""
     try:
@@ -63,9 +80,10 @@ def said(mistake, names):
     return "no error"
 
 
+@pytest.mark.needs(lambda backend, role: ALONE.get(role, backend.name) == backend.name)
 @pytest.mark.parametrize("role", TABLE)
 def test_a_mistake_is_told_what_to_write(role, backend, put, xp):
-    names = words(put, xp)
+    names = words(put, xp) | (words_alone(backend) if role in ALONE else {})
     got = {mistake: said(mistake, names) for mistake in TABLE[role]}
     array = type(names["q"]).__name__
     assert got == {mistake: message.replace("got ARRAY", f"got {array}") for mistake, message in TABLE[role].items()}

@@ -106,5 +106,7 @@ def test_refusals():
     prepared = prepare_weights(Linear(numbers(4, 3)))
     assert isinstance(prepared.weight, PreparedWeight)
     assert prepared.weight.like.shape == (0,)
-    with pytest.raises(ValueError, match=r"expected linear.weight \(5, out\) to match x \(2, 5\); got \(4, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"expected x with 4 channels at axis -1, those of linear.weight \(4, 3\); got \(2, 5\)"
+    ):
         linear(prepared, numbers(2, 5), **EXACT)

@@ -74,7 +74,13 @@ def test_compiled_gives_the_same(backend, rng):
 @pytest.mark.parametrize(
     ("scale", "x", "epsilon", "error", "message"),
     [
-        (np.ones(3), np.ones((2, 4)), 1e-6, ValueError, r"expected scale \(4,\) to match x; got \(3,\)"),
+        (
+            np.ones(3),
+            np.ones((2, 4)),
+            1e-6,
+            ValueError,
+            r"expected x with 3 channels at axis -1, those of scale \(3,\); got \(2, 4\)",
+        ),
         (np.ones(4, "float32"), np.ones((2, 4)), 1e-6, TypeError, "expected scale of dtype float64 to match x"),
         (np.ones(4), np.ones((2, 4), int), 1e-6, TypeError, "expected x of dtype float16"),
         (np.ones(4), np.ones((2, 4)), 0.0, ValueError, "expected epsilon as a positive finite number; got 0.0"),

@@ -113,7 +113,7 @@ def test_wrong_feature_maps_are_named(rng, put):
         (lambda: ac.sagan_attention(put(p._replace(output=Linear(bad((E, 1))))), x), ValueError, r"expected output.weight back to 8 channels; got \(3, 1\)"),
         (lambda: ac.sagan_attention(put(p._replace(output=None)), x), ValueError, r"expected g.weight back to 8 channels; got \(8, 3\)"),
         (lambda: ac.sagan_attention(put(p._replace(phi=Linear(bad((C, 3))))), x), ValueError, r"expected phi.weight to as many channels as theta.weight \(8, 2\); got \(8, 3\)"),
-        (lambda: ac.sagan_attention(put(p._replace(theta=Linear(bad((7, D))))), x), ValueError, r"expected theta.weight \(8, out\) to match x \(channels_last\) \(2, 4, 6, 8\); got \(7, 2\)"),
+        (lambda: ac.sagan_attention(put(p._replace(theta=Linear(bad((7, D))))), x), ValueError, r"expected x \(channels_last\) with 7 channels at axis -1, those of theta.weight \(7, 2\); got \(2, 4, 6, 8\)"),
         (lambda: ac.sagan_attention(put(p._replace(sigma=bad(2))), x), ValueError, r"expected sigma \(1,\); got \(2,\)"),
         (lambda: ac.sagan_attention(put(p), put(bad((2, 4, 6, C), dtype=np.float32))), TypeError, r"expected theta.weight of dtype float32 to match x \(channels_last\); got float64"),
         (lambda: ac.spectral_norm(put(bad((6, 5))), put(bad(6))), ValueError, r"expected u \(5,\) to match weight; got \(6,\)"),

@@ -112,6 +112,10 @@ def configured():
     expected = array(attend(POINTS, attention_mask=each[:, None]))  # for each sample, as Keras reads two of two heads
     for name in ("attention_mask", "mask"):
         np.testing.assert_array_equal(array(attend(POINTS, **{name: each})), expected)
+    for call in (attend, lambda x: ak.scaled_dot_product_attention(x, x, x)):
+        np.testing.assert_array_equal(array(call(keras.Variable(POINTS))), array(call(keras.ops.array(POINTS))))
+    attend.weights[0].regularizer = keras.regularizers.L2(0.5)  # as the error for kernel_regularizer says
+    np.testing.assert_allclose(array(attend.losses[0]), np.sum(array(attend.weights[0]) ** 2) / 2, rtol=1e-6)
     pair = ak.scaled_dot_product_attention(*[keras.Input((5, 8))] * 3, return_weights=True)
     for symbol, shape in ((pair.output, (None, 5, 8)), (pair.weights, (None, 5, 5))):  # TensorFlow may know fewer sizes
         assert [found in (None, size) for found, size in zip(symbol.shape, shape, strict=True)] == [True] * 3

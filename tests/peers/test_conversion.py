@@ -165,6 +165,19 @@ def test_what_modules_of_torch_have_and_layers_have_not_is_named(torch, of_torch
             of_torch.to_module(of_torch.from_module(torch.nn.MultiheadAttention(8, 2)), type(module))
 
 
+@pytest.mark.needs("torch", "transformers")
+def test_a_model_is_told_what_reads_it_or_its_parts(bert, of_torch):
+    transformers = importlib.import_module("transformers")
+    known = "expected a module out of torch.nn.MultiheadAttention, .*, transformers.BertModel; got "
+    sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
+    with pytest.raises(TypeError, match=known + "LlamaForCausalLM: attention_numpy.checkpoints.load_causal_lm reads"):
+        of_torch.from_module(llama)
+    classifier = transformers.BertForSequenceClassification(config(bert))
+    with pytest.raises(TypeError, match=known + ".*: from_module takes parts of it, such as its bert"):
+        of_torch.from_module(classifier)
+
+
 def config(bert, **more):
     sizes = {"vocab_size": 31, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
     sizes["hidden_size"] = more.pop("hidden_size", 12)

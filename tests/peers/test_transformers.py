@@ -204,9 +204,7 @@ def test_models_give_the_numbers_of_eager_attention(family, side, monkeypatch):
     for ours, theirs in zip(found[2], expected[2], strict=True):
         attended = ours.sum(dim=-1, keepdim=True) > 0  # a fully masked row has weights of 0, and an average in eager
         close(ours, torch.where(attended, theirs, 0))
-        assert bool(attended.all()) == (
-            side != "left" or ours.shape[-2] != 11 or family in ("Bert", "T5", "Bart")
-        )
+        assert bool(attended.all()) == (side != "left" or ours.shape[-2] != 11 or family in ("Bert", "T5", "Bart"))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
