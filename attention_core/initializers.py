@@ -14,7 +14,7 @@ from statistics import NormalDist
 from typing import Any
 
 from attention_core._arrays import FLOATING, Array, Namespace, take_rows
-from attention_core._backend import own_namespace
+from attention_core._backend import own_namespace, without_warnings
 from attention_core._checks import check_choice, check_number, check_sizes
 from attention_core._keywords import publish
 from attention_core.random import check_elements, random_bits, uniform_integers
@@ -230,7 +230,8 @@ def quantile_table(cut: float, /) -> list[int]:
 
 
 def _rounded(units: Array, factor: float, dtype: str, xp: Namespace) -> Array:
-    return xp.astype(xp.multiply(units, factor), _dtype(dtype, xp))
+    with without_warnings(units):
+        return xp.astype(xp.multiply(units, factor), _dtype(dtype, xp))
 
 
 def _dtype(name: str, xp: Namespace) -> Any:

@@ -78,8 +78,7 @@ def attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Att
     """The results of `sample_calls`, with the axes of the batch."""
     calls, xp, leading = sample_calls(call, cuts), call.xp, call.query.shape[:-3]
     plan = None if any(cut.mask is not None for cut in cuts) else plan_dense(calls[0])
-    with call.backend.loops.without_warnings():  # as where a mask of all samples is looked at
-        results = [dense(each, logsumexp=logsumexp, plan=plan) for each in calls]
+    results = [dense(each, logsumexp=logsumexp, plan=plan) for each in calls]
 
     def join(parts: list[Array]) -> Array:
         return xp.reshape(xp.stack(parts), (*leading, *parts[0].shape))

@@ -1,6 +1,6 @@
 """What a library lends to the core, and how it is found. The public names are those of `attention_core.backend`."""
 
-from attention_core._backend._autocast import with_autocast
+from attention_core._backend._autocast import with_autocast, without_warnings
 from attention_core._backend._base import Backend, library_name
 from attention_core._backend._find import (
     array_namespace,
@@ -67,4 +67,5 @@ __all__ = [
     "registered",
     "registered_name",
     "with_autocast",
+    "without_warnings",
 ]

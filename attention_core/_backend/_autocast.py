@@ -1,7 +1,8 @@
-"""Functions under a library's autocast: arguments are cast once, and nothing inside."""
+"""Functions under what a library does by itself: autocast, which casts arguments once, and errors of floating point."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable
@@ -16,8 +17,16 @@ _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
 _known: dict[type, Any] = {}  # a table of its own: a compiler must not look into that of backends before it is filled
 
 
+def without_warnings(array: Array) -> contextlib.AbstractContextManager[Any]:
+    """A context in which the library of an array warns of no number, and raises for none."""
+    quiet = getattr(_known.get(type(array)) or _find(array), "without_warnings", None)
+    return contextlib.nullcontext() if quiet is None else quiet()
+
+
 def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Function], Function]:
     """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
+
+    It also computes `without_warnings`: a weight that underflows is 0 by definition.
 
     Parameters
     ----------
@@ -38,8 +47,12 @@ def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Functi
                     array = arguments[position]
                     backend = backends.get(type(array)) or find(array)
                     is_autocasting = getattr(backend, "is_autocasting", None)
-                    if is_autocasting is not None and is_autocasting():
-                        return cast_call(backend, function, array, lowers, arguments=arguments, options=options)
+                    if is_autocasting is not None:
+                        if is_autocasting():
+                            return cast_call(backend, function, array, lowers, arguments=arguments, options=options)
+                    elif (quiet := getattr(backend, "without_warnings", None)) is not None:
+                        with quiet():
+                            return function(*arguments, **options)
                 return function(*arguments, **options)
             except TypeError:
                 error = error_of(function.__name__, names, len(arguments), options)

@@ -48,6 +48,9 @@ class Backend:
     is_autocasting : callable or None
         Whether the library casts arguments of functions by itself now, for arrays of any device; it is called at every
         call of a public function. ``None`` if it never does. The other members with ``autocast`` are then not called.
+    without_warnings : callable or None
+        Gives a context in which the library warns of no number, and raises for none, whatever the user has set, if it
+        ever does either.
     update_rows : callable or None
         ``update_rows(array, rows, start, donate=...)``, if the library writes rows without reading the others. It
         returns an array (..., C, D) with rows (..., L, D) written over those at start, ..., start + L - 1. ``start`` is
@@ -66,6 +69,7 @@ class Backend:
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=512 * 512, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = ()
     is_autocasting: Callable[[], bool] | None = None
+    without_warnings: Callable[[], AbstractContextManager[Any]] | None = None
     update_rows: Callable[..., Array] | None = None
     silu: Callable[[Array], Array] | None = None
     has_gradient: Callable[[Array], bool] | None = None

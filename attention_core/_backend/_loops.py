@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -47,10 +46,6 @@ class BlockOperations:
 
     def num_at_once(self, work: int) -> int:
         return 1
-
-    def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
-        """A context that changes nothing."""
-        return contextlib.nullcontext()
 
     def norm(self, x: Array) -> Array:
         return self.xp.sqrt(self.xp.vecdot(x, x))

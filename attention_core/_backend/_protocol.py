@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from attention_core._arrays import Array, Namespace, on_device_of
@@ -107,11 +106,8 @@ class Loops(Protocol):
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         """Return the block at an index along axis -2 or -1. Where loops are not traced, the last may be smaller."""
 
-    def without_warnings(self) -> AbstractContextManager[Any]:
-        """Return a context in which no number that overflows, or is not finite, gives a warning."""
-
     def norm(self, x: Array) -> Array:
-        """Return the Euclidean norm over the last axis, without a warning where it overflows."""
+        """Return the Euclidean norm over the last axis."""
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
         """Return the Euclidean norm of each whole array, or a bound of it, as a number; not finite if the array is not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ from attention_core._attention.reproducible.pieces import (
     reproducible_partial,
 )
 from attention_core._attention.softmax import logaddexp
-from attention_core._backend import can_be_read, common_namespace, with_autocast
+from attention_core._backend import can_be_read, common_namespace, with_autocast, without_warnings
 from attention_core._checks import check_start
 from attention_core._functions.attention import ScoreModification, make_call
 from attention_core.masks import Mask
@@ -232,14 +233,16 @@ def merge_partials(first: AnyPartial, /, *others: AnyPartial, xp: Namespace | No
         return _merge_exact(first, others, xp)
     _check_pairs(Partial, (first, *others))
     xp = common_namespace(xp, _numbered(Partial, (first, *others)))
-    merged = Partial(*first)
-    for other in others:
-        logsumexp = logaddexp(merged.logsumexp, other[1], xp=xp)
-        anchor = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)
-        shares = (xp.expand_dims(xp.exp(xp.subtract(each, anchor)), axis=-1) for each in (merged.logsumexp, other[1]))
-        ours, theirs = (xp.multiply(o, share) for o, share in zip((merged.output, other[0]), shares, strict=True))
-        merged = Partial(xp.add(ours, theirs), logsumexp)
-    return merged
+    with without_warnings(first[0]):
+        return functools.reduce(functools.partial(_merge_two, xp=xp), map(Partial._make, others), Partial(*first))
+
+
+def _merge_two(first: Partial, second: Partial, *, xp: Namespace) -> Partial:
+    logsumexp = logaddexp(first.logsumexp, second.logsumexp, xp=xp)
+    anchor = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)
+    shares = (xp.expand_dims(xp.exp(xp.subtract(each.logsumexp, anchor)), axis=-1) for each in (first, second))
+    ours, theirs = (xp.multiply(each.output, share) for each, share in zip((first, second), shares, strict=True))
+    return Partial(xp.add(ours, theirs), logsumexp)
 
 
 def _numbered(kind: Any, tuples: tuple[Any, ...]) -> dict[str, Any]:
@@ -289,9 +292,10 @@ def _merge_exact(first: ExactPartial, others: tuple[Any, ...], xp: Namespace | N
             same = xp.logical_or(xp.equal(ours, theirs), xp.logical_and(xp.isnan(ours), xp.isnan(theirs)))
             if not bool(xp.all(same)):
                 raise ValueError("expected partials relative to one extent, that of merge_extents; got two")
-    for each in others:
-        weights, values = (merge_sums(ours, theirs, xp) for ours, theirs in zip(first[:2], each[:2], strict=True))
-        first = ExactPartial(weights, values, first.extent)
+    with without_warnings(first.weights):
+        for each in others:
+            weights, values = (merge_sums(ours, theirs, xp) for ours, theirs in zip(first[:2], each[:2], strict=True))
+            first = ExactPartial(weights, values, first.extent)
     return first
 
 
@@ -366,7 +370,9 @@ def complete_partial(partial: AnyPartial, /, *, dropout: Dropout | None = None, 
         check_dropout(dropout)
     if isinstance(partial, ExactPartial):
         named = _numbered(ExactPartial, (partial,)) | seed_array(dropout)
-        return Partial(*complete_exactly(partial, dropout, common_namespace(xp, named)))
+        xp = common_namespace(xp, named)
+        with without_warnings(partial.weights):
+            return Partial(*complete_exactly(partial, dropout, xp))
     if not isinstance(partial, Partial) and type(partial) is not tuple:
         raise TypeError(f"expected Partial or ExactPartial; got {type_text(partial)}")
     _check_pairs(Partial, (partial,))

@@ -7,7 +7,7 @@ from typing import Any
 from attention_core._arithmetic import check_arithmetic
 from attention_core._arithmetic.prepared import prepare
 from attention_core._arrays import Namespace, shape_text
-from attention_core._backend import array_namespace, common_namespace
+from attention_core._backend import array_namespace, common_namespace, without_warnings
 from attention_core._checks import check_floating, check_rank
 from attention_core.parameters import Decoder, Linear, PreparedWeight
 
@@ -77,4 +77,5 @@ def _prepared_weight(name: str, weight: Any, xp: Namespace | None) -> PreparedWe
     check_arithmetic("reproducible", name, weight)
     if len(weight.shape) != 2:
         raise ValueError(f"expected {name} (in, out); got {shape_text(weight)}")
-    return prepare(weight, xp=xp)
+    with without_warnings(weight):
+        return prepare(weight, xp=xp)

@@ -8,22 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import array_api_strict
-import numpy as np
 
-from attention_core.backend import Array, Backend, PythonLoops
+from attention_core.backend import Array, Backend
 from attention_numpy.backend import NumpyBackend
 from attention_numpy.trees import as_floating, known_device, map_arrays, to_copies, versions_of
 
 __all__ = ["StrictBackend", "backend"]
-
-
-class StrictLoops(PythonLoops):
-    """Loops over arrays that NumPy computes with."""
-
-    def norm(self, x: Array) -> Array:
-        """The Euclidean norm over the last axis."""
-        with np.errstate(over="ignore", under="ignore"):
-            return super().norm(x)
 
 
 class StrictBackend(NumpyBackend):
@@ -69,4 +59,4 @@ def _devices() -> dict[str, Any]:
     return {str(device).split("'")[1]: device for device in devices}
 
 
-backend: Backend = StrictBackend(array_api_strict, StrictLoops(array_api_strict))
+backend: Backend = StrictBackend(array_api_strict)

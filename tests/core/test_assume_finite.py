@@ -9,7 +9,6 @@ import pytest
 import attention_core as ac
 from attention_core import layers
 
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, where it is told to leak
 NOTE = "assume_finite: no value is looked at, and a masked NaN may leak"
 MASKS = {
     "causal": {"is_causal": True},

@@ -179,7 +179,6 @@ def test_positions_are_those_of_all_keys(name, backend, put, get, rng):
         np.testing.assert_allclose(get(found), get(expected), rtol=0, atol=1e-13)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 @pairwise(
     nonfinite=[math.nan, math.inf, -math.inf, 3e38],
     name=["lengths", "offset", "windows", "cache", "array", "bias"],
