@@ -37,6 +37,11 @@ def dtype_name(dtype: DType, /) -> str:
     return names[dtype]
 
 
+def dtypes_differ(first: Array, second: Array) -> bool:
+    """Whether two arrays are of two types; two orders of bytes are none."""
+    return bool(first.dtype != second.dtype) and dtype_name(first.dtype) != dtype_name(second.dtype)
+
+
 def compute_dtype_name(dtype: DType, /) -> str:
     """The name of the type in which one computes: float32 for the types of 16 bits, else the type itself."""
     name = dtype_name(dtype)

@@ -19,6 +19,7 @@ from attention_core._arrays import (
     Namespace,
     compute_dtype_name,
     dtype_name,
+    dtypes_differ,
     has_sharding,
     index_dtype,
     shape_text,
@@ -240,7 +241,7 @@ def check_boolean(name: str, array: Array, kinds: str = "a boolean array or a Ma
 
 def check_like(name: str, array: Array, model_name: str, model: Array) -> None:
     """Raise unless two arrays have one dtype and lie on one device."""
-    if array.dtype != model.dtype:
+    if dtypes_differ(array, model):
         expected, got = dtype_name(model.dtype), dtype_name(array.dtype)
         raise TypeError(f"expected {name} of dtype {expected} to match {model_name}; got {got}")
     check_device(name, array, model_name, model)

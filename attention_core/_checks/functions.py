@@ -7,7 +7,7 @@ import re
 from types import FunctionType
 from typing import Any
 
-from attention_core._arrays import Array, dtype_name, shape_text, shapes_differ, sizes, type_text
+from attention_core._arrays import Array, dtype_name, dtypes_differ, shape_text, shapes_differ, sizes, type_text
 from attention_core._backend import common_namespace
 from attention_core._checks.arguments import check_boolean, check_broadcastable
 
@@ -64,7 +64,7 @@ def check_like_array(name: str, new: Any, model_name: str, model: Array) -> None
     if not hasattr(new, "dtype"):
         raise TypeError(f"expected {name} as an array; got {type_text(new)}")
     common_namespace(None, {model_name.removeprefix("its "): model, name: new})
-    if new.dtype != model.dtype:
+    if dtypes_differ(new, model):
         raise TypeError(
             f"expected {name} of dtype {dtype_name(model.dtype)}, that of {model_name}; got {dtype_name(new.dtype)}"
         )

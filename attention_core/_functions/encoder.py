@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_activation
-from attention_core._arrays import Array, Namespace, cast_to, sizes, upcast
+from attention_core._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, upcast
 from attention_core._attention.call import Attention
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
@@ -173,7 +173,7 @@ def hooked(hook: Callable[..., Any], name: str, function: Callable[[Array], Any]
     """What a hook returns for a part of the layer: like its input, and the weights where they are asked for."""
     result = hook(name, function, h)
     output = getattr(result, "output", result)
-    if not hasattr(output, "dtype") or output.dtype != h.dtype or output.shape != h.shape:
+    if not hasattr(output, "dtype") or dtypes_differ(output, h) or output.shape != h.shape:
         check_like_array(f"the result of hook for {name}", output, "its input", h)
     return result
 

@@ -6,7 +6,16 @@ import functools
 import math
 from typing import Any, NamedTuple, TypeAlias
 
-from attention_core._arrays import Array, Namespace, dtype_name, shape_text, shapes_differ, sizes, type_text
+from attention_core._arrays import (
+    Array,
+    Namespace,
+    dtype_name,
+    dtypes_differ,
+    shape_text,
+    shapes_differ,
+    sizes,
+    type_text,
+)
 from attention_core._attention.choice import attend, is_dense_faster
 from attention_core._attention.reproducible.pieces import (
     ExactPartial,
@@ -270,7 +279,7 @@ def _check_alike(kind: str, names: tuple[str, ...], tuples: tuple[Any, ...]) -> 
             raise TypeError(f"expected the {name} of all {kind} as arrays; got {type(model).__name__}")
     for each in tuples:
         for name, array, model in zip(names, each, tuples[0], strict=True):
-            if not hasattr(array, "dtype") or array.dtype != model.dtype:
+            if not hasattr(array, "dtype") or dtypes_differ(array, model):
                 got = dtype_name(array.dtype) if hasattr(array, "dtype") else type(array).__name__
                 expected = dtype_name(model.dtype)
                 raise TypeError(f"expected the {name} of all {kind} of one dtype, {expected}; got {got}")

@@ -14,6 +14,7 @@ from attention_core._arrays import (
     Array,
     Namespace,
     dtype_name,
+    dtypes_differ,
     index_dtype,
     on_device_of,
     shape,
@@ -229,7 +230,7 @@ class Segments(Mask):
         for name, ids in (("query_ids", self.query_ids), ("key_ids", self.key_ids)):
             check_rank(name, ids, 1, "(..., length)")
             check_integer(name, ids)
-        if self.query_ids.dtype != self.key_ids.dtype:
+        if dtypes_differ(self.query_ids, self.key_ids):
             expected, got = dtype_name(self.query_ids.dtype), dtype_name(self.key_ids.dtype)
             raise TypeError(f"expected key_ids of dtype {expected} to match query_ids; got {got}")
         first, second = (sizes(ids)[:-1] for ids in (self.query_ids, self.key_ids))

@@ -358,7 +358,7 @@ class SaganAttention(Layer):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         sigma = state_dict.get(f"{prefix}sigma")
-        if torch.is_tensor(sigma) and sigma.ndim == 0:  # as in files of former versions
+        if isinstance(sigma, torch.Tensor) and sigma.ndim == 0:  # as in files of former versions
             state_dict[f"{prefix}sigma"] = sigma.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

@@ -319,3 +319,22 @@ def test_ragged_and_sparse_tensors_are_refused_by_name():
     for other in (tf.ragged.constant([[[[1.0], [2.0, 3.0]]]]), tf.sparse.from_dense(dense)):
         with pytest.raises(TypeError, match=r"expected query as an array; got (Ragged|Sparse)Tensor"):
             ac.scaled_dot_product_attention(other, dense, dense)
+
+
+@pytest.mark.parametrize("options", [{}, {"implementation": "blockwise"}, {"arithmetic": "reproducible"}], ids=str)
+def test_the_order_of_bytes_changes_nothing(options, rng):
+    arrays = [rng.standard_normal((2, 5, 4)).astype("float32") for _ in range(3)]
+    ids = np.asarray([0, 0, 1, 1, 2])
+
+    def attended(orders, of_ids):
+        query, key, value = (each.astype(f"{order}f4") for each, order in zip(arrays, orders, strict=True))
+        mask = ac.Segments(ids.astype("<i4"), ids.astype(f"{of_ids}i4"))
+        cut = (
+            ac.partial_attention(query, key[:, :2], value[:, :2]),
+            ac.partial_attention(query, key[:, 2:], value[:, 2:]),
+        )
+        return ac.scaled_dot_product_attention(query, key, value, mask=mask, **options), ac.merge_partials(*cut).output
+
+    for found, expected in zip(attended("<><", ">"), attended("<<<", "<"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert attended("><>", "<")[0].dtype == ">f4"
