@@ -221,6 +221,7 @@ def convert(
     epsilon: Annotated[float | None, typer.Option(help="The epsilon of normalizations of the source.")] = None,
     activation: Annotated[str | None, typer.Option(help="relu or gelu: the activation of the source.")] = None,
     dropout: Annotated[float | None, typer.Option(help="The rate of dropout of the source.")] = None,
+    padding_idx: Annotated[int | None, typer.Option(help="Of positions of RoBERTa; -1 for those of BERT.")] = None,
     prefix: Annotated[str, typer.Option(help="What the names of the arrays of the source begin with.")] = "",
     drop: Annotated[
         list[str] | None, typer.Option(help="Leave out arrays whose names, less the prefix, begin so; repeatable.")
@@ -242,6 +243,7 @@ def convert(
         "epsilon": epsilon,
         "activation": activation,
         "dropout": dropout,
+        "padding_idx": padding_idx,
     }
     work.convert(
         source,

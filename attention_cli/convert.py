@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from attention_cli.terminal import check_file, refusal
+from attention_cli.terminal import check_file, refusal, telling_warnings
 from attention_core.layouts import LAYOUTS
 from attention_numpy.checkpoints import load_causal_lm, save_causal_lm
 from attention_numpy.files import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
@@ -30,6 +30,7 @@ FLAGS = {
     "epsilon": "--epsilon",
     "activation": "--activation",
     "dropout": "--dropout",
+    "padding_idx": "--padding-idx",
 }
 
 
@@ -63,9 +64,10 @@ def convert(
         raise refusal(f"expected a target that is not there, or --force; got {target}")
     try:
         order = {"head_order": head_order}
-        definitions, parameters, states = _read(
-            source, from_, reading | (order if from_ in ordered else {}), prefix, drop=drop
-        )
+        with telling_warnings():
+            definitions, parameters, states = _read(
+                source, from_, reading | (order if from_ in ordered else {}), prefix, drop=drop
+            )
         _write(target, to, definitions, parameters, states=states, options=order if to in ordered else {})
     except (ModuleNotFoundError, TypeError, ValueError) as error:
         typer.echo(f"attention-core: {error}", err=True)

@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from attention_benchmark.memory import available
 from attention_cli.backends import chosen_backends
-from attention_cli.terminal import console, refusal
+from attention_cli.terminal import console, refusal, telling_warnings
 from attention_core import get_backend, prepare_weights
 from attention_core.backend import Backend
 from attention_core.layers import Decoder, check_prompts, generate
@@ -55,7 +55,8 @@ def run(
     if mode not in chosen.modes:
         raise refusal(f"expected --mode out of {', '.join(chosen.modes)} on {chosen.name}; got {mode!r}")
     try:
-        tokenizer, definition, read_weights, stop = open_text_model(model)
+        with telling_warnings():
+            tokenizer, definition, read_weights, stop = open_text_model(model)
         definition = definition.with_settings(**settings)
         ids = [tokenizer.encode(CHAT.format(prompt) if chat else prompt).ids for prompt in prompts]
         if not all(ids):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from attention_numpy.writing import FileError, check_writable
 
-__all__ = ["Many", "check_file", "check_known", "console", "refusal", "refusing_files"]
+__all__ = ["Many", "check_file", "check_known", "console", "refusal", "refusing_files", "telling_warnings"]
 
 Many = list[str] | None
 
@@ -39,6 +40,16 @@ def refusing_files() -> Iterator[None]:
         yield
     except FileError as error:
         raise refusal(str(error)) from error
+
+
+@contextlib.contextmanager
+def telling_warnings() -> Iterator[None]:
+    """Say each warning in one line."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield
+    for each in found:
+        typer.echo(f"attention-core: {each.message}", err=True)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -154,7 +154,7 @@ def _parameters(path: Path, config: Config) -> tuple[Embeddings, list[EncoderLay
     widened = {name: tensor.astype(np.float32) for name, tensor in needed.items()}
     heads, epsilon = config.num_attention_heads, config.layer_norm_eps
     try:
-        definitions, trees = LAYOUTS["bert"].read(widened, num_heads=heads, epsilon=epsilon, xp=np)
+        definitions, trees = LAYOUTS["bert"].read(widened, num_heads=heads, epsilon=epsilon, padding_idx=-1, xp=np)
         found = LAYOUTS["bert"].arguments(definitions)
     except ValueError as error:  # of the layout, or of a definition whose sizes do not go together
         raise ModelError(f"expected the tensors of an encoder in {path}; got others: {error}") from error

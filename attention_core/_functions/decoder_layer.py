@@ -453,8 +453,7 @@ def _check_feed_forward(name: str, parameters: Any, x: Array) -> None:
     check_parameters(name, parameters, kind)
     for field in kind._fields:
         check_parameters(f"{name}.{field}", getattr(parameters, field), Linear)
-    check = check_feed_forward if kind is FeedForward else check_gated
-    check(name, parameters, "x", x)
+    (check_feed_forward if kind is FeedForward else check_gated)(name, parameters, "x", x)
 
 
 def _check_back(name: str, layer: DecoderLayer, channels: int | None) -> None:

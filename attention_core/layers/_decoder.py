@@ -339,7 +339,9 @@ class Decoder(_DecoderSettings):
     tied: bool = True
     embedding_scale: float | None = None
     logit_softcap: float | None = None
-    window: int | tuple[int | None, ...] | None = field(default=None, kw_only=True)
+    window: int | tuple[int | None, ...] | None = field(  # type: ignore[assignment]
+        default=None, kw_only=True
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -1,12 +1,14 @@
-"""Layouts of BERT: the whole encoder, its layers and its embeddings."""
+"""Layouts of BERT, and of RoBERTa, which has the same arrays: the whole encoder, its layers and its embeddings."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attention_core import layers
 from attention_core._arrays import Array, Namespace, type_text
+from attention_core._backend import can_be_read
 from attention_core.layouts._layout import (
     Arrays,
     Layout,
@@ -25,10 +27,8 @@ from attention_core.parameters import Embeddings, EncoderLayer, FeedForward, Lin
 BERT_LAYER = "transformers.BertLayer"
 BERT_EMBEDDINGS = "transformers.BertEmbeddings"
 BERT = "transformers.BertModel"
-BERT_HINTS = {
-    "pooler.": "pooling has no place in an encoder here, and must be left out on purpose",
-    "cls.": "the head of a task has no counterpart in an encoder here, and must be left out on purpose",
-}
+HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "qa_outputs.")
+FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def from_bert_layer(
@@ -47,7 +47,7 @@ def from_bert_layer(
     arrays : mapping of str to Array
         ``attention.self.query.weight`` (C, C) and ``.bias``, so for ``key`` and ``value``; ``attention.output.dense``,
         ``intermediate.dense`` (inner, C) and ``output.dense`` (C, inner); ``attention.output.LayerNorm`` and
-        ``output.LayerNorm``.
+        ``output.LayerNorm``. Weight and bias of these may have their former names, gamma and beta.
     num_heads : int
     epsilon : float
         ``layer_norm_eps``.
@@ -65,7 +65,7 @@ def from_bert_layer(
     LayoutError, TypeError, ValueError
         As in `from_torch`.
     """
-    reader = Arrays(BERT_LAYER, arrays, xp)
+    reader = Arrays(BERT_LAYER, _renamed(BERT_LAYER, arrays), xp)
     layer = _bert_layer(reader, "", None, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
     reader.close()
     return layer
@@ -99,7 +99,13 @@ def to_bert_layer(
 
 
 def from_bert_embeddings(
-    arrays: Mapping[str, Array], /, *, epsilon: float = 1e-12, dropout: float = 0.0, xp: Namespace | None = None
+    arrays: Mapping[str, Array],
+    /,
+    *,
+    epsilon: float = 1e-12,
+    dropout: float = 0.0,
+    padding_idx: int | None = None,
+    xp: Namespace | None = None,
 ) -> tuple[layers.Embeddings, Embeddings]:
     """Read the weights of the embeddings of BERT, as Hugging Face transformers names them.
 
@@ -112,6 +118,10 @@ def from_bert_embeddings(
         ``layer_norm_eps``.
     dropout : float
         ``hidden_dropout_prob``.
+    padding_idx : int, optional
+        Of the positions of RoBERTa, which begin behind it, and -1 of BERT, whose positions begin at 0. Rows of the
+        table before the first position are left out. By default a row of zeros tells: no training changes that of
+        padding.
     xp : array namespace, optional
 
     Returns
@@ -124,8 +134,8 @@ def from_bert_embeddings(
     LayoutError, TypeError, ValueError
         As in `from_torch`.
     """
-    reader = Arrays(BERT_EMBEDDINGS, arrays, xp)
-    embeddings = _bert_embeddings(reader, "", epsilon, dropout)
+    reader = Arrays(BERT_EMBEDDINGS, _renamed(BERT_EMBEDDINGS, arrays), xp)
+    embeddings = _bert_embeddings(reader, "", epsilon, dropout, padding_idx=padding_idx)
     reader.close()
     return embeddings
 
@@ -159,6 +169,7 @@ def from_bert(
     num_heads: int,
     epsilon: float = 1e-12,
     dropout: float = 0.0,
+    padding_idx: int | None = None,
     xp: Namespace | None = None,
 ) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
     """Read the weights of the embeddings and all layers of a BERT model, as Hugging Face transformers names them.
@@ -167,10 +178,12 @@ def from_bert(
     ----------
     arrays : mapping of str to Array
         ``embeddings.`` and the names of `from_bert_embeddings`; ``encoder.layer.0.`` and the names of
-        `from_bert_layer`, and so on. An optional prefix ``bert.`` is removed. A pooler (``pooler.``) and the head of a
-        task (``cls.``) are refused: remove them first.
+        `from_bert_layer`, and so on. A prefix of all these, such as ``bert.`` or ``roberta.``, is removed. A pooler and
+        the head of a task are left out, with a warning that names them.
     num_heads, epsilon, dropout, xp
         As in `from_bert_layer`.
+    padding_idx : int, optional
+        As in `from_bert_embeddings`.
 
     Returns
     -------
@@ -184,16 +197,16 @@ def from_bert(
     LayoutError, TypeError, ValueError
         As in `from_torch`.
     """
-    arrays = {name.removeprefix("bert."): array for name, array in checked_arrays(BERT, arrays).items()}
+    arrays = _encoder_of(_renamed(BERT, arrays))
     indices = {name.split(".")[2] for name in arrays if name.startswith("encoder.layer.")}
     reader = Arrays(BERT, arrays, xp)
-    parts: list[tuple[Any, Any]] = [_bert_embeddings(reader, "embeddings.", epsilon, dropout)]
+    parts: list[tuple[Any, Any]] = [_bert_embeddings(reader, "embeddings.", epsilon, dropout, padding_idx=padding_idx)]
     channels = parts[0][0].channels
     parts += [
         _bert_layer(reader, f"encoder.layer.{index}.", channels, num_heads=num_heads, epsilon=epsilon, dropout=dropout)
         for index in range(len(indices))
     ]
-    reader.close(BERT_HINTS)
+    reader.close()
     definitions, parameters = zip(*parts, strict=True)
     return definitions, parameters
 
@@ -219,6 +232,31 @@ def to_bert(
     return {f"{prefix}{name}": array for prefix, arrays in parts for name, array in arrays.items()}
 
 
+def _renamed(layout: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Arrays with the names of today."""
+    found: dict[str, Array] = {}
+    for name, array in checked_arrays(layout, arrays).items():
+        end = ".".join(name.split(".")[-2:])
+        new = name.removesuffix(end) + FORMER.get(end, end)
+        if new in found:
+            raise LayoutError(f"expected {new} of {layout} once; got it under two names")
+        found[new] = array
+    return found
+
+
+def _encoder_of(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays without their prefix; a pooler and the head of a task are left out, with a warning."""
+    first = "embeddings.word_embeddings.weight"
+    prefix = next((name.removesuffix(first) for name in arrays if name.endswith(first)), "")
+    kept = {name: each for name, each in arrays.items() if name.startswith(prefix)}
+    kept = {name.removeprefix(prefix): each for name, each in kept.items()}
+    kept = {name: each for name, each in kept.items() if not name.startswith(HEADS)}
+    if left := sorted(name for name in arrays if name.removeprefix(prefix) not in kept):
+        more = f" ({len(left)} in all)" if len(left) > 3 else ""
+        warnings.warn(f"left out of {BERT}: {', '.join(left[:3])}{more}, no part of an encoder here", stacklevel=4)
+    return kept
+
+
 def _bert_layer(
     reader: Arrays, prefix: str, channels: int | None, /, **settings: Any
 ) -> tuple[layers.EncoderLayer, EncoderLayer]:
@@ -238,7 +276,7 @@ def _bert_layer(
 
 
 def _bert_embeddings(
-    reader: Arrays, prefix: str, epsilon: float, dropout: float
+    reader: Arrays, prefix: str, epsilon: float, dropout: float, *, padding_idx: int | None
 ) -> tuple[layers.Embeddings, Embeddings]:
     reader.find(f"{prefix}position_ids", 1, None)
     token = reader.take(f"{prefix}word_embeddings.weight", None, None)
@@ -246,11 +284,32 @@ def _bert_embeddings(
     position, segment = (
         reader.take(f"{prefix}{name}_embeddings.weight", None, channels) for name in ("position", "token_type")
     )
+    begin = _first_position(reader, position, segment, padding_idx)
+    position = position[begin:, ...] if begin else position
     tree = Embeddings(token, position, segment, reader.norm(f"{prefix}LayerNorm", channels))
     tokens, positions, segments = (table.shape[0] for table in (token, position, segment))
     definition = layers.Embeddings(tokens, positions, channels, segments, epsilon=epsilon, dropout=dropout)
     layers.check_fit(definition, tree)
     return definition, tree
+
+
+def _first_position(reader: Arrays, position: Array, segment: Array, padding_idx: int | None) -> int:
+    """The row of the first position: behind that of padding, which stays 0 in RoBERTa; BERT has no such row."""
+    xp, rows = reader.xp, position.shape[0]
+    if padding_idx is not None:
+        if isinstance(padding_idx, bool) or not isinstance(padding_idx, int) or not -1 <= padding_idx < rows - 1:
+            raise ValueError(f"expected padding_idx in -1..{rows - 2} of {reader.layout}; got {padding_idx!r}")
+        return padding_idx + 1
+    is_zero = xp.all(xp.equal(position, 0.0), axis=-1)
+    zeros = [row for row in range(min(rows, 4)) if can_be_read(position) and bool(is_zero[row])]
+    if len(zeros) == 1 and zeros[0] < rows - 1:
+        return zeros[0] + 1
+    if segment.shape[0] == 1 or rows % 8 == 2:
+        raise LayoutError(
+            f"expected padding_idx of {reader.layout} besides tables of {rows} positions and {segment.shape[0]}"
+            " segments: 1 if they are those of RoBERTa, -1 of BERT; got none"
+        )
+    return 0
 
 
 def _check_bert_layer(definition: Any) -> None:

@@ -200,7 +200,11 @@ def _rotary(config: Mapping[str, Any], family: Family, head_dim: int) -> tuple[d
             rope = {**rope, "rope_type": "longrope"}
     original = config.get("original_max_position_embeddings", 4096 if family.partial else None)
     rope = rope if original is None else {**rope, "original_max_position_embeddings": original}
-    options = {"base": float(base), "width": width, "max_positions": config.get("max_position_embeddings")}
+    options: dict[str, Any] = {
+        "base": float(base),
+        "width": width,
+        "max_positions": config.get("max_position_embeddings"),
+    }
     divisors, amplitude = rotary_divisors(CAUSAL_LM, rope, **options)
     if amplitude != 1 and width != head_dim:
         raise LayoutError(
@@ -439,7 +443,7 @@ def causal_lm_arguments(definition: layers.Decoder) -> dict[str, Any]:
     biases = {"attention_bias": d.attention_bias, "mlp_bias": d.feed_forward_bias}
     config |= {bias: biases[bias] for bias in family.biases}
     if family.has_window is not None:
-        config |= {"sliding_window": max(windows - {None}, default=None)}
+        config |= {"sliding_window": max((each for each in d.windows if each is not None), default=None)}
     if family.switched:
         config |= {"use_sliding_window": windows != {None}, "max_window_layers": 0}
     if family.typed and windows != {None}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from attention_torch.layers import Layer
 
 __all__ = ["from_module", "to_module"]
 
+BERTS = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert"}
+PARTS = {"Layer": "bert-layer", "Embeddings": "bert-embeddings", "Model": "bert"}
+
 
 def from_module(module: torch.nn.Module, /) -> Any:
     """Make a layer of a module, on its device, with copies of its weights and in its mode, training or evaluation.
@@ -22,7 +26,8 @@ def from_module(module: torch.nn.Module, /) -> Any:
     ----------
     module : torch.nn.Module
         A `torch.nn.MultiheadAttention` or `torch.nn.TransformerEncoderLayer`, or of transformers a ``BertLayer``,
-        ``BertEmbeddings``, or ``BertModel`` without pooler.
+        ``BertEmbeddings``, or ``BertModel``, whose pooler is left out with a warning. So for ``Roberta``,
+        ``XLMRoberta`` and ``Camembert``, whose positions begin behind ``padding_idx``.
 
     Returns
     -------
@@ -47,7 +52,7 @@ def from_module(module: torch.nn.Module, /) -> Any:
     name = _name(type(module), _hint(module))
     if name == "bert":
         if module.pooler is not None:
-            raise LayoutError("expected a BertModel without pooler; got one: module.pooler = None leaves it out")
+            warnings.warn(f"left out of {type(module).__name__}: pooler, no part of an encoder here", stacklevel=2)
         _check_config(module.config)
         return [from_module(each) for each in (module.embeddings, *module.encoder.layer)]
     arrays = backend.to_numpy(dict(module.state_dict()))
@@ -65,7 +70,8 @@ def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
     layer : Layer
         For a ``BertModel`` a sequence: the embeddings, and the layers in order.
     kind : type
-        One of the classes that `from_module` takes. Those of PyTorch are made with ``batch_first=True``.
+        One of the classes that `from_module` takes, but of BERT for its relatives. Those of PyTorch are made with
+        ``batch_first=True``.
 
     Returns
     -------
@@ -85,6 +91,8 @@ def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
     torch.Size([24, 8])
     """
     name = _name(kind)
+    if name.startswith("bert") and not kind.__name__.startswith("Bert"):
+        raise TypeError(f"expected a class of BERT, which computes the same; got {kind.__name__}")
     several = isinstance(layer, Sequence | torch.nn.ModuleList)
     layers = list(layer) if several else [layer]
     for each in layers:
@@ -108,14 +116,12 @@ def to_module(layer: Any, kind: type[torch.nn.Module], /) -> torch.nn.Module:
 
 
 def _name(kind: type[Any], hint: str = "") -> str:
-    """The layout of a class; transformers is imported only where it is in use."""
-    kinds = _kinds(getattr(kind, "__module__", ""))
-    if kind not in kinds:
-        known = [
-            LAYOUTS[name].module for name in ("torch", "torch-encoder-layer", "bert-layer", "bert-embeddings", "bert")
-        ]
+    """The layout of a class."""
+    name = _layout_of(kind)
+    if name is None:
+        known = [LAYOUTS[each].module for each in ("torch", "torch-encoder-layer", *PARTS.values())]
         raise TypeError(f"expected a module out of {', '.join(known)}; got {getattr(kind, '__name__', kind)}{hint}")
-    return kinds[kind]
+    return name
 
 
 def _hint(module: Any) -> str:
@@ -124,23 +130,21 @@ def _hint(module: Any) -> str:
         return ", which is a layer already"
     if hasattr(module, "generate"):
         return ": attention_numpy.checkpoints.load_causal_lm reads what its save_pretrained writes, of some families"
-    parts = [
-        name for name, each in getattr(module, "named_modules", list)() if type(each) in _kinds(type(each).__module__)
-    ]
+    parts = [name for name, each in getattr(module, "named_modules", list)() if _layout_of(type(each)) is not None]
     return f": from_module takes parts of it, such as its {parts[0]}" if parts else ""
 
 
-def _kinds(home: str) -> dict[type[Any], str]:
-    """The layouts by class, those of transformers for a class from there."""
+def _layout_of(kind: type[Any]) -> str | None:
+    """The layout of a class, if there is one."""
     kinds: dict[type[Any], str] = {
         torch.nn.MultiheadAttention: "torch",
         torch.nn.TransformerEncoderLayer: "torch-encoder-layer",
     }
-    if home.startswith("transformers."):
-        from transformers.models.bert import modeling_bert as bert  # noqa: PLC0415 (who converts no such layer does without)
-
-        kinds |= {bert.BertLayer: "bert-layer", bert.BertEmbeddings: "bert-embeddings", bert.BertModel: "bert"}
-    return kinds
+    for family, start in BERTS.items():
+        part = getattr(kind, "__name__", "").removeprefix(start)
+        if getattr(kind, "__module__", "") == f"transformers.models.{family}.modeling_{family}" and part in PARTS:
+            return PARTS[part]
+    return kinds.get(kind)
 
 
 def _torch(module: Any) -> dict[str, Any]:
@@ -189,7 +193,8 @@ def _bert_layer(module: Any) -> dict[str, Any]:
 
 
 def _bert_embeddings(module: Any) -> dict[str, Any]:
-    return {"epsilon": module.LayerNorm.eps, "dropout": module.dropout.p}
+    padding = getattr(module, "padding_idx", -1)  # behind which positions of RoBERTa begin
+    return {"epsilon": module.LayerNorm.eps, "dropout": module.dropout.p, "padding_idx": padding}
 
 
 _SETTINGS = {

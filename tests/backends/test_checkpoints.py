@@ -50,7 +50,7 @@ def test_a_folder_in_one_file_or_several_is_the_model_that_was_written(folder, t
     same(load_causal_lm(tmp_path / "back")[1], tree)
 
 
-def test_a_stale_index_beside_a_whole_file_is_told_and_not_read(folder):
+def test_a_stale_index_next_to_a_whole_file_is_told_and_not_read(folder):
     arrays = load_file(folder / "model.safetensors")
     save_file({name: array + 1 for name, array in arrays.items()}, folder / "old.safetensors")
     (folder / "model.safetensors.index.json").write_text(

@@ -1,6 +1,7 @@
 """Layouts of other libraries, on the arrays of every backend: there and back bit for bit, and nothing lost silently."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -266,8 +267,8 @@ def test_parameters_that_do_not_fit_are_told(rng, name):
         ("keras", {"gate/kernel": np.zeros((12, 3, 4))}, "use_gate"),
         ("keras-grouped", {"gate/kernel": np.zeros((12, 3, 4))}, "use_gate"),
         ("flax", {"query_ln.scale": np.zeros(4), "key_ln.scale": np.zeros(4)}, "normalize_qk"),
-        ("bert", {"pooler.dense.weight": np.zeros((12, 12))}, "pooling .* left out on purpose"),
-        ("bert", {"cls.predictions.bias": np.zeros(12)}, "the head of a task .* left out on purpose"),
+        ("bert", {"encoder.layer.0.attention.self.distance_embedding.weight": np.zeros((7, 4))}, "got encoder.layer.0.attention.self.distance"),
+        ("bert", {"embeddings.LayerNorm.gamma": np.zeros(12)}, "expected embeddings.LayerNorm.weight of transformers.BertModel once; got it under two names"),
         ("torch-encoder-layer", {"self_attn.bias_k": np.zeros((1, 1, 12)), "self_attn.bias_v": np.zeros((1, 1, 12))}, "no bias_k and bias_v"),
         ("torch", {"bias_k": np.zeros((1, 1, 12))}, "expected both bias_k and bias_v"),
     ],
@@ -282,11 +283,44 @@ def test_arrays_that_have_no_place_here_are_named(rng, name, extra, text):
 def test_bert_is_read_with_its_prefix_and_positions(rng):
     tree = drawn(wanted(BERT), rng)
     arrays = LAYOUTS["bert"].write(BERT, tree)
+    former = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     named = {f"bert.{name}": array for name, array in arrays.items()}
     named["bert.embeddings.position_ids"] = np.arange(7)[None]
+    for old, new in former.items():
+        named = {name.replace(old, new): array for name, array in named.items()}
     found, again = LAYOUTS["bert"].read(named, num_heads=3, dropout=0.1)
     assert found == BERT
     assert_same(again, tree)
+    with pytest.warns(
+        UserWarning, match=r"left out of transformers\.BertModel: bert\.pooler.dense.weight, cls.predictions.bias, no"
+    ):
+        found, again = LAYOUTS["bert"].read(
+            {**named, "cls.predictions.bias": np.zeros(5), "bert.pooler.dense.weight": np.zeros((12, 12))},
+            num_heads=3,
+            dropout=0.1,
+        )
+    assert found == BERT
+    assert_same(again, tree)
+
+
+def test_positions_of_roberta_begin_behind_its_row_of_zeros(rng):
+    tree = drawn(wanted(BERT), rng)
+    arrays = LAYOUTS["bert"].write(BERT, tree)
+    name = "embeddings.position_embeddings.weight"
+    table = np.concatenate([rng.standard_normal((3, 12)), arrays[name]])
+    read = functools.partial(LAYOUTS["bert"].read, num_heads=3, dropout=0.1)
+    assert_same(read({**arrays, name: table}, padding_idx=2)[1], tree)
+    table[1] = 0
+    found, again = read({**arrays, name: table})
+    assert found[0].num_positions == 8
+    np.testing.assert_array_equal(again[0].position, table[2:])
+    assert read({**arrays, name: table}, padding_idx=-1)[0][0].num_positions == 10
+    with pytest.raises(
+        LayoutError, match=r"expected padding_idx .* tables of 10 positions and 2 segments: 1 if .* RoBERTa"
+    ):
+        read({**arrays, name: table + 1})
+    with pytest.raises(ValueError, match=r"expected padding_idx in -1\.\.8 of transformers.BertModel; got 9"):
+        read({**arrays, name: table}, padding_idx=9)
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-layer"])

@@ -9,7 +9,7 @@ import itertools
 import pytest
 from conversion_helpers import agree, perturbed, same, same_layer, state
 
-from attention_core.layouts import LayoutError
+from attention_core.layouts import LAYOUTS, LayoutError
 
 # The libraries announce what they deprecate in one another; none of it is about these numbers.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -165,10 +165,13 @@ def test_what_modules_of_torch_have_and_layers_have_not_is_named(torch, of_torch
             of_torch.to_module(of_torch.from_module(torch.nn.MultiheadAttention(8, 2)), type(module))
 
 
+SIZES = ("vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_size", "max_position_embeddings")  # fmt: skip
+
+
 @pytest.mark.needs("torch", "transformers")
 def test_a_model_is_told_what_reads_it_or_its_parts(bert, of_torch):
     transformers = importlib.import_module("transformers")
-    known = "expected a module out of torch.nn.MultiheadAttention, .*, transformers.BertModel; got "
+    known = "expected a module out of torch.nn.MultiheadAttention, .*, transformers.Bert.*; got "
     sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
     with pytest.raises(TypeError, match=known + "LlamaForCausalLM: attention_numpy.checkpoints.load_causal_lm reads"):
@@ -201,6 +204,33 @@ def test_bert(torch, of_torch, bert, rng):
     for module in (theirs, back):
         expected = module(input_ids=tokens, token_type_ids=segments, attention_mask=attended).last_hidden_state
         agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
+
+
+@pytest.mark.needs("torch", "transformers")
+@pytest.mark.parametrize(("family", "segments"), [("Roberta", 1), ("Roberta", 2), ("XLMRoberta", 1), ("Camembert", 1)])
+def test_relatives_of_bert_count_positions_from_behind_padding(family, segments, torch, of_torch, bert, rng):
+    transformers = importlib.import_module("transformers")
+    sizes = {name: getattr(config(bert), name) for name in SIZES}
+    settings = getattr(transformers, f"{family}Config")(**sizes, type_vocab_size=segments, pad_token_id=1)
+    theirs = getattr(transformers, f"{family}Model")(settings).double().eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.mul_(3)
+    kind = type(theirs)
+    with pytest.warns(UserWarning, match=f"left out of {family}Model: pooler"):
+        ours = of_torch.from_module(theirs)
+    ids = torch.from_numpy(rng.integers(2, 31, (2, 5)))
+    expected, x = theirs(ids).last_hidden_state, ids
+    for layer in ours:
+        x = layer(x)
+    agree(x.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
+    arrays = {f"roberta.{name}": each for name, each in state(theirs).items() if "pooler" not in name}
+    definitions, _ = LAYOUTS["bert"].read(arrays, num_heads=3, epsilon=settings.layer_norm_eps, dropout=0.1)
+    assert list(definitions) == [layer.definition for layer in ours]
+    again = of_torch.to_module(ours, bert.BertModel)(ids).last_hidden_state
+    agree(again.detach(), expected.detach(), "transformers BertLayer, BertEmbeddings, BertModel")
+    with pytest.raises(TypeError, match=f"expected a class of BERT, which computes the same; got {kind.__name__}"):
+        of_torch.to_module(ours, kind)
 
 
 @pytest.mark.needs("torch", "transformers")
@@ -242,7 +272,6 @@ def test_parts_of_bert(torch, of_torch, bert, rng):
 @pytest.mark.needs("torch", "transformers")
 def test_what_berts_have_and_layers_have_not_is_named(torch, of_torch, bert):
     for made, text in (
-        (lambda: bert.BertModel(config(bert)), "expected a BertModel without pooler"),
         (lambda: bert.BertLayer(config(bert, hidden_act="relu")), "expected hidden_act gelu of a BERT; got relu"),
         (lambda: bert.BertLayer(config(bert, is_decoder=True)), "expected is_decoder False of a BERT; got True"),
         (
