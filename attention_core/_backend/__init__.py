@@ -1,7 +1,15 @@
 """What a library lends to the core, and how it is found. The public names are those of `attention_core.backend`."""
 
 from attention_core._backend._autocast import with_autocast, without_warnings
-from attention_core._backend._base import Backend, library_name
+from attention_core._backend._base import (
+    DIFFERENTIATED_ONCE,
+    Backend,
+    Kernel,
+    Operation,
+    Tuning,
+    Verdict,
+    library_name,
+)
 from attention_core._backend._find import (
     array_namespace,
     array_of,
@@ -21,22 +29,12 @@ from attention_core._backend._find import (
     is_of_numpy,
     own_namespace,
 )
-from attention_core._backend._loops import BlockOperations, PythonLoops, TracedLoops
-from attention_core._backend._protocol import (
-    DIFFERENTIATED_ONCE,
-    Kernel,
-    Loops,
-    Operation,
-    Tuning,
-    Verdict,
-    Workspace,
-)
+from attention_core._backend._loops import Loops, PythonLoops, TracedLoops, Workspace
 from attention_core._backend._registry import register, registered, registered_name
 
 __all__ = [
     "DIFFERENTIATED_ONCE",
     "Backend",
-    "BlockOperations",
     "Kernel",
     "Loops",
     "Operation",

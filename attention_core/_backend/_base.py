@@ -2,13 +2,151 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, DType, Namespace, is_on_host, on_device_of
-from attention_core._backend._loops import PythonLoops
-from attention_core._backend._protocol import Kernel, Loops, Operation, Tuning
+from attention_core._backend._loops import Loops, PythonLoops
+
+
+class Tuning(NamedTuple):
+    """Sizes of blocks, and the bounds between implementations, as measured on a backend.
+
+    Attributes
+    ----------
+    queries : int
+        The queries in a block, counted over the heads that are computed together. One head has at most ``keys`` of
+        them, and at least ``min_queries``.
+    keys : int
+        The keys in a block.
+    min_queries : int
+        The fewest queries of one head in a block.
+    dense_below : int
+        The number of scores, M × N, up to which the dense form is faster than blocks.
+    structured_below : int
+        The same under a mask that leaves out blocks.
+    backward_keys : int
+        The keys in a block of the backward pass, which needs more arrays of that size at a time.
+    exact_scores : int
+        The scores in a block of reproducible arithmetic, in float64: few enough to stay in a cache.
+    dense_most : float
+        The number of scores of all heads that the dense form may hold at once, as it needs more memory than blocks.
+    query_chunk : int
+        The fewest queries in a chunk of a library's softmax over all keys within reach of a mask; 0 for no chunks.
+    costly_most : float
+        The number of scores of all heads up to which the dense form is faster although it costs more. It branches on
+        values that are not finite under a mask or bias, and repeats keys. A few queries are left out.
+    """
+
+    queries: int
+    keys: int
+    min_queries: int
+    dense_below: int
+    structured_below: int
+    backward_keys: int = 512
+    exact_scores: int = 2**18
+    dense_most: float = math.inf
+    query_chunk: int = 0
+    costly_most: float = math.inf
+
+
+DIFFERENTIATED_ONCE = (
+    "attention in blocks, by a kernel with its logsumexp, and in reproducible arithmetic is differentiated backward,"
+    " once: arithmetic='fast', with implementation='dense' for attention, can be differentiated again"
+)
+"""The message of a backend when an `Operation` is differentiated twice."""
+
+
+class Operation(NamedTuple):
+    """A function of arrays with its own backward function.
+
+    Attributes
+    ----------
+    forward : callable
+        ``forward(plan, arrays, backend)`` returns a tuple of results. The plan is a hashable tuple without arrays.
+    backward : callable
+        ``backward(plan, arrays, results, cotangents, backend)`` returns a gradient for each array, and ``None`` for
+        arrays of integers or booleans.
+    abstract : callable
+        ``abstract(plan, arrays, backend)`` returns arrays of the shapes and dtypes of the results, without computing.
+    needs_float64 : bool
+        Whether it computes in float64 inside, which a library may have to be told.
+    """
+
+    forward: Callable[..., tuple[Array, ...]]
+    backward: Callable[..., tuple[Array | None, ...]]
+    abstract: Callable[..., tuple[Array, ...]]
+    needs_float64: bool = False
+
+
+class Verdict(NamedTuple):
+    """The judgement of a kernel on one call.
+
+    Attributes
+    ----------
+    refusal : str or None
+        Why the kernel would not give the defined answer, or ``None`` where it does.
+    is_faster : bool
+        Whether the kernel is faster than the core's own implementations. Otherwise, it is taken only by name.
+    slower : str or None
+        Why it is not faster, in words that follow its name.
+    """
+
+    refusal: str | None
+    is_faster: bool = True
+    slower: str | None = None
+
+
+class Kernel:
+    """A fused kernel of a library, and the calls for which it gives the defined answer: a base class.
+
+    Attributes
+    ----------
+    name : str
+        The name by which users know it.
+    """
+
+    name: str
+
+    def judge(self, call: Any, /) -> Verdict:
+        """Say whether the kernel gives the answer to a `Call`, and whether it is faster.
+
+        This is called once for a call, and may read query, key and value: some kernels let NaN behind a mask through.
+        It must not compute attention.
+        """
+        raise NotImplementedError
+
+    def attend(self, call: Any, /) -> Array:
+        """Return the output of attention, in the query's dtype."""
+        raise NotImplementedError
+
+    def has_logsumexp(self, call: Any, /) -> bool:
+        """Whether the kernel returns the logsumexp of a call that it accepts. This may read query, key and value.
+
+        It does not by default. The core computes other calls with sinks.
+        """
+        return False
+
+    def attend_with_logsumexp(self, call: Any, /) -> tuple[Array, Array]:
+        """Return the output of `attend`, bit for bit, and logsumexp (..., H, M).
+
+        Both are differentiable where the library differentiates.
+        """
+        raise NotImplementedError
+
+    def plan(self, call: Any, /) -> Callable[[Any], Array | None] | None:
+        """Return the output as a function of calls of these types, lengths and options; ``None`` if each is judged.
+
+        The core asks the first kernel of a backend alone, and no call with a function or an array among its options.
+        Only sinks, and lengths and offsets of a mask, may be arrays. Keys that the mask hides are not cut yet.
+
+        The function returns the output of `attend`, bit for bit. It returns ``None`` where a call is to be judged after
+        all: by its values, or by a mode of the library. It keeps no array of a call, and remembers no number but those
+        of lengths, which it reads in each.
+        """
+        return None
 
 
 class Backend:

@@ -1,60 +1,165 @@
-"""Loops over blocks in plain Python, for libraries that run what they are told at once; and what all loops compute."""
+"""Loops over blocks, and what is computed of blocks: a base class, and loops in plain Python."""
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from attention_core._arrays import Array, Namespace
-from attention_core._backend._protocol import Workspace
+from attention_core._arrays import Array, Namespace, on_device_of
 
 
-class BlockOperations:
-    """What is computed of blocks, with the functions of a namespace.
+class Workspace(threading.local):
+    """Memory by name, of each thread its own: to write to fresh memory may take as long as what is written."""
 
-    See `attention_core.backend.Loops` for what each method does.
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+
+    def array(self, name: str, dims: tuple[int, ...], dtype: Any, like: Array, xp: Namespace) -> Array:
+        """An array in the memory of this name, on the device of another one; what was there before is lost."""
+        size = math.prod(dims)
+        if name not in self._arrays or self._arrays[name].shape[0] < size:
+            self._arrays[name] = xp.empty(size, dtype=dtype, **on_device_of(like))
+        return xp.reshape(self._arrays[name][:size], dims)
+
+
+class Loops:
+    """Loops over blocks, and the operations of their bodies: a base class.
+
+    A state is an array, ``None``, a stack of blocks, or a tuple of states. An index is a Python integer or, where loops
+    are traced, a 0-d int32 array.
+
+    Attributes
+    ----------
+    traced : bool
+        Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
+    log_base : float
+        The logarithm of e to the base of `exp_scaled`: 1 for base e, log2(e) for base 2.
+    takes_out : bool
+        Whether functions of the namespace take ``out=``.
     """
 
+    traced: bool
     log_base = 1.0
-    takes_out = False  # whether functions of the namespace take `out`
-    loop: Callable[..., Any]
+    takes_out = False
 
     def __init__(self, xp: Namespace) -> None:
         self.xp = xp
 
     @property
     def softmax(self) -> Callable[[Array], Array] | None:
+        """A softmax over the last axis in one pass, or ``None``.
+
+        It is ``None`` where exponentials and their sum cost no more: a compiler fuses them, or they reuse the memory of
+        the scores. NaN or inf in a row must turn at least one of its weights into NaN.
+        """
         return None
 
     def exp_difference(self, x: Array, y: Array) -> Array:
+        """Return ``exp(x - y)``. It may overwrite ``x``, which is not used again."""
         return self.xp.exp(self.xp.subtract(x, y))
 
     def exp_scaled(self, x: Array) -> Array:
+        """Return ``exp(x / log_base)``. It may overwrite ``x``, which is not used again."""
         return self.xp.exp(x)
 
     def inplace(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
+        """Return ``function(x, *others)``. It may overwrite ``x``, which is not used again.
+
+        The function is elementwise and of the namespace; the others broadcast to ``x``.
+        """
         return function(x, *others, out=x) if self.takes_out else function(x, *others)
 
     def matmul(self, x: Array, y: Array, workspace: Workspace, name: str) -> Array:
+        """Return the product. It may lie in memory of this name, and so last until the thread's next of that name."""
         if not self.takes_out:
             return self.xp.matmul(x, y)
         memory = workspace.array(name, (*x.shape[:-1], y.shape[-1]), x.dtype, x, self.xp)
         return self.xp.matmul(x, y, out=memory)
 
+    def loop(
+        self,
+        start: Any,
+        stop: Any,
+        body: Callable[[Any, Any], Any],
+        state: Any,
+        *,
+        proceed: Callable[[Any], Array] | None = None,
+    ) -> Any:
+        """Run ``state = body(index, state)`` for ``start <= index < stop``, and return the last state.
+
+        With ``proceed``, run only as long as ``proceed(state)`` is true.
+        """
+        raise NotImplementedError
+
     def for_each(self, count: Any, body: Callable[[Any, Any], Any], state: Any, work: int) -> Any:
+        """Return ``loop(0, count, body, state)``. The bodies may run in any order, and several at once.
+
+        The state is a tuple of stacks of blocks: each body adds to blocks of its own, and reads none. The work of all
+        is about that of so many scores in fast arithmetic; 0 where that is not known.
+        """
         return self.loop(0, count, body, state)
 
     def num_at_once(self, work: int) -> int:
+        """Return how many bodies of a `for_each` of so much work may run at once."""
         return 1
 
+    def cond(self, condition: Array, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Return ``then()`` where the condition is true, else ``otherwise()``, of the same shapes and dtypes."""
+        raise NotImplementedError
+
+    def block_at(self, x: Any, index: Any) -> Any:
+        """Return the block at an index of `split`, or the element at an index of an array's first axis.
+
+        Where loops are not traced, ``x`` may also be a list, and a range of indices joins neighbouring blocks to one.
+        """
+        raise NotImplementedError
+
+    def split(self, x: Array, size: int, function: Callable[[Array], Array] = ...) -> Any:
+        """Split an array along axis -2 into blocks for `block_at`, after a function that acts on each row alone."""
+        raise NotImplementedError
+
+    def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
+        """Return the block at an index along axis -2 or -1. Where loops are not traced, the last may be smaller."""
+        raise NotImplementedError
+
     def norm(self, x: Array) -> Array:
+        """Return the Euclidean norm over the last axis."""
         return self.xp.sqrt(self.xp.vecdot(x, x))
 
     def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
+        """Return the Euclidean norm of each whole array, or a bound of it, as a number; not finite if the array is not.
+
+        It is called only where values can be read.
+        """
         return [float(self.norm(self.xp.reshape(array, (-1,)))) for array in arrays]
 
+    def to_list(self, x: Array) -> Any:
+        """Return the values as nested lists. It is called only where loops are not traced."""
+        raise NotImplementedError
 
-class TracedLoops(BlockOperations):
+    def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
+        """Return a stack of ``count`` blocks of zeros, each made by ``zero(index)``.
+
+        The stack is not needed before the array ``after``; a compiler may have to be told, to save memory.
+        """
+        raise NotImplementedError
+
+    def add_block(self, stack: Any, index: Any, block: Array) -> Any:
+        """Return the stack with ``block`` added to the one at an index."""
+        raise NotImplementedError
+
+    def concat_blocks(self, stack: Any, count: Any, axis: int) -> Any:
+        """Return the stack with each run of ``count`` blocks concatenated along axis -2 or -1."""
+        raise NotImplementedError
+
+    def stack_blocks(self, stack: Any) -> Array:
+        """Return the blocks as one array, with a new first axis."""
+        raise NotImplementedError
+
+
+class TracedLoops(Loops):
     """What loops of compilers have in common."""
 
     traced = True
@@ -63,7 +168,7 @@ class TracedLoops(BlockOperations):
         raise TypeError("expected nothing to be read while a function is traced")
 
 
-class PythonLoops(BlockOperations):
+class PythonLoops(Loops):
     """Loops whose counters are Python integers: a block may end short, and nothing is traced."""
 
     traced = False
