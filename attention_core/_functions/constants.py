@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from attention_core._arrays import Array, dtype_name, on_device_of
@@ -51,4 +51,6 @@ def _constant(value: Any, like: Array) -> Any:
     if not _holds_numpy(value):
         return value
     parts = [_constant(each, like) for each in _branches(value)]
+    if not isinstance(value, tuple):
+        return replace(value, **{field.name: part for field, part in zip(fields(value), parts, strict=True)})
     return tuple(parts) if type(value) is tuple else type(value)(*parts)

@@ -409,7 +409,7 @@ def test_what_an_implementation_refuses_is_no_failure():
         kernels = (object(),)
 
     cases = [BY_NAME[name] for name in ("mask", "five-leading-axes", "wide-values", "weights-change-nothing-unmasked")]
-    results = {each.case: each for each in check(picky, backend=Fused(), cases=cases, dtypes=["float32"],
+    results = {each.case: each for each in check(picky, backend=Fused(np), cases=cases, dtypes=["float32"],
                                                  implementations=["fused"])}  # fmt: skip
     assert [(results[name].passed, results[name].refused) for name in ("mask", "wide-values")] == [
         (None, True),
@@ -453,11 +453,11 @@ def test_what_is_run_where_it_is_compiled_exists():
 
     cases = [BY_NAME["mask"], BY_NAME["alibi"]]
     chosen = {"dtypes": ["float32"], "implementations": ["blockwise"]}
-    reasons = {(trial.case.name, trial.mode): trial.reason for trial in plan(cases, [Compiling()], **chosen)}
+    reasons = {(trial.case.name, trial.mode): trial.reason for trial in plan(cases, [Compiling(np)], **chosen)}
     told = "one blockwise case of each kind of program is run where it has to be compiled"
     assert reasons.pop(("mask", "compiled")) == told
     assert set(reasons.values()) == {""}
-    assert not any(trial.reason for trial in plan(cases, [Compiling()], **chosen, everything=True))
+    assert not any(trial.reason for trial in plan(cases, [Compiling(np)], **chosen, everything=True))
 
 
 def test_pieces_are_for_the_core_alone():
@@ -475,10 +475,10 @@ def test_compiled_modes_run_a_case_in_its_dtypes_unless_others_are_asked_for():
         def compile(self, function, /, *, mode=None):
             return function
 
-    trials = plan([BY_NAME["mask"], BY_NAME["dtype-is-kept"]], [Compiling()], modes=["compiled"])
+    trials = plan([BY_NAME["mask"], BY_NAME["dtype-is-kept"]], [Compiling(np)], modes=["compiled"])
     ran = {(result.case, result.dtype) for result in run(trials) if result.passed}
     assert ran == {("mask", "float32"), *(("dtype-is-kept", dtype) for dtype in DTYPES)}
-    asked = plan([BY_NAME["mask"]], [Compiling()], modes=["compiled"], dtypes=["float16"])
+    asked = plan([BY_NAME["mask"]], [Compiling(np)], modes=["compiled"], dtypes=["float16"])
     assert [result.passed for result in run(asked)] == [True]
 
 

@@ -257,6 +257,7 @@ def test_a_large_picture_keeps_queries_in_even_rows_and_columns_with_the_one_ask
         assert (made.picture.places, made.query) == (places, 5)
         np.testing.assert_allclose(decode(made.maps[1].levels[0].codes, 16), weights[1, places], rtol=5e-4)
         assert made.notes == ["8 of 96 queries are kept."]
+    pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match=r"expected a query that the view keeps, as view.*query=.4, 3.*; got .4, 3."):
         made.figure(query=(4, 3))
 
