@@ -42,16 +42,16 @@ def picture_of(
         at = places[0] if places else 0
     if not 0 < len(places) <= most:
         raise ValueError(f"expected at least one query, and at most {most} with an image; got {len(places)}")
-    kept = None if len(places) == lengths[0] else [prefix + place for place in places]
+    kept = None if len(places) == lengths[0] else [prefix + patch for patch in places]
     return Picture(source, size, grid, key_grid, prefix, places), kept, places.index(at)
 
 
 def row_of(picture: Picture, query: Any) -> int:
     """The row of a query that is kept."""
-    place = _place(query, picture.grid, picture.prefix)
-    if place not in picture.places:
+    patch = _place(query, picture.grid, picture.prefix)
+    if patch not in picture.places:
         raise ValueError(f"expected a query that the view keeps, as view(..., query={query}) does; got {query}")
-    return picture.places.index(place)
+    return picture.places.index(patch)
 
 
 def _every(grid: Grid, prefix: int, at: int, most: int) -> list[int]:
@@ -68,10 +68,10 @@ def _every(grid: Grid, prefix: int, at: int, most: int) -> list[int]:
 def _place(query: Any, grid: Grid, prefix: int) -> int:
     """Row times columns plus column of a query, which is given by its number or by row and column."""
     if not isinstance(query, tuple):
-        place = whole("query", query) - prefix
-        if not -prefix <= place < math.prod(grid):
+        patch = whole("query", query) - prefix
+        if not -prefix <= patch < math.prod(grid):
             raise ValueError(f"expected query in [0, {prefix + math.prod(grid)}); got {query}")
-        return place
+        return patch
     if len(query) != 2 or not all(0 <= whole("query", each) < side for each, side in zip(query, grid, strict=True)):
         raise ValueError(f"expected query as (row, column) within {grid[0]} × {grid[1]}; got {query}")
     return whole("query", query[0]) * grid[1] + whole("query", query[1])

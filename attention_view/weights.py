@@ -247,8 +247,8 @@ def _part(lengths: tuple[int, int], tokens: Any, key_tokens: Any, padding: Any) 
     """Queries and keys of some lengths, with the tokens and the padding that are as many."""
     names: list[Sequence[str] | None] = []
     dimmed: list[Sequence[int]] = []
-    for length, given in zip(lengths, ((tokens, key_tokens), (key_tokens, tokens)), strict=True):
-        found = next((each for each in given if each is not None and len(each) == length), None)
+    for length, candidates in zip(lengths, ((tokens, key_tokens), (key_tokens, tokens)), strict=True):
+        found = next((each for each in candidates if each is not None and len(each) == length), None)
         names.append(None if found is None else [str(token) for token in found])
         hidden = {i for i, token in enumerate(names[-1] or ()) if SPECIAL.fullmatch(token)}
         if padding is not None and len(padding) == length:
