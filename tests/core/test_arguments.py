@@ -317,7 +317,7 @@ def test_ragged_and_sparse_tensors_are_refused_by_name():
     tf = pytest.importorskip("tensorflow")
     dense = tf.ones((1, 2, 4, 6))
     for other in (tf.ragged.constant([[[[1.0], [2.0, 3.0]]]]), tf.sparse.from_dense(dense)):
-        with pytest.raises(TypeError, match=r"expected query as an array; got (Ragged|Sparse)Tensor"):
+        with pytest.raises(TypeError, match=r"expected query as a plain array; got (Ragged|Sparse)Tensor"):
             ac.scaled_dot_product_attention(other, dense, dense)
 
 

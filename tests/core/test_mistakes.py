@@ -54,16 +54,20 @@ def words(put, xp):
     }
 
 
+LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
 ALONE = {"PyTorch alone": "torch", "JAX alone": "jax", "Keras alone": "tensorflow"}  # roles with one library
 
 
 def words_alone(backend):
     """The names for mistakes with one library: it, its adapter, and a layer."""
-    adapter, library = (importlib.import_module(f"{prefix}{backend.name}") for prefix in ("attention_", ""))
+    home = LAYERS[backend.name]
+    adapter, library = map(importlib.import_module, (home, backend.name))
     kind = adapter.MultiHeadAttention
     layer = kind.init(0, 8, 2) if backend.name == "jax" else kind(8, 2)
-    conversion = importlib.import_module(f"attention_{backend.name}.conversion")
+    conversion = importlib.import_module(f"{home}.conversion")
     made = {backend.name: library, "adapter": adapter, "layer": layer, "from_module": conversion.from_module}
+    if backend.name == "torch":
+        importlib.import_module("torch.nn.attention.flex_attention")
     if backend.name == "jax":
         made["sparse"] = importlib.import_module("jax.experimental.sparse")
     if backend.name == "tensorflow":
@@ -89,9 +93,9 @@ def test_a_mistake_is_told_what_to_write(role, backend, put, xp):
     assert got == {mistake: message.replace("got ARRAY", f"got {array}") for mistake, message in TABLE[role].items()}
 
 
-@pytest.mark.needs(lambda backend: backend.name in ("torch", "jax", "tensorflow"))
+@pytest.mark.needs(lambda backend: backend.name in LAYERS)
 def test_layers_of_frameworks_are_told_the_same(backend, put):
-    kind = importlib.import_module(f"attention_{backend.name}").MultiHeadAttention
+    kind = importlib.import_module(LAYERS[backend.name]).MultiHeadAttention
     make = functools.partial(kind.init, 0) if backend.name == "jax" else kind
     layer, x = make(8, 2), put(np.ones((2, 6, 8), "float32"))
     for call, hint in (

@@ -19,7 +19,6 @@ from keras_helpers import (
     same,
 )
 
-import attention_tensorflow
 from attention_core import get_backend
 from attention_core.layers import named_arrays
 from attention_core.masks import Causal
@@ -413,7 +412,3 @@ def test_a_cache_is_carried_through_a_loop_and_parts_of_a_decoder_are_their_defi
         assert all(
             np.any(np.asarray(each)) for each in tape.gradient(value, [w.value for w in exact.trainable_weights])
         )
-
-
-def test_the_layers_are_listed_before_they_are_imported():
-    assert set(attention_tensorflow.__all__) <= set(dir(attention_tensorflow))
