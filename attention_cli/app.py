@@ -58,9 +58,7 @@ def backends() -> None:
 
 @app.command(short_help="Time attention on all frameworks.")
 def bench(
-    backend: Annotated[
-        Many, typer.Option(help="A framework, onnxruntime among them; repeatable. By default all.")
-    ] = None,
+    backend: Annotated[Many, typer.Option(help="A framework, or onnxruntime; repeatable. By default all.")] = None,
     candidate: Annotated[
         Many, typer.Option("--candidate", "--implementation", help="Candidates by name, * allowed; repeatable.")
     ] = None,
@@ -72,9 +70,7 @@ def bench(
     offset: Annotated[int | None, typer.Option(help="Position of the first query. By default, the last ones.")] = None,
     key_lengths: Annotated[str | None, typer.Option(help="Of padded and ragged, as in 3000, or one each.")] = None,
     window: Annotated[int, typer.Option(min=1, help="Keys of a query under the mask window.")] = WINDOW,
-    lengths: Annotated[
-        str | None, typer.Option(help="Lengths of a series, as in 512,1024; or the most of a preset.")
-    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="Of a series, as in 512,1024; or the most of a preset.")] = None,
     mask: Annotated[Many, typer.Option(help=f"{MASKS}; repeatable.")] = None,
     direction: Annotated[Many, typer.Option(help="forward, or both; repeatable. By default each of them.")] = None,
     dtype: Annotated[str, typer.Option(help="A floating-point type.")] = "float32",
@@ -98,9 +94,7 @@ def bench(
     mask_sense: Annotated[str | None, typer.Option(help="keep, drop (True hides), additive or none.")] = None,
     causal: Annotated[str | None, typer.Option(help="top-left, bottom-right or none.")] = None,
     scale: Annotated[str | None, typer.Option(help="The scale by default: sqrt (1/√D) or one.")] = None,
-    grouped: Annotated[
-        bool | None, typer.Option("--grouped/--no-grouped", help="Whether heads may share keys.")
-    ] = None,
+    grouped: Annotated[bool | None, typer.Option("--grouped/--no-grouped", help="Whether heads share keys.")] = None,
 ) -> None:
     """Time all implementations against those of the frameworks, after checking their results.
 
