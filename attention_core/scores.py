@@ -18,6 +18,7 @@ from attention_core._checks import (
     check_offset,
     check_positive,
     number_text,
+    only_array,
 )
 from attention_core._keywords import publish
 
@@ -255,7 +256,7 @@ def _table_sizes(table: Array) -> tuple[int, int]:
 
 def _split_offset(offset: Any) -> tuple[int, tuple[Array, ...]]:
     """The offset as a field of the function and its arrays: a number and none, or 0 and one."""
-    if hasattr(offset, "dtype"):
+    if only_array(offset) is not None:
         return 0, (offset,)
     if abs(offset) > MAX_POSITIONS:
         raise ValueError(f"expected offset below 2**29 in magnitude; got {number_text(offset)}")

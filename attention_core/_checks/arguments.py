@@ -441,7 +441,7 @@ def plain_integer(value: Any) -> Any:
 def check_start(name: str, start: Any) -> Any:
     """Return a position, once it is known to be an integer that is not negative, or a 0-d integer array."""
     start = plain_integer(start)
-    if hasattr(start, "dtype"):
+    if only_array(start) is not None:
         check_integer(name, start)
         if len(start.shape):
             raise ValueError(f"expected {name} as an integer; got an array of shape {shape_text(start)}")
@@ -455,7 +455,7 @@ def check_start(name: str, start: Any) -> Any:
 def check_offset(name: str, offset: Any) -> Any:
     """Return what is added to positions, once it is known to be an integer below 2**29, or an integer array."""
     offset = offset if type(offset) is int else plain_integer(offset)
-    if hasattr(offset, "dtype"):
+    if only_array(offset) is not None:
         check_integer(name, offset)
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")

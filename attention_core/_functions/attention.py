@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 from attention_core._arithmetic import check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, sizes
+from attention_core._arrays import Array, Namespace, cast_to, sizes, sizes_differ
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
 from attention_core._attention.plans import CallPlan, output_by_plan, plan_call
@@ -433,5 +433,5 @@ def check_score_mod(score_mod: Any, num_heads: int | None) -> None:
     check_function("score_mod", score_mod)
     check_arity("score_mod", score_mod, "scores, batch, head, query and key", 5)
     wanted = score_mod.num_heads if isinstance(score_mod, ScoreMod) else None
-    if wanted is not None and num_heads not in (wanted, None):
+    if sizes_differ(wanted, num_heads):
         raise ValueError(f"expected a score_mod for {num_heads} heads, those of query; got one for {wanted}")

@@ -33,6 +33,7 @@ from attention_core._checks import (
     check_rank,
     check_sizes,
     check_value,
+    only_array,
     plain_integer,
     value_range,
 )
@@ -228,7 +229,7 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
     check_rank("length", length, 0, "() or (...)")
     check_integer("length", length)
     num_new = plain_integer(num_new)
-    if not hasattr(num_new, "dtype"):
+    if only_array(num_new) is None:
         check_positive("num_new", num_new, most=MAX_POSITIONS)
         xp = common_namespace(None, {"length": length})
         return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))

@@ -36,6 +36,7 @@ from attention_core._checks import (
     check_vector,
     device_of,
     once_per_signature,
+    only_array,
     value_range,
 )
 from attention_core._functions.cache import KeyValueCache, check_cache, empty_cache
@@ -347,7 +348,7 @@ def _check_call(
     for name, number in (("embedding_scale", embedding_scale), ("logit_softcap", logit_softcap)):
         if number is not None:
             check_number(name, number, positive=True)
-            if hasattr(number, "dtype"):
+            if only_array(number) is not None:
                 raise TypeError(f"expected {name} as a Python number; got {type(number).__name__}")
     if select is not None:
         check_rank("select", select, 1, "(..., K)")

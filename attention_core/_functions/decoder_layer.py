@@ -16,6 +16,7 @@ from attention_core._arrays import (
     positions,
     shape,
     shape_text,
+    shapes_differ,
     sizes,
     sizes_differ,
     upcast,
@@ -476,9 +477,7 @@ def _check_layer_cache(name: str, layer: DecoderLayer, x: Array, cache: KeyValue
         check_device(f"cache.{field}", array, "x", x)
         wanted = (*sizes(x)[:-2], num_kv_heads, None if channels is None else channels // num_kv_heads)
         found = (*sizes(array)[:-2], sizes(array)[-1])
-        if len(found) != len(wanted) or any(
-            None not in (goal, size) and goal != size for goal, size in zip(wanted, found, strict=True)
-        ):
+        if shapes_differ(found, wanted):
             dims = [*map(str, wanted[:-1]), "*", str(wanted[-1])]
             raise ValueError(f"expected cache.{field} ({', '.join(dims)}) for {name}; got {shape_text(array)}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, upcast
+from attention_core._arrays import Array, Namespace, cast_to, positions, shape, shape_text, sizes, sizes_differ, upcast
 from attention_core._backend import can_be_read, common_namespace, with_autocast
 from attention_core._checks import (
     check_floating,
@@ -149,7 +149,7 @@ def check_id_table(name: str, ids: Array | None, tokens: Array, table: Array | N
     check_integer(name, ids)
     dims, goal = sizes(ids), sizes(tokens)
     aligned = goal[len(goal) - len(dims) :]
-    if len(dims) > len(goal) or any(d not in (1, g) and None not in (d, g) for d, g in zip(dims, aligned, strict=True)):
+    if len(dims) > len(goal) or any(d != 1 and sizes_differ(d, g) for d, g in zip(dims, aligned, strict=True)):
         raise ValueError(f"expected {name} to broadcast to token_ids {shape_text(tokens)}; got {shape_text(ids)}")
     rows = sizes(table)[0]
     if rows is not None and 0 not in dims and can_be_read(ids):

@@ -15,6 +15,7 @@ from attention_core._arrays import (
     shape_text,
     shapes_differ,
     sizes,
+    sizes_differ,
     upcast,
 )
 from attention_core._attention.call import Attention
@@ -323,7 +324,7 @@ def _check_widths(parameters: MultiHeadAttention, num_heads: int, num_kv_heads: 
         weight = parameters.output.weight
         check_rank("output projection.weight", weight, 2, "(in, out)")
         check_like("output projection.weight", weight, "value projection.weight", parameters.value.weight)
-        if sizes(weight)[0] not in (None, num_heads * widths[2]):
+        if sizes_differ(sizes(weight)[0], num_heads * widths[2]):
             expected = f"({num_heads * widths[2]}, out) to match {num_heads} heads of width {widths[2]}"
             raise ValueError(f"expected output projection.weight {expected}; got {shape_text(weight)}")
         if parameters.output.bias is not None:

@@ -17,6 +17,7 @@ from attention_core._checks import (
     check_positive,
     check_rank,
     number_text,
+    only_array,
 )
 from attention_core._functions.constants import as_constant
 from attention_core.parameters import DecoderLayer
@@ -146,7 +147,7 @@ def _checked_width(x: Array, positions: Array, *, arithmetic: Any, **options: An
 def check_rotation(channels: int, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:
     """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
     check_flags(interleaved=interleaved)
-    if hasattr(base, "dtype"):
+    if only_array(base) is not None:
         raise TypeError(f"expected base as a Python number; got {type(base).__name__}")
     check_number("base", base)
     if base < 1:

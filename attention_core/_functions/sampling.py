@@ -9,7 +9,7 @@ from attention_core._arithmetic.exact import LN_2, scalar64, to_float64, uncontr
 from attention_core._arithmetic.operations import run
 from attention_core._arrays import Array, Namespace, on_device_of, positions, shape, sizes, upcast
 from attention_core._backend import Backend, Operation, common_namespace, register, with_autocast
-from attention_core._checks import check_floating, check_number, check_positive, check_rank, plain_integer
+from attention_core._checks import check_floating, check_number, check_positive, check_rank, only_array, plain_integer
 from attention_core._functions.constants import as_constant
 from attention_core.random import check_seed, hash_words, seed_words, uniform_integers
 
@@ -108,13 +108,13 @@ def sample_tokens(
 def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
     """Raise unless these options of sampling are valid."""
     check_number("temperature", temperature)
-    if hasattr(temperature, "dtype") or temperature < 0:
+    if only_array(temperature) is not None or temperature < 0:
         raise ValueError(f"expected temperature >= 0; got {temperature}")
     if top_k is not None:
         check_positive("top_k", top_k)
     if top_p is not None:
         check_number("top_p", top_p, positive=True)
-        if hasattr(top_p, "dtype") or top_p > 1:
+        if only_array(top_p) is not None or top_p > 1:
             raise ValueError(f"expected top_p in (0, 1]; got {top_p}")
 
 

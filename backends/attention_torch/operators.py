@@ -11,6 +11,7 @@ import ast
 import functools
 import itertools
 import math
+import operator
 import types
 import uuid
 from collections.abc import Callable, Sequence
@@ -34,12 +35,29 @@ _local: dict[str, Any] = {}  # what is not registered, by a name that holds in t
 
 def encode(*parts: Any) -> str:
     """The fields of an `Operation`, the class of a plan, and its fields, as text: compilers hand on plain values."""
+    return _encode_constants(*map(_constant, parts))
+
+
+def _constant(part: Any) -> Any:
+    """A part with numbers in place of symbols of them: a program is compiled for these."""
+    if isinstance(part, tuple):
+        parts = map(_constant, part)
+        return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+    if isinstance(part, int) and not isinstance(part, bool):
+        return operator.index(part)
+    if isinstance(part, float) and -math.inf < part < math.inf:  # torch.compile holds no ratio as a symbol
+        numerator, denominator = part.as_integer_ratio()
+        return numerator / denominator
+    return part
+
+
+def _encode_constants(*parts: Any) -> str:
     count = len(Operation._fields)
     operation, plan = Operation(*parts[:count]), parts[count](*parts[count + 1 :])
     return repr((_encode(operation), _encode(plan)))
 
 
-encode._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it and does not trace it
+_encode_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile runs it and does not trace it
 
 
 def _encode(part: Any) -> Any:

@@ -24,6 +24,7 @@ from tracing_helpers import (
 
 import attention_core as ac
 from attention_core import (
+    Causal,
     Dropout,
     KeyLengths,
     get_backend,
@@ -177,6 +178,24 @@ def test_torch_compile_with_open_lengths_compiles_once(torch):
         expected = attend_some(*arrays)  # first: a graph is made anew once the core has learnt the names of new dtypes
         assert_same("torch", function(*arrays), expected)
     assert counter.frame_count == 1
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
+def test_torch_compile_with_open_lengths_takes_numbers_of_settings_as_symbols(torch, arithmetic):
+    """And an offset of the lengths: a plan, which is text in a program, has the numbers themselves."""
+    kind = importlib.import_module("attention_torch").DecoderLayer
+    layer = kind(8, 4, 6, num_key_value_heads=2, softcap=5.0, seed=0, arithmetic=arithmetic).eval()
+
+    def attend(x, scale):
+        few, more = x[:, None, 2:], x[:, None]
+        mask = Causal(offset=more.shape[-2] - few.shape[-2])
+        return layer(x), scaled_dot_product_attention(few, more, more, mask=mask, scale=scale, arithmetic=arithmetic)
+
+    function = compiled(torch, attend, dynamic=True)
+    for batch, length, scale in ((2, 5, 0.5), (3, 7, 0.3)):
+        x = torch.linspace(-1, 1, batch * length * 8).reshape(batch, length, 8)
+        assert_same("torch", function(x, scale), attend(x, scale))
 
 
 @pytest.mark.needs("torch")

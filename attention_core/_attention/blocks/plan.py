@@ -12,6 +12,7 @@ from attention_core._arrays import Array, Namespace, shape
 from attention_core._attention.call import Call, group_size, scale_query
 from attention_core._attention.magnitudes import known_finite_arrays, known_finite_products, scores_are_small
 from attention_core._backend import Backend, Tuning, can_be_read, register
+from attention_core._checks import only_array
 from attention_core.masks import Mask, flatten
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import leaves
@@ -105,10 +106,10 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         key=xp.reshape(call.key, (batch, num_kv_heads, columns, width)),
         value=xp.reshape(call.value, (batch, num_kv_heads, columns, shape(call.value, xp=xp)[-1])),
         bias=None if call.bias is None else _flatten_batch(call.bias, 3, leading, target, xp=xp),
-        softcap=_only_array(call.softcap),
-        seed=_only_array(dropout.seed if dropout.rate else None),
-        query_start=_only_array(call.starts[0]),
-        key_start=_only_array(call.starts[1]),
+        softcap=only_array(call.softcap),
+        seed=only_array(dropout.seed if dropout.rate else None),
+        query_start=only_array(call.starts[0]),
+        key_start=only_array(call.starts[1]),
         mask=tuple(
             array if leaf.axes < 0 else _flatten_batch(array, leaf.axes, leading, target, xp=xp)
             for array, leaf in zip(held, leaves(treedef), strict=True)
@@ -161,11 +162,6 @@ def block_tuning(call: Call) -> Tuning:
         backward_keys=DEVICE_KEYS * tuning.backward_keys,
         exact_scores=DEVICE_QUERIES * DEVICE_KEYS * tuning.exact_scores,
     )
-
-
-def _only_array(value: Any) -> Array | None:
-    """The value if it is an array; ``None`` for numbers."""
-    return value if hasattr(value, "dtype") else None
 
 
 def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
