@@ -235,10 +235,10 @@ def test_the_package_imports_no_private_module_of_the_core():
 
 @pytest.mark.parametrize("path", WRITTEN_OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_adapters_and_the_kit_import_no_private_module_of_the_core(path):
-    assert not [*private_imports(path.read_text())]
+    assert not [*private_imports(path.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
 def test_guides_name_no_private_module_of_the_core(path):
     """Neither in their code nor in their prose."""
-    assert not re.findall(r"attention_core(?:\.\w+)*\._[a-z]\w*", path.read_text())
+    assert not re.findall(r"attention_core(?:\.\w+)*\._[a-z]\w*", path.read_text(encoding="utf-8"))

@@ -156,7 +156,7 @@ def test_the_lines_of_the_contract_fit_the_terminal(width):
 
 
 def test_the_lines_are_those_of_the_contract():
-    text = (Path(__file__).parents[2] / "docs/explanation/contract.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/explanation/contract.md").read_text(encoding="utf-8")
     titles = dict(re.findall(r"^## (\d+)\. (.*)$", text, re.MULTILINE))
     assert {int(number): title.replace("*", "") for number, title in titles.items()} == {
         line: says for line, says in LINES.items() if line
@@ -218,7 +218,7 @@ def test_help_is_whole_and_imports_no_library(command):
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, *command, "--help"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, env=environment).stdout
     assert printed.splitlines()[-1] == "set()"
     assert "..." not in re.sub(r"(?i)\[args\]\.\.\.|\[?\{?files\}?\]?\.\.\.", "", printed)
     assert "…" not in printed

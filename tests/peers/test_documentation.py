@@ -93,7 +93,7 @@ def run_blocks(section, names):
 
 
 def test_links_of_the_package_index_are_absolute():
-    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["metadata"]["hooks"][
         "fancy-pypi-readme"
     ]
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -13,16 +13,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 USER = Path(__file__).parent / "typed" / "user.py"
-PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
-    "packages"
-]
+PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
+    "wheel"
+]["packages"]
 CHECKERS = {
     "mypy": ["--strict", "--config-file=", "--cache-dir=/dev/null", "--follow-untyped-imports"],
     "pyright": ["--pythonpath", sys.executable],
 }
 EXPECTED = {
     number: line.partition("# error: ")[2]
-    for number, line in enumerate(USER.read_text().splitlines(), 1)
+    for number, line in enumerate(USER.read_text(encoding="utf-8").splitlines(), 1)
     if "# error: " in line
 }
 

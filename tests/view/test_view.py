@@ -404,12 +404,12 @@ def test_the_command_writes_pages_and_prints_text(tmp_path):
     (tmp_path / "cut.npz").write_bytes((tmp_path / "all.npz").read_bytes()[:200])
     (tmp_path / "empty.npz").write_bytes(b"")
     (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
-    (tmp_path / "words.txt").write_text("a\nb\u2028\nc\nd\ne\n")
+    (tmp_path / "words.txt").write_text("a\nb\u2028\nc\nd\ne\n", encoding="utf-8")
     page = tmp_path / "page.html"
     done = run(tmp_path / "call.npz", "--causal", "--tokens", tmp_path / "words.txt", "--head", 1, "-o", page)
     assert done.exit_code == 0, done.output
     expected = attention_weights(query, key, is_causal=True)[0, 1]
-    np.testing.assert_allclose(decode(codes_of(page.read_text(), 0), 16), expected, rtol=5e-4)
+    np.testing.assert_allclose(decode(codes_of(page.read_text(encoding="utf-8"), 0), 16), expected, rtol=5e-4)
     assert run(tmp_path / "all.npz").output.splitlines()[1] == "█····"
     assert run(tmp_path / "one.npy").output.splitlines()[1] == "█··"
     np.save(tmp_path / "four.npy", np.eye(4)[None])
