@@ -95,6 +95,18 @@ function painter(map, { fine = false, top = map.top } = {}) {
   return (code) => (code === 0 ? 0 : code === last ? NAN_BYTES : ramp[Math.min(255, Math.round(heights[code] * factor))]);
 }
 
+// The colours of all codes of the map that was painted last: as fast as a large image needs it.
+const tables = {};
+function tableOf(map, fine = false) {
+  const key = `${map.layer}/${map.head}/${map.show}/${state.scale}`;
+  if (tables[fine]?.key !== key) {
+    const colour = painter(map, { fine });
+    const { bits } = fine ? FINE : data.shows[map.show];
+    tables[fine] = { key, colours: Uint32Array.from({ length: 2 ** bits }, (_, code) => colour(code)) };
+  }
+  return tables[fine].colours;
+}
+
 // How far above the start of the scale a number stands: above 0, or above the smallest code of a logarithmic scale.
 const heightOf = (value, decades) => (state.scale === "log" ? Math.max(1e-9, Math.log10(value) + decades) : value);
 const heightsOf = (show, decades) => once(`${show.bits}/${decades}/${state.scale}`, () => Float64Array.from({ length: 2 ** show.bits }, (_, code) => heightOf(valueOf(code, show), decades)));
@@ -112,10 +124,11 @@ const held = document.createElement("canvas");
 function imageOf(map, level, rows, columns) {
   const [width, height] = [columns[1] - columns[0], rows[1] - rows[0]];
   return painted(width, height, (pixels) => {
-    const colour = painter(map);
+    const colour = map === chosen() ? null : painter(map);
+    const table = colour ? null : tableOf(map);
     for (let i = 0, at = 0; i < height; i++) {
       const start = (rows[0] + i) * level.columns + columns[0];
-      for (let j = 0; j < width; j++) pixels[at++] = colour(level.codes[start + j]);
+      for (let j = 0; j < width; j++) pixels[at++] = table ? table[level.codes[start + j]] : colour(level.codes[start + j]);
     }
   });
 }
@@ -125,7 +138,7 @@ function imageOfWeights(map, rows, columns) {
   const { block, columns: across, codes } = map.levels[0];
   const [width, height] = [columns[1] - columns[0], rows[1] - rows[0]];
   return painted(width, height, (pixels) => {
-    const [colour, fine] = [painter(map), painter(map, { fine: true })];
+    const [table, fine] = [tableOf(map), tableOf(map, true)];
     for (let i = 0, at = 0; i < height; i++) {
       const row = rows[0] + i;
       for (let column = columns[0]; column < columns[1]; ) {
@@ -133,7 +146,7 @@ function imageOfWeights(map, rows, columns) {
         const end = Math.min(columns[1], (Math.floor(column / block[1]) + 1) * block[1]);
         const start = map.details.starts.get(place);
         const first = start + (row % block[0]) * block[1];
-        for (; column < end; column++) pixels[at++] = start === undefined ? colour(codes[place]) : fine(map.details.codes[first + (column % block[1])]);
+        for (; column < end; column++) pixels[at++] = start === undefined ? table[codes[place]] : fine[map.details.codes[first + (column % block[1])]];
       }
     }
   });
