@@ -133,7 +133,7 @@ _CHOICES = {
         " flex_attention pallas mosaic splash triton xformers"
     ),
     "dense": "eager math naive xla einsum manual vanilla",
-    "blockwise": "chunked block blocks tiled",
+    "blockwise": "chunked block blocks",
     "reproducible": "deterministic exact",
     "silu": "swish",
     "gelu": "gelu_python exact_gelu",

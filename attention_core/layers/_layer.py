@@ -137,13 +137,13 @@ class Layer(ABC):
         settings, parameters : str
             Where the layer has them, to be written before a dot.
         """
-        for place, names in (
+        for owner, names in (
             (settings, [field.name for field in fields(self)]),
             (parameters, getattr(self.parameters, "_fields", ())),
         ):
             ours = our_word(name, names)
             if ours in names:
-                return AttributeError(f"expected {place}.{ours}; got {name} of {holder} itself")
+                return AttributeError(f"expected {owner}.{ours}; got {name} of {holder} itself")
         return AttributeError(f"{holder!r} object has no attribute {name!r}")
 
     def settings(self) -> dict[str, Any]:
