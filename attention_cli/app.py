@@ -388,10 +388,10 @@ def conformance(
     ] = None,
     case: Annotated[Many, typer.Option(help="Cases by name, * and ? allowed; repeatable. By default all.")] = None,
     model: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             help="A folder of transformers with an encoder of BERT's type or a language model of Llama's, or a GGUF"
-            " file, to be run as well, as the case model."
+            " file, to be run as well, as the case model; repeatable, but with --identical."
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write environment and results to this file.")] = None,
@@ -435,7 +435,7 @@ def conformance(
         others = {"dtype": dtype, "implementation": implementation, "junit": junit, "details": details}
         work.identical(
             **places,
-            model=model,
+            models=model or (),
             json=json,
             jobs=jobs,
             list_=list_,
@@ -451,7 +451,7 @@ def conformance(
             long=long,
             dtype=dtype,
             implementation=implementation,
-            model=model,
+            models=model or (),
             json=json,
             junit=junit,
             jobs=jobs,

@@ -67,7 +67,7 @@ def conformance(
     mode: Many,
     implementation: Many,
     case: Many,
-    model: Path | None,
+    models: Sequence[Path],
     json: Path | None,
     junit: Path | None,
     jobs: int,
@@ -80,8 +80,8 @@ def conformance(
     """Run the cases, compare each result with the oracle, and print a line for each line of the contract."""
     if sentence:
         raise refusal("expected --identical with --sentence; got none")
-    _check_model(model, long)
-    cases = _chosen_cases(case, CASES, besides=() if model is None else ("model",))
+    _check_models(models, long)
+    cases = _chosen_cases(case, CASES, besides=("model",) if models else ())
     if list_:
         _list(
             ("case", "line", "shows", "dtypes"),
@@ -98,7 +98,9 @@ def conformance(
     options = (device, dtype, mode, implementation)
     devices, dtypes, modes, implementations = (tuple(each) if each else None for each in options)
     chosen = tuple(each.name for each in cases)
-    orders = [Order(name, chosen, devices, dtypes, modes, implementations, model, quick, long=long) for name in names]
+    orders = [
+        Order(name, chosen, devices, dtypes, modes, implementations, tuple(models), quick, long=long) for name in names
+    ]
     results, plans = run_all(orders, jobs)
     _show(results, details)
     with refusing_files():
@@ -106,7 +108,7 @@ def conformance(
             report.write_json(json, results, report.environment(versions_of(plans)))
         if junit:
             write_junit(junit, results)
-    for line in report.proved(results, model, is_quick=quick):
+    for line in report.proved(results, models, is_quick=quick):
         typer.echo(line)
     typer.echo(report.summary(results))
     holds = {result.passed for result in results}
@@ -119,7 +121,7 @@ def identical(
     device: Many,
     mode: Many,
     case: Many,
-    model: Path | None,
+    models: Sequence[Path],
     json: Path | None,
     jobs: int,
     list_: bool,
@@ -132,7 +134,10 @@ def identical(
     for option, value in refused.items():
         if value:
             raise refusal(f"expected no --{option} with --identical; got one")
-    _check_model(model, long)
+    if len(models) > 1:
+        raise refusal(f"expected one --model with --identical; got {len(models)}")
+    _check_models(models, long)
+    model = models[0] if models else None
     texts = _sentences(sentences, model)
     cases = _chosen_cases(case, _catalogue(model, texts, long))
     if list_:
@@ -143,7 +148,7 @@ def identical(
     device = check_places(names, device, mode)
     devices, modes = (tuple(each) if each else None for each in (device, mode))
     chosen = tuple(each.name for each in cases)
-    order = Order("", chosen, devices, modes=modes, model=model, quick=quick, sentences=texts, long=long)
+    order = Order("", chosen, devices, modes=modes, models=tuple(models), quick=quick, sentences=texts, long=long)
     orders = [replace(order, backend=name) for name in names]
     if jobs and not quick and len(report.available_threads()) > 1 and (modes is None or "eager" in modes):
         orders += [replace(each, modes=("eager",), threads=1) for each in orders]
@@ -167,9 +172,7 @@ def identical(
             "case": case,
             "sentence": sentences,
         }
-        command = command_of(
-            ["conformance", "--identical", *["--quick"] * quick], {**places, "model": [model] if model else ()}, jobs
-        )
+        command = command_of(["conformance", "--identical", *["--quick"] * quick], {**places, "model": models}, jobs)
         with refusing_files():
             bits.write_json(json, judged, {**bits_environment(plans), "command": command, "left out": told})
     for line in bits.proved(judged, model, is_quick=quick):
@@ -316,8 +319,8 @@ def _show(results: Sequence[Result], details: bool) -> None:
     if any(result.case != "model" for result in results):
         screen.print(report.line_table(results, screen.width))
         screen.print(report.LINE_LEGEND, style="dim")
-    if any(result.case == "model" for result in results):
-        screen.print(report.model_table(results))
+    for table in report.model_tables(results):
+        screen.print(table)
     for line in report.failures(results):
         screen.print(line, style="red", highlight=False, soft_wrap=True)
 
@@ -385,12 +388,12 @@ def _catalogue(model: Path | None, texts: Sequence[str], long: bool) -> Sequence
         raise refusal(str(error)) from error
 
 
-def _check_model(directory: Path | None, long: bool) -> None:
-    if long and (directory is None or not directory.is_file()):
+def _check_models(models: Sequence[Path], long: bool) -> None:
+    if long and not any(path.is_file() for path in models):
         raise refusal("expected --model with a language model for --long; got none")
     try:
-        if directory is not None:
-            load_any(directory)
+        for path in models:
+            load_any(path)
     except ModelError as error:
         raise refusal(str(error)) from error
 

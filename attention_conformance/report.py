@@ -32,7 +32,7 @@ __all__ = [
     "failures",
     "line_table",
     "machine",
-    "model_table",
+    "model_tables",
     "proved",
     "reason_of",
     "reasons",
@@ -143,18 +143,22 @@ def _cell(results: Sequence[Result]) -> Text:
     return Text("refused" if any(result.refused for result in results) else "-", style="dim")
 
 
-def model_table(results: Iterable[Result]) -> Table:
+def model_tables(results: Iterable[Result]) -> list[Table]:
     """For every way of running a model the error, and the cosines between the sentences of each pair, or the text."""
     results = [result for result in results if result.case == "model" and result.passed is not None]
-    table = Table(title="Sentences through the model", title_justify="left", header_style="bold")
-    for heading in ("backend", "mode", "device", "dtype", "error"):
-        table.add_column(heading)
-    for heading in ("\n".join(pair) for pair in PAIRS) if any(result.values for result in results) else ("",):
-        table.add_column(heading, justify="right")
-    for result in results:
-        way = (result.backend, result.mode, result.device, result.dtype, _cell([result]))
-        table.add_row(*way, *([f"{cosine:.6f}" for cosine in result.values] or [result.detail]))
-    return table
+    tables = []
+    for headings in (["\n".join(pair) for pair in PAIRS], [""]):
+        group = [result for result in results if bool(result.values) == (len(headings) > 1)]
+        table = Table(title="Sentences through the model", title_justify="left", header_style="bold")
+        for heading in ("backend", "mode", "device", "dtype", "error"):
+            table.add_column(heading)
+        for heading in headings:
+            table.add_column(heading, justify="right")
+        for result in group:
+            way = (result.backend, result.mode, result.device, result.dtype, _cell([result]))
+            table.add_row(*way, *([f"{cosine:.6f}" for cosine in result.values] or [result.detail]))
+        tables += [table] * bool(group)
+    return tables
 
 
 def reasons(results: Iterable[Result]) -> list[str]:
@@ -186,7 +190,7 @@ def told(result: Result) -> str:
     return ", ".join(filter(None, (result.device, result.dtype, result.mode, result.implementation)))
 
 
-def proved(results: Sequence[Result], model: Path | None, *, is_quick: bool) -> list[str]:
+def proved(results: Sequence[Result], models: Sequence[Path], *, is_quick: bool) -> list[str]:
     """Say of how many cases on which backends results hold, how near they come to a bound, and how to see more."""
     judged = [result for result in results if result.passed is not None]
     lines = []
@@ -196,7 +200,8 @@ def proved(results: Sequence[Result], model: Path | None, *, is_quick: bool) -> 
             worst = max(group, key=_nearness)
             backends = list(dict.fromkeys(result.backend for result in group))
             held, cases = sum(bool(result.passed) for result in group), len({result.case for result in group})
-            what = f"model {model.resolve().name}" if name and model else f"{cases} case{'s' * (cases != 1)}"
+            named = f"model{'s' * (len(models) != 1)} {', '.join(path.resolve().name for path in models)}"
+            what = named if name else f"{cases} case{'s' * (cases != 1)}"
             lines.append(
                 f"{what} on {len(backends)} backend{'s' * (len(backends) != 1)} ({', '.join(backends)}):"
                 f" {held} of {len(group)} results within their bounds"

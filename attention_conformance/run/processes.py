@@ -40,8 +40,8 @@ class Order:
     backend : str
     cases : tuple of str
     devices, dtypes, modes, implementations : tuple of str, optional
-    model : Path, optional
-        A directory with an encoder, or a GGUF file, to be run as well.
+    models : tuple of Path
+        Directories with an encoder or a language model, or GGUF files, to be run as well.
     quick : bool
         Whether to run eager calls in float32 alone, on the first device unless others are named. Bits are compared of
         one eager call of each case then.
@@ -63,7 +63,7 @@ class Order:
     dtypes: tuple[str, ...] | None = None
     modes: tuple[str, ...] | None = None
     implementations: tuple[str, ...] | None = None
-    model: Path | None = None
+    models: tuple[Path, ...] = ()
     quick: bool = False
     threads: int | None = None
     sentences: tuple[str, ...] = ()
@@ -133,8 +133,8 @@ def work(order: Order) -> Iterator[Message]:
         )
         if not order.quick or is_quick(backend, each.mode, each.dtype, each.implementation)
     ]
-    if order.model is not None:
-        trials += plan_model(load_any(order.model), [backend], **chosen, long=order.long)
+    for path in order.models:
+        trials += plan_model(load_any(path), [backend], **chosen, long=order.long)
     yield Plan(backend.name, len(trials), backend.versions())
     for trial in trials[order.skip :]:
         case, implementation, measure = "model", "", "ulp"

@@ -121,6 +121,8 @@ def test_the_command_runs_a_language_model(path):
     places = ("--model", path, "--backend", "numpy", "--jobs", "0")
     told = run(*places, "--case", "model")
     assert (told.exit_code, "1 passed, 0 failed" in told.stdout) == (0, True), told.output
+    both = run(*places, "--model", path, "--case", "model").stdout.splitlines()
+    assert f"models {path.name}, {path.name} on 1 backend (numpy): 2 of 2 results within their bounds" in both
     told = run(*places, "--identical", "--case", "model*")
     assert told.exit_code == 0, told.output
     assert "1 identical, 0 not, 0 not run" in told.stdout
