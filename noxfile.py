@@ -266,7 +266,7 @@ def gallery(session):
     extras = ",".join(("cli", "plot", "gguf", *FRAMEWORKS))
     install(session, "-e", f".[{extras}]", "mpmath", "scikit-learn", groups=("benchmark", "site"))
     install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
-    pretrained = [model_directory(session), language_model(session)]
+    pretrained = [model_directory(session, alone), language_model(session, alone)]
     for script in sorted((ROOT / "docs").glob("plot_*.py")):
         session.run("python", str(script), *(pretrained if script.name == "plot_views.py" else []), env=QUIET)
     session.run("python", "examples/digits.py", "--plot", str(ROOT / "docs" / "images" / "digits.svg"), env=QUIET)
@@ -324,21 +324,21 @@ def chosen(words, folders):
     return words if any((ROOT / word.partition("::")[0]).exists() for word in words) else [*words, *folders]
 
 
-def language_model(session):
+def language_model(session, run=among_everything):
     """The file of the installed language model, once it is known to be the one that was published."""
     package = LANGUAGE_MODEL.replace("-", "_")  # which imports what only its own plugin needs
     script = f"from importlib.util import find_spec; print(*find_spec('{package}').submodule_search_locations)"
-    (file,) = Path(session.run("python", "-c", script, silent=True).strip()).glob("*.gguf")
+    (file,) = Path(run(session, "python", "-c", script, silent=True).strip()).glob("*.gguf")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if digest != LANGUAGE_MODEL_SHA256:
         session.error(f"expected a file of SHA-256 {LANGUAGE_MODEL_SHA256}; got {digest}")
     return str(file)
 
 
-def model_directory(session):
+def model_directory(session, run=among_everything):
     """The directory of the installed model, once its weights are known to be those that were published."""
     script = f"import {MODEL.replace('-', '_')} as model; print(model.get_model_path())"
-    directory = Path(session.run("python", "-c", script, silent=True).strip())
+    directory = Path(run(session, "python", "-c", script, silent=True).strip())
     digest = hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
     if digest != MODEL_SHA256:
         session.error(f"expected weights of SHA-256 {MODEL_SHA256}; got {digest}")
