@@ -134,7 +134,11 @@ def work(order: Order) -> Iterator[Message]:
         if not order.quick or is_quick(backend, each.mode, each.dtype, each.implementation)
     ]
     for path in order.models:
-        trials += plan_model(load_any(path), [backend], **chosen, long=order.long)
+        trials += [
+            each
+            for each in plan_model(load_any(path), [backend], **chosen, long=order.long)
+            if not order.quick or is_quick(backend, each.mode, each.dtype, None)
+        ]
     yield Plan(backend.name, len(trials), backend.versions())
     for trial in trials[order.skip :]:
         case, implementation, measure = "model", "", "ulp"

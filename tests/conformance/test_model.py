@@ -31,6 +31,7 @@ from attention_conformance.run.model import (
     plan_model,
     run_model,
 )
+from attention_conformance.run.processes import Order, work
 from attention_core import get_backend
 
 CONFIG = {
@@ -142,6 +143,15 @@ def test_every_backend_agrees_with_numpy_in_float64(backend, published):
     results = list(run_model(plan_model(load_model(published), [backend], modes=["eager"])))
     assert [result for result in results if result.passed is False] == []
     assert {result.dtype for result in results if result.passed} == {"float32", "float64"}
+
+
+def test_a_quick_run_of_a_model_is_one_eager_call_in_float32(backend, published):
+    results = [
+        each for each in work(Order(backend.name, (), models=(published,), quick=True)) if hasattr(each, "passed")
+    ]
+    assert [(each.case, each.mode, each.dtype, each.passed) for each in results] == [
+        ("model", "eager", "float32", True)
+    ]
 
 
 def test_a_model_that_computes_something_else_fails(published, monkeypatch):
