@@ -52,7 +52,7 @@ __all__ = [
 _LONGEST = {"jax": 0, "torch": 1, "tensorflow": 2}  # whose compilers take longest
 CPUS = os.cpu_count() or 1
 STARTING = 8.0
-SECONDS = {"numpy": (0.01, 0.0), "torch": (0.1, 4.0), "jax": (1.0, 1.0), "tensorflow": (0.5, 4.0)}
+SECONDS = {"numpy": (0.01, 0.0), "torch": (0.1, 2.5), "jax": (1.0, 1.0), "tensorflow": (0.5, 2.5)}
 """Of a processor, for one case of identical bits in eager mode, and in all others; ``STARTING`` is of each process."""
 VARIATIONS = 2
 
