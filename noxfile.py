@@ -130,25 +130,28 @@ def peers(session):
 def conformance(session):
     """Run the cases, and a real encoder on real sentences, on all backends.
 
-    Without words these are eager calls in float32; `-- --all` runs all cases, and writes conformance.json. In
-    reproducible arithmetic, that encoder has to give the published bits. A real language model writes the same texts
-    on all libraries. `-- --all` compares its bits as well, and `-- --long` runs it in all modes, with 8 prompts.
+    Without words these are eager calls in float32, and the encoder has to give the published bits in reproducible
+    arithmetic. A real language model writes the same texts on all libraries. `-- --all` runs all cases on
+    array-api-strict too, writes conformance.json, and compares the bits of the language model; `-- --long` runs that
+    in all modes, with 8 prompts.
     """
-    environment, command = QUIET | COMPILED_ONCE, ("attention-core", "conformance")
+    environment, words = QUIET | COMPILED_ONCE, session.posargs
+    command = ("attention-core", "conformance")
     libraries = [word for name in BACKENDS for word in ("--backend", name)]  # array-api-strict takes minutes
-    texts = (*command, *libraries, "--case", "model", "--model", language_model(session))
-    words = session.posargs
+    encoder, language = ("--model", model_directory(session)), ("--model", language_model(session))
+    if not words:
+        among_everything(session, *command, "--quick", *libraries, *encoder, *language, env=environment | ONE_THREAD)
+        bits = (*command, "--identical", "--quick", "--case", "model")
+        among_everything(session, *bits, *libraries, *encoder, env=environment)
+        return
     long = words if "--long" in words else ()
-    among_everything(session, *texts, *long, env=environment | ONE_THREAD)
-    if words:
-        among_everything(session, *texts, "--identical", *long, env=environment)
+    texts = (*command, *libraries, "--case", "model", *language, *long)
+    among_everything(session, *texts, env=environment | ONE_THREAD)
+    among_everything(session, *texts, "--identical", env=environment)
     if not long:
-        command = (*command, "--model", model_directory(session))
-        chosen_cases = {(): ["--quick"], ("--all",): ["--json", "conformance.json"]}.get(tuple(words), words)
-        among_everything(session, *command, *chosen_cases, env=environment | ONE_THREAD)
-        among_everything(
-            session, *command, "--identical", "--case", "model", *(() if words else libraries), env=environment
-        )
+        chosen_cases = ["--json", "conformance.json"] if words == ["--all"] else words
+        among_everything(session, *command, *encoder, *chosen_cases, env=environment | ONE_THREAD)
+        among_everything(session, *command, *encoder, "--identical", "--case", "model", env=environment)
 
 
 @nox.session(default=False)
