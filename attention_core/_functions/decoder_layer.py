@@ -284,8 +284,8 @@ def apply_layer(
         return query, key, value
 
     def attend(h: Array) -> Array:
-        scores = {"mask": located.mask(window, mask), "scale": scale, "softcap": softcap, "dropout": in_weights}
-        output: Array = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **options, **scores).output
+        heads: Any = {"mask": located.mask(window, mask), "scale": scale, "softcap": softcap, "dropout": in_weights}
+        output: Array = attend_heads(parameters.attention, (h, h, h), prepare=prepare, **options, **heads).output
         return output
 
     def attend_to_memory(h: Array) -> Array:
