@@ -232,7 +232,7 @@ def wheel(session):
 @nox.session(venv_backend="none", requires=["everything"])
 @timed
 def mutants(session):
-    """Plant faults, one at a time, and see that the tests catch every one of them; `-- WORD` plants some."""
+    """Plant faults, one at a time, and see that their tests catch every one of them; `-- WORD` plants some."""
     listed = nox.project.dependency_groups(PYPROJECT, "test")
     among_everything(session, "pip", "install", "--no-compile", "-c", CONSTRAINTS, *listed, "flax", silent=True)
     among_everything(session, "python", "tests/mutants/plant.py", *session.posargs, env=QUIET | ONE_THREAD)

@@ -1,171 +1,231 @@
-"""Plants faults in the core, one at a time, and fails unless the tests catch every one of them.
+"""Plants faults, one at a time, and fails unless the tests catch every one of them.
 
-A suite that cannot fail proves nothing. ``faults.toml`` lists faults: lines that somebody could get wrong. Each is
-planted in a copy of the core, where a test must fail that passes on the unchanged copy. ``nox -s mutants`` plants
-an eighth of them, another eighth after each change of the core; ``nox -s mutants -- --all`` plants all of them.
-Other words after ``--`` choose the faults whose description contains one of them.
+A suite that cannot fail proves nothing. The `.toml` files beside this one list faults: lines that somebody could get
+wrong, and for each the test that notices. A process that has imported pytest and a library, and nothing of ours, forks
+one for each fault, which reads the line wrongly and runs that test. In the end these tests must pass without a fault.
+
+Words choose the faults whose file or description contains one of them. `--record` looks further where the recorded
+test notices nothing, or is gone: in its file, then in the other files of its folder. It writes down what it finds.
+A process that a test starts sees no fault.
 """
 
-import hashlib
+import importlib
+import json
+import linecache
 import os
 import re
-import shutil
-import subprocess
+import signal
 import sys
-import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path, PurePath
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from importlib.machinery import SourceFileLoader
+from itertools import islice
+from multiprocessing import connection, get_context
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import hypothesis  # noqa: F401
+import numpy as np  # noqa: F401
+import pytest
 
 ROOT = Path(__file__).parents[2]
-CORE = ROOT / "attention_core"
-TESTS = ROOT / "tests/core"
-# The tests that ought to catch a fault in a file or a room, where they have another name than it.
-MIRRORS = {
-    "_arithmetic": "reproducible",
-    "_checks": "arguments",
-    "_checks/functions": "user_functions",
-    "_arithmetic/angles": "rotary",
-    "_arithmetic/fast": "functions",
-    "_arithmetic/logistic": "functions",
-    "_attention/blocks": "blockwise",
-    "_attention/blocks/scores": "blockwise",
-    "_attention/key_range": "few_queries",
-    "_attention/plans": "small_calls",
-    "_attention/small_masks": "masks",
-    "_attention/reproducible/margins": "reproducible_small_weights",
-    "_attention/reproducible/pieces": "reproducible_pieces",
-    "_attention/reproducible/refinement": "reproducible_small_weights",
-    "_attention/reproducible/weights": "reproducible_small_weights",
-    "_functions/constants": "namespace",
-    "_functions/decoder_layer": "decoder",
-    "_functions/sampling": "generation",
-    "_functions/multi_head": "encoder",
+LISTS = sorted(Path(__file__).parent.glob("*.toml"))
+# What is imported before processes are forked, backend by backend. No array is made: no runtime survives a fork.
+IMPORTED = {
+    "numpy": ("array_api_strict", "array_api_compat.numpy"),
+    "torch": ("torch._dynamo", "array_api_compat.torch"),
+    "jax": ("jax", "flax.nnx"),
+    "tensorflow": ("tensorflow",),
 }
-PARTS = 8  # of the list, one of which is planted where nothing is asked for
+REQUIRED = {"numpy": "array_api_strict,numpy"}
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIMIT_S = 600
+FORK = get_context("fork")
+NO_SUCH_TEST = {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
 class Fault(NamedTuple):
-    """One line changed: ``old`` stands exactly once in the file. Tests of another name than its room may catch it."""
+    """Text that stands exactly once in a file becomes another, which a test must notice on a backend."""
 
     breaks: str
     file: str
     old: str
     new: str
-    tests: str | None = None
+    caught_by: str
+    backend: str = "numpy"
 
 
-FAULTS = [Fault(**fault) for fault in tomllib.loads(Path(__file__).with_name("faults.toml").read_text())["fault"]]
+class Verdict(NamedTuple):
+    """The end of a run of tests: the first that failed, pytest's exit code, or `None` of a dead process, and seconds."""
+
+    failed: str | None = None
+    code: int | None = None
+    seconds: float = 0.0
 
 
 def main(words: list[str]) -> int:
     """Plant the faults that are asked for; return 0 if all are caught."""
-    chosen = faults_for(words)
-    misplaced = [fault for fault in FAULTS if (CORE / fault.file).read_text().count(fault.old) != 1]
+    asked = [word for word in words if word != "--record"]
+    chosen = [each for each in faults() if not asked or any(word in f"{each.file} {each.breaks}" for word in asked)]
+    misplaced = [each for each in chosen if (ROOT / each.file).read_text(encoding="utf-8").count(each.old) != 1]
     for fault in misplaced:
         print(f"misplaced  {fault.breaks}: the old text must stand exactly once in {fault.file}: {fault.old!r}")
     if misplaced or not chosen:
         return 1
-    with ThreadPoolExecutor(WORKERS) as pool:
-        verdicts = list(pool.map(reported, chosen))
-    survived = [fault for fault, found in zip(chosen, verdicts, strict=True) if found.failed is None]
-    print(f"{len(chosen) - len(survived)} faults caught, {len(survived)} survived", flush=True)
-    clean = verdict_without_fault(sorted({found.failed for found in verdicts if found.failed is not None}))
-    print(f"without a fault, the tests that caught them: {clean.text}")
-    return 1 if survived or clean.failed else 0
+    if "--record" not in words:
+        unrecorded = [each for each in chosen if "::" not in each.caught_by]
+        print(f"{len(unrecorded)} faults have no recorded test yet, and are not planted: `--record` looks for one")
+        chosen = [each for each in chosen if each not in unrecorded]
+    num_survivors = num_failing = 0
+    for backend, modules in IMPORTED.items():
+        of_backend = [fault for fault in chosen if fault.backend == backend]
+        if of_backend:
+            for module in modules:
+                importlib.import_module(module)
+            caught = list(plant(of_backend, "--record" in words))
+            num_survivors += len(of_backend) - len(caught)
+            num_failing += failing_without_fault(caught, backend)
+    print(f"{len(chosen)} faults: {num_survivors} survived, {num_failing} files of tests fail without a fault, too")
+    return 1 if num_survivors or num_failing else 0
 
 
-def faults_for(words: list[str]) -> list[Fault]:
-    """The faults whose description contains one of the words; without words a part, which depends on the sources."""
-    if words:
-        return [fault for fault in FAULTS if words == ["--all"] or any(word in fault.breaks for word in words)]
-    sources = b"".join(path.read_bytes() for path in sorted(CORE.rglob("*.py")))
-    return FAULTS[hashlib.sha256(sources).digest()[0] % PARTS :: PARTS]
+def faults() -> list[Fault]:
+    """The faults of all lists."""
+    return [Fault(**fault) for path in LISTS for fault in tomllib.loads(path.read_text(encoding="utf-8"))["fault"]]
 
 
-class Verdict(NamedTuple):
-    """The test that failed, if one did, and the line that says so."""
-
-    failed: str | None
-    text: str
-
-
-def reported(fault: Fault) -> Verdict:
-    """Test one fault, and print what came of it."""
-    found = verdict(fault)
-    print(f"{'caught    ' if found.failed else 'SURVIVED  '} {fault.file:16} {fault.breaks}: {found.text}", flush=True)
-    return found
-
-
-def verdict(fault: Fault) -> Verdict:
-    """Test a copy of the core with one fault."""
-    start = time.perf_counter()
-    with copy_of_core() as folder:
-        path = folder / "attention_core" / fault.file
-        path.write_text(path.read_text().replace(fault.old, fault.new))
-        mirror, others = tests_of(fault)
-        done = run_tests(folder, mirror or others)
-        if mirror and done.returncode == 0:  # to collect the tests of all files takes longer than to run those of one
-            done = run_tests(folder, others)
-    return verdict_of(done, start)
+def plant(chosen: list[Fault], record: bool) -> Iterator[str]:
+    """Plant faults, and give the tests that noticed them."""
+    places = (recorded, beside, around) if record else (recorded,)
+    for place in places:
+        missed = []
+        for fault, found in runs((fault, fault.backend, place(fault)) for fault in chosen):
+            if found.failed is None and place is not places[-1]:
+                missed.append(fault)
+                continue
+            if found.failed is not None:
+                yield found.failed
+                if found.failed != fault.caught_by and record:
+                    write(fault, found.failed)
+            word = "SURVIVED" if found.failed is None else "caught"
+            print(f"{word:8}  {found.seconds:5.1f} s  {fault.breaks}: {reason(fault, found)}", flush=True)
+        chosen = missed
 
 
-def verdict_without_fault(tests: list[str]) -> Verdict:
-    """Run tests on an unchanged copy of the core: one that fails there has shown nothing."""
-    start = time.perf_counter()
-    if not tests:
-        return Verdict(None, "none")
-    with copy_of_core() as folder:
-        return verdict_of(run_tests(folder, tests, "-n", str(WORKERS)), start)
+def recorded(fault: Fault) -> list[str]:
+    """The test that noticed a fault when it was recorded, or the file where somebody expects one."""
+    return [fault.caught_by]
 
 
-@contextmanager
-def copy_of_core() -> Iterator[Path]:
-    """A folder with a copy of the core, to be changed."""
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(CORE, Path(folder) / "attention_core", ignore=shutil.ignore_patterns("__pycache__"))
-        yield Path(folder)
+def beside(fault: Fault) -> list[str]:
+    """The file of that test."""
+    return [fault.caught_by.split("::")[0]]
 
 
-def verdict_of(done: subprocess.CompletedProcess[str], start: float) -> Verdict:
-    """The verdict of tests that have run since a time."""
-    failures = re.findall(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
-    if done.returncode != 0 and not failures:  # the tests could not be run, which shows nothing
-        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    summary = failures[0] if failures else done.stdout.strip().splitlines()[-1].strip("= ")
-    return Verdict(failures[0] if failures else None, f"{summary} ({time.perf_counter() - start:.1f} s)")
+def around(fault: Fault) -> list[str]:
+    """The other files of its folder."""
+    path = ROOT / fault.caught_by.split("::")[0]
+    return [str(test.relative_to(ROOT)) for test in sorted(path.parent.glob("test_*.py")) if test != path]
 
 
-def tests_of(fault: Fault) -> tuple[list[Path], list[Path]]:
-    """The file of the tests that ought to catch a fault, if there is one, and all others."""
-    files = sorted(TESTS.glob("test_*.py"))
-    if fault.tests is not None:
-        first = TESTS / f"test_{fault.tests}.py"
-        return [first], [test for test in files if test != first]
-    path = PurePath(fault.file.removesuffix(".py"))
-    rooms = [MIRRORS.get(str(room), room.name.removeprefix("_")) for room in path.parents]
-    named = (TESTS / f"test_{name}.py" for name in (MIRRORS.get(str(path), path.name), *rooms))
-    mirror = next((test for test in named if test in files), None)
-    return [test for test in files if test == mirror], [test for test in files if test != mirror]
+def reason(fault: Fault, found: Verdict) -> str:
+    """The test that noticed a fault, or why none did."""
+    if found.code in NO_SUCH_TEST:
+        return f"no test {fault.caught_by}; `--record` looks for another"
+    ended = "the process died" if found.code is None else f"pytest ended with {found.code}"
+    return found.failed or (f"{fault.caught_by} passes" if found.code == 0 else ended)
 
 
-def run_tests(folder: Path, tests: Sequence[Path | str], *options: str) -> subprocess.CompletedProcess[str]:
-    """Run tests against the copy of the core in a folder."""
-    # -P keeps the checkout off the path, where PYTHONPATH puts the copy first.
-    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, *map(str, tests)]
-    path = os.pathsep.join([str(folder), str(ROOT / "backends")])
-    environment = {**os.environ, "PYTHONPATH": path, "ATTENTION_CORE_BACKENDS": "array_api_strict,numpy"}
-    script = "import attention_core, sys; sys.exit(not attention_core.__file__.startswith(sys.argv[1]))"
-    subprocess.run([sys.executable, "-P", "-c", script, str(folder)], env=environment, check=True)
-    return subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+def failing_without_fault(tests: Iterable[str], backend: str) -> int:
+    """Run tests on unchanged sources, file by file, and count the files where one fails: that has shown nothing."""
+    files: dict[str, set[str]] = defaultdict(set)
+    for test in tests:
+        files[test.split("::")[0]].add(test)
+    failing = [(name, found) for name, found in runs((name, backend, files[name]) for name in files) if found.code != 0]
+    for name, found in failing:
+        print(f"fails without a fault, too: {found.failed or name} (pytest ended with {found.code})", flush=True)
+    return len(failing)
+
+
+def runs(jobs: Iterable[tuple[Any, str, Iterable[str]]]) -> Iterator[tuple[Any, Verdict]]:
+    """Run tests on a backend for each job, with its fault if it is one, a process each; the verdicts as they end."""
+    waiting, running = iter(jobs), {}
+    while True:
+        for subject, backend, tests in islice(waiting, WORKERS - len(running)):
+            ours, theirs = FORK.Pipe(duplex=False)
+            process = FORK.Process(target=run, args=(subject, backend, sorted(tests), theirs))
+            process.start()
+            theirs.close()
+            running[ours] = subject, process
+        if not running:
+            return
+        for pipe in connection.wait(list(running)):
+            subject, process = running.pop(pipe)
+            try:
+                yield subject, Verdict(*pipe.recv())
+            except EOFError:
+                yield subject, Verdict()
+            process.join()
+
+
+def run(subject: Fault | str, backend: str, tests: list[str], pipe: connection.Connection) -> None:
+    """Run tests, as the process that does nothing else, and send the verdict."""
+    start = time.process_time()
+    signal.alarm(LIMIT_S)
+    if isinstance(subject, Fault):
+        read_wrongly(subject)
+    sys.dont_write_bytecode = False  # hundreds of processes import the same files
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
+    os.environ["ATTENTION_CORE_BACKENDS"] = REQUIRED.get(backend, backend)
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    failures = Failures()
+    options = "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"
+    code = pytest.main([*options, *tests], plugins=[failures])
+    pipe.send(Verdict(failures.first, int(code), time.process_time() - start))
+
+
+def read_wrongly(fault: Fault) -> None:
+    """Import a file with its fault, and show its source to those who compile from it."""
+    path = str(ROOT / fault.file)
+    source = Path(path).read_text(encoding="utf-8").replace(fault.old, fault.new)
+    linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
+    right = SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, name: str) -> CodeType | None:
+        return compile(source, path, "exec") if loader.path == path else right(loader, name)
+
+    SourceFileLoader.get_code = get_code
+
+
+class Failures:
+    """A plugin of pytest that keeps the name of the first test that fails."""
+
+    first: str | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a test that fails."""
+        if report.failed and self.first is None:
+            self.first = report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep a file that cannot be imported."""
+        if report.failed and self.first is None:
+            self.first = report.nodeid
+
+
+def write(fault: Fault, test: str) -> None:
+    """Record the test that noticed a fault."""
+    for path in LISTS:
+        head, *blocks = path.read_text(encoding="utf-8").split("[[fault]]\n")
+        for index, block in enumerate(blocks):
+            if tomllib.loads(block)["breaks"] == fault.breaks:
+                blocks[index] = re.sub(r"(?m)^caught_by = .*$", lambda _: f"caught_by = {json.dumps(test)}", block)
+                path.write_text("[[fault]]\n".join([head, *blocks]), encoding="utf-8")
 
 
 if __name__ == "__main__":

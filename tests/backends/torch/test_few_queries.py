@@ -28,6 +28,7 @@ MASKS = {
     "one offset of all": lambda rows: ac.Causal(offset=torch.tensor(200)),
     "cache": lambda rows: And(ac.Causal(offset=torch.tensor([200, 40])), ac.KeyLengths(torch.tensor([201, 42]))),
     "offsets apart": lambda rows: ac.Causal(offset=torch.tensor([201, 41])),
+    "offsets from 0 apart": lambda rows: ac.Causal(offset=torch.tensor([202, 0])),
     "windows apart": lambda rows: ac.SlidingWindow(left=60, right=0, offset=torch.tensor([200, 70])),
     "cache apart": lambda rows: And(ac.Causal(offset=torch.tensor([201, 41])), ac.KeyLengths(torch.tensor([202, 43]))),
     "length of none": lambda rows: ac.KeyLengths(torch.tensor([150, 0])),
@@ -50,11 +51,11 @@ def allowed(mask, rows):
     return array.expand(B, 1, rows, N)
 
 
-def formula(arrays, mask):
+def formula(arrays, mask, **options):
     """Of a kernel that answers a fully masked row by 0."""
     query, key, value = arrays
     key, value = (x.repeat_interleave(H // G, dim=1) for x in (key, value))
-    return FORMULA(query, key, value, attn_mask=allowed(mask, query.shape[-2]))
+    return FORMULA(query, key, value, attn_mask=allowed(mask, query.shape[-2]), **options)
 
 
 def take_apart(name, monkeypatch):
@@ -155,7 +156,8 @@ def test_samples_apart_are_those_of_the_batch(name, rows, monkeypatch):
     value[1, 0, 39, 3] = math.inf  # attended to by the last query, in a batch of which one sample is infinite
     found = attention(*arrays[:2], value, mask=mask)
     assert bool((found[1, : H // G, -1, 3] == math.inf).all()) == bool(allowed(mask, rows)[1, 0, -1, 39])
-    assert found[0].isfinite().all()
+    torch.testing.assert_close(found[0], expected.output[0])
+    torch.testing.assert_close(found[1, H // G :], expected.output[1, H // G :])
 
 
 @pytest.mark.parametrize("assume_finite", [False, True])
@@ -188,12 +190,27 @@ def test_the_numbers_of_a_mask_are_those_of_the_call(planned):
         mask = ac.KeyLengths(torch.tensor([length, length // 2]))
         torch.testing.assert_close(attention(*arrays, mask=mask), formula(arrays, mask))
     for offset in (*range(100, 110), 100):
-        for mask in (ac.Causal(offset=offset), ac.SlidingWindow(left=20, right=0, offset=offset)):
+        window = ac.SlidingWindow(left=20, right=0, offset=offset)
+        for mask in (
+            ac.Causal(offset=offset),
+            window,
+            ac.Causal(offset=offset) & ~ac.SlidingWindow(left=20, right=0, offset=60),
+        ):
             for dtype in (torch.float32, torch.float64):
                 typed = [x.to(dtype) for x in arrays]
                 torch.testing.assert_close(attention(*typed, mask=mask), formula(typed, mask))
     assert None not in planned
     assert 0 < len(flash_cpu._kept) <= flash_cpu.MAX_KEPT
+
+
+@needs_groups
+@pytest.mark.parametrize("word", ["mask", "bias"])
+def test_each_head_of_a_group_has_its_mask(word):
+    query, *others = arrays = drawn(4)
+    kept = torch.from_numpy(np.random.default_rng(7).random((B, H, 4, N)) < 0.7)
+    masked = kept if word == "mask" else torch.where(kept, 0.5, -math.inf)
+    repeated = (x.repeat_interleave(H // G, dim=1) for x in others)
+    torch.testing.assert_close(attention(*arrays, **{word: masked}), FORMULA(query, *repeated, attn_mask=masked))
 
 
 @needs_groups
@@ -272,9 +289,9 @@ def test_what_is_not_finite_leaks_nowhere_and_is_lost_nowhere(name, rows, mode):
     mask = allowed(MASKS["window"](rows), rows) if name == "array" else MASKS[name](rows)
     where = mask if name == "array" else allowed(mask, rows)
     backend = ac.get_backend("torch")
-    attend = backend.compile(lambda *x: attention(*x, mask=mask), mode=mode)
+    attend = backend.compile(lambda *x: attention(*x, mask=mask, scale=0.5), mode=mode)
     arrays = drawn(rows)
-    expected = formula(arrays, ac.masks.Given(where))
+    expected = formula(arrays, ac.masks.Given(where), scale=0.5)
     torch.testing.assert_close(attend(*arrays), expected)
     for which, number in ((1, math.nan), (1, -math.inf), (2, math.inf), (0, math.nan), (1, 3e38)):
         spoilt = [x.clone() for x in arrays]

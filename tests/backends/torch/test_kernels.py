@@ -181,17 +181,19 @@ def test_a_query_that_is_nan_is_not_lost_among_the_few_keys_of_a_length(lengths,
 
 
 @pytest.mark.parametrize("nonfinite", [math.nan, math.inf])
-def test_refused_as_what_is_masked_leaks(nonfinite, torch, arrays, put):
-    allowed = put(np.arange(N) < N - 1)
+@pytest.mark.parametrize("word", ["mask", "bias"])
+def test_refused_as_what_is_masked_leaks(word, nonfinite, torch, arrays, put):
+    allowed = np.arange(N) < N - 1
+    masked = put(allowed if word == "mask" else np.where(allowed, 0.0, -math.inf))[None, :]
     for argument in (1, 2):
         spoilt = [x.clone() for x in arrays]
         spoilt[argument][:, :, -1] = nonfinite
-        assert "not seen to be finite" in refusal(spoilt, mask=allowed)
-        assert torch.isnan(kernel(torch, spoilt, attn_mask=allowed[None, :])).any()
-        found = attention(*spoilt, mask=allowed)
-        close([found], [attention(*arrays, mask=allowed)])
+        assert "not seen to be finite" in refusal(spoilt, **{word: masked})
+        assert torch.isnan(kernel(torch, spoilt, attn_mask=masked)).any()
+        found = attention(*spoilt, **{word: masked})
+        close([found], [attention(*arrays, **{word: masked})])
         with pytest.raises(ValueError, match="not seen to be finite"):
-            attention(*spoilt, mask=allowed, implementation="fused")
+            attention(*spoilt, **{word: masked}, implementation="fused")
 
 
 def test_refused_as_what_overflows_behind_a_mask_leaks(torch, put):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attention_core as ac
@@ -62,6 +63,7 @@ def test_autocast_is_asked_about_in_every_call(options, small):
         torch.testing.assert_close(attention(*small, **options), want, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 @pytest.mark.parametrize("options", CAUSAL)
 def test_transforms_and_traces_are_none_of_a_plan(options, small, kernels):
     want = attention(*small, **options)
@@ -69,14 +71,17 @@ def test_transforms_and_traces_are_none_of_a_plan(options, small, kernels):
     stacked = [torch.stack([array, 2 * array]) for array in small]
     batched = torch.vmap(lambda *arrays: attention(*arrays, **options))(*stacked)
     torch.testing.assert_close(batched[0], want)
-    traced = make_fx(lambda *arrays: attention(*arrays, **options))(*small)
-    bad = [array.clone() for array in small]
+    function, bad = lambda *arrays: attention(*arrays, **options), [array.clone() for array in small]
     bad[2][..., -1, :] = torch.nan
-    torch.testing.assert_close(traced(*small), want)
-    torch.testing.assert_close(traced(*bad)[..., :-1, :], attention(*bad, **options)[..., :-1, :], equal_nan=True)
+    for traced in (make_fx(function)(*small), torch.jit.trace(function, tuple(small), check_trace=False)):
+        torch.testing.assert_close(traced(*small), want)
+        torch.testing.assert_close(traced(*bad)[..., :-1, :], attention(*bad, **options)[..., :-1, :], equal_nan=True)
     primal, tangent = torch.func.jvp(lambda array: attention(array, *small[1:], **options), (small[0],), (small[0],))
     torch.testing.assert_close(primal, want)
     assert tangent.isfinite().all()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(small[0], small[0])
+        torch.testing.assert_close(forward_ad.unpack_dual(function(dual, *small[1:])).tangent, tangent)
     assert kernels == []
 
 
