@@ -357,12 +357,12 @@ def _choose(call: Call, kernel: Any) -> str:
 
 def has_no_elements(call: Call) -> bool:
     """Whether query, key or value is empty."""
-    return 0 in call.query.shape or 0 in call.key.shape or 0 in call.value.shape
+    return any(0 in sizes(array) for array in call[:3])
 
 
 def has_no_pairs(call: Call) -> bool:
     """Whether there is no query, or no key."""
-    return 0 in call.query.shape[:-1] or 0 in call.key.shape[:-1]
+    return any(0 in sizes(array)[:-1] for array in call[:2])
 
 
 def is_dense_faster(call: Call) -> bool:
@@ -395,7 +395,8 @@ def _is_dense_costly(call: Call, rows: int, columns: int) -> bool:
 def _blockwise(call: Call) -> Attention:
     if has_no_elements(call):
         return dense(call)
-    if None in (sizes(call.query)[-2], sizes(call.key)[-2]) and not call.backend.loops.traced:
+    lengths = sizes(call.query)[-2], sizes(call.key)[-2]
+    if None in lengths and not (call.backend.loops.traced or is_exporting(call.query)):
         raise ValueError("expected known lengths with implementation='blockwise' on this library; got unknown ones")
     output, logsumexp = blockwise(call)
     return Attention(output, None, logsumexp)

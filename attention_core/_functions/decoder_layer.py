@@ -432,7 +432,7 @@ def check_layer(
             check_vector(f"{name}.{norm}", getattr(layer, norm), width, "a head", model=x)
     _check_feed_forward(f"{name}.feed_forward", layer.feed_forward, x)
     _check_back(name, layer, channels)
-    if rotary_base is not None and width is not None:
+    if rotary_base is not None:
         check_rotation(width, base=rotary_base, interleaved=interleaved, width=rotary_width, divisors=rotary_divisors)
     if window is not None:
         check_positive("window", window)

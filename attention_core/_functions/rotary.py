@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, check_input
-from attention_core._arrays import Array, Namespace, cast_to, shape, shape_text, sizes, type_text, upcast
+from attention_core._arrays import Array, Namespace, cast_to, shape, sizes, type_text, upcast
 from attention_core._backend import common_namespace, with_autocast
 from attention_core._checks import (
     check_broadcastable,
@@ -139,13 +139,13 @@ def _checked_width(x: Array, positions: Array, *, arithmetic: Any, **options: An
     *leading, _, length, channels = sizes(x)
     check_broadcastable("positions", positions, (*leading, length))
     check_device("positions", positions, "x", x)
-    if channels is None:
-        raise ValueError(f"expected x with a known number of channels; got {shape_text(x)}")
     return check_rotation(channels, **options)
 
 
-def check_rotation(channels: int, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:
+def check_rotation(channels: int | None, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:
     """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
+    if channels is None:
+        raise ValueError("expected vectors of a known width, to rotate them; got some of an unknown one")
     check_flags(interleaved=interleaved)
     if only_array(base) is not None:
         raise TypeError(f"expected base as a Python number; got {type(base).__name__}")

@@ -37,6 +37,7 @@ from attention_numpy.trees import (
 )
 from attention_torch import operators
 from attention_torch.flex import RECOMPILE_OPTIONS, FlexAttention
+from attention_torch.guards import check_local
 from attention_torch.kernels import ScaledDotProduct
 from attention_torch.program_guards import GUARD_OPTIONS
 
@@ -46,6 +47,7 @@ __all__ = ["TorchBackend", "backend"]
 LOWER_RIGHT = ": pass mask=Causal() for its upper left variant, and mask=Causal(offset=N - M) for its lower right one"
 explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 explain_class("torch", "BlockMask", ": MaskFunction(mask_mod) is the mask of its function", is_array=False)
+explain_class("torch", "Proxy", " of torch.fx: torch.export traces attention", is_array=False)
 
 KEPT_ARRAYS = 64  # of numbers, on accelerators
 FEW_NUMBERS = 2**12  # which take less time to be copied than to be asked for three norms
@@ -228,6 +230,7 @@ class TorchBackend(Backend):
             recorded = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
             results = CompiledOperationFunction.apply(text, *arrays) if recorded else operators.attend(arrays, text)
             return tuple(results)
+        check_local(*arrays)
         return OperationFunction.apply((operation, plan), *arrays)  # type: ignore[no-any-return]
 
     def vjp(

@@ -29,6 +29,7 @@ __all__ = [
     "TYPES",
     "all_products_are_finite",
     "causal_part",
+    "check_local",
     "decides_at_run_time",
     "has_key_lengths",
     "has_modes",
@@ -57,6 +58,16 @@ TYPES = (torch.Tensor, torch.nn.Parameter)
 _num_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
 _functorch_transform = torch._C._functorch.peek_interpreter_stack
 _num_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch  # which look before autograd does
+
+
+def check_local(*arrays: torch.Tensor) -> None:
+    """Raise unless tensors are of one process."""
+    if any(type(array).__name__ == "DTensor" for array in arrays):
+        raise TypeError(
+            "expected tensors of one process, for blocks, reproducible arithmetic and rules of positions; got DTensor:"
+            " local_map of torch.distributed.tensor.experimental calls a function with the shards, as the guide to"
+            " sharding shows"
+        )
 
 
 def is_on_host(array: torch.Tensor) -> bool:
@@ -325,6 +336,10 @@ def _has_few_keys(call: Call) -> bool:
     Kernels of accelerators take a row for masked whose scores are all -inf: in practice, one of few keys.
     """
     columns = call.key.shape[-2]
+    if torch.compiler.is_exporting():  # perhaps for any length, of which nothing may be asked
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415 (imports sympy)
+
+        return bool(statically_known_true(columns < VECTOR_LANES))
     return isinstance(columns, int) and columns < VECTOR_LANES
 
 

@@ -7,9 +7,12 @@ from collections.abc import Callable
 import torch
 
 from attention_core.backend import Call, Kernel, Verdict, attend_automatically, sample_cuts
+from attention_core.masks import Mask
 from attention_torch import compiled, few_queries, flash_cpu, guards, repaired, sdpa, small_calls
 
 __all__ = ["ScaledDotProduct"]
+
+TRACED = "has options of lengths, which torch.jit.trace makes tensors: torch.export records it"
 
 
 class ScaledDotProduct(Kernel):
@@ -22,12 +25,16 @@ class ScaledDotProduct(Kernel):
 
         Query, key and value are read where something is masked, and where there are few keys.
         """
+        if torch.jit.is_tracing():
+            return Verdict(TRACED, is_faster=False, slower=TRACED)
+        if isinstance(call.mask, Mask):
+            guards.check_local(call.query)
         slower = guards.slower(call)
         return Verdict(guards.refusal(call), slower is None, slower)
 
     def plan(self, call: Call) -> Callable[[Call], torch.Tensor | None] | None:
         """Return the output of calls of this signature, small ones or of few queries, without a verdict on each."""
-        return small_calls.plan(call) or few_queries.plan(call)
+        return None if torch.jit.is_tracing() else small_calls.plan(call) or few_queries.plan(call)
 
     def attend(self, call: Call) -> torch.Tensor:
         """Return the output of the kernel, or that of blocks if it turns out that something could leak."""

@@ -220,7 +220,9 @@ def test_what_is_empty_is_dense(empty, backend, put, get, ran):
 
 @pytest.mark.parametrize("wrong", ["fast", "Dense", "", None, 3, ["dense"]])
 def test_wrong_names_are_refused(wrong, arrays):
-    with pytest.raises(ValueError, match="expected an implementation out of auto, dense, blockwise, fused; got"):
+    with pytest.raises(
+        ValueError, match=r"expected an implementation out of auto, dense, blockwise, fused(, .*)?; got"
+    ):
         attention(*arrays, implementation=wrong)
 
 

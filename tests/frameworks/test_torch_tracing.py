@@ -288,6 +288,54 @@ def test_torch_export_takes_any_length(torch):
 
 
 @pytest.mark.needs("torch")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("options", [{}, {"implementation": "blockwise"}, {"arithmetic": "reproducible"}], ids=str)
+def test_torch_export_of_few_keys_is_for_any_length(torch, options, strict):
+    """From 16 keys on, PyTorch's kernel loses no NaN, which an export may not ask."""
+    layer = importlib.import_module("attention_torch").MultiHeadAttention(8, 2, seed=0, **options).eval()
+    few, *others = (torch.linspace(-1, 1, 2 * length * 8).reshape(2, length, 8) for length in (5, 3, 15, 40))
+    shapes = ({1: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(layer, (few,), dynamic_shapes=shapes, strict=strict).module()
+    for x in others:
+        assert_same("torch", program(x), layer(x))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:DeprecationWarning")
+def test_torch_jit_trace_of_any_length(torch):
+    layers = importlib.import_module("attention_torch")
+    layer = layers.EncoderLayer(8, 2, 6, seed=0, is_causal=True).eval()
+    x = torch.linspace(-1, 1, 2 * 10 * 8).reshape(2, 10, 8)
+    program = torch.jit.trace(layer, (x[:, :5],))
+    for length in (5, 3, 10):
+        assert_same("torch", program(x[:, :length]), layer(x[:, :length]))
+    with pytest.raises(ValueError, match="expected vectors of a known width, to rotate them"):
+        torch.jit.trace(layers.DecoderLayer(8, 2, 6, seed=0), (x,))
+
+
+@pytest.mark.needs("torch")
+def test_torch_fx_names_what_traces_attention(torch):
+    fx = importlib.import_module("torch.fx")
+    with pytest.raises(TypeError, match=r"got Proxy of torch\.fx: torch\.export traces attention"):
+        fx.symbolic_trace(lambda x: scaled_dot_product_attention(x, x, x))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("options", [{"implementation": "blockwise"}, {"is_causal": True}], ids=str)
+def test_a_distributed_tensor_names_local_map(torch, options):
+    distributed = importlib.import_module("torch.distributed")
+    tensor = importlib.import_module("torch.distributed.tensor")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh("cpu", (1,))
+        x = tensor.distribute_tensor(torch.ones(2, 4, 40, 8), mesh, [tensor.Shard(1)])
+        with pytest.raises(TypeError, match=r"got DTensor: local_map of .* as the guide to sharding shows"):
+            scaled_dot_product_attention(x, x, x, **options)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.needs("torch")
 def test_torch_export_of_an_encoder_with_open_batch_and_length(torch):
     function, (parameters, x, kept) = case("encoder_layer", "torch")
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")

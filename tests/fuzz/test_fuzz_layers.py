@@ -88,7 +88,7 @@ def native(backend: Any) -> Native:
             return layer(layer.init(1, xp=xp), *inputs, **options, **state, xp=xp)
 
         return Native(lambda name, settings: getattr(layers, name)(**settings), call)
-    module = importlib.import_module(f"attention_{backend.name}")
+    module = importlib.import_module("attention_keras" if backend.name == "tensorflow" else f"attention_{backend.name}")
     if backend.name == "torch":
         return Native(
             lambda name, settings: getattr(module, name)(**settings, seed=1).eval(),

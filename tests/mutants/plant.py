@@ -1,6 +1,6 @@
 """Plants faults, one at a time, and fails unless the tests catch every one of them.
 
-A suite that cannot fail proves nothing. The `.toml` files beside this one list faults: lines that somebody could get
+A suite that cannot fail proves nothing. The `.toml` files next to this one list faults: lines that somebody could get
 wrong, and for each the test that notices. A process that has imported pytest and a library, and nothing of ours, forks
 one for each fault, which reads the line wrongly and runs that test. In the end these tests must pass without a fault.
 
@@ -99,11 +99,11 @@ def faults() -> list[Fault]:
 
 def plant(chosen: list[Fault], record: bool) -> Iterator[str]:
     """Plant faults, and give the tests that noticed them."""
-    places = (recorded, beside, around) if record else (recorded,)
-    for place in places:
+    looks = (recorded, in_its_file, in_its_folder) if record else (recorded,)
+    for look in looks:
         missed = []
-        for fault, found in runs((fault, fault.backend, place(fault)) for fault in chosen):
-            if found.failed is None and place is not places[-1]:
+        for fault, found in runs((fault, fault.backend, look(fault)) for fault in chosen):
+            if found.failed is None and look is not looks[-1]:
                 missed.append(fault)
                 continue
             if found.failed is not None:
@@ -120,12 +120,12 @@ def recorded(fault: Fault) -> list[str]:
     return [fault.caught_by]
 
 
-def beside(fault: Fault) -> list[str]:
+def in_its_file(fault: Fault) -> list[str]:
     """The file of that test."""
     return [fault.caught_by.split("::")[0]]
 
 
-def around(fault: Fault) -> list[str]:
+def in_its_folder(fault: Fault) -> list[str]:
     """The other files of its folder."""
     path = ROOT / fault.caught_by.split("::")[0]
     return [str(test.relative_to(ROOT)) for test in sorted(path.parent.glob("test_*.py")) if test != path]

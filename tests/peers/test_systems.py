@@ -31,7 +31,7 @@ from attention_core.parameters import (
     SaganAttention,
 )
 
-FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}
+LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
 BOUND = 1e-12
 
 
@@ -314,10 +314,10 @@ SYSTEMS: dict[str, Callable[[Any], Any]] = {
 def called(trial, backend):
     """What a layer gives: that of the adapter, or of the core where the library has no layers."""
     put = backend.from_numpy
-    if backend.name not in FRAMEWORKS:
+    if backend.name not in LAYERS:
         options = {**put(trial.options), **({"state": put(trial.state)} if trial.state else {})}
         return backend.to_numpy(trial.definition(put(trial.parameters), *put(trial.inputs), **options))
-    adapter = importlib.import_module(f"attention_{backend.name}")
+    adapter = importlib.import_module(LAYERS[backend.name])
     kind = getattr(adapter, type(trial.definition).__name__)
     dtype = {"dtype": "float64"} if backend.name == "tensorflow" else {}  # to which Keras converts the inputs
     layer = kind.from_numpy(trial.definition, trial.parameters, trial.state, **dtype)
@@ -368,9 +368,9 @@ def test_feature_maps_come_back_with_their_channels(channels):
 
 def main():
     """Print the table of the documentation, or fail where a system is beyond the bound."""
-    print(f"| system | {' | '.join(FRAMEWORKS.values())} |\n|---|{'---|' * len(FRAMEWORKS)}")
+    print(f"| system | {' | '.join(LAYERS)} |\n|---|{'---|' * len(LAYERS)}")
     for system in SYSTEMS:
-        errors = [error(system, get_backend(name)) for name in FRAMEWORKS]
+        errors = [error(system, get_backend(name)) for name in LAYERS]
         assert max(errors) <= BOUND, f"{system}: {errors}"
         print(f"| {system} | {' | '.join(f'{each:.1e}' if each else 'exact' for each in errors)} |")
 

@@ -116,7 +116,8 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         ),
         score_mod=score_arrays,
     )
-    may_mask = call.mask is not None or call.bias is not None or not isinstance(columns, int)
+    is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
+    may_mask = call.mask is not None or call.bias is not None or is_open
     plan = Plan(
         mask=treedef,
         score_mod=score_mod,

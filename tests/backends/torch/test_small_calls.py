@@ -63,7 +63,7 @@ def test_autocast_is_asked_about_in_every_call(options, small):
         torch.testing.assert_close(attention(*small, **options), want, rtol=0, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace:DeprecationWarning")
 @pytest.mark.parametrize("options", CAUSAL)
 def test_transforms_and_traces_are_none_of_a_plan(options, small, kernels):
     want = attention(*small, **options)
