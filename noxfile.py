@@ -1,5 +1,6 @@
 """Everything that is checked, one session each: ``nox -l`` lists them."""
 
+import collections
 import functools
 import hashlib
 import os
@@ -37,6 +38,9 @@ COMPILED_ONCE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+# XLA takes twice as long over a small program with its optimizations, which few tests are about: these take them.
+UNOPTIMIZED = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+OPTIMIZED = ("tests/conformance", "tests/frameworks", "tests/core/test_reproducible.py")
 SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey that install beside each other
 TESTS = tuple(
     f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
@@ -102,8 +106,11 @@ def tests(session, backend):
     keras = "" if backend == "numpy" else ",keras"  # on the library of the session
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
-    words = chosen(session.posargs, TESTS)
-    pytest(alone, session, *DOCTESTS, *words, env=QUIET | ONE_THREAD | COMPILED_ONCE | required)
+    words, environment = chosen(session.posargs, TESTS), QUIET | ONE_THREAD | COMPILED_ONCE | required
+    if backend == "jax" and not session.posargs:
+        pytest(alone, session, *OPTIMIZED, env=environment, part="-optimized")
+        environment, words = environment | UNOPTIMIZED, [*words, *(f"--ignore={path}" for path in OPTIMIZED)]
+    pytest(alone, session, *DOCTESTS, *words, env=environment)
 
 
 @nox.session(default=False)
@@ -255,10 +262,13 @@ def report(session):
     """Print a table of the sessions that ran: minutes with installation, tests, and programs that XLA compiled."""
     print(f"\n{'session':20} {'minutes':>8} {'tests':>8} {'failed':>8} {'skipped':>8}")
     for name, seconds in TOOK.items():
-        kept = RESULTS / f"{name}.xml"
-        counts = ElementTree.parse(kept).find("testsuite").attrib if kept.exists() else {}
-        failed = int(counts["failures"]) + int(counts["errors"]) if counts else ""
-        print(f"{name:20} {seconds / 60:8.1f} {counts.get('tests', ''):>8} {failed:>8} {counts.get('skipped', ''):>8}")
+        counts = collections.Counter()
+        for kept in RESULTS.glob(f"{name}*.xml"):
+            suite = ElementTree.parse(kept).find("testsuite").attrib
+            counts.update({count: int(suite[count]) for count in ("tests", "failures", "errors", "skipped")})
+        failed = counts["failures"] + counts["errors"]
+        numbers = (counts["tests"], failed, counts["skipped"]) if counts else ("", "", "")
+        print(f"{name:20} {seconds / 60:8.1f} {numbers[0]:>8} {numbers[1]:>8} {numbers[2]:>8}")
     programs = sum(1 for _ in Path(COMPILED_ONCE["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache"))
     print(f"{'all':20} {sum(TOOK.values()) / 60:8.1f}; {programs} programs of XLA\n", flush=True)
 
@@ -314,9 +324,9 @@ def among_everything(session, program, *words, env=None, **options):
     return session.run(str(programs / program), *words, env=(env or {}) | path, **options)
 
 
-def pytest(run, session, *words, env):
+def pytest(run, session, *words, env, part=""):
     """Run pytest in a process for each core, and keep what came of it for `report`."""
-    kept = f"--junitxml={RESULTS / session.name}.xml"
+    kept = f"--junitxml={RESULTS / session.name}{part}.xml"
     run(
         session, "pytest", "-n", "auto", "--dist", "worksteal", kept, *words, env=env
     )  # none is idle behind a long test

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 
 import attention_core as ac
 from attention_core.masks import Causal, Mask, MaskFunction
@@ -57,29 +58,21 @@ def raises_in(call, arguments, backend, mode, error, message):
         run(*arguments)
 
 
-def modes(backend):
-    return dict.fromkeys((backend.modes[0], backend.modes[-1]))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", MASKS)
-def test_the_result_of_a_mask_function_is_a_boolean_array_for_its_positions(name, form, backend, put, rng):
+@pairwise(name=MASKS, form=FORMS, mask=["rule", "causal & rule", "~rule"], mode=[0, -1])
+def test_the_result_of_a_mask_function_is_a_boolean_array_for_its_positions(name, form, mask, mode, backend, put, rng):
     make, error, message = MASKS[name]
     rule = MaskFunction(make(put))
-    for mode in modes(backend):
-        for mask in (rule, Causal() & rule, ~rule)[: 3 if mode == "eager" else 1]:
-            call = functools.partial(ac.scaled_dot_product_attention, mask=mask, **FORMS[form])
-            raises_in(call, arrays(put, rng), backend, mode, error, message)
+    mask = {"rule": rule, "causal & rule": Causal() & rule, "~rule": ~rule}[mask]
+    call = functools.partial(ac.scaled_dot_product_attention, mask=mask, **FORMS[form])
+    raises_in(call, arrays(put, rng), backend, backend.modes[mode], error, message)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "reproducible"])
-@pytest.mark.parametrize("name", SCORES)
-def test_the_result_of_a_score_mod_is_like_its_scores(name, form, backend, put, rng):
+@pairwise(name=SCORES, form=[form for form in FORMS if form != "reproducible"], is_mod=[True, False], mode=[0, -1])
+def test_the_result_of_a_score_mod_is_like_its_scores(name, form, is_mod, mode, backend, put, rng):
     make, error, message = SCORES[name]
-    for mode in modes(backend):
-        for mod in (ScoreMod(make(put)), make(put))[: 2 if mode == "eager" else 1]:
-            call = functools.partial(ac.scaled_dot_product_attention, score_mod=mod, **FORMS[form])
-            raises_in(call, arrays(put, rng), backend, mode, error, message)
+    score_mod = ScoreMod(make(put)) if is_mod else make(put)
+    call = functools.partial(ac.scaled_dot_product_attention, score_mod=score_mod, **FORMS[form])
+    raises_in(call, arrays(put, rng), backend, backend.modes[mode], error, message)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from flex_helpers import OPTIONS, H
+from pairwise import pairwise
 from torch_kernel_helpers import accelerator, unread
 
 import attention_core as ac
@@ -62,18 +63,21 @@ def test_of_numbers_the_result_is_that_of_the_definition(name, torch, arrays, pu
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["mask causal", "mask lengths", "mask array", "window and lengths", "bias", "dropout"])
-def test_what_is_not_finite_shows_where_it_does_on_a_host(name, wrong, torch, arrays, put, rng):
+@pairwise(
+    name=["mask causal", "mask lengths", "mask array", "window and lengths", "bias", "dropout"],
+    wrong=[math.nan, math.inf, -math.inf],
+    where=[(0, 37), (1, 41), (2, 138)],
+)
+def test_what_is_not_finite_shows_where_it_does_on_a_host(name, wrong, where, torch, arrays, put, rng):
     options = doubled(torch, BLOCKS[name](put, rng)) | {"implementation": "blockwise"}
-    for side, index in ((0, 37), (1, 41), (2, 138)):
-        spoilt = [x.clone() for x in arrays]
-        spoilt[side][0, 1, index, 3] = wrong
-        expected = results(torch, spoilt, options)
-        with accelerator(), unread(torch):
-            found = results(torch, spoilt, options)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    side, index = where
+    spoilt = [x.clone() for x in arrays]
+    spoilt[side][0, 1, index, 3] = wrong
+    expected = results(torch, spoilt, options)
+    with accelerator(), unread(torch):
+        found = results(torch, spoilt, options)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["mask causal", "mask window", "narrow window", "window and lengths"])
