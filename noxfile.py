@@ -45,7 +45,11 @@ SURVEYED = ("torch", "jax", "tensorflow", "others")  # packages of the survey th
 TESTS = tuple(
     f"tests/{folder}" for folder in ("core", "backends", "frameworks", "conformance", "commands", "fuzz", "view")
 )
-INSTALLED = tuple(f"tests/{folder}" for folder in ("commands", "conformance", "view"))  # read package data
+INSTALLED = (  # read files of packages, and entry points
+    *(f"tests/commands/test_{name}.py" for name in ("check", "cli")),
+    *(f"tests/conformance/test_{name}.py" for name in ("expected", "named", "plugin", "survey", "written")),
+    "tests/view/test_page.py",
+)
 PEERS = (
     "tests/peers",
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",
