@@ -150,7 +150,7 @@ def test_jax_shapes_without_computing(jax):
 
 
 @pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FEW)  # others are traced with open dimensions, below
 def test_tensorflow_graph(tf, name, rewritten):
     function, arrays = case(name, "tensorflow")
     assert_same("tensorflow", tf.function(function)(*arrays), function(*arrays))
