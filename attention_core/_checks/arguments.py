@@ -472,13 +472,14 @@ def check_dtype(dtype: Any, xp: Namespace) -> Any:
 def check_placement(dtype: Any, device: Any, xp: Namespace) -> dict[str, Any]:
     """Return the keyword of a device for new arrays, once the library has made one of a floating-point dtype there."""
     placed = {} if device is None else {"device": device}
-    try:
-        made = xp.zeros((), dtype=xp.float32, **placed)
-    except Exception as error:
-        raise ValueError(f"expected device as one of {library_name(xp)}; got {device!r}") from error
+    if placed:
+        try:
+            xp.zeros((), dtype=xp.float32, **placed)
+        except Exception as error:
+            raise ValueError(f"expected device as one of {library_name(xp)}; got {device!r}") from error
     try:
         made = xp.zeros((), dtype=dtype, **placed)
-    except Exception as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # others are not about the dtype
         raise TypeError(f"expected dtype as one of {library_name(xp)}; got {dtype!r}") from error
     if isinstance(dtype, str) or dtype_name(made.dtype) not in FLOATING:
         raise TypeError(f"expected dtype as one of {library_name(xp)}, of floating point; got {dtype!r}")

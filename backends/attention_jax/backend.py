@@ -173,28 +173,21 @@ def _derived_forward(operation_and_plan: Any, arrays: tuple[Array, ...]) -> tupl
     return results, (arrays, results)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _derived_backward(operation_and_plan: Any, kept: Any, cotangents: tuple[Array, ...]) -> tuple[Any]:
+    """The gradients, which are not differentiated again."""
     operation, plan = operation_and_plan
     with _width(operation):
         axes = sharding.varying_axes(kept[0])
         gradients: Any = operation.backward(plan, *kept, cotangents, JaxBackend(axes) if axes else backend)
-        gradients = tuple(None if gradient is None else sharding.vary(gradient, axes) for gradient in gradients)
-    if operation.needs_float64:  # sums of integers have no gradient that means anything
-        gradients = (None if gradient is None else _once(gradient) for gradient in gradients)
-    return (tuple(gradients),)
+        return (tuple(None if gradient is None else sharding.vary(gradient, axes) for gradient in gradients),)
 
 
-@jax.custom_vjp  # type: ignore[untyped-decorator]
-def _once(gradient: Array) -> Array:
-    """Return a gradient that is not differentiated again."""
-    return gradient
-
-
-def _refused(_: Any, cotangent: Array) -> Any:
+def _refused(*_: Any) -> Any:
     raise NotImplementedError(DIFFERENTIATED_ONCE)
 
 
-_once.defvjp(lambda gradient: (gradient, None), _refused)
+_derived_backward.defvjp(lambda *arguments: (_derived_backward(*arguments), None), _refused)
 
 
 def _is_batched(array: Array) -> bool:
