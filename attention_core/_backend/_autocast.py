@@ -26,7 +26,7 @@ def without_warnings(array: Array) -> contextlib.AbstractContextManager[Any]:
 def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Function], Function]:
     """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
 
-    It also computes `without_warnings`: a weight that underflows is 0 by definition.
+    It also computes `without_warnings`: a weight that underflows is 0 by definition, and a masked score is -inf.
 
     Parameters
     ----------

@@ -187,8 +187,8 @@ class Backend:
         Whether the library casts arguments of functions by itself now, for arrays of any device; it is called at every
         call of a public function. ``None`` if it never does. The other members with ``autocast`` are then not called.
     without_warnings : callable or None
-        Gives a context in which the library warns of no number, and raises for none, whatever the user has set, if it
-        ever does either.
+        Gives a context in which the library warns of no number, and raises for none, whatever the user asks for, if
+        it ever does either.
     update_rows : callable or None
         ``update_rows(array, rows, start, donate=...)``, if the library writes rows without reading the others. It
         returns an array (..., C, D) with rows (..., L, D) written over those at start, ..., start + L - 1. ``start`` is

@@ -123,6 +123,11 @@ class JaxBackend(Backend):
         """Return the array as one that nothing is differentiated by."""
         return jax.lax.stop_gradient(array)
 
+    def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which `jax.transfer_guard` lets Python numbers be brought to the device, as eager calls do."""
+        guard = jax.config.jax_transfer_guard_host_to_device
+        return contextlib.nullcontext() if guard is None else jax.transfer_guard_host_to_device("allow")
+
     def draw_seed(self, source: Any, /) -> Any:
         """Draw two words from a typed key of JAX or a generator of Keras; those of a raw key are words already."""
         if isinstance(source, jax.Array) and jnp.issubdtype(source.dtype, jax.dtypes.prng_key):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
@@ -110,6 +110,10 @@ class TensorFlowBackend(Backend):
         """Return the tensor as one that nothing is differentiated by."""
         return tf.stop_gradient(array)
 
+    def without_warnings(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which `tf.debugging.enable_check_numerics` raises for no number: a masked score is -inf."""
+        return _without_callbacks()
+
     def draw_seed(self, source: Any, /) -> Any:
         """Draw two words from a generator of TensorFlow or Keras."""
         if isinstance(source, tf.random.Generator):
@@ -131,7 +135,8 @@ class TensorFlowBackend(Backend):
                 return [gradient for gradient in found if gradient is not None], _refused
 
             def gradients_of(*cotangents: Array) -> Any:
-                found = iter(gradients(*arrays, *results, *cotangents))
+                with self.without_warnings():
+                    found = iter(gradients(*arrays, *results, *cotangents))
                 return [next(found) if array.dtype.is_floating else None for array in arrays]
 
             return results, gradients_of
@@ -161,6 +166,28 @@ class TensorFlowBackend(Backend):
 @functools.cache
 def _has_no_gpu() -> bool:
     return not tf.config.list_physical_devices("GPU")
+
+
+def _without_callbacks() -> contextlib.AbstractContextManager[Any]:
+    """A context in which nothing looks at the operations that are run."""
+    try:
+        from tensorflow.python.eager.context import context  # noqa: PLC0415 (it may move)
+    except ImportError:
+        return contextlib.nullcontext()
+    current = context()
+    return _unseen(current) if current.op_callbacks else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _unseen(context: Any) -> Iterator[None]:
+    callbacks = list(context.op_callbacks)
+    for callback in callbacks:
+        context.remove_op_callback(callback)
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            context.add_op_callback(callback)
 
 
 def _is_recorded(arrays: list[Array]) -> bool:

@@ -46,6 +46,15 @@ def test_attention_promotes_nothing(name, way, strictly):
         gradient(QUERY, KEY)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_attention_computes_where_the_user_brings_nothing_to_the_device(name):
+    """Gradients do not, nor does `jax.nn.softmax`: JAX brings numbers there by itself."""
+    expected = scaled_dot_product_attention(QUERY, KEY, KEY, **CALLS[name])
+    with jax.transfer_guard("disallow"):
+        found = scaled_dot_product_attention(QUERY, KEY, KEY, **CALLS[name])
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 def test_an_encoder_layer_promotes_nothing(arithmetic, strictly):
     layer = attention_jax.EncoderLayer.init(0, 8, 2, 16, arithmetic=arithmetic)
