@@ -9,10 +9,11 @@ from __future__ import annotations
 import decimal
 import functools
 import math
+from typing import Any
 
 from attention_core._arithmetic.elementary import cosine, sine
 from attention_core._arithmetic.exact import uncontracted
-from attention_core._arrays import Array, Namespace, dtype_name, index_dtype, shape
+from attention_core._arrays import Array, DType, Namespace, dtype_name, index_dtype, shape
 from attention_core._backend import array_of
 
 _TURN = 0xA2F9836E4E441529FC2757D1F534DDC0DB629599  # 2**162 / (2 pi), rounded down
@@ -84,7 +85,7 @@ def _angle_by_integers(position: Array, frequencies: list[float], x: Array, xp: 
         [turn >> 15 & 0x7FFF for turn in turns],
         [turn & 0x7FFF for turn in turns],
     )
-    high, middle, low = (array_of(word, wide, x, xp) for word in words)
+    high, middle, low = _arrays_of(words, wide, x, xp)
     position = xp.astype(xp.astype(position, xp.int32), wide)
     upper, lower = xp.bitwise_right_shift(position, 16), xp.bitwise_and(position, 0xFFFF)
     count = xp.multiply(position, high)  # in units of 2**-32 turns
@@ -103,12 +104,18 @@ def _angle_by_floats(position: Array, turns: list[int], bits: int, xp: Namespace
         [math.ldexp(turn >> bits - 44 & 0x3FFFFF, -44) for turn in turns],
         [math.ldexp(turn & (1 << bits - 44) - 1, -bits) for turn in turns],
     )
-    high, middle, low = (array_of(word, position.dtype, position, xp) for word in words)
+    high, middle, low = _arrays_of(words, position.dtype, position, xp)
     turn = xp.add(_fraction(xp.multiply(position, high), xp), _fraction(xp.multiply(position, middle), xp))
     quarters = xp.round(xp.multiply(turn, 4.0))
     remainder = xp.subtract(turn, xp.multiply(quarters, 0.25))
     remainder = xp.add(remainder, uncontracted(xp.multiply(position, low), xp))
     return xp.astype(quarters, xp.int32), xp.multiply(remainder, 2 * math.pi)
+
+
+def _arrays_of(words: tuple[list[Any], ...], dtype: DType, like: Array, xp: Namespace) -> list[Array]:
+    """Lists of as many numbers as arrays: parts of one, which takes a third of the time to make."""
+    count, numbers = len(words[0]), array_of([number for word in words for number in word], dtype, like, xp)
+    return [numbers[first : first + count] for first in range(0, len(words) * count, count)]
 
 
 @functools.cache

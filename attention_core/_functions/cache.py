@@ -33,6 +33,7 @@ from attention_core._checks import (
     check_rank,
     check_sizes,
     check_value,
+    once_per_signature,
     only_array,
     plain_integer,
     value_range,
@@ -177,10 +178,10 @@ def append(
     """
     check_parameters("cache", cache, KeyValueCache)
     num_new = as_constant(num_new, cache.key)
-    xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
-    check_flags(donate=donate)
-    check_cache(cache)
-    _check_new(cache, key, value, num_new)
+    xp = _check_call(key=key, value=value, cache=cache, num_new=num_new, donate=donate, xp=xp)
+    count = sizes(key)[-2]
+    check_num_new(num_new, cache.length, count)
+    check_room(cache.length, count, sizes(cache.key)[-2])
     return extended(cache, key, value, num_new, donate=donate, xp=xp)
 
 
@@ -304,8 +305,12 @@ def check_cache(cache: KeyValueCache) -> None:
         raise ValueError(f"expected cache.length () or ({expected}); got {shape_text(cache.length)}")
 
 
-def _check_new(cache: KeyValueCache, key: Array, value: Array, num_new: Array | None) -> None:
-    """Raise unless new keys and values fit a cache, and there is room for them."""
+@once_per_signature
+def _check_call(*, key: Array, value: Array, cache: KeyValueCache, num_new: Any, donate: Any, xp: Any) -> Namespace:
+    """Raise unless new keys and values fit a cache, whose lengths are not read here; return the namespace."""
+    xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
+    check_flags(donate=donate)
+    check_cache(cache)
     for name, array, model in (("key", key, cache.key), ("value", value, cache.value)):
         check_rank(name, array, 3, "(..., G, L, *)")
         check_like(name, array, f"cache.{name}", model)
@@ -316,10 +321,8 @@ def _check_new(cache: KeyValueCache, key: Array, value: Array, num_new: Array | 
                 f"expected {name} ({expected}, L, {'?' if width is None else width}) to match cache.{name}"
                 f" {shape_text(model)}; got {shape_text(array)}{_axes_hint(name, dims, (*outer, width))}"
             )
-    count, capacity = sizes(key)[-2], sizes(cache.key)[-2]
-    check_length("value", value, -2, count, reason="to match key")
-    check_num_new(num_new, cache.length, count)
-    check_room(cache.length, count, capacity)
+    check_length("value", value, -2, sizes(key)[-2], reason="to match key")
+    return xp
 
 
 def _axes_hint(name: str, dims: tuple[int | None, ...], row: tuple[int | None, ...]) -> str:

@@ -17,6 +17,7 @@ from attention_core._checks import (
     check_positive,
     check_rank,
     number_text,
+    once_per_signature,
     only_array,
 )
 from attention_core._functions.constants import as_constant
@@ -98,9 +99,9 @@ def rotary_embedding(
     [0.5403, 0.8415]
     """
     positions = as_constant(positions, x)
-    xp = common_namespace(xp, {"x": x, "positions": positions})
     options: dict[str, Any] = {"base": base, "interleaved": interleaved, "width": width, "divisors": divisors}
-    options |= {"width": _checked_width(x, positions, arithmetic=arithmetic, **options), "base": float(base)}
+    xp, width = _check_call(x=x, positions=positions, arithmetic=arithmetic, xp=xp, **options)
+    options |= {"width": width, "base": float(base)}
     places = xp.reshape(positions, (1,)) if not len(positions.shape) else positions
     places = xp.expand_dims(xp.expand_dims(xp.astype(places, xp.int32), axis=-2), axis=-1)
     heads = upcast(x, xp=xp)
@@ -131,15 +132,17 @@ def rotations_of(
     return {width: rotation(places, like, width=rotary_width or width, **options) for width in widths}
 
 
-def _checked_width(x: Array, positions: Array, *, arithmetic: Any, **options: Any) -> int:
-    """Raise unless the arguments are valid; return the number of channels to rotate."""
+@once_per_signature
+def _check_call(*, x: Array, positions: Array, arithmetic: Any, xp: Any, **options: Any) -> tuple[Namespace, int]:
+    """Raise unless the arguments are valid; return the namespace, and the number of channels to rotate."""
+    xp = common_namespace(xp, {"x": x, "positions": positions})
     check_input("x", x, 3, "(..., H, L, D)", arithmetic=arithmetic)
     check_rank("positions", positions, 0, "(..., L)")
     check_integer("positions", positions)
     *leading, _, length, channels = sizes(x)
     check_broadcastable("positions", positions, (*leading, length))
     check_device("positions", positions, "x", x)
-    return check_rotation(channels, **options)
+    return xp, check_rotation(channels, **options)
 
 
 def check_rotation(channels: int | None, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:
