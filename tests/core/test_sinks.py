@@ -1,4 +1,4 @@
-"""Sinks of minus infinity, which take no share: results and gradients, with fully masked rows in every form."""
+"""Sinks of minus infinity, which take no share, and sinks that take nearly all: with fully masked rows in every form."""
 
 import numpy as np
 import pytest
@@ -51,6 +51,24 @@ def test_sinks_of_minus_infinity_change_nothing(implementation, put, get, rng):
     )
     for ours, theirs in ((got.output, want.output), (got.logsumexp, want.logsumexp)):
         np.testing.assert_allclose(get(ours), get(theirs), rtol=1e-12)
+
+
+@every_implementation
+def test_the_share_beside_a_sink_far_above_all_scores_keeps_its_digits(implementation, put, get, rng):
+    r"""A share of :math:`e^{-70}` is no 0 in float32, in outputs and weights alike."""
+    query, key, value = inputs = arrays(rng, "float32")
+    sinks = np.asarray([70, 72], "float32")
+    exponentials = np.exp(np.einsum("bhmd,bhnd->bhmn", query, key).astype(float)) * ALLOWED
+    weights = exponentials / (np.exp(sinks.astype(float))[:, None, None] + exponentials.sum(-1, keepdims=True))
+    weighted = implementation != "blockwise"
+    options = FORMS["array"](put, "float32") | {"implementation": implementation, "scale": 1.0}
+    result = ac.scaled_dot_product_attention(
+        *put(inputs), sinks=put(sinks), return_logsumexp=True, return_weights=weighted, **options
+    )
+    bound = 1e-5 * (weights @ np.abs(value))
+    assert np.all(np.abs(get(result.output) - weights @ value) <= bound)
+    if weighted:
+        np.testing.assert_allclose(get(result.weights), weights, rtol=1e-5)
 
 
 @pytest.mark.needs("gradients")
