@@ -17,7 +17,6 @@ import torch
 from ml_dtypes import bfloat16
 
 from attention_core import Dropout, scaled_dot_product_attention
-from attention_core._attention.reproducible import forward
 
 mpl.use("svg")
 import matplotlib.pyplot as plt
@@ -75,22 +74,12 @@ def in_ulps(found, wanted, size, digits=23):
     return float(abs(mpmath.mpf(float(found)) - wanted) / mpmath.mpf(2) ** (exponent - 1 - digits))
 
 
-def without_refinement(*sums, weight):
-    """The sums of two slices of each weight, in the place of those of as many as needed."""
-    return sums[3], weight
-
-
 def measure():
-    """The errors of outputs by case and gap: of two slices alone, of reproducible arithmetic, of the fast one."""
-    found = {name: {} for name in ("two slices", "reproducible", "fast")}
-    for case, (values, rate) in CASES.items():
-        for name, lines in found.items():
-            refine = forward.refine
-            forward.refine = without_refinement if name == "two slices" else refine
-            arithmetic = "fast" if name == "fast" else "reproducible"
-            lines[case] = [errors(gap, values, rate, arithmetic) for gap in GAPS]
-            forward.refine = refine
-    return found
+    """The errors of outputs by arithmetic, case and gap."""
+    return {
+        arithmetic: {case: [errors(gap, *inputs, arithmetic) for gap in GAPS] for case, inputs in CASES.items()}
+        for arithmetic in ("reproducible", "fast")
+    }
 
 
 def table(found):
@@ -175,7 +164,7 @@ def draw(found):
     """Draw one line for each arithmetic: the largest error of all cases."""
     mpl.rcParams.update({"svg.hashsalt": "attention-core", "font.size": 10})
     figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
-    colours = {"two slices": "#6e7781", "reproducible": "#1f6feb", "fast": "#c2410c"}
+    colours = {"reproducible": "#1f6feb", "fast": "#c2410c"}
     for name, lines in found.items():
         worst = [max(line[number][0] for line in lines.values()) for number in range(len(GAPS))]
         axes.plot(GAPS, worst, color=colours[name], label=name)

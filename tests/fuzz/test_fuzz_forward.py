@@ -24,7 +24,7 @@ def differences(problem: Problem, arrays: dict[str, np.ndarray], result: Any) ->
     lost = oracle.TINY[wide] * 4 * (problem.columns + 1) * (1 + values)
     top = (truth.weights * truth.kept).max(axis=-1, keepdims=True, initial=0).astype(float)
     rounding = 0.51 * oracle.spacing(truth.output_scale, problem.dtype)
-    cut, short = (2.0**-35, 2.0**-42) if problem.dtype == "float32" else (2.0**-23, 2.0**-16)
+    cut, short = (2.0**-54, 2.0**-45) if problem.dtype == "float32" else (2.0**-23, 2.0**-16)
     if exact:  # SMALL_WEIGHTS, LARGE_MASKED_VALUES: both are cut so far below the largest
         largest = truth.weights.max(axis=-1, keepdims=True, initial=0)
         lost = lost + (cut * (problem.columns + 4) * largest + short) * values / (1 - (problem.dropout or (0,))[0])

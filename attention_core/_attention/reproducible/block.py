@@ -20,7 +20,6 @@ class ExactScoreBlock(NamedTuple):
 
     scores: Array  # in units of 256 ln 2, (G, R, m, n); -inf where not allowed
     softcap_derivative: Array | None
-    allowed: Array | None  # None for everywhere
     at: Positions | None
 
 
@@ -43,7 +42,7 @@ def exact_score_block(
     scores = masked_scores(scores, allowed, bias, None, xp=xp)
     if derivative is not None and may_mask(grid):  # that of a masked key may be nan
         derivative = xp.where(xp.equal(scores, -math.inf), 0.0, derivative)
-    return ExactScoreBlock(scores, derivative, allowed, at)
+    return ExactScoreBlock(scores, derivative, at)
 
 
 def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]:

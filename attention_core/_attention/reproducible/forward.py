@@ -6,10 +6,10 @@ over the keys finds the row maximum. A second one computes the weights
 
 .. math:: w_{ij} = 2^{256 (t_{ij} - \max_j t_{ij})}
 
-as two integers of 18 bits each. Sums of their products with slices of the values are exact, so neither the order of
-blocks nor their size shows. All four sums are added with one rounding. So masked values do not show either, although
-the power of two that values are cut by is above them, too. For 16-bit types, one slice of each number suffices, and one
-integer of 24 bits for a weight.
+as three integers of 18 bits each. Sums of their products with both slices of the values are exact, so neither the order
+of blocks nor their size shows. The sums of each integer with all bits of the values are rounded together. So masked
+values do not show either, although the power of two that values are cut by is above them, too. For 16-bit types, one
+slice of each number suffices, and one integer of 24 bits for a weight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operan
 from attention_core._attention.call import Call, dropout_scale, upcast_call
 from attention_core._attention.reproducible.backward import backward
 from attention_core._attention.reproducible.reduction import (
-    QueryRows,
     Reduction,
     SlicedValues,
     Sums,
@@ -34,7 +33,6 @@ from attention_core._attention.reproducible.reduction import (
     reduce_keys,
     weighted_totals,
 )
-from attention_core._attention.reproducible.refinement import refine
 from attention_core._attention.reproducible.slices import as_three_float32, needs_carry, without_carry
 from attention_core._backend import Backend, Operation, register
 
@@ -81,12 +79,10 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
 def _forward(grid: Grid, value_part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     xp, carry = grid.xp, needs_carry(grid, 1)
 
-    def finish(run: list[QueryRows], values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+    def finish(values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
         weights = without_carry(sums.weights, carry, xp)
-        total, weight = weighted_totals(sums.values, weights, values.power, carry=carry, xp=xp)
-        if sums.margins:
-            total, weight = refine(run, values, sums, total, weight=weight)
-        return total, weight, sums.anchor
+        count = grid.plan.num_slices
+        return *weighted_totals(sums.values, weights, values.power, count=count, carry=carry, xp=xp), sums.anchor
 
     width = shape(grid.operands.value, xp=xp)[-1]
     total, weight, anchor = reduce_keys(grid, Reduction(finish, (width, 1, 1), "float64", value_part))

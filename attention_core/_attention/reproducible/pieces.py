@@ -54,6 +54,7 @@ from attention_core._attention.reproducible.reduction import (
 from attention_core._attention.reproducible.slices import (
     MAX_TOP,
     MIN_TOP,
+    WEIGHT_SLICES,
     Parts,
     as_three_float32,
     from_three_float32,
@@ -90,9 +91,9 @@ class ExactPartial(NamedTuple):
     Attributes
     ----------
     weights : Array of int32, shape (..., H, M, 3, K)
-        Limbs of the sums of weights, K of them: 2, or 1 for types of 16 bits.
+        Limbs of the sums of weights, K of them: 3, or 1 for types of 16 bits.
     values : Array of int32, shape (..., H, M, 3, J E)
-        Limbs of the sums of weighted values, with J = K². Three times as many where there is a mask or bias, as
+        Limbs of the sums of weighted values, with J = 6, or 1. Three times as many where there is a mask or bias, as
         values that are not finite are counted separately.
     extent : Extent
         Of all keys.
@@ -190,11 +191,11 @@ def reproducible_partial(call: Call, extent: Extent) -> ExactPartial:
     """The sums of a call's keys relative to an extent."""
     xp = call.xp
     *leading, heads, rows, _ = shape(call.query, xp=xp)
-    count = 2 if compute_dtype_name(call.query.dtype) == dtype_name(call.query.dtype) else 1
+    count = 2 if compute_dtype_name(call.query.dtype) == dtype_name(call.query.dtype) else 1  # slices of a value
     width = shape(call.value, xp=xp)[-1]
     if _may_be_masked(call):
         call, width = _with_nonfinite_indicators(call), 3 * width
-    lasts = (count, count**2 * width)
+    lasts = _numbers(count, width)
     if _is_empty(call):
         weights, values = (
             xp.zeros((*leading, heads, rows, 3, last), dtype=xp.int32, **on_device_of(call.query)) for last in lasts
@@ -234,16 +235,21 @@ def _sums_forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
     scores, values = (to_float64(x, xp) for x in arrays[-2:])
     row_max = pad_rows(grid, from_three_float32(scores, xp))
 
-    def finish(run: list[QueryRows], values: SlicedValues, sums: Sums) -> tuple[Array, ...]:
+    def finish(_: SlicedValues, sums: Sums) -> tuple[Array, ...]:
         return tuple(xp.concat(_limbs(parts, carry, xp), axis=-1) for parts in (sums.weights, sums.values))
 
     extent, widths = (row_max, power_above_max(values, -2, xp)), _limb_widths(plan, grid.operands, xp)
     return reduce_keys(grid, Reduction(finish, widths, "int32", lambda values: values, extent=extent))
 
 
+def _numbers(count: int, width: Any) -> tuple[Any, Any]:
+    """How many sums of weights and of weighted values a query has, with so many slices of a value."""
+    return WEIGHT_SLICES[count], WEIGHT_SLICES[count] * count * width
+
+
 def _limb_widths(plan: Plan, operands: Operands, xp: Namespace) -> tuple[Any, Any]:
-    count = plan.num_slices
-    return 3 * count, 3 * count**2 * shape(operands.value, xp=xp)[-1]
+    weights, values = _numbers(plan.num_slices, shape(operands.value, xp=xp)[-1])
+    return 3 * weights, 3 * values
 
 
 def _limbs(parts: Parts, carry: bool, xp: Namespace) -> list[Array]:
@@ -303,34 +309,39 @@ register("Completion", Completion)
 def complete_exactly(partial: ExactPartial, dropout: Any, xp: Namespace) -> tuple[Array, Array]:
     """Output and logsumexp."""
     weights, values, (scores, extents) = partial
-    *leading, heads, rows, _, count = shape(weights, xp=xp)
+    *leading, heads, rows, _, num_weights = shape(weights, xp=xp)
     num_kv_heads, _, width = shape(extents, xp=xp)[-3:]
-    batch = math.prod(leading)
-    total_width = shape(values, xp=xp)[-1] // count**2
+    batch, num_values = math.prod(leading), shape(values, xp=xp)[-1]
     dims = (batch, num_kv_heads, heads // num_kv_heads, rows)
     arrays = (
-        xp.reshape(weights, (*dims, 3, count)),
-        xp.reshape(values, (*dims, 3, shape(values, xp=xp)[-1])),
+        xp.reshape(weights, (*dims, 3, num_weights)),
+        xp.reshape(values, (*dims, 3, num_values)),
         xp.reshape(scores, (*dims, 3)),
         xp.reshape(extents, (batch, num_kv_heads, 1, width)),
     )
-    plan = Completion(dropout_scale(dropout), total_width != width)
+    plan = Completion(dropout_scale(dropout), num_values != _numbers(_count(num_weights), width)[1])
     output, logsumexp = run(COMPLETE, plan, *arrays, xp=xp)
     return xp.reshape(output, (*leading, heads, rows, width)), xp.reshape(logsumexp, (*leading, heads, rows))
+
+
+def _count(num_weights: int) -> int:
+    """How many slices a value has, by how many a weight has."""
+    return next(count for count, slices in WEIGHT_SLICES.items() if slices == num_weights)
 
 
 def _complete_forward(plan: Completion, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
     xp = backend.namespace
     weights, values, scores, extents = arrays
-    count, width = shape(weights, xp=xp)[-1], shape(extents, xp=xp)[-1]
+    num_weights, width = shape(weights, xp=xp)[-1], shape(extents, xp=xp)[-1]
+    count = _count(num_weights)
     power = power_above_max(to_float64(extents, xp), -2, xp)
     if plan.counts_nonfinite:
         power = xp.concat([power, *[xp.ones_like(power)] * 2], axis=-1)
     widths = value_widths(shape(power, xp=xp)[-1], count, False)
     pairs = zip(*(split_columns(half, widths) for half in _carried(values, xp)), strict=True)
     value_sums = tuple(half for pair in pairs for half in pair)
-    weight_sums = split_columns(join_carry(_carried(weights, xp), xp), [1] * count)
-    total, weight = weighted_totals(value_sums, weight_sums, power, carry=True, xp=xp)
+    weight_sums = split_columns(join_carry(_carried(weights, xp), xp), [1] * num_weights)
+    total, weight = weighted_totals(value_sums, weight_sums, power, count=count, carry=True, xp=xp)
     anchor = anchor_max(from_three_float32(to_float64(scores, xp), xp), xp)
     weight = xp.where(xp.logical_or(xp.isnan(anchor), xp.less(weight, 0.0)), math.nan, weight)
     output = divide_by_weight(total, weight, plan.factor, xp)

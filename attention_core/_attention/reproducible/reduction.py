@@ -11,7 +11,6 @@ from attention_core._arithmetic.exact import (
     divide_rows,
     power_above_max,
     round_to_float32,
-    sum_exactly,
     to_float64,
     uncontracted,
 )
@@ -32,27 +31,24 @@ from attention_core._attention.blocks.grid import (
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
 from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
-from attention_core._attention.reproducible.margins import block_margins, bound_of, float32_weights, value_magnitudes
 from attention_core._attention.reproducible.slices import (
     MAX_TOP,
     MIN_TOP,
     SCORE_UNIT,
     VALUE_BITS,
     WEIGHT_BITS,
+    WEIGHT_SLICES,
     Parts,
     concat_slices,
     exact_weights,
+    join_value_sums,
     needs_carry,
     slice_key,
     slice_query,
-    value_terms,
     value_widths,
     weigh,
     with_carry,
 )
-
-FINISHED = 2**17  # elements of the sums that are finished together
-
 
 # Blocks of queries, and the scores of their keys
 
@@ -85,45 +81,23 @@ def for_each_rows(
 
     ``prepared`` is what ``prepare(sample)`` returns, which is called once for all blocks of queries of a batch element.
     """
-    return _for_each_run(grid, lambda run, prepared: compute(run[0], prepared), accumulators, prepare, length=1)
-
-
-def _for_each_run(
-    grid: Grid,
-    compute: Callable[[list[QueryRows], Any], tuple[Array, ...]],
-    accumulators: tuple[Any, ...],
-    prepare: Callable[[Sample], Any],
-    *,
-    length: int,
-) -> tuple[Array, ...]:
-    """The same, for so many neighbouring blocks of queries together; more than one where loops are not traced."""
     visits, loops = make_visits(grid, by_key=False), grid.loops
-    runs = _grid_of_runs(grid, length)
-    num_runs = runs.counts[0]
 
     def add_sample(index: Any, accumulators: Any) -> Any:
         sample = sample_at(grid, index)
         query, keys, prepared = slice_query(grid, sample.query), slice_key(grid, sample.key), prepare(sample)
 
-        def rows_at(i: Any) -> QueryRows:
+        def add_rows(i: Any, accumulators: Any) -> Any:
             block = loops.block(query, i, grid.sizes[0], -2)
-            return QueryRows(grid, sample, block, keys, i=i, visits=visits.of(loops, sample.index, i))
+            rows = QueryRows(grid, sample, block, keys, i=i, visits=visits.of(loops, sample.index, i))
+            pairs = zip(accumulators, compute(rows, prepared), strict=True)
+            row_block = index * grid.counts[0] + i
+            return tuple(loops.add_block(accumulator, row_block, block) for accumulator, block in pairs)
 
-        def add_run(number: Any, accumulators: Any) -> Any:
-            blocks = [number] if length == 1 else range(number * length, min((number + 1) * length, grid.counts[0]))
-            pairs = zip(accumulators, compute([rows_at(i) for i in blocks], prepared), strict=True)
-            run_index = index * num_runs + number
-            return tuple(loops.add_block(accumulator, run_index, block) for accumulator, block in pairs)
-
-        return loops.for_each(num_runs, add_run, accumulators, work_of(grid, sample))
+        return loops.for_each(grid.counts[0], add_rows, accumulators, work_of(grid, sample))
 
     accumulators = loops.for_each(num_rounds(grid), add_sample, accumulators, work_of(grid))
-    return tuple(concat_blocks(runs, accumulator, 0) for accumulator in accumulators)
-
-
-def _grid_of_runs(grid: Grid, length: int) -> Grid:
-    """The same grid, in which so many blocks of queries count as one."""
-    return grid if length == 1 else grid._replace(counts=(-(-grid.counts[0] // length), grid.counts[1]))
+    return tuple(concat_blocks(grid, accumulator, 0) for accumulator in accumulators)
 
 
 def row_accumulator(grid: Grid, last: Any, dtype: str) -> Any:
@@ -165,10 +139,10 @@ def anchor_max(row_max: Array, xp: Namespace) -> Array:
 class Reduction(NamedTuple):
     """How the sums over all keys are taken, and what is made of them.
 
-    ``finish(run, values, sums)`` returns arrays (G, R, m, ...) for a run of blocks of queries.
+    ``finish(values, sums)`` returns arrays (G, R, m, ...) for a block of queries.
     """
 
-    finish: Callable[[list[QueryRows], SlicedValues, Sums], tuple[Array, ...]]
+    finish: Callable[[SlicedValues, Sums], tuple[Array, ...]]
     widths: tuple[Any, ...]  # of the arrays that ``finish`` returns
     dtype: str  # likewise
     value_part: Callable[[Array], Array]  # the part of the values that is averaged, such as the finite ones
@@ -180,12 +154,8 @@ class SlicedValues(NamedTuple):
     """The values of one element of the batch in slices, and which numbers all sums are relative to."""
 
     values: Array  # and a column of ones, (G, N, count * E + 1)
-    exact: Array  # the values themselves, (G, N, E)
     power: Array  # above all values of a channel, (G, 1, E)
     row_max: Array | None  # (G, R, M, 1); None if that of the keys at hand is to be found
-    magnitudes: Array | None  # by `value_magnitudes`; None where no sum is refined
-    least: Array | None  # likewise
-    memo: dict[str, Any]  # what `refinement` computes once
 
 
 class Sums(NamedTuple):
@@ -194,54 +164,28 @@ class Sums(NamedTuple):
     anchor: Array  # see `anchor_max`
     values: Parts
     weights: Parts
-    margins: Parts  # one array, see `block_margins`; none where no sum is refined
 
 
 def reduce_keys(grid: Grid, reduction: Reduction) -> tuple[Array, ...]:
     """The results of ``reduction.finish`` for all queries, (B, G, R, M, ...)."""
 
-    def finish_run(run: list[QueryRows], values: SlicedValues) -> tuple[Array, ...]:
-        return reduction.finish(run, values, _joined([_sum_over_keys(rows, values) for rows in run], grid.xp))
+    def finish_rows(rows: QueryRows, values: SlicedValues) -> tuple[Array, ...]:
+        return reduction.finish(values, _sum_over_keys(rows, values))
 
-    length, prepare = _run_length(grid), functools.partial(_slice_values, grid, reduction)
-    runs = _grid_of_runs(grid, length)
-    accumulators = tuple(row_accumulator(runs, last, reduction.dtype) for last in reduction.widths)
-    return _for_each_run(grid, finish_run, accumulators, prepare, length=length)
-
-
-def _run_length(grid: Grid) -> int:
-    """How many blocks of queries have their sums finished together: small arrays take the time of a call each."""
-    if grid.loops.traced or not isinstance(grid.counts[0], int):
-        return 1
-    return int(max(1, FINISHED // (grid.sizes[0] * 2 * max(1, grid.operands.value.shape[-1]))))
-
-
-def _joined(sums: list[Sums], xp: Namespace) -> Sums:
-    """The sums of neighbouring blocks of queries as those of one."""
-    if len(sums) == 1:
-        return sums[0]
-
-    def joined(parts: tuple[Array, ...]) -> Array:
-        return xp.concat(list(parts), axis=-2)
-
-    anchor, *others = zip(*sums, strict=True)
-    return Sums(joined(anchor), *(tuple(map(joined, zip(*parts, strict=True))) for parts in others))
+    accumulators = tuple(row_accumulator(grid, last, reduction.dtype) for last in reduction.widths)
+    return for_each_rows(grid, finish_rows, accumulators, functools.partial(_slice_values, grid, reduction))
 
 
 def _slice_values(grid: Grid, reduction: Reduction, sample: Sample) -> SlicedValues:
     xp, count = grid.xp, grid.plan.num_slices
     values = reduction.value_part(to_float64(sample.value, xp))
-    magnitudes = least = row_max = None
     if reduction.extent is None:
-        power = power_above_max(values, -2, xp)
+        row_max, power = None, power_above_max(values, -2, xp)
     else:
         row_max, power = (sample_slice(grid, x, sample.index, sample.head) for x in reduction.extent)
     slices = concat_slices(values, power, VALUE_BITS[count], count, xp=xp)
-    if reduction.extent is None and count == 2:
-        magnitudes, least = value_magnitudes(values, power, xp)
     ones = xp.ones((*shape(values, xp=xp)[:-1], 1), dtype=xp.float64, **on_device_of(values))
-    slices = xp.concat([slices, ones], axis=-1)
-    return SlicedValues(slices, values, power, row_max=row_max, magnitudes=magnitudes, least=least, memo={})
+    return SlicedValues(xp.concat([slices, ones], axis=-1), power, row_max)
 
 
 def _sum_over_keys(rows: QueryRows, values: SlicedValues) -> Sums:
@@ -262,36 +206,26 @@ def _sum_over_keys(rows: QueryRows, values: SlicedValues) -> Sums:
         new = _block_sums(rows, values, anchor, scores_at(rows, masked, j), j=j)
         return tuple(tuple(map(xp.add, *pair)) for pair in zip(sums, new, strict=True))
 
-    zeros = _zero_sums(rows, anchor, values)
+    zeros = _zero_sums(rows, anchor)
     return Sums(anchor, *visit_blocks(grid.loops, whole, seen, add_keys, state=zeros))
 
 
-def _zero_sums(rows: QueryRows, like: Array, values: SlicedValues) -> tuple[Parts, ...]:
+def _zero_sums(rows: QueryRows, like: Array) -> tuple[Parts, ...]:
     grid, xp, count = rows.grid, rows.grid.xp, rows.grid.plan.num_slices
     carry = needs_carry(grid, 1)
     *dims, _ = shape(rows.query, xp=xp)
     width = shape(grid.operands.value, xp=xp)[-1]
-    widths = value_widths(width, count, carry), [1] * (count * (2 if carry else 1))
-    zeros = tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
-    if values.magnitudes is None:
-        return *zeros, ()
-    last = shape(values.magnitudes, xp=xp)[-1]
-    return *zeros, (xp.zeros((*dims, last), dtype=xp.float32, **on_device_of(like)),)
+    widths = value_widths(width, count, carry), [1] * (WEIGHT_SLICES[count] * (2 if carry else 1))
+    return tuple(tuple(zeros_with(like, *dims, last, xp=xp) for last in lasts) for lasts in widths)
 
 
 def _block_sums(
     rows: QueryRows, values: SlicedValues, anchor: Array, block: ExactScoreBlock, *, j: Any
 ) -> tuple[Parts, ...]:
-    """Sums over one block of keys: of weighted values, and of weights, and margins."""
+    """Sums over one block of keys: of weighted values, and of weights."""
     grid, xp = rows.grid, rows.grid.xp
     carry, dropout = needs_carry(grid, 1), dropout_of(grid)
-    weights, exponents = exact_weights(grid, block.scores, anchor)
-    margins: Parts = ()
-    if values.magnitudes is not None:
-        magnitudes = grid.loops.block(values.magnitudes, j, grid.sizes[1], -2)
-        bound = bound_of(grid, block.allowed, rows.i, j, like=weights[0])
-        short = float32_weights(exponents, weights[0], xp)
-        margins = (block_margins(grid, short, block, bound, magnitudes=magnitudes),)
+    weights = exact_weights(grid, block.scores, anchor)
     kept = [apply_dropout(part, dropout, block.at, num_heads_of(grid), xp=xp) for part in weights]
     value_block = grid.loops.block(values.values, j, grid.sizes[1], -2)
     products = weigh(grid, kept, value_block)
@@ -300,26 +234,26 @@ def _block_sums(
         weight_sums = tuple(product[..., -1:] for product in products)
     else:
         weight_sums = tuple(xp.sum(part, axis=-1, keepdims=True) for part in weights)
-    return with_carry(value_sums, carry, xp), with_carry(weight_sums, carry, xp), margins
+    return with_carry(value_sums, carry, xp), with_carry(weight_sums, carry, xp)
 
 
 # Averages
 
 
 def weighted_totals(
-    value_sums: Parts, weight_sums: Parts, value_power: Array, *, carry: bool, xp: Namespace
+    value_sums: Parts, weight_sums: Parts, value_power: Array, *, count: int, carry: bool, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Sums of weighted values and of weights, from the integers that stand for them.
+    """Sums of weighted values and of weights, from the integers that stand for them, with so many slices of a value.
 
-    The former are those of `value_terms`, and rounded once. So nothing shows of the power that values were cut by.
+    The sum of each slice of the weights is rounded to float64, and these are added, the smallest first. Values have all
+    of their bits in each, so nothing shows of the power that these were cut by.
     """
-    count = len(weight_sums)
-    bits, value_bits = WEIGHT_BITS[count], VALUE_BITS[count]
-    weight = weight_sums[0]
-    if count == 2:
-        weight = xp.add(weight, xp.multiply(weight_sums[1], 2.0**-bits))
-    total = xp.add(*sum_exactly(value_terms(value_sums, count, carry, xp), xp))
-    unit = xp.multiply(xp.expand_dims(value_power, axis=-3), 2.0 ** -(bits + value_bits))
+    bits = WEIGHT_BITS[count]
+    total, weight = (
+        functools.reduce(lambda rest, part: xp.add(part, xp.multiply(rest, 2.0**-bits)), reversed(parts))
+        for parts in (join_value_sums(value_sums, count, carry, xp), weight_sums)
+    )
+    unit = xp.multiply(xp.expand_dims(value_power, axis=-3), 2.0 ** -(bits + VALUE_BITS[count]))
     return xp.multiply(total, unit), xp.multiply(weight, 2.0**-bits)
 
 

@@ -18,6 +18,7 @@ from attention_core._arithmetic.exact import (
     slice_bits,
     slices,
     split_carry,
+    sum_exactly,
     to_float64,
 )
 from attention_core._arrays import Array, Namespace, shape
@@ -28,8 +29,10 @@ from attention_core._attention.blocks.scores import matmul_into_workspace, matmu
 from attention_core._attention.call import flatten_group
 
 SCORE_UNIT = LOG2_E / 256  # scores times this are the x of `exp2_weight`, which returns 2**(256 x)
-WEIGHT_BITS = {1: 24, 2: 18}  # bits of a slice of a weight, by the number of slices
-VALUE_BITS = {count: slice_bits(LONGEST, bits) for count, bits in WEIGHT_BITS.items()}
+# By the number of slices of a query, key or value:
+WEIGHT_SLICES = {1: 1, 2: 3}  # how many a weight of the forward pass has
+WEIGHT_BITS = {1: 24, 2: 18}  # bits of each
+VALUE_BITS = {count: slice_bits(LONGEST, bits) for count, bits in WEIGHT_BITS.items()}  # those of a slice of a value
 D_SCORE_BITS = 20
 D_SCORE_FACTOR_BITS = slice_bits(LONGEST, D_SCORE_BITS)  # queries and keys, the other factor of d_scores
 D_OUTPUT_BITS = 22  # the other factor of weights of up to 4 / 3
@@ -86,7 +89,7 @@ def packed_matmul(grid: Grid, query: Array, key: Array, name: str) -> Array:
         return matmul_into_workspace(grid, name, query, transposed)
     width = shape(key, xp=xp)[-1] // 2
     first, second = query[..., :width], transposed[..., width:, :]
-    pair = _pair(grid, name, (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-2]))
+    pair = _memory(grid, name, 2, (*shape(query, xp=xp)[:-1], shape(key, xp=xp)[-2]))
     if pair is None:
         scores = matmul_into_workspace(grid, name, first, second)
         scores += matmul_into_workspace(grid, "mixed", query, transposed)
@@ -96,64 +99,58 @@ def packed_matmul(grid: Grid, query: Array, key: Array, name: str) -> Array:
     return xp.add(pair[0, ...], pair[1, ...], out=pair[0, ...])
 
 
-def _pair(grid: Grid, name: str, dims: tuple[Any, ...]) -> Array | None:
-    """Memory for two arrays of float64, (2, ...), where the library writes into what there is; else ``None``.
+def _memory(grid: Grid, name: str, count: int, dims: tuple[Any, ...]) -> Array | None:
+    """Memory for so many arrays of float64, (count, ...), where the library writes into what there is; else ``None``.
 
     It is that of the last call of this name. Each block is computed in it, so that it stays in a cache.
     """
     if not grid.loops.takes_out:
         return None
-    return grid.workspace.array(name, (2, *dims), grid.xp.float64, grid.operands.query, grid.xp)
+    return grid.workspace.array(name, (count, *dims), grid.xp.float64, grid.operands.query, grid.xp)
 
 
 # Sums of products of slices
 
 
-def exact_weights(grid: Grid, scores: Array, anchor: Array) -> tuple[list[Array], Array]:
-    """The weights of scores relative to an anchor, in slices, and the differences: all in the memory of the scores.
-
-    Where values can be read, nothing asks for the differences, and the first slice takes their memory.
-    """
-    xp, count = grid.xp, grid.plan.num_slices
-    pair = _pair(grid, "scores", shape(scores, xp=xp)) if count == 2 else None
-    if pair is None:
+def exact_weights(grid: Grid, scores: Array, anchor: Array) -> list[Array]:
+    """The weights of scores relative to an anchor, in slices: in the memory of the scores, which are not used again."""
+    xp, count = grid.xp, WEIGHT_SLICES[grid.plan.num_slices]
+    memory = _memory(grid, "scores", count, shape(scores, xp=xp)) if count > 1 else None
+    parts = None if memory is None else [memory[n, ...] for n in range(count)]
+    if parts is None:
         scores -= anchor
-        return weight_slices(exp2_weight(scores, xp), WEIGHT_BITS[count], count, grid), scores
-    first, second = pair[0, ...], pair[1, ...]
-    exponents = xp.subtract(scores, anchor, out=first)
-    weights = exp2_weight(exponents, xp, second)
-    weights *= 2.0 ** WEIGHT_BITS[2]
-    high = xp.round(weights, out=first)
-    weights -= high
-    weights *= 2.0 ** WEIGHT_BITS[2]
-    return [high, xp.round(weights, out=second)], exponents
+        weights = exp2_weight(scores, xp)
+    else:
+        weights = exp2_weight(xp.subtract(scores, anchor, out=parts[0]), xp, parts[-1])
+    return weight_slices(weights, WEIGHT_BITS[grid.plan.num_slices], count, grid, parts)
 
 
 def weigh(grid: Grid, weights: list[Array], values: Array) -> Parts:
     """Slices of weights (G, R, m, n) times values (G, n, E): one product where they lie next to each other."""
-    xp, pair = grid.xp, None
+    xp, memory, count = grid.xp, None, len(weights)
     *dims, columns = shape(weights[0], xp=xp)
-    if len(weights) == 2 and isinstance(dims[0], int) and dims[0] == 1 and dropout_of(grid) is None:
-        pair = _pair(grid, "scores", (*dims, columns))
-    if pair is None:
+    if count > 1 and isinstance(dims[0], int) and dims[0] == 1 and dropout_of(grid) is None:
+        memory = _memory(grid, "scores", count, (*dims, columns))
+    if memory is None:
         return tuple(matmul_per_group(part, values, xp) for part in weights)
-    products = xp.matmul(xp.reshape(pair, (-1, columns)), values[0, ...])
-    products = xp.reshape(products, (2, *dims, shape(values, xp=xp)[-1]))
-    return products[0, ...], products[1, ...]
+    products = xp.matmul(xp.reshape(memory, (-1, columns)), values[0, ...])
+    products = xp.reshape(products, (count, *dims, shape(values, xp=xp)[-1]))
+    return tuple(products[n, ...] for n in range(count))
 
 
-def weight_slices(weights: Array, bits: int, count: int, grid: Grid) -> list[Array]:
-    """Numbers of magnitude about 1 as integers; a second slice holds the remainder of the first.
+def weight_slices(weights: Array, bits: int, count: int, grid: Grid, memory: list[Array] | None = None) -> list[Array]:
+    """Numbers of magnitude about 1 as integers; each slice holds the remainder of those before.
 
-    Works in the memory of the weights, which are not used again: fresh memory takes longer than the rounding.
+    Works in the memory of the weights, which are not used again: fresh memory takes longer than the rounding. With
+    memory for all slices, the last of which holds the weights, they are written into it.
     """
+    parts: list[Array] = []
+    for n in range(count - 1):
+        weights *= 2.0**bits
+        parts.append(grid.xp.round(weights, **({} if memory is None else {"out": memory[n]})))
+        weights -= parts[n]
     weights *= 2.0**bits
-    if count == 1:
-        return [grid.loops.inplace(grid.xp.round, weights)]
-    high = grid.xp.round(weights)
-    weights -= high
-    weights *= 2.0**bits
-    return [high, grid.loops.inplace(grid.xp.round, weights)]
+    return [*parts, grid.loops.inplace(grid.xp.round, weights)]
 
 
 def concat_slices(x: Array, power: Array, bits: int, count: int, xp: Namespace) -> Array:
@@ -177,24 +174,24 @@ def sliced_matmul(
 
 
 def value_widths(width: Any, count: int, carry: bool) -> list[Any]:
-    """The widths of exact sums of weighted values, which `value_terms` takes, for values of a width."""
-    return [count * width] * (count * (2 if carry else 1))
+    """The widths of exact sums of weighted values, which `join_value_sums` takes, for values of a width."""
+    return [count * width] * (WEIGHT_SLICES[count] * (2 if carry else 1))
 
 
-def value_terms(sums: Parts, count: int, carry: bool, xp: Namespace) -> list[Array]:
-    """Exact terms whose sum is that of weighted values, in units of the product of both first slices.
+def join_value_sums(sums: Parts, count: int, carry: bool, xp: Namespace) -> list[Array]:
+    """The sums of weighted values, one for each slice of the weights, in units of the product with the first of values.
 
-    The sums are those of each slice of the weights times all slices of `concat_slices`, in the form of `with_carry`.
+    Those of all slices of the values, in the form of `with_carry`, are added with one rounding.
     """
-    terms = []
-    for n, part in enumerate(sums):
-        of_weights, is_low = divmod(n, 2) if carry else (n, True)
-        unit = 2.0 ** (-WEIGHT_BITS[count] * of_weights) * (1.0 if is_low else CARRY)
-        width = shape(part, xp=xp)[-1] // count
-        for of_values in range(count):
-            first = (count - 1 - of_values) * width
-            terms.append(xp.multiply(part[..., first : first + width], unit * 2.0 ** (-VALUE_BITS[count] * of_values)))
-    return terms
+    units = (CARRY, 1.0) if carry else (1.0,)
+    joined = []
+    for n in range(0, len(sums), len(units)):
+        terms = []
+        for unit, part in zip(units, sums[n : n + len(units)], strict=True):
+            columns = split_columns(part, [shape(part, xp=xp)[-1] // count] * count)
+            terms += [xp.multiply(x, unit * 2.0 ** (-VALUE_BITS[count] * k)) for k, x in enumerate(columns[::-1])]
+        joined.append(xp.add(*sum_exactly(terms, xp)))
+    return joined
 
 
 def combine_slices(sums: Parts, left_bits: int, right_bits: int, xp: Namespace) -> Array:
