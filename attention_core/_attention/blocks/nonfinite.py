@@ -26,7 +26,7 @@ def with_nonfinite_values(
     if grid.plan.all_finite:
         return average(grid, lambda values: values)
     xp = grid.xp
-    if not grid.loops.traced and not grid.plan.num_slices and not is_on_host(grid.operands.value):
+    if not grid.loops.traced and not is_on_host(grid.operands.value):
         return _at_once(grid, average)
     infinite = xp.logical_not(xp.all(xp.isfinite(grid.operands.value)))
     num_passes = xp.add(xp.multiply(xp.astype(infinite, xp.int32), 2), 1)

@@ -153,6 +153,7 @@ def functions(torch):
     return {
         "rotary": lambda move, x: ac.rotary_embedding(x[0], move(torch.arange(7) + 3)),
         "rotary in float64": lambda move, x: ac.rotary_embedding(x[0].double(), move(torch.arange(7))),
+        "reproducible": lambda move, x: ac.scaled_dot_product_attention(*x, is_causal=True, arithmetic="reproducible"),
         "reproducible rotary": lambda move, x: ac.rotary_embedding(
             x[0], move(torch.arange(7)), arithmetic="reproducible"
         ),
