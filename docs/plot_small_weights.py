@@ -1,12 +1,9 @@
 """Draw docs/images/small-weights.svg, the errors of small weights in reproducible arithmetic, and print their table.
 
 Scores are a gap and standard normal numbers. The truth is computed by mpmath, to 60 digits. Gradients are those of
-PyTorch. With the argument ``time``, print how much longer sharp attention takes instead.
+PyTorch.
 """
 
-import statistics
-import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -88,9 +85,9 @@ def table(found):
     print("|---|", *("---|" for _ in TABLE), sep="")
     lines = found["reproducible"]
     for case, line in lines.items():
-        print(f"| {case} |", *(f"{line[gap // GAPS.step][0]:.2f} |" for gap in TABLE))
+        print(f"| {case} |", *(f"{line[gap // GAPS.step][0]:.2g} |" for gap in TABLE))
     worst = [max(line[gap // GAPS.step][1] for line in lines.values()) for gap in TABLE]
-    print("| weights returned |", *(f"{error:.2f} |" for error in worst))
+    print("| weights returned |", *(f"{error:.2g} |" for error in worst))
     for dtype in (np.float16, bfloat16):
         worst = [max(errors(gap, *case, "reproducible", dtype)[0] for case in CASES.values()) for gap in TABLE]
         print(f"| outputs, {np.dtype(dtype)} |", *(f"{error:.2g} |" for error in worst))
@@ -141,25 +138,6 @@ def gradient_table():
             print(f"| {title} |", *(f"{found[name]:,.2g} |" for found in errors_of))
 
 
-def times(deviation, rounds=9):
-    """Seconds of forward passes on NumPy and PyTorch whose scores have a standard deviation."""
-    query, key, value = np.random.default_rng(0).standard_normal((3, 1, 2, 1024, 64)).astype(np.float32)
-    query = query * np.float32(deviation)
-    for arrays in ((query, key, value), tuple(map(torch.from_numpy, (query, key, value)))):
-        for _ in range(rounds):
-            start = time.perf_counter()
-            scaled_dot_product_attention(*arrays, arithmetic="reproducible")
-            yield time.perf_counter() - start
-
-
-def time_table(rounds=9):
-    """Times over those of scores with a standard deviation of 1, the medians of rounds."""
-    found = {deviation: list(times(deviation, rounds)) for deviation in (1, 2, 8)}
-    for number, name in enumerate(("NumPy", "PyTorch eager")):
-        medians = [statistics.median(found[d][number * rounds :][:rounds]) for d in found]
-        print(f"| {name} |", *(f"{median / medians[0]:.1f} |" for median in medians))
-
-
 def draw(found):
     """Draw one line for each arithmetic: the largest error of all cases."""
     mpl.rcParams.update({"svg.hashsalt": "attention-core", "font.size": 10})
@@ -179,12 +157,8 @@ def draw(found):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["time"]:
-        torch.set_num_threads(1)
-        time_table()
-    else:
-        warnings.simplefilter("error")
-        results = measure()
-        table(results)
-        gradient_table()
-        draw(results)
+    warnings.simplefilter("error")
+    results = measure()
+    table(results)
+    gradient_table()
+    draw(results)
