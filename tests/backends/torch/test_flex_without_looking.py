@@ -86,8 +86,8 @@ def is_hidden(row):
 @pytest.mark.parametrize(
     ("name", "wrong", "side", "index"),
     [
-        (name, wrong, *place)
-        for name, wrong, place in covering(
+        (name, wrong, *at)
+        for name, wrong, at in covering(
             OPTIONS,
             (math.nan, math.inf, -math.inf, 1e30),
             ((0, 37), (1, 41), (1, 200), (2, 3), (2, 138)),
