@@ -54,7 +54,7 @@ def test_sinks_of_minus_infinity_change_nothing(implementation, put, get, rng):
 
 
 @every_implementation
-def test_the_share_next to_a_sink_far_above_all_scores_keeps_its_digits(implementation, put, get, rng):
+def test_the_share_next_to_a_sink_far_above_all_scores_keeps_its_digits(implementation, put, get, rng):
     r"""A share of :math:`e^{-70}` is no 0 in float32, in outputs and weights alike."""
     query, key, value = inputs = arrays(rng, "float32")
     sinks = np.asarray([70, 72], "float32")
