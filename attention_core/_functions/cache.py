@@ -16,7 +16,7 @@ from attention_core._arrays import (
     shapes_differ,
     sizes,
 )
-from attention_core._backend import backend_for, common_namespace, is_concrete, own_namespace
+from attention_core._backend import backend_for, common_namespace, is_concrete, own_namespace, without_warnings
 from attention_core._checks import (
     HEADS_FIRST,
     MAX_POSITIONS,
@@ -180,9 +180,10 @@ def append(
     num_new = as_constant(num_new, cache.key)
     xp = _check_call(key=key, value=value, cache=cache, num_new=num_new, donate=donate, xp=xp)
     count = sizes(key)[-2]
-    check_num_new(num_new, cache.length, count)
-    check_room(cache.length, count, sizes(cache.key)[-2])
-    return extended(cache, key, value, num_new, donate=donate, xp=xp)
+    with without_warnings(cache.key):
+        check_num_new(num_new, cache.length, count)
+        check_room(cache.length, count, sizes(cache.key)[-2])
+        return extended(cache, key, value, num_new, donate=donate, xp=xp)
 
 
 def extended(
@@ -233,7 +234,8 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
     if only_array(num_new) is None:
         check_positive("num_new", num_new, most=MAX_POSITIONS)
         xp = common_namespace(None, {"length": length})
-        return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
+        with without_warnings(length):
+            return Causal(offset=xp.subtract(xp.astype(length, xp.int32), num_new))
     check_integer("num_new", num_new)
     xp = common_namespace(None, {"length": length, "num_new": num_new})
     length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32)

@@ -76,7 +76,8 @@ class JaxBackend(Backend):
         if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
             return False
         # While a function is traced, what is computed from an array that it closes over is traced as well.
-        return not isinstance(jnp.zeros(()), jax.core.Tracer)
+        with self.without_warnings():
+            return not isinstance(jnp.zeros(()), jax.core.Tracer)
 
     def devices(self) -> list[str]:
         """Names of the devices of this process, those of the accelerator before the CPU."""

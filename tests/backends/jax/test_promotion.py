@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 import attention_jax
-from attention_core import Causal, Dropout, KeyLengths, Segments, SlidingWindow, scaled_dot_product_attention
+from attention_core import (
+    Causal,
+    Dropout,
+    KeyLengths,
+    Segments,
+    SlidingWindow,
+    append,
+    cache_mask,
+    empty_cache,
+    scaled_dot_product_attention,
+)
 
 QUERY, KEY = (jnp.asarray(np.random.default_rng(3).standard_normal((2, h, 20, 4)), jnp.float32) for h in (2, 1))
 HALVES = jnp.asarray([0, 1]).repeat(10)
@@ -53,6 +63,17 @@ def test_attention_computes_where_the_user_brings_nothing_to_the_device(name):
     with jax.transfer_guard("disallow"):
         found = scaled_dot_product_attention(QUERY, KEY, KEY, **CALLS[name])
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_cache_grows_where_the_user_brings_nothing_to_the_device():
+    cache, lengths = empty_cache((2,), 1, 24, 4, ragged=True, xp=jnp), jnp.asarray([3, 20])
+    with jax.transfer_guard("disallow"):
+        cache = append(cache, KEY, KEY, num_new=lengths)
+        found = scaled_dot_product_attention(QUERY, cache.key, cache.value, mask=cache_mask(cache, 20))
+        rows = KeyLengths(lengths) & Causal()
+    np.testing.assert_array_equal(cache.length, lengths)
+    expected = scaled_dot_product_attention(QUERY, KEY, KEY, mask=rows & Causal(offset=lengths - 20))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
