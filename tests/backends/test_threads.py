@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._attention.reproducible import reduction
 from attention_numpy import backend, threads
 from attention_numpy.threads import for_each_at_once, threads_of_products
 
@@ -49,7 +48,6 @@ def small_blocks(monkeypatch):
     """Blocks so small that a call has many of them."""
     few = {"queries": 16, "keys": 8, "min_queries": 4, "dense_below": 0, "structured_below": 0, "exact_scores": 512}
     monkeypatch.setattr(backend, "tuning", backend.tuning._replace(**few))
-    monkeypatch.setattr(reduction, "FINISHED", 64)
     monkeypatch.setattr(threads, "LEAST_WORK", 1)
     monkeypatch.setattr(threads, "FEWEST_BODIES", 2)
 
