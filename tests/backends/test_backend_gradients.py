@@ -170,6 +170,7 @@ def test_values_of_jax_cannot_be_read_under_its_transforms():
     jax.grad(look("grad"))(x)
     jax.eval_shape(look("eval_shape"), x)
     jax.lax.map(look("map"), x)
+    jax.jit(lambda: look("closure")(x))()
     assert set(seen.values()) == {(True, False)}
 
 

@@ -116,6 +116,11 @@ def spoil(folder, what):
         weights.write_bytes(len(text).to_bytes(8, "little") + text + start[8 + size :])
     elif what == "absent":
         weights.unlink()
+    elif what in ("twice", "outside"):
+        weights = weights.rename(folder / "first.safetensors")
+        save_file({norm: arrays[norm]}, folder / "more.safetensors")
+        places = {norm: "more.safetensors", "model.norm.weight": weights.name if what == "twice" else "../more"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     elif what == "nothing":
         config.unlink()
 
@@ -140,6 +145,8 @@ def spoil(folder, what):
         ("scale", ValueError, f"expected query_pre_attn_scalar {OF_CONFIG} as a positive finite number; got 0"),
         ("ends", FileError, "expected a whole file of safetensors; got {}/model.safetensors: no such header"),
         ("absent", FileError, "expected a file of safetensors; got {}/model.safetensors: No such file or directory"),
+        ("twice", FileError, "expected every array in one file of {}; got some in several"),
+        ("outside", FileError, "expected files next to {}/model.safetensors.index.json; got ../more"),
         ("nothing", FileError, "expected a model with {}/config.json; got No such file or directory"),
     ],
 )  # fmt: skip

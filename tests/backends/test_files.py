@@ -394,6 +394,10 @@ ARRAY = {"Linear": {"weight": "weight", "bias": None}}
             {"version": 1, "tree": {"Linear": {"weight": "weight"}}},
             r"expected Linear\(weight, bias\) in .*; got weight",
         ),
+        (
+            {"version": 1, "tree": {"Linear": {"bias": None, "weight": "weight"}}},
+            r"expected Linear\(weight, bias\) in .*; got bias, weight",
+        ),
         ({"version": 1, "tree": {"Linear": ["weight", None]}}, "got Linear"),
         ({"version": 1, "tree": {"tuple": "weight"}}, "got tuple"),
         ({"version": 1, "tree": {"list": [], "tuple": []}}, "expected a tree in the metadata"),

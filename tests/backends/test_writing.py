@@ -86,6 +86,15 @@ def test_a_saver_whose_file_was_taken_for_abandoned_makes_another(tmp_path, monk
     assert (path.read_bytes(), names(tmp_path), len(set(calls))) == (b"whole", ["weights"], 2)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
+    path = tmp_path / "weights"
+    write_file(path, b"first")
+    path.chmod(0o640)
+    write_file(path, b"second")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"second", 0o640)
+
+
 def test_a_path_with_a_null_byte_is_an_error_of_files():
     for save in (lambda path: save_arrays(path, {}), lambda path: save_tree(path, ()), check_writable):
         with pytest.raises(

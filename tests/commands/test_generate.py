@@ -188,6 +188,13 @@ def test_a_gguf_file_is_its_tensors(tmp_path):
     np.testing.assert_array_equal(tree.token, arrays["token_embd.weight"])
 
 
+def test_a_gguf_file_says_how_many_channels_are_rotated_and_how_fast(tmp_path):
+    arrays = write_gguf(tmp_path / "a.gguf", values={"rope.dimension_count": 2, "rope.freq_base": 500})
+    definition, tree, _ = load_gguf(tmp_path / "a.gguf")
+    assert (definition.rotary_width, definition.rotary_base) == (2, 500.0)
+    np.testing.assert_array_equal(tree.layers[0].attention.key.weight, arrays["blk.0.attn_k.weight"].T)
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
@@ -202,6 +209,7 @@ def test_a_gguf_file_is_its_tensors(tmp_path):
         ({"values": {"attention.head_count_kv": [1, 2]}}, LayoutError, "expected one llama.attention.head_count_kv for all layers in {}; got [1, 2]"),
         ({"values": {"rope.scaling.type": "longrope"}}, LayoutError, "expected original_max_position_embeddings of rotary positions of type longrope of {}; got none"),
         ({"values": {"attention.head_count": 0}}, LayoutError, "expected llama.attention.head_count in {} as a positive integer; got 0"),
+        ({"values": {"rope.scaling.type": 1}}, LayoutError, "expected rotary positions of {} of a type out of default, linear, llama3, yarn, longrope; got 1"),
         ({"values": {"block_count": 2**31}}, LayoutError, "expected tensors of 2147483648 blocks in {}; got 11 in all"),
         (-70, FileError, "expected a whole GGUF file; got {} of "),
         (100, FileError, "expected a whole GGUF file; got {} of 100 bytes, which ends too early or is broken"),

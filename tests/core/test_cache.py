@@ -105,8 +105,10 @@ def test_rows_are_written_behind_the_lengths(count, ragged, put, get, rng):
     _, key, value = drawn(rng, length=C)
     lengths = np.asarray([2, 5], dtype=np.int32) if ragged else np.asarray(4, dtype=np.int32)
     _, new_key, new_value = drawn(rng, length=count)
-    cache = append(KeyValueCache(*map(put, (key, value, lengths))), put(new_key), put(new_value))
-    for array, old, new in ((cache.key, key, new_key), (cache.value, value, new_value)):
+    before = KeyValueCache(*map(put, (key, value, lengths)))
+    cache = append(before, put(new_key), put(new_value))
+    for array, was, old, new in ((cache.key, before.key, key, new_key), (cache.value, before.value, value, new_value)):
+        np.testing.assert_array_equal(get(was), old)
         expected = old.copy()
         for sample, start in enumerate(np.broadcast_to(lengths, (B,))):
             expected[sample, :, start : start + count] = new[sample]

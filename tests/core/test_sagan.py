@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
+from attention_core.layers import named_arrays
 from attention_core.parameters import Linear, SaganAttention
 
 HEIGHT, WIDTH, C, D, E = 4, 6, 8, 2, 3
@@ -101,6 +102,23 @@ def test_spectral_norm_converges_to_the_largest_singular_value(rng, put, get):
     w, u = rng.standard_normal((6, 5)), rng.standard_normal(5)
     normalized, _ = get(ac.spectral_norm(put(w), put(u), iterations=300))
     close(np.linalg.svd(normalized, compute_uv=False)[:1], np.ones(1), ulps=4096)
+
+
+@pytest.mark.needs("gradients")
+def test_gradients_of_both_arithmetics_agree(backend, rng):
+    p = SaganAttention(*(affine(rng, *shape, bias=True) for shape in ((C, D), (C, D), (C, E), (E, C))), np.asarray(0.3))
+    p, x = backend.from_numpy((p, rng.standard_normal((1, HEIGHT, WIDTH, C))), dtype="float32")
+    xp, found = backend.namespace, []
+    for arithmetic in ("fast", "reproducible"):
+
+        def loss(p, x, arithmetic=arithmetic):
+            y = ac.sagan_attention(p, x, arithmetic=arithmetic)
+            return xp.sum(xp.multiply(y, y))
+
+        d_parameters, d_x = backend.to_numpy(backend.value_and_grad(loss)(p, x)[1])
+        found.append({**named_arrays(d_parameters), "x": d_x})
+    for name, fast in found[0].items():
+        np.testing.assert_allclose(found[1][name], fast, rtol=0, atol=1e-5 * np.abs(fast).max() + 1e-6, err_msg=name)
 
 
 def test_wrong_feature_maps_are_named(rng, put):

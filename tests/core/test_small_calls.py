@@ -74,6 +74,15 @@ def test_a_signature_does_not_answer_for_another(square, put, get):
             np.testing.assert_allclose(get(attention(*put(square), **options)), want, rtol=1e-5, atol=1e-6)
 
 
+def test_sinks_take_their_share_in_every_call(square, put, get):
+    query, key, value = square
+    sinks, powers = np.asarray([0.5, -1.0]), np.exp(query @ np.swapaxes(key, -1, -2) * D**-0.5)
+    want = powers @ value / (powers.sum(axis=-1, keepdims=True) + np.exp(sinks)[:, None, None])
+    for _ in range(2):
+        found = get(attention(*put(square), sinks=put(sinks)))
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"implementation": "dense", "is_causal": True}])
 def test_values_are_looked_at_in_every_call(options, square, put, get):
     """NaN and infinities, where they are masked and where they are not, after calls without any."""

@@ -92,7 +92,9 @@ def test_dtype_policies_and_bits_of_keras(keras, of_keras):
     for dtype in ("float16", "bfloat16", "float32", "mixed_bfloat16"):
         theirs = keras.layers.MultiHeadAttention(2, 4, dtype=dtype)
         theirs.build((None, None, 8), (None, None, 8))
+        theirs.trainable = dtype != "float16"
         ours = of_keras.from_module(theirs)
+        assert ours.trainable == theirs.trainable
         back = of_keras.to_module(ours, keras.layers.MultiHeadAttention)
         assert ours.dtype_policy.name == back.dtype_policy.name == dtype
         same(weights(back), weights(theirs))

@@ -323,6 +323,17 @@ def test_masks_of_your_own_are_boolean_or_added(dtype, monkeypatch):
     close(run(model, "attention_core", monkeypatch, **inputs, attention_mask=mask).logits, expected)
 
 
+def test_a_fully_masked_row_gives_the_same_by_either_mask(monkeypatch):
+    allowed = torch.ones((2, 1, 11, 11), dtype=torch.bool).tril()
+    allowed[1, :, 3] = False
+    masks = (
+        allowed,
+        torch.zeros(allowed.shape, dtype=torch.float64).masked_fill(~allowed, torch.finfo(torch.float64).min),
+    )
+    model, inputs = model_of("Llama"), inputs_of("Llama")
+    close(*(run(model, "attention_core", monkeypatch, **inputs, attention_mask=mask).logits for mask in masks))
+
+
 def test_dropout_draws_its_seed_from_the_generator_of_torch(monkeypatch):
     model, inputs = model_of("Llama", attention_dropout=0.5).train(), inputs_of("Llama")
 

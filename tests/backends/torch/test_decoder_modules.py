@@ -68,3 +68,23 @@ def test_parts_of_a_decoder_are_their_definitions():
         attention_torch.DecoderLayer(8, 2, 6, seed=1, post_norm=True),
     ):
         torch.testing.assert_close(layer(x), layer.definition(layer.read(), x), rtol=0, atol=0)
+
+
+def test_every_option_reaches_the_definition():
+    options = {
+        "position_ids": torch.tensor([[0, 1, 2, 3], [2, 3, 4, 5]]),
+        "mask": ~torch.eye(4, dtype=torch.bool).roll(1, 1),
+        "key_mask": torch.tensor([[True, True, False, True], [True, True, True, True]]),
+        "memory_mask": torch.tensor([[[True, False, True]], [[True, True, False]]]),
+    }
+    layer = attention_torch.DecoderLayer(8, 2, 6, memory_channels=5, seed=1)
+    model = attention_torch.Decoder(**SIZES, memory_channels=5, seed=3)
+    memory = torch.randn(2, 3, 5)
+    for module, x, more in ((layer, torch.randn(2, 4, 8), {}), (model, IDS, {"select": torch.tensor([1, 3])})):
+        given = options | more
+        found = module(x, memory=memory, **given)
+        expected = module.definition(module.read(), x, memory=memory, **given)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        for name in given:
+            other = module(x, memory=memory, **{key: value for key, value in given.items() if key != name})
+            assert other.shape != found.shape or not torch.equal(other, found)

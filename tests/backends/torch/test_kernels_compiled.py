@@ -111,6 +111,16 @@ def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, to
             close(attend(*inputs), results(torch, inputs, "dense" if nonfinite is None else otherwise, options))
 
 
+@pytest.mark.parametrize("argument", [1, 2])
+def test_compiled_masked_nan_does_not_leak_where_nothing_is_differentiated(argument, torch, arrays, put, rng):
+    options, spoilt = TAKEN["empty rows"](put, rng), [x.clone() for x in arrays]
+    spoilt[argument][:, :, 2] = math.nan
+    attend = compiled(torch, lambda *x: attention(*x, **options, implementation="fused"))
+    with torch.no_grad():
+        for inputs in (arrays, spoilt):
+            close([attend(*inputs)], [attention(*arrays, **options)])
+
+
 def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_leak(torch, arrays):
     query, key, value = arrays
     key[:, :, -1] = 1e308  # which comes after all queries

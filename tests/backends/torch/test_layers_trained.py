@@ -324,6 +324,9 @@ def test_options_and_mappings_reach_the_definition():
         equal(array, other)
     equal(found.weights.sum(-1), layer(query=x, key=x, **options).weights.sum(-1))
     assert not bool(found.weights[0, :, :, 2:].any())
+    embeddings, ids = attention_torch.Embeddings(11, 6, 8, num_segments=2, seed=0), torch.tensor([[3, 1, 4, 1]])
+    options = {"position_ids": torch.tensor([[3, 1, 0, 5]]), "segment_ids": torch.tensor([[0, 1, 1, 0]])}
+    equal(embeddings(ids, **options), embeddings.definition(embeddings.read(), ids, **options))
 
 
 def test_wrong_settings_raise_before_parameters_are_made(monkeypatch):
