@@ -75,6 +75,7 @@ def main(words: list[str]) -> int:
         print(f"misplaced  {fault.breaks}: the old text must stand exactly once in {fault.file}: {fault.old!r}")
     if misplaced or not chosen:
         return 1
+    os.environ.update(JAX_ENABLE_X64="1", TF_CPP_MIN_LOG_LEVEL="3")  # as tests/conftest.py says, which comes too late
     if "--record" not in words:
         unrecorded = [each for each in chosen if "::" not in each.caught_by]
         print(f"{len(unrecorded)} faults have no recorded test yet, and are not planted: `--record` looks for one")
@@ -184,7 +185,8 @@ def run(subject: Fault | str, backend: str, tests: list[str], pipe: connection.C
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     failures = Failures()
-    options = "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"
+    # With plain assertions, pytest imports the kit, which has a plugin of its, as Python does.
+    options = "-x", "-q", "--assert=plain", "-p", "no:cacheprovider"
     code = pytest.main([*options, *tests], plugins=[failures])
     pipe.send(Verdict(failures.first, int(code), time.process_time() - start))
 
