@@ -162,12 +162,10 @@ def check(
     expected: Annotated[str | None, typer.Option(help=OPTIONS["expected"].says)] = None,
     write_expected: Annotated[Path | None, typer.Option(help="Write what is wrong to such a file.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Leave out the cases that this file of --json holds.")] = None,
-    untrusted: Annotated[
-        bool, typer.Option("--untrusted", help="For generated kernels: fresh seeds, compared in another process.")
-    ] = False,
-    large: Annotated[
-        bool, typer.Option("--large", help="The large cases instead, as far as memory allows: minutes.")
-    ] = False,
+    untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False,
+    large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False,
+    strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False,
+    keyword: Annotated[Many, typer.Option(help="What a keyword is, as mask=NAME; repeatable.")] = None,
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0,
 ) -> None:
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.
@@ -197,6 +195,8 @@ def check(
         fuzz=fuzz,
         untrusted=untrusted,
         large=large,
+        strict=strict,
+        keyword=keyword,
     )
 
 

@@ -43,6 +43,7 @@ from attention_conformance.run.subjects import (
 )
 from attention_conformance.subjects.options import OPTIONS
 from attention_conformance.subjects.presets import PRESETS
+from attention_conformance.subjects.signature import KEYWORDS
 from attention_conformance.written.html import write_html
 from attention_conformance.written.junit import write_junit
 from attention_conformance.written.markdown import write_markdown
@@ -75,9 +76,17 @@ def check(
     fuzz: float = 0.0,
     untrusted: bool = False,
     large: bool = False,
+    strict: bool = False,
+    keyword: Many = None,
 ) -> None:
     """Check a target, show what was found, and exit with its status."""
     declared = {name: each for name, each in declared.items() if each is not None}
+    for each in keyword or ():
+        what, _, word = each.partition("=")
+        if f"{what}_name" not in KEYWORDS or not word:
+            names = ", ".join(name.removesuffix("_name") for name in KEYWORDS)
+            raise refusal(f"expected --keyword of WHAT=NAME with one of {names}; got {each!r}")
+        declared[f"{what}_name"] = word
     for name, option in OPTIONS.items():
         if option.values and option.fact in declared:
             check_known(name, [declared[option.fact]], option.values)
@@ -122,7 +131,7 @@ def check(
     if run.reason:
         raise refusal(run.reason)
     run.finish(files)
-    raise typer.Exit(exit_status(run.findings))
+    raise typer.Exit(exit_status(run.findings, strict))
 
 
 def _former(option: str, path: Path | None) -> tuple[list[Finding], dict[str, Any]]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from attention_conformance.cases.contract import LINES
 from attention_conformance.oracle.variants import FAULTS
-from attention_conformance.run.finding import ENDED, Finding, counted, finding_from, grouped, to_row
+from attention_conformance.run.finding import ENDED, Finding, counted, finding_from, grouped, little, to_row
 from attention_conformance.written.story import threads_told
 from attention_numpy.writing import write_file
 
@@ -35,6 +35,7 @@ STYLES = {
     "differs by convention": "yellow",
     "unexpectedly right": "yellow",
     "never computed": "yellow",
+    "not understood": "yellow",
     "refused": "dim",
     "not offered": "dim",
     "accepted": "cyan",
@@ -48,7 +49,18 @@ WORDS = {
     "sqrt": "1/√D",
     "one": "1",
 }
-HIDDEN = ("name", "native", "asks", "order", "array_names", "returns", "options", "keeps_dtype")
+HIDDEN = (
+    "name",
+    "native",
+    "asks",
+    "order",
+    "array_names",
+    "returns",
+    "options",
+    "keeps_dtype",
+    "positional",
+    "unknown",
+)
 
 
 LABELS = {
@@ -183,6 +195,7 @@ MEANINGS = {
     "differs by convention": "another known answer; --accept NAME",
     "unexpectedly right": "named by --expected, and no longer wrong",
     "never computed": "a kind of call that is always refused",
+    "not understood": "parameters left at their defaults; --keyword",
     "refused": "an exception before a result",
     "not offered": "the subject declares no such option",
     "accepted": "named by --accept or --expected",
@@ -213,7 +226,8 @@ def summary(findings: Sequence[Finding]) -> str:
     """All verdicts with their numbers, the worst first."""
     counts = counted(findings)
     leading = [] if "silently wrong" in counts else ["0 silently wrong"]
-    return ", ".join([*leading, *(f"{count} {verdict}" for verdict, count in counts.items())])
+    told = ", ".join([*leading, *(f"{count} {verdict}" for verdict, count in counts.items())])
+    return f"{told}; little was checked: {few}" if (few := little(findings)) else told
 
 
 def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, Any]) -> None:

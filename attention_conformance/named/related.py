@@ -24,7 +24,7 @@ PROPERTIES_OF_FAULTS = {
     "window-*": "window",
     "*-mask": "mask",
     "mask-*": "mask",
-    "*causality*": "causal",
+    "*causal*": "causal",
     "future-key*": "causal",
     "strict-from-*": "causal",
     "heads-in-turn": "grouped heads",

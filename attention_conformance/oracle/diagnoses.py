@@ -296,6 +296,8 @@ def _edges() -> Iterator[Variant]:
 
 
 DIAGNOSES = (
+    Variant("always-causal", 3, "causality is applied unasked",
+            with_change(lambda dense: dense.changed(causal=0) if dense.causal is None else None)),
     Variant("scale-ignored", 7, "the scale of the caller is not used; 1/√D is",
             with_change(lambda dense: dense.changed(scale=dense.query.shape[-1] ** -0.5)
                         if dense.query.shape[-1] and dense.scale != dense.query.shape[-1] ** -0.5 else None)),

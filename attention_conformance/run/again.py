@@ -43,6 +43,8 @@ def command_of(finding: Finding, target: str, declared: Mapping[str, Any], profi
     words = ["attention-core", "check", target]
     for name, each in declared.items():
         option = f"--{name.removeprefix('default_')}"
+        if name.endswith("_name"):
+            option, each = "--keyword", f"{name.removesuffix('_name')}={each}"
         words += [FLAGS[name][each]] if name in FLAGS else [option, str(each)]
     words += ["--case", finding.case, "--dtype", finding.dtype]
     words += ["--seed", str(finding.seed)] if finding.seed else []

@@ -20,6 +20,7 @@ __all__ = [
     "exit_status",
     "finding_from",
     "grouped",
+    "little",
     "most_telling",
     "to_row",
 ]
@@ -32,6 +33,7 @@ VERDICTS = (
     "differs by convention",
     "unexpectedly right",
     "never computed",
+    "not understood",
     "refused",
     "not offered",
     "accepted",
@@ -44,7 +46,7 @@ WRONG = ("silently wrong", "visibly wrong")
 ENDED = ("crashed", "timed out")
 """Verdicts without an answer."""
 
-QUIET = ("right", "not offered", "refused", "accepted")
+QUIET = ("right", "not offered", "refused", "not understood", "accepted")
 """Verdicts that call for no action."""
 
 
@@ -116,13 +118,26 @@ class Finding:
         return bool(self.planted) and not self.rejected
 
 
-def exit_status(findings: Sequence[Finding]) -> int:
-    """Return 3 if a case crashed or timed out, 1 if a finding is not quiet or no case is right, and 0 otherwise."""
+def little(findings: Sequence[Finding]) -> str:
+    """How little was checked, where parameters are not understood, or most cases were refused or not offered."""
+    cases = [each for each in findings if each.dtype != "-"]
+    computed = sum(each.verdict not in ("refused", "not offered") for each in cases)
+    unknown = [each.detail for each in findings if each.verdict == "not understood"]
+    told = [f"{computed} of {len(cases)} cases were computed"] if 2 * computed < len(cases) else []
+    return "; ".join([*told, *(f"not understood: {each}" for each in unknown)])
+
+
+def exit_status(findings: Sequence[Finding], strict: bool = False) -> int:
+    """Return 3 if a case crashed or timed out, 1 if a finding is not quiet or no case is right, and 0 otherwise.
+
+    A run is strict if it has status 1, too, where little was checked.
+    """
     if {each.verdict for each in findings} & {"crashed", "timed out"}:
         return 3
     cases = [each for each in findings if not each.case.startswith(("kind: ", "probe: "))]
     is_shown = any(each.verdict in ("right", "accepted") for each in cases)
-    return int(not is_shown or any(each.verdict not in QUIET for each in findings))
+    is_little = strict and bool(little(findings))
+    return int(not is_shown or is_little or any(each.verdict not in QUIET for each in findings))
 
 
 def most_telling(findings: Iterable[Finding]) -> Finding | None:

@@ -7,7 +7,7 @@ import math
 import time
 import traceback as traces
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,20 +16,17 @@ import numpy as np
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.attention import Exact
-from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
-from attention_conformance.oracle.diagnoses import DIAGNOSES
-from attention_conformance.oracle.reach import reached
 from attention_conformance.oracle.ulps import FORMATS, worst_error
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, SPREAD, Variant
+from attention_conformance.oracle.variants import CONVENTIONS, NARROW, Variant
 from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.run.causes import Variants, power
 from attention_conformance.run.finding import Finding
-from attention_conformance.run.former import mistaken
 from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.result import one_line
-from attention_conformance.run.truth import Truth, size_of, truth_of
+from attention_conformance.run.truth import Truth, truth_of
 from attention_conformance.run.untrusted import Borrowed, Returned, nothing_borrowed
 from attention_conformance.run.watch import TOUCHED, Touched, poisoned, resident, shared, watched
 from attention_conformance.run.where import located
@@ -38,13 +35,13 @@ from attention_conformance.subjects.fit import fit, meant
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_core import Backend, get_backend
 
-__all__ = ["Question", "asked", "drawn", "graded", "judged", "offered", "returned"]
+__all__ = ["Bounds", "Question", "asked", "drawn", "graded", "judged", "offered", "returned"]
 
 CALLS = 8
 """Equal calls whose bits are compared."""
 
-MOST_PLANTED = 10_000_000
-"""Products in a problem above which no faults are planted."""
+PIECES = ("decoded", "merged", "dropped", "windowed")
+"""Measures whose calls have other positions than the whole, or take weights for equal."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +134,8 @@ def asked(question: Question) -> Problem:
 def offered(question: Question) -> Problem:
     """The problem that is asked; NotOffered where the subject declares too little for it."""
     problem = asked(question)
+    if question.subject.causal == "always" and (question.case.measure in PIECES or question.case.closed):
+        raise NotOffered("calls without causality")
     if question.case.measure in PROPERTY_MEASURES:
         refuse_gradients(problem, question.subject)
     if question.case.measure == "exact" and not question.subject.asks:
@@ -304,12 +303,12 @@ def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], 
     if question.subject.keeps_dtype is False:
         kinds = {name: _kind(question, name, problem) for name in got}
         got = {name: each.astype(kinds[name]) for name, each in got.items()}
-    bounds = _Bounds(question, problem, truth)
+    bounds = Bounds(question, problem, truth)
     measured = bounds.measure(got, truth.arrays)
     found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
-    variants = _Variants(None if question.case.closed else meant(problem, question.subject))
+    variants = Variants(None if question.case.closed else meant(problem, question.subject))
     if measured.passes:
-        return replace(found, **_power(question, problem, bounds, variants))
+        return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
     return _told(found, question, variants.equal(got, bounds, measured.result))
@@ -350,7 +349,7 @@ def _is_visible(got: Mapping[str, NumpyArray], truth: Truth) -> bool:
 
 
 @dataclass(frozen=True)
-class _Bounds:
+class Bounds:
     """The bounds of one question."""
 
     question: Question
@@ -404,95 +403,3 @@ class _Bounds:
         errors = {name: worst_error(each, truth.arrays[name], self.dtype(name))[0] for name, each in got.items()}
         limit = math.ldexp(1.0, FORMATS[self.question.dtype].fraction_bits - 5)  # a part in 64
         return {name: error for name, error in errors.items() if error < limit}
-
-
-class _Variants:
-    """Other answers to one problem, each computed when it is asked for."""
-
-    def __init__(self, problem: Problem | None) -> None:
-        self._dense = None
-        if problem is not None and problem.score_mod is None and "dropout" not in problem.options:
-            self._dense = None if problem.pieces else dense_of(problem)
-
-    def of(self, variant: Variant) -> Answer | None:
-        """The answer of a variant; None where it does not apply, or cannot be computed."""
-        try:
-            return None if self._dense is None else variant.answer(self._dense)
-        except (ValueError, IndexError, MemoryError):  # a fault that these shapes do not take
-            return None
-
-    def _others(self, bounds: _Bounds) -> Iterator[tuple[Variant, Answer | None]]:
-        """All variants with their answers, the likeliest first."""
-        for variant in CONVENTIONS:
-            yield variant, self.of(variant)
-        question = bounds.question
-        if self._dense is not None:
-            for variant, problem in mistaken(question.case, bounds.problem, question.subject, question.seed):
-                yield variant, answer(dense_of(meant(problem, question.subject)))
-        for variant in (*FAULTS, *DIAGNOSES):
-            yield variant, self.of(variant)
-
-    def _of_nan(self, got: Mapping[str, NumpyArray], bounds: _Bounds) -> Variant | None:
-        """What explains NaN where a number is expected: the habits of formulas with masks, or that NaN spreads."""
-        dense, truth = self._dense, bounds.truth.arrays
-        if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
-            return None
-        if bool(np.isfinite(dense.key).all() and np.isfinite(dense.value).all()):
-            return None
-        nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
-        reach = reached(dense)
-        for expected in (truth, *self._by_convention(got)):
-            mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
-            leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
-            if leaks and bounds.measure(mended, expected).passes:
-                return LEAK
-        mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
-        return SPREAD if bounds.measure(mended, truth).passes else None
-
-    def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
-        """The answers of the other conventions, which a leak may come on top of."""
-        for variant in CONVENTIONS:
-            other = self.of(variant)
-            if other is not None and set(got) <= set(other.arrays):
-                yield {name: as_exact(other.arrays[name], other.scales[name]) for name in got}
-
-    def equal(self, got: Mapping[str, NumpyArray], bounds: _Bounds, wrong: str) -> Variant | None:
-        """The first variant that a wrong result equals, and all others with it."""
-        if bounds.question.case.closed is not None:
-            return None
-        if of_nan := self._of_nan(got, bounds):  # first, as what is all NaN equals many faults
-            return of_nan
-        for variant, other in self._others(bounds):
-            if other is None:
-                continue
-            expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
-            if wrong in expected and bounds.measure(got, expected).passes:
-                return variant
-        is_narrow = bounds.question.dtype in ("float16", "bfloat16")
-        error = bounds.measure(got, bounds.truth.arrays).error
-        return NARROW if is_narrow and error <= 4 * (1 + bounds.truth.kappa) else None
-
-
-def _mended(each: NumpyArray, where: NumpyArray, expected: Exact) -> NumpyArray:
-    return np.where(where, expected.high, each).astype(each.dtype)
-
-
-def _power(question: Question, problem: Problem, bounds: _Bounds, variants: _Variants) -> dict[str, Any]:
-    """The faults that the bounds of this problem reject, and how many apply to it."""
-    if not question.power or size_of(problem) > MOST_PLANTED:
-        return {}
-    rejected, planted = [], []
-    for fault in FAULTS:
-        other = variants.of(fault)
-        if other is None:
-            continue
-        got = {name: _rounded(each, problem) for name, each in other.arrays.items() if name in bounds.truth.arrays}
-        got = {name: each for name, each in got.items() if name not in ("weights", "logsumexp")}
-        planted.append(fault.name)
-        if not bounds.measure(got, bounds.truth.arrays).passes:
-            rejected.append(fault.name)
-    return {"rejected": tuple(rejected), "planted": tuple(planted)}
-
-
-def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
-    return each.astype(np.float64).astype(problem.arrays["query"].dtype)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.run.subjects import Job
+from attention_conformance.subjects.signature import KEYWORDS
 
 __all__ = ["assumed_otherwise", "differs", "settings"]
 
@@ -26,7 +27,7 @@ def settings(job: Job) -> dict[str, Any]:
         "profile": f"like {job.like}" if job.like else job.profile,
         "seed": job.seed,
         **dict.fromkeys(("backend", "device", "layout", "mask", "causal", "default_scale", "grouped")),
-        **dict.fromkeys(("backward", "batch_invariant")),
+        **dict.fromkeys(("backward", "batch_invariant", *KEYWORDS)),
         **job.declared,
         "dtypes": sorted(job.dtypes),
         "accepted": sorted(job.accepted),

@@ -11,7 +11,7 @@ import signal
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
@@ -20,17 +20,15 @@ import numpy as np
 
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
-from attention_conformance.problem import DTYPES
 from attention_conformance.run.catalogue import OF_NARROW, SUBJECT_CASES, subject_cases
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
+from attention_conformance.run.job import Asked, Described, Job, Refused, Started
 from attention_conformance.run.judge import Question, graded, judged, returned
 from attention_conformance.run.kinds import never_computed
 from attention_conformance.run.libraries import devices_of, quiet_start
 from attention_conformance.run.memory import available_memory, too_large
-from attention_conformance.run.names import no_case, not_accepted
 from attention_conformance.run.processes import blocked_interrupts
-from attention_conformance.run.profiles import PROFILES
 from attention_conformance.run.result import one_line
 from attention_conformance.run.stack import Stack, frame, writes_stack
 from attention_conformance.run.surprises import surprises
@@ -56,101 +54,13 @@ __all__ = [
 ]
 
 NARROW = ("float16", "bfloat16")
+BIASED = "mask", "additive"
+"""What a keyword for a bias takes."""
+
 BY_SIGNATURE, CRASHED = "by its signature", "the call ended the process"
 
 MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be run on a target, and what is known of it already.
-
-    Attributes
-    ----------
-    target : str
-    declared : mapping
-        Fields of `Subject`, and ``backward``.
-    cases, dtypes : tuple of str
-        Patterns of names, and dtypes; by default all cases in float32 and a type of 16 bits, and a few in the other.
-    profile : str
-    like : str
-        Another target, whose error is allowed twice.
-    accepted : tuple of str
-    seed : int
-    power : bool
-        Whether faults are planted.
-    fuzz : float
-        Minutes for drawn calls, in place of the cases.
-    is_trusted : bool
-        Whether the process that calls the subject may also compare.
-    is_large : bool
-        Whether the large cases are run, in place of the others.
-    known : mapping
-        Answers to questions about the subject, of a former process.
-    done : frozenset
-        Pairs of case and dtype that are not to be run again.
-    """
-
-    target: str
-    declared: Mapping[str, Any] = field(default_factory=dict)
-    cases: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    profile: str = "kernel"
-    like: str = ""
-    accepted: tuple[str, ...] = ()
-    seed: int = 0
-    power: bool = True
-    fuzz: float = 0.0
-    is_trusted: bool = True
-    is_large: bool = False
-    known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    done: frozenset[tuple[str, str]] = frozenset()
-
-    @property
-    def complaint(self) -> str:
-        """Why it cannot be done as it is asked; empty where it can."""
-        for dtype in self.dtypes:
-            if dtype not in DTYPES:
-                return f"expected a dtype out of {', '.join(DTYPES)}; got {dtype!r}"
-        if self.profile not in PROFILES:
-            return f"expected a profile out of {', '.join(PROFILES)}, 'like TARGET'; got {self.profile!r}"
-        return next((wrong for wrong in (not_accepted(self.accepted), *map(no_case, self.cases)) if wrong), "")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A question about the subject: before its answer, and with it."""
-
-    question: str
-    facts: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Described:
-    """What is supposed of the subject, how each fact is known, versions, and how many cases there are to run."""
-
-    facts: Mapping[str, Any]
-    sources: Mapping[str, str]
-    versions: Mapping[str, str]
-    count: int
-
-
-@dataclass(frozen=True)
-class Started:
-    """The case that is being run."""
-
-    name: str
-    dtype: str
-    line: int
-    shows: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Why a target cannot be checked at all."""
-
-    reason: str
 
 
 Message: TypeAlias = Asked | Described | Started | Finding | Refused | Script | Returned
@@ -241,6 +151,15 @@ def _lacks_device(subject: Subject) -> str:
     return ""
 
 
+def _lacks_keyword(subject: Subject, declared: Mapping[str, Any]) -> str:
+    """Why what is declared cannot be asked for; empty where it can."""
+    for fact in ("mask", "causal"):
+        kind = declared.get(fact)
+        if kind not in (None, "none", "always") and not (getattr(subject, f"{fact}_name") or (fact, kind) == BIASED):
+            return f"expected a keyword for --{fact} {kind}; got none in its signature: --keyword {fact}=NAME tells it"
+    return ""
+
+
 def told(subject: Subject) -> frozenset[str]:
     """The facts that its author, or its signature, tells of a subject."""
     return frozenset({**read_signature(subject), **subject.declared})
@@ -307,6 +226,9 @@ def work(job: Job) -> Iterator[Message]:
                 source = CRASHED if facts == job.known.get(question) == AFTER_A_CRASH[question] else witness.source()
                 sources = dict.fromkeys(facts, source) | sources
     subject = settled(subject, answers)
+    if reason := _lacks_keyword(subject, job.declared):
+        yield Refused(reason)
+        return
     if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
         sources["backend"] = "found by a call"
     asked = [] if job.fuzz else questions(subject, job, like)

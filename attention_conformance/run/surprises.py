@@ -21,6 +21,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
 SURPRISES = {
     "mask": (1, "inverted-mask", "True hides a key"),
     "causal": (3, "bottom-right-causal", "causality counts from the last query and the last key"),
+    "always": (3, "always-causal", "causality is applied unasked"),
     "keeps_dtype": (8, "other-dtype", "the output has another dtype than the query"),
     "default_scale": (7, "no-scale", "the scores are not scaled by default"),
 }
@@ -29,9 +30,15 @@ SURPRISES = {
 def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Sequence[str] = ()) -> list[Finding]:
     """Conventions that calls have found, and that the contract has otherwise, as findings."""
     found = []
+    if unknown := facts.get("unknown"):
+        shows = "Every parameter is understood."
+        says = "parameters that nothing is known of, left at their defaults; --keyword may tell what they are"
+        found.append(
+            Finding("probe: parameters", "-", 0, shows, "not understood", detail=", ".join(unknown), says=says)
+        )
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:
-            number, variant, says = SURPRISES[name]
+            number, variant, says = SURPRISES["always" if facts[name] == "always" else name]
             is_wrong = name == "keeps_dtype"
             verdict = "visibly wrong" if is_wrong else "differs by convention"
             verdict = "accepted" if variant in accepted else verdict

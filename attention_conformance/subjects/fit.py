@@ -37,6 +37,8 @@ def fit(problem: Problem, subject: Subject) -> Problem:
 
 def meant(problem: Problem, subject: Subject) -> Problem:
     """The problem that a fitted one asks of the subject: its causality may count from the bottom right."""
+    if subject.causal == "always":
+        return replace(problem, options={**problem.options, "is_causal": True})
     if subject.native or subject.causal != "bottom-right" or not problem.options.get("is_causal"):
         return problem
     _, _, rows, columns = problem.sizes

@@ -35,7 +35,9 @@ OPTIONS = {
     "device": Option("A device of that library.", "device"),
     "layout": Option("BHSD, BSHD, SBHD, HSD, SHD or SD.", "layout", LAYOUTS),
     "mask": Option("keep, drop (True hides), additive or none.", "mask", ("keep", "drop", "additive", "none")),
-    "causal": Option("top-left, bottom-right or none.", "causal", ("top-left", "bottom-right", "none")),
+    "causal": Option(
+        "top-left, bottom-right, none, or always.", "causal", ("top-left", "bottom-right", "none", "always")
+    ),
     "scale": Option("The scale by default: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
     "grouped": Option("Whether heads may share keys.", "grouped"),
     "batch-invariant": Option("It promises a sample the same bits in any batch.", "batch_invariant"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from attention_conformance.run.libraries import devices_of, holds, in_precision
 from attention_conformance.run.result import one_line
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
-from attention_conformance.subjects.signature import read_signature
+from attention_conformance.subjects.signature import KEYWORDS, read_signature
 from attention_conformance.subjects.subject import LAYOUTS, NotOffered, Subject
 from attention_core import Backend, get_backend
 
@@ -27,6 +28,12 @@ WIDTH = 64
 
 MATCH = 0.02
 """The relative distance below which a result is taken to be the one that was expected."""
+
+LIKE = 0.5
+"""The relative distance from which on a result is like nothing that was expected."""
+
+UNLIKE = 1e6
+"""The distance of a result of another shape."""
 
 BLOCK = 8
 """Rows of a head that show a convention."""
@@ -144,7 +151,7 @@ def _measured(
         return np.inf
     want = answer(truth(dense_of(meant(fitted, supposed)))).arrays["output"]
     if got.shape != want.shape:
-        return 1e6
+        return UNLIKE
     parts = (*want.shape[:2], -1, block * want.shape[-1]) if block else (1, -1)
     expected, found = (each.astype(np.float64).reshape(parts) for each in (want, got))
     differences = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
@@ -187,13 +194,48 @@ def _layout(subject: Subject) -> Facts:
     scales = ["sqrt", "one"] if subject.default_scale is None else [subject.default_scale]
     layouts = LAYOUTS if subject.layout is None else (subject.layout,)
     tried = {}
-    for layout in layouts:
-        for scale in scales:
-            tried[layout, scale] = _distance(subject, _problem(), layout=layout, default_scale=scale)
-            if tried[layout, scale] < MATCH:
-                return {"layout": layout, "default_scale": scale}
+    for causal, layout, scale in itertools.product(("none", "always"), layouts, scales):
+        found: Facts = {"layout": layout, "default_scale": scale}
+        distance = _distance(subject, _problem(), **found, causal=causal)
+        if distance < MATCH:
+            return found | ({} if causal == "none" or subject.causal_name else {"causal": causal})
+        if causal == "none":
+            tried[layout, scale] = distance
     layout, scale = min(tried, key=lambda each: tried[each])
+    if tried[layout, scale] > LIKE:  # like nothing: the first that gave the right shape
+        layout, scale = next((each for each in tried if tried[each] < UNLIKE), (layout, scale))
     return {"layout": layout, "default_scale": "sqrt" if subject.scale_name is None else scale}
+
+
+def _words(subject: Subject) -> Facts:
+    """Keywords that a callable does not tell: it refuses those that it does not know, or they change its result."""
+    backend = get_backend(subject.backend or "numpy")
+    device, random = subject.device or devices_of(backend)[0], np.random.default_rng(3)
+    mask = (random.random((64, 64)) < 0.5) | np.eye(64, dtype=bool)
+    rates = np.ones(4, np.float32)
+    values: Facts = {"mask_name": mask, "bias_name": np.where(mask, 0, -np.inf).astype(np.float32), "sinks_name": rates}
+    values |= {"alibi_name": rates, "causal_name": True, "grouped_name": True}
+
+    def called(word: str, value: Any) -> Any:
+        value = backend.from_numpy(value, device=device) if isinstance(value, np.ndarray) else value
+        asked = replace(subject, options={**(subject.options or {}), **({word: value} if word else {})})
+        for problem in _kinds(_problem()):
+            try:
+                return _output(asked.learned(PLAIN), problem).tobytes()
+            except Exception as error:  # of what it is, or of a type of numbers
+                raised = one_line(error).replace(word or "-", "")
+        return raised
+
+    plain, unknown, found = called("", None), called("no_such_keyword", True), Facts()
+    for fact, words in KEYWORDS.items():
+        if getattr(subject, fact) is None and fact != "window_name":
+            tried = {word: called(word, values.get(fact, 0.5)) for word in words}
+            taken = [word for word in words if tried[word] not in (unknown, plain if unknown == plain else None)]
+            found[fact] = next(iter(taken), None if fact == "bias_name" else "")
+    for fact in ("mask", "causal"):  # what is declared is asked for, and then judged
+        if getattr(subject, fact) not in (None, "none", "always") and unknown == plain:
+            found[f"{fact}_name"] = found.get(f"{fact}_name") or KEYWORDS[f"{fact}_name"][0]
+    return found
 
 
 def _results(subject: Subject) -> Facts:
@@ -244,6 +286,8 @@ def _booleans_added(dense: Dense) -> Dense:
 def _causal(subject: Subject) -> Facts:
     if not subject.causal_name and subject.causal in (None, "none"):
         return {"causal": "none"}
+    if not subject.causal_name:
+        return {}
     problem = _problem(64, 128, options={"is_causal": True})
     tried = {each: _distance(subject, problem, BLOCK, causal=each) for each in ("top-left", "bottom-right")}
     best = min(tried, key=lambda each: tried[each])
@@ -309,6 +353,7 @@ def _can_differentiate(subject: Subject, backend: Backend) -> bool:
 PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {
     "signature": (_library, ("backend", "native", "order")),
     "layout": (_layout, ("layout", "default_scale")),
+    "keywords": (_words, tuple(each for each in KEYWORDS if each not in ("bias_name", "window_name"))),
     "results": (_results, ("returns",)),
     "mask": (_mask, ("mask", "full_mask", "bias_name")),
     "causality": (_causal, ("causal",)),
@@ -320,10 +365,12 @@ PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {
 }
 """Questions in their order, and the facts that answer them."""
 
+OTHERWISE: Facts = {"dtypes": ("float32",), "returns": ()}
+
 AFTER_A_CRASH: dict[str, Facts] = {
     "signature": {"backend": "numpy", "native": False, "order": ("query", "key", "value")},
     **{
-        name: {fact: PLAIN.get(fact, ("float32",) if fact == "dtypes" else ()) for fact in facts}
+        name: {fact: PLAIN.get(fact, OTHERWISE.get(fact, "")) for fact in facts}
         for name, (_, facts) in PROBES.items()
         if name != "signature"
     },

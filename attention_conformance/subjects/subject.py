@@ -46,7 +46,7 @@ class Subject:
     full_mask : bool
         Whether a mask must have the whole shape (B, H, M, N).
     causal : str
-        ``top-left``, ``bottom-right`` or ``none``.
+        ``top-left``, ``bottom-right``, ``none``, or ``always``: from the top left, unasked.
     mask_with_causal : bool
         Whether a mask and causality may be asked for at once.
     default_scale : str
@@ -68,6 +68,10 @@ class Subject:
         logsumexp)``, as far as its parameters go, and returns the gradients of the three.
     options : mapping
         Keywords of every call.
+    positional : mapping
+        Options that have a place after the arrays and no keyword, in their order, with their defaults.
+    unknown : tuple of str
+        Parameters that nothing is known of; they stay at their defaults.
     batch_invariant : bool
         Whether it promises a sample the same bits in any batch.
     native : bool
@@ -105,6 +109,8 @@ class Subject:
     differentiates: bool | None = None
     backward: Callable[..., Any] | None = None
     options: Mapping[str, Any] | None = None
+    positional: Mapping[str, Any] | None = None
+    unknown: tuple[str, ...] | None = None
     batch_invariant: bool | None = None
     native: bool | None = None
 

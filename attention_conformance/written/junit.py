@@ -16,7 +16,7 @@ from attention_numpy.writing import write_file
 
 __all__ = ["write_junit"]
 
-SKIPPED = ("not offered", "refused")
+SKIPPED = ("not offered", "refused", "not understood")
 
 
 def write_junit(path: Path, findings: Sequence[Finding], about: Mapping[str, Any]) -> None:

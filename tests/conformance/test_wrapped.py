@@ -1,0 +1,201 @@
+"""Attentions behind wrappers of many kinds: what they take is found, and every planted fault is seen through them."""
+
+import functools
+from dataclasses import replace
+
+import planted_kernels as planted
+import pytest
+from planted_kernels import found
+
+from attention_conformance import Subject
+from attention_conformance.run.finding import QUIET, WRONG, exit_status, little
+from attention_conformance.run.surprises import surprises
+from attention_conformance.subjects.probe import settled
+from attention_conformance.subjects.signature import parameters_of
+
+KERNEL = [planted.Kernel()]
+"""The kernel that all wrappers call."""
+
+FAULTS = [
+    "zeros", "mask ignored", "mask of the first head", "mask of the first sample", "mask of the first query",
+    "mask hides causality", "causality ignored", "future key", "no key at the position", "future key from 64",
+    "future block", "no scale", "scale of 64", "last key lost", "ragged block lost", "last query lost",
+    "old maximum", "no maximum", "not divided", "heads in turn", "first key head", "keys of the first sample",
+    "nan leaks to all channels", "query in 8 bits", "scores in 16 bits", "weights of 4 bits", "output of 10 bits",
+    "other shape", "other dtype", "kept by shape", "causality kept by queries", "adds to an old buffer",
+    "stops at a low block", "decoding ignores the mask",
+]  # fmt: skip
+HONEST = ("mask", "ladder-13x32-causal", "ladder-65x32-plain", "grouped-heads", "scores-above-100", "masked-nan-value")
+
+
+def attention(query, key, value, mask=None, is_causal=False):
+    return KERNEL[0](query, key, value, mask, is_causal)
+
+
+def plain(*args, **kwargs):
+    return attention(*args, **kwargs)
+
+
+def some(query, key, value, **kwargs):
+    return attention(query, key, value, **kwargs)
+
+
+@functools.wraps(attention)
+def decorated(*args, **kwargs):
+    return attention(*args, **kwargs)
+
+
+def with_block(block, query, key, value, mask=None, is_causal=False):
+    return attention(query, key, value, mask, is_causal)
+
+
+def by_place(query, key, value, mask=None, is_causal=False, /):
+    return attention(query, key, value, mask, is_causal)
+
+
+def by_keyword(*, query, key, value, mask=None, is_causal=False):
+    return attention(query, key, value, mask, is_causal)
+
+
+def contiguous(query, key, value, mask=None, is_causal=False):
+    if not all(each.flags.c_contiguous for each in (query, key, value)):
+        raise ValueError("expected contiguous arrays")
+    return attention(query, key, value, mask, is_causal)
+
+
+class Object:
+    def __call__(self, query, key, value, mask=None, is_causal=False):
+        return attention(query, key, value, mask, is_causal)
+
+
+def of_numpy(kind):
+    return {
+        "plain": plain, "some": some, "decorated": decorated, "partial": functools.partial(with_block, 64),
+        "partial of plain": functools.partial(plain), "by place": by_place, "by keyword": by_keyword,
+        "object": Object(), "contiguous": contiguous,
+    }[kind]  # fmt: skip
+
+
+@functools.cache
+def of_torch():
+    """Wrappers of PyTorch, by kind."""
+    import torch
+
+    @torch.compiler.disable
+    def called(query, key, value, mask=None, is_causal=False):
+        arrays = [each.detach().numpy() for each in (query, key, value)]
+        return torch.from_numpy(attention(*arrays, None if mask is None else mask.numpy(), is_causal))
+
+    class Module(torch.nn.Module):
+        def forward(self, query, key, value, mask=None, is_causal=False):
+            return called(query, key, value, mask, is_causal)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(context, query, key, value, mask=None, is_causal=False):
+            return called(query, key, value, mask, is_causal)
+
+    @torch.library.custom_op("attention_kit::planted", mutates_args=())
+    def operator(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None,
+        is_causal: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        return called(query, key, value, mask, is_causal)
+
+    module = Module()
+    return {
+        "module": module,
+        "wrapped module": lambda *args, **kwargs: module(*args, **kwargs),
+        "compiled module": torch.compile(module, backend="eager"),
+        "compiled function": torch.compile(called, backend="eager"),
+        "custom operator": operator,
+        "operator": torch.ops.attention_kit.planted,
+        "overload": torch.ops.attention_kit.planted.default,
+        "apply": Function.apply,
+    }
+
+
+NUMPY = ("plain", "some", "decorated", "partial", "partial of plain", "by place", "by keyword", "object", "contiguous")
+TORCH = (
+    "module",
+    "wrapped module",
+    "compiled module",
+    "compiled function",
+    "custom operator",
+    "operator",
+    "overload",
+    "apply",
+)
+
+
+def seen_through(wrapper, backend):
+    KERNEL[0] = planted.Kernel()
+    subject = settled(Subject(wrapper, backend=backend))
+    told = {"layout": "BHSD", "mask": "keep", "mask_name": "mask", "causal": "top-left", "causal_name": "is_causal"}
+    assert {name: getattr(subject, name) for name in told} == told
+    subject = replace(subject, dtypes=("float32",))
+    assert {each.verdict for each in found(subject, *HONEST).values()} <= {"right", "refused"}
+    survived = []
+    for fault in FAULTS:
+        KERNEL[0] = planted.Kernel(fault)
+        case = planted.FORWARD[fault]
+        if found(subject, case)[case].verdict not in WRONG:
+            survived.append(fault)
+    return survived
+
+
+@pytest.mark.parametrize("kind", NUMPY)
+@pytest.mark.needs("numpy")
+def test_planted_faults_are_seen_through_a_wrapper(kind):
+    assert seen_through(of_numpy(kind), "numpy") == []
+
+
+@pytest.mark.parametrize("kind", TORCH)
+@pytest.mark.needs("torch")
+def test_planted_faults_are_seen_through_a_wrapper_of_pytorch(kind):
+    assert seen_through(of_torch()[kind], "torch") == []
+
+
+@pytest.mark.needs("numpy")
+def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail():
+    def attention(query, key, value, key_padding_mask=None, *, sliding_window=None):
+        return planted.attention(query, key, value)
+
+    subject = settled(Subject(attention))
+    told = surprises(subject.declared, ())
+    assert [(each.verdict, each.detail) for each in told] == [("not understood", "key_padding_mask, sliding_window")]
+    findings = [*told, *found(subject, "ladder-65x32-plain", "mask", "sinks").values()]
+    assert little(findings) == "1 of 3 cases were computed; not understood: key_padding_mask, sliding_window"
+    assert (exit_status(findings), exit_status(findings, strict=True)) == (0, 1)
+    assert "not understood" in QUIET
+    named = settled(Subject(attention, mask_name="key_padding_mask"))
+    assert named.unknown == ("sliding_window",)
+
+
+@pytest.mark.needs("numpy")
+def test_a_wrapper_that_swallows_all_keywords_is_asked_for_what_is_declared_and_judged():
+    def attention(query, key, value, **kwargs):
+        return planted.attention(query, key, value)
+
+    assert settled(Subject(attention)).mask == "none"
+    subject = settled(Subject(attention, mask="keep", causal="top-left"))
+    assert (subject.mask_name, subject.causal_name) == ("attn_mask", "is_causal")
+    told = found(subject, "mask", "ladder-13x32-causal")
+    assert {name: each.variant for name, each in told.items()} == {
+        "mask": "no-mask",
+        "ladder-13x32-causal": "no-causality",
+    }
+
+
+@pytest.mark.needs("numpy")
+def test_layers_with_a_method_call_tell_its_parameters():
+    class Layer:
+        def __call__(self, *args, **kwargs):
+            return self.call(*args, **kwargs)
+
+        def call(self, query, value, key=None, attention_mask=None, use_causal_mask=False):
+            return query
+
+    parameters, is_open = parameters_of(Layer())
+    assert list(parameters) == ["query", "value", "key", "attention_mask", "use_causal_mask"]
+    assert not is_open
