@@ -165,7 +165,7 @@ def check(
     untrusted: Annotated[bool, typer.Option(help="For generated kernels: compared in another process.")] = False,
     large: Annotated[bool, typer.Option(help="The large cases instead, as far as memory allows: minutes.")] = False,
     strict: Annotated[bool, typer.Option(help="Status 1, too, where little was checked.")] = False,
-    keyword: Annotated[Many, typer.Option(help="What a keyword is, as mask=NAME; repeatable.")] = None,
+    keyword: Annotated[Many, typer.Option(help=OPTIONS["keyword"].says)] = None,
     fuzz: Annotated[float, typer.Option(min=0, help="Draw calls for so many minutes instead, and shrink.")] = 0.0,
 ) -> None:
     """Check anybody's attention: say what is right, silently wrong, visibly wrong or refused.

@@ -15,6 +15,7 @@ from attention_conformance import subject_report as report
 from attention_conformance.cases.large import LARGE
 from attention_conformance.report import environment
 from attention_conformance.run.again import command_of, script_of
+from attention_conformance.run.causes import agreed
 from attention_conformance.run.changes import Change, changes
 from attention_conformance.run.expected import (
     Expected,
@@ -41,9 +42,8 @@ from attention_conformance.run.subjects import (
     supervised,
     work,
 )
-from attention_conformance.subjects.options import OPTIONS
+from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.presets import PRESETS
-from attention_conformance.subjects.signature import KEYWORDS
 from attention_conformance.written.html import write_html
 from attention_conformance.written.junit import write_junit
 from attention_conformance.written.markdown import write_markdown
@@ -81,12 +81,10 @@ def check(
 ) -> None:
     """Check a target, show what was found, and exit with its status."""
     declared = {name: each for name, each in declared.items() if each is not None}
-    for each in keyword or ():
-        what, _, word = each.partition("=")
-        if f"{what}_name" not in KEYWORDS or not word:
-            names = ", ".join(name.removesuffix("_name") for name in KEYWORDS)
-            raise refusal(f"expected --keyword of WHAT=NAME with one of {names}; got {each!r}")
-        declared[f"{what}_name"] = word
+    try:
+        declared |= named_keywords(keyword or ())
+    except ValueError as error:
+        raise refusal(str(error)) from error
     for name, option in OPTIONS.items():
         if option.values and option.fact in declared:
             check_known(name, [declared[option.fact]], option.values)
@@ -234,6 +232,7 @@ class _Run:
         if not (interrupted or self.job.cases or self.job.fuzz or self.job.is_large):
             kinds = never_computed(self.findings, self.job.accepted)
             self.findings += [met(each, self._expected, self._origin) for each in kinds]
+        self.findings = agreed(self.findings)
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
             self.findings += unmatched(self.findings, self._expected, self._origin)
         for each in report.tables(self.findings, self._screen.width):

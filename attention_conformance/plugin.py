@@ -20,6 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dtype": {"action": "append"},
     "case": {"action": "append"},
     "accept": {"action": "append"},
+    "keyword": {"action": "append"},
     "grouped": {"action": argparse.BooleanOptionalAction},
     "batch-invariant": {"action": "store_const", "const": True},
     "seed": {"type": int},

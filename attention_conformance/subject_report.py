@@ -59,7 +59,6 @@ HIDDEN = (
     "options",
     "keeps_dtype",
     "positional",
-    "unknown",
 )
 
 
@@ -71,6 +70,7 @@ LABELS = {
     "grouped": "fewer key heads than query heads",
     "same_width": "values as wide as keys alone",
     "differentiates": "gradients",
+    "unknown": "not understood, left at their defaults",
     "batch_invariant": "the same bits in any batch",
 }
 """Facts whose names say too little."""
@@ -82,7 +82,7 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
         return ["the signature of attention_core.scaled_dot_product_attention"]
     lines = []
     for name, fact in facts.items():
-        if name in HIDDEN or (name.endswith("_name") and not fact):
+        if name in HIDDEN or (name.endswith(("_name", "unknown")) and not fact):
             continue
         told = ", ".join(fact) if isinstance(fact, tuple) else WORDS.get(str(fact), str(fact))
         told = {"True": "yes", "False": "no"}.get(told, told)
@@ -205,7 +205,7 @@ MEANINGS = {
 
 def power(findings: Sequence[Finding], profile: str) -> list[str]:
     """How many planted faults the bounds reject, which they miss, and which cases reject none."""
-    rejected = {fault for each in findings for fault in each.rejected}
+    rejected = {fault for each in findings if each.planted for fault in each.rejected}
     names = [fault.name for fault in FAULTS if any(fault.name in each.planted for each in findings)]
     if not names:
         return []

@@ -91,6 +91,22 @@ def _logsumexp(other: Callable[[Dense, Answer], NumpyArray | None]) -> Callable[
     return answered
 
 
+def _undivided(dense: Dense) -> Answer | None:
+    if dense.cotangent is not None:
+        return None
+    truth = answer(dense)
+    top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
+    factor = np.exp(np.where(np.isfinite(top), logsumexp - top, 0))[..., None]
+    return Answer({"output": truth.arrays["output"] * factor}, truth.scales, truth.kappa)
+
+
+def _of_first_sample(name: str, dense: Dense) -> Dense | None:
+    array: NumpyArray = getattr(dense, name)
+    if array.ndim < 4 or len(array) < 2:
+        return None
+    return dense.changed(**{name: np.broadcast_to(array[:1], array.shape)})
+
+
 def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top = np.log(truth.arrays["weights"].max(axis=-1, initial=0.0)) + truth.arrays["logsumexp"]
     return np.asarray(top if dense.sinks is None else np.maximum(top, dense.sinks[:, None]))
@@ -122,8 +138,8 @@ def _not_rescaled(block: int, which: str, dense: Dense) -> Answer | None:
         new = np.maximum(top, part.max(axis=-1, keepdims=True))
         safe = np.where(np.isfinite(new), new, 0)
         powers, factor = np.exp(part - safe), np.exp(top - safe)
-        total = total * (1 if which == "sum" else factor) + powers.sum(axis=-1, keepdims=True)
-        output = output * (1 if which == "output" else factor) + powers @ dense.value[..., start : start + block, :]
+        total = total * (1 if which != "output" else factor) + powers.sum(axis=-1, keepdims=True)
+        output = output * (1 if which != "sum" else factor) + powers @ dense.value[..., start : start + block, :]
         top = new
     truth = answer(dense)
     return Answer({"output": output / np.where(total > 0, total, 1)}, truth.scales, truth.kappa)
@@ -293,11 +309,19 @@ def _edges() -> Iterator[Variant]:
         yield Variant(f"stale-output-of-{block}", 8,
                       f"the output is not scaled when a block of {block} keys brings a new maximum",
                       partial(_not_rescaled, block, "output"))  # fmt: skip
+        yield Variant(f"stale-maximum-of-{block}", 8,
+                      f"sum and output are not scaled when a block of {block} keys brings a new maximum",
+                      partial(_not_rescaled, block, "both"))  # fmt: skip
 
 
 DIAGNOSES = (
     Variant("always-causal", 3, "causality is applied unasked",
             with_change(lambda dense: dense.changed(causal=0) if dense.causal is None else None)),
+    Variant("not-divided", 8, "the output is not divided by the sum of the weights", _undivided),
+    Variant("first-sample-of-key", 10, "all samples use the key of the first",
+            with_change(partial(_of_first_sample, "key"))),
+    Variant("first-sample-of-value", 10, "all samples use the value of the first",
+            with_change(partial(_of_first_sample, "value"))),
     Variant("scale-ignored", 7, "the scale of the caller is not used; 1/√D is",
             with_change(lambda dense: dense.changed(scale=dense.query.shape[-1] ** -0.5)
                         if dense.query.shape[-1] and dense.scale != dense.query.shape[-1] ** -0.5 else None)),

@@ -14,7 +14,19 @@ import numpy as np
 from attention_conformance.oracle.dense import Answer, Dense, answer
 from attention_conformance.problem import NumpyArray
 
-__all__ = ["CONVENTIONS", "FAULTS", "LEAK", "NARROW", "SPREAD", "Variant", "keys_left", "shifted_from", "with_change"]
+__all__ = [
+    "ATTENDED",
+    "CONVENTIONS",
+    "FAULTS",
+    "LEAK",
+    "NARROW",
+    "SINGLE",
+    "SPREAD",
+    "Variant",
+    "keys_left",
+    "shifted_from",
+    "with_change",
+]
 
 
 @dataclass(frozen=True)
@@ -276,6 +288,13 @@ LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the resu
                lambda _: None)  # fmt: skip
 """No single answer: NaN in elements that `reached` finds, and elsewhere the truth or another convention."""
 
+ATTENDED = Variant("attended-nonfinite", 5, "a query that attends to a NaN or infinity gives another number for it",
+                   lambda _: None)  # fmt: skip
+"""No single answer: anything where the formula gives no number, and elsewhere the truth."""
+
+SINGLE = Variant("float64-in-float32", 8, "results in float64 are as inaccurate as float32 makes them", lambda _: None)
+"""No single answer: an error that float32 explains."""
+
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
             with_change(_causal(lambda m, n: n - m))),
@@ -288,6 +307,8 @@ CONVENTIONS = (
     Variant("nan-of-masked-row", 4, "a fully masked row gives NaN", _nan_of_rows),
     Variant("logsumexp-of-base-2", 6, "the logsumexp is a logarithm of base 2", _logsumexp_of_base_2),
     LEAK,
+    ATTENDED,
+    SINGLE,
 )  # fmt: skip
 """Differences of convention, in the order in which they are tried."""
 

@@ -13,7 +13,7 @@ from attention_conformance.cases.pairs import PAIRS
 from attention_conformance.cases.properties import PROPERTIES
 from attention_conformance.run.profiles import is_asked
 
-__all__ = ["OF_NARROW", "SUBJECT_CASES", "subject_cases"]
+__all__ = ["OF_OTHERS", "SUBJECT_CASES", "subject_cases"]
 
 SUBJECT_CASES: tuple[Case, ...] = (
     *(case for case in CASES if case.measure not in ("message", "autocast")),
@@ -25,10 +25,10 @@ SUBJECT_CASES: tuple[Case, ...] = (
 """The cases for anybody's attention: all but those about the words of errors, and those at kernel sizes."""
 
 
-OF_NARROW = (
+OF_OTHERS = (
     "ladder-128x64-causal", "cross-70x200-mask", "decode-grouped", "scores-above-100", "gradient-ladder-64x64-plain"
 )  # fmt: skip
-"""Cases that are run in the other type of 16 bits, too, as a kernel has code for each."""
+"""Cases that are run in all other types that a kernel takes, as it has code for each."""
 
 
 def subject_cases(patterns: Sequence[str] = (), profile: str = "exact") -> list[Case]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,19 +13,34 @@ from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
 from attention_conformance.oracle.diagnoses import DIAGNOSES
 from attention_conformance.oracle.reach import reached
-from attention_conformance.oracle.variants import CONVENTIONS, FAULTS, LEAK, NARROW, SPREAD, Variant
+from attention_conformance.oracle.variants import (
+    ATTENDED,
+    CONVENTIONS,
+    FAULTS,
+    LEAK,
+    NARROW,
+    SINGLE,
+    SPREAD,
+    Variant,
+)
 from attention_conformance.problem import NumpyArray, Problem
-from attention_conformance.run.former import mistaken
+from attention_conformance.run.finding import WRONG, Finding
+from attention_conformance.run.former import FORMER, MEMORY_OF, mistaken
 from attention_conformance.run.truth import size_of
 from attention_conformance.subjects.fit import meant
 
 if TYPE_CHECKING:
     from attention_conformance.run.judge import Bounds, Question
 
-__all__ = ["Variants", "power"]
+__all__ = ["Variants", "agreed", "power"]
+
+NARROW_TYPES = ("float16", "bfloat16")
+
+SMALL = 4.0
+"""Scores below which their errors explain little, so that those of sums are told apart."""
 
 MOST_PLANTED = 10_000_000
-"""Products in a problem above which no faults are planted."""
+"""Products in a problem above which no faults are planted, and one that a result equals is enough."""
 
 
 class Variants:
@@ -49,15 +66,26 @@ class Variants:
         if self._dense is not None:
             for variant, problem in mistaken(question.case, bounds.problem, question.subject, question.seed):
                 yield variant, answer(dense_of(meant(problem, question.subject)))
+        yield MEMORY_OF, None
         for variant in (*FAULTS, *DIAGNOSES):
             yield variant, self.of(variant)
+
+    def _of_nonfinite(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
+        """What explains a result of arrays that are not finite, where those that are attended to may give anything."""
+        dense, truth = self._dense, bounds.truth.arrays
+        if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
+            return None
+        if all(bool(np.isfinite(each).all()) for each in (dense.query, dense.key, dense.value)):
+            return None
+        if found := self._of_nan(got, bounds):
+            return found
+        mended = {name: _mended(each, ~np.isfinite(truth[name].high), truth[name]) for name, each in got.items()}
+        return ATTENDED if bounds.measure(mended, truth).passes else self._of_nan(mended, bounds)
 
     def _of_nan(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
         """What explains NaN where a number is expected: the habits of formulas with masks, or that NaN spreads."""
         dense, truth = self._dense, bounds.truth.arrays
-        if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
-            return None
-        if bool(np.isfinite(dense.key).all() and np.isfinite(dense.value).all()):
+        if dense is None or bool(np.isfinite(dense.key).all() and np.isfinite(dense.value).all()):
             return None
         nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
         reach = reached(dense)
@@ -76,21 +104,61 @@ class Variants:
             if other is not None and set(got) <= set(other.arrays):
                 yield {name: as_exact(other.arrays[name], other.scales[name]) for name in got}
 
-    def equal(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> Variant | None:
-        """The first variant that a wrong result equals, and all others with it."""
+    def equal(
+        self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, again: Callable[[], Mapping[str, NumpyArray]]
+    ) -> tuple[list[Variant], list[str]]:
+        """The variants that a wrong result equals, with all others of the call, and the names of those it does not."""
         if bounds.question.case.closed is not None:
-            return None
-        if of_nan := self._of_nan(got, bounds):  # first, as what is all NaN equals many faults
-            return of_nan
+            return [], []
+        if of_nan := self._of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
+            return [of_nan], []
+        equal: list[Variant] = []
+        unlike: list[str] = []
         for variant, other in self._others(bounds):
+            if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
+                return [variant], []
             if other is None:
                 continue
             expected = {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
-            if wrong in expected and bounds.measure(got, expected).passes:
-                return variant
-        is_narrow = bounds.question.dtype in ("float16", "bfloat16")
-        error = bounds.measure(got, bounds.truth.arrays).error
-        return NARROW if is_narrow and error <= 4 * (1 + bounds.truth.kappa) else None
+            if wrong not in expected:
+                continue
+            if not bounds.measure(got, expected).passes:
+                unlike.append(variant.name)
+            elif variant.name not in [each.name for each in equal]:
+                equal.append(variant)
+            if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
+                break
+        return equal or self._of_precision(got, bounds, wrong), unlike
+
+    def _is_other(
+        self, got: Mapping[str, NumpyArray], again: Callable[[], Mapping[str, NumpyArray]], bounds: Bounds
+    ) -> bool:
+        """Whether an equal call gives another answer."""
+        try:
+            found = again()
+            if all(each.tobytes() == found[name].tobytes() for name, each in got.items()):
+                return False
+            other = {name: as_exact(each, bounds.truth.arrays[name].scale) for name, each in found.items()}
+        except Exception:  # whatever a subject raises the second time
+            return False
+        return not bounds.measure(got, other).passes
+
+    def _of_precision(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> list[Variant]:
+        """Scores of 16 bits, or float64 in float32, where these explain the error."""
+        truth, kappa, dtype = bounds.truth.arrays, bounds.truth.kappa, bounds.question.dtype
+        if dtype == "float64":
+            limit = 2.0**29 * bounds.bound(wrong, "float32")
+            return [SINGLE] if bounds.measure(got, truth).error <= limit else []
+        if dtype not in NARROW_TYPES:
+            return []
+        allowed, expected = 4 * (1 + kappa), dict(truth)
+        if wrong == "output" and self._dense is not None and kappa < SMALL:
+            # An error of the scores moves an average by at most that times the deviation of the values.
+            found, value = answer(self._dense).arrays, np.nan_to_num(self._dense.value)
+            deviation = np.sqrt(np.maximum(found["weights"] @ value**2 - found["output"] ** 2, 0)).astype(np.float64)
+            allowed, exact = 2 * (1 + kappa), truth["output"]
+            expected["output"] = exact._replace(scale=np.nan_to_num(deviation) + exact.scale / (1 + kappa))
+        return [NARROW] if bounds.measure(got, expected).error <= allowed else []
 
 
 def _mended(each: NumpyArray, where: NumpyArray, expected: Exact) -> NumpyArray:
@@ -116,3 +184,25 @@ def power(question: Question, problem: Problem, bounds: Bounds, variants: Varian
 
 def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
     return each.astype(np.float64).astype(problem.arrays["query"].dtype)
+
+
+def agreed(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with the cause that explains the most of them, where several equal what is wrong.
+
+    A cause that more of the wrong answers contradict than it explains, twice over, has no name.
+    """
+    named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
+    wrong = [each for each in findings if each.verdict in WRONG]
+    explained = Counter(name for each in wrong for name in each.equals)
+    contradicted = Counter(name for each in wrong for name in each.rejected)
+
+    def told(finding: Finding) -> Finding:
+        names = [name for name in finding.equals if name in named]
+        if finding.verdict not in WRONG or not names:
+            return finding
+        best = max(names, key=lambda name: explained[name] - contradicted[name])
+        if contradicted[best] > 2 * explained[best]:
+            return replace(finding, variant="", says="", line=0)
+        return replace(finding, variant=best, says=named[best].says, line=named[best].line)
+
+    return [told(each) for each in findings]

@@ -11,6 +11,7 @@ from typing import Any
 from attention_conformance.run.where import Blocks, Worst
 
 __all__ = [
+    "CONVENTION",
     "ENDED",
     "QUIET",
     "VERDICTS",
@@ -40,6 +41,8 @@ VERDICTS = (
     "right",
 )
 """All verdicts, the worst first."""
+
+CONVENTION = "differs by convention"
 
 WRONG = ("silently wrong", "visibly wrong")
 
@@ -87,6 +90,8 @@ class Finding:
         The largest error by heads, and by blocks of queries or keys.
     reason : str
         Why it is accepted, by a file of expected findings.
+    equals : tuple of str
+        The names of all conventions and faults that the result equals. ``rejected`` has those that it does not.
     kinds : tuple of str
         What the call asks of the subject: causality, gradients, and so on.
     """
@@ -111,6 +116,7 @@ class Finding:
     blocks: Blocks | None = None
     reason: str = ""
     kinds: tuple[str, ...] = ()
+    equals: tuple[str, ...] = ()
 
     @property
     def is_idle(self) -> bool:
@@ -157,7 +163,7 @@ def most_telling(findings: Iterable[Finding]) -> Finding | None:
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one verdict and one cause together: the worst first, then those whose cause has a name."""
+    """Findings of one verdict and one cause together: the worst first, then causes with a name, of many cases first."""
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         cause = (
@@ -167,7 +173,8 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
         )
         groups.setdefault((each.verdict, *cause), []).append(each)
     return sorted(
-        groups.values(), key=lambda group: (VERDICTS.index(group[0].verdict), not group[0].variant, not group[0].says)
+        groups.values(),
+        key=lambda group: (VERDICTS.index(group[0].verdict), not group[0].variant, not group[0].says, -len(group)),
     )
 
 
@@ -190,7 +197,8 @@ def _plain(each: Any) -> Any:
 def finding_from(row: Mapping[str, Any]) -> Finding:
     """A finding from what JSON held."""
     numbers = {name: _number(row[name]) for name in ("error", "bound", "seconds")}
-    lists = {name: tuple(row[name]) for name in ("rejected", "planted")} | {"kinds": tuple(row.get("kinds", ()))}
+    lists = {name: tuple(row[name]) for name in ("rejected", "planted")}
+    lists |= {name: tuple(row.get(name, ())) for name in ("kinds", "equals")}
     shapes = {name: tuple(shape) for name, shape in row.get("shapes", {}).items()}
     worst, blocks = row.get("worst"), row.get("blocks")
     if worst is not None:

@@ -15,7 +15,7 @@ from attention_conformance.subjects.call import axes_of
 from attention_conformance.subjects.memory import MEMORY, stored
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["FORMER", "mistaken"]
+__all__ = ["FORMER", "MEMORY_OF", "mistaken"]
 
 ARRAYS = ("query", "key", "value", "mask", "bias")
 
@@ -31,7 +31,10 @@ OF_STRIDES = {
     for name in ARRAYS
 }
 
-FORMER = (CALL, *OF_ARRAY.values(), STRIDES, *OF_STRIDES.values())
+MEMORY_OF = Variant("former-memory", 10, "an equal call again gives another answer, as where former memory is used",
+                    lambda _: None)  # fmt: skip
+
+FORMER = (MEMORY_OF, CALL, *OF_ARRAY.values(), STRIDES, *OF_STRIDES.values())
 """All that `mistaken` may tell."""
 
 OWN = {"overwritten", "kept"}

@@ -7,7 +7,7 @@ import math
 import time
 import traceback as traces
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from attention_conformance.oracle.ulps import FORMATS, worst_error
 from attention_conformance.oracle.variants import CONVENTIONS, NARROW, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.causes import Variants, power
-from attention_conformance.run.finding import Finding
+from attention_conformance.run.finding import CONVENTION, Finding
 from attention_conformance.run.kinds import kinds_of
 from attention_conformance.run.libraries import in_precision
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
@@ -102,7 +102,12 @@ def judged(question: Question) -> Finding:
 
 def _judged(question: Question, blank: Finding) -> Finding:
     answered = _answered(question, blank)
-    return answered if isinstance(answered, Finding) else _compared(question, asked(question), answered, blank)
+    if isinstance(answered, Finding):
+        return answered
+    problem = asked(question)
+    is_one_call = question.case.measure not in {**PROPERTY_MEASURES, **_MEASURES}
+    again = (lambda: _call(question, problem)) if is_one_call else (lambda: answered)
+    return _compared(question, problem, answered, blank, again)
 
 
 def returned(question: Question) -> Finding | Returned:
@@ -120,7 +125,7 @@ def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
     case, started = question.case, time.perf_counter()
     blank = Finding(case.name, question.dtype, case.line, case.shows, "right", seed=question.seed)
     with np.errstate(all="ignore"):
-        found = _compared(question, asked(question), got, blank)
+        found = _compared(question, asked(question), got, blank, lambda: got)
     return replace(found, seconds=time.perf_counter() - started)
 
 
@@ -160,7 +165,7 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
         found = replace(blank, verdict="silently wrong", detail=str(borrowed), variant="borrowed-attention", says=says)
         return replace(found, verdict="accepted") if found.variant in question.accepted else found
     except Touched as touched:
-        found = replace(blank, verdict="silently wrong", error=math.inf, bound=0.0, detail=str(touched))
+        found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
         found = replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
         return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
     except Exception as error:  # whatever a subject raises is a refusal
@@ -257,7 +262,12 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     outputs(problem, question.subject, arrays, backend.namespace)
     for name, each in _placed(question, problem).items():
         arrays[name][...] = each
-    return to_numpy(outputs(problem, question.subject, arrays, backend.namespace), backend)
+    views = {name: each[...] for name, each in arrays.items()}
+    asked = (to_numpy(outputs(problem, question.subject, each, backend.namespace), backend) for each in (arrays, views))
+    kept, found = asked
+    if any(each.tobytes() != found[name].tobytes() for name, each in kept.items()):
+        raise Touched("other objects of the same memory give another answer", "kept-by-identity", CONVENTION)
+    return found
 
 
 def _kept(question: Question, problem: Problem) -> dict[str, NumpyArray]:
@@ -293,15 +303,18 @@ _MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {
 }
 
 
-def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding) -> Finding:
+def _compared(
+    question: Question, problem: Problem, got: dict[str, NumpyArray], blank: Finding,
+    again: Callable[[], dict[str, NumpyArray]],
+) -> Finding:  # fmt: skip
     truth, blank = truth_of(question, problem), _of_shapes(blank, problem, question)
     wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
     wanted = [] if question.case.measure in PROPERTY_MEASURES else wanted
     missing = [name for name in wanted if name not in got]
     if missing:
         return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")
+    kinds = {name: _kind(question, name, problem) for name in got}
     if question.subject.keeps_dtype is False:
-        kinds = {name: _kind(question, name, problem) for name in got}
         got = {name: each.astype(kinds[name]) for name, each in got.items()}
     bounds = Bounds(question, problem, truth)
     measured = bounds.measure(got, truth.arrays)
@@ -309,9 +322,11 @@ def _compared(question: Question, problem: Problem, got: dict[str, NumpyArray], 
     variants = Variants(None if question.case.closed else meant(problem, question.subject))
     if measured.passes:
         return replace(found, **power(question, problem, bounds, variants))
-    verdict = "visibly wrong" if _is_visible(got, truth) else "silently wrong"
+    verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
-    return _told(found, question, variants.equal(got, bounds, measured.result))
+    equal, unlike = variants.equal(got, bounds, measured.result, again)
+    found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
+    return _told(found, question, equal)
 
 
 def _kind(question: Question, name: str, problem: Problem) -> Any:
@@ -319,9 +334,9 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
     return wide if name == "logsumexp" else problem.arrays["query"].dtype
 
 
-def _told(found: Finding, question: Question, variant: Variant | None) -> Finding:
+def _told(found: Finding, question: Question, equal: Sequence[Variant]) -> Finding:
     """A wrong finding with the name of what it equals, as a difference of convention or as accepted."""
-    if variant is not None:
+    for variant in equal[:1]:
         is_poison = variant.name == "nan-of-masked-row" and question.case.measure == "gradient"
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW and _is_habit_of_formulas(question))
@@ -336,11 +351,11 @@ def _is_habit_of_formulas(question: Question) -> bool:
     return question.profile != "exact" and "float32" in (question.subject.dtypes or ())
 
 
-def _is_visible(got: Mapping[str, NumpyArray], truth: Truth) -> bool:
+def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str, Any]) -> bool:
     """Whether a wrong result shows: by its shape or dtype, or as NaN or infinity for a number."""
     for name, each in got.items():
         exact = truth.arrays[name].high
-        if each.shape != exact.shape or each.dtype.kind not in "fV":
+        if each.shape != exact.shape or each.dtype != kinds[name]:
             return True
         numbers = each.astype(np.float64)
         if bool(np.any(~np.isfinite(numbers) & np.isfinite(exact) | np.isnan(numbers) & ~np.isnan(exact))):

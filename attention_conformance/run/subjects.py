@@ -20,7 +20,9 @@ import numpy as np
 
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
-from attention_conformance.run.catalogue import OF_NARROW, SUBJECT_CASES, subject_cases
+from attention_conformance.problem import DTYPES
+from attention_conformance.run.catalogue import OF_OTHERS, SUBJECT_CASES, subject_cases
+from attention_conformance.run.causes import agreed
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.job import Asked, Described, Job, Refused, Started
@@ -123,7 +125,7 @@ def check_subject(
     declared = told(subject)
     subject = settled(subject)
     like = None if like is None else settled(like)
-    found = [judged(question) for question in questions(subject, job, like)]
+    found = agreed([judged(question) for question in questions(subject, job, like)])
     if cases:
         return found
     return [*surprises(subject.declared, declared, accepted), *found, *never_computed(found, accepted)]
@@ -136,13 +138,13 @@ def _sources(subject: Subject) -> dict[str, str]:
 
 
 def _lacks_device(subject: Subject) -> str:
-    """Why a declared device cannot be used; empty where it can."""
+    """Why a declared library or device cannot be used; empty where it can."""
     name = subject.backend or read_signature(subject)["backend"]
-    if subject.device is None:
-        return ""
     try:
         backend = get_backend(name)
-    except Exception:  # not installed, which the calls will tell
+    except Exception as error:  # not installed, or broken
+        return one_line(error) if subject.backend else ""
+    if subject.device is None:
         return ""
     try:
         backend.from_numpy(np.zeros(1, np.float32), device=subject.device)
@@ -169,7 +171,7 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
     """What a job asks of a settled subject."""
     dtypes = job.dtypes or _usual_dtypes(subject)
     is_all = not (job.dtypes or job.cases or job.is_large)
-    others = [each for each in NARROW if each in (subject.dtypes or ()) and each not in dtypes and is_all]
+    others = [each for each in DTYPES if each in (subject.dtypes or ()) and each not in dtypes and is_all]
     return [
         Question(
             subject,
@@ -183,7 +185,7 @@ def questions(subject: Subject, job: Job, like: Subject | None) -> list[Question
             is_trusted=job.is_trusted,
         )
         for case in (_large(job.cases) if job.is_large else subject_cases(job.cases, job.profile))
-        for dtype in (*dtypes, *(others if case.name in OF_NARROW else ()))
+        for dtype in (*dtypes, *(others if case.name in OF_OTHERS else ()))
         if dtype in case.dtypes and (case.name, dtype) not in job.done
     ]
 

@@ -19,8 +19,9 @@ from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, judged, offered
 from attention_conformance.run.subjects import Job, questions, told
 from attention_conformance.run.surprises import surprises
-from attention_conformance.subjects.options import OPTIONS
+from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.probe import settled
+from attention_conformance.subjects.signature import KEYWORDS
 from attention_conformance.subjects.subject import NotOffered, Subject
 from attention_conformance.subjects.target import load_target
 from attention_conformance.written.story import story
@@ -103,6 +104,7 @@ def target_tests(target: str, options: Mapping[str, Any]) -> list[SubjectTest]:
     """The tests of a target, by the options of `OPTIONS` that were chosen."""
     chosen = {name: each for name, each in options.items() if each is not None}
     declared = {each.fact: chosen[name] for name, each in OPTIONS.items() if each.fact and name in chosen}
+    declared |= named_keywords(chosen.get("keyword", ()))
     job = _job(target, declared, chosen)
     return _tests(load_target(target, **declared), job, expected_of(target, chosen.get("expected")))
 
@@ -189,7 +191,7 @@ def _again(job: Job, finding: Finding) -> list[str]:
     if finding.dtype in ("-", "*") or not job.target:
         return []
     profile, lines = f"like {job.like}" if job.like else job.profile, []
-    if set(job.declared) <= {each.fact for each in OPTIONS.values()}:
+    if set(job.declared) <= {*KEYWORDS, *(each.fact for each in OPTIONS.values())}:
         lines = ["", f"To see it again: {command_of(finding, job.target, job.declared, profile)}"]
     script = script_of(finding, job.target, job.declared, profile)
     return [*lines, "", "Or in Python:", "", *(f"    {line}".rstrip() for line in script.splitlines())]

@@ -26,6 +26,8 @@ TOUCHED = {
     "shared-memory": "a result shares memory with an argument",
     "other-bits": "equal calls give other bits",
     "other-bits-in-batch": "a sample has other bits in another batch",
+    "kept-by-identity": "a result is kept by the identity of its arrays, also after their numbers changed",
+    "other-kind": "a result is no array of the library of its arguments",
     "kept-memory": "memory of former calls is never freed",
 }
 """What `Touched` tells by name."""
@@ -37,9 +39,9 @@ class Touched(Exception):  # noqa: N818 (a finding about the subject, no error o
     ``name`` is a key of `TOUCHED`, or empty.
     """
 
-    def __init__(self, detail: str, name: str = "") -> None:
+    def __init__(self, detail: str, name: str = "", verdict: str = "silently wrong") -> None:
         super().__init__(detail)
-        self.name = name
+        self.name, self.verdict = name, verdict
 
 
 @contextlib.contextmanager

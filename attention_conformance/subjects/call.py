@@ -11,9 +11,10 @@ import numpy as np
 
 from attention_conformance.call import output_function
 from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.run.watch import Touched
 from attention_conformance.subjects.memory import stored
 from attention_conformance.subjects.subject import Subject
-from attention_core import Backend
+from attention_core import Backend, get_backend
 
 __all__ = ["axes_of", "gradients", "outputs", "place", "to_numpy", "torch_pass"]
 
@@ -162,6 +163,9 @@ def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
     )
     wanted = {*(subject.returns or ()), *(name for name in RESULTS if problem.options.get(f"return_{name}"))}
     rows, columns = problem.sizes[2:]
+    if not results or not get_backend(subject.backend or "numpy").owns(results[0]):
+        kinds = ", ".join(type(each).__name__ for each in results)
+        raise Touched(f"expected arrays of {subject.backend}; got {kinds or 'none'}", "other-kind", "visibly wrong")
     found = {"output": _turned_back(results[0], subject, xp)}
     sums = [each for each, shape in zip(results[1:], shapes[1:], strict=True) if len(shape) == rank - 1]
     if "logsumexp" in wanted and len(sums) == 1:

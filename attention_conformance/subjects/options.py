@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from attention_conformance.subjects.signature import KEYWORDS
 from attention_conformance.subjects.subject import LAYOUTS
 
-__all__ = ["OPTIONS", "Option"]
+__all__ = ["OPTIONS", "Option", "named_keywords"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ OPTIONS = {
     "scale": Option("The scale by default: sqrt (1/√D) or one.", "default_scale", ("sqrt", "one")),
     "grouped": Option("Whether heads may share keys.", "grouped"),
     "batch-invariant": Option("It promises a sample the same bits in any batch.", "batch_invariant"),
+    "keyword": Option("What a keyword is, as mask=NAME or causal=NAME; repeatable."),
     "backward": Option("The second of a raw pair, in the same file or as a target.", "backward"),
     "dtype": Option("A floating-point type; repeatable. By default two of those it takes, and a few cases in a third."),
     "profile": Option("exact, kernel (weights of 16 bits), tf32, or 'like TARGET'."),
@@ -50,3 +53,15 @@ OPTIONS = {
     "expected": Option("A file of findings that are expected, or shipped: that of the preset."),
 }
 """The options that the command and pytest share, by name."""
+
+
+def named_keywords(told: Iterable[str]) -> dict[str, str]:
+    """The fields of `Subject` that texts as ``mask=NAME`` declare; a ValueError for another text."""
+    found = {}
+    for each in told:
+        what, _, word = each.partition("=")
+        if f"{what}_name" not in KEYWORDS or not word:
+            names = ", ".join(name.removesuffix("_name") for name in KEYWORDS)
+            raise ValueError(f"expected --keyword of WHAT=NAME with one of {names}; got {each!r}")
+        found[f"{what}_name"] = word
+    return found

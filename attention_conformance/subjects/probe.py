@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -202,7 +203,8 @@ def _layout(subject: Subject) -> Facts:
         if causal == "none":
             tried[layout, scale] = distance
     layout, scale = min(tried, key=lambda each: tried[each])
-    if tried[layout, scale] > LIKE:  # like nothing: the first that gave the right shape
+    again = _distance(subject, _problem(), layout=layout, default_scale=scale)
+    if not (tried[layout, scale] < LIKE and abs(again - tried[layout, scale]) < MATCH):  # like nothing, or by chance
         layout, scale = next((each for each in tried if tried[each] < UNLIKE), (layout, scale))
     return {"layout": layout, "default_scale": "sqrt" if subject.scale_name is None else scale}
 
@@ -223,17 +225,19 @@ def _words(subject: Subject) -> Facts:
             try:
                 return _output(asked.learned(PLAIN), problem).tobytes()
             except Exception as error:  # of what it is, or of a type of numbers
-                raised = one_line(error).replace(word or "-", "")
+                raised = re.sub(r"\W*Did you mean.*", "", one_line(error)).replace(word or "-", "").rstrip("'.")
         return raised
 
-    plain, unknown, found = called("", None), called("no_such_keyword", True), Facts()
+    plain, found = called("", None), Facts()
+    swallows = called("no_such_keyword", True) == plain
     for fact, words in KEYWORDS.items():
         if getattr(subject, fact) is None and fact != "window_name":
-            tried = {word: called(word, values.get(fact, 0.5)) for word in words}
-            taken = [word for word in words if tried[word] not in (unknown, plain if unknown == plain else None)]
-            found[fact] = next(iter(taken), None if fact == "bias_name" else "")
+            value = values.get(fact, 0.5)
+            unlike = plain if swallows else called("no_such_keyword", value)
+            taken = (word for word in words if called(word, value) != unlike)
+            found[fact] = next(taken, None if fact == "bias_name" else "")
     for fact in ("mask", "causal"):  # what is declared is asked for, and then judged
-        if getattr(subject, fact) not in (None, "none", "always") and unknown == plain:
+        if getattr(subject, fact) not in (None, "none", "always") and swallows:
             found[f"{fact}_name"] = found.get(f"{fact}_name") or KEYWORDS[f"{fact}_name"][0]
     return found
 

@@ -48,6 +48,9 @@ INNER = (
 )
 """Where wrappers keep what they call: decorators, compiled modules, operators, modules, layers of Keras, Numba."""
 
+DEEPEST = 16
+"""Layers that are looked into: an object may have every attribute."""
+
 ONLY = inspect.Parameter.POSITIONAL_ONLY
 OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -76,7 +79,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameters, bool]:
 def _layers(function: Any) -> Iterator[Any]:
     """A callable, and what it wraps, from the outside to the inside."""
     seen: list[Any] = []
-    while function is not None and not any(function is each for each in seen):
+    while function is not None and len(seen) < DEEPEST and not any(function is each for each in seen):
         yield function
         seen.append(function)
         inner = (getattr(function, name, None) for name in INNER)
@@ -163,7 +166,7 @@ def _drops(parameter: inspect.Parameter) -> bool:
 
 def _takes_two(parameters: dict[str, Any], name: str) -> bool:
     """Whether a window is told by its keys to the left and to the right: one number means several things."""
-    return name == "local_window_size" or (bool(name) and isinstance(parameters[name].default, tuple | list))
+    return name == "local_window_size" or (name in parameters and isinstance(parameters[name].default, tuple | list))
 
 
 def _keywords(parameters: Mapping[str, Any], is_open: bool, subject: Subject) -> dict[str, Any]:

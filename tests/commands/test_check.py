@@ -20,6 +20,7 @@ from attention_conformance.run.memory import too_large
 from attention_conformance.run.resumed import _catalogue
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.subject import Subject
+from attention_core import get_backend
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -122,12 +123,21 @@ def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_pa
         (["numpy:abs", "--profile", "loose"], "expected a profile out of exact, kernel, tf32, 'like TARGET'; got 'loose'"),
         (["numpy:abs", "--case", "casual-*"], "expected a case; got 'casual-*', which none matches: perhaps causal-"),
         (["numpy:abs", "--accept", "mean-of-maskedrow"], "got 'mean-of-maskedrow': perhaps mean-of-masked-row"),
+        (["numpy:abs", "--keyword", "masc=x"], "expected --keyword of WHAT=NAME with one of mask, bias, causal,"),
+        (["numpy:abs", "--backend", "jax"], "ImportError: no jax"),
         (["numpy:dot", "--device", "cuda:0"], "expected a device of numpy out of cpu; got 'cuda:0'"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "equinox.nn._attention", None)  # as if it were not installed
     monkeypatch.setitem(sys.modules, "equinox", None)
+
+    def without_jax(name):
+        if name == "jax":
+            raise ImportError("no jax")
+        return get_backend(name)
+
+    monkeypatch.setattr("attention_conformance.run.subjects.get_backend", without_jax)
     found = in_this_process(*arguments)
     assert found.exit_code == 2
     assert words in found.stderr

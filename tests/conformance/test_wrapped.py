@@ -7,8 +7,10 @@ import planted_kernels as planted
 import pytest
 from planted_kernels import found
 
-from attention_conformance import Subject
+from attention_conformance import Finding, Subject
 from attention_conformance.run.finding import QUIET, WRONG, exit_status, little
+from attention_conformance.run.job import Job, Refused
+from attention_conformance.run.subjects import work
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled
 from attention_conformance.subjects.signature import parameters_of
@@ -185,6 +187,18 @@ def test_a_wrapper_that_swallows_all_keywords_is_asked_for_what_is_declared_and_
         "mask": "no-mask",
         "ladder-13x32-causal": "no-causality",
     }
+
+
+@pytest.mark.needs("numpy")
+def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
+    kernel = tmp_path / "maskless_kernel.py"
+    kernel.write_text("def attention(query, key, value, m=None):\n    return value\n")
+    *_, last = work(Job(f"{kernel}:attention", {"mask": "keep"}))
+    assert last == Refused(
+        "expected a keyword for --mask keep; got none in its signature: --keyword mask=NAME tells it"
+    )
+    told = list(work(Job(f"{kernel}:attention", {"mask_name": "m"}, cases=("mask",), dtypes=("float32",))))
+    assert [(each.case, each.verdict) for each in told if isinstance(each, Finding)] == [("mask", "silently wrong")]
 
 
 @pytest.mark.needs("numpy")

@@ -1,0 +1,197 @@
+"""What is odd and not wrong, what is wrong and no convention, and the cause that is told first of a planted fault."""
+
+import ml_dtypes
+import numpy as np
+import planted_kernels as planted
+import pytest
+from planted_kernels import TAKES, found
+
+from attention_conformance import Subject, check_subject
+from attention_conformance.run.causes import agreed
+from attention_conformance.run.finding import CONVENTION, WRONG, Finding, grouped
+from attention_conformance.run.subjects import Job, questions
+from attention_conformance.run.surprises import surprises
+from attention_conformance.subjects.probe import settled
+
+PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": False, "same_width": True}
+
+
+def by_comparisons(query, key, value, mask=None, is_causal=False):
+    """A softmax in whose comparisons NaN loses, as in C."""
+    query, key = query.astype(np.float32), np.repeat(key, query.shape[1] // key.shape[1], axis=1).astype(np.float32)
+    value = np.repeat(value, query.shape[1] // value.shape[1], axis=1).astype(np.float32)
+    scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
+    seen = scores > -1e30
+    if mask is not None:
+        seen = seen & mask
+    if is_causal:
+        seen = seen & (np.arange(scores.shape[-1]) <= np.arange(scores.shape[-2])[:, None])
+    top = np.max(np.where(seen, scores, -1e30), axis=-1, keepdims=True)
+    powers = np.where(seen, np.exp(scores - top), 0)
+    total = powers.sum(axis=-1, keepdims=True)
+    return (powers @ np.where(np.isfinite(value), value, 0) / np.where(total > 0, total, 1)).astype(np.float32)
+
+
+class Remembering:
+    """The last result once more for the same objects."""
+
+    def __init__(self):
+        self.arrays, self.output = (None,) * 3, None
+
+    def __call__(self, query, key, value):
+        if not all(one is other for one, other in zip(self.arrays, (query, key, value), strict=True)):
+            self.arrays, self.output = (query, key, value), planted.attention(query, key, value)
+        return self.output.copy()
+
+
+def of_single_precision(query, key, value):
+    return planted.attention(*(each.astype(np.float32) for each in (query, key, value))).astype(query.dtype)
+
+
+def always_causal(query, key, value):
+    return planted.attention(query, key, value, is_causal=True)
+
+
+ODD = {
+    # kernel: a case, its dtype, and the convention
+    by_comparisons: ("attended-nan-key", "float32", "attended-nonfinite"),
+    Remembering(): ("same-memory", "float32", "kept-by-identity"),
+    of_single_precision: ("ladder-65x32-plain", "float64", "float64-in-float32"),
+}
+
+
+@pytest.mark.parametrize("kernel", ODD, ids=lambda each: getattr(each, "__name__", type(each).__name__))
+@pytest.mark.needs("numpy")
+def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
+    case, dtype, name = ODD[kernel]
+    subject = settled(Subject(kernel))
+    told = found(subject, case, dtype=dtype)[case]
+    assert (told.verdict, told.variant) == (CONVENTION, name)
+    assert found(subject, case, dtype=dtype, accepted=[name])[case].verdict == "accepted"
+    others = found(
+        subject, "ladder-65*", "masked-nan-*", "attended-*", "nan-*", "twice", "mask", "same-memory"
+    ).values()
+    assert {each.verdict for each in others} & set(WRONG) == set()
+
+
+@pytest.mark.needs("numpy")
+def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
+    subject = settled(Subject(always_causal))
+    (told,) = surprises(subject.declared, ())
+    assert (subject.layout, subject.causal, told.verdict, told.variant) == (
+        "BHSD",
+        "always",
+        CONVENTION,
+        "always-causal",
+    )
+    cases = ("ladder-13x32-causal", "ladder-65x32-plain", "cross-65x130-causal", "decoding-equals-prefill")
+    assert {each.verdict for each in found(subject, *cases).values()} == {"right", "not offered"}
+    wrong = found(Subject(always_causal, **PLAIN), "ladder-65x32-plain", "cross-1x7-plain").values()
+    assert {(each.verdict, each.variant) for each in wrong} == {("silently wrong", "always-causal")}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.needs("numpy")
+def test_a_sum_of_1100_keys_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_convention(dtype):
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+
+    def attention(query, key, value, narrow_sums=True):
+        scores = query.astype(np.float32) @ np.swapaxes(key, -1, -2).astype(np.float32) / query.shape[-1] ** 0.5
+        scores = scores if narrow_sums else scores.astype(kind).astype(np.float32)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights = (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+        if not narrow_sums:
+            return (weights @ value.astype(np.float32)).astype(kind)
+        output = np.zeros((*query.shape[:-1], value.shape[-1]), kind)
+        for at in range(key.shape[-2]):
+            output = (output + weights[..., at : at + 1] * value[..., at : at + 1, :].astype(np.float32)).astype(kind)
+        return output
+
+    case, takes = "average-1100", PLAIN | {"dtypes": ("float32", dtype)}
+    wrong = found(Subject(attention, **takes), case, dtype=dtype, accepted=["narrow-scores"])[case]
+    assert (wrong.verdict, wrong.variant) == ("silently wrong", "")
+    honest = Subject(lambda query, key, value: attention(query, key, value, False), **takes)
+    told = found(honest, case, "scores-above-100", "ladder-31x80-plain", dtype=dtype).values()
+    assert {each.variant for each in told} <= {"", "narrow-scores"}
+    assert {each.verdict for each in told} <= {"right", CONVENTION}
+
+
+@pytest.mark.needs("numpy")
+def test_every_float_type_that_a_kernel_takes_is_checked():
+    def widening(query, key, value):
+        output = planted.attention(query, key, value)
+        return output.astype(np.float32) if query.dtype == np.float64 else output
+
+    subject = settled(Subject(widening))
+    asked = {each.dtype for each in questions(subject, Job(""), None)}
+    assert asked == set(subject.dtypes) > {"float32", "float64"}
+    told = found(subject, "scores-above-100", dtype="float64")["scores-above-100"]
+    assert (told.verdict, told.variant) == ("visibly wrong", "")
+
+
+@pytest.mark.needs("torch")
+def test_a_result_of_another_library_is_visibly_wrong():
+    import torch.nn.functional as F  # noqa: N812
+
+    def attention(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value).numpy()
+
+    told = found(settled(Subject(attention, backend="torch")), "ladder-65x32-plain")["ladder-65x32-plain"]
+    assert (told.verdict, told.variant) == ("visibly wrong", "other-kind")
+    assert told.detail == "expected arrays of torch; got ndarray"
+
+
+@pytest.mark.parametrize("fault", ["adds to an old buffer", "one call late"])
+@pytest.mark.needs("numpy")
+def test_a_stale_workspace_is_told_as_such_and_its_layout_is_not_guessed(fault):
+    last, kernel = {}, planted.Kernel(fault)
+
+    def late(query, key, value):
+        output = kernel(query, key, value)
+        before, last[output.shape] = last.get(output.shape, np.zeros_like(output)), output
+        return before.astype(output.dtype)
+
+    attention = late if fault == "one call late" else kernel
+    subject = settled(Subject(attention))
+    assert subject.layout == "BHSD"
+    cases = ("ladder-31x80-plain", "ladder-65x32-plain", "cross-1x7-plain")
+    _, second = (found(subject, *cases, seed=seed) for seed in range(2))
+    told = {each.variant for each in second.values() if each.verdict in WRONG}
+    assert told == {"former-memory"}
+
+
+CAUSES = {
+    "zeros": "zeros", "inverted mask": "inverted-mask", "mask ignored": "no-mask",
+    "mask of the first head": "mask-of-first-head", "mask of the first sample": "mask-of-first-sample",
+    "mask of the first query": "mask-of-first-query", "mask hides causality": "no-causality",
+    "causality ignored": "no-causality", "future key": "future-key", "no key at the position": "strict-causality",
+    "future key from 64": "future-key-from-64", "future key from 256": "future-key-from-256", "no scale": "no-scale",
+    "scale ignored": "scale-ignored", "sign of the scale lost": "absolute-scale", "last key lost": "last-key-lost",
+    "ragged block lost": "ragged-block-lost", "first blocks alone": "keys-from-128-lost",
+    "last query lost": "last-query-lost", "old maximum": "stale-maximum-of-64", "not divided": "not-divided",
+    "heads in turn": "heads-in-turn", "first key head": "first-key-head", "keys of the first sample": "first-sample-of-key",
+    "kept by shape": "former-call", "kept by mask's shape": "former-mask", "other bits each time": "other-bits",
+    "contiguous value taken for granted": "strides-ignored", "nan leaks to all channels": "nan-spreads",
+    "scales the query in place": "changed-argument", "the value itself": "shared-memory",
+}  # fmt: skip
+"""Planted faults, and what has to be told of them first."""
+
+
+@pytest.mark.parametrize(("fault", "cause"), CAUSES.items())
+@pytest.mark.needs("numpy")
+def test_the_cause_that_is_told_first_is_the_fault_that_was_planted(fault, cause):
+    subject = Subject(planted.Kernel(fault), **TAKES)
+    cases = ("ladder-65x32-plain", "ladder-128x64-causal", "cross-1x130-plain", "mask", planted.FORWARD[fault])
+    findings = check_subject(subject, cases=cases, dtypes=["float32"], power=False)
+    assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == cause
+
+
+def test_a_cause_that_other_wrong_answers_contradict_is_not_told():
+    def wrong(case, equals, rejected):
+        says = "the output is 0" if equals else ""
+        return Finding(case, "float32", 8, "", "silently wrong", variant="".join(equals[:1]), says=says, equals=equals,
+                       rejected=rejected)  # fmt: skip
+
+    alone = [wrong("a", ("zeros", "no-mask"), ()), wrong("b", (), ("zeros",))]
+    assert [each.variant for each in agreed(alone)] == ["no-mask", ""]
+    assert agreed([*alone, *[wrong(name, (), ("zeros", "no-mask")) for name in "cde"]])[0].variant == ""
