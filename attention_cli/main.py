@@ -11,7 +11,7 @@ from types import FrameType
 
 __all__ = ["main", "run"]
 
-NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "tokenizers")
+NEEDED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors", "tokenizers", "junitparser", "jinja2", "packaging")
 
 SETTINGS = {
     "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow is talkative

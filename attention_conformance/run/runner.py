@@ -22,6 +22,9 @@ from attention_core import Backend, get_backend, scaled_dot_product_attention
 __all__ = ["check", "plan", "run"]
 
 
+IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
+
+
 def check(
     function: AttentionFunction,
     *,
@@ -68,10 +71,14 @@ def check(
     >>> [result.passed for result in results]
     [True, True, True]
     """
+    if not isinstance(backend, str | Backend):
+        raise TypeError(f"expected the name of a backend, or one; got {backend!r}")
+    if wrong := [each for each in implementations or () if each not in IMPLEMENTATIONS]:
+        raise ValueError(f"expected implementations out of {', '.join(IMPLEMENTATIONS)}; got {wrong[0]!r}")
     chosen = get_backend(backend) if isinstance(backend, str) else backend
-    chosen_cases: list[Case] = list(CASES if cases is None else [cases] if isinstance(cases, str) else cases)
-    if wrong := [each for each in chosen_cases if not isinstance(each, Case)]:
-        got = f"{wrong[0]!r}: [case for case in CASES if case.name == ...] chooses by name"
+    chosen_cases: list[Case] = list(CASES if cases is None else [cases] if isinstance(cases, str | Case) else cases)
+    if strange := [each for each in chosen_cases if not isinstance(each, Case)]:
+        got = f"{strange[0]!r}: [case for case in CASES if case.name == ...] chooses by name"
         raise TypeError(f"expected cases as those of attention_conformance.CASES; got {got}")
     trials = plan(
         chosen_cases, [chosen], devices=devices, dtypes=dtypes, modes=modes, implementations=implementations or (None,)

@@ -19,6 +19,9 @@ __all__ = ["markdown", "write_markdown"]
 
 MOST_NAMES = 12
 
+LONGEST = 60_000
+"""Characters, as an issue of GitHub takes 65,536: the causes that come last are left out."""
+
 
 def write_markdown(
     path: Path, findings: Sequence[Finding], about: Mapping[str, Any], changed: Sequence[Change] = ()
@@ -43,18 +46,31 @@ def markdown(findings: Sequence[Finding], about: Mapping[str, Any], changed: Seq
     lines = [f"## {_text(about['target'])}: {summary(findings)}", "", versions, "", "| verdict | cases | meaning |"]
     lines += ["|---|---:|---|"]
     lines += [f"| {verdict} | {count} | {MEANINGS[verdict]} |" for verdict, count in counted(findings).items()]
-    for group in grouped(each for each in findings if each.verdict not in QUIET):
-        lines += _section(group, about)
+    compared: list[str] = []
     if changed:
-        lines += [
+        compared += [
             "",
             "### Compared with the former run",
             "",
             "| case | dtype | before | after | |",
             "|---|---|---|---|---|",
         ]
-        lines += [f"| `{each.case}` | {each.dtype} | {each.before} | {each.after} | {each.says} |" for each in changed]
-    return "\n".join(lines) + "\n"
+        compared += [
+            f"| `{each.case}` | {each.dtype} | {each.before} | {each.after} | {each.says} |" for each in changed
+        ]
+    left = LONGEST - 100 - sum(len(line) + 1 for line in (*lines, *compared))
+    groups = grouped(each for each in findings if each.verdict not in QUIET)
+    for number, group in enumerate(groups):
+        section = _section(group, about)
+        left -= sum(len(line) + 1 for line in section)
+        if left < 0:
+            lines += [
+                "",
+                f"{len(groups) - number} causes more are left out, of {sum(map(len, groups[number:]))} cases.",
+            ]
+            break
+        lines += section
+    return "\n".join([*lines, *compared])[: LONGEST - 1] + "\n"
 
 
 def _section(group: Sequence[Finding], about: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -337,11 +338,15 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
     monkeypatch.setitem(sys.modules, "attention_cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         program.run()  # that is not one of them
-    monkeypatch.delitem(sys.modules, "attention_cli.app")
-    monkeypatch.setitem(sys.modules, "typer", None)
-    with pytest.raises(SystemExit) as caught:
-        program.run()
-    assert str(caught.value) == "attention-core: the command needs typer: pip install 'attention-core[cli]'"
+    for name in ("junitparser", "jinja2", "typer"):
+
+        def app(name=name):
+            raise ModuleNotFoundError(name=name)
+
+        monkeypatch.setitem(sys.modules, "attention_cli.app", types.SimpleNamespace(app=app))
+        with pytest.raises(SystemExit) as caught:
+            program.run()
+        assert str(caught.value) == f"attention-core: the command needs {name}: pip install 'attention-core[cli]'"
 
 
 def test_backends_run_in_processes_of_their_own():

@@ -489,3 +489,12 @@ def test_a_check_of_nothing_raises(options):
     """`all` of no results would be true."""
     with pytest.raises(ValueError, match="expected cases, devices, dtypes and modes that numpy has; got "):
         check(core, backend="numpy", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"backend": np}, "a backend, or one; got <mod"), ({"implementations": ["f"]}, "fused; got 'f'")],
+)
+def test_what_is_no_backend_or_implementation_is_told(options, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        check(core, **{"backend": "numpy", **options})

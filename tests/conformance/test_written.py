@@ -51,6 +51,15 @@ def test_junit_and_markdown_tell_each_verdict_and_how_to_see_it_again(found, tmp
     assert "`ladder-128x64-causal` | float32 | right | silently wrong | newly wrong" in text
 
 
+def test_markdown_is_short_enough_for_an_issue_and_has_the_worst_first(found):
+    many = [replace(found[0], case=f"case-{at}", variant="", says=f"cause {at}") for at in range(400)]
+    visible = [replace(each, verdict="visibly wrong") for each in many[:370]]
+    text = markdown([*visible, *many[370:]], ABOUT, changes([], many))
+    assert 50_000 < len(text) <= 60_000
+    at = [text.index(words) for words in ("### silently wrong", "### visibly wrong", " causes more are left out, of ")]
+    assert at == sorted(at)
+
+
 def test_the_page_escapes_what_a_subject_says_and_stays_small(found):
     assert "<script>alert" not in html(found, ABOUT)
     errors = tuple(tuple(np.full(32, 1e9)) for _ in range(32))
