@@ -97,7 +97,7 @@ def _call(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Any:
     ordered = [_turned(arrays[name], subject, xp) for name in order]
     words = keywords(problem, subject, arrays, xp)
     if by_place := subject.positional:
-        stop = max((place for place, name in enumerate(by_place, 1) if name in words), default=0)
+        stop = max((count for count, name in enumerate(by_place, 1) if name in words), default=0)
         for name, default in list(by_place.items())[:stop]:
             ordered.append(words.pop(name, default))
     if subject.array_names:
