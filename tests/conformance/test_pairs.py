@@ -35,13 +35,13 @@ def test_a_fault_of_a_corner_is_caught(fault, case):
 
 
 @pytest.mark.needs("numpy")
-def test_a_few_cases_are_run_in_the_other_type_of_16_bits_unless_dtypes_are_asked_for():
+def test_a_few_cases_are_run_in_the_other_types_unless_dtypes_are_asked_for():
     def asked(**job):
         dtypes = ("float16", "bfloat16", "float32", "float64")
         subject = Subject(with_fault(), **TAKES | {"dtypes": dtypes})
         return {each.dtype for each in questions(subject, Job("", **job), None)}
 
-    assert asked() == {"float16", "bfloat16", "float32"}
+    assert asked() == {"float16", "bfloat16", "float32", "float64"}
     assert asked(dtypes=("float32",)) == {"float32"}
 
 

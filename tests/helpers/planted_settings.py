@@ -31,8 +31,6 @@ def formula(fault=""):
             if fault == "small weights dropped":
                 weights = np.where(weights < 1e-4, 0, weights)
             output = weights @ value / weights.sum(axis=-1, keepdims=True)
-        if fault == "the largest number for infinity":
-            output = np.where(output == np.inf, np.finfo(np.float32).max, output)
         if fault == "channels of values beyond 64 lost" and value.shape[-1] > 64 != query.shape[-1]:
             output[..., 64:] = 0
         return output.astype(query.dtype)
@@ -48,7 +46,6 @@ FORMULA = {
     "masked scores 30 below the others": "masked-large-value",
     "the maximum of the last block": "steeply-falling-scores",
     "small weights dropped": "small-weights",
-    "the largest number for infinity": "attended-plus-inf-value",
     "channels of values beyond 64 lost": "narrow-values-128",
 }
 
