@@ -81,10 +81,10 @@ def test_every_option_reaches_the_definition():
     model = attention_torch.Decoder(**SIZES, memory_channels=5, seed=3)
     memory = torch.randn(2, 3, 5)
     for module, x, more in ((layer, torch.randn(2, 4, 8), {}), (model, IDS, {"select": torch.tensor([1, 3])})):
-        given = options | more
-        found = module(x, memory=memory, **given)
-        expected = module.definition(module.read(), x, memory=memory, **given)
+        chosen = options | more
+        found = module(x, memory=memory, **chosen)
+        expected = module.definition(module.read(), x, memory=memory, **chosen)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-        for name in given:
-            other = module(x, memory=memory, **{key: value for key, value in given.items() if key != name})
+        for name in chosen:
+            other = module(x, memory=memory, **{key: value for key, value in chosen.items() if key != name})
             assert other.shape != found.shape or not torch.equal(other, found)
