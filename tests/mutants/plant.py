@@ -42,7 +42,7 @@ IMPORTED = {
 }
 REQUIRED = {"numpy": "array_api_strict,numpy"}
 WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-LIMIT_S = 600
+LIMIT_S = 240
 FORK = get_context("fork")
 NO_SUCH_TEST = {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED}
 
