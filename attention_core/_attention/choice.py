@@ -397,10 +397,7 @@ def _blockwise(call: Call) -> Attention:
         return dense(call)
     lengths = sizes(call.query)[-2], sizes(call.key)[-2]
     if None in lengths and not (call.backend.loops.traced or is_exporting(call.query)):
-        raise ValueError(
-            "expected known lengths with implementation='blockwise' on this library; got unknown ones, as"
-            " torch.jit.trace has: torch.export takes any"
-        )
+        raise ValueError("expected known lengths with implementation='blockwise' on this library; got unknown ones")
     output, logsumexp = blockwise(call)
     return Attention(output, None, logsumexp)
 

@@ -148,10 +148,7 @@ def _check_call(*, x: Array, positions: Array, arithmetic: Any, xp: Any, **optio
 def check_rotation(channels: int | None, *, base: Any, interleaved: Any, width: Any, divisors: Any) -> int:
     """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
     if channels is None:
-        raise ValueError(
-            "expected vectors of a known width, to rotate them; got some of an unknown one, as torch.jit.trace has:"
-            " torch.export knows it"
-        )
+        raise ValueError("expected vectors of a known width, to rotate them; got some of an unknown one")
     check_flags(interleaved=interleaved)
     if only_array(base) is not None:
         raise TypeError(f"expected base as a Python number; got {type(base).__name__}")
