@@ -27,10 +27,10 @@ class Facts(NamedTuple):
 
 def dtype_name(dtype: DType, /) -> str:
     """The name of a dtype, the same for every library: ``float32``, ``bfloat16``, ``bool``."""
-    if not hasattr(type(dtype), "name") and not hasattr(dtype, "name"):  # NumPy's takes long to make
-        return str(dtype).rpartition(".")[2].lower()
     names = _names.get(type(dtype))  # dtypes of two libraries are never compared: some warn
     if names is None:
+        if not hasattr(dtype, "name"):  # NumPy's takes long to make
+            return str(dtype).rpartition(".")[2].lower()
         names = _names.setdefault(type(dtype), {})
     if dtype not in names:
         names[dtype] = str(dtype.name).lower()

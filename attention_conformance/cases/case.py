@@ -143,6 +143,8 @@ class Case:
         From the problem to its output in closed form, where a reference of its size takes too long.
     memory : float
         The memory in GiB that a kernel with all scores takes, for cases that ask for it first.
+    reads : bool
+        Whether wrong arguments show only to a host that reads what arrays hold, which it does not on accelerators.
     sample : callable, optional
         As ``inputs``, of a problem with sides an eighth as long, by which the memory of a subject is measured.
     """
@@ -160,6 +162,7 @@ class Case:
     before: Callable[[Problem, Draw], Sequence[Problem]] | None = None
     closed: Callable[[Problem], NumpyArray] | None = None
     memory: float = 0.0
+    reads: bool = False
     sample: Callable[[Draw], Problem] | None = None
 
     def problem(self, dtype: str, seed: int = 0, **widths: int) -> Problem:

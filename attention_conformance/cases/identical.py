@@ -18,7 +18,7 @@ from attention_conformance.cases import identical_inputs
 from attention_conformance.cases.source import Source, Trees
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
 from attention_core import Backend, Dropout
-from attention_core.backend import array_namespace
+from attention_core.backend import array_namespace, on_device_of
 
 __all__ = ["IDENTICAL", "Identical"]
 
@@ -218,7 +218,7 @@ def _decode(trees: Trees) -> Any:
     parameters, ids = trees["parameters"], trees["ids"]
     xp, batch = array_namespace(ids), ids.shape[0]
     options: dict[str, Any] = {"arithmetic": "reproducible", **GROUPS}
-    cache = ac.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp)
+    cache = ac.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp, **on_device_of(ids))
     logits, cache = ac.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
     found = [xp.where((xp.arange(4) < trees["lengths"][:, None])[..., None], logits, 0.0)]
     for position in (4, 5, 6):

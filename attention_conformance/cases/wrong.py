@@ -16,12 +16,20 @@ LENGTHS = Rule("KeyLengths", {"lengths": "lengths"})
 
 
 def _case(
-    name: str, shows: str, error: type[Exception], *parts: Any, dtypes: tuple[str, ...] = ("float32",), **options: Any
+    name: str,
+    shows: str,
+    error: type[Exception],
+    *parts: Any,
+    dtypes: tuple[str, ...] = ("float32",),
+    reads: bool = False,
+    **options: Any,
 ) -> Case:
     def inputs(draw: Draw) -> Problem:
         return draw.problem(*(part(draw) if callable(part) else part for part in parts), **options)
 
-    return Case(f"wrong-{name}", 12, shows, inputs, dtypes=dtypes, measure="message", compiled=(), raises=error)
+    return Case(
+        f"wrong-{name}", 12, shows, inputs, dtypes=dtypes, measure="message", compiled=(), raises=error, reads=reads
+    )
 
 
 def _drawn(name: str, *shape: int) -> Any:
@@ -60,7 +68,8 @@ WRONG = (
     _case("bias-boolean", "A boolean array is no bias.", TypeError, None, _given("bias", np.ones((5, 7), dtype=bool))),
     _case("bias-shape", "A bias broadcasts to (..., H, M, N).", ValueError, None, _drawn("bias", 2, 5, 7)),
     _case("lengths-count", "There is one key length for every entry.", ValueError, LENGTHS, lengths(1, 2, 3)),
-    _case("lengths-negative", "Key lengths are not negative.", ValueError, LENGTHS, lengths(-1, 2)),
+    _case("lengths-negative", "Key lengths are not negative.", ValueError, LENGTHS, lengths(-1, 2),
+          reads=True),
     _case("lengths-floating", "Key lengths are integers.", TypeError, LENGTHS, _drawn("lengths", 2)),
     _case("window-negative", "A window reaches no negative distance.", ValueError, Rule("SlidingWindow", {"left": -1})),
     _case("scale-text", "A scale is a number.", TypeError, scale="large"),

@@ -4,8 +4,8 @@ A way is a device and a mode of a library. Eager calls are computed again with o
 batch apart and in other places of a larger batch. A process of its own computes them with one thread.
 
 SHA-256 is taken of each result (or gradient) in order. Its dtype and shape come first, as the line ``float32 (2, 3)``
-with a newline, and then its elements in C order, little-endian. Every NaN of 16 bits counts as 0x7fff: libraries turn
-the one NaN of float32 into different ones.
+with a newline, and then its elements in C order, little-endian. Every NaN counts as one, such as 0x7fc00000 of float32:
+processors make different ones, and libraries convert them differently.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ __all__ = [
 Named = tuple[tuple[str, NumpyArray], ...]
 
 APART, AMONG_OTHERS, SMALL_BLOCKS = "batch apart", "among others in a larger batch", "small blocks"
+NAN = {2: 0x7FFF, 4: 0x7FC00000, 8: 0x7FF8000000000000}  # by the number of bytes
 SMALL_ROWS = 32
 """Up to how many queries reproducible arithmetic takes in one block, however small blocks are to be."""
 
@@ -403,22 +404,17 @@ def compare(ours: Named, theirs: Named) -> str:
         differing = np.argwhere(_words(our) != _words(their))
         if len(differing):
             index = tuple(int(index) for index in differing[0])
-            return f"{name}{list(index) if index else ''} is {_told(our, index)}, but {_told(their, index)}"
+            return f"{name}{list(index) if index else ''} is {float(our[index]).hex()}, but {float(their[index]).hex()}"
     return f"there are {len(ours)} arrays, but {len(theirs)}"
 
 
-def _told(array: NumpyArray, index: tuple[int, ...]) -> str:
-    """A number as a hex float; of a nan its bits, which alone tell it from another."""
-    number = float(array[index])
-    return f"nan ({int(_words(array)[index]):#x})" if np.isnan(number) else number.hex()
-
-
 def _words(array: NumpyArray) -> NumpyArray:
-    """The bits of the elements as little-endian integers; one nan of 16 bits for all, which libraries convert apart."""
+    """The bits of the elements as little-endian integers, with one NaN for all: processors and libraries differ."""
     words = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.itemsize}").astype(f"<u{array.itemsize}")
-    if array.itemsize != 2:
+    if array.dtype.kind in "biu" or array.itemsize not in NAN:
         return words
-    return np.where(np.isnan(array.astype(np.float32)), np.asarray(0x7FFF, dtype=words.dtype), words)
+    is_nan = np.isnan(array if array.itemsize > 2 else array.astype(np.float32))
+    return np.where(is_nan, np.asarray(NAN[array.itemsize], dtype=words.dtype), words)
 
 
 def _way(result: Result) -> str:

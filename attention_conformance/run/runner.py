@@ -18,6 +18,7 @@ from attention_conformance.run.libraries import devices_of, holds, in_precision
 from attention_conformance.run.measures import MEASURES, Outcome, Trial
 from attention_conformance.run.result import Result, one_line
 from attention_core import Backend, get_backend, scaled_dot_product_attention
+from attention_core.backend import is_on_host
 
 __all__ = ["check", "plan", "run"]
 
@@ -135,6 +136,8 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
         return f"{backend.name} on {device} has no float64, which reproducible arithmetic needs"
     if case.measure == "message" and mode != "eager":
         return "compilers wrap the errors of what they trace"
+    if case.reads and not is_on_host(backend.from_numpy(np.zeros(1, np.float32), device=device)):
+        return "no host waits for an accelerator to refuse what an array holds"
     if case.measure == "autocast" and backend.is_autocasting is None:
         return f"{backend.name} has no autocast"
     if case.measure == "gradient" and not backend.differentiates:

@@ -123,7 +123,8 @@ def check_namespace(xp: Any, /) -> None:
 
 def is_dense(array: Array, /) -> bool:
     """Whether an array is neither sparse nor nested; such tensors of PyTorch have the class of the others."""
-    return not getattr(array, "is_nested", False) and str(getattr(array, "layout", "strided")).endswith("strided")
+    layout = str(getattr(array, "layout", ""))  # tracers of JAX have one of their own
+    return not getattr(array, "is_nested", False) and (layout.endswith("strided") or not layout.startswith("torch."))
 
 
 def _namespace_of(array: Array, name: str = "") -> Namespace:

@@ -132,7 +132,15 @@ def modified(call: Call) -> Callable[..., torch.Tensor]:
         shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
         function, tables = _traced(function, shapes, call.query.device)
         arrays = *arrays, *tables
-    return _counted(lambda *at: function(*at, *arrays), call)
+    # PyTorch 2.11 gives a captured number a gradient of one axis, which autograd refuses.
+    is_number = [array.dim() == 0 and array.requires_grad for array in arrays]
+    arrays = tuple(x.reshape(1) if number else x for x, number in zip(arrays, is_number, strict=True))
+
+    def modify(score: Any, batch: Any, *at: Any) -> torch.Tensor:
+        captured = (x[batch * 0] if number else x for x, number in zip(arrays, is_number, strict=True))
+        return function(score, batch, *at, *captured)
+
+    return _counted(modify, call)
 
 
 def makes_tables(score_mod: Any) -> bool:

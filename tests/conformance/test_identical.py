@@ -120,9 +120,12 @@ def test_the_first_difference_is_told_with_both_numbers_as_hex_floats():
     assert compare((("a", ours),), (("a", ours.T),)) == "a is float32 (2, 3), but float32 (3, 2)"
 
 
-def test_a_nan_is_told_by_its_bits():
-    ours, theirs = (np.asarray(bits, np.uint32).view(np.float32) for bits in (0x7FC00000, 0xFFC00000))
-    assert compare((("a", ours),), (("a", theirs),)) == "a is nan (0x7fc00000), but nan (0xffc00000)"
+@pytest.mark.parametrize(
+    ("dtype", "one", "other"), [("f4", 0x7FC00000, 0xFFFFFFFF), ("f8", 0x7FF8 << 48, 0xFFF8 << 48)]
+)
+def test_all_nan_have_one_hash(dtype, one, other):
+    ours, theirs = (np.asarray([0, bits], f"u{dtype[1]}").view(dtype) for bits in (one, other))
+    assert digest((("a", ours),)) == digest((("a", theirs),)) != digest((("a", np.zeros_like(ours)),))
 
 
 def test_a_way_that_differs_is_named():

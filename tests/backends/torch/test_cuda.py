@@ -10,6 +10,11 @@ from flex_helpers import OPTIONS, SHAPES
 
 import attention_core as ac
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo of PyTorch 2.11
+]
+
 
 @pytest.fixture
 def torch():
@@ -71,6 +76,35 @@ def test_masked_values_do_not_leak(name, torch):
             )
             found = ac.scaled_dot_product_attention(*spoilt, **options)
             close(torch, [found], [expected], torch.bfloat16)
+
+
+@pytest.mark.parametrize("where", ["query", "key", "value", "mask"])
+def test_an_array_may_start_within_16_bytes(where, torch):
+    arrays, options = make(torch, "array", torch.bfloat16)
+    names = {**dict(zip(("query", "key", "value"), arrays, strict=True)), "mask": options["mask"]}
+    expected = ac.scaled_dot_product_attention(**names)
+    moved = torch.empty(names[where].numel() + 1, dtype=names[where].dtype, device="cuda")[1:]
+    names[where] = moved.view(names[where].shape).copy_(names[where])
+    assert torch.equal(ac.scaled_dot_product_attention(**names), expected)
+
+
+def test_a_mask_of_queries_alone(torch):
+    arrays, _ = make(torch, "causal", torch.bfloat16)
+    mask = torch.arange(M, device="cuda")[:, None] % 3 > 0
+    expected = ac.scaled_dot_product_attention(*(x.float() for x in arrays), mask=mask, implementation="dense")
+    close(torch, [ac.scaled_dot_product_attention(*arrays, mask=mask)], [expected], torch.bfloat16)
+
+
+def test_a_number_of_a_function_of_scores_has_a_gradient(torch, rng):
+    query, key, value = (torch.randn(dims, device="cuda") for dims in SHAPES)
+
+    def gradient(**options):
+        factor = torch.tensor(0.5, device="cuda", requires_grad=True)
+        change = ac.ScoreMod(lambda scores, batch, head, query, key, factor: scores * factor, (factor,))
+        output = ac.scaled_dot_product_attention(query, key, value, score_mod=change, **options)
+        return torch.autograd.grad(output.sum(), factor)[0]
+
+    torch.testing.assert_close(gradient(), gradient(implementation="dense"), rtol=1e-4, atol=1e-4)
 
 
 def _wide(options):
