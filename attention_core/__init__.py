@@ -3,7 +3,7 @@
 import typing as _typing
 
 from attention_core._attention.call import Attention
-from attention_core._attention.choice import Explanation
+from attention_core._attention.explanation import Explanation
 from attention_core._attention.reproducible.pieces import ExactPartial, Extent
 from attention_core._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
 from attention_core._functions.cache import KeyValueCache, append, cache_mask, empty_cache

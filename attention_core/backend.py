@@ -15,6 +15,7 @@ from attention_core._arrays import (
     DType,
     Namespace,
     cast_to,
+    compute_dtype_name,
     dtype_name,
     explain_class,
     is_on_host,
@@ -35,7 +36,7 @@ from attention_core._attention.call import (
     repeat_kv,
     score_positions,
 )
-from attention_core._attention.choice import attend_automatically, with_sinks
+from attention_core._attention.finite import inputs_are_finite
 from attention_core._attention.key_range import (
     cut_keys,
     find_cut,
@@ -44,14 +45,9 @@ from attention_core._attention.key_range import (
     masked_columns,
     with_cut,
 )
-from attention_core._attention.magnitudes import (
-    known_finite_products,
-    known_finite_scores,
-    norms_are_below,
-    products_are_finite,
-)
-from attention_core._attention.plans import once_per_lengths
+from attention_core._attention.memo import once_per_lengths
 from attention_core._attention.samples import sample_cuts, sample_ranges
+from attention_core._attention.ways import attend_automatically, with_sinks
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,
     Backend,
@@ -65,6 +61,7 @@ from attention_core._backend import (
     Workspace,
     array_namespace,
     available_backends,
+    can_be_read,
     get_backend,
     is_concrete,
     register,
@@ -97,8 +94,10 @@ __all__ = [
     "attend_automatically",
     "available_backends",
     "blockwise",
+    "can_be_read",
     "cast_to",
     "check_flags",
+    "compute_dtype_name",
     "cut_keys",
     "default_scale",
     "dtype_name",
@@ -108,22 +107,19 @@ __all__ = [
     "get_backend",
     "group_size",
     "has_few_queries",
+    "inputs_are_finite",
     "is_concrete",
     "is_on_host",
     "is_top_left_causal",
     "key_ranges",
     "keyword_error",
-    "known_finite_products",
-    "known_finite_scores",
     "masked_columns",
     "missing_error",
     "names_keywords",
     "names_of",
-    "norms_are_below",
     "on_device_of",
     "once_per_lengths",
     "one_line",
-    "products_are_finite",
     "register",
     "registered",
     "registered_name",

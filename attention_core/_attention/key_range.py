@@ -55,13 +55,6 @@ def masked_columns(call: Call) -> list[slice]:
     return [part for part in parts if part.start < part.stop]
 
 
-def has_key_for_every_query(call: Call) -> bool:
-    """Whether numbers of a rule say that there is a key to which all queries may attend, so that no row is empty."""
-    if not isinstance(call.mask, Mask) or not call.mask.is_relative():
-        return False
-    return all(each.every_first < each.every_stop for each in key_ranges(call) or (KeyRange(0, 0, 0, 0),))
-
-
 class KeyCut(NamedTuple):
     """A run of keys, behind which all is masked, and the mask and the positions that are left for it.
 

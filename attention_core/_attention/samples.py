@@ -9,7 +9,8 @@ from typing import Any
 
 from attention_core._arrays import Array
 from attention_core._attention.call import Attention, Call
-from attention_core._attention.dense import dense, plan_dense
+from attention_core._attention.definition import guarded_dense
+from attention_core._attention.facts import lasting_facts
 from attention_core._attention.key_range import KeyCut, find_cut, key_ranges, with_cut
 from attention_core._backend import is_concrete
 from attention_core.masks._mask import KeyRange
@@ -77,8 +78,8 @@ def _saves_enough(call: Call, lengths: list[int]) -> bool:
 def attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Attention:
     """The results of `sample_calls`, with the axes of the batch."""
     calls, xp, leading = sample_calls(call, cuts), call.xp, call.query.shape[:-3]
-    plan = None if any(cut.mask is not None for cut in cuts) else plan_dense(calls[0])
-    results = [dense(each, logsumexp=logsumexp, plan=plan) for each in calls]
+    facts = None if any(cut.mask is not None for cut in cuts) else lasting_facts(calls[0])
+    results = [guarded_dense(each, facts, logsumexp=logsumexp) for each in calls]
 
     def join(parts: list[Array]) -> Array:
         return xp.reshape(xp.stack(parts), (*leading, *parts[0].shape))

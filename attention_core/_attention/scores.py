@@ -44,10 +44,17 @@ def modify_scores(
     softcap: float | Array | None,
     score_mod: Callable[..., Array] | None,
     at: Positions | None,
+    allowed: Array | None = None,
     *,
     xp: Namespace,
 ) -> Array:
-    r"""Scores after the cap, :math:`c \tanh(s / c)`, and after a function of score and positions."""
+    r"""Scores after the cap, :math:`c \tanh(s / c)`, and after a function of score and positions.
+
+    What is not allowed becomes 0 first: an infinity there would reach their gradients.
+    """
+    if softcap is None and score_mod is None:
+        return scores
+    scores = scores if allowed is None else xp.where(allowed, scores, 0.0)
     if softcap is not None:
         softcap = number_like(softcap, scores, xp)
         scores = xp.multiply(xp.tanh(xp.divide(scores, softcap)), softcap)

@@ -9,8 +9,9 @@ from typing import Any
 from attention_core._arithmetic import check_arithmetic
 from attention_core._arrays import Array, Namespace, cast_to, sizes, sizes_differ
 from attention_core._attention.call import Attention, Call
-from attention_core._attention.choice import Explanation, all_scores, attend, check_implementation, explain
-from attention_core._attention.plans import CallPlan, output_by_plan, plan_call
+from attention_core._attention.explanation import Explanation, explain
+from attention_core._attention.memo import Known, output_of, prepare
+from attention_core._attention.ways import all_scores, attend, check_implementation
 from attention_core._backend import backend_for, common_namespace, with_autocast
 from attention_core._checks import (
     check_arity,
@@ -128,9 +129,9 @@ def scaled_dot_product_attention(
     Notes
     -----
     Values are summed before the division by the sum of the exponentials. So N times the largest value has to be finite
-    in the compute dtype. Non-finite values that are attended to appear in the output, as inf or NaN. With a mask or a
-    bias, a non-finite query or key gives NaN. A mask that leaves the same run of keys to all queries of a sample may
-    count as none.
+    in the compute dtype. A query that attends to what is not finite gets a non-finite row where the formula gives one;
+    the library decides which of NaN and the infinities. A mask that leaves the same run of keys to all queries of a
+    sample may count as none.
 
     References
     ----------
@@ -165,15 +166,15 @@ def scaled_dot_product_attention(
 
 
 def checked_attention(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
-    """Check the arguments of attention, once per signature, and compute it by the plan of these where there is one."""
-    plan = _check_call(query=query, key=key, value=value, **options)
+    """Check the arguments of attention, once per signature, and compute it by what is known of that."""
+    known = _check_call(query=query, key=key, value=value, **options)
     mask = with_causal(options["mask"], options["is_causal"])
     if not CONTEXTS.recorders:
         assume_finite = assumes_finite(*CONTEXTS.settings)
-        output = output_by_plan(plan, (query, key, value), mask, options["sinks"], assume_finite=assume_finite)
+        output = output_of(known, (query, key, value), mask, options["sinks"], assume_finite=assume_finite)
         if output is not None:
             return Attention(output)
-    call = _planned_call(plan, query, key, value, options)
+    call = _known_call(known, query, key, value, options)
     wanted = {"weights": options["return_weights"], "logsumexp": options["return_logsumexp"]}
     return rounded_attention(call, options["implementation"], **wanted)
 
@@ -370,19 +371,19 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 
     With ``starts``, queries and keys are a piece of the whole, and a mask is one over all positions.
     """
-    return _planned_call(_check_call(query=query, key=key, value=value, **options), query, key, value, options)
+    return _known_call(_check_call(query=query, key=key, value=value, **options), query, key, value, options)
 
 
-def _planned_call(plan: CallPlan, query: Array, key: Array, value: Array, options: dict[str, Any]) -> Call:
+def _known_call(known: Known, query: Array, key: Array, value: Array, options: dict[str, Any]) -> Call:
     """The arguments of attention, which are known to be right."""
-    options = with_constants(query, options) if plan.has_constants else options
+    options = with_constants(query, options) if known.has_constants else options
     fields = {name: options[name] for name in _FIELDS if name in options}
     if fields.get("dropout") is not None:
-        fields["dropout"] = seeded(fields["dropout"], query, plan.xp)
+        fields["dropout"] = seeded(fields["dropout"], query, known.xp)
     # The context is read here alone: what is traced keeps it.
     assume_finite = options.get("assume_finite", False) or assumes_finite(*CONTEXTS.settings)
     mask = with_causal(options.get("mask"), options.get("is_causal", False))
-    return Call(query, key, value, plan.xp, plan.backend, mask, **fields, assume_finite=assume_finite)
+    return Call(query, key, value, known.xp, known.backend, mask, **fields, assume_finite=assume_finite)
 
 
 _FIELDS = ("bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts", "arithmetic")
@@ -397,8 +398,8 @@ def with_causal(mask: Mask | Array | None, is_causal: bool) -> Mask | Array | No
 
 
 @once_per_signature
-def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, **options: Any) -> CallPlan:
-    """Raise unless the arguments fit together; return the plan of such a call."""
+def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, **options: Any) -> Known:
+    """Raise unless the arguments fit together; return what is known of such calls."""
     check_arithmetic(options.get("arithmetic", "fast"), "query", query)
     raw = options | {"starts": starts}
     turned = with_constants(query, raw)
@@ -414,8 +415,8 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
     check_options(query, sizes(query)[-3], **options)
     if mask is not None:
         check_attention_mask(mask, query, key, starts)
-    plan = CallPlan(xp, backend_for(query, xp), turned is not raw)
-    return plan_call(plan, (query, key, value), with_causal(mask, options.get("is_causal", False)), raw)
+    known = Known(xp, backend_for(query, xp), turned is not raw)
+    return prepare(known, (query, key, value), with_causal(mask, options.get("is_causal", False)), raw)
 
 
 def check_attention_mask(mask: Mask | Array, query: Array, key: Array, starts: tuple[Any, Any] | None) -> None:

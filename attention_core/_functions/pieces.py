@@ -16,7 +16,6 @@ from attention_core._arrays import (
     sizes,
     type_text,
 )
-from attention_core._attention.choice import attend, is_dense_faster
 from attention_core._attention.reproducible.pieces import (
     ExactPartial,
     Extent,
@@ -27,6 +26,7 @@ from attention_core._attention.reproducible.pieces import (
     reproducible_partial,
 )
 from attention_core._attention.softmax import logaddexp
+from attention_core._attention.ways import attend, is_dense_faster
 from attention_core._backend import can_be_read, common_namespace, with_autocast, without_warnings
 from attention_core._checks import check_start
 from attention_core._functions.attention import ScoreModification, make_call

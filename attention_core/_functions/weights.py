@@ -20,8 +20,8 @@ from attention_core._arrays import (
     upcast,
 )
 from attention_core._attention.call import Call, group_size, score_positions, upcast_call
-from attention_core._attention.choice import all_scores, attend
 from attention_core._attention.scores import allowed_by
+from attention_core._attention.ways import all_scores, attend
 from attention_core._backend import array_of, common_namespace, with_autocast
 from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
 from attention_core._functions.attention import ScoreModification, make_call

@@ -13,7 +13,7 @@ from attention_core import initializers
 from attention_core import parameters as trees
 from attention_core._arithmetic import check_activation, check_arithmetic_name
 from attention_core._arrays import Array, Namespace, shape_text
-from attention_core._attention.choice import check_implementation
+from attention_core._attention.ways import check_implementation
 from attention_core._backend import common_namespace, own_namespace
 from attention_core._checks import check_boolean, check_flags, check_floating, check_number, check_positive, check_rank
 from attention_core._functions.rotary import check_divisors

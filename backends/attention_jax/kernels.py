@@ -17,8 +17,8 @@ from attention_core.backend import (
     Verdict,
     blockwise,
     default_scale,
+    inputs_are_finite,
     is_top_left_causal,
-    products_are_finite,
     shape,
 )
 from attention_core.masks import And, KeyLengths, SlidingWindow
@@ -115,8 +115,8 @@ def _refusal_of_bias(call: Call) -> str | None:
 
 
 def _is_safe(call: Call) -> jax.Array:
-    """Whether nothing that is masked can leak, nor be attended to instead of what is not."""
-    is_safe = products_are_finite(call)
+    """Whether query, key and value are finite, and nothing that is masked is attended to instead of what is not."""
+    is_safe = inputs_are_finite(call)
     if call.bias is None:
         return is_safe
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale

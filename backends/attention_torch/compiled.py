@@ -19,7 +19,6 @@ from attention_core.backend import (
     cast_to,
     group_size,
     is_top_left_causal,
-    products_are_finite,
     register,
     repeat_kv,
 )
@@ -33,6 +32,7 @@ from attention_torch.flash_cpu import (
     with_unit_stride,
 )
 from attention_torch.guards import all_products_are_finite, few_queries, looks_in_program
+from attention_torch.magnitudes import products_are_finite
 from attention_torch.operators import encode, repair
 
 __all__ = ["attend", "attend_and_look"]

@@ -18,11 +18,10 @@ from attention_core.backend import (
     is_concrete,
     is_top_left_causal,
     key_ranges,
-    known_finite_products,
-    known_finite_scores,
     sample_ranges,
 )
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
+from attention_torch.magnitudes import known_finite_products, known_finite_scores
 
 __all__ = [
     "HALVES",

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from attention_core.backend import Call, default_scale, is_top_left_causal, norms_are_below
+from attention_core.backend import Call, default_scale, is_top_left_causal
 from attention_torch.guards import HALVES, MIN_ELEMENTS, TYPES, few_queries, has_modes, is_on_host
+from attention_torch.magnitudes import norms_are_below
 from attention_torch.sdpa import KERNEL, TAKES_GROUPS, differentiated_once
 
 __all__ = ["plan"]

@@ -7,7 +7,7 @@ import pytest
 from backend_helpers import Pair, assert_same_bits, floats, run
 
 from attention_core import explain_attention, scaled_dot_product_attention
-from attention_core._attention.dense import dense
+from attention_core._attention.definition import guarded_dense
 from attention_core.backend import Kernel, Verdict, get_backend
 
 # PyTorch compiles, and differentiates forward, by parts of its own that it calls deprecated.
@@ -250,7 +250,7 @@ class CountingKernel(Kernel):
 
     def attend(self, call):
         self.attended += 1
-        return dense(call).output
+        return guarded_dense(call).output
 
 
 @pytest.mark.parametrize("implementation", ["auto", "fused"])

@@ -248,8 +248,9 @@ def test_contract_05_a_later_key_does_not_leak_into_earlier_queries(qkv, put, ge
     expected = get(attention(*put(qkv), is_causal=True))
     k[:, :, 2, 1], v[:, :, 2, 3] = nonfinite, nonfinite
     result = get(attention(*put([q, k, v]), is_causal=True))
-    np.testing.assert_array_equal(result[:, :, :2], expected[:, :, :2])
-    assert np.isnan(result[:, :, 2:]).all()
+    close(result[:, :, :2], expected[:, :, :2])
+    hidden = q[:, :, 2:, 1] * nonfinite < 0  # by a score of -inf
+    assert not np.isfinite(result[:, :, 2:][~hidden]).all(axis=-1).any()
 
 
 @pytest.mark.parametrize("nonfinite", [np.nan, np.inf, -np.inf])

@@ -1,4 +1,4 @@
-"""NaN, infinities and scores of any size in blocks."""
+"""NaN, infinities and scores of any size in blocks, and what is masked of them in the dense form, too."""
 
 import math
 
@@ -35,9 +35,10 @@ def small(backend, monkeypatch):
 @pytest.mark.needs(
     lambda kind, nonfinite, backend: not backend.loops.traced or (kind, nonfinite) in (("array", math.nan),)
 )
+@pytest.mark.parametrize("implementation", ["blockwise", "dense"])
 @pytest.mark.parametrize("nonfinite", NONFINITE)
 @pytest.mark.parametrize("kind", ["array", "lengths", "bias"])
-def test_what_is_masked_leaks_neither_forward_nor_backward(kind, nonfinite, backend, rng):
+def test_what_is_masked_leaks_neither_forward_nor_backward(kind, nonfinite, implementation, backend, rng):
     arrays = qkv(rng)
     empty, unseen = 2, N - 1  # a fully masked row, a key that no query attends to
     allowed = np.broadcast_to(np.arange(N) < unseen, (M, N)) & (np.arange(M) != empty)[:, None]
@@ -54,8 +55,8 @@ def test_what_is_masked_leaks_neither_forward_nor_backward(kind, nonfinite, back
     if kind == "array":
         spoilt[3][~allowed] = nonfinite
     with np.errstate(invalid="ignore"):
-        (clean,) = derivatives(backend, options, [*arrays, bias, allowed], ("blockwise",))
-        (found,) = derivatives(backend, options, [*spoilt, allowed], ("blockwise",))
+        (clean,) = derivatives(backend, options, [*arrays, bias, allowed], (implementation,))
+        (found,) = derivatives(backend, options, [*spoilt, allowed], (implementation,))
     for each in found:
         assert not np.isnan(each).any()
     assert_same(found, clean)
@@ -98,13 +99,13 @@ def test_a_bias_that_is_masked_leaks_neither_forward_nor_backward(nonfinite, bac
     lambda masked, argument, nonfinite, backend: (
         not backend.loops.traced or (masked, argument, nonfinite) in ((True, "value", math.inf),)
     ),
-    lambda argument, nonfinite: not (argument == "bias" and nonfinite == -math.inf),
+    lambda argument, nonfinite: argument == "value" or nonfinite != -math.inf,  # which masks, or has no weight
 )
 @pytest.mark.parametrize("nonfinite", NONFINITE)
 @pytest.mark.parametrize("argument", ["query", "key", "value", "bias"])
 @pytest.mark.parametrize("masked", [True, False])
 def test_what_is_attended_shows_as_in_the_dense_form(masked, argument, nonfinite, backend, rng):
-    arrays = [*qkv(rng), rng.standard_normal((M, N))]
+    arrays = [*map(np.abs, qkv(rng)), rng.standard_normal((M, N))]
     target = arrays[("query", "key", "value", "bias").index(argument)]
     target[..., 6, 2] = nonfinite
 

@@ -295,7 +295,7 @@ def test_an_accelerator_visits_by_numbers_alone(name, rng, put, backend, monkeyp
     def refuse(*_):
         raise AssertionError("reads values")
 
-    for module in ("_attention.blocks.visits", "_attention.blocks.nonfinite", "_backend._find"):
+    for module in ("_attention.blocks.visits", "_backend._find"):
         monkeypatch.setattr(importlib.import_module(f"attention_core.{module}"), "is_on_host", lambda array: False)
     monkeypatch.setattr(type(backend.loops), "to_list", refuse)
     query, key, value = qkv(rng)

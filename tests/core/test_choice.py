@@ -7,7 +7,8 @@ import pytest
 
 import attention_core as ac
 from attention_core import explain_attention
-from attention_core._attention import choice, plans
+from attention_core._attention import memo, ways
+from attention_core._attention.explanation import REASONS
 from attention_core.backend import Tuning
 from attention_core.masks import And
 from attention_core.scores import alibi
@@ -35,16 +36,15 @@ def ran(backend, monkeypatch):
 
         monkeypatch.setattr(owner, attribute, spy)
 
-    def output_by_plan(*arguments, **options):
-        output = plans.output_by_plan(*arguments, **options)
+    def output_of(*arguments, **options):
+        output = memo.output_of(*arguments, **options)
         if output is not None and found[-1:] != ["dense"]:
             found.append("fused")
         return output
 
-    monkeypatch.setattr("attention_core._functions.attention.output_by_plan", output_by_plan)
-    spied(choice, "dense", "dense")
-    spied(plans, "dense", "dense")
-    spied(choice, "_blockwise", "blockwise")
+    monkeypatch.setattr("attention_core._functions.attention.output_of", output_of)
+    spied(ways, "guarded_dense", "dense")
+    spied(ways.Blocks, "run", "blockwise")
     for kernel in backend.kernels:
         spied(type(kernel), "attend", "fused")
     return found
@@ -92,7 +92,7 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
     for each in explanation.candidates:
         is_taken = each.name == explanation.chosen and not str(each.kernel).startswith("torch.nn.attention.")
         assert [each.refusal, each.slower].count(None) == (2 if is_taken else 1), each
-    assert explanation.reason == choice.REASONS[explanation.chosen]
+    assert explanation.reason == REASONS[explanation.chosen]
     if refusals["fused"] is not None:
         assert explanation.chosen == ("blockwise" if large else "dense")
     named = get(attention(*arrays, **options, implementation=explanation.chosen))
@@ -175,7 +175,7 @@ def test_what_is_held_at_once_under_a_mask_is_bounded(arrays, backend, put, monk
 @pytest.mark.parametrize("repeats", [True, False])
 def test_repeated_keys_are_bounded_where_they_are_many(repeats, arrays, backend, monkeypatch):
     monkeypatch.setattr(backend, "kernels", ())
-    monkeypatch.setattr("attention_core._attention.dense.has_sharding", lambda array: repeats)
+    monkeypatch.setattr("attention_core._attention.facts.has_sharding", lambda array: repeats)
     query, key, value = arrays
     for rows, most, expected in ((3, B * H * 3 * N, "dense"), (3, B * H * 3 * N - 1, "blockwise"), (4, 0, "dense")):
         tuning = Tuning(queries=1, keys=5, min_queries=4, dense_below=M * N, structured_below=M * N, costly_most=most)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._attention import small_masks
 from attention_core._attention.call import score_positions
 from attention_core._attention.scores import allowed_by
 from attention_core.masks import Appended, Given, Spans, is_top_left_causal
@@ -46,7 +45,7 @@ def test_a_rule_allows_what_its_formula_says(name, put, get, xp):
     np.testing.assert_array_equal(dense(rule, put, get, xp), np.broadcast_to(expected, (2, 1, M, N)))
 
 
-def test_masks_that_small_calls_keep_are_not_confused_and_are_few(put, get, rng):
+def test_masks_that_small_calls_keep_are_not_confused(put, get, rng):
     query, key, value = (put(rng.standard_normal((1, 1, rows, 4))) for rows in (M, N, N))
     rules = [(ac.SlidingWindow(left, offset=offset), None) for left in range(9) for offset in range(9)]
     for _ in range(2):
@@ -56,7 +55,6 @@ def test_masks_that_small_calls_keep_are_not_confused_and_are_few(put, get, rng)
                 get(ac.scaled_dot_product_attention(query, key, value, mask=mask)) for mask in (rule, put(allowed))
             )
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    assert len(small_masks._known) <= small_masks._MAX_MASKS
 
 
 @pytest.mark.parametrize("name", RULES)

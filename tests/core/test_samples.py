@@ -51,8 +51,7 @@ def calls(monkeypatch):
         return whole(call, cuts, **options)
 
     whole = samples.attend_per_sample
-    for module in ("choice", "plans"):
-        monkeypatch.setattr(f"attention_core._attention.{module}.attend_per_sample", attend)
+    monkeypatch.setattr("attention_core._attention.ways.attend_per_sample", attend)
     monkeypatch.setattr(samples, "MIN_SAVED", 1)
     return counts
 

@@ -9,7 +9,7 @@ import pytest
 
 import attention_core as ac
 from attention_core._arrays import dtype_name
-from attention_core._attention import plans
+from attention_core._attention import memo
 
 attention = ac.scaled_dot_product_attention
 M, N, D, E = 5, 7, 3, 4
@@ -27,15 +27,15 @@ def square(rng):
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Whether each call was computed by a plan, in order."""
+    """Whether each call was computed by what was known of its signature, in order."""
     found = []
 
-    def output(plan, *arguments, **options):
-        result = plans.output_by_plan(plan, *arguments, **options)
+    def output(known, *arguments, **options):
+        result = memo.output_of(known, *arguments, **options)
         found.append(result is not None)
         return result
 
-    monkeypatch.setattr("attention_core._functions.attention.output_by_plan", output)
+    monkeypatch.setattr("attention_core._functions.attention.output_of", output)
     return found
 
 

@@ -69,8 +69,6 @@ def accelerator():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attention_torch.guards.HOSTS", set())
         for module in (
-            "_attention.dense",
-            "_attention.blocks.nonfinite",
             "_attention.blocks.visits",
             "_backend._find",
         ):

@@ -44,7 +44,6 @@ from attention_core._attention.blocks.grid import (
     sample_at,
     sample_slice,
 )
-from attention_core._attention.blocks.nonfinite import finite_or_zero, nan_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands, with_value_facts
 from attention_core._attention.blocks.scores import (
     ScoreBlock,
@@ -57,6 +56,7 @@ from attention_core._attention.blocks.scores import (
 )
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout
+from attention_core._attention.finite import is_clean
 from attention_core._backend import Backend, can_be_read
 from attention_core.random import Dropout
 
@@ -75,7 +75,22 @@ def backward(
     operands = unpack_operands(plan, arrays)
     plan = with_value_facts(plan, operands, backend)
     plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes[1], plan.max_backward_keys)))
-    grid = make_grid(plan, arrays, backend)
+    if not plan.assume_finite and plan.may_mask and all(map(can_be_read, (*operands[:3], cotangents[0]))):
+        gradients = _gradients(plan._replace(all_finite=True), arrays, results, cotangents, backend)
+        if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
+            return gradients
+        plan = plan._replace(all_finite=False)
+    return _gradients(plan, arrays, results, cotangents, backend)
+
+
+def _gradients(
+    plan: Plan,
+    arrays: tuple[Array, ...],
+    results: tuple[Array, Array, Array],
+    cotangents: tuple[Array, Array, Array],
+    backend: Backend,
+) -> tuple[Array | None, ...]:
+    operands, grid = unpack_operands(plan, arrays), make_grid(plan, arrays, backend)
     xp = grid.xp
     sums = _accumulate(grid, _row_arrays(grid, results, cotangents), backend)
     d_query, d_key, d_value = (concat_blocks(grid, sum_, side) for sum_, side in zip(sums[:3], (0, 1, 1), strict=True))
@@ -136,18 +151,15 @@ class BackwardPass(NamedTuple):
     rows: RowArrays
     dropout: Dropout | None
     backend: Backend
-    may_overflow: bool  # a masked value may make something that is not finite, which then has to be masked again
 
 
 class Blocks(NamedTuple):
-    """The blocks of one sample: with 0 for what is not finite, and, for scores, with NaN for it."""
+    """The blocks of one sample."""
 
     sample: Sample
     queries: Any
     keys: Any
     values: Any
-    scored_queries: Any
-    scored_keys: Any
     rows: RowArrays
 
 
@@ -162,12 +174,9 @@ class Gradients(NamedTuple):
 
 
 def _accumulate(grid: Grid, rows: RowArrays, backend: Backend) -> Gradients:
-    plan, xp, loops = grid.plan, grid.xp, grid.loops
-    squares_are_finite = plan.assume_finite
-    if not squares_are_finite and plan.all_finite and can_be_read(rows.d_output):
-        squares_are_finite = bool(xp.isfinite(xp.sum(xp.multiply(rows.d_output, rows.d_output))))
+    xp, loops = grid.xp, grid.loops
     visits, dropout = make_visits(grid, by_key=True), dropout_of(grid)
-    backward_pass = BackwardPass(grid, visits, rows, dropout, backend=backend, may_overflow=not squares_are_finite)
+    backward_pass = BackwardPass(grid, visits, rows, dropout, backend=backend)
     depth, width = (shape(x, xp=xp)[-1] for x in (grid.operands.key, grid.operands.value))
     variables = upcast(score_variables(grid), xp=xp) if modifies_scores(grid) else ()
     d_query, d_key, d_value = gradient_accumulators(grid, depth, depth, width, after=rows.delta)
@@ -181,21 +190,12 @@ def _backward_sample(backward_pass: BackwardPass, index: Any, sums: Gradients) -
     grid = backward_pass.grid
     loops, (query_size, key_size) = grid.loops, grid.sizes
     sample = sample_at(grid, index)
-    finite = functools.partial(finite_or_zero, grid)
-    queries, keys = loops.split(sample.query, query_size, finite), loops.split(sample.key, key_size, finite)
-    scored_queries, scored_keys = queries, keys
-    if grid.plan.score_mod is not None and not grid.plan.all_finite:  # it may make a number of NaN, as in `forward`
-        for_scores = functools.partial(nan_unless_finite, grid)
-        scored_queries = loops.split(sample.query, query_size, for_scores)
-        scored_keys = loops.split(sample.key, key_size, for_scores)
     of_sample = (sample_slice(grid, x, sample.index, sample.head) for x in backward_pass.rows)
     blocks = Blocks(
         sample=sample,
-        queries=queries,
-        keys=keys,
-        values=loops.split(sample.value, key_size, finite),
-        scored_queries=scored_queries,
-        scored_keys=scored_keys,
+        queries=loops.split(sample.query, query_size),
+        keys=loops.split(sample.key, key_size),
+        values=loops.split(sample.value, key_size, functools.partial(_finite_or_zero, grid)),
         rows=RowArrays(*(loops.split(x, query_size) for x in of_sample)),
     )
     return loops.loop(0, grid.counts[1], functools.partial(_backward_keys, backward_pass, blocks, index), sums)  # type: ignore[no-any-return]
@@ -205,7 +205,6 @@ def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: A
     """The gradients with those of one block of keys, which all blocks of queries in sight add to."""
     grid, xp, loops = backward_pass.grid, backward_pass.grid.xp, backward_pass.grid.loops
     keys, values = loops.block_at(blocks.keys, j), loops.block_at(blocks.values, j)
-    scored_keys = keys if blocks.scored_keys is blocks.keys else loops.block_at(blocks.scored_keys, j)
     block_of_step, whole, seen = backward_pass.visits.of(loops, blocks.sample.index, j)
     absorb = functools.partial(
         _absorb,
@@ -213,8 +212,8 @@ def _backward_keys(backward_pass: BackwardPass, blocks: Blocks, index: Any, j: A
         blocks,
         index=index,
         j=j,
-        keys=keys,
-        keys_transposed=xp.matrix_transpose(scored_keys),
+        keys=_finite_or_zero(grid, keys),
+        keys_transposed=xp.matrix_transpose(keys),
         values_transposed=xp.matrix_transpose(values),
         block_of_step=block_of_step,
     )
@@ -244,12 +243,11 @@ def _absorb(
     """The gradients with those of one block of scores."""
     grid, i, dropout = backward_pass.grid, block_of_step(step), backward_pass.dropout
     xp, loops = grid.xp, grid.loops
-    queries = scored_queries = loops.block_at(blocks.queries, i)
-    if blocks.scored_queries is not blocks.queries:
-        scored_queries = loops.block_at(blocks.scored_queries, i)
+    queries = loops.block_at(blocks.queries, i)
     d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks.rows)
-    block = score_block(grid, blocks.sample, scored_queries, keys_transposed, i=i, j=j, masked=masked)
-    masks_again = block.allowed is not None and backward_pass.may_overflow
+    block = score_block(grid, blocks.sample, queries, keys_transposed, i=i, j=j, masked=masked)
+    # A masked value may make something that is not finite; and the gradient of a bias keeps its memory.
+    masks_again = block.allowed is not None and (not grid.plan.all_finite or grid.operands.bias is not None)
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
@@ -258,7 +256,7 @@ def _absorb(
     d_weights = drop(matmul_into_workspace(grid, "d_weights", d_output, values_transposed))
     d_scores = loops.inplace(xp.subtract, d_weights, delta)
     d_scores = loops.inplace(xp.multiply, d_scores, weights)
-    if masks_again:  # so with every bias, whose gradient keeps this memory
+    if masks_again:
         d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
     d_bias = state.d_bias
     if d_bias is not None:
@@ -267,8 +265,13 @@ def _absorb(
     if modifies_scores(grid):
         d_scores, d_variables = _through_modification(backward_pass, block, d_scores, d_variables)
     d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))
-    d_key = xp.add(state.d_key, matmul_transposed(d_scores, queries, xp))
+    d_key = xp.add(state.d_key, matmul_transposed(d_scores, _finite_or_zero(grid, queries), xp))
     return Gradients(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
+
+
+def _finite_or_zero(grid: Grid, x: Array) -> Array:
+    """A block with 0 for what is not finite, to multiply others by."""
+    return x if grid.plan.all_finite else grid.xp.where(grid.xp.isfinite(x), x, 0.0)
 
 
 def _drop(grid: Grid, dropout: Dropout | None, block: ScoreBlock, x: Array) -> Array:

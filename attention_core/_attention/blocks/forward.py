@@ -39,7 +39,6 @@ from attention_core._attention.blocks.grid import (
     sample_at,
     work_of,
 )
-from attention_core._attention.blocks.nonfinite import nan_unless_finite, with_nonfinite_values
 from attention_core._attention.blocks.plan import (
     Plan,
     is_unmodified_product,
@@ -55,10 +54,11 @@ from attention_core._attention.blocks.scores import (
     matmul_per_group,
     score_block,
 )
+from attention_core._attention.blocks.small_scores import scores_are_small
 from attention_core._attention.blocks.visits import Visits, make_visits, visit_blocks
 from attention_core._attention.call import Call, apply_dropout, upcast_call
-from attention_core._attention.magnitudes import norms_are_bounded, scores_are_small
-from attention_core._backend import Backend, Operation, register
+from attention_core._attention.finite import repaired_unless_clean, value_columns, with_infinities
+from attention_core._backend import Backend, Operation, can_be_read, register
 from attention_core.random import Dropout
 
 
@@ -83,16 +83,15 @@ def forward(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Ar
     attend = functools.partial(_attend, arrays=arrays, backend=backend)
     if plan.exp_without_max is not None or backend.loops.softmax is None or not is_unmodified_product(plan, operands):
         return attend(plan)
-    # Passes over scores cost so much on this library that the program looks at norms when it runs.
+    # Passes over scores cost so much on this library that the program decides when it runs.
+    otherwise = functools.partial(attend, plan)
     chunks = query_chunks(plan, operands, backend)
     if chunks:
-        condition = norms_are_bounded(*operands[:3], backend)
-        quick = functools.partial(attend_query_chunks, plan, operands, backend, chunks)
-    else:
-        condition = scores_are_small(*operands[:3], backend)
-        quick = functools.partial(attend, plan._replace(exp_without_max=True, all_finite=True))
-    results: tuple[Array, Array, Array] = backend.loops.cond(condition, quick, functools.partial(attend, plan))
-    return results
+        of_chunks = attend_query_chunks(plan, operands, backend, chunks)
+        return repaired_unless_clean(of_chunks, otherwise, backend.loops)  # type: ignore[no-any-return]
+    quick = functools.partial(attend, plan._replace(exp_without_max=True, all_finite=True))
+    are_small = scores_are_small(*operands[:3], backend)
+    return backend.loops.cond(are_small, quick, otherwise)  # type: ignore[no-any-return]
 
 
 def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
@@ -105,8 +104,30 @@ def empty_results(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tu
 
 
 def _attend(plan: Plan, *, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
+    """The results, which are looked at, or computed again of values that may be anything."""
+    if plan.all_finite:
+        return _attend_once(plan, arrays, backend)
+    xp, loops, operands = backend.namespace, backend.loops, unpack_operands(plan, arrays)
+
+    def repair() -> tuple[Array, Array, Array]:
+        columns = operands._replace(value=value_columns(operands.value, xp))
+        output, *rest = _attend_once(plan, columns.arrays(), backend)
+        return with_infinities(output, xp), *rest
+
+    if not loops.traced and not can_be_read(operands.value):
+        return repair()
+    results = _attend_once(plan._replace(all_finite=not loops.traced), arrays, backend)
+    return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
+
+
+def _attend_once(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:
     grid = make_grid(plan, arrays, backend)
-    return with_nonfinite_values(grid, _attend_to_part, functools.partial(empty_results, plan, arrays, backend))
+    visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
+    attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid)))
+    stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)
+    stacks = grid.loops.for_each(num_rounds(grid), attend, stacks, work_of(grid))
+    output, rows = (concat_blocks(grid, stack, 0) for stack in stacks)
+    return output, rows[..., 0], rows[..., 1]
 
 
 class ForwardPass(NamedTuple):
@@ -115,7 +136,6 @@ class ForwardPass(NamedTuple):
     grid: Grid
     visits: Visits | None  # None for one block of keys, which needs no loop
     dropout: Dropout | None
-    part: Callable[[Array], Array]  # of the values
 
 
 class Blocks(NamedTuple):
@@ -136,27 +156,12 @@ class Running(NamedTuple):
     has_key: Array | None
 
 
-def _attend_to_part(grid: Grid, part: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
-    """The results of a part of the values, which a function takes from those of a sample."""
-    visits = None if is_one_block(grid) else make_visits(grid, by_key=False, run_keys=grid.plan.max_keys_per_run)
-    attend = functools.partial(_attend_sample, ForwardPass(grid, visits, dropout_of(grid), part))
-    stacks = row_accumulators(grid, shape(grid.operands.value, xp=grid.xp)[-1], 2)
-    stacks = grid.loops.for_each(num_rounds(grid), attend, stacks, work_of(grid))
-    output, rows = (concat_blocks(grid, stack, 0) for stack in stacks)
-    return output, rows[..., 0], rows[..., 1]
-
-
 def _attend_sample(forward_pass: ForwardPass, index: Any, stacks: Any) -> Any:
     """Attention of all queries of one sample of the batch."""
     grid, loops = forward_pass.grid, forward_pass.grid.loops
     sample = sample_at(grid, index)
-    for_scores = functools.partial(nan_unless_finite, grid)
-    blocks = Blocks(
-        sample,
-        loops.split(sample.query, grid.sizes[0], for_scores),
-        loops.split(sample.key, grid.sizes[1], for_scores),
-        loops.split(sample.value, grid.sizes[1], forward_pass.part),
-    )
+    sizes = grid.sizes[0], grid.sizes[1], grid.sizes[1]
+    blocks = Blocks(sample, *map(loops.split, (sample.query, sample.key, sample.value), sizes))
     attend = functools.partial(_attend_rows, forward_pass, blocks, index)
     return loops.for_each(grid.counts[0], attend, stacks, work_of(grid, sample))
 

@@ -9,8 +9,9 @@ import math
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace, shape
+from attention_core._attention.blocks.small_scores import scores_are_small
 from attention_core._attention.call import Call, group_size, scale_query
-from attention_core._attention.magnitudes import known_finite_arrays, known_finite_products, scores_are_small
+from attention_core._attention.finite import inputs_are_finite
 from attention_core._backend import Backend, Tuning, can_be_read, register
 from attention_core._checks import only_array
 from attention_core.masks import Mask, flatten
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
     present: tuple[bool, ...]  # which of the first eight `Operands` there are
     num_arrays: tuple[int, int]  # of mask and score modification
     may_mask: bool  # whether something may be masked, so that a row may be fully masked
-    all_finite: bool  # whether query, key, value and all scores are known to be finite
+    all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     block_sizes: tuple[int, int]  # queries and keys of a block
     max_backward_keys: int  # of a block in the backward pass
     per_head: bool  # whether key/value heads are taken one by one
@@ -130,7 +131,7 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         may_mask=may_mask,
         all_finite=not may_mask
         or call.assume_finite
-        or (num_slices > 0 and call.bias is None and known_finite_products(call)),
+        or (num_slices > 0 and call.bias is None and _known_finite_inputs(call)),
         block_sizes=_reproducible_block_sizes(tuning, group, columns, call.mask)
         if num_slices
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
@@ -143,6 +144,10 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         assume_finite=call.assume_finite,
     )
     return with_value_facts(plan, operands, call.backend), operands
+
+
+def _known_finite_inputs(call: Call) -> bool:
+    return all(map(can_be_read, call[:3])) and bool(inputs_are_finite(call))
 
 
 def _fits(dims: tuple[Any, ...], most: int) -> bool:
@@ -167,14 +172,13 @@ def block_tuning(call: Call) -> Tuning:
 
 def with_value_facts(plan: Plan, operands: Operands, backend: Backend) -> Plan:
     """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
-    arrays, xp = operands[:3], backend.namespace
+    arrays = operands[:3]
     if plan.assume_finite or plan.exp_without_max is not None or not all(map(can_be_read, arrays)):
         return plan
     exp_without_max = (
         is_unmodified_product(plan, operands) and not backend.loops.traced and bool(scores_are_small(*arrays, backend))
     )
-    all_finite = plan.all_finite or exp_without_max or (operands.bias is None and known_finite_arrays(arrays, None, xp))
-    return plan._replace(exp_without_max=exp_without_max, all_finite=all_finite)
+    return plan._replace(exp_without_max=exp_without_max, all_finite=plan.all_finite or exp_without_max)
 
 
 def is_unmodified_product(plan: Plan, operands: Operands) -> bool:

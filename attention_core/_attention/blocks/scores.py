@@ -37,7 +37,7 @@ def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any,
     at, bias, allowed = block_context(grid, sample, raw, i, j=j, masked=masked)
     modify: Any = None
     if modifies_scores(grid):
-        raw = raw if allowed is None else xp.where(allowed, raw, 0.0)
+        raw = raw if allowed is None else xp.where(allowed, raw, 0.0)  # no gradient of theirs may be one of infinity
         modify = functools.partial(modified_scores, grid, variables=score_variables(grid), at=at)
     mask: Any = None
     if allowed is not None and plan.all_finite and plan.score_mod is None:  # which may make NaN of what is masked

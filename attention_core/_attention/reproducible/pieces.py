@@ -35,7 +35,7 @@ from attention_core._arrays import (
 from attention_core._attention.blocks.grid import make_grid
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale
-from attention_core._attention.nonfinite import infinities, nonfinite_indicators
+from attention_core._attention.finite import infinities, nonfinite_indicators
 from attention_core._attention.reproducible.forward import arrange
 from attention_core._attention.reproducible.reduction import (
     QueryRows,

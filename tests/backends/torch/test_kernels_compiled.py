@@ -271,14 +271,14 @@ def test_not_preferred_where_it_has_the_dense_form_only(torch, arrays):
 @pytest.fixture
 def runs(monkeypatch, torch, backend):
     """Which implementations run, in order."""
-    module = importlib.import_module("attention_core._attention.choice")
+    module = importlib.import_module("attention_core._attention.ways")
     names = []
 
     def counted(home, name, label):
         kept = getattr(home, name)
         monkeypatch.setattr(home, name, lambda *a, **k: (names.append(label), kept(*a, **k))[1])
 
-    counted(module, "dense", "dense")
+    counted(module, "guarded_dense", "dense")
     counted(module, "blockwise", "blockwise")
     counted(importlib.import_module("attention_torch.sdpa"), "attend", "kernel")
     counted(importlib.import_module("attention_torch.flash_cpu"), "attend", "kernel with logsumexp")

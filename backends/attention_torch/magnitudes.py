@@ -1,19 +1,15 @@
-"""How large numbers may be: whether products are finite, and whether scores are small."""
+"""How large numbers may be: whether query, key, value and their products are finite."""
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from numbers import Real
 
-from attention_core._arrays import Array, Namespace, compute_dtype_name, dtype_name, upcast
-from attention_core._attention.call import Call
-from attention_core._backend import Backend, can_be_read
+from attention_core.backend import Array, Call, Namespace, can_be_read, compute_dtype_name, dtype_name, upcast
 
-# Below these, exponentials of scores can be taken as they are.
-MAX_PLAIN_SCORE = 32.0
-NORM_LIMIT = 1e15  # of norms, and of values
+__all__ = ["known_finite_products", "known_finite_scores", "norms_are_below", "products_are_finite"]
+
 _LARGEST = {"float32": (2.0 - 2.0**-23) * 2.0**127, "float64": sys.float_info.max}  # whose squares are numbers, too
 
 
@@ -92,35 +88,3 @@ def known_finite_arrays(arrays: tuple[Array, ...], scale: float | Array | None, 
     products = max(max_abs[:2]) * max(factor, 1.0) * max(max_abs[2:4]) * arrays[0].shape[-1]
     fits = all(number < _max_value(arrays[0], xp) for number in max_abs[4:])
     return fits and all(map(math.isfinite, max_abs[:4])) and products < float(xp.finfo(arrays[0].dtype).max)
-
-
-def norms_are_bounded(query: Array, key: Array, value: Array, backend: Backend) -> Array:
-    """Whether norms are such that neither scores nor averages of values overflow, nor what is computed on the way."""
-    xp, loops = backend.namespace, backend.loops
-    return _below_norm_limit(loops.norm(query), loops.norm(key), xp.abs(value), xp=xp)
-
-
-def _below_norm_limit(*magnitudes: Array, xp: Namespace) -> Array:
-    return functools.reduce(xp.logical_and, (xp.less(xp.max(magnitude), NORM_LIMIT) for magnitude in magnitudes))
-
-
-def scores_are_small(query: Array, key: Array, value: Array, backend: Backend) -> Array:
-    r"""Whether exponentials of scores can be taken as they are, and averaged by.
-
-    .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
-
-    in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
-    far from both ends of float32.
-    """
-    xp, loops = backend.namespace, backend.loops
-    norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
-    bounds = xp.multiply(*(xp.minimum(norm, NORM_LIMIT) for norm in norms))  # inf * 0 would be nan
-    magnitudes = xp.abs(value)
-    fit = xp.logical_and(_below_norm_limit(*norms, magnitudes, xp=xp), xp.all(xp.less(bounds, MAX_PLAIN_SCORE)))
-
-    def all_but_zeros() -> Array:
-        return xp.logical_and(
-            fit, xp.greater(xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes)), 1 / NORM_LIMIT)
-        )
-
-    return loops.cond(xp.greater(xp.min(magnitudes), 1 / NORM_LIMIT), lambda: fit, all_but_zeros)

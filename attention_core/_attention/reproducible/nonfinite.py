@@ -1,4 +1,4 @@
-"""NaN and infinities in blocks: attended ones show, masked ones do not."""
+"""NaN and infinities in reproducible arithmetic: attended ones show, masked ones do not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from attention_core._arrays import Array, Namespace, is_on_host
 from attention_core._attention.blocks.grid import Grid
-from attention_core._attention.nonfinite import infinities, nonfinite_indicators
+from attention_core._attention.finite import value_columns, with_infinities
 
 
 def with_nonfinite_values(
@@ -35,13 +35,9 @@ def with_nonfinite_values(
 
 
 def _at_once(grid: Grid, average: Any) -> tuple[Array, ...]:
-    xp, value = grid.xp, grid.operands.value
-    columns = xp.concat([finite_or_zero(grid, value), *nonfinite_indicators(value, xp)], axis=-1)
-    averages, *rest = average(grid._replace(operands=grid.operands._replace(value=columns)), lambda values: values)
-    width = value.shape[-1]
-    output, *attended = (averages[..., start : start + width] for start in (0, width, 2 * width))
-    as_inf, as_minus_inf = (xp.greater(each, 0.0) for each in attended)
-    return xp.add(output, infinities(as_inf, as_minus_inf, output, xp)), *rest
+    columns = grid.operands._replace(value=value_columns(grid.operands.value, grid.xp))
+    averages, *rest = average(grid._replace(operands=columns), lambda values: values)
+    return with_infinities(averages, grid.xp), *rest
 
 
 def _one_pass(grid: Grid, average: Any, number: Any, results: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -75,14 +71,11 @@ def _signed_infinity(sign: Any, like: Array, xp: Namespace) -> Any:
     return sign * math.inf if isinstance(sign, int) else xp.multiply(xp.astype(sign, like.dtype), math.inf)
 
 
-def nan_unless_finite(grid: Grid, x: Array) -> Array:
-    """A block of queries or keys, with NaN for each vector that is not finite: its scores are NaN."""
-    if grid.plan.all_finite:
-        return x
-    xp = grid.xp
-    return xp.where(xp.all(xp.isfinite(x), axis=-1, keepdims=True), x, math.nan)
-
-
 def finite_or_zero(grid: Grid, x: Array) -> Array:
     """A block with 0 for what is not finite, to multiply others by."""
     return x if grid.plan.all_finite else grid.xp.where(grid.xp.isfinite(x), x, 0.0)
+
+
+def zero_unless_finite(gradient: Array, x: Array, xp: Namespace) -> Array:
+    """The gradient of an array whose non-finite elements were replaced by constants: 0 for those."""
+    return xp.where(xp.isfinite(x), gradient, 0.0)

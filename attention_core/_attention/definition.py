@@ -1,0 +1,31 @@
+"""The definition under the guard: what is masked reaches nothing."""
+
+from __future__ import annotations
+
+import functools
+
+from attention_core._arrays import Array
+from attention_core._attention.call import Attention, Call, upcast_call
+from attention_core._attention.dense import dense, dense_scores
+from attention_core._attention.facts import Facts, facts_of
+from attention_core._attention.finite import guarded, if_finite, sanitized
+
+
+def guarded_dense(
+    call: Call, facts: Facts | None = None, *, weights: bool = False, logsumexp: bool = True
+) -> Attention:
+    """Attention from all scores at once. The facts may be those of an earlier call of this signature."""
+    call = upcast_call(call)
+    facts = facts_of(call) if facts is None else facts
+    return guarded(functools.partial(dense, facts=facts, weights=weights, logsumexp=logsumexp), call, facts)
+
+
+def guarded_scores(call: Call) -> Array:
+    """All scores of a call, with -inf where masked, which nothing but a gradient gets through."""
+    call = upcast_call(call)
+    facts = facts_of(call)
+    if facts.allowed is None or not call.backend.differentiates:
+        return dense_scores(call, facts)
+    return if_finite(
+        call, facts, lambda: dense_scores(call, facts), lambda: dense_scores(sanitized(call, facts), facts)
+    )

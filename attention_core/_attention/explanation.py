@@ -1,0 +1,140 @@
+"""What is told of a call: which implementation it takes, and why not the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attention_core._attention.blocks.query_chunks import chunks_of_call
+from attention_core._attention.call import Call
+from attention_core._attention.ways import (
+    BLOCKS,
+    DENSE,
+    REPRODUCIBLE,
+    Parts,
+    Samples,
+    Way,
+    is_taken,
+    parts_of,
+    walk,
+)
+from attention_core._backend import Verdict, library_name
+
+REASONS = {
+    "dense": "there are so few scores that cutting them into blocks would take longer",
+    "blockwise": "there are so many scores that they are better never held at once",
+    "fused": "a kernel of the library gives the answer of the definition",
+}
+
+
+class Candidate(NamedTuple):
+    """One way to run a call.
+
+    Attributes
+    ----------
+    name : str
+        ``"dense"``, ``"blockwise"`` or ``"fused"``.
+    kernel : str or None
+        The fused kernel, by the name its library has for it; ``implementation=`` takes this name, too.
+    refusal : str or None
+        Why this way is not open to the call, or ``None`` where it is.
+    memory : int or None
+        About how many bytes it needs at a time besides its arguments; ``None`` where sizes are unknown.
+    slower : str or None
+        Why it is not taken although it is open, or ``None`` where it is taken or refused.
+    """
+
+    name: str
+    kernel: str | None
+    refusal: str | None
+    memory: int | None
+    slower: str | None = None
+
+
+class Explanation(NamedTuple):
+    """Which implementation a call takes, and why.
+
+    Attributes
+    ----------
+    chosen : str
+    reason : str
+    candidates : tuple of Candidate
+    notes : tuple of str
+        What is computed besides, and other ways that are decided when a program runs.
+    """
+
+    chosen: str
+    reason: str
+    candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.chosen}: {self.reason}"]
+        for name, kernel, refusal, memory, slower in self.candidates:
+            label = name if kernel is None else f"{name} ({kernel})"
+            size = "memory unknown" if memory is None else f"about {memory / 2**20:.3g} MiB"
+            size = size if slower is None else f"{size}, not taken: {slower}"
+            lines.append(f"  {label}: {size}" if refusal is None else f"  {label}: refused: {refusal}")
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
+    """What `attend` walks, in words."""
+    notes = ["assume_finite: no value is looked at, and a masked NaN may leak"] if call.assume_finite else []
+    kernels = call.backend.kernels
+    if call.arithmetic == "reproducible":
+        refusal, memory = "adds up in an order of its own", REPRODUCIBLE.memory(Parts(call, None, call))
+        fused = [Candidate("fused", kernel.name, refusal, None) for kernel in kernels]
+        return Explanation(
+            "blockwise",
+            "in reproducible arithmetic, there are blocks alone, and their size does not show",
+            (
+                *(fused or [Candidate("fused", None, refusal, None)]),
+                Candidate("blockwise", None, None, memory),
+                Candidate("dense", None, None, memory, "is computed in the same blocks"),
+            ),
+            tuple(notes),
+        )
+    parts = parts_of(call)
+    rows = list(walk(parts))
+    taken = next(way for way, verdict in rows if is_taken(way, verdict, parts))
+    if weights:
+        notes.append("return_weights: the dense form computes the weights")
+    if isinstance(taken, Samples):
+        notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
+    if logsumexp and not taken.gives_logsumexp(parts):
+        own = DENSE if DENSE.judge(parts).is_faster else BLOCKS
+        notes.append(f"return_logsumexp: computed separately, {own.name}")
+    chunks = chunks_of_call(parts.call)
+    if chunks:
+        notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")
+    told = [(way, verdict) for way, verdict in rows if not isinstance(way, Samples)]
+    told.sort(key=lambda row: row[0] is DENSE)  # which is told last
+    candidates = [
+        Candidate(
+            way.name,
+            None if way.kernel is None else way.kernel.name,
+            verdict.refusal,
+            way.memory(parts),
+            None if verdict.refusal is not None else _slower(way, verdict, taken),
+        )
+        for way, verdict in told
+    ]
+    if not kernels:
+        refusal = f"{library_name(call.xp)} has no fused kernel that is known here"
+        candidates.insert(0, Candidate("fused", None, refusal, None))
+    return Explanation(taken.name, REASONS[taken.name], tuple(candidates), tuple(notes))
+
+
+def _slower(way: Way, verdict: Verdict, taken: Way) -> str | None:
+    """Why a way is not taken, or ``None`` where it is."""
+    if way is taken or (isinstance(taken, Samples) and way is DENSE):
+        return None
+    if taken.kernel is not None and way.kernel is None:
+        return "slower than the kernel" + (", and holds all scores at once" if way is DENSE else "")
+    if isinstance(taken, Samples):
+        return "slower than samples one by one"
+    if verdict.is_faster and way.kernel is not None:
+        return (
+            "another kernel comes first" if taken.kernel is not None else "returns no logsumexp here, which sinks need"
+        )
+    return verdict.slower

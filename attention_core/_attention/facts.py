@@ -1,0 +1,94 @@
+"""What is known of a call before its scores are computed: query, key and value do not decide it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from attention_core._arrays import Array, has_sharding, length, sizes
+from attention_core._attention.call import Call, group_size, scale_like, score_positions, upcast_call
+from attention_core._attention.key_range import has_few_queries
+from attention_core._attention.scores import allowed_by
+from attention_core._backend import can_be_read, is_exporting
+from attention_core.masks import Mask, Positions
+
+MAX_KEPT = 2**16  # scores of a mask that is kept: making a larger one takes less time than what it masks
+
+
+class Facts(NamedTuple):
+    """Facts of a call.
+
+    Attributes
+    ----------
+    scale : float or Array
+        What queries are multiplied by.
+    num_heads : int or Array
+        How many query heads there are.
+    group : int or Array
+        How many query heads share a key/value head.
+    is_folded : bool
+        Whether the queries of a group are one below the other in a product; else keys and values are repeated.
+    at : Positions or None
+        Where the scores stand, if a rule, a function of scores or dropout asks.
+    allowed : Array of bool or None
+        Which pairs may attend, by mask and bias; ``None`` for all.
+    empty : Array of bool or None
+        Which queries (..., M, 1) may not attend to any key; ``None`` if there is none.
+    is_readable : bool
+        Whether values can be read now, and no accelerator is waited for, if something is masked.
+    """
+
+    scale: Any
+    num_heads: Any
+    group: Any
+    is_folded: bool
+    at: Positions | None
+    allowed: Array | None
+    empty: Array | None
+    is_readable: bool
+
+
+def facts_of(call: Call) -> Facts:
+    """The facts of a call, whose arrays of 16 bits are in the type of the computation already."""
+    xp, group = call.xp, group_size(call.query, call.key, call.xp)
+    asked = call.score_mod is not None or call.dropout is not None or isinstance(call.mask, Mask)
+    at = score_positions(call.query, call.key, call.starts, xp) if asked else None
+    allowed = allowed_by(call.mask, call.bias, at, xp)
+    return Facts(
+        scale_like(call.query, call.scale, xp),
+        length(call.query, -3, xp=xp),
+        group,
+        folds_groups(call, group),
+        at,
+        allowed,
+        None if allowed is None else xp.logical_not(xp.any(allowed, axis=-1, keepdims=True)),
+        allowed is not None and all(map(can_be_read, call[:3])),
+    )
+
+
+def lasting_facts(call: Call) -> Facts | None:
+    """The facts of all calls of the signature of this one, with a mask of numbers as an array; ``None`` if none last.
+
+    Libraries that differentiate keep no array: what they make may belong to a trace, or to a mode of the library.
+    """
+    xp, rows, columns = call.xp, call.query.shape[-2], call.key.shape[-2]
+    kept = rows * columns <= MAX_KEPT and not call.backend.differentiates and all(map(can_be_read, call[:3]))
+    if call.mask is not None and not kept:
+        return None
+    facts = facts_of(upcast_call(call))
+    if facts.empty is not None and not bool(xp.any(facts.empty)):
+        facts = facts._replace(empty=None)
+    return facts._replace(at=None)
+
+
+def folds_groups(call: Call, group: Any) -> bool:
+    """Whether the queries of a group are one below the other, so that no key or value is repeated.
+
+    In exported programs, PyTorch cannot prove that folded rows of any number come apart again. In JAX, heads or rows
+    may be sharded, and folding would gather them; a few queries are gathered for less than repeated keys cost. A
+    library without a backend may be a lazy one, which reshapes little.
+    """
+    if isinstance(group, int) and group == 1:
+        return False
+    if not call.backend.owns(call.query) or is_exporting(call.query):
+        return False
+    return not has_sharding(call.query) or has_few_queries(sizes(call.query)[-2], sizes(call.key)[-2])

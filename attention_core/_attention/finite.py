@@ -1,0 +1,120 @@
+"""The guard of line 5: masked NaN and infinities reach neither result nor gradient, and attended ones show.
+
+A way runs, its result is looked at, and only if that is not finite it runs again, on a *sanitized* call: finite values
+beside indicators of +inf and -inf. A library that differentiates by itself would multiply what is masked by zeros
+afterwards; so it looks at what goes in, and sanitizes queries and keys, too, with NaN in the bias for those that were
+not finite. Where nothing can be read, the program looks when it runs, or the call is sanitized at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from attention_core._arrays import Array, Namespace, compute_dtype_name, scalar_like, shape, sizes
+from attention_core._attention.call import Attention, Call, repeat_kv
+from attention_core._attention.facts import Facts
+from attention_core._backend import Loops
+
+
+def guarded(way: Callable[[Call], Attention], call: Call, facts: Facts) -> Attention:
+    """The result of a way that the library differentiates by itself, if it does."""
+    if facts.allowed is None or call.assume_finite:
+        return way(call)
+
+    def repair() -> Attention:
+        result = way(sanitized(call, facts))
+        return result._replace(output=with_infinities(result.output, call.xp))
+
+    if facts.is_readable and not call.backend.differentiates:
+        result = way(call)
+        return result if bool(is_clean(result.output, call.xp)) else repair()
+    found = if_finite(call, facts, lambda: _given(way(call)), lambda: _given(repair()))
+    return Attention(**found)
+
+
+def _given(result: Attention) -> dict[str, Array]:
+    """What a result holds: a condition takes no None."""
+    return {name: array for name, array in result._asdict().items() if array is not None}
+
+
+def if_finite(call: Call, facts: Facts, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """What the first function returns if query, key and value are finite, else what the second does."""
+    if facts.is_readable:
+        return then() if bool(inputs_are_finite(call)) else otherwise()
+    loops = call.backend.loops
+    if not loops.traced or None in (*sizes(call.query), *sizes(call.key)):  # XLA has no gradient of such a condition
+        return otherwise()
+    return loops.cond(inputs_are_finite(call), then, otherwise)
+
+
+def inputs_are_finite(call: Call) -> Array:
+    """Whether query, key and value are finite, as a 0-d array; a sum that overflows costs time alone."""
+    xp = call.xp
+    dtype = getattr(xp, compute_dtype_name(call.query.dtype))
+    query, key, value = (xp.sum(array, dtype=dtype) for array in call[:3])
+    return xp.isfinite(xp.add(xp.add(query, key), value))
+
+
+def is_clean(output: Array, xp: Namespace) -> Array:
+    """Whether a result is finite, as a 0-d array."""
+    return xp.isfinite(xp.sum(output))
+
+
+def repaired_unless_clean(results: tuple[Array, ...], repair: Callable[[], Any], loops: Loops) -> Any:
+    """Output and logsumexp of a way with a gradient of its own, and more; those of a repair if they are not finite."""
+    xp, (output, logsumexp, *_) = loops.xp, results
+    no_nan = xp.logical_not(xp.isnan(xp.sum(logsumexp)))  # -inf is that of fully masked rows
+    return loops.cond(xp.logical_and(is_clean(output, xp), no_nan), lambda: results, repair)
+
+
+def sanitized(call: Call, facts: Facts) -> Call:
+    """The call with 0 for what is not finite, for which columns of values, and NaN in the bias, stand."""
+    xp = call.xp
+    call = call._replace(value=value_columns(call.value, xp))
+    if not call.backend.differentiates:
+        return call
+    query, query_nan = _finite_vectors(call.query, xp)
+    key, key_nan = _finite_vectors(call.key, xp)
+    key_nan = repeat_kv(xp.expand_dims(key_nan, axis=-2), facts.group, xp=xp)  # (..., H, 1, N)
+    nan = xp.add(xp.expand_dims(query_nan, axis=-1), key_nan)
+    bias = nan if call.bias is None else xp.add(nan, call.bias)
+    return call._replace(query=query, key=key, bias=bias)
+
+
+def _finite_vectors(x: Array, xp: Namespace) -> tuple[Array, Array]:
+    """Vectors (..., D) with 0 for what is not finite, and (...) of NaN where there was any, else 0."""
+    finite = xp.isfinite(x)
+    return xp.where(finite, x, 0.0), xp.where(xp.all(finite, axis=-1), scalar_like(0.0, x, xp), math.nan)
+
+
+def value_columns(value: Array, xp: Namespace) -> Array:
+    """Values (..., N, E) as (..., N, 3 E): 0 for what is not finite, and which are +inf or NaN, and -inf or NaN."""
+    return xp.concat([xp.where(xp.isfinite(value), value, 0.0), *nonfinite_indicators(value, xp)], axis=-1)
+
+
+def with_infinities(average: Array, xp: Namespace) -> Array:
+    """The average of `value_columns` as that of the values.
+
+    The infinities are multiplied by their weights, so that no gradient of them is finite.
+    """
+    width = shape(average, xp=xp)[-1] // 3
+    output, inf, minus_inf = (average[..., start : start + width] for start in (0, width, 2 * width))
+    added = infinities(xp.greater(inf, 0.0), xp.greater(minus_inf, 0.0), output, xp)
+    return xp.add(output, xp.multiply(added, xp.add(inf, minus_inf)))
+
+
+def nonfinite_indicators(values: Array, xp: Namespace) -> tuple[Array, Array]:
+    """1 where a value counts as inf (inf and nan), and 1 where it counts as -inf (-inf and nan); 0 elsewhere."""
+    nan = xp.isnan(values)  # explicit: compilers rewrite `not x <= 0` as `x > 0`, which differs for nan
+    counts = (xp.logical_or(nan, xp.equal(values, infinity)) for infinity in (math.inf, -math.inf))
+    as_inf, as_minus_inf = (xp.astype(counted, values.dtype) for counted in counts)
+    return as_inf, as_minus_inf
+
+
+def infinities(attended_inf: Array, attended_minus_inf: Array, like: Array, xp: Namespace) -> Array:
+    """Inf or -inf where such a value was attended to, nan where both were, 0 elsewhere, in the dtype of ``like``."""
+    with_inf = xp.where(attended_minus_inf, math.nan, scalar_like(math.inf, like, xp))
+    without_inf = xp.where(attended_minus_inf, -math.inf, scalar_like(0.0, like, xp))
+    return xp.where(attended_inf, with_inf, without_inf)

@@ -1,0 +1,157 @@
+"""The one memo of attention: what a signature decides, for the next call of the same.
+
+A signature is types, shapes, dtypes, devices and options. A small call takes less time to compute than to be checked,
+and to be judged. Queries, keys and values are looked at in every call, and never kept. Lengths in a mask are read in
+every call, and what they decide is kept for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from attention_core._arrays import Array, Namespace
+from attention_core._attention.call import Call
+from attention_core._attention.ways import DENSE, OutputOf, has_no_elements, parts_of, taken_way
+from attention_core._backend import Backend, can_be_read, is_compiling, is_of_eager_type, registered_name
+from attention_core.masks import Mask, flatten
+from attention_core.masks._rules import is_of_lengths, sample_masks
+
+_NUMBERS = (int, float, type(None))
+_OTHERS = ("bias", "score_mod", "dropout", "starts", "return_weights", "return_logsumexp")
+
+
+class Known(NamedTuple):
+    """What is known of a signature. It holds no array of the user.
+
+    Attributes
+    ----------
+    xp : array namespace
+    backend : Backend
+    has_constants : bool
+        Whether arrays of NumPy are among the options, next to those of another library.
+    output : callable or None
+        ``output(call)`` is that of attention, or ``None`` where this call is to be judged after all.
+    scale, softcap : float or None
+    assume_finite : bool
+    made_for : tuple
+        Tuning and kernels of the backend, which may be replaced.
+    """
+
+    xp: Namespace
+    backend: Backend
+    has_constants: bool
+    output: OutputOf | None = None
+    scale: Any = None
+    softcap: Any = None
+    assume_finite: bool = False
+    made_for: tuple[Any, Any] = (None, None)
+
+
+def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options: Mapping[str, Any]) -> Known:
+    """What is known, with the output of calls of this signature, if no option but sinks and lengths is an array."""
+    if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
+        return known
+    scale, softcap = options.get("scale"), options.get("softcap")
+    if options.get("arithmetic", "fast") != "fast" or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
+        return known
+    if not (mask is None or _is_relative(mask) or is_of_lengths(mask)):
+        return known
+    if any(options.get(name) is not None and options[name] is not False for name in _OTHERS):
+        return known
+    facts: dict[str, Any] = {"scale": scale, "softcap": softcap, "assume_finite": options.get("assume_finite", False)}
+    call = Call(*arrays, known.xp, known.backend, mask, sinks=options.get("sinks"), **facts)
+    output = _output_of(call, options.get("implementation"))
+    return known._replace(output=output, made_for=(known.backend.tuning, known.backend.kernels), **facts)
+
+
+def output_of(
+    known: Known,
+    arrays: tuple[Array, Array, Array],
+    mask: Any,
+    sinks: Array | None = None,
+    *,
+    assume_finite: bool = False,
+) -> Array | None:
+    """The output for arguments of a known signature; ``None`` where the call is to be judged."""
+    if known.output is None:
+        return None
+    tuning, kernels = known.made_for
+    if tuning is not known.backend.tuning or kernels is not known.backend.kernels:
+        return None
+    return known.output(
+        Call(
+            *arrays,
+            known.xp,
+            known.backend,
+            mask,
+            scale=known.scale,
+            softcap=known.softcap,
+            sinks=sinks,
+            assume_finite=assume_finite or known.assume_finite,
+        )
+    )
+
+
+def _is_relative(mask: Any) -> bool:
+    """Whether a rule is one of numbers, which are compared with those of other calls."""
+    return isinstance(mask, Mask) and bool(registered_name(type(mask))) and mask.is_relative()
+
+
+def _output_of(call: Call, implementation: Any) -> OutputOf | None:
+    """The output as a function of calls such as this one, at whose values nothing looks here."""
+    if implementation == "auto" and call.backend.kernels:
+        kernel = call.backend.kernels[0]
+        return None if has_no_elements(call) else kernel.plan(call)
+    if implementation not in ("auto", "dense") or call.sinks is not None:
+        return None
+    if implementation == "dense":
+        return DENSE.prepare(parts_of(call)) if call.mask is None or _is_relative(call.mask) else None
+    if call.mask is None or _is_relative(call.mask):
+        return _of_taken(call)
+    return None if call.backend.loops.traced else once_per_lengths(call, _of_taken, _of_taken)
+
+
+def _of_taken(call: Call) -> OutputOf | None:
+    parts = parts_of(call)
+    return taken_way(parts).prepare(parts)
+
+
+def once_per_lengths(
+    call: Call, of_numbers: Callable[[Call], OutputOf | None], of_samples: Callable[[Call], OutputOf | None]
+) -> OutputOf | None:
+    """The output of calls of this signature, whose masks have lengths and offsets that are read in each call.
+
+    It is planned again where these are not those of the last call; in all layers of a model they are. Lengths that all
+    samples share are numbers. Plans hold no array. There is none where reading would wait for a device.
+    """
+    leading = call.query.shape[:-3]
+    if 0 in leading or not all(map(can_be_read, _lengths(call.mask))):
+        return None
+    last: tuple[Any, Any, OutputOf | None] = (None, None, None)
+
+    def output(call: Call) -> Array | None:
+        nonlocal last
+        numbers = [
+            (array if hasattr(array, "tolist") else call.backend.to_numpy(array)).tolist()
+            for array in _lengths(call.mask)
+        ]
+        known, rule, planned = last
+        if numbers != known:
+            mask: Any = call.mask
+            first, *others = sample_masks(mask, leading)
+            rule = first if all(flatten(other, []) == flatten(first, []) for other in others) else None
+            planned = of_samples(call) if rule is None else of_numbers(call._replace(mask=rule))
+            last = numbers, rule, planned
+        if planned is None:
+            return None
+        return planned(call if rule is None else call._replace(mask=rule))
+
+    return output
+
+
+def _lengths(mask: Any) -> list[Array]:
+    """The arrays of a rule."""
+    arrays: list[Array] = []
+    flatten(mask, arrays)
+    return arrays

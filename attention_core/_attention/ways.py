@@ -1,0 +1,392 @@
+"""The ways to compute attention, in the order in which they are asked, and which of them a call takes.
+
+`attend` takes the first way whose verdict is open and that nothing makes slower; `explanation` prints what it walks.
+A verdict of the ways written here reads no query, key or value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from attention_core._arithmetic import arithmetic_of, fan_out
+from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
+from attention_core._attention.blocks.forward import blockwise
+from attention_core._attention.blocks.grid import EXACT_WORK
+from attention_core._attention.blocks.plan import block_tuning
+from attention_core._attention.call import Attention, Call, group_size
+from attention_core._attention.definition import guarded_dense, guarded_scores
+from attention_core._attention.facts import folds_groups, lasting_facts
+from attention_core._attention.key_range import KeyCut, find_cut, has_few_queries, with_cut
+from attention_core._attention.reproducible.forward import reproducible_attention
+from attention_core._attention.reproducible.scores import reproducible_scores
+from attention_core._attention.reproducible.weights import reproducible_weights
+from attention_core._attention.samples import attend_per_sample, cuts_that_save, sample_calls
+from attention_core._attention.softmax import logaddexp
+from attention_core._backend import Kernel, Verdict, backend_of, is_exporting, library_name
+from attention_core._checks import check_choice
+from attention_core.masks._mask import is_structured
+
+IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
+OPEN = Verdict(None)
+OutputOf = Callable[[Call], "Array | None"]
+
+
+class Parts(NamedTuple):
+    """A call, and what is left of it without the keys that its mask hides from all queries."""
+
+    whole: Call
+    cut: KeyCut | None
+    call: Call
+
+
+def parts_of(call: Call) -> Parts:
+    """Cut the keys of a call, unless they are as many as queries, of which blocks leave out what is masked."""
+    cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
+    return Parts(call, cut, with_cut(call, cut))
+
+
+class Way:
+    """A way to compute attention: a base class.
+
+    Attributes
+    ----------
+    name : str
+        What `implementation=` and explanations call it: ``"dense"``, ``"blockwise"`` or ``"fused"``.
+    kernel : Kernel or None
+    """
+
+    name: str
+    kernel: Kernel | None = None
+
+    def judge(self, parts: Parts) -> Verdict:
+        """Say whether the way gives the answer, and why another one is faster."""
+        raise NotImplementedError
+
+    def gives_logsumexp(self, parts: Parts) -> bool:
+        """Whether the logsumexp comes with the output."""
+        return True
+
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+        """Compute attention, with what is asked for besides the output if it costs less than by itself."""
+        raise NotImplementedError
+
+    def memory(self, parts: Parts) -> int | None:
+        """About how many bytes it needs at a time besides its arguments; ``None`` where sizes are unknown."""
+        return _memory(parts.call, 0)
+
+    def prepare(self, parts: Parts) -> OutputOf | None:
+        """The output as a function of calls of this signature, of which no array is kept; or ``None``."""
+        return None
+
+
+class Fused(Way):
+    """A kernel of the library."""
+
+    name = "fused"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel: Any = kernel
+
+    def judge(self, parts: Parts) -> Verdict:
+        verdict: Verdict = self.kernel.judge(parts.call)
+        if has_no_elements(parts.call):
+            return Verdict(verdict.refusal, False, "query, key or value is empty")
+        if verdict.is_faster:
+            return verdict
+        return verdict._replace(slower=verdict.slower or "slower than what is written here")
+
+    def gives_logsumexp(self, parts: Parts) -> bool:
+        return bool(self.kernel.has_logsumexp(parts.call))
+
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+        if not (logsumexp and self.gives_logsumexp(parts)):
+            return Attention(self.kernel.attend(parts.call))
+        output, found = self.kernel.attend_with_logsumexp(parts.call)
+        return Attention(output, None, found)
+
+
+class Samples(Way):
+    """The definition, by each sample of a ragged batch, with the keys that its lengths leave."""
+
+    name = "dense"
+
+    def __init__(self, cuts: list[KeyCut]) -> None:
+        self.cuts = cuts
+
+    def judge(self, parts: Parts) -> Verdict:
+        return OPEN
+
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+        return attend_per_sample(parts.whole, self.cuts, logsumexp=logsumexp)
+
+    def prepare(self, parts: Parts) -> OutputOf | None:
+        return lambda call: _output(attend_per_sample(call, self.cuts, logsumexp=False), call)
+
+
+class Dense(Way):
+    """The definition, with all scores at once."""
+
+    name = "dense"
+
+    def judge(self, parts: Parts) -> Verdict:
+        if is_dense_faster(parts.call) or has_no_elements(parts.call):
+            return OPEN
+        return Verdict(None, False, "holds all scores at once")
+
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+        return guarded_dense(parts.call, weights=weights and parts.cut is None, logsumexp=logsumexp)
+
+    def memory(self, parts: Parts) -> int | None:
+        return _memory(parts.call, math.inf)
+
+    def prepare(self, parts: Parts) -> OutputOf | None:
+        cut, call = parts.cut, parts.call
+        if not (call.mask is None or call.mask.is_relative()):
+            return None
+        facts = lasting_facts(call)
+
+        def output(call: Call) -> Array:
+            return _output(guarded_dense(call if cut is None else with_cut(call, cut), facts, logsumexp=False), call)
+
+        return output
+
+
+class Blocks(Way):
+    """Blocks of queries and keys."""
+
+    name = "blockwise"
+
+    def judge(self, parts: Parts) -> Verdict:
+        """Blocks are open to all calls; where the dense form is faster, or safer, this says why."""
+        call = parts.call
+        rows, columns = sizes(call.query)[-2], sizes(call.key)[-2]
+        if has_no_elements(call):
+            return Verdict(None, False, "there is nothing to cut")
+        if not is_dense_faster(call):
+            return OPEN
+        if rows is None or columns is None:
+            slower = "lengths are not known before it runs"
+        elif is_exporting(call.query):
+            slower = "an exported program would need an operator of attention-core"
+        else:
+            slower = (
+                "saves nothing for so few queries" if has_few_queries(rows, columns) else "slower for so few scores"
+            )
+        return Verdict(None, False, slower)
+
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+        call = parts.whole
+        if has_no_elements(call):
+            return guarded_dense(call)
+        lengths = sizes(call.query)[-2], sizes(call.key)[-2]
+        if None in lengths and not (call.backend.loops.traced or is_exporting(call.query)):
+            raise ValueError("expected known lengths with implementation='blockwise' on this library; got unknown ones")
+        output, found = blockwise(call)
+        return Attention(output, None, found)
+
+    def memory(self, parts: Parts) -> int | None:
+        tuning = block_tuning(parts.call)
+        return _memory(parts.call, tuning.queries * tuning.keys)
+
+
+class Reproducible(Way):
+    """Reproducible arithmetic, in whose bits blocks do not show."""
+
+    name = "blockwise"
+
+    def judge(self, parts: Parts) -> Verdict:
+        return OPEN
+
+    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+        call = parts.whole
+        if has_no_pairs(call):
+            return guarded_dense(call, weights=weights)
+        arithmetic = arithmetic_of("reproducible")
+        query, key, value = fan_out((call.query, call.key, call.value), arithmetic, call.xp)
+        call = of_weights = call._replace(query=query, key=key, value=value)
+        if weights:  # two uses, whose gradients a compiler would add before it rounds them to 16 bits
+            arrays = {name: getattr(call, name) for name in ("query", "key", "bias") if getattr(call, name) is not None}
+            pairs = {name: arithmetic.copies(array, 2, xp=call.xp) for name, array in arrays.items()}
+            call, of_weights = (call._replace(**{name: pair[use] for name, pair in pairs.items()}) for use in (0, 1))
+        output, found, reference = reproducible_attention(call)
+        return Attention(output, reproducible_weights(of_weights, reference) if weights else None, found)
+
+    def memory(self, parts: Parts) -> int | None:
+        return _memory(parts.whole, 2 * block_tuning(parts.whole).exact_scores)  # six arrays of a block
+
+
+DENSE, BLOCKS, REPRODUCIBLE = Dense(), Blocks(), Reproducible()
+
+
+def walk(parts: Parts) -> Iterator[tuple[Way, Verdict]]:
+    """All ways with their verdicts, in the order in which they are asked."""
+    for kernel in map(Fused, parts.call.backend.kernels):
+        yield kernel, kernel.judge(parts)
+    cuts = cuts_that_save(parts.whole)
+    if cuts is not None and all(map(is_dense_faster, sample_calls(parts.whole, cuts))):
+        yield Samples(cuts), OPEN
+    yield DENSE, DENSE.judge(parts)
+    yield BLOCKS, BLOCKS.judge(parts)
+
+
+def taken_way(parts: Parts) -> Way:
+    """The way that ``"auto"`` takes."""
+    return next(way for way, verdict in walk(parts) if is_taken(way, verdict, parts))
+
+
+def is_taken(way: Way, verdict: Verdict, parts: Parts) -> bool:
+    """Whether a call takes this way, if it comes first. The output depends on the logsumexp where there are sinks."""
+    is_open = verdict.refusal is None and verdict.is_faster
+    return is_open and (parts.call.sinks is None or way.gives_logsumexp(parts))
+
+
+def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
+    """Run a call by the first of its ways, or the one of a name.
+
+    What is returned besides the output does not decide how that is computed. If a way cannot give it, it is computed
+    by another, or refused if the way was asked for by name.
+    """
+    inside = logsumexp or call.sinks is not None
+    if call.arithmetic == "reproducible":
+        if weights and implementation == "blockwise":
+            raise _no_weights(implementation)
+        return REPRODUCIBLE.run(Parts(call, None, call), logsumexp=inside, weights=weights)
+    parts = parts_of(call)
+    if implementation == "auto":
+        way = taken_way(parts)
+    else:
+        way = _named(parts, implementation, weights=weights, logsumexp=inside)
+    result = way.run(parts, logsumexp=inside, weights=weights)
+    if inside and result.logsumexp is None:
+        own = DENSE if DENSE.judge(parts).is_faster else BLOCKS
+        result = result._replace(logsumexp=own.run(parts, logsumexp=True).logsumexp)
+    if weights and result.weights is None:
+        result = result._replace(weights=guarded_dense(call, weights=True, logsumexp=False).weights)
+    return result if call.sinks is None else with_sinks(result, call)
+
+
+def _named(parts: Parts, name: str, *, weights: bool, logsumexp: bool) -> Way:
+    """The way of a name, or an error that says why there is none."""
+    if weights and name != "dense":
+        raise _no_weights(name)
+    if name in ("dense", "blockwise"):
+        return DENSE if name == "dense" else BLOCKS
+    if name == "fused" and logsumexp:
+        raise _no_logsumexp(name, "few kernels return it")
+    kernels = [Fused(kernel) for kernel in parts.call.backend.kernels if name in ("fused", kernel.name)]
+    refusals: list[str] = []
+    for way in kernels:
+        refusal = way.kernel.judge(parts.call).refusal
+        if refusal is None:
+            if logsumexp and not way.gives_logsumexp(parts):
+                raise _no_logsumexp(name, "this kernel does not return it")
+            return way
+        refusals.append(refusal if name != "fused" else f"{way.kernel.name} {refusal}")
+    if name != "fused":
+        raise ValueError(f"expected a call that {name} answers as defined; got one that it does not: it {refusals[0]}")
+    reasons = "; ".join(refusals) or f"{library_name(parts.call.xp)} has none that is known here"
+    raise ValueError(f"expected a call that a fused kernel answers as defined; got one that none does: {reasons}")
+
+
+def _no_logsumexp(implementation: str, reason: str) -> ValueError:
+    return ValueError(
+        f"expected no return_logsumexp and no sinks with implementation={implementation!r}, as {reason};"
+        " got True: implementation='blockwise' returns it"
+    )
+
+
+def _no_weights(implementation: str) -> ValueError:
+    return ValueError(
+        f"expected no return_weights with implementation={implementation!r}, as weights have the size that it"
+        " avoids; got True: implementation='dense' returns them"
+    )
+
+
+def attend_automatically(call: Call) -> Array:
+    """The output of the implementation that ``"auto"`` takes, in the dtype of the query."""
+    return _output(attend(call, "auto"), call)
+
+
+def with_sinks(result: Attention, call: Call) -> Attention:
+    r"""Let every query also attend to a sink, a score without a value: :math:`\ell' = \log(e^\ell + e^s)`."""
+    xp = call.xp
+    logsumexp = logaddexp(result.logsumexp, xp.expand_dims(upcast(call.sinks, xp=xp), axis=-1), xp=xp)
+    anchor = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)  # -inf - -inf would be NaN
+    share = xp.expand_dims(xp.exp(xp.subtract(result.logsumexp, anchor)), axis=-1)
+    weights = None if result.weights is None else xp.multiply(result.weights, share)
+    return Attention(xp.multiply(result.output, share), weights, logsumexp)
+
+
+def all_scores(call: Call) -> Array:
+    """All scores of a call."""
+    if call.arithmetic == "fast" or has_no_pairs(call):
+        return guarded_scores(call)
+    query, key = fan_out((call.query, call.key), arithmetic_of(call.arithmetic), call.xp)
+    return reproducible_scores(call._replace(query=query, key=key, value=key))
+
+
+def check_implementation(implementation: Any, like: Array | None = None) -> None:
+    """Raise unless this names an implementation, or a kernel of the library of an array."""
+    may_be_kernel = like is not None and isinstance(implementation, str) and implementation not in IMPLEMENTATIONS
+    backend = backend_of(like) if may_be_kernel else None
+    kernels = [] if backend is None else [kernel.name for kernel in backend.kernels if implementation in kernel.name]
+    check_choice("an implementation", implementation, (*IMPLEMENTATIONS, *kernels))
+
+
+def _output(result: Attention, call: Call) -> Array:
+    return cast_to(result.output, call.query.dtype, xp=call.xp)
+
+
+def has_no_elements(call: Call) -> bool:
+    """Whether query, key or value is empty."""
+    return any(0 in sizes(array) for array in call[:3])
+
+
+def has_no_pairs(call: Call) -> bool:
+    """Whether there is no query, or no key."""
+    return any(0 in sizes(array)[:-1] for array in call[:2])
+
+
+def is_dense_faster(call: Call) -> bool:
+    """Whether the dense form is faster than blocks, or safer.
+
+    It is safer in two places, where blocks are taken only by name. Lengths unknown while tracing may turn out 0, of
+    which XLA makes no blocks. An exported program would need an operator of attention-core.
+    """
+    *leading, rows, _ = sizes(call.query)
+    columns, tuning = sizes(call.key)[-2], call.backend.tuning
+    if rows is None or columns is None or is_exporting(call.query):
+        return True
+    num_scores = 0 if None in leading else math.prod(leading) * rows * columns  # type: ignore[arg-type]
+    if num_scores > tuning.dense_most:
+        return False
+    if has_few_queries(rows, columns):
+        return True
+    if num_scores > tuning.costly_most and _is_dense_costly(call, rows, columns):
+        return False
+    return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
+
+
+def _is_dense_costly(call: Call, rows: int, columns: int) -> bool:
+    """Whether the dense form branches on values that are not finite, or repeats keys that are many."""
+    if call.mask is not None or call.bias is not None:
+        return True
+    group = group_size(call.query, call.key, call.xp)
+    return 4 * rows <= columns and not (isinstance(group, int) and group == 1) and not folds_groups(call, group)
+
+
+def _memory(call: Call, scores: float) -> int | None:
+    """Three arrays of scores (scores, exponentials, and what is between them) for each thread, and the output."""
+    query, columns, width = sizes(call.query), sizes(call.key)[-2], sizes(call.value)[-1]
+    if None in (*query, columns, width):
+        return None
+    *leading, rows, _ = query
+    batch = math.prod(leading)  # type: ignore[arg-type]
+    is_exact = call.arithmetic == "reproducible"
+    num_scores = batch * rows * columns  # type: ignore[operator]
+    threads = call.backend.loops.num_at_once(num_scores * (EXACT_WORK if is_exact else 1))
+    at_once = min(num_scores, threads * scores)
+    size = 8 if dtype_name(call.query.dtype) == "float64" or is_exact else 4
+    return size * int(3 * at_once + batch * rows * width)  # type: ignore[operator]
