@@ -7,13 +7,13 @@ from typing import NamedTuple
 from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.call import Call
 from attention_core._attention.ways import (
-    BLOCKS,
     DENSE,
     REPRODUCIBLE,
     Parts,
     Samples,
     Way,
     is_taken,
+    logsumexp_way,
     parts_of,
     walk,
 )
@@ -102,8 +102,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     if isinstance(taken, Samples):
         notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
     if logsumexp and not taken.gives_logsumexp(parts):
-        own = DENSE if DENSE.judge(parts).is_faster else BLOCKS
-        notes.append(f"return_logsumexp: computed separately, {own.name}")
+        notes.append(f"return_logsumexp: computed separately, {logsumexp_way(parts).name}")
     chunks = chunks_of_call(parts.call)
     if chunks:
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")

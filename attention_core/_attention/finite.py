@@ -1,8 +1,8 @@
 """The guard of line 5: masked NaN and infinities reach neither result nor gradient, and attended ones show.
 
-A way runs, its result is looked at, and only if that is not finite it runs again, on a *sanitized* call: finite values
-beside indicators of +inf and -inf. A library that differentiates by itself would multiply what is masked by zeros
-afterwards; so it looks at what goes in, and sanitizes queries and keys, too, with NaN in the bias for those that were
+A way runs, and its result is looked at. Only if that is not finite, it runs again, on a *sanitized* call: finite values
+next to indicators of +inf and -inf. A library that differentiates by itself would multiply what is masked by zeros
+afterwards. So it looks at what goes in, and sanitizes queries and keys, too, with NaN in the bias for those that were
 not finite. Where nothing can be read, the program looks when it runs, or the call is sanitized at once.
 """
 

@@ -242,6 +242,11 @@ def is_taken(way: Way, verdict: Verdict, parts: Parts) -> bool:
     return is_open and (parts.call.sinks is None or way.gives_logsumexp(parts))
 
 
+def logsumexp_way(parts: Parts) -> Way:
+    """The way that computes a logsumexp which does not come with the output."""
+    return DENSE if DENSE.judge(parts).is_faster else BLOCKS
+
+
 def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp: bool = False) -> Attention:
     """Run a call by the first of its ways, or the one of a name.
 
@@ -260,8 +265,7 @@ def attend(call: Call, implementation: str, *, weights: bool = False, logsumexp:
         way = _named(parts, implementation, weights=weights, logsumexp=inside)
     result = way.run(parts, logsumexp=inside, weights=weights)
     if inside and result.logsumexp is None:
-        own = DENSE if DENSE.judge(parts).is_faster else BLOCKS
-        result = result._replace(logsumexp=own.run(parts, logsumexp=True).logsumexp)
+        result = result._replace(logsumexp=logsumexp_way(parts).run(parts, logsumexp=True).logsumexp)
     if weights and result.weights is None:
         result = result._replace(weights=guarded_dense(call, weights=True, logsumexp=False).weights)
     return result if call.sinks is None else with_sinks(result, call)

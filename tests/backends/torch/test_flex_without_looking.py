@@ -98,12 +98,12 @@ def is_hidden(row):
 def test_a_spoilt_vector_shows_where_it_is_attended_to_and_nowhere_else(
     name, wrong, side, index, torch, flex, arrays, put, rng
 ):
-    """The definition says where, of infinity in place of a number that is too large."""
+    """The definition says where, of NaN in place of an infinity, whose weight may be 0, or of a number too large."""
     options = OPTIONS[name](put, rng)
     spoilt = [x.clone() for x in arrays]
     spoilt[side][0, 1, index, 3] = wrong
     defined = [x.double() for x in spoilt]
-    defined[side][0, 1, index, 3] = math.inf if wrong == 1e30 else wrong
+    defined[side][0, 1, index, 3] = math.nan
     expected = results(torch, defined, wide(torch, options) | {"implementation": "blockwise"})
     with accelerator(), unread(torch):
         found = results(torch, spoilt, options)

@@ -64,14 +64,17 @@ def test_rows_behind_all_keys_of_a_causal_mask_are_numbers(torch, rng):
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("name", MASKS)
 def test_a_spoilt_vector_shows_where_it_is_attended_to_and_nowhere_else(name, spoil, arrays, torch):
-    """The definition says where, of infinity in place of a number that is too large."""
+    """The definition says where, of an infinity in place of a value too large, and NaN in queries and keys.
+
+    A score of -inf may have weight 0.
+    """
     options = MASKS[name](torch)
     wrong = SPOILS[spoil]
     for side, index in itertools.product(range(3), (1, 6)):
         spoilt = [x.clone() for x in arrays]
         spoilt[side][0, 1, index, 3] = wrong
         defined = [x.clone() for x in spoilt]
-        defined[side][0, 1, index, 3] = math.inf if abs(wrong) > 1e200 and wrong > 0 else wrong
+        defined[side][0, 1, index, 3] = math.nan if side < 2 else math.inf if wrong > 1e200 else wrong
         expected = results(torch, defined, options | {"implementation": "blockwise"})
         with accelerator(), unread(torch):
             found = results(torch, spoilt, options)
