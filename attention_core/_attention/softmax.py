@@ -10,7 +10,7 @@ from attention_core._attention.call import Call
 
 
 def softmax(
-    scores: Array, call: Call, empty: Array | None, /, *, logsumexp: bool = True
+    scores: Array, call: Call, allowed: Array | None, empty: Array | None, /, *, logsumexp: bool = True
 ) -> tuple[Array, Any, Array | None]:
     r"""Exponentials of the scores (..., M, N), their total (..., M, 1), and logsumexp (..., M) if that is asked for.
 
@@ -23,7 +23,8 @@ def softmax(
     and bias decide which rows these are, never the scores. The scores may be written over.
 
     A softmax of the library, in one pass, gives the weights, with a total of 1. It may give NaN to one key alone where
-    one of them is NaN, and dropout must not drop that key.
+    one of them is NaN, and dropout must not drop that key. Its gradient sums over all keys of a row, so that no
+    gradient may come from one that is not allowed.
     """
     xp, backend = call.xp, call.backend
     num_keys = length(scores, -1, xp=xp)
@@ -35,7 +36,7 @@ def softmax(
     total: Any = 1.0
     if one_pass is not None:
         exponentials = one_pass(scores)
-        exponentials = exponentials if empty is None else xp.where(empty, 0.0, exponentials)
+        exponentials = exponentials if allowed is None else xp.where(allowed, exponentials, 0.0)
         log_total = xp.negative(xp.log(xp.max(exponentials, axis=-1, keepdims=True))) if logsumexp else None
         if logsumexp and not isinstance(num_keys, int):  # there may turn out to be no keys, and no maximum
             log_total = xp.where(xp.equal(num_keys, 0), 0.0, log_total)
