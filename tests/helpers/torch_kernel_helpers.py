@@ -70,7 +70,7 @@ def accelerator():
         patch.setattr("attention_torch.guards.HOSTS", set())
         for module in (
             "_attention.blocks.visits",
-            "_attention.reproducible.nonfinite",
+            "_attention.blocks.nonfinite",
             "_backend._find",
         ):
             patch.setattr(f"attention_core.{module}.is_on_host", lambda array: False)

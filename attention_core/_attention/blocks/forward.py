@@ -39,7 +39,9 @@ from attention_core._attention.blocks.grid import (
     sample_at,
     work_of,
 )
+from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import (
+    Operands,
     Plan,
     is_unmodified_product,
     make_plan,
@@ -107,17 +109,27 @@ def _attend(plan: Plan, *, arrays: tuple[Array, ...], backend: Backend) -> tuple
     """The results, which are looked at, or computed again of values that may be anything."""
     if plan.all_finite:
         return _attend_once(plan, arrays, backend)
-    xp, loops, operands = backend.namespace, backend.loops, unpack_operands(plan, arrays)
+    xp, operands = backend.namespace, unpack_operands(plan, arrays)
+    if backend.loops.traced:  # one body of a loop for all passes, which keeps a program and its memory small
+        grid, empty = make_grid(plan, arrays, backend), functools.partial(empty_results, plan, arrays, backend)
+        return with_nonfinite_values(grid, functools.partial(_attend_to_part, plan, operands, backend), empty)
 
     def repair() -> tuple[Array, Array, Array]:
         columns = operands._replace(value=value_columns(operands.value, xp))
         output, *rest = _attend_once(plan, columns.arrays(), backend)
         return with_infinities(output, xp), *rest
 
-    if not loops.traced and not can_be_read(operands.value):
+    if not can_be_read(operands.value):
         return repair()
-    results = _attend_once(plan._replace(all_finite=not loops.traced), arrays, backend)
-    return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
+    results = _attend_once(plan._replace(all_finite=True), arrays, backend)
+    return repaired_unless_clean(results, repair, backend.loops)  # type: ignore[no-any-return]
+
+
+def _attend_to_part(
+    plan: Plan, operands: Operands, backend: Backend, grid: Grid, part: Callable[[Array], Array]
+) -> tuple[Array, Array, Array]:
+    """The results of a part of the values, which a function takes."""
+    return _attend_once(plan, operands._replace(value=part(operands.value)).arrays(), backend)
 
 
 def _attend_once(plan: Plan, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, Array, Array]:

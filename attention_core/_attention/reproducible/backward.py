@@ -48,12 +48,12 @@ from attention_core._attention.blocks.grid import (
     sample_at,
     sample_slice,
 )
+from attention_core._attention.blocks.nonfinite import finite_or_zero, zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.blocks.scores import matmul_per_group
 from attention_core._attention.blocks.visits import make_visits, visit_blocks
 from attention_core._attention.call import apply_dropout, dropout_scale
 from attention_core._attention.reproducible.block import ExactScoreBlock, exact_score_block
-from attention_core._attention.reproducible.nonfinite import finite_or_zero, zero_unless_finite
 from attention_core._attention.reproducible.slices import (
     D_OUTPUT_BITS,
     D_SCORE_BITS,

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from attention_core._arithmetic.elementary import split_log2
 from attention_core._arrays import Array, Namespace, dtype_name, on_device_of, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, dropout_of, make_grid
+from attention_core._attention.blocks.nonfinite import with_nonfinite_values
 from attention_core._attention.blocks.plan import Plan, make_plan, unpack_operands
 from attention_core._attention.call import Call, dropout_scale, upcast_call
 from attention_core._attention.reproducible.backward import backward
-from attention_core._attention.reproducible.nonfinite import with_nonfinite_values
 from attention_core._attention.reproducible.reduction import (
     Reduction,
     SlicedValues,

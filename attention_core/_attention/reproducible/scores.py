@@ -8,10 +8,10 @@ from attention_core._arithmetic.exact import round_to_float32, to_float64, uncon
 from attention_core._arithmetic.products import exact_sum, matmul
 from attention_core._arrays import Array, shape, zeros_with
 from attention_core._attention.blocks.grid import Grid, is_broadcast, make_grid, may_mask, sample_slice
+from attention_core._attention.blocks.nonfinite import finite_or_zero, zero_unless_finite
 from attention_core._attention.blocks.plan import Operands, Plan, unpack_operands
 from attention_core._attention.call import Call, flatten_group
 from attention_core._attention.reproducible.forward import arrange
-from attention_core._attention.reproducible.nonfinite import finite_or_zero, zero_unless_finite
 from attention_core._attention.reproducible.reduction import QueryRows, for_each_rows, row_accumulator, scores_at
 from attention_core._attention.reproducible.slices import SCORE_UNIT, pad_rows
 from attention_core._backend import Backend, Operation, register

@@ -23,10 +23,10 @@ from attention_core._arithmetic.exact import (
 )
 from attention_core._arrays import Array, Namespace, shape
 from attention_core._attention.blocks.grid import Grid, dropout_of, pad
+from attention_core._attention.blocks.nonfinite import finite_or_zero
 from attention_core._attention.blocks.plan import Plan
 from attention_core._attention.blocks.scores import matmul_into_workspace, matmul_per_group
 from attention_core._attention.call import flatten_group
-from attention_core._attention.reproducible.nonfinite import finite_or_zero
 
 SCORE_UNIT = LOG2_E / 256  # scores times this are the x of `exp2_weight`, which returns 2**(256 x)
 # By the number of slices of a query, key or value:

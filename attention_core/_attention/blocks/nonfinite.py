@@ -1,4 +1,4 @@
-"""NaN and infinities in reproducible arithmetic: attended ones show, masked ones do not."""
+"""NaN and infinities in passes over blocks: attended ones show, masked ones do not."""
 
 from __future__ import annotations
 
