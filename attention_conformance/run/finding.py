@@ -67,6 +67,7 @@ class Finding:
     verdict : str
         One of `VERDICTS`. *Silently wrong*: finite numbers that are not the answer. *Visibly wrong*: NaN or infinity
         instead of a number, or a wrong shape or dtype. *Refused*: an exception before there was a result.
+        *Crashed*: no call can follow in the process, or on its device.
     error, bound : float
         In units in the last place of the scale.
     detail : str

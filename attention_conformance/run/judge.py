@@ -22,7 +22,7 @@ from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.causes import Variants, power
 from attention_conformance.run.finding import CONVENTION, Finding
 from attention_conformance.run.kinds import kinds_of
-from attention_conformance.run.libraries import in_precision
+from attention_conformance.run.libraries import holds, in_precision
 from attention_conformance.run.profiles import bound_for, of_narrow_weights
 from attention_conformance.run.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.run.result import one_line
@@ -72,6 +72,11 @@ class Question:
     def backend(self) -> Backend:
         """The library of the subject."""
         return get_backend(self.subject.backend or "numpy")
+
+    @property
+    def device(self) -> str:
+        """The device that the subject computes on."""
+        return self.subject.device or self.backend.devices()[0]
 
 
 @dataclass(frozen=True)
@@ -168,8 +173,9 @@ def _answered(question: Question, blank: Finding) -> Finding | dict[str, NumpyAr
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
         found = replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
         return replace(found, verdict="accepted") if {found.variant, found.case} & set(question.accepted) else found
-    except Exception as error:  # whatever a subject raises is a refusal
-        return replace(blank, verdict="refused", detail=one_line(error), traceback=traces.format_exc(limit=-6))
+    except Exception as error:  # whatever a subject raises is a refusal, unless it has broken its device
+        verdict = "refused" if holds(question.backend, question.device, "float32") else "crashed"
+        return replace(blank, verdict=verdict, detail=one_line(error), traceback=traces.format_exc(limit=-6))
 
 
 def _of_shapes(blank: Finding, problem: Problem, question: Question) -> Finding:
@@ -196,12 +202,11 @@ def _call(question: Question, problem: Problem, *, poison: bool = False) -> dict
     """One call: its results, once its arguments are seen to be untouched."""
     subject, backend = question.subject, question.backend
     xp = backend.namespace
-    device = subject.device or backend.devices()[0]
-    arrays = place(problem, subject, backend, device)
+    arrays = place(problem, subject, backend, question.device)
     with watched(arrays, backend), poisoned(backend, poison), nothing_borrowed(not question.is_trusted):
         if problem.cotangent is not None:
             names = variables(question, problem)
-            between = _between(question, device)
+            between = _between(question)
             found = _compiled(lambda x: gradients(problem, subject, x, names, backend, between), backend)(arrays)
         else:
             found = _compiled(lambda placed: outputs(problem, subject, placed, xp), backend)(arrays)
@@ -209,12 +214,12 @@ def _call(question: Question, problem: Problem, *, poison: bool = False) -> dict
     return to_numpy(found, backend)
 
 
-def _between(question: Question, device: str) -> Callable[[], Any] | None:
+def _between(question: Question) -> Callable[[], Any] | None:
     """The forward pass of another problem."""
     other, subject, backend = question.between, question.subject, question.backend
     if other is None:
         return None
-    return lambda: outputs(other, subject, place(other, subject, backend, device), backend.namespace)
+    return lambda: outputs(other, subject, place(other, subject, backend, question.device), backend.namespace)
 
 
 def _compiled(function: Callable[[Any], dict[str, Any]], backend: Backend) -> Callable[[Any], dict[str, Any]]:
@@ -248,8 +253,7 @@ def _bits(question: Question, problem: Problem) -> dict[str, NumpyArray]:
 
 
 def _placed(question: Question, problem: Problem) -> dict[str, Any]:
-    device = question.subject.device or question.backend.devices()[0]
-    return place(problem, question.subject, question.backend, device)
+    return place(problem, question.subject, question.backend, question.device)
 
 
 def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:

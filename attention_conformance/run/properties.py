@@ -134,7 +134,7 @@ def _check_backward(question: Question, problem: Problem) -> None:
     backend, subject = question.backend, question.subject
     cotangent = np.sign(problem.arrays["key"].astype(np.float64)).astype(problem.arrays["query"].dtype)
     problem = replace(problem, cotangent=cotangent)
-    arrays = place(problem, subject, backend, subject.device or backend.devices()[0])
+    arrays = place(problem, subject, backend, question.device)
     output, found = torch_pass(problem, subject, arrays, ("query", "key", "value"))
     got = {
         name: each.astype(np.float64) for name, each in to_numpy({"output": output.detach(), **found}, backend).items()
@@ -228,7 +228,7 @@ def repeated(question: Question, problem: Problem, call: Call) -> Arrays:
     backend, subject = question.backend, question.subject
     if backend.name != "torch" or subject.backward is not None:
         raise NotOffered("a second backward pass")
-    arrays = place(problem, subject, backend, subject.device or backend.devices()[0])
+    arrays = place(problem, subject, backend, question.device)
     return to_numpy(torch_pass(problem, subject, arrays, ("query", "key", "value"), passes=2)[1], backend)
 
 

@@ -16,8 +16,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from attention_conformance.cases.case import Case
 from attention_conformance.cases.large import LARGE
 from attention_conformance.problem import DTYPES
@@ -28,7 +26,7 @@ from attention_conformance.run.fuzz import Script, fuzzed
 from attention_conformance.run.job import Asked, Described, Job, Refused, Started
 from attention_conformance.run.judge import Question, graded, judged, returned
 from attention_conformance.run.kinds import never_computed
-from attention_conformance.run.libraries import devices_of, quiet_start
+from attention_conformance.run.libraries import devices_of, holds, quiet_start
 from attention_conformance.run.memory import available_memory, too_large
 from attention_conformance.run.processes import blocked_interrupts
 from attention_conformance.run.result import one_line
@@ -39,7 +37,8 @@ from attention_conformance.subjects.probe import AFTER_A_CRASH, Witness, probed,
 from attention_conformance.subjects.signature import read_signature
 from attention_conformance.subjects.subject import Subject
 from attention_conformance.subjects.target import TargetError, load_target
-from attention_core import get_backend
+from attention_core import Backend, get_backend
+from attention_numpy.trees import devices_of_kind
 
 __all__ = [
     "Asked",
@@ -48,6 +47,7 @@ __all__ = [
     "Refused",
     "Started",
     "check_subject",
+    "on_device",
     "questions",
     "subject_cases",
     "supervised",
@@ -107,7 +107,7 @@ def check_subject(
     Raises
     ------
     ValueError
-        For a name of a case, a dtype, a profile, or something to accept that is not known.
+        For a name of a case, a dtype, a profile, a device, or something to accept that is not known.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def check_subject(
     if job.complaint:
         raise ValueError(job.complaint)
     declared = told(subject)
-    subject = settled(subject)
+    subject = settled(on_device(subject))
     like = None if like is None else settled(like)
     found = agreed([judged(question) for question in questions(subject, job, like)])
     if cases:
@@ -137,20 +137,32 @@ def _sources(subject: Subject) -> dict[str, str]:
     return found | dict.fromkeys(subject.declared, "declared")
 
 
-def _lacks_device(subject: Subject) -> str:
-    """Why a declared library or device cannot be used; empty where it can."""
-    name = subject.backend or read_signature(subject)["backend"]
+def on_device(subject: Subject) -> Subject:
+    """The subject on the device that it declares by name, or on the first of a kind such as ``cuda``.
+
+    Raises
+    ------
+    TargetError
+        Where the declared library or device cannot be used.
+    """
     try:
-        backend = get_backend(name)
+        backend = _library(subject)
     except Exception as error:  # not installed, or broken
-        return one_line(error) if subject.backend else ""
+        if subject.backend:
+            raise TargetError(one_line(error)) from error
+        return subject
     if subject.device is None:
-        return ""
-    try:
-        backend.from_numpy(np.zeros(1, np.float32), device=subject.device)
-    except Exception:  # whatever a library says of a device that it does not have
-        return f"expected a device of {name} out of {', '.join(devices_of(backend))}; got {subject.device!r}"
-    return ""
+        return subject
+    device = next(iter(devices_of_kind(subject.device, devices_of(backend))), subject.device)
+    if not holds(backend, device, "float32"):
+        devices = ", ".join(devices_of(backend))
+        raise TargetError(f"expected a device of {backend.name} out of {devices}; got {subject.device!r}")
+    return replace(subject, device=device)
+
+
+def _library(subject: Subject) -> Backend:
+    """The library that a subject declares, or that its signature tells."""
+    return get_backend(subject.backend or read_signature(subject)["backend"])
 
 
 def _lacks_keyword(subject: Subject, declared: Mapping[str, Any]) -> str:
@@ -208,20 +220,20 @@ def work(job: Job) -> Iterator[Message]:
         with quiet_start():
             subject: Subject = load_target(job.target, **job.declared)
             like = settled(load_target(job.like)) if job.like else None
+        subject = on_device(subject)
     except TargetError as error:
         yield Refused(str(error))
         return
     except Exception as error:  # of the module of the target
         yield Refused(f"expected {job.target} to load; got {one_line(error)}")
         return
-    if reason := _lacks_device(subject):
-        yield Refused(reason)
-        return
     answers, declared, sources = [], told(subject), _sources(subject)
     witness = Witness(subject)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for question, facts in probed(witness.subject, job.known):
+            if facts is not None and _has_broken_device(subject):
+                yield _unanswered(question, "crashed", f"no call of {subject.device} answers any more")
             yield Asked(question, facts)
             if facts is not None:
                 answers.append(facts)
@@ -269,11 +281,12 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
     facts: Mapping[str, Any] = {}
     while True:
         worker = _Worker(job)
-        stack = ""
+        stack, is_told = "", False
         try:
             for message in worker.messages(limit):
                 if isinstance(message, Described):
                     facts = message.facts
+                is_told = _is_end(message)
                 yield _graded(job, facts, message) if isinstance(message, Returned) else message
             stack = worker.stack.read()
         finally:  # of an interrupt, too
@@ -285,21 +298,16 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
         if worker.at is None:
             yield Finding("start", "-", 0, "The target loads.", worker.verdict, detail=worker.reason)
             return
-        if isinstance(worker.at, Started):
+        if is_told:
+            pass
+        elif isinstance(worker.at, Started):
             at = worker.at
             reason = worker.reason + frame(stack, job.target)
             yield Finding(
                 at.name, at.dtype, at.line, at.shows, worker.verdict, detail=reason, seed=job.seed, traceback=stack
             )
         else:
-            yield Finding(
-                f"probe: {worker.at.question}",
-                "-",
-                0,
-                "Small calls tell what a subject expects.",
-                worker.verdict,
-                detail=worker.reason,
-            )
+            yield _unanswered(worker.at.question, worker.verdict, worker.reason)
         if crashes >= MOST_CRASHES:
             yield Finding(
                 "end",
@@ -310,6 +318,15 @@ def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:
                 detail=f"{crashes} crashes: the rest is not run",
             )
             return
+
+
+def _has_broken_device(subject: Subject) -> bool:
+    return subject.device is not None and not holds(_library(subject), subject.device, "float32")
+
+
+def _unanswered(question: str, verdict: str, detail: str) -> Finding:
+    """What a question about the subject ended with."""
+    return Finding(f"probe: {question}", "-", 0, "Small calls tell what a subject expects.", verdict, detail=detail)
 
 
 def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
@@ -405,6 +422,11 @@ class _Worker:
         self.stack.remove()
 
 
+def _is_end(message: Message) -> bool:
+    """Whether a case has broken the device for all calls of this process that would follow."""
+    return isinstance(message, Finding) and message.verdict == "crashed"
+
+
 def _signal_name(code: int) -> str:
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
@@ -421,4 +443,6 @@ def _child(job: Job, connection: Connection, stack: str) -> None:
     os.dup2(2, 1)  # the standard output is the report's
     for message in work(job):
         connection.send(message)
+        if _is_end(message):
+            return
     connection.send("done")

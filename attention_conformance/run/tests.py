@@ -17,7 +17,7 @@ from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.expected import Expected, Origin, expected_of, met, unmatched
 from attention_conformance.run.finding import Finding
 from attention_conformance.run.judge import Question, judged, offered
-from attention_conformance.run.subjects import Job, questions, told
+from attention_conformance.run.subjects import Job, on_device, questions, told
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.options import OPTIONS, named_keywords
 from attention_conformance.subjects.probe import settled
@@ -133,7 +133,7 @@ def _tests(subject: Subject, job: Job, expected: Sequence[Expected]) -> list[Sub
     declared, again = told(subject), functools.partial(_again, job)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        subject = settled(subject)
+        subject = settled(on_device(subject))
         like = settled(load_target(job.like)) if job.like else None
         asked = questions(subject, job, like)
         offers = [each for each in asked if _is_offered(each)]

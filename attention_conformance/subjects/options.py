@@ -34,7 +34,7 @@ OPTIONS = {
     "backend": Option(
         "The library of its arrays: numpy, torch, jax, tensorflow.", "backend", ("numpy", "torch", "jax", "tensorflow")
     ),
-    "device": Option("A device of that library.", "device"),
+    "device": Option("A device of that library, or its kind, as cuda.", "device"),
     "layout": Option("BHSD, BSHD, SBHD, HSD, SHD or SD.", "layout", LAYOUTS),
     "mask": Option("keep, drop (True hides), additive or none.", "mask", ("keep", "drop", "additive", "none")),
     "causal": Option(

@@ -27,6 +27,10 @@ pytestmark = pytest.mark.needs("numpy")
 KERNEL = """
 import os, time
 import numpy as np
+from attention_core import get_backend
+
+def broken(*arguments, **options):
+    raise RuntimeError("CUDA error: misaligned address")
 
 def attention(query, key, value, mask=None, is_causal=False, scale=None):
     rows = query.shape[-2]
@@ -34,6 +38,9 @@ def attention(query, key, value, mask=None, is_causal=False, scale=None):
         if os.fork() == 0:
             time.sleep(60)
         os.abort()
+    if os.environ.get("HABIT") == f"break {rows} {value.shape[-1]}":
+        get_backend("numpy").from_numpy = broken
+    get_backend("numpy").from_numpy(query)
     if "hang" in os.environ.get("HABIT", "") and rows == 31:
         time.sleep(600)
     query, key, value = (np.asarray(each, np.float32) for each in (query, key, value))
@@ -184,6 +191,25 @@ def test_after_a_crash_and_a_hang_the_run_goes_on_and_can_be_resumed(target, tmp
         refused = in_this_process(target, *cases, "--resume", written)
         assert (refused.exit_code, told in refused.stderr.splitlines()[-1]) == (2, True), refused.stderr
         document["about"]["settings"]["catalogue"] = _catalogue()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "detail"),
+    [
+        ("13 32", "ladder-13x32-causal", "RuntimeError: CUDA error: misaligned address"),
+        ("64 32", "probe: widths", "no call of cpu answers any more"),
+    ],
+)
+def test_an_error_that_breaks_the_device_is_a_crash_of_its_case_or_question(target, sizes, name, detail, tmp_path):
+    """As an illegal access does to CUDA: every later call in the process fails."""
+    cases = ("--case", "ladder-[13]?x*", "--case", "scale", "--dtype", "float32", "--device", "cpu")
+    written = tmp_path / "found.json"
+    run = command(target, *cases, "--json", written, HABIT=f"break {sizes}")
+    assert subprocess.run(**run, capture_output=True, text=True, check=False).returncode == 3
+    rows = {row["case"]: row for row in json.loads(written.read_text())["findings"]}
+    row = rows.pop(name)
+    assert (row["verdict"], row["detail"]) == ("crashed", detail)
+    assert {row["verdict"] for row in rows.values()} == {"right"}
 
 
 REFUSING = """

@@ -15,6 +15,7 @@ from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.run.finding import WRONG, finding_from, most_telling, to_row
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled
+from attention_core import scaled_dot_product_attention
 
 
 @pytest.mark.parametrize(("fault", "case"), planted.FORWARD.items())
@@ -152,6 +153,12 @@ def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multipl
     assert told == {("differs by convention", "nan-through-mask")}, findings
     assert findings["gradient-masked-nonfinite"].variant == "nan-through-mask"
     assert findings["masked-nan-key"].variant == "nan-through-mask"
+
+
+@pytest.mark.needs("jax")
+def test_a_kind_of_device_is_its_first_device():
+    subject = Subject(scaled_dot_product_attention, backend="jax", device="cpu")
+    assert found(subject, "scale")["scale"].verdict == "right"
 
 
 @pytest.mark.needs("torch")
