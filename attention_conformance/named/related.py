@@ -17,6 +17,7 @@ PROPERTIES_OF_FAULTS = {
     "attended-nonfinite": "attended non-finite",
     "narrow-scores": "precision",
     "float64-in-float32": "precision",
+    "tf32": "precision",
     "*-of-masked-row": "fully masked row",
     "*softcap*": "softcap",
     "*sink*": "sinks",

@@ -22,6 +22,7 @@ __all__ = [
     "NARROW",
     "SINGLE",
     "SPREAD",
+    "TF32",
     "Variant",
     "keys_left",
     "shifted_from",
@@ -295,6 +296,10 @@ ATTENDED = Variant("attended-nonfinite", 5, "a query that attends to a NaN or in
 SINGLE = Variant("float64-in-float32", 8, "results in float64 are as inaccurate as float32 makes them", lambda _: None)
 """No single answer: an error that float32 explains."""
 
+TF32 = Variant("tf32", 8, "float32 is as inaccurate as products of 11 bits make it, which --profile tf32 allows",
+               lambda _: None)  # fmt: skip
+"""No single answer: an error that the rounding of operands on an accelerator explains."""
+
 CONVENTIONS = (
     Variant("bottom-right-causal", 3, "causality counts from the last query and the last key",
             with_change(_causal(lambda m, n: n - m))),
@@ -309,6 +314,7 @@ CONVENTIONS = (
     LEAK,
     ATTENDED,
     SINGLE,
+    TF32,
 )  # fmt: skip
 """Differences of convention, in the order in which they are tried."""
 

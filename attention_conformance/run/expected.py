@@ -40,7 +40,7 @@ class Expected:
     Attributes
     ----------
     case, dtype, device, backend : str
-        Patterns; by default all. The backend is the library of its arrays.
+        Patterns; by default all. The device is ``cuda:0`` or its kind, and the backend the library of its arrays.
     versions : mapping of str to str
         Packages, and the versions of them that it is about, such as ``>=2.6,<2.14``.
     verdict : str
@@ -69,8 +69,8 @@ class Expected:
 
     def is_here(self, origin: Origin) -> bool:
         """Whether it is about this device, this library and the versions that are installed."""
-        pairs = (self.device, origin.device), (self.backend, origin.backend)
-        if not all(fnmatch(name, pattern) for pattern, name in pairs):
+        names = origin.device, origin.device.partition(":")[0].lower()  # the second is its kind
+        if not (any(fnmatch(each, self.device) for each in names) and fnmatch(origin.backend, self.backend)):
             return False
         return all(_has(name, versions) for name, versions in self.versions.items())
 

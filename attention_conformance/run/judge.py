@@ -17,7 +17,7 @@ from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import FORMATS, worst_error
-from attention_conformance.oracle.variants import CONVENTIONS, NARROW, Variant
+from attention_conformance.oracle.variants import CONVENTIONS, NARROW, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.causes import Variants, power
 from attention_conformance.run.finding import CONVENTION, Finding
@@ -330,8 +330,18 @@ def _compared(
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
     equal, unlike = variants.equal(got, bounds, measured.result, again)
+    if not equal and _may_round_products(question):
+        bounds = replace(bounds, question=replace(question, profile="tf32"))
+        is_near = bounds.measure(got, truth.arrays).passes
+        equal, unlike = ([TF32], []) if is_near else variants.equal(got, bounds, measured.result, again)
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
     return _told(found, question, equal)
+
+
+def _may_round_products(question: Question) -> bool:
+    """Whether products of float32 may be those of TF32, in which accelerators compute unless they are told not to."""
+    is_kernel = (question.profile, question.like, question.dtype) == ("kernel", None, "float32")
+    return is_kernel and not question.device.lower().startswith("cpu")
 
 
 def _kind(question: Question, name: str, problem: Problem) -> Any:

@@ -333,7 +333,7 @@ def _graded(job: Job, facts: Mapping[str, Any], message: Returned) -> Finding:
     """Compare what came from the process of the subject, of which nothing but these arrays is taken."""
     case = next(each for each in (*SUBJECT_CASES, *LARGE) if each.name == message.case)
     known = {name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()}
-    subject = Subject(_uncalled).learned(known)
+    subject = Subject(_uncalled).learned({"device": "cpu", **known})  # no library is asked for its first device
     return graded(Question(subject, case, message.dtype, job.profile, job.seed, accepted=job.accepted), message.arrays)
 
 

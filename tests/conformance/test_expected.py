@@ -31,7 +31,7 @@ def test_a_shipped_file_names_a_preset_its_package_cases_and_threads(path):
 
 def test_an_entry_is_about_the_answers_that_equal_its_fault_on_its_library(tmp_path):
     (tmp_path / "expected.toml").write_text(
-        '[[expected]]\ncase = ["scale*", "mask"]\nvariant = "narrow-scores"\nbackend = "tensor*"\nreason = "as it is"\n'
+        '[[expected]]\ncase = ["scale*", "mask"]\nvariant = "narrow-scores"\nbackend = "tensor*"\ndevice = "cpu"\nreason = "as it is"\n'
     )
     entries = read_expected(tmp_path / "expected.toml")
     assert [each.case for each in entries] == ["scale*", "mask"]
@@ -39,10 +39,10 @@ def test_an_entry_is_about_the_answers_that_equal_its_fault_on_its_library(tmp_p
         name: Finding("scale", "float16", 7, "", "silently wrong", variant=name) for name in ("narrow-scores", "zeros")
     }
     right = Finding("scale-zero", "float16", 7, "", "right")
-    here, elsewhere = Origin("cpu", "tensorflow"), Origin("cpu", "torch")
+    here, elsewhere, on_gpu = Origin("CPU:0", "tensorflow"), Origin("cpu", "torch"), Origin("GPU:0", "tensorflow")
     found = [met(each, entries, here).verdict for each in (*wrong.values(), right)]
     assert found == ["accepted", "silently wrong", "right"]
-    assert met(wrong["narrow-scores"], entries, elsewhere).verdict == "silently wrong"
+    assert {met(wrong["narrow-scores"], entries, each).verdict for each in (elsewhere, on_gpu)} == {"silently wrong"}
     assert [each.case for each in unmatched([*wrong.values(), right], entries, here)] == ["mask"]
     assert unmatched([right], entries, elsewhere) == []
 

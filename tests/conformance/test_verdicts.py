@@ -12,6 +12,7 @@ from attention_conformance.run.finding import CONVENTION, WRONG, Finding, groupe
 from attention_conformance.run.subjects import Job, questions
 from attention_conformance.run.surprises import surprises
 from attention_conformance.subjects.probe import settled
+from attention_core import get_backend
 
 PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": False, "same_width": True}
 
@@ -114,6 +115,35 @@ def test_a_sum_of_1100_keys_in_16_bits_is_wrong_and_scores_in_16_bits_are_a_conv
     told = found(honest, case, "scores-above-100", "ladder-31x80-plain", dtype=dtype).values()
     assert {each.variant for each in told} <= {"", "narrow-scores"}
     assert {each.verdict for each in told} <= {"right", CONVENTION}
+
+
+@pytest.mark.needs("numpy")
+def test_products_of_11_bits_are_a_convention_of_accelerators_alone(monkeypatch):
+    def rounded(each):
+        fraction, exponent = np.frexp(np.asarray(each, np.float32))
+        return np.ldexp(np.round(fraction * 2**11), exponent - 11).astype(np.float32)
+
+    def attention(query, key, value, mask=None, scale=None, drops_mask=False):
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = rounded(query) @ np.swapaxes(rounded(key), -1, -2) * np.float32(scale)
+        scores = scores if mask is None or drops_mask else np.where(mask, scores, np.float32(-1e30))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return rounded(weights / weights.sum(axis=-1, keepdims=True)) @ rounded(value)
+
+    def told(words=None, **options):
+        subject = settled(Subject(attention, options=words))
+        findings = found(subject, "mask", "scale", "empty-row-mask", **options)
+        return {name: (each.verdict, each.variant) for name, each in findings.items()}
+
+    wrong = ("silently wrong", "")
+    assert told() == dict.fromkeys(["mask", "scale", "empty-row-mask"], wrong)
+    monkeypatch.setattr(type(get_backend("numpy")), "devices", lambda self: ["cuda:0"])
+    mean = ("differs by convention", "mean-of-masked-row")
+    assert told() == {"mask": (CONVENTION, "tf32"), "scale": (CONVENTION, "tf32"), "empty-row-mask": mean}
+    accepted = told(accepted=["tf32"])
+    assert accepted == {"mask": ("accepted", "tf32"), "scale": ("accepted", "tf32"), "empty-row-mask": mean}
+    assert told(profile="tf32") == {"mask": ("right", ""), "scale": ("right", ""), "empty-row-mask": mean}
+    assert told({"drops_mask": True})["mask"] == ("silently wrong", "no-mask")
 
 
 @pytest.mark.needs("numpy")
