@@ -15,7 +15,7 @@ import numpy as np
 import attention_core as ac
 from attention_conformance.call import output_function
 from attention_conformance.cases import identical_inputs
-from attention_conformance.cases.source import Source, Trees
+from attention_conformance.cases.source import Blank, Source, Trees
 from attention_conformance.problem import Problem, Rule, Seed, array, rounded
 from attention_core import Backend, Dropout
 from attention_core.backend import array_namespace, on_device_of
@@ -422,7 +422,7 @@ UNDIFFERENTIATED = {  # what others show as well: compilers take seconds for eve
 
 
 def _differentiated(case: Identical) -> Identical:
-    trees = case.inputs(Source(case.name, case.dtype))
+    trees = case.inputs(Blank(case.name, case.dtype))
     variables = tuple(name for name in VARIABLES if name in trees)
     return replace(case, name=f"{case.name}-gradient", shows=f"gradients: {case.shows}", variables=variables)
 

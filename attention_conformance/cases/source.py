@@ -12,7 +12,7 @@ from attention_core import get_backend, initializers
 from attention_core.parameters import FeedForward, LayerNorm, Linear, MultiHeadAttention
 from attention_core.random import random_bits
 
-__all__ = ["Source", "Trees"]
+__all__ = ["Blank", "Source", "Trees"]
 
 Trees: TypeAlias = dict[str, Any]
 """Arrays, and parameters, by the names of the arguments that they are."""
@@ -86,3 +86,11 @@ class Source:
     def _seed(self) -> int:
         self._drawn += 1
         return self._name | self._drawn << 32
+
+
+class Blank(Source):
+    """Inputs of which names and shapes are asked for alone: to draw them takes a second of every start."""
+
+    def normal(self, *dims: int, deviation: float = 1.0) -> NumpyArray:
+        """Zeros."""
+        return self.array(np.zeros(dims))
