@@ -96,11 +96,10 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
 
 
 def test_a_path_with_a_null_byte_is_an_error_of_files():
+    reason = r"got 'a\\x00b': (lstat: )?embedded null (byte|character in path)$"  # the words of Python, and of 3.13
     for save in (lambda path: save_arrays(path, {}), lambda path: save_tree(path, ()), check_writable):
-        with pytest.raises(
-            FileError, match=r"^expected a file that can be written; got 'a\\x00b': embedded null byte$"
-        ):
+        with pytest.raises(FileError, match=f"^expected a file that can be written; {reason}"):
             save("a\0b")
     for load in (load_arrays, load_tree):
-        with pytest.raises(FileError, match=r"^expected a file of safetensors; got 'a\\x00b': embedded null byte$"):
+        with pytest.raises(FileError, match=f"^expected a file of safetensors; {reason}"):
             load("a\0b")
