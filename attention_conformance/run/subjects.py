@@ -374,6 +374,8 @@ class _Worker:
                 self.is_done = True
                 break
             yield message
+            if _is_end(message):  # a process with a broken device may hang at its end
+                break
         self._ended()
 
     def _answers(self, limit: float) -> bool:
