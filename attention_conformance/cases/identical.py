@@ -220,7 +220,7 @@ def _decode(trees: Trees) -> Any:
     options: dict[str, Any] = {"arithmetic": "reproducible", **GROUPS}
     cache = ac.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp, **on_device_of(ids))
     logits, cache = ac.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
-    found = [xp.where((xp.arange(4) < trees["lengths"][:, None])[..., None], logits, 0.0)]
+    found = [xp.where((xp.arange(4, **on_device_of(ids)) < trees["lengths"][:, None])[..., None], logits, 0.0)]
     for position in (4, 5, 6):
         logits, cache = ac.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
         found.append(logits)

@@ -16,7 +16,7 @@ View = Callable[[Any, Any], Any]
 
 
 def _contiguous(array: NumpyArray) -> tuple[NumpyArray, View]:
-    return np.ascontiguousarray(array), lambda x, xp: x
+    return np.array(array, order="C"), lambda x, xp: x  # of a number, one without axes
 
 
 def _permuted(array: NumpyArray) -> tuple[NumpyArray, View]:

@@ -57,7 +57,7 @@ class Call(NamedTuple):
     dropout: Dropout | None = None
     starts: tuple[Any, Any] = (0, 0)
     arithmetic: str = "fast"
-    assume_finite: bool = False
+    assume_finite: bool | None = None
 
 
 def upcast_call(call: Call) -> Call:

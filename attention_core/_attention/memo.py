@@ -33,7 +33,7 @@ class Known(NamedTuple):
     output : callable or None
         ``output(call)`` is that of attention, or ``None`` where this call is to be judged after all.
     scale, softcap : float or None
-    assume_finite : bool
+    assume_finite : bool or None
     made_for : tuple
         Tuning and kernels of the backend, which may be replaced.
     """
@@ -44,7 +44,7 @@ class Known(NamedTuple):
     output: OutputOf | None = None
     scale: Any = None
     softcap: Any = None
-    assume_finite: bool = False
+    assume_finite: bool | None = None
     made_for: tuple[Any, Any] = (None, None)
 
 
@@ -59,7 +59,7 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options
         return known
     if any(options.get(name) is not None and options[name] is not False for name in _OTHERS):
         return known
-    facts: dict[str, Any] = {"scale": scale, "softcap": softcap, "assume_finite": options.get("assume_finite", False)}
+    facts: dict[str, Any] = {"scale": scale, "softcap": softcap, "assume_finite": options.get("assume_finite")}
     call = Call(*arrays, known.xp, known.backend, mask, sinks=options.get("sinks"), **facts)
     output = _output_of(call, options.get("implementation"))
     return known._replace(output=output, made_for=(known.backend.tuning, known.backend.kernels), **facts)
@@ -71,7 +71,7 @@ def output_of(
     mask: Any,
     sinks: Array | None = None,
     *,
-    assume_finite: bool = False,
+    assume_finite: bool | None = None,
 ) -> Array | None:
     """The output for arguments of a known signature; ``None`` where the call is to be judged."""
     if known.output is None:
@@ -88,7 +88,7 @@ def output_of(
             scale=known.scale,
             softcap=known.softcap,
             sinks=sinks,
-            assume_finite=assume_finite or known.assume_finite,
+            assume_finite=assume_finite if known.assume_finite is None else known.assume_finite,
         )
     )
 

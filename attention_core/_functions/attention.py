@@ -55,7 +55,7 @@ def scaled_dot_product_attention(
     return_logsumexp: bool = False,
     implementation: str = "auto",
     arithmetic: str = "fast",
-    assume_finite: bool = False,
+    assume_finite: bool | None = None,
     xp: Namespace | None = None,
 ) -> Any:
     r"""Average the values over the keys, weighted by how well each key matches the query.
@@ -106,9 +106,10 @@ def scaled_dot_product_attention(
         ``"fast"`` uses the products and functions of the library. ``"reproducible"`` gives the same bits on every
         library and device, compiled or not, for any batch and block size, in the output and all gradients. It takes
         float32 and 16-bit types, no ``score_mod``, no ``sinks``, and Python numbers as scale and softcap.
-    assume_finite : bool
-        Assume that all values are finite, with their products, so that nobody has to look. A NaN that is masked may
-        then leak. `config_context` says the same of all calls in a block of code.
+    assume_finite : bool, optional
+        Whether values and their products are assumed to be finite, so that nobody looks, and a masked NaN may leak. By
+        default a host looks at results, and an accelerator clears what a rule hides from all queries; with ``False``
+        it looks, too, and the host waits for it. `config_context` says the same of all calls in a block of code.
     xp : array namespace, optional
         By default that of the arrays.
 
@@ -209,7 +210,7 @@ def explain_attention(
     return_weights: bool = False,
     return_logsumexp: bool = False,
     arithmetic: str = "fast",
-    assume_finite: bool = False,
+    assume_finite: bool | None = None,
     xp: Namespace | None = None,
 ) -> Explanation:
     """Explain which implementation ``"auto"`` takes for a call, why others are refused, and how much memory each needs.
@@ -324,15 +325,16 @@ def check_options(
     arithmetic: Any = "fast",
     return_weights: Any = False,
     return_logsumexp: Any = False,
-    assume_finite: Any = False,
+    assume_finite: Any = None,
 ) -> None:
     """Raise unless these options of attention are valid, and supported by the arithmetic."""
     check_flags(
         is_causal=is_causal,
         return_weights=return_weights,
         return_logsumexp=return_logsumexp,
-        assume_finite=assume_finite,
     )
+    if assume_finite is not None:
+        check_flags(assume_finite=assume_finite)
     check_implementation(implementation, query)
     check_arithmetic(arithmetic, "query", query)
     check_scaling(scale, softcap)
@@ -381,7 +383,9 @@ def _known_call(known: Known, query: Array, key: Array, value: Array, options: d
     if fields.get("dropout") is not None:
         fields["dropout"] = seeded(fields["dropout"], query, known.xp)
     # The context is read here alone: what is traced keeps it.
-    assume_finite = options.get("assume_finite", False) or assumes_finite(*CONTEXTS.settings)
+    assume_finite = options.get("assume_finite")
+    if assume_finite is None:
+        assume_finite = assumes_finite(*CONTEXTS.settings)
     mask = with_causal(options.get("mask"), options.get("is_causal", False))
     return Call(query, key, value, known.xp, known.backend, mask, **fields, assume_finite=assume_finite)
 

@@ -16,16 +16,16 @@ class Contexts(threading.local):
     """All contexts that this thread is in, as lists: a compiler that guards them traces again within others."""
 
     def __init__(self) -> None:
-        self.settings: list[bool] = []
+        self.settings: list[bool | None] = []
         self.recorders: list[Callable[[Call], None]] = []
 
 
 CONTEXTS = Contexts()
-_ASSUMED_FINITE: ContextVar[bool] = ContextVar("attention_core.assume_finite", default=False)
+_ASSUMED_FINITE: ContextVar[bool | None] = ContextVar("attention_core.assume_finite", default=None)
 
 
-def assumes_finite(*_: bool) -> bool:
-    """Whether all values are assumed to be finite here, within the settings of the thread."""
+def assumes_finite(*_: bool | None) -> bool | None:
+    """Whether all values are assumed to be finite here, if anybody said so, within the settings of the thread."""
     return _ASSUMED_FINITE.get()
 
 
@@ -46,15 +46,17 @@ def record(call: Call) -> None:
         give(call)
 
 
-def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContextManager[None]:
+def config_context(*, assume_finite: bool | None = None) -> contextlib.AbstractContextManager[None]:
     """Set options of all calls of attention in a ``with`` block, of layers among them, as in scikit-learn.
 
     Parameters
     ----------
-    assume_finite : bool
+    assume_finite : bool, optional
         Whether all queries, keys, values, gradients and their products are assumed to be finite. If so, no value is
         looked at, and attention is faster. A masked NaN or infinity may then leak, and so may a masked score that
-        overflows. An attended one may be lost. A call that is given ``assume_finite=True`` assumes it in any context.
+        overflows. An attended one may be lost. By default a host looks at results; an accelerator does not, and clears
+        keys and values that a rule of the mask hides from all queries. With ``False``, everybody looks, and the host
+        waits for the accelerator. What a call is given itself goes before any context.
 
     Returns
     -------
@@ -64,7 +66,7 @@ def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContext
     Raises
     ------
     TypeError
-        When ``assume_finite`` is not a boolean.
+        When ``assume_finite`` is neither a boolean nor ``None``.
 
     Notes
     -----
@@ -81,12 +83,13 @@ def config_context(*, assume_finite: bool = False) -> contextlib.AbstractContext
     ...     print(explain_attention(x, x, x, is_causal=True).notes[0])
     assume_finite: no value is looked at, and a masked NaN may leak
     """
-    check_flags(assume_finite=assume_finite)
+    if assume_finite is not None:
+        check_flags(assume_finite=assume_finite)
     return _context(assume_finite)
 
 
 @contextlib.contextmanager
-def _context(assume_finite: bool) -> Iterator[None]:
+def _context(assume_finite: bool | None) -> Iterator[None]:
     token, settings = _ASSUMED_FINITE.set(assume_finite), CONTEXTS.settings
     settings.append(assume_finite)
     try:

@@ -38,6 +38,9 @@ def _branches(value: Any) -> list[Any]:
     """The parts of a tuple, or of a mask or another dataclass."""
     if isinstance(value, tuple):
         return list(value)
+    # Dynamo answers no question about classes of numbers.
+    if value is None or isinstance(value, int | str) or type(value) is float:
+        return []
     if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name) for field in fields(value)]
     return []

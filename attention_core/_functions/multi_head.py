@@ -68,7 +68,7 @@ def multi_head_attention(
     return_logsumexp: bool = False,
     implementation: str = "auto",
     arithmetic: str = "fast",
-    assume_finite: bool = False,
+    assume_finite: bool | None = None,
     xp: Namespace | None = None,
 ) -> Any:
     r"""Compute attention in several heads, each with its own projection of the inputs.

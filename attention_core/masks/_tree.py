@@ -25,7 +25,9 @@ def flatten(rule: Any, arrays: list[Array], axes: int = 0, /) -> Any:
 
     The definition is nested tuples ``(class, *fields)`` with a `Leaf` for each array. It compares by value.
     """
-    if not isinstance(rule, int) and hasattr(rule, "dtype"):  # of a symbol of torch.compile nothing is asked
+    if rule is None or isinstance(rule, int) or type(rule) is float:  # of a symbol of torch.compile nothing is asked
+        return rule
+    if hasattr(rule, "dtype"):
         arrays.append(rule)
         return Leaf(len(arrays) - 1, axes)
     if isinstance(rule, tuple):

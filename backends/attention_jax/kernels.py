@@ -79,9 +79,12 @@ class DotProduct(Kernel):
         return None if call.bias is None else _refusal_of_bias(call)
 
     def attend(self, call: Call) -> jax.Array:
-        """The output of the kernel, or that of blocks if something that is masked could leak from it."""
-        if call.bias is None and (call.mask is None or call.assume_finite):
-            return _cudnn(call)
+        """The output of the kernel; that of blocks where the program is to look, and something could leak.
+
+        Of scores next to a bias, it looks in any case: numbers that stand for -inf have a bound.
+        """
+        if call.bias is None and (call.mask is None or call.assume_finite is not False):
+            return _cudnn(call if call.assume_finite else _with_hidden_cleared(call))
         return jax.lax.cond(_is_safe(call), lambda: _cudnn(call), lambda: _blocks(call))
 
 
@@ -128,6 +131,18 @@ def _is_safe(call: Call) -> jax.Array:
 def _finite_bias(bias: jax.Array, number: float) -> jax.Array:
     """A bias with a number for -inf."""
     return jnp.where(bias == -math.inf, jnp.asarray(number, bias.dtype), bias)
+
+
+def _with_hidden_cleared(call: Call) -> Call:
+    """The call with zeros for the keys and values behind its lengths, which nobody attends to."""
+    structure = _structure(call.mask)
+    if structure is None or structure.lengths is None:
+        return call
+    leading = call.key.shape[:-3]
+    lengths = jnp.broadcast_to(jnp.asarray(structure.lengths), leading)[..., None, None, None]
+    is_key = jnp.arange(call.key.shape[-2])[:, None] < lengths
+    key, value = (jnp.where(is_key, x, jnp.zeros((), x.dtype)) for x in (call.key, call.value))
+    return call._replace(key=key, value=value)
 
 
 def _blocks(call: Call) -> jax.Array:

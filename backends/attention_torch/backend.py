@@ -49,6 +49,7 @@ explain_class("torch", "CausalBias", LOWER_RIGHT, is_array=True)
 explain_class("torch", "BlockMask", ": MaskFunction(mask_mod) is the mask of its function", is_array=False)
 explain_class("torch", "Proxy", " of torch.fx: torch.export traces attention", is_array=False)
 
+AUTOCAST = ("cpu", "cuda")  # devices that have it
 KEPT_ARRAYS = 64  # of numbers, on accelerators
 FEW_NUMBERS = 2**12  # which take less time to be copied than to be asked for three norms
 MANY_NUMBERS = 2**16  # from which on PyTorch's dot product takes less time than its norm
@@ -82,13 +83,16 @@ class TorchLoops(PythonLoops):
         return [norm.item() for norm in norms] if arrays[0].is_cpu else torch.stack(norms).tolist()
 
 
+FLEX = FlexAttention()
+
+
 class TorchBackend(Backend):
     """The backend of PyTorch."""
 
     modes: tuple[str, ...] = ("eager", "compiled")
     differentiates = True
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
-    kernels: tuple[Kernel, ...] = (ScaledDotProduct(), FlexAttention())
+    kernels: tuple[Kernel, ...] = (ScaledDotProduct(FLEX), FLEX)
     is_autocasting = staticmethod(torch._C._is_any_autocast_enabled)
 
     def __init__(self) -> None:
@@ -126,7 +130,8 @@ class TorchBackend(Backend):
     def autocast_dtype(self, array: Array, /) -> torch.dtype | None:
         """The dtype of `torch.autocast`, where it is on."""
         device = array.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        is_known = device in AUTOCAST or torch.amp.is_autocast_available(device)  # which older compilers do not trace
+        if is_known and torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
         return None
 

@@ -1,14 +1,12 @@
 """PyTorch's FlexAttention as a `Kernel`: rules as block masks, and functions of scores.
 
 A rule and a function of the core are called with single positions, which FlexAttention traces into its kernel. The
-blocks that a rule leaves empty are known from `Mask.blocks`, so that no array of M x N is made. No value is read on the
-host: `repaired` keeps what is masked from leaking.
+blocks that a rule leaves empty are known from `Mask.blocks`, so that no array of M x N is made.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import math
 from collections import OrderedDict
@@ -32,19 +30,17 @@ from attention_core.masks import (
     Spans,
     flatten,
 )
-from attention_torch import repaired
 from attention_torch.flex_functions import (
     KEPT,
     all_of,
-    is_plain,
-    is_repaired,
     makes_tables,
     mask_function,
     modified,
     score_function,
     with_one_batch_axis,
 )
-from attention_torch.repaired import NAN_SCORE
+from attention_torch.guards import all_products_are_finite, as_looked_at, records
+from attention_torch.hidden import with_hidden_cleared
 from attention_torch.sdpa import differentiated_once, row_shift
 
 if TYPE_CHECKING:
@@ -110,12 +106,13 @@ class FlexAttention(Kernel):
             return "takes no empty arrays"
         if min(call.query.shape[-1], call.value.shape[-1]) < MIN_WIDTH:
             return f"takes heads of a width of at least {MIN_WIDTH}"
+        if (call.mask is not None or call.bias is not None) and not all_products_are_finite(as_looked_at(call)):
+            return "lets masked keys leak that are not seen to be finite (line 5)"
         return _refusal_of_mask(call) or _refusal_of_scores(call)
 
     def attend(self, call: Call) -> torch.Tensor:
-        """Return the output of the kernel. Its logsumexp is computed where it tells what is masked or spoilt."""
-        if is_repaired(call) or call.score_mod is not None or is_plain(call):
-            return self.attend_with_logsumexp(call)[0]
+        """Return the output of the kernel."""
+        call = prepared(call)
         output = self._kernel(call, score_function(call), block_mask(call), *with_one_batch_axis(call))
         return differentiated_once(output).reshape(*call.query.shape[:-3], *output.shape[1:])
 
@@ -125,33 +122,15 @@ class FlexAttention(Kernel):
 
     def attend_with_logsumexp(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and logsumexp of one run of the kernel."""
-        call = repaired.with_number_as_scale(call)
-        leading = call.query.shape[:-3]
-        arrays, blocks = with_one_batch_axis(call), block_mask(call)
-        run = functools.partial(self._run, call, score_function(call), blocks)
-        if is_repaired(call):
-            merged = call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
-            output, logsumexp = repaired.results(merged, AttendedByRule(self, call, blocks), run)
-            assert logsumexp is not None
-        else:
-            output, logsumexp = run(*arrays)
-        if call.score_mod is not None or is_plain(call):
-            # A row whose scores are all -inf is fully masked only if a mask says so.
-            is_lost = logsumexp < -NAN_SCORE / 2
-            if call.mask is not None or call.bias is not None:
-                is_lost = is_lost & (logsumexp > -math.inf)
-            output = torch.where(is_lost.unsqueeze(-1), math.nan, output)
-            logsumexp = torch.where(is_lost, math.nan, logsumexp)
+        call = prepared(call)
+        leading, aux = call.query.shape[:-3], _library().AuxRequest(lse=True)
+        arrays = with_one_batch_axis(call)
+        output, found = self._kernel(call, score_function(call), block_mask(call), *arrays, return_aux=aux)
+        logsumexp = found.lse
         if call.bias is not None:
             logsumexp = logsumexp + all_of(row_shift(call.bias), call)[..., 0]
+        output = differentiated_once(output)
         return output.reshape(*leading, *output.shape[1:]), logsumexp.reshape(*leading, *logsumexp.shape[1:])
-
-    def _run(
-        self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and logsumexp of queries, keys and values, which may be others than those of the call."""
-        output, aux = self._kernel(call, scores, blocks, *arrays, return_aux=_library().AuxRequest(lse=True))
-        return differentiated_once(output), aux.lse
 
     def _kernel(self, call: Call, scores: Any, blocks: BlockMask | None, *arrays: torch.Tensor, **options: Any) -> Any:
         query, key, value = arrays
@@ -169,8 +148,8 @@ class FlexAttention(Kernel):
             **options,
         )
 
-    def program(self, call: Call, use: str = "") -> Callable[..., Any]:
-        """FlexAttention, compiled for calls with the same kind of rule, function and use; lengths may differ."""
+    def program(self, call: Call) -> Callable[..., Any]:
+        """FlexAttention, compiled for calls with the same kind of rule and function; lengths may differ."""
         if self.function is not None:
             return self.function
         if torch.compiler.is_compiling():  # the program around it compiles it
@@ -183,7 +162,7 @@ class FlexAttention(Kernel):
             function if isinstance(function, Hashable) else id(function),
             call.scale if isinstance(call.scale, float) else None,
         )
-        signature = (use, _kind(_mask_key(call)[0]), *shapes, *options)
+        signature = (_kind(_mask_key(call)[0]), *shapes, *options)
         if signature not in self._programs:
             flex_attention = _library().flex_attention
 
@@ -194,6 +173,11 @@ class FlexAttention(Kernel):
             program.__code__ = program.__code__.replace()
             _bound(self._programs)[signature] = torch.compile(program, fullgraph=True, **RECOMPILE_OPTIONS)
         return self._programs[signature]
+
+
+def prepared(call: Call) -> Call:
+    """The call with what is hidden from all queries cleared, unless somebody looked, or nobody has to."""
+    return with_hidden_cleared(call) if call.assume_finite is None else call
 
 
 def _kind(treedef: Any) -> Any:
@@ -265,95 +249,6 @@ def _takes_positions(function: Callable[..., torch.Tensor], count: int, call: Ca
     return isinstance(result, torch.Tensor) and (result.shape, result.dtype) == ((1,), expected)
 
 
-# Who attends to what could leak
-
-
-class AttendedByRule:
-    """Who attends to whom by a rule and a bias, asked of FlexAttention itself: as averages of indicators.
-
-    Where nothing is indicated, the device leaves out all blocks, so that nothing but an empty result is written.
-    """
-
-    def __init__(self, kernel: FlexAttention, call: Call, blocks: BlockMask | None) -> None:
-        self.kernel, self.call, self.blocks = kernel, call, blocks
-        self.scores_tell = call.score_mod is not None
-
-    def rows(self, indicators: torch.Tensor, is_any: torch.Tensor) -> torch.Tensor:
-        """Which rows (B, H, M, C) attend to a key that is indicated (B, G, N, C)."""
-        return self._average(indicators, is_any, False)
-
-    def keys(self, marked: torch.Tensor, is_any: torch.Tensor) -> torch.Tensor:
-        """Which keys (B, H, N, C) are attended to by a row that is marked (B, H, M, C)."""
-        return self._average(marked, is_any, True)
-
-    def _average(self, indicators: torch.Tensor, is_any: torch.Tensor, is_transposed: bool) -> torch.Tensor:
-        call, width = self.call, indicators.shape[-1]
-        heads, rows = call.query.shape[-3], call.key.shape[-2] if is_transposed else call.query.shape[-2]
-        value = indicators.to(call.query.dtype)
-        value = torch.nn.functional.pad(value, (0, max(0, MIN_WIDTH - width)))
-        query, key = (value.new_zeros((value.shape[0], *dims, MIN_WIDTH)) for dims in ((heads, rows), value.shape[1:3]))
-        with torch.no_grad():
-            output = self.kernel.program(call, "transposed" if is_transposed else "rows")(
-                query,
-                key,
-                value,
-                score_mod=_excluded_by_bias(call, is_transposed),
-                block_mask=self._blocks_if(is_any, is_transposed),
-                scale=1.0,
-                enable_gqa=value.shape[1] != heads,
-            )
-        return output[..., :width] > 0
-
-    def _blocks_if(self, is_any: torch.Tensor, is_transposed: bool) -> BlockMask:
-        """The blocks of the rule if something is indicated, else none."""
-        blocks = _all_blocks(self.call) if self.blocks is None else self.blocks
-        counts = is_any.to(torch.int32)
-        lengths = blocks.seq_lengths
-        sides = blocks.kv_num_blocks, blocks.kv_indices, blocks.full_kv_num_blocks, blocks.full_kv_indices
-        function = blocks.mask_mod
-        if is_transposed:
-            lengths = lengths[::-1]
-            sides = blocks.q_num_blocks, blocks.q_indices, blocks.full_q_num_blocks, blocks.full_q_indices
-            function = _transposed(function)
-        mixed, mixed_at, full, full_at = sides
-        return _library().BlockMask.from_kv_blocks(
-            mixed * counts,
-            mixed_at,
-            full * counts,
-            full_at,
-            BLOCK_SIZE=BLOCK,
-            mask_mod=function,
-            seq_lengths=lengths,
-            compute_q_blocks=False,
-        )
-
-
-def _transposed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def transposed(batch: Any, head: Any, key: Any, query: Any) -> torch.Tensor:
-        return function(batch, head, query, key)
-
-    return transposed
-
-
-def _excluded_by_bias(call: Call, is_transposed: bool) -> Callable[..., torch.Tensor] | None:
-    """A function of scores that masks what a bias does."""
-    if call.bias is None:
-        return None
-    bias = all_of(call.bias.detach(), call)
-
-    def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
-        at = (key, query) if is_transposed else (query, key)
-        return torch.where(bias[batch, head, at[0], at[1]] == -math.inf, -math.inf, score)
-
-    return scores
-
-
-def _all_blocks(call: Call) -> BlockMask:
-    """The blocks of a call without a rule."""
-    everywhere = torch.ones((1, 1), dtype=torch.bool, device=call.query.device)
-    return block_mask(call._replace(mask=Given(everywhere)))
-
-
 # Block masks
 
 
@@ -374,7 +269,7 @@ def block_mask(call: Call) -> BlockMask | None:
     key = treedef, call.query.shape[:-1], call.key.shape[-2], call.query.device, call.starts
     kept = _KEPT.get(key) if is_known else None
     if kept is None:
-        kept = _blocks(call)
+        kept = _blocks(call, with_queries=is_known or records(call))
         if is_known:
             _bound(_KEPT)[key] = kept
     blocks = copy.copy(kept)
@@ -395,8 +290,11 @@ def _mask_key(call: Call) -> tuple[Any, tuple[torch.Tensor, ...]]:
     return treedef, tuple(arrays)
 
 
-def _blocks(call: Call) -> BlockMask:
-    """The blocks that a rule leaves empty, full or mixed, from the positions at their ends."""
+def _blocks(call: Call, *, with_queries: bool = True) -> BlockMask:
+    """The blocks that a rule leaves empty, full or mixed, from the positions at their ends.
+
+    The blocks of queries by those of keys serve the backward pass.
+    """
     xp, device = call.xp, call.query.device
     *leading, heads, rows, _ = call.query.shape
     columns = call.key.shape[-2]
@@ -414,7 +312,9 @@ def _blocks(call: Call) -> BlockMask:
     full = some & every & whole
     full, mixed = (_four_axes(flags, dims) for flags in (full, some & ~full))
     counted = [x for flags in (mixed, full) for x in _indices(flags)]
-    return _library().BlockMask.from_kv_blocks(*counted, BLOCK_SIZE=BLOCK, seq_lengths=(rows, columns))
+    return _library().BlockMask.from_kv_blocks(
+        *counted, BLOCK_SIZE=BLOCK, seq_lengths=(rows, columns), compute_q_blocks=with_queries
+    )
 
 
 def _spans(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,15 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from attention_core.backend import Call
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, MaskFunction, Not, Or, Segments, SlidingWindow
 from attention_core.scores import ScoreMod
-from attention_torch import repaired
-from attention_torch.repaired import NAN_SCORE
 from attention_torch.sdpa import row_shift
 
 __all__ = [
     "KEPT",
     "all_of",
-    "is_plain",
-    "is_repaired",
     "makes_tables",
     "mask_function",
     "modified",
@@ -29,6 +25,7 @@ __all__ = [
     "with_one_batch_axis",
 ]
 
+LEAST_SCORE = -1e37  # of a pair that a bias does not hide; times log2(e), it is still finite
 FARTHEST = 2**29  # above all positions, as in the core
 KEPT = 32  # block masks, programs and traced functions
 
@@ -132,15 +129,7 @@ def modified(call: Call) -> Callable[..., torch.Tensor]:
         shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
         function, tables = _traced(function, shapes, call.query.device)
         arrays = *arrays, *tables
-    # PyTorch 2.11 gives a captured number a gradient of one axis, which autograd refuses.
-    is_number = [array.dim() == 0 and array.requires_grad for array in arrays]
-    arrays = tuple(x.reshape(1) if number else x for x, number in zip(arrays, is_number, strict=True))
-
-    def modify(score: Any, batch: Any, *at: Any) -> torch.Tensor:
-        captured = (x[batch * 0] if number else x for x, number in zip(arrays, is_number, strict=True))
-        return function(score, batch, *at, *captured)
-
-    return _counted(modify, call)
+    return _counted(lambda *at: function(*at, *arrays), call)
 
 
 def makes_tables(score_mod: Any) -> bool:
@@ -195,26 +184,16 @@ def score_function(call: Call) -> Callable[..., torch.Tensor] | None:
         softcap = _float_of(softcap, call.query)
     modify = None if call.score_mod is None else modified(call)
     bias = None if bias is None else all_of(bias - row_shift(bias), call)
-    judges = is_repaired(call)
-    spoilt = _spoilt_vectors(call) if modify is not None and judges else None
-    group = call.query.shape[-3] // call.key.shape[-3]
 
     def scores(score: Any, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
-        if spoilt is not None:
-            is_spoilt = spoilt[0][batch, head, query] | spoilt[1][batch, head // group, key]
-            score = torch.where(is_spoilt, math.nan, score.to(torch.float32))
         if softcap is not None:
             score = torch.tanh(score.to(torch.float32) / softcap) * softcap
         if modify is not None:
             score = modify(score.to(torch.float32), batch, head, query, key)
-            score = torch.where(score < -NAN_SCORE, -NAN_SCORE, score)  # `clamp` has no gradient at NaN
         if bias is None:
-            return torch.where(score <= NAN_SCORE, score, NAN_SCORE) if judges and modify is not None else score
+            return score
         added = bias[batch, head, query, key]
-        score = (score + added).clamp(min=-NAN_SCORE)
-        if judges:
-            score = torch.where(score <= NAN_SCORE, score, NAN_SCORE)
-        return torch.where(added == -math.inf, -math.inf, score)
+        return torch.where(added == -math.inf, -math.inf, (score + added).clamp(min=LEAST_SCORE))
 
     return scores
 
@@ -232,24 +211,6 @@ def all_of(bias: torch.Tensor, call: Call) -> torch.Tensor:
     return bias if bias.dim() == 4 else bias.reshape(-1, *bias.shape[-3:])
 
 
-def _spoilt_vectors(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which queries (B, H, M), and which keys (B, G, N), a function of scores sees as NaN."""
-    bound = repaired.bounds_of(call).score
-    vectors = (x.detach().reshape(-1, *x.shape[-3:]) for x in (call.query, call.key))
-    query, key = (~repaired.vectors_within(x, bound).squeeze(-1) for x in vectors)
-    return query, key
-
-
-def is_plain(call: Call) -> bool:
-    """Whether nothing masks or caps a score, so that one of -inf is no mask."""
-    return call.mask is None and call.bias is None and call.softcap is None
-
-
 def with_one_batch_axis(call: Call) -> list[torch.Tensor]:
     """Query, key and value with four axes."""
     return [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
-
-
-def is_repaired(call: Call) -> bool:
-    """Whether something may be masked that is not assumed to be finite."""
-    return not call.assume_finite and (call.mask is not None or call.bias is not None)

@@ -21,19 +21,20 @@ from attention_core.backend import (
     sample_ranges,
 )
 from attention_core.masks import And, Causal, Given, KeyLengths, Mask, Or, Segments, SlidingWindow
-from attention_torch.magnitudes import known_finite_products, known_finite_scores
+from attention_torch.magnitudes import known_finite_products, known_finite_scores, products_are_finite
 
 __all__ = [
     "HALVES",
     "TYPES",
     "all_products_are_finite",
+    "as_looked_at",
     "causal_part",
     "check_local",
     "decides_at_run_time",
     "has_key_lengths",
     "has_modes",
+    "is_on_accelerator",
     "is_on_host",
-    "is_repaired",
     "looks_afterwards",
     "looks_in_program",
     "loses_nan",
@@ -74,6 +75,11 @@ def is_on_host(array: torch.Tensor) -> bool:
     return array.device.type in HOSTS
 
 
+def is_on_accelerator(array: torch.Tensor) -> bool:
+    """Whether an array has values, for which a host would have to wait."""
+    return not is_on_host(array) and not array.is_meta
+
+
 def has_modes() -> bool:
     """Whether anything but PyTorch's own autograd looks at what is called, so that values may not be read."""
     return (
@@ -100,7 +106,7 @@ def slower(call: Call) -> str | None:
         return "rounds weights of 16 bits on a CPU, which blocks do not round"
     if query.shape[-1] != value.shape[-1]:
         return "is PyTorch's dense form where values have another width than keys"
-    if decides_at_run_time(call) and may_leak(call) and not is_repaired(call):
+    if decides_at_run_time(call) and may_leak(call):
         *leading, rows, _ = query.shape
         if few_queries(call) or looks_in_program(call):
             return None
@@ -108,8 +114,6 @@ def slower(call: Call) -> str | None:
             return "gains less in a compiled program than reading the arguments costs"
     if call.mask is not None or call.assume_finite or not _has_few_keys(call):
         return None
-    if not is_on_host(query):
-        return None if is_repaired(call) else "gives 0 where infinite scores of few keys are all negative"
     return None if _sums_are_finite(query, call.key) else "loses NaN where there are few keys, and these are not finite"
 
 
@@ -135,7 +139,7 @@ def refusal(call: Call) -> str | None:
     ):
         return "counts positions from 0 (line 3)"
     later = decides_at_run_time(call)
-    lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or _is_left_to_accelerator(call))
+    lengths_later = isinstance(call.mask, KeyLengths) and call.bias is None and (later or is_on_accelerator(call.query))
     offset_later = type(call.mask) is Causal and call.bias is None and later and is_on_host(call.query)
     if not (has_array_or_flag or lengths_later or offset_later or as_array or has_key_lengths(call)):
         return "would need this mask as an array of all M x N (line 2)"
@@ -156,8 +160,6 @@ def _refusal_of_bias(call: Call, later: bool) -> str | None:
 def _refusal_of_values(call: Call, later: bool) -> str | None:
     if later or not may_leak(call) or looks_afterwards(call):
         return None
-    if is_repaired(call):
-        return None
     if all_products_are_finite(call):
         return None
     return "lets masked keys leak that are not seen to be finite, with finite scores and gradients (line 5)"
@@ -173,23 +175,10 @@ def may_leak(call: Call) -> bool:
     return not _can_read(mask.lengths)
 
 
-def is_repaired(call: Call) -> bool:
-    """Whether the accelerator keeps what is masked from leaking out of the kernel, so that the host reads nothing."""
-    return _is_left_to_accelerator(call) and may_leak(call)
-
-
-def _is_left_to_accelerator(call: Call) -> bool:
-    """Whether the host may read nothing of a call, and operators of PyTorch alone may be recorded for it.
-
-    An exported program keeps to what older versions can load, and `torch.vmap` has no rule for our gradients.
-    """
-    arrays = call.query, call.key, call.value
-    return (
-        not is_on_host(call.query)
-        and not call.query.is_meta
-        and not torch.compiler.is_exporting()
-        and not any(torch._C._functorch.is_batchedtensor(array) or 0 in array.shape for array in arrays)
-    )
+def as_looked_at(call: Call) -> Call:
+    """The call as its device is looked at: by default a host is, and an accelerator is not."""
+    is_left = call.assume_finite is None and is_on_accelerator(call.query)
+    return call._replace(assume_finite=True) if is_left else call
 
 
 def decides_at_run_time(call: Call) -> bool:
@@ -224,7 +213,7 @@ def _fits_as_array(call: Call) -> bool:
         return True
     rows, columns = call.query.shape[-2], call.key.shape[-2]
     inputs = call.query.numel() + 2 * call.key.numel()
-    if _is_left_to_accelerator(call) and _is_rule_of_positions(call.mask):
+    if is_on_accelerator(call.query) and _is_rule_of_positions(call.mask):
         return bool(math.prod(call.query.shape[:-3]) * rows * columns <= MASK_PER_INPUT * inputs)
     return 2 * rows <= columns and rows * columns <= 2 * inputs and key_ranges(call) is not None
 
@@ -317,6 +306,8 @@ def causal_part(mask: Any) -> tuple[Mask | None, Any]:
 
 def all_products_are_finite(call: Call) -> bool:
     """Whether query, key, value and their products are seen to be finite."""
+    if call.assume_finite is False and not is_on_host(call.query) and is_concrete(call.query):
+        return bool(products_are_finite(call).item())  # the host was told to wait
     return call.assume_finite or known_finite_products(call)
 
 
@@ -330,10 +321,7 @@ def scores_are_finite(call: Call) -> bool:
 
 
 def _has_few_keys(call: Call) -> bool:
-    """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN.
-
-    Kernels of accelerators take a row for masked whose scores are all -inf: in practice, one of few keys.
-    """
+    """Whether there are fewer than a vector of the processor holds, which is when the kernel overlooks NaN."""
     columns = call.key.shape[-2]
     if torch.compiler.is_exporting():  # perhaps for any length, of which nothing may be asked
         from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415 (imports sympy)

@@ -28,6 +28,7 @@ from attention_torch.guards import (
     HALVES,
     causal_part,
     few_queries,
+    is_on_accelerator,
     is_on_host,
     may_leak,
     records,
@@ -42,6 +43,8 @@ __all__ = [
     "kernel_inputs",
     "kernel_mask",
     "row_shift",
+    "run_kernel",
+    "scaled_query",
     "with_array_mask",
     "with_axes_of",
     "with_batch_of",
@@ -106,26 +109,61 @@ def differentiated_once(output: torch.Tensor) -> torch.Tensor:
 
 def attend(call: Call) -> torch.Tensor:
     """The output of the kernel (..., H, M, E)."""
+    if call.query.is_cuda and call.mask is not None and call.bias is None:
+        output = _attend_by_cudnn(call)
+        if output is not None:
+            return output
     query, key, value, mask, is_causal, scale = kernel_inputs(call)
     if mask is not None and mask.dtype != torch.bool:
         mask = _shifted(mask, call)
-    if query.is_cuda:
-        if mask is not None and (mask.shape[-1] != key.shape[-2] or mask.stride(-1) != 1):
-            mask = mask.expand(*mask.shape[:-1], key.shape[-2]).contiguous()
-        query, key, value, mask = (None if x is None else _aligned(x) for x in (query, key, value, mask))
+    return with_batch_of(call, run_kernel(query, key, value, mask, is_causal=is_causal, scale=scale))
+
+
+def run_kernel(query: Any, key: Any, value: Any, mask: Any = None, *, is_causal: bool, scale: float) -> torch.Tensor:
+    """The output of the kernel for arrays as it takes them, with four axes."""
+    is_on_gpu, has_groups = query.is_cuda, query.shape[-3] != key.shape[-3]
+    if is_on_gpu:
+        query, key, value, mask = _as_gpus_read(query, key, value, mask)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
-    choice = sdpa_kernel(WITHOUT_CUDNN) if mask is not None and query.is_cuda else ANY_KERNEL
-    with choice:
-        output = KERNEL(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=query.shape[-3] != key.shape[-3],
-        )
-    return with_batch_of(call, differentiated_once(output))
+    with sdpa_kernel(WITHOUT_CUDNN) if mask is not None and is_on_gpu else ANY_KERNEL:
+        output = KERNEL(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=has_groups)
+    if is_on_gpu and output.requires_grad and not torch.compiler.is_compiling():
+        output.register_hook(_as_gpus_read_gradients)
+    return differentiated_once(output)
+
+
+def _attend_by_cudnn(call: Call) -> torch.Tensor | None:
+    """The output of cuDNN under an array, of 16 bits and without a gradient; ``None`` where it takes none.
+
+    It shares key heads, and splits keys of few queries. It averages all values where a mask leaves nothing.
+    """
+    if torch.compiler.is_compiling() or call.query.dtype not in HALVES or records(call):
+        return None
+    is_causal, mask = kernel_mask(call)
+    if is_causal or mask is None:
+        return None
+    query, scale = scaled_query(call)
+    query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (query, call.key, call.value))
+    inputs = _as_gpus_read(query, key, value, with_axes_of(query, call, mask))
+    has_groups = query.shape[1] != key.shape[1]
+    if not torch.backends.cuda.can_use_cudnn_attention(torch.backends.cuda.SDPAParams(*inputs, 0.0, False, has_groups)):
+        return None
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        output = KERNEL(*inputs[:3], attn_mask=inputs[3], scale=scale, enable_gqa=has_groups)
+    return with_batch_of(call, torch.where(inputs[3].any(dim=-1, keepdim=True), output, 0.0))
+
+
+def _as_gpus_read(query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
+    """Arrays as kernels of a GPU take them."""
+    if mask is not None and (mask.shape[-1] != key.shape[-2] or mask.stride(-1) != 1):
+        mask = mask.expand(*mask.shape[:-1], key.shape[-2]).contiguous()
+    return _aligned(query), _aligned(key), _aligned(value), None if mask is None else _aligned(mask)
+
+
+def _as_gpus_read_gradients(d_output: torch.Tensor) -> torch.Tensor:
+    """The gradient of the output, which kernels misread where it is expanded."""
+    is_expanded = any(stride == 0 for stride, size in zip(d_output.stride(), d_output.shape, strict=True) if size > 1)
+    return d_output.contiguous() if is_expanded or d_output.stride(-1) != 1 else _aligned(d_output)
 
 
 def _aligned(array: torch.Tensor) -> torch.Tensor:
@@ -208,19 +246,24 @@ def kernel_inputs(call: Call) -> Inputs:
 
 def kernel_arrays(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
     """Query, key and value of a call as the kernel takes them, with one axis for the batch, and the scale."""
-    query, scale = _scaled(call)
+    query, scale = scaled_query(call)
     key, value = call.key, call.value
     if query.dim() != 4:
         batch = math.prod(query.shape[:-3])
         query, key, value = (x.reshape(batch, *x.shape[-3:]) for x in (query, key, value))
     group = group_size(query, key, call.xp)
-    if group == 1:
+    if group == 1 or (query.is_cuda and query.dtype in HALVES and kernel_has_flag(call)):
         return query, key, value, scale
     if few_queries(call) and not (is_top_left_causal(call.mask) and call.bias is None):
         query = fold_group(query, group, xp=call.xp)
     elif query.device.type != "cpu" or not TAKES_GROUPS:  # as kernels for GPUs have no groups with some types and masks
         key, value = (repeat_kv(x, group, xp=call.xp) for x in (key, value))
     return query, key, value, scale
+
+
+def kernel_has_flag(call: Call) -> bool:
+    """Whether the kernel needs no array: with 16 bits on a GPU, it then shares key heads, and splits their keys."""
+    return call.bias is None and (call.mask is None or is_top_left_causal(call.mask))
 
 
 def with_axes_of(query: torch.Tensor, call: Call, mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -252,7 +295,7 @@ def with_batch_of(call: Call, array: torch.Tensor) -> torch.Tensor:
     return array if array.shape == dims else array.reshape(dims)
 
 
-def _scaled(call: Call) -> tuple[torch.Tensor, float]:
+def scaled_query(call: Call) -> tuple[torch.Tensor, float]:
     """The query, and the scale that is left to the kernel.
 
     The query is multiplied where scores that fit might overflow on the way, in 16 bits by a power of two alone: that
@@ -262,6 +305,8 @@ def _scaled(call: Call) -> tuple[torch.Tensor, float]:
     scale: Any = default_scale(call.query, call.xp) if call.scale is None else call.scale
     if isinstance(scale, torch.Tensor):
         return call.query * scale.to(call.query.dtype), 1.0
+    if call.assume_finite and is_on_accelerator(call.query) and isinstance(scale, Real) and float(scale) > 0:
+        return call.query, float(scale)
     if call.query.dtype in HALVES and isinstance(scale, Real) and scale:  # not a symbol
         # Products of float16 are far from the largest float32; those of bfloat16 are not.
         fraction, exponent = math.frexp(scale) if call.query.dtype == torch.bfloat16 else (float(scale), 0)

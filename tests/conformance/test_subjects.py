@@ -7,7 +7,7 @@ import planted_kernels as planted
 import pytest
 from planted_kernels import TAKES, found
 
-from attention_conformance import CASES, Finding, Subject, problem_of
+from attention_conformance import CASES, Finding, Subject, load_target, problem_of
 from attention_conformance.oracle.attention import attention
 from attention_conformance.oracle.dense import answer, dense_of
 from attention_conformance.oracle.gradients import gradients
@@ -360,6 +360,12 @@ def test_gradients_of_one_array_are_those_of_the_array_that_was_passed():
     options = {"backend": "torch", "default_scale": "one", "differentiates": True}
     findings = found(Subject(attention, **TAKES | options), "gradient-of-one-array", "gradient-after-other-forward")
     assert [each.verdict for each in findings.values()] == ["right", "right"]
+
+
+@pytest.mark.needs("torch")
+def test_the_gradient_of_a_number_has_no_axes():
+    findings = found(load_target("attention-core", backend="torch"), "gradient-score-mod")
+    assert [each.verdict for each in findings.values()] == ["right"]
 
 
 @pytest.mark.needs("numpy")

@@ -64,7 +64,7 @@ def leaks(arrays, put, get, **options):
 
 
 @pytest.mark.parametrize("name", ["causal", "array"])  # by a plan of the signature on some libraries, and without
-def test_the_context_is_read_by_each_call_and_the_argument_adds_to_it(name, arrays, put, get):
+def test_the_context_is_read_by_each_call_and_the_argument_goes_before_it(name, arrays, put, get):
     mask = {"mask": put(np.arange(7)[:, None] >= np.arange(9))} if name == "array" else {}
 
     def leak(**options):
@@ -74,7 +74,7 @@ def test_the_context_is_read_by_each_call_and_the_argument_adds_to_it(name, arra
     assert leak(assume_finite=True)
     with ac.config_context(assume_finite=True):
         assert leak()
-        assert leak(assume_finite=False)
+        assert not leak(assume_finite=False)
         with ac.config_context(assume_finite=False):
             assert not leak()
             assert leak(assume_finite=True)

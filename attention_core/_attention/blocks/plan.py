@@ -141,7 +141,7 @@ def make_plan(call: Call, *, num_slices: int = 0, score_scale: float = 1.0) -> t
         exp_without_max=False if num_slices else None,
         num_slices=num_slices,
         score_scale=score_scale,
-        assume_finite=call.assume_finite,
+        assume_finite=bool(call.assume_finite),
     )
     return with_value_facts(plan, operands, call.backend), operands
 
