@@ -86,7 +86,7 @@ class FlexAttention(Kernel):
         self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
     def judge(self, call: Call) -> Verdict:
-        """Say why the kernel would not give the answer, and whether it is faster. No value is read."""
+        """Say why the kernel would not give the answer, and whether it is faster. Values are read if a call asks."""
         refusal = self._refusal(call)
         if refusal is None and call.query.shape[-2] < MIN_ROWS:
             return Verdict(None, False, "gains less for few queries than compiling costs")
