@@ -60,7 +60,7 @@ def test_every_boolean_option_is_true_or_false(name, flag, put, xp):
 
 
 def test_none_is_no_boolean_where_it_has_no_meaning(put, xp):
-    optional = {"query_bias", "key_bias", "value_bias", "output_bias"}
+    optional = {"query_bias", "key_bias", "value_bias", "output_bias", "assume_finite"}
     for name, flag in OPTIONS:
         if flag not in optional:
             with pytest.raises(TypeError, match=f"expected {flag} as True or False; got NoneType"):
