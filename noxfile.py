@@ -111,10 +111,14 @@ def tests(session, backend):
     install(session, "-e", f".[cli,array-api-strict,{backend}{keras}]", groups=("test",))
     required = {"ATTENTION_CORE_BACKENDS": "array_api_strict,numpy" if backend == "numpy" else backend}
     words, environment = chosen(session.posargs, TESTS), QUIET | ONE_THREAD | COMPILED_ONCE | required
-    if backend == "jax" and not session.posargs:
+    if backend != "jax" or session.posargs:
+        pytest(alone, session, *DOCTESTS, *words, env=environment)
+        return
+    try:
         pytest(alone, session, *OPTIMIZED, env=environment, part="-optimized")
-        environment, words = environment | UNOPTIMIZED, [*words, *(f"--ignore={path}" for path in OPTIMIZED)]
-    pytest(alone, session, *DOCTESTS, *words, env=environment)
+    finally:  # a failure in one part does not hide those of the other
+        others = [f"--ignore={path}" for path in OPTIMIZED]
+        pytest(alone, session, *DOCTESTS, *words, *others, env=environment | UNOPTIMIZED)
 
 
 @nox.session(default=False)
