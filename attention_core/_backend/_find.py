@@ -123,8 +123,8 @@ def check_namespace(xp: Any, /) -> None:
 
 def is_dense(array: Array, /) -> bool:
     """Whether an array is neither sparse nor nested; such tensors of PyTorch have the class of the others."""
-    layout = str(getattr(array, "layout", ""))  # tracers of JAX have one of their own
-    return not getattr(array, "is_nested", False) and (layout.endswith("strided") or not layout.startswith("torch."))
+    layout = str(getattr(array, "layout", ""))  # other libraries call other things so
+    return not (getattr(array, "is_nested", False) or "sparse" in layout or "jagged" in layout or "mkldnn" in layout)
 
 
 def _namespace_of(array: Array, name: str = "") -> Namespace:

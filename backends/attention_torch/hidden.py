@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -18,20 +19,17 @@ def with_hidden_cleared(call: Call) -> Call:
 
     These are padding, and the unused part of a cache. Of a rule, ends of blocks tell: one block of all queries.
     """
-    attended = [] if call.mask is None else [_attended_by_mask(call)]
-    if call.bias is not None:
-        attended.append(_attended_by_mask(call._replace(mask=call.bias != -math.inf)))
-    for each in attended:
-        if isinstance(each, torch.Tensor):
-            kept = _of_groups(each, call)
-            key, value = (torch.where(kept, x, 0.0) for x in (call.key, call.value))
-            call = call._replace(key=key, value=value)
-    return call
+    masks = [call.mask, None if call.bias is None else call.bias != -math.inf]
+    attended = [_attended_by(mask, call) for mask in masks if mask is not None]
+    kept = [_of_groups(each, call) for each in attended if isinstance(each, torch.Tensor)]
+    if not kept:
+        return call
+    key, value = (torch.where(functools.reduce(torch.logical_and, kept), x, 0.0) for x in (call.key, call.value))
+    return call._replace(key=key, value=value)
 
 
-def _attended_by_mask(call: Call) -> Any:
+def _attended_by(mask: Any, call: Call) -> Any:
     """Which keys some query may attend to, (..., H or 1, 1, N), or a boolean for all."""
-    mask: Any = call.mask
     if isinstance(mask, Given):
         mask = mask.mask
     if isinstance(mask, torch.Tensor):

@@ -124,6 +124,32 @@ def test_few_queries_that_share_key_heads(name, dtype, torch):
         close(torch, [found], [ac.scaled_dot_product_attention(*wide, **options, implementation="dense")], dtype)
 
 
+@pytest.mark.parametrize("where", ["query", "key", "value", "mask"])
+def test_an_array_may_start_within_16_bytes(where, torch):
+    arrays, options = make(torch, "array", torch.bfloat16)
+    names = {**dict(zip(("query", "key", "value"), arrays, strict=True)), "mask": options["mask"]}
+    expected = ac.scaled_dot_product_attention(**names)
+    moved = torch.empty(names[where].numel() + 1, dtype=names[where].dtype, device="cuda")[1:]
+    names[where] = moved.view(names[where].shape).copy_(names[where])
+    assert torch.equal(ac.scaled_dot_product_attention(**names), expected)
+
+
+def test_a_mask_of_queries_alone(torch):
+    arrays, _ = make(torch, "causal", torch.bfloat16)
+    mask = torch.arange(M, device="cuda")[:, None] % 3 > 0
+    expected = ac.scaled_dot_product_attention(*(x.float() for x in arrays), mask=mask, implementation="dense")
+    close(torch, [ac.scaled_dot_product_attention(*arrays, mask=mask)], [expected], torch.bfloat16)
+
+
+def test_the_gradient_of_a_sum_is_that_of_ones(torch):
+    """It is expanded, with strides of 0."""
+    arrays, _ = make(torch, "causal", torch.bfloat16)
+    leaves = [x.requires_grad_() for x in arrays]
+    found = torch.autograd.grad(ac.scaled_dot_product_attention(*leaves, is_causal=True).sum(), leaves)
+    output = ac.scaled_dot_product_attention(*leaves, is_causal=True)
+    close(torch, found, torch.autograd.grad(output, leaves, torch.ones_like(output)), torch.bfloat16)
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_a_call_is_captured_in_a_graph(name, torch):
     arrays, options = make(torch, name, torch.bfloat16)
