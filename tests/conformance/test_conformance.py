@@ -70,15 +70,8 @@ def test_every_line_of_the_contract_has_a_case():
 
 
 def test_the_core_passes_on_every_backend(backend):
-    chosen = [
-        "mask-and-bias",
-        "masks-combined",
-        "empty-row-mask",
-        "masked-nan-key",
-        "softcap",
-        "grouped-heads",
-        "dropout",
-    ]
+    chosen = ["mask-and-bias", "masks-combined", "empty-row-mask", "empty-row-bias", "masked-nan-key"]
+    chosen += ["attended-nan-value", "softcap", "grouped-heads", "dropout", "dropout-weights"]
     chosen += ["batch-invariance", "batch-invariance-bits"]
     chosen += ["weights-change-nothing", "04-near-ties-1e4", "12-product-overflows", "wrong-heads-do-not-divide"]
     chosen += ["gradient-empty-row-bias", "gradient-masked-nonfinite"] if backend.differentiates else []
