@@ -18,7 +18,6 @@ from jax_layer_helpers import (
     jax,
     jnp,
     made,
-    ravel_pytree,
     shaken,
 )
 
@@ -160,26 +159,6 @@ def test_a_layer_goes_through_jit_as_an_argument_and_closed_over(name):
     close(jax.jit(layer)(*inputs, **options), expected)
     apply(shaken(layer, 2), inputs, options)
     assert apply._cache_size() == 1  # the settings are the same, although another object says them
-
-
-@every
-def test_gradients_are_those_of_finite_differences(name):
-    layer, inputs, options = made(name)
-    floating = [x for x in inputs if x.dtype == jnp.float64]
-    flat, back = ravel_pytree((layer.parameters, floating))
-
-    def value(flat):
-        parameters, found = back(flat)
-        return loss(type(layer)(layer.definition, parameters, layer.state), found or inputs, options)
-
-    step = 1e-5
-    steps = step * jnp.eye(flat.size)
-    differences = jax.jit(jax.vmap(lambda change: (value(flat + change) - value(flat - change)) / (2 * step)))(steps)
-    gradients = jax.jit(jax.grad(loss))(layer, inputs, options).parameters
-    d_inputs = jax.jit(jax.grad(lambda found: loss(layer, found or inputs, options)))(floating)
-    found, _ = ravel_pytree((gradients, d_inputs))
-    assert np.abs(differences).max() > 0.1
-    np.testing.assert_allclose(found, differences, rtol=1e-7, atol=1e-8 * float(np.abs(differences).max()))
 
 
 def descend(layer, inputs, options):

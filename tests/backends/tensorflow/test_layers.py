@@ -39,8 +39,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 )
 
-UNFELT = ("key.bias", "attention.key.bias")  # they move all scores of a query alike, which softmax does not feel
-
 
 def defined(layer, *inputs, **options):
     """What the definition makes of NumPy arrays."""
@@ -253,47 +251,6 @@ def test_a_mask_over_feature_maps_is_not_lost_in_silence(rng):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", WITH_WEIGHTS)
-def test_gradients_are_those_of_finite_differences(rng, name, mode):
-    layer, x = (
-        made(name, rng, "float64", **({} if name == "sagan" else {"dropout": 0.25})),
-        example(name, rng, "float64"),
-    )
-    factor = rng.standard_normal(tuple(layer(x).shape))
-    options = {} if name == "sagan" else {"seed": 11}
-    state = [each.numpy() for each in layer.non_trainable_weights]
-
-    def loss():
-        for variable, value in zip(layer.non_trainable_weights, state, strict=True):
-            variable.assign(value)
-        return tf.reduce_sum(layer(tf.constant(x), training=True, **options) * factor)
-
-    def differentiated():
-        with tf.GradientTape() as tape:
-            value = loss()
-        return [
-            tf.convert_to_tensor(each)
-            for each in tape.gradient(value, [each.value for each in layer.trainable_weights])
-        ]
-
-    gradients = compiled(differentiated, mode)()
-    value = compiled(loss, "graph")
-    for variable, gradient in zip(layer.trainable_weights, gradients, strict=True):
-        start, gradient = variable.numpy(), np.asarray(gradient)
-        if variable.name not in UNFELT:
-            assert np.abs(gradient).max() > 1e-9
-        for index in rng.permutation(start.size)[:6]:
-            step = np.zeros(start.size)
-            step[index] = 1e-5
-            ends = []
-            for sign in (1, -1):
-                variable.assign(start + sign * step.reshape(start.shape))
-                ends.append(float(value()))
-            variable.assign(start)
-            close(gradient.reshape(-1)[index], (ends[0] - ends[1]) / 2e-5, 1e-7 * max(1, np.abs(gradient).max()))
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_dropout_is_fresh_in_training_and_absent_otherwise(rng, name, mode):
     layer, x = made(name, rng), tf.constant(example(name, rng))
@@ -363,7 +320,7 @@ def test_fit_trains_every_weight(rng, name, jit):
     for old, new in zip(before, layer.to_numpy(), strict=True):
         for key, array in named_arrays(new).items():
             assert np.isfinite(array).all()
-            if key not in UNFELT:
+            if key not in ("key.bias", "attention.key.bias"):  # which softmax does not feel
                 assert not np.array_equal(array, named_arrays(old)[key]), key
 
 

@@ -178,20 +178,6 @@ def test_power_iteration_advances_in_training_alone():
     torch.testing.assert_close(sigma, torch.linalg.matrix_norm(kernel, 2), rtol=0, atol=1e-6)
 
 
-def test_gradients_are_those_of_finite_differences(name):
-    layer = layer_of(name, torch.float64).eval()
-    names = [each for each, _ in layer.named_parameters()]
-    inputs = inputs_of(name, torch.float64)
-    moving = [x.requires_grad_() for x in inputs if x.is_floating_point()]
-    parameters = [parameter.detach().clone().requires_grad_() for parameter in layer.parameters()]
-
-    def call(*tensors):
-        parameters = dict(zip(names, tensors[len(moving) :], strict=True))
-        return torch.func.functional_call(layer, parameters, tensors[: len(moving)] or inputs)
-
-    assert torch.autograd.gradcheck(call, (*moving, *parameters))
-
-
 def test_gradients_reach_all_parameters(name, layer):
     inputs = [x.requires_grad_() if x.is_floating_point() else x for x in inputs_of(name)]
     layer(*inputs).square().sum().backward()
