@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from blockwise_helpers import weighted
 
 import attention_core as ac
 
@@ -11,6 +12,11 @@ MASKS = {
     "window": lambda length: {"mask": ac.SlidingWindow(200, 0)},
     "documents": lambda length: {"mask": ac.Segments(np.arange(length) // 100, np.arange(length) // 100)},
     "alibi": lambda length: {"score_mod": ac.alibi(4)},
+    "everything": lambda length: {
+        "mask": ac.SlidingWindow(100) & ac.KeyLengths(77),
+        "score_mod": ac.ScoreMod(weighted, (np.float32(1.5),)),
+        "softcap": 3.0,
+    },
 }
 
 
