@@ -67,6 +67,7 @@ def inputs(rng, put, rows, columns, width=E, dtype="float64"):
     return put([rng.standard_normal(shape) for shape in shapes], dtype=dtype)
 
 
+@pytest.mark.needs(lambda sizes, backend: not backend.loops.traced or sizes in ((2, 130), (33, 70)))
 @pairwise(name=MASKS, sizes=SIZES, width=[D, E], implementation=["auto", "dense", "blockwise"], has_sinks=[False, True])
 def test_a_rule_is_its_array(name, sizes, width, implementation, has_sinks, backend, put, get, rng):
     rows, columns = sizes
