@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 from tracing_helpers import CASES, case, leaves
 
-from attention_core import (
-    attention_extent,
-    complete_partial,
-    merge_extents,
-    merge_partials,
-    partial_attention,
-    scaled_dot_product_attention,
-)
+import attention_core as ac
 from attention_core.initializers import normal
 from attention_numpy.trees import map_arrays
 
@@ -45,7 +38,7 @@ def test_functions_compute_the_same_where_underflow_is_an_error(name):
 @pytest.mark.parametrize("options", MORE.values(), ids=MORE)
 def test_every_way_to_compute_does(rng, options, dtype):
     arrays = enlarged((rng.normal(size=(2, 3, 40, 4)).astype(dtype),) * 3)
-    same_under_errors(lambda *qkv: scaled_dot_product_attention(*qkv, **options), *arrays)
+    same_under_errors(lambda *qkv: ac.scaled_dot_product_attention(*qkv, **options), *arrays)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -54,9 +47,11 @@ def test_pieces_do(rng, exact):
 
     def merged(query, key, value):
         pieces = [(key[:, :, at], value[:, :, at]) for at in (slice(4), slice(4, 7))]
-        extent = merge_extents(*[attention_extent(query, *piece) for piece in pieces])
+        extent = ac.merge_extents(*[ac.attention_extent(query, *piece) for piece in pieces])
         options = {"extent": extent, "arithmetic": "reproducible"} if exact else {}
-        return complete_partial(merge_partials(*[partial_attention(query, *piece, **options) for piece in pieces]))
+        return ac.complete_partial(
+            ac.merge_partials(*[ac.partial_attention(query, *piece, **options) for piece in pieces])
+        )
 
     same_under_errors(merged, *arrays)
 

@@ -120,18 +120,25 @@ def test_what_one_function_accepted_is_checked_by_the_next(put):
 
 
 def test_what_was_right_once_is_checked_again_with_another_value(put):
+    """In the same words each time; and a call that was refused leaves nothing behind."""
     q, k, v = put(arrays())
     for right, wrong in (
         ({"scale": 0.5}, {"scale": math.nan}),
         ({"scale": np.float64(0.5)}, {"scale": np.float64(math.nan)}),
         ({"scale": Fraction(1, 2)}, {"scale": Fraction(10**400)}),
+        ({"scale": 0.5}, {"scale": "text"}),
         ({"softcap": 1.0}, {"softcap": -1.0}),
         ({"is_causal": True}, {"is_causal": 1}),
+        ({"implementation": "dense"}, {"implementation": "none"}),
         ({"dropout": ac.Dropout(0.5, 1)}, {"dropout": ac.Dropout(0.5, True)}),
         ({"dropout": ac.Dropout(0.5, 1)}, {"dropout": ac.Dropout(0.5, -1)}),
         ({"mask": ac.Causal()}, {"mask": [True]}),
+        ({}, {"mask": put(np.ones((3, 3), dtype=bool))}),
     ):
+        said = set()
         for _ in range(2):
             ac.scaled_dot_product_attention(q, k, v, **right)
-            with pytest.raises((TypeError, ValueError)):
+            with pytest.raises((TypeError, ValueError)) as caught:
                 ac.scaled_dot_product_attention(q, k, v, **wrong)
+            said.add(str(caught.value))
+        assert len(said) == 1

@@ -2,8 +2,6 @@
 
 import importlib
 import inspect
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -122,18 +120,6 @@ def test_new_arrays_are_made_on_the_device_of_old_ones(put, get, xp):
     x = put(np.ones((2, 3)))
     made = xp.zeros((4,), dtype=x.dtype, **on_device_of(x))
     assert get(xp.add(made, put(np.ones(4)))).tolist() == [1.0] * 4
-
-
-CODE = "import sys, attention_core; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-
-
-def test_importing_the_core_imports_no_library():
-    loaded = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout.split()
-    assert "attention_core" in loaded
-    libraries = {"numpy", "torch", "jax", "tensorflow", "dask", "keras", "ml_dtypes", "array_api_strict", "typer"}
-    adapters = {name for name in loaded if name.startswith("attention_")} - {"attention_core"}
-    assert not libraries & set(loaded)
-    assert not adapters
 
 
 def test_adapters_say_which_classes_are_no_arrays_and_what_to_write():

@@ -23,13 +23,7 @@ from tracing_helpers import (
 )
 
 import attention_core as ac
-from attention_core import (
-    Causal,
-    Dropout,
-    KeyLengths,
-    get_backend,
-    scaled_dot_product_attention,
-)
+from attention_core import get_backend
 from attention_core._backend import _find
 
 pytestmark = [
@@ -133,7 +127,7 @@ def test_a_class_that_is_made_later_makes_no_program_anew(torch):
     x = get_backend("torch").from_numpy(np.ones((2, 3, 4), dtype=np.float32))
 
     def attend(x):
-        return scaled_dot_product_attention(x, x, x, arithmetic="reproducible")
+        return ac.scaled_dot_product_attention(x, x, x, arithmetic="reproducible")
 
     attend(x)
     function = compiled(torch, attend, counter)
@@ -152,7 +146,7 @@ def test_one_array_that_a_program_made_may_be_both_key_and_value(torch):
 
     def attend(x):
         made = x * 2.0
-        return scaled_dot_product_attention(x, made, made, arithmetic="reproducible")
+        return ac.scaled_dot_product_attention(x, made, made, arithmetic="reproducible")
 
     assert torch.equal(torch.compile(attend, fullgraph=True, backend="eager")(x), attend(x))
 
@@ -189,8 +183,8 @@ def test_torch_compile_with_open_lengths_takes_numbers_of_settings_as_symbols(to
 
     def attend(x, scale):
         few, more = x[:, None, 2:], x[:, None]
-        mask = Causal(offset=more.shape[-2] - few.shape[-2])
-        return layer(x), scaled_dot_product_attention(few, more, more, mask=mask, scale=scale, arithmetic=arithmetic)
+        mask = ac.Causal(offset=more.shape[-2] - few.shape[-2])
+        return layer(x), ac.scaled_dot_product_attention(few, more, more, mask=mask, scale=scale, arithmetic=arithmetic)
 
     function = compiled(torch, attend, dynamic=True)
     for batch, length, scale in ((2, 5, 0.5), (3, 7, 0.3)):
@@ -266,7 +260,7 @@ def test_torch_compile_takes_numbers_that_change(torch):
     """PyTorch makes them symbols from the second call on."""
 
     def attend(x, number):
-        return scaled_dot_product_attention(x, x, x, scale=number, softcap=2 * number)
+        return ac.scaled_dot_product_attention(x, x, x, scale=number, softcap=2 * number)
 
     torch._dynamo.reset()
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
@@ -278,7 +272,7 @@ def test_torch_compile_takes_numbers_that_change(torch):
 @pytest.mark.needs("torch")
 def test_torch_export_takes_any_length(torch):
     """Also lengths from which on an eager call would look at its arrays."""
-    module = module_of(torch, lambda query, key, value: scaled_dot_product_attention(query, key, value))
+    module = module_of(torch, lambda query, key, value: ac.scaled_dot_product_attention(query, key, value))
     x = torch.ones(2, 4, 128, 32)
     shapes = {"arrays": ({2: torch.export.Dim.DYNAMIC},) * 3}
     program = torch.export.export(module, (x, x, x), dynamic_shapes=shapes)
@@ -318,7 +312,7 @@ def test_torch_jit_trace_of_any_length(torch):
 def test_torch_fx_names_what_traces_attention(torch):
     fx = importlib.import_module("torch.fx")
     with pytest.raises(TypeError, match=r"got Proxy of torch\.fx: torch\.export traces attention"):
-        fx.symbolic_trace(lambda x: scaled_dot_product_attention(x, x, x))
+        fx.symbolic_trace(lambda x: ac.scaled_dot_product_attention(x, x, x))
 
 
 @pytest.mark.needs("torch")
@@ -331,7 +325,7 @@ def test_a_distributed_tensor_names_local_map(torch, options):
         mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh("cpu", (1,))
         x = tensor.distribute_tensor(torch.ones(2, 4, 40, 8), mesh, [tensor.Shard(1)])
         with pytest.raises(TypeError, match=r"got DTensor: local_map of .* as the guide to sharding shows"):
-            scaled_dot_product_attention(x, x, x, **options)
+            ac.scaled_dot_product_attention(x, x, x, **options)
     finally:
         distributed.destroy_process_group()
 
@@ -371,8 +365,8 @@ def test_torch_vmap_gives_each_sample_what_it_has_alone(torch, options):
     )
 
     def attend(query, key, value, lengths, seed):
-        rules = {"mask": KeyLengths(lengths), "dropout": Dropout(0.25, seed)}
-        return scaled_dot_product_attention(query, key, value, **rules, **options)
+        rules = {"mask": ac.KeyLengths(lengths), "dropout": ac.Dropout(0.25, seed)}
+        return ac.scaled_dot_product_attention(query, key, value, **rules, **options)
 
     def one_by_one(function):
         alone = [leaves(function(*sample)) for sample in zip(*arrays, strict=True)]

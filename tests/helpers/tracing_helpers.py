@@ -2,39 +2,8 @@
 
 import numpy as np
 
-from attention_core import (
-    Causal,
-    Dropout,
-    KeyLengths,
-    Segments,
-    SlidingWindow,
-    attention_scores,
-    embed_tokens,
-    encoder_layer,
-    feed_forward,
-    gated_feed_forward,
-    gelu,
-    get_backend,
-    layer_norm,
-    linear,
-    mask_from_integers,
-    mask_from_padding,
-    multi_head_attention,
-    sagan_attention,
-    scaled_dot_product_attention,
-    silu,
-    spectral_norm,
-)
-from attention_core.parameters import (
-    Embeddings,
-    EncoderLayer,
-    FeedForward,
-    GatedFeedForward,
-    LayerNorm,
-    Linear,
-    MultiHeadAttention,
-    SaganAttention,
-)
+import attention_core as ac
+from attention_core import get_backend
 from attention_numpy.trees import map_arrays
 
 # Compilers fuse and reorder: results differ by roundings, relative to the largest element.
@@ -48,7 +17,7 @@ def normal(*dims):
 
 
 def affine(inputs, outputs):
-    return Linear(normal(inputs, outputs), normal(outputs))
+    return ac.parameters.Linear(normal(inputs, outputs), normal(outputs))
 
 
 C = 8
@@ -61,36 +30,36 @@ SEGMENTS = RNG.integers(0, 2, (2, 5)), RNG.integers(0, 2, (2, 7))
 
 LENGTHS, OFFSETS, SEED = np.asarray([3, 0]), np.asarray([2, -3]), np.asarray([7, 9], dtype=np.int32)
 
-HEADS = MultiHeadAttention(affine(C, 12), affine(C, 6), affine(C, 10), affine(20, C))
+HEADS = ac.parameters.MultiHeadAttention(affine(C, 12), affine(C, 6), affine(C, 10), affine(20, C))
 
-SELF = MultiHeadAttention(affine(C, C), affine(C, C), affine(C, C), affine(C, C))
+SELF = ac.parameters.MultiHeadAttention(affine(C, C), affine(C, C), affine(C, C), affine(C, C))
 
-NORM = LayerNorm(normal(C), normal(C))
+NORM = ac.parameters.LayerNorm(normal(C), normal(C))
 
-MLP = FeedForward(affine(C, 10), affine(10, C))
+MLP = ac.parameters.FeedForward(affine(C, 10), affine(10, C))
 
-LAYER = EncoderLayer(SELF, NORM, MLP, LayerNorm(normal(C), normal(C)))
+LAYER = ac.parameters.EncoderLayer(SELF, NORM, MLP, ac.parameters.LayerNorm(normal(C), normal(C)))
 
-TABLES = Embeddings(normal(13, C), normal(9, C), normal(2, C), NORM)
+TABLES = ac.parameters.Embeddings(normal(13, C), normal(9, C), normal(2, C), NORM)
 
-SAGAN = SaganAttention(affine(C, 3), affine(C, 3), affine(C, 5), affine(5, C), np.asarray(0.7))
+SAGAN = ac.parameters.SaganAttention(affine(C, 3), affine(C, 3), affine(C, 5), affine(5, C), np.asarray(0.7))
 
 X, IDS, KEPT = normal(2, 5, C), RNG.integers(0, 13, (2, 5)), np.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
 
 def attend(**options):
     """Attention with options that are known while tracing."""
-    return lambda query, key, value: scaled_dot_product_attention(query, key, value, **options)
+    return lambda query, key, value: ac.scaled_dot_product_attention(query, key, value, **options)
 
 
 def masked(rule):
     """Attention under a mask made of traced arrays."""
-    return lambda query, key, value, *arrays: scaled_dot_product_attention(query, key, value, mask=rule(*arrays))
+    return lambda query, key, value, *arrays: ac.scaled_dot_product_attention(query, key, value, mask=rule(*arrays))
 
 
 def everything(query, key, value, mask, bias, seed):
     return tuple(
-        scaled_dot_product_attention(
+        ac.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -99,7 +68,7 @@ def everything(query, key, value, mask, bias, seed):
             bias=bias,
             scale=0.4,
             softcap=3.0,
-            dropout=Dropout(0.25, seed),
+            dropout=ac.Dropout(0.25, seed),
             return_weights=True,
             return_logsumexp=True,
         )
@@ -109,66 +78,74 @@ def everything(query, key, value, mask, bias, seed):
 CASES = {
     "plain": (attend(), QKV),
     "causal": (attend(is_causal=True), QKV),
-    "window": (attend(mask=SlidingWindow(1, 2)), QKV),
+    "window": (attend(mask=ac.SlidingWindow(1, 2)), QKV),
     "softcap": (attend(softcap=2.0, scale=0.3), QKV),
     "flags": (lambda *qkv: tuple(attend(return_weights=True, return_logsumexp=True)(*qkv)), QKV),
     "mask": (masked(lambda mask: mask), (*QKV, MASK)),
     "causal_and_mask": (
-        lambda q, k, v, mask: scaled_dot_product_attention(q, k, v, mask=mask, is_causal=True),
+        lambda q, k, v, mask: ac.scaled_dot_product_attention(q, k, v, mask=mask, is_causal=True),
         (*QKV, MASK),
     ),
     "combined": (
         masked(
-            lambda lengths, offset: (KeyLengths(lengths) | Causal(offset=offset)) & SlidingWindow(3, 2, offset=offset)
+            lambda lengths, offset: (
+                (ac.KeyLengths(lengths) | ac.Causal(offset=offset)) & ac.SlidingWindow(3, 2, offset=offset)
+            )
         ),
         (*QKV, LENGTHS, OFFSETS),
     ),
     "combined_with_array": (
-        masked(lambda mask, lengths: (mask | KeyLengths(lengths)) & ~SlidingWindow(0, 0)),
+        masked(lambda mask, lengths: (mask | ac.KeyLengths(lengths)) & ~ac.SlidingWindow(0, 0)),
         (*QKV, MASK, LENGTHS),
     ),
-    "lengths": (masked(KeyLengths), (*QKV, LENGTHS)),
-    "offsets": (masked(lambda offset: Causal(offset=offset)), (*QKV, OFFSETS)),
-    "offset": (masked(lambda offset: Causal(offset=offset)), (*QKV, np.asarray(1))),
-    "segments": (masked(Segments), (*QKV, *SEGMENTS)),
-    "bias": (lambda q, k, v, bias: scaled_dot_product_attention(q, k, v, bias=bias, is_causal=True), (*QKV, BIAS)),
+    "lengths": (masked(ac.KeyLengths), (*QKV, LENGTHS)),
+    "offsets": (masked(lambda offset: ac.Causal(offset=offset)), (*QKV, OFFSETS)),
+    "offset": (masked(lambda offset: ac.Causal(offset=offset)), (*QKV, np.asarray(1))),
+    "segments": (masked(ac.Segments), (*QKV, *SEGMENTS)),
+    "bias": (lambda q, k, v, bias: ac.scaled_dot_product_attention(q, k, v, bias=bias, is_causal=True), (*QKV, BIAS)),
     "scale_and_softcap": (
-        lambda q, k, v, scale, cap: scaled_dot_product_attention(q, k, v, scale=scale, softcap=cap),
+        lambda q, k, v, scale, cap: ac.scaled_dot_product_attention(q, k, v, scale=scale, softcap=cap),
         (*QKV, np.asarray(0.3), np.asarray(2.0)),
     ),
-    "dropout": (lambda q, k, v, seed: attend(dropout=Dropout(0.25, seed))(q, k, v), (*QKV, SEED)),
+    "dropout": (lambda q, k, v, seed: attend(dropout=ac.Dropout(0.25, seed))(q, k, v), (*QKV, SEED)),
     "everything": (everything, (*QKV, MASK, BIAS, SEED)),
-    "scores": (lambda q, k, mask: attention_scores(q, k, mask=mask, softcap=2.0), (*QKV[:2], MASK)),
+    "scores": (lambda q, k, mask: ac.attention_scores(q, k, mask=mask, softcap=2.0), (*QKV[:2], MASK)),
     "multi_head_attention": (
-        lambda p, x, lengths: multi_head_attention(
-            p, x, num_heads=4, num_key_value_heads=2, is_causal=True, mask=KeyLengths(lengths)
+        lambda p, x, lengths: ac.multi_head_attention(
+            p, x, num_heads=4, num_key_value_heads=2, is_causal=True, mask=ac.KeyLengths(lengths)
         ),
         (HEADS, X, LENGTHS),
     ),
     "encoder_layer": (
-        lambda p, x, kept: encoder_layer(p, x, num_heads=2, mask=mask_from_padding(mask_from_integers(kept))),
+        lambda p, x, kept: ac.encoder_layer(p, x, num_heads=2, mask=ac.mask_from_padding(ac.mask_from_integers(kept))),
         (LAYER, X, KEPT),
     ),
     "encoder_layer_dropout": (
-        lambda p, x, seed: encoder_layer(p, x, num_heads=2, norm_first=False, dropout=Dropout(0.2, seed)),
+        lambda p, x, seed: ac.encoder_layer(p, x, num_heads=2, norm_first=False, dropout=ac.Dropout(0.2, seed)),
         (LAYER, X, SEED),
     ),
-    "embed_tokens": (lambda p, ids, segments: embed_tokens(p, ids, segment_ids=segments), (TABLES, IDS, SEGMENTS[0])),
+    "embed_tokens": (
+        lambda p, ids, segments: ac.embed_tokens(p, ids, segment_ids=segments),
+        (TABLES, IDS, SEGMENTS[0]),
+    ),
     "sagan_attention": (
-        lambda p, x: tuple(sagan_attention(p, x, return_weights=True))[:2],
+        lambda p, x: tuple(ac.sagan_attention(p, x, return_weights=True))[:2],
         (SAGAN, normal(2, 5, 6, C)),
     ),
     "sagan_attention_channels_first": (
-        lambda p, x: sagan_attention(p, x, pool=False, data_format="channels_first"),
+        lambda p, x: ac.sagan_attention(p, x, pool=False, data_format="channels_first"),
         (SAGAN, normal(2, C, 4, 3)),
     ),
-    "spectral_norm": (lambda w, u: spectral_norm(w, u, iterations=2), (normal(3, 2, 4), normal(4))),
-    "gelu": (gelu, (normal(3, 5),)),
-    "linear": (linear, (SELF.query, X)),
-    "layer_norm": (layer_norm, (NORM, X)),
-    "feed_forward": (feed_forward, (MLP, X)),
-    "silu": (silu, (normal(3, 5),)),
-    "gated_feed_forward": (gated_feed_forward, (GatedFeedForward(affine(C, 10), affine(C, 10), affine(10, C)), X)),
+    "spectral_norm": (lambda w, u: ac.spectral_norm(w, u, iterations=2), (normal(3, 2, 4), normal(4))),
+    "gelu": (ac.gelu, (normal(3, 5),)),
+    "linear": (ac.linear, (SELF.query, X)),
+    "layer_norm": (ac.layer_norm, (NORM, X)),
+    "feed_forward": (ac.feed_forward, (MLP, X)),
+    "silu": (ac.silu, (normal(3, 5),)),
+    "gated_feed_forward": (
+        ac.gated_feed_forward,
+        (ac.parameters.GatedFeedForward(affine(C, 10), affine(C, 10), affine(10, C)), X),
+    ),
 }
 
 FEW = ("causal", "everything", "encoder_layer", "embed_tokens", "sagan_attention", "combined_with_array")
@@ -210,7 +187,7 @@ def sized(batch, length, library):
 
 def attend_some(query, key, value, lengths):
     """Attention whose shapes and lengths are left open."""
-    return scaled_dot_product_attention(query, key, value, mask=KeyLengths(lengths) & Causal(offset=1))
+    return ac.scaled_dot_product_attention(query, key, value, mask=ac.KeyLengths(lengths) & ac.Causal(offset=1))
 
 
 def compiled(torch, function, backend="eager", dynamic=False):

@@ -11,15 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention_core import (
-    Causal,
-    KeyLengths,
-    SlidingWindow,
-    attention_scores,
-    merge_heads,
-    scaled_dot_product_attention,
-    split_heads,
-)
+import attention_core as ac
 
 # How far a case may be from the expected output, in units of the last place of the largest expected element. The expected
 # outputs are computed by onnx in the dtype of the case: those of float32 are up to 3 units from float64 themselves, and 4
@@ -84,9 +76,9 @@ def structured_masks(attributes, query_length, past_length, lengths):
         None if attributes.get(f"{side}_window_size", -1) < 0 else attributes[f"{side}_window_size"]
         for side in ("left", "right")
     )
-    masks = [Causal(offset=offset)] if attributes.get("is_causal") else []
-    masks += [] if left is None and right is None else [SlidingWindow(left, right, offset=offset)]
-    return masks + ([] if lengths is None else [KeyLengths(lengths)])
+    masks = [ac.Causal(offset=offset)] if attributes.get("is_causal") else []
+    masks += [] if left is None and right is None else [ac.SlidingWindow(left, right, offset=offset)]
+    return masks + ([] if lengths is None else [ac.KeyLengths(lengths)])
 
 
 def matrix_output(mode, query, key, options, weights):
@@ -94,7 +86,7 @@ def matrix_output(mode, query, key, options, weights):
     if mode == 3:
         return weights
     arguments = [("scale",), ("scale", "softcap"), ("scale", "softcap", "bias", "mask")][mode]
-    return attention_scores(query, key, **{name: options[name] for name in arguments})
+    return ac.attention_scores(query, key, **{name: options[name] for name in arguments})
 
 
 def attention_operator(backend, attributes, inputs):
@@ -104,8 +96,8 @@ def attention_operator(backend, attributes, inputs):
     query, key, value = (arrays[name] for name in "QKV")
     flat = len(query.shape) == 3
     if flat:
-        query = split_heads(query, attributes["q_num_heads"])
-        key, value = (split_heads(array, attributes["kv_num_heads"]) for array in (key, value))
+        query = ac.split_heads(query, attributes["q_num_heads"])
+        key, value = (ac.split_heads(array, attributes["kv_num_heads"]) for array in (key, value))
     past = inputs.get("past_key")
     key = present(xp, arrays.get("past_key"), key)
     value = present(xp, arrays.get("past_value"), value)
@@ -121,9 +113,9 @@ def attention_operator(backend, attributes, inputs):
         "scale": attributes.get("scale"),
         "softcap": attributes.get("softcap") or None,  # 0 is off
     }
-    result = scaled_dot_product_attention(query, key, value, **options, return_weights=True)
+    result = ac.scaled_dot_product_attention(query, key, value, **options, return_weights=True)
     return {
-        "Y": merge_heads(result.output) if flat else result.output,
+        "Y": ac.merge_heads(result.output) if flat else result.output,
         "present_key": key,
         "present_value": value,
         "qk_matmul_output": matrix_output(

@@ -33,32 +33,8 @@ from tracing_helpers import (
 )
 
 import attention_core
-from attention_core import (
-    Causal,
-    Dropout,
-    KeyLengths,
-    Segments,
-    SlidingWindow,
-    attention_map,
-    attention_scores,
-    attention_weights,
-    embed_tokens,
-    encoder_layer,
-    feed_forward,
-    gated_feed_forward,
-    gelu,
-    get_backend,
-    initializers,
-    layer_norm,
-    linear,
-    mask_from_lengths,
-    merge_heads,
-    multi_head_attention,
-    sagan_attention,
-    scaled_dot_product_attention,
-    spectral_norm,
-    split_heads,
-)
+import attention_core as ac
+from attention_core import get_backend, initializers
 from attention_core.parameters import GatedFeedForward
 from attention_numpy.trees import map_arrays
 
@@ -74,13 +50,13 @@ OPTIONS = {
     "bias": (lambda bias: {"bias": bias}, (BIAS,)),
     "causal": (lambda: {"is_causal": True}, ()),
     "causal_and_mask": (lambda mask: {"mask": mask, "is_causal": True}, (MASK,)),
-    "causal_offsets": (lambda offset: {"mask": Causal(offset=offset)}, (np.asarray([2, -3]),)),
-    "length": (lambda: {"mask": KeyLengths(4)}, ()),
-    "lengths": (lambda lengths: {"mask": KeyLengths(lengths)}, (LENGTHS,)),
-    "window": (lambda: {"mask": SlidingWindow(1, 2) & ~Causal(offset=-1)}, ()),
-    "segments": (lambda query, key: {"mask": Segments(query, key)}, SEGMENTS),
+    "causal_offsets": (lambda offset: {"mask": ac.Causal(offset=offset)}, (np.asarray([2, -3]),)),
+    "length": (lambda: {"mask": ac.KeyLengths(4)}, ()),
+    "lengths": (lambda lengths: {"mask": ac.KeyLengths(lengths)}, (LENGTHS,)),
+    "window": (lambda: {"mask": ac.SlidingWindow(1, 2) & ~ac.Causal(offset=-1)}, ()),
+    "segments": (lambda query, key: {"mask": ac.Segments(query, key)}, SEGMENTS),
     "softcap": (lambda: {"softcap": 2.0}, ()),
-    "dropout": (lambda: {"dropout": Dropout(0.3, 5)}, ()),
+    "dropout": (lambda: {"dropout": ac.Dropout(0.3, 5)}, ()),
 }
 
 
@@ -89,7 +65,7 @@ def attention_case(name):
 
     def attend(query, key, value, *more):
         return tuple(
-            scaled_dot_product_attention(
+            ac.scaled_dot_product_attention(
                 query, key, value, **options(*more), return_weights=True, return_logsumexp=True
             )
         )
@@ -98,33 +74,33 @@ def attention_case(name):
 
 
 CASES = {name: attention_case(name) for name in OPTIONS} | {
-    "weights": (lambda q, k: attention_weights(q, k, queries=[2, 0], heads=[1], mask=Causal(offset=1)), QKV[:2]),
-    "map": (lambda q, k: attention_map(q, k, shape=(2, 2), reduction="mean"), QKV[:2]),
-    "scores": (lambda q, k: attention_scores(q, k, softcap=3.0, mask=Causal(offset=1)), QKV[:2]),
-    "heads": (lambda x: merge_heads(split_heads(x, 2)), (X,)),
-    "linear": (linear, (SELF.query, X)),
-    "layer_norm": (layer_norm, (NORM, X)),
-    "gelu": (gelu, (normal(3, 5),)),
-    "feed_forward": (feed_forward, (MLP, X)),
-    "gated_feed_forward": (gated_feed_forward, (GatedFeedForward(MLP.expand, MLP.expand, MLP.contract), X)),
+    "weights": (lambda q, k: ac.attention_weights(q, k, queries=[2, 0], heads=[1], mask=ac.Causal(offset=1)), QKV[:2]),
+    "map": (lambda q, k: ac.attention_map(q, k, shape=(2, 2), reduction="mean"), QKV[:2]),
+    "scores": (lambda q, k: ac.attention_scores(q, k, softcap=3.0, mask=ac.Causal(offset=1)), QKV[:2]),
+    "heads": (lambda x: ac.merge_heads(ac.split_heads(x, 2)), (X,)),
+    "linear": (ac.linear, (SELF.query, X)),
+    "layer_norm": (ac.layer_norm, (NORM, X)),
+    "gelu": (ac.gelu, (normal(3, 5),)),
+    "feed_forward": (ac.feed_forward, (MLP, X)),
+    "gated_feed_forward": (ac.gated_feed_forward, (GatedFeedForward(MLP.expand, MLP.expand, MLP.contract), X)),
     "multi_head_attention": (
-        lambda p, x: multi_head_attention(p, x, num_heads=4, num_key_value_heads=2, is_causal=True),
+        lambda p, x: ac.multi_head_attention(p, x, num_heads=4, num_key_value_heads=2, is_causal=True),
         (HEADS, X),
     ),
-    "encoder_layer": (lambda p, x: encoder_layer(p, x, num_heads=2, mask=KeyLengths(3)), (LAYER, X)),
+    "encoder_layer": (lambda p, x: ac.encoder_layer(p, x, num_heads=2, mask=ac.KeyLengths(3)), (LAYER, X)),
     "encoder_layer_norm_last": (
-        lambda p, x: encoder_layer(p, x, num_heads=2, norm_first=False),
+        lambda p, x: ac.encoder_layer(p, x, num_heads=2, norm_first=False),
         (LAYER, X),
     ),
-    "encoder_layer_dropout": (lambda p, x: encoder_layer(p, x, num_heads=2, dropout=Dropout(0.2, 4)), (LAYER, X)),
-    "embed_tokens": (embed_tokens, (TABLES, IDS)),
-    "sagan_attention": (sagan_attention, (SAGAN, normal(2, 4, 6, C))),
+    "encoder_layer_dropout": (lambda p, x: ac.encoder_layer(p, x, num_heads=2, dropout=ac.Dropout(0.2, 4)), (LAYER, X)),
+    "embed_tokens": (ac.embed_tokens, (TABLES, IDS)),
+    "sagan_attention": (ac.sagan_attention, (SAGAN, normal(2, 4, 6, C))),
     "sagan_attention_channels_first": (
-        lambda p, x: sagan_attention(p, x, data_format="channels_first"),
+        lambda p, x: ac.sagan_attention(p, x, data_format="channels_first"),
         (SAGAN, normal(2, C, 4, 6)),
     ),
-    "spectral_norm": (spectral_norm, (normal(3, 2, 4), normal(4))),
-    "mask_from_lengths": (lambda lengths: mask_from_lengths(lengths, 7), (LENGTHS,)),
+    "spectral_norm": (ac.spectral_norm, (normal(3, 2, 4), normal(4))),
+    "mask_from_lengths": (lambda lengths: ac.mask_from_lengths(lengths, 7), (LENGTHS,)),
 }
 
 
@@ -182,10 +158,12 @@ def test_dask_batches_in_chunks_of_several_sizes():
     query, key, value = (normal(5, 4, 6, 3) for _ in range(3))
     chunks = ((1, 3, 1), (4,), (2, 4), (3,))
     with dask.config.set(scheduler=refuse_to_compute):
-        lazy = scaled_dot_product_attention(
+        lazy = ac.scaled_dot_product_attention(
             *(array.from_array(each, chunks=chunks) for each in (query, key, value)), is_causal=True
         )
-    assert_same(lazy.compute(scheduler="synchronous"), scaled_dot_product_attention(query, key, value, is_causal=True))
+    assert_same(
+        lazy.compute(scheduler="synchronous"), ac.scaled_dot_product_attention(query, key, value, is_causal=True)
+    )
 
 
 def selected(dims, axis):
@@ -200,15 +178,16 @@ def test_dask_batches_of_unknown_size():
     arrays = [selected((3, 2, 5, 4), 0)] * 3
     known = [np.asarray(each.compute(scheduler="synchronous")) for each in arrays]
     assert_same(
-        scaled_dot_product_attention(*arrays).compute(scheduler="synchronous"), scaled_dot_product_attention(*known)
+        ac.scaled_dot_product_attention(*arrays).compute(scheduler="synchronous"),
+        ac.scaled_dot_product_attention(*known),
     )
 
 
 UNKNOWN = {
-    "length": (scaled_dot_product_attention, 2),
-    "causal": (lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), 2),
-    "split_heads": (lambda q, k, v: split_heads(q, 2), 2),
-    "merge_heads": (lambda q, k, v: merge_heads(q), 0),
+    "length": (ac.scaled_dot_product_attention, 2),
+    "causal": (lambda q, k, v: ac.scaled_dot_product_attention(q, k, v, is_causal=True), 2),
+    "split_heads": (lambda q, k, v: ac.split_heads(q, 2), 2),
+    "merge_heads": (lambda q, k, v: ac.merge_heads(q), 0),
 }
 
 
@@ -283,9 +262,9 @@ def test_ndonnx_export_with_open_batch_and_lengths(name, more):
 @pytest.mark.needs("ndonnx")
 def test_ndonnx_export_of_float32():
     arrays = tuple(array.astype(np.float32) for array in QKV)
-    (actual,) = exported(scaled_dot_product_attention, arrays)
+    (actual,) = exported(ac.scaled_dot_product_attention, arrays)
     assert actual.dtype == np.float32
-    np.testing.assert_allclose(actual, scaled_dot_product_attention(*arrays), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(actual, ac.scaled_dot_product_attention(*arrays), rtol=0, atol=1e-6)
 
 
 # --- strict: the standard and nothing more ---
@@ -324,19 +303,8 @@ def test_initial_parameters_are_made_on_the_device_asked_for(name, strict):
 
 @pytest.mark.needs("dask", "ndonnx")
 def test_importing_the_core_imports_no_library():
-    libraries = {
-        "numpy",
-        "torch",
-        "jax",
-        "jaxlib",
-        "tensorflow",
-        "keras",
-        "dask",
-        "ndonnx",
-        "cupy",
-        "ml_dtypes",
-        "scipy",
-    }
+    libraries = {"numpy", "torch", "jax", "jaxlib", "tensorflow", "keras", "dask", "ndonnx", "cupy", "ml_dtypes"}
+    libraries |= {"scipy", "array_api_strict", "typer"}
     program = (
         "import sys; before = set(sys.modules); import attention_core; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"

@@ -19,17 +19,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import pytest
 
+import attention_core as ac
 from attention_core import get_backend, layers
 from attention_core.layouts import join_heads
-from attention_core.parameters import (
-    Embeddings,
-    EncoderLayer,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    MultiHeadAttention,
-    SaganAttention,
-)
 
 LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
 BOUND = 1e-12
@@ -55,7 +47,9 @@ def softmax(scores):
 
 
 def dense(rng, rows, columns, bias=True):
-    return Linear(rng.normal(size=(rows, columns)) / math.sqrt(rows), rng.normal(size=columns) if bias else None)
+    return ac.parameters.Linear(
+        rng.normal(size=(rows, columns)) / math.sqrt(rows), rng.normal(size=columns) if bias else None
+    )
 
 
 def apply(layer, x):
@@ -71,7 +65,7 @@ def normalized(norm, x, epsilon):
 
 
 def any_norm(rng, channels):
-    return LayerNorm(1 + rng.normal(size=channels) / 3, rng.normal(size=channels))
+    return ac.parameters.LayerNorm(1 + rng.normal(size=channels) / 3, rng.normal(size=channels))
 
 
 def transposed_for_scores(x, heads):
@@ -81,7 +75,7 @@ def transposed_for_scores(x, heads):
 
 def bert_self_attention(rng):
     hidden_size, heads, batch, length = 12, 3, 2, 5
-    tree = MultiHeadAttention(*(dense(rng, hidden_size, hidden_size) for _ in range(3)))
+    tree = ac.parameters.MultiHeadAttention(*(dense(rng, hidden_size, hidden_size) for _ in range(3)))
     x = rng.normal(size=(batch, length, hidden_size))
     attention_mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     additive = (1.0 - attention_mask[:, None, None, :]) * -10000.0
@@ -105,7 +99,7 @@ def dot_product_attention(rng):
 
 def three_input_sizes(rng):
     query_size, key_size, value_size, num_hiddens, heads = 5, 7, 6, 12, 4
-    tree = MultiHeadAttention(
+    tree = ac.parameters.MultiHeadAttention(
         dense(rng, query_size, num_hiddens, bias=False),
         dense(rng, key_size, num_hiddens, bias=False),
         dense(rng, value_size, num_hiddens, bias=False),
@@ -143,7 +137,7 @@ def sagan(rng):
         ("a port to PyTorch", channels, False, False, True, False),
     )
     for _, value, output, pool, bias, norm in forms:
-        tree = SaganAttention(
+        tree = ac.parameters.SaganAttention(
             dense(rng, channels, channels // 8, bias),
             dense(rng, channels, channels // 8, bias),
             dense(rng, channels, value, bias),
@@ -194,7 +188,7 @@ def pooled(maps, pool):
 
 def keras_style(rng):
     d_model, heads = 12, 2
-    tree = MultiHeadAttention(*(dense(rng, d_model, d_model) for _ in range(4)))
+    tree = ac.parameters.MultiHeadAttention(*(dense(rng, d_model, d_model) for _ in range(4)))
     inputs = {name: rng.normal(size=(3, length, d_model)) for name, length in (("query", 4), ("key", 6), ("value", 6))}
     query, key, value = (
         transposed_for_scores(apply(each, x), heads) for each, x in zip(tree[:3], inputs.values(), strict=True)
@@ -236,7 +230,7 @@ def heads_apart(rng):
 
 
 def feed_forward(rng):
-    tree = FeedForward(dense(rng, 6, 24), dense(rng, 24, 6))
+    tree = ac.parameters.FeedForward(dense(rng, 6, 24), dense(rng, 24, 6))
     x = rng.normal(size=(2, 5, 6))
     expected = apply(tree.contract, gelu(apply(tree.expand, x)))
     yield Trial(layers.FeedForward(6, 24, dropout=0.1), tree, (x,), expected)
@@ -244,10 +238,10 @@ def feed_forward(rng):
 
 def encoder_layer(rng):
     channels, heads, inner = 12, 3, 20
-    tree = EncoderLayer(
-        MultiHeadAttention(*(dense(rng, channels, channels) for _ in range(4))),
+    tree = ac.parameters.EncoderLayer(
+        ac.parameters.MultiHeadAttention(*(dense(rng, channels, channels) for _ in range(4))),
         any_norm(rng, channels),
-        FeedForward(dense(rng, channels, inner), dense(rng, inner, channels)),
+        ac.parameters.FeedForward(dense(rng, channels, inner), dense(rng, inner, channels)),
         any_norm(rng, channels),
     )
     x, mask = rng.normal(size=(2, 5, channels)), np.array([[True] * 5, [True] * 3 + [False] * 2])
@@ -277,7 +271,7 @@ def embeddings(rng):
     channels, ids, segments = 8, np.array([[1, 5, 2], [0, 10, 3]]), np.array([[0, 1, 1], [0, 0, 1]])
     for with_segments in (False, True):
         token, position, segment = (rng.normal(size=(entries, channels)) for entries in (11, 7, 2))
-        tree = Embeddings(token, position, segment if with_segments else None, any_norm(rng, channels))
+        tree = ac.parameters.Embeddings(token, position, segment if with_segments else None, any_norm(rng, channels))
         total = token[ids] + position[np.arange(3)] + (segment[segments] if with_segments else 0)
         definition = layers.Embeddings(11, 7, channels, num_segments=2 if with_segments else None, dropout=0.1)
         options = {"segment_ids": segments} if with_segments else {}
@@ -286,7 +280,7 @@ def embeddings(rng):
 
 def own_widths(rng):
     dim_in, dim_k, dim_v, heads = 7, 6, 9, 3
-    tree = MultiHeadAttention(*(dense(rng, dim_in, width, bias=False) for width in (dim_k, dim_k, dim_v)))
+    tree = ac.parameters.MultiHeadAttention(*(dense(rng, dim_in, width, bias=False) for width in (dim_k, dim_k, dim_v)))
     x = rng.normal(size=(2, 5, dim_in))
     query, key, value = (transposed_for_scores(apply(each, x), heads) for each in tree[:3])
     found = softmax(query @ key.transpose(0, 1, 3, 2) / math.sqrt(dim_k // heads)) @ value

@@ -21,17 +21,8 @@ from jax_layer_helpers import (
     shaken,
 )
 
-from attention_core import (
-    Causal,
-    KeyLengths,
-    MaskFunction,
-    SlidingWindow,
-    append,
-    empty_cache,
-    get_backend,
-    layers,
-    scaled_dot_product_attention,
-)
+import attention_core as ac
+from attention_core import get_backend, layers
 
 export = importlib.import_module("jax.export")
 
@@ -264,16 +255,16 @@ def test_a_layer_is_exported_with_an_open_batch(name):
 
 def test_caches_and_masks_are_arguments_of_saved_programs():
     rows = jnp.asarray(np.random.default_rng(3).standard_normal((2, 3, 5, 4)))
-    mask = (KeyLengths(jnp.asarray([4, 2])) & ~SlidingWindow(0, 0)) | Causal(offset=1)
+    mask = (ac.KeyLengths(jnp.asarray([4, 2])) & ~ac.SlidingWindow(0, 0)) | ac.Causal(offset=1)
 
     def step(cache, mask):
-        cache = append(cache, rows, rows)
-        return cache, scaled_dot_product_attention(rows, *cache[:2], mask=mask, implementation="dense")
+        cache = ac.append(cache, rows, rows)
+        return cache, ac.scaled_dot_product_attention(rows, *cache[:2], mask=mask, implementation="dense")
 
-    inputs = empty_cache((2,), 3, 5, 4, dtype=jnp.float64, xp=jnp), mask
+    inputs = ac.empty_cache((2,), 3, 5, 4, dtype=jnp.float64, xp=jnp), mask
     program = export.deserialize(export.export(jax.jit(step))(*inputs).serialize())
     close(program.call(*inputs), step(*inputs))
-    rule = MaskFunction(lambda b, h, q, k: q >= k)
+    rule = ac.MaskFunction(lambda b, h, q, k: q >= k)
     with pytest.raises(
         ValueError, match="expected masks of registered classes, without functions, in an exported prog"
     ):

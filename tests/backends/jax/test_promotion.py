@@ -5,29 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attention_core as ac
 import attention_jax
-from attention_core import (
-    Causal,
-    Dropout,
-    KeyLengths,
-    Segments,
-    SlidingWindow,
-    append,
-    cache_mask,
-    empty_cache,
-    scaled_dot_product_attention,
-)
 
 QUERY, KEY = (jnp.asarray(np.random.default_rng(3).standard_normal((2, h, 20, 4)), jnp.float32) for h in (2, 1))
 HALVES = jnp.asarray([0, 1]).repeat(10)
 CALLS = {
     "plain": {},
     "causal": {"is_causal": True},
-    "window": {"mask": SlidingWindow(8, 0)},
-    "lengths": {"mask": KeyLengths(jnp.asarray([3, 20])) & Causal()},
-    "segments": {"mask": Segments(HALVES, HALVES)},
+    "window": {"mask": ac.SlidingWindow(8, 0)},
+    "lengths": {"mask": ac.KeyLengths(jnp.asarray([3, 20])) & ac.Causal()},
+    "segments": {"mask": ac.Segments(HALVES, HALVES)},
     "mask and bias": {"mask": jnp.ones((2, 1, 1, 20), bool), "bias": jnp.linspace(0, 1, 20, dtype=jnp.float32)},
-    "dropout": {"dropout": Dropout(0.1, seed=1)},
+    "dropout": {"dropout": ac.Dropout(0.1, seed=1)},
 }
 WAYS = {
     "dense": {"implementation": "dense"},
@@ -48,7 +38,7 @@ def test_attention_promotes_nothing(name, way, strictly):
     """Neither traced, which tells it, nor with arrays that can be read."""
 
     def loss(query, key):
-        return jnp.sum(jnp.square(scaled_dot_product_attention(query, key, key, **CALLS[name], **WAYS[way])))
+        return jnp.sum(jnp.square(ac.scaled_dot_product_attention(query, key, key, **CALLS[name], **WAYS[way])))
 
     gradient = jax.grad(loss, argnums=(0, 1))
     jax.eval_shape(gradient, QUERY, KEY)
@@ -59,20 +49,20 @@ def test_attention_promotes_nothing(name, way, strictly):
 @pytest.mark.parametrize("name", CALLS)
 def test_attention_computes_where_the_user_brings_nothing_to_the_device(name):
     """Gradients do not, nor does `jax.nn.softmax`: JAX brings numbers there by itself."""
-    expected = scaled_dot_product_attention(QUERY, KEY, KEY, **CALLS[name])
+    expected = ac.scaled_dot_product_attention(QUERY, KEY, KEY, **CALLS[name])
     with jax.transfer_guard("disallow"):
-        found = scaled_dot_product_attention(QUERY, KEY, KEY, **CALLS[name])
+        found = ac.scaled_dot_product_attention(QUERY, KEY, KEY, **CALLS[name])
     np.testing.assert_array_equal(found, expected)
 
 
 def test_a_cache_grows_where_the_user_brings_nothing_to_the_device():
-    cache, lengths = empty_cache((2,), 1, 24, 4, ragged=True, xp=jnp), jnp.asarray([3, 20])
+    cache, lengths = ac.empty_cache((2,), 1, 24, 4, ragged=True, xp=jnp), jnp.asarray([3, 20])
     with jax.transfer_guard("disallow"):
-        cache = append(cache, KEY, KEY, num_new=lengths)
-        found = scaled_dot_product_attention(QUERY, cache.key, cache.value, mask=cache_mask(cache, 20))
-        rows = KeyLengths(lengths) & Causal()
+        cache = ac.append(cache, KEY, KEY, num_new=lengths)
+        found = ac.scaled_dot_product_attention(QUERY, cache.key, cache.value, mask=ac.cache_mask(cache, 20))
+        rows = ac.KeyLengths(lengths) & ac.Causal()
     np.testing.assert_array_equal(cache.length, lengths)
-    expected = scaled_dot_product_attention(QUERY, KEY, KEY, mask=rows & Causal(offset=lengths - 20))
+    expected = ac.scaled_dot_product_attention(QUERY, KEY, KEY, mask=rows & ac.Causal(offset=lengths - 20))
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
