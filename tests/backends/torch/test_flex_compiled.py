@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from flex_helpers import OPTIONS, B, D, G, H
 from torch_kernel_helpers import accelerator, compiled
 
@@ -21,18 +22,13 @@ COMPILED = {
 
 
 @pytest.fixture
-def torch():
-    return importlib.import_module("torch")
-
-
-@pytest.fixture
-def arrays(torch, rng):
+def arrays(rng):
     dims = [(B, heads, LENGTH, D) for heads in (H, G, G)]
     return [torch.asarray(rng.standard_normal(each), dtype=torch.float32) for each in dims]
 
 
 @pytest.fixture(autouse=True)
-def flex(torch, backend, monkeypatch):
+def flex(backend, monkeypatch):
     """The kernel, in programs alone: PyTorch refuses its gradient on a CPU."""
     module = importlib.import_module("torch.nn.attention.flex_attention")
     kernel = importlib.import_module("attention_torch.flex").FlexAttention(("cpu",))
@@ -42,7 +38,7 @@ def flex(torch, backend, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
 @pytest.mark.parametrize("name", COMPILED)
-def test_the_kernel_is_a_part_of_the_program(name, torch, arrays, put, rng):
+def test_the_kernel_is_a_part_of_the_program(name, arrays, put, rng):
     options, graphs = COMPILED[name](put, rng), []
 
     def keep(graph, _):
@@ -61,7 +57,7 @@ def test_the_kernel_is_a_part_of_the_program(name, torch, arrays, put, rng):
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
 @pytest.mark.parametrize("wrong", [0.5, math.nan])
-def test_nothing_masked_leaks_out_of_a_program_that_is_asked_to_look(wrong, torch, arrays, put, rng):
+def test_nothing_masked_leaks_out_of_a_program_that_is_asked_to_look(wrong, arrays, put, rng):
     """Output and gradients, where all are numbers and where a value is not."""
     options = COMPILED["window"](put, rng) | ({"assume_finite": False} if math.isnan(wrong) else {})
     arrays[2][0, 1, 41, 3] = wrong
@@ -81,7 +77,7 @@ def test_nothing_masked_leaks_out_of_a_program_that_is_asked_to_look(wrong, torc
         np.testing.assert_allclose(one, other, rtol=0, atol=3e-5)
 
 
-def test_tables_of_a_score_modification_are_made_outside_of_programs(torch, arrays):
+def test_tables_of_a_score_modification_are_made_outside_of_programs(arrays):
     alibi = ac.scores.alibi(H)
     expected = attention(*arrays, score_mod=alibi, implementation="dense")
     assert explain_attention(*arrays, score_mod=alibi).chosen == "fused"

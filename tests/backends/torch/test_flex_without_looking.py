@@ -1,10 +1,10 @@
 """FlexAttention on an accelerator: the host reads no value, and nothing masked leaks. On a CPU that plays one."""
 
-import importlib
 import math
 
 import numpy as np
 import pytest
+import torch
 from flex_helpers import OPTIONS, SHAPES, G, H, M, N, as_kernel
 from torch_kernel_helpers import accelerator, unread
 
@@ -15,17 +15,12 @@ attention = ac.scaled_dot_product_attention
 
 
 @pytest.fixture
-def torch():
-    return importlib.import_module("torch")
-
-
-@pytest.fixture
-def flex(torch, backend, monkeypatch):
+def flex(backend, monkeypatch):
     return as_kernel(backend, monkeypatch)
 
 
 @pytest.fixture
-def arrays(torch, rng):
+def arrays(rng):
     return [torch.asarray(rng.standard_normal(dims), dtype=torch.float32) for dims in SHAPES]
 
 
@@ -51,7 +46,7 @@ def results(torch, arrays, options):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_of_numbers_the_result_is_that_of_the_definition(name, torch, flex, arrays, put, rng):
+def test_of_numbers_the_result_is_that_of_the_definition(name, flex, arrays, put, rng):
     options = OPTIONS[name](put, rng)
     definition = wide(torch, options) | {"implementation": "dense"}
     expected = results(torch, [x.double() for x in arrays], definition)
@@ -102,9 +97,7 @@ def with_nan_where_hidden(torch, arrays, options):
 
 @pytest.mark.parametrize("implementation", ["fused", "torch.nn.functional.scaled_dot_product_attention"])
 @pytest.mark.parametrize("name", HIDING)
-def test_what_is_hidden_from_all_queries_reaches_nothing(
-    name, implementation, torch, backend, arrays, put, monkeypatch
-):
+def test_what_is_hidden_from_all_queries_reaches_nothing(name, implementation, backend, arrays, put, monkeypatch):
     kernels = backend.kernels
     as_kernel(backend, monkeypatch)
     monkeypatch.setattr(backend, "kernels", (*kernels[:1], *backend.kernels))
@@ -127,7 +120,7 @@ def output_and_gradients(torch, arrays, options):
 
 
 @pytest.mark.parametrize("name", ["mask causal", "mask window", "bias", "softcap"])
-def test_who_asks_for_a_look_gets_no_leak_under_any_mask(name, torch, flex, arrays, put, rng):
+def test_who_asks_for_a_look_gets_no_leak_under_any_mask(name, flex, arrays, put, rng):
     options = OPTIONS[name](put, rng)
     arrays[2][0, 1, 138, 3] = math.nan
     expected = attention(*arrays, **options, implementation="blockwise")

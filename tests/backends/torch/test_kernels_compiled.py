@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from torch_kernel_helpers import TAKEN, B, D, G, H, M, N, attention, close, compiled, refusal, results
 
 import attention_core as ac
@@ -12,11 +13,6 @@ from attention_core import explain_attention
 
 # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
-
-
-@pytest.fixture
-def torch():
-    return importlib.import_module("torch")
 
 
 @pytest.fixture
@@ -46,7 +42,7 @@ OPERATORS = {"lengths": "torch.eager"} | dict.fromkeys(("causal", "length of all
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_compiled_the_kernel_equals_the_definition(name, torch, arrays, put, rng):
+def test_compiled_the_kernel_equals_the_definition(name, arrays, put, rng):
     options = TAKEN[name](put, rng)
     if name == "scale of an array":
         options["scale"] = 0.7
@@ -58,7 +54,7 @@ def test_compiled_the_kernel_equals_the_definition(name, torch, arrays, put, rng
     close(gradients_of(torch, "fused", options)(*arrays), expected)
 
 
-def test_refused_compiled_with_a_bias_whose_gradient_would_be_lost(torch, arrays, put, rng):
+def test_refused_compiled_with_a_bias_whose_gradient_would_be_lost(arrays, put, rng):
     bias = put(rng.standard_normal((M, N)))
 
     def loss(attend, bias):
@@ -93,7 +89,7 @@ def gradients_of(torch, implementation, options, backend="aot_eager"):
         *((name, "inductor") for name in ("causal", "lengths")),
     ],
 )
-def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, torch, arrays, put, rng):
+def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, arrays, put, rng):
     """One program answers for all values, masked or attended, as blocks do, in output and gradients.
 
     With lengths, the kernel is given only the keys that are attended to, compiled or not.
@@ -112,7 +108,7 @@ def test_compiled_nonfinite_arrays_are_left_to_blocks(name, backend_of_torch, to
 
 
 @pytest.mark.parametrize("argument", [1, 2])
-def test_compiled_masked_nan_does_not_leak_where_nothing_is_differentiated(argument, torch, arrays, put, rng):
+def test_compiled_masked_nan_does_not_leak_where_nothing_is_differentiated(argument, arrays, put, rng):
     options, spoilt = TAKEN["empty rows"](put, rng), [x.clone() for x in arrays]
     spoilt[argument][:, :, 2] = math.nan
     attend = compiled(torch, lambda *x: attention(*x, **options, implementation="fused"))
@@ -121,7 +117,7 @@ def test_compiled_masked_nan_does_not_leak_where_nothing_is_differentiated(argum
             close([attend(*inputs)], [attention(*arrays, **options)])
 
 
-def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_leak(torch, arrays):
+def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_leak(arrays):
     query, key, value = arrays
     key[:, :, -1] = 1e308  # which comes after all queries
     expected = results(torch, [query * 100, key, value], "dense", {"is_causal": True})
@@ -130,7 +126,7 @@ def test_compiled_finite_numbers_whose_product_overflows_behind_the_mask_do_not_
 
 
 @pytest.mark.parametrize("name", ["causal", "empty rows"])
-def test_compiled_blocks_are_computed_only_if_needed(name, torch, arrays, monkeypatch, put, rng):
+def test_compiled_blocks_are_computed_only_if_needed(name, arrays, monkeypatch, put, rng):
     """Going forward keeps nothing, so that they are computed once more to go backward."""
     run = []
     module = importlib.import_module("attention_torch.compiled")
@@ -145,7 +141,7 @@ def test_compiled_blocks_are_computed_only_if_needed(name, torch, arrays, monkey
     assert run == ["blockwise", "blockwise"]
 
 
-def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(torch, put, rng):
+def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(put, rng):
     for rows, taken in ((256, True), (32, False)):
         arrays = put([rng.standard_normal((1, H, rows, D)) for _ in range(3)])
         text = program(torch, lambda *arrays: attention(*arrays, is_causal=True), *arrays)
@@ -153,7 +149,7 @@ def test_compiled_auto_takes_the_kernel_unless_the_call_is_small(torch, put, rng
 
 
 @pytest.mark.parametrize("offset", [0, 3, -2])
-def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, torch, put, rng, runs):
+def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, put, rng, runs):
     """The offset is an array, which a compiled program reads when it runs."""
     shapes = (1, 2, 192, 16), (1, 1, 256, 16), (1, 1, 256, 16)
     arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
@@ -175,7 +171,7 @@ def test_a_prompt_before_an_empty_cache_takes_the_kernel(offset, torch, put, rng
 
 @pytest.mark.parametrize("name", ["none", "causal", "window", "lengths"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, torch, put, rng):
+def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, put, rng):
     shapes = (2, 4, rows, 16), (2, 2, 200, 16), (2, 2, 200, 16)
     arrays = put([rng.standard_normal(shape) for shape in shapes], dtype="float32")
     masks = {"causal": ac.Causal(offset=200 - rows), "window": ac.SlidingWindow(50, 0) & ac.Causal(offset=200 - rows)}
@@ -188,7 +184,7 @@ def test_compiled_a_few_queries_of_a_cache_are_one_program(rows, name, torch, pu
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("heads_first", [True, False])
-def test_compiled_sizes_may_change(heads_first, dynamic, torch, put, rng):
+def test_compiled_sizes_may_change(heads_first, dynamic, put, rng):
     """The compiler makes symbols of them."""
 
     def attend(*arrays, implementation="fused"):
@@ -206,7 +202,7 @@ def test_compiled_sizes_may_change(heads_first, dynamic, torch, put, rng):
 
 
 @pytest.mark.parametrize("leading", [(), (2, 3)])
-def test_compiled_one_array_may_be_query_key_and_value(leading, torch, put, rng):
+def test_compiled_one_array_may_be_query_key_and_value(leading, put, rng):
     array = put(rng.standard_normal((*leading, 2, M, D))).requires_grad_()
 
     def attend(x, implementation="fused"):
@@ -219,7 +215,7 @@ def test_compiled_one_array_may_be_query_key_and_value(leading, torch, put, rng)
     close(found, expected)
 
 
-def test_compiled_with_its_gradient(torch, backend, arrays):
+def test_compiled_with_its_gradient(backend, arrays):
     def measure(implementation, *arrays):
         return attention(*arrays, is_causal=True, implementation=implementation).square().sum()
 
@@ -230,7 +226,7 @@ def test_compiled_with_its_gradient(torch, backend, arrays):
     close([found[0], *found[1]], [expected[0], *expected[1]], 1e-12)
 
 
-def test_compiled_in_16_bits(torch, arrays, backend, get):
+def test_compiled_in_16_bits(arrays, backend, get):
     """What overflows in 16 bits is scaled in 32, as blocks do."""
     arrays = [backend.from_numpy(get(x), dtype="float16") for x in arrays]
     options = {"is_causal": True, "scale": 1e-3}
@@ -243,13 +239,13 @@ def test_compiled_in_16_bits(torch, arrays, backend, get):
         torch.testing.assert_close(one, other, rtol=2**-9, atol=1e-6)  # rounded for each head, then added up
 
 
-def test_compiled_and_vectorized_is_dense(torch, put, rng):
+def test_compiled_and_vectorized_is_dense(put, rng):
     arrays = put([rng.standard_normal((2, 1, H, 128, D)) for _ in range(3)])
     attend = torch.vmap(lambda *arrays: attention(*arrays, is_causal=True))
     close([compiled(torch, attend)(*arrays)], [attention(*arrays, is_causal=True)])
 
 
-def test_exported_programs_hold_no_kernel_that_leaks(torch, put, rng):
+def test_exported_programs_hold_no_kernel_that_leaks(put, rng):
     arrays = put([rng.standard_normal((1, H, 128, D)) for _ in range(3)])
 
     class Module(torch.nn.Module):
@@ -259,7 +255,7 @@ def test_exported_programs_hold_no_kernel_that_leaks(torch, put, rng):
     assert NAMED not in torch.export.export(Module(), tuple(arrays)).graph_module.code
 
 
-def test_not_preferred_where_it_has_the_dense_form_only(torch, arrays):
+def test_not_preferred_where_it_has_the_dense_form_only(arrays):
     query, key, value = arrays
     narrow = value[..., :5]
     explanation = explain_attention(query, key, narrow)
@@ -269,7 +265,7 @@ def test_not_preferred_where_it_has_the_dense_form_only(torch, arrays):
 
 
 @pytest.fixture
-def runs(monkeypatch, torch, backend):
+def runs(monkeypatch, backend):
     """Which implementations run, in order."""
     module = importlib.import_module("attention_core._attention.ways")
     names = []
@@ -286,7 +282,7 @@ def runs(monkeypatch, torch, backend):
 
 
 @pytest.fixture
-def sinks(torch, put, rng):
+def sinks(put, rng):
     sinks = put(rng.standard_normal(H))
     sinks[1] = -math.inf
     return sinks
@@ -296,7 +292,7 @@ ONE_KERNEL = ["plain", "causal", "length of all", "scale", "scale of an array", 
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_sinks_take_one_attention(name, runs, sinks, torch, arrays, put, rng):
+def test_sinks_take_one_attention(name, runs, sinks, arrays, put, rng):
     """By the kernel where it has the logsumexp, or by blocks or the dense form: in output and gradients."""
     options = {**TAKEN[name](put, rng), "sinks": sinks}
     arrays = [torch.cat([x, x, x], dim=-2) for x in arrays]  # more keys than a vector of the processor holds
@@ -311,7 +307,7 @@ def test_sinks_take_one_attention(name, runs, sinks, torch, arrays, put, rng):
 
 @pytest.mark.parametrize("leading", [(), (2, 3)])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "scale": -0.4}], ids=str)
-def test_the_logsumexp_of_the_kernel_is_that_of_the_definition(options, leading, runs, torch, put, rng):
+def test_the_logsumexp_of_the_kernel_is_that_of_the_definition(options, leading, runs, put, rng):
     """With its gradient; and asking for it changes no bit of the output."""
     arrays = put([rng.standard_normal((*leading, *shape)) for shape in ((H, 40, D), (G, 33, D), (G, 33, D))])
 
@@ -330,7 +326,7 @@ def test_the_logsumexp_of_the_kernel_is_that_of_the_definition(options, leading,
     assert torch.equal(found[0], attention(*arrays, **options))
 
 
-def test_sinks_of_a_call_whose_scores_are_not_finite_are_those_of_the_definition(runs, sinks, torch, put, rng):
+def test_sinks_of_a_call_whose_scores_are_not_finite_are_those_of_the_definition(runs, sinks, put, rng):
     arrays = put([rng.standard_normal((1, count, 40, D)) for count in (H, G, G)])
     for number in (math.inf, -math.inf, math.nan):
         for argument in range(3):
@@ -342,7 +338,7 @@ def test_sinks_of_a_call_whose_scores_are_not_finite_are_those_of_the_definition
             close([found], [attention(*spoilt, sinks=sinks, implementation="dense")])
 
 
-def test_sinks_of_a_long_call_whose_mask_the_kernel_has_no_logsumexp_for_take_blocks(runs, sinks, torch, put, rng):
+def test_sinks_of_a_long_call_whose_mask_the_kernel_has_no_logsumexp_for_take_blocks(runs, sinks, put, rng):
     arrays = put([rng.standard_normal((1, count, 300, D)) for count in (H, G, G)])
     options = {"mask": ac.KeyLengths(200), "sinks": sinks}
     found = results(torch, arrays, "auto", options)
@@ -350,7 +346,7 @@ def test_sinks_of_a_long_call_whose_mask_the_kernel_has_no_logsumexp_for_take_bl
     close(found, results(torch, arrays, "dense", options), 1e-12)
 
 
-def test_a_logsumexp_that_the_kernel_has_not_changes_no_bit_of_the_output(runs, torch, arrays, put):
+def test_a_logsumexp_that_the_kernel_has_not_changes_no_bit_of_the_output(runs, arrays, put):
     """So that it is computed apart."""
     allowed = put(np.arange(N) != 3)
     output, _, logsumexp = attention(*arrays, mask=allowed, return_weights=False, return_logsumexp=True)
@@ -361,7 +357,7 @@ def test_a_logsumexp_that_the_kernel_has_not_changes_no_bit_of_the_output(runs, 
 
 @pytest.mark.parametrize("layout", [lambda x: x.mT.contiguous().mT, lambda x: x.repeat_interleave(2, -1)[..., ::2]])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}])
-def test_asking_for_the_logsumexp_changes_no_bit_of_strided_calls(layout, options, torch, rng):
+def test_asking_for_the_logsumexp_changes_no_bit_of_strided_calls(layout, options, rng):
     arrays = [layout(torch.from_numpy(rng.standard_normal((2, 4, 300, 16)))) for _ in range(3)]
     assert all(array.stride(-1) != 1 for array in arrays)
     output = attention(*arrays, **options)
@@ -370,7 +366,7 @@ def test_asking_for_the_logsumexp_changes_no_bit_of_strided_calls(layout, option
 
 @pytest.mark.parametrize("length", [12, 300])
 @pytest.mark.parametrize("with_sinks", [True, False])
-def test_what_is_explained_is_what_runs(with_sinks, length, runs, torch, rng):
+def test_what_is_explained_is_what_runs(with_sinks, length, runs, rng):
     arrays = [torch.from_numpy(rng.standard_normal((1, 2, length, 16))) for _ in range(3)]
     options = {"mask": ac.KeyLengths(9), "sinks": torch.zeros(2, dtype=torch.float64) if with_sinks else None}
     explanation = ac.explain_attention(*arrays, **options, return_logsumexp=True)
@@ -381,7 +377,7 @@ def test_what_is_explained_is_what_runs(with_sinks, length, runs, torch, rng):
     assert runs == ([otherwise] if with_sinks else ["kernel", otherwise])
 
 
-def test_gradients_of_16_bits_by_output_and_weights_have_the_same_bits_compiled(torch, rng):
+def test_gradients_of_16_bits_by_output_and_weights_have_the_same_bits_compiled(rng):
     """The compiler keeps sums of 16-bit gradients in float32, unless both come out of one operation."""
 
     shapes = ((2, 5, 8), (2, 7, 8), (2, 7, 8), (2, 5, 7), (2, 5, 8), (2, 5, 7))

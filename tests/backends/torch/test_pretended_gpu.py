@@ -4,7 +4,9 @@ import importlib
 import math
 
 import numpy as np
+import pretended_device as gpu
 import pytest
+import torch
 from flex_helpers import OPTIONS
 
 import attention_core as ac
@@ -19,17 +21,6 @@ CALLS = {
     "seed": lambda put, rng: {"dropout": ac.Dropout(0.3, put(np.asarray([5, 6], dtype=np.int32)))},
 }
 BLOCKS = {**CALLS, **{name: OPTIONS[name] for name in ("alibi", "relative bias")}}  # whose tables a trace makes once
-
-
-@pytest.fixture
-def gpu(backend):
-    """The helpers, which need PyTorch."""
-    return importlib.import_module("pretended_device")
-
-
-@pytest.fixture
-def torch():
-    return importlib.import_module("torch")
 
 
 def check(gpu, torch, function, arrays):
@@ -51,12 +42,12 @@ def call(make, rng, implementation="auto", **options):
 
     def function(move, arrays):
         def put(x, dtype=None):
-            return move(importlib.import_module("torch").asarray(np.asarray(x, dtype=dtype)))
+            return move(torch.asarray(np.asarray(x, dtype=dtype)))
 
         made = make(put, np.random.default_rng(seed)) | options
         result = ac.scaled_dot_product_attention(*arrays, **made, implementation=implementation)
         output = getattr(result, "output", result)
-        return result, importlib.import_module("torch").autograd.grad(output.square().sum(), arrays)
+        return result, torch.autograd.grad(output.square().sum(), arrays)
 
     return function
 
@@ -66,7 +57,7 @@ def made(torch, rng, queries=150, keys=261):
     return [torch.asarray(rng.standard_normal(each), dtype=torch.float32) for each in dims]
 
 
-def test_waiting_is_an_error(gpu, torch):
+def test_waiting_is_an_error():
     with gpu.pretended():
         x = gpu.to_device(torch.arange(4.0))
         for wait in (
@@ -85,17 +76,17 @@ def test_waiting_is_an_error(gpu, torch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_waits_for_nothing(name, gpu, torch, rng):
+def test_a_call_waits_for_nothing(name, rng):
     check(gpu, torch, call(CALLS[name], rng), made(torch, rng))
 
 
 @pytest.mark.parametrize("implementation", ["blockwise", "dense"])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_and_the_dense_form_wait_for_nothing(name, implementation, gpu, torch, rng):
+def test_blocks_and_the_dense_form_wait_for_nothing(name, implementation, rng):
     check(gpu, torch, call(BLOCKS[name], rng, implementation, return_logsumexp=True), made(torch, rng))
 
 
-def test_blocks_are_larger_than_on_a_host(gpu, torch, rng, backend, monkeypatch):
+def test_blocks_are_larger_than_on_a_host(rng, backend, monkeypatch):
     """As each costs launches, and one of a host keeps no GPU busy."""
     products, matmul = [], type(backend.loops).matmul
 
@@ -116,13 +107,13 @@ def test_blocks_are_larger_than_on_a_host(gpu, torch, rng, backend, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["plain", "mask causal", "mask offset", "mask window", "mask lengths", "softcap"])
-def test_a_few_queries_wait_for_nothing(name, gpu, torch, rng):
+def test_a_few_queries_wait_for_nothing(name, rng):
     check(gpu, torch, call(BLOCKS[name], rng), made(torch, rng, 1, 600))
 
 
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("lengths", [0, [0, 0]], ids=["one length", "lengths"])
-def test_a_cache_waits_for_nothing(lengths, donate, gpu, torch, rng):
+def test_a_cache_waits_for_nothing(lengths, donate, rng):
     def decode(move, arrays):
         query, key, value = (x.detach() for x in arrays)
         length = move(torch.asarray(lengths, dtype=torch.int32))
@@ -163,7 +154,7 @@ def functions(torch):
 
 
 @pytest.mark.parametrize("name", functions(None))
-def test_a_function_waits_for_nothing(name, gpu, torch, rng):
+def test_a_function_waits_for_nothing(name, rng):
     check(gpu, torch, functions(torch)[name], made(torch, rng, 7, 11))
 
 
@@ -182,7 +173,7 @@ def modules(torch):
 
 
 @pytest.mark.parametrize("name", ["attention", "encoder", "decoder layer", "decoder"])
-def test_a_layer_waits_for_nothing(name, gpu, torch):
+def test_a_layer_waits_for_nothing(name):
     module, x = modules(torch)[name]
     parameters = {key: tensor.detach() for key, tensor in module.state_dict().items()}
 

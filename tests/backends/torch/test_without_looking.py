@@ -1,22 +1,17 @@
 """Calls of PyTorch in which the host reads no value."""
 
-import importlib
 import math
 import threading
 
 import numpy as np
 import pytest
+import torch
 from torch_kernel_helpers import unread
 
 import attention_core as ac
 
 
-@pytest.fixture
-def torch():
-    return importlib.import_module("torch")
-
-
-def test_reading_is_an_error(torch):
+def test_reading_is_an_error():
     x = torch.ones(2)
     for read in (lambda x: x.tolist(), lambda x: bool((x > 0).all()), lambda x: x.sum().item(), lambda x: x[x > 0]):
         with pytest.raises(AssertionError, match="reads"), unread(torch):
@@ -42,7 +37,7 @@ OPTIONS = {
 @pytest.mark.parametrize("logsumexp", [False, True])
 @pytest.mark.parametrize("implementation", ["auto", "blockwise", "dense"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_nothing_is_read_that_is_assumed_to_be_finite(name, implementation, logsumexp, torch):
+def test_nothing_is_read_that_is_assumed_to_be_finite(name, implementation, logsumexp):
     leaves = [torch.randn(1, heads, 300, 8, requires_grad=True) for heads in (4, 2, 2)]
     options = OPTIONS[name](torch) | {"implementation": implementation, "return_logsumexp": logsumexp}
     with unread(torch, structure=True):
@@ -51,7 +46,7 @@ def test_nothing_is_read_that_is_assumed_to_be_finite(name, implementation, logs
 
 
 @pytest.mark.parametrize("name", ["causal", "offset", "window", "length"])
-def test_a_step_of_decoding_reads_nothing_that_is_assumed_to_be_finite(name, torch):
+def test_a_step_of_decoding_reads_nothing_that_is_assumed_to_be_finite(name):
     query, key, value = (torch.randn(1, heads, rows, 8) for heads, rows in ((4, 1), (2, 600), (2, 600)))
     options = OPTIONS[name](torch)
     for logsumexp in (False, True):
@@ -81,7 +76,7 @@ def compiled_and_spoilt(torch):
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
-def test_a_compiled_program_keeps_what_held_when_it_was_traced(torch):
+def test_a_compiled_program_keeps_what_held_when_it_was_traced():
     attend = compiled_and_spoilt(torch)
     assert attend()[..., :8, :].isfinite().all()
     with ac.config_context(assume_finite=True):
@@ -90,7 +85,7 @@ def test_a_compiled_program_keeps_what_held_when_it_was_traced(torch):
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
-def test_a_program_compiled_in_a_context_is_traced_again_in_others(torch):
+def test_a_program_compiled_in_a_context_is_traced_again_in_others():
     """In a context of another setting, and in another thread, also while the first one is open."""
     attend = compiled_and_spoilt(torch)
 
