@@ -18,18 +18,13 @@ def test_any_two_values_of_the_settings_are_together_in_a_row():
         assert set(zip(first, second, strict=True)) == set(itertools.product(set(first), set(second)))
 
 
-@pytest.mark.parametrize(("fault", "case"), SETTINGS.items())
+@pytest.mark.parametrize(
+    ("make", "fault", "case"),
+    [*((with_fault, *each) for each in SETTINGS.items()), *((formula, *each) for each in FORMULA.items())],
+)
 @pytest.mark.needs("numpy")
-def test_a_fault_of_one_setting_is_caught(fault, case):
-    verdicts = [found(Subject(with_fault(each), **TAKES), case)[case].verdict for each in ("", fault)]
-    assert verdicts[0] == "right"
-    assert verdicts[1] in ("silently wrong", "visibly wrong")
-
-
-@pytest.mark.parametrize(("fault", "case"), FORMULA.items())
-@pytest.mark.needs("numpy")
-def test_a_fault_of_a_corner_is_caught(fault, case):
-    verdicts = [found(Subject(formula(each), **TAKES), case)[case].verdict for each in ("", fault)]
+def test_a_fault_of_one_setting_or_of_a_corner_is_caught(make, fault, case):
+    verdicts = [found(Subject(make(each), **TAKES), case)[case].verdict for each in ("", fault)]
     assert verdicts[0] == "right"
     assert verdicts[1] in ("silently wrong", "visibly wrong")
 
