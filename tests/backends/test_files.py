@@ -390,14 +390,8 @@ ARRAY = {"Linear": {"weight": "weight", "bias": None}}
         ({"version": 1, "tree": None}, "expected the arrays of its structure in .*; got also weight"),
         ({"version": 1, "tree": {"Unknown": {"weight": "weight"}}}, "expected a tree out of list, .*; got Unknown"),
         ({"version": 1, "tree": {"__import__": {"os": "weight"}}}, "got __import__"),
-        (
-            {"version": 1, "tree": {"Linear": {"weight": "weight"}}},
-            r"expected Linear\(weight, bias\) in .*; got weight",
-        ),
-        (
-            {"version": 1, "tree": {"Linear": {"bias": None, "weight": "weight"}}},
-            r"expected Linear\(weight, bias\) in .*; got bias, weight",
-        ),
+        ({"version": 1, "tree": {"Linear": {"weight": "weight"}}}, r"expected Linear\(weight, bias\) in .*; got weight"),
+        ({"version": 1, "tree": {"Linear": {"bias": None, "weight": "weight"}}}, r"expected Linear\(weight, bias\) in .*; got bias, weight"),
         ({"version": 1, "tree": {"Linear": ["weight", None]}}, "got Linear"),
         ({"version": 1, "tree": {"tuple": "weight"}}, "got tuple"),
         ({"version": 1, "tree": {"list": [], "tuple": []}}, "expected a tree in the metadata"),
@@ -405,7 +399,7 @@ ARRAY = {"Linear": {"weight": "weight", "bias": None}}
         ({"version": 1, "tree": ["a\r\nb\u2028"]}, r"expected array a\\r\\nb\\u2028 in .*; got weight$"),
     ],
     ids=lambda each: str(each)[:40],
-)
+)  # fmt: skip
 def test_structures_that_are_not_ours_are_told(path, header, text):
     text_of = header if isinstance(header, str) else json.dumps(header)
     save_arrays(path, {"weight": np.zeros(3)}, {"attention-core": text_of})

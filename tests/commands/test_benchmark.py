@@ -377,35 +377,23 @@ def test_the_command_measures_and_reads_what_it_wrote(tmp_path):
         (("--shape", "1,2,3"), "expected shape as batch,heads,length,width; got '1,2,3'"),
         (("--lengths", "8,x"), "expected lengths as positive integers separated by commas; got '8,x'"),
         (("--candidate", "no*"), "expected a candidate; got 'no*', which none matches"),
-        (
-            ("--shape", f"1,1,{'9' * 5000},64"),
-            f"expected shape as positive integers separated by commas; got '1,1,{'9' * 76}'",
-        ),
+        (("--shape", f"1,1,{'9' * 5000},64"), f"expected shape as positive integers separated by commas; got '1,1,{'9' * 76}'"),
         (("--lengths", "9" * 19), f"expected lengths as positive integers separated by commas; got '{'9' * 19}'"),
         (("--seconds", "nan"), "expected seconds as a number from 0; got nan"),
         (("--limit", "-1"), "expected limit as a number from 0; got -1.0"),
         (("--read", "/no/such/file"), "expected a file of bench --json; got /no/such/file: No such file or directory"),
         (("--target", "none.py:attention"), "expected a file of Python; got 'none.py', which is none"),
-        (
-            ("--target", "numpy:dot", "--layout", "SDHB"),
-            "expected a layout out of BHSD, BSHD, SBHD, HSD, SHD, SD; got 'SDHB'",
-        ),
-        (
-            ("--target", "numpy:dot", "--backend", "torch", "--backend", "numpy"),
-            "expected one --backend with --target; got 2",
-        ),
+        (("--target", "numpy:dot", "--layout", "SDHB"), "expected a layout out of BHSD, BSHD, SBHD, HSD, SHD, SD; got 'SDHB'"),
+        (("--target", "numpy:dot", "--backend", "torch", "--backend", "numpy"), "expected one --backend with --target; got 2"),
         (("--mask-sense", "drop"), "expected --target with --mask-sense; got none"),
         (("--read", "/"), "expected a file of bench --json; got /: Is a directory"),
         (("--plots", "/dev/null"), "expected a directory for plots; got /dev/null: File exists"),
         (("--json", "/dev/null"), "expected a file to write; got /dev/null, no regular file"),
         (("--preset", "no"), f"expected a preset out of {', '.join(PRESETS)}; got 'no'"),
-        (
-            ("--shape", "1,4,8,2", "--kv-heads", 3),
-            "expected attention, key/value heads that divide heads, and no more queries than keys",
-        ),
+        (("--shape", "1,4,8,2", "--kv-heads", 3), "expected attention, key/value heads that divide heads, and no more queries than keys"),
         (("--shape", "1,4,8,2", "--queries", 3, "--offset", 6), "expected an offset in 0..5; got 6"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_of_the_command_are_named_in_a_line(arguments, message):
     result = invoke(*arguments)
     assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")

@@ -282,20 +282,14 @@ def test_the_list_says_what_every_case_shows():
         (["--dtype", "float8"], f"expected a dtype out of {', '.join(DTYPES)}; got 'float8'"),
         (["--mode", "fast", "--backend", "numpy"], "expected a mode out of eager; got 'fast'"),
         (["--device", "cuda:9", "--backend", "numpy"], "expected a device out of cpu; got 'cuda:9'"),
-        (
-            ["--case", "mask", "--case", "softpac"],
-            "expected a case out of those of --list; got 'softpac', which none matches",
-        ),
-        (
-            ["--json", "/no/such/folder/results.json"],
-            "expected a file that can be written; got /no/such/folder/results.json",
-        ),
+        (["--case", "mask", "--case", "softpac"], "expected a case out of those of --list; got 'softpac', which none matches"),
+        (["--json", "/no/such/folder/results.json"], "expected a file that can be written; got /no/such/folder/results.json"),
         (["--junit", "."], "expected a file to write; got ., a directory"),
         (["--json", "/dev/null"], "expected a file to write; got /dev/null, no regular file"),
         (["--backend", "numpy", "--model", "/no/such/model"], "expected a model directory; got /no/such/model"),
     ],
     ids=lambda each: each[-2] if isinstance(each, list) else "",
-)
+)  # fmt: skip
 def test_what_is_not_known_is_told_in_one_line_before_any_work(arguments, text, monkeypatch):
     monkeypatch.setattr("attention_cli.conformance.execute", None)
     result = invoke("conformance", *arguments)

@@ -153,17 +153,9 @@ def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, g
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: layers.MultiHeadAttention(12, 5),
-            ValueError,
-            "expected channels that 5 heads share out evenly; got 12",
-        ),
+        (lambda: layers.MultiHeadAttention(12, 5), ValueError, "expected channels that 5 heads share out evenly; got 12"),
         (lambda: layers.MultiHeadAttention(12, 6, num_key_value_heads=4), ValueError, "that divide num_heads 6; got 4"),
-        (
-            lambda: layers.MultiHeadAttention(12, 3, output=False, output_channels=4),
-            ValueError,
-            "without an output; got 4",
-        ),
+        (lambda: layers.MultiHeadAttention(12, 3, output=False, output_channels=4), ValueError, "without an output; got 4"),
         (lambda: layers.MultiHeadAttention(12, 3, key_bias=1), TypeError, "expected key_bias as True or False"),
         (lambda: layers.MultiHeadAttention(12.0, 3), TypeError, "expected channels as a positive integer"),
         (lambda: layers.MultiHeadAttention(12, 3, dropout=1.0), ValueError, r"expected a dropout rate in \[0, 1\)"),
@@ -178,7 +170,7 @@ def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, g
         (lambda: layers.layer_from_settings({"layer": "FeedForward", "width": 3}), ValueError, "got width"),
         (lambda: layers.layer_from_settings({"layer": "FeedForward", "channels": 3}), TypeError, "inner"),
     ],
-)
+)  # fmt: skip
 def test_wrong_settings_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()

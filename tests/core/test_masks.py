@@ -264,20 +264,14 @@ def test_wrong_masks_are_named(make, error, message, put):
     [
         (lambda put: ac.KeyLengths(put(np.array([1, 2, 3]))), r"expected lengths to broadcast to \(2\); got \(3,\)"),
         (lambda put: ac.Causal(offset=put(np.array([1, 2, 3]))), r"expected offset to broadcast to \(2\); got \(3,\)"),
-        (
-            lambda put: ac.Segments(put(np.zeros(4, dtype=int)), put(np.zeros(N, dtype=int))),
-            r"expected query_ids to broadcast to \(2, 5\); got \(4,\)",
-        ),
-        (
-            lambda put: ac.Segments(put(np.zeros(M, dtype=int)), put(np.zeros(1, dtype=int))),
-            r"expected key_ids \(..., 7\); got \(..., 1\)",
-        ),
+        (lambda put: ac.Segments(put(np.zeros(4, dtype=int)), put(np.zeros(N, dtype=int))), r"expected query_ids to broadcast to \(2, 5\); got \(4,\)"),
+        (lambda put: ac.Segments(put(np.zeros(M, dtype=int)), put(np.zeros(1, dtype=int))), r"expected key_ids \(..., 7\); got \(..., 1\)"),
         (lambda put: put(np.ones((3, N), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\); got \(3, 7\)"),
         (lambda put: put(np.ones((1, 2, 3, M, N), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\)"),
         (lambda put: ac.Causal() & put(np.ones((M, 2), dtype=bool)), r"expected mask to broadcast to \(2, 3, 5, 7\)"),
         (lambda put: ~ac.KeyLengths(put(np.array([1, 2, 3]))), r"expected lengths to broadcast"),
     ],
-)
+)  # fmt: skip
 def test_masks_that_do_not_fit_are_named(make, message, put):
     q, k = put([np.zeros((2, 3, M, 4)), np.zeros((2, 3, N, 4))])
     with pytest.raises(ValueError, match=message):

@@ -366,27 +366,18 @@ def test_text_shows_tokens_and_nan():
         (lambda: view(np.full((2, 2), 0.5), image=PIXELS, grid=(-1, -2)), "expected grid of 2 patches; got -1 × -2"),
         (lambda: view(np.full((2, 2), 0.5), image=PIXELS, grid=(1, 2, 1)), "expected grid of 2 patches; got 1 × 2 × 1"),
         (lambda: view(LONG, exact=(0, 5)), "expected exact as two slices, of queries and keys; got "),
-        (
-            lambda: view(LONG, exact=(slice(5, 5), slice(None))),
-            "expected exact as slices of at least one query and key",
-        ),
+        (lambda: view(LONG, exact=(slice(5, 5), slice(None))), "expected exact as slices of at least one query and key"),
         (lambda: view(LONG, exact=(slice(None), slice(None))), "expected exact of at most 2097152 weights in 1 maps"),
         (lambda: view_mask(np.ones((2, 1, 3, 3), bool), 3, 3, sample=5), r"expected sample in \[0, 2\); got 5"),
         (lambda: view_mask(KeyLengths(np.array([1, 2])), 3, 3, sample=2), r"expected sample in \[0, 2\); got 2"),
         (lambda: view_mask(Causal(), 3, 3, head=-1), "expected head of at least 0; got -1"),
         (lambda: view_mask(Causal(), 3, 3, block=2), r"expected block as \(queries, keys\); got 2"),
-        (
-            lambda: view_mask(Causal(), 9999, 9999, block=(1, 1)),
-            "expected block so large that there are at most 1048576",
-        ),
+        (lambda: view_mask(Causal(), 9999, 9999, block=(1, 1)), "expected block so large that there are at most 1048576"),
         (lambda: view_mask(Causal(), 0, 3), "expected num_queries as a positive integer; got 0"),
         (lambda: view_mask(np.ones((3, 4), bool), 3, 3), "expected mask"),
-        (
-            lambda: view(np.full((2, 2), 0.5)).save("x.gif"),
-            "expected a file that ends in html, png, svg, pdf; got x.gif",
-        ),
+        (lambda: view(np.full((2, 2), 0.5)).save("x.gif"), "expected a file that ends in html, png, svg, pdf; got x.gif"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
