@@ -202,58 +202,22 @@ def test_conventions_come_in_by_name(put, get):
         (lambda put: ac.Causal(offset=1.5), TypeError, "expected offset as an integer or an integer array; got float"),
         (lambda put: ac.SlidingWindow(left=-1), ValueError, "expected left >= 0; got -1"),
         (lambda put: ac.SlidingWindow(right=1.0), TypeError, "expected right as an integer or None; got float"),
-        (
-            lambda put: ac.Segments(put(np.ones(3)), put(np.ones(3))),
-            TypeError,
-            "expected query_ids of an integer dtype",
-        ),
+        (lambda put: ac.Segments(put(np.ones(3)), put(np.ones(3))), TypeError, "expected query_ids of an integer dtype"),
         (lambda put: ac.Segments(3, 4), TypeError, r"expected query_ids \(..., length\); got int"),
-        (
-            lambda put: ac.Causal() & put(np.ones(3)),
-            TypeError,
-            "expected mask of dtype bool, True = may attend; got float64",
-        ),
+        (lambda put: ac.Causal() & put(np.ones(3)), TypeError, "expected mask of dtype bool, True = may attend; got float64"),
         (lambda put: ac.Causal() & 1, TypeError, "expected mask as a boolean array or a Mask; got int"),
         (lambda put: ac.mask_from_ignore(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
-        (
-            lambda put: ac.mask_from_integers(put(np.ones(3))),
-            TypeError,
-            "expected mask of an integer dtype; got float64",
-        ),
+        (lambda put: ac.mask_from_integers(put(np.ones(3))), TypeError, "expected mask of an integer dtype; got float64"),
         (lambda put: ac.mask_from_additive(put(np.ones(3, dtype=bool))), TypeError, "expected mask of dtype float16"),
         (lambda put: ac.mask_from_padding(put(np.ones(3))), TypeError, "expected mask of dtype bool"),
-        (
-            lambda put: ac.mask_from_additive(put(np.ones(3)), threshold="a"),
-            TypeError,
-            "expected threshold as a number; got str",
-        ),
-        (
-            lambda put: ac.mask_from_lengths(put(np.array([1])), 2.5),
-            TypeError,
-            "expected key_length as a positive integer",
-        ),
-        (
-            lambda put: ac.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])),
-            ValueError,
-            r"expected key_mask with the leading axes of query_mask \(2, 3\); got \(1, 3\)",
-        ),
-        (
-            lambda put: ac.Segments(put(np.zeros(3, dtype=np.int32)), put(np.zeros(3, dtype=np.int8))),
-            TypeError,
-            "expected key_ids of dtype int32 to match query_ids; got int8",
-        ),
-        (
-            lambda put: ac.Segments(put(np.zeros((2, M), dtype=int)), put(np.zeros((3, N), dtype=int))),
-            ValueError,
-            r"expected key_ids of the batch of query_ids \(2, 5\); got \(3, 7\)",
-        ),
-        (
-            lambda put: ac.mask_from_additive(put(np.zeros(3)), threshold=put(np.asarray(-5.0))),
-            TypeError,
-            r"expected threshold as a number; got \w+$",
-        ),
+        (lambda put: ac.mask_from_additive(put(np.ones(3)), threshold="a"), TypeError, "expected threshold as a number; got str"),
+        (lambda put: ac.mask_from_lengths(put(np.array([1])), 2.5), TypeError, "expected key_length as a positive integer"),
+        (lambda put: ac.mask_from_query_key(*put([np.ones((2, 3), dtype=bool), np.ones((1, 3), dtype=bool)])), ValueError, r"expected key_mask with the leading axes of query_mask \(2, 3\); got \(1, 3\)"),
+        (lambda put: ac.Segments(put(np.zeros(3, dtype=np.int32)), put(np.zeros(3, dtype=np.int8))), TypeError, "expected key_ids of dtype int32 to match query_ids; got int8"),
+        (lambda put: ac.Segments(put(np.zeros((2, M), dtype=int)), put(np.zeros((3, N), dtype=int))), ValueError, r"expected key_ids of the batch of query_ids \(2, 5\); got \(3, 7\)"),
+        (lambda put: ac.mask_from_additive(put(np.zeros(3)), threshold=put(np.asarray(-5.0))), TypeError, r"expected threshold as a number; got \w+$"),
     ],
-)
+)  # fmt: skip
 def test_wrong_masks_are_named(make, error, message, put):
     with pytest.raises(error, match=message):
         make(put)
