@@ -67,11 +67,10 @@ def test_decoding_is_prefill(ends, ragged, dtype, backend, put, get, rng, xp):
     np.testing.assert_allclose(np.concatenate(outputs, axis=-2), expected, rtol=0, atol=CLOSE[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_samples_of_different_lengths(dtype, backend, put, get, rng, xp):
+def test_samples_of_different_lengths(backend, put, get, rng, xp):
     """Prompts are padded at the end, with other numbers; each sample goes on behind its own."""
     lengths, more = np.asarray([4, 2], dtype=np.int32), 3
-    query, key, value = drawn(rng, dtype, L + more)
+    query, key, value = drawn(rng, length=L + more)
     padded = [array[:, :, :L].copy() for array in (query, key, value)]
     later = [np.zeros_like(array[:, :, :more]) for array in (query, key, value)]
     for sample, length in enumerate(lengths):
@@ -79,7 +78,7 @@ def test_samples_of_different_lengths(dtype, backend, put, get, rng, xp):
             prompt[sample, :, length:] = 1e9
             rest[sample] = array[sample, :, length : length + more]
     query_0, key_0, value_0 = map(put, padded)
-    cache = new_cache(xp, dtype, ragged=True)
+    cache = new_cache(xp, ragged=True)
     key_0, query_0 = turned(key_0, cache.length, xp), turned(query_0, cache.length, xp)
     cache = append(cache, key_0, value_0, num_new=put(lengths))
     np.testing.assert_array_equal(get(cache.length), lengths)
@@ -93,10 +92,10 @@ def test_samples_of_different_lengths(dtype, backend, put, get, rng, xp):
         whole = [put(array[sample, :, : length + more].copy()) for array in (query, key, value)]
         expected = get(at_once(*whole, xp))
         np.testing.assert_allclose(
-            outputs[0][sample, :, :length], expected[:, :length], rtol=0, atol=CLOSE[dtype], err_msg="prompt"
+            outputs[0][sample, :, :length], expected[:, :length], rtol=0, atol=CLOSE["float64"], err_msg="prompt"
         )
         decoded = np.concatenate([output[sample] for output in outputs[1:]], axis=-2)
-        np.testing.assert_allclose(decoded, expected[:, length:], rtol=0, atol=CLOSE[dtype])
+        np.testing.assert_allclose(decoded, expected[:, length:], rtol=0, atol=CLOSE["float64"])
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -290,83 +289,20 @@ NONE = np.zeros((), dtype=np.int32)
 @pytest.mark.parametrize(
     ("cache", "key", "value", "options", "error", "message"),
     [
-        (
-            (K, V, NONE),
-            K[:, :, :1],
-            V[:, :, :1],
-            {},
-            TypeError,
-            r"expected cache as KeyValueCache\(key, value, length\)",
-        ),
+        ((K, V, NONE), K[:, :, :1], V[:, :, :1], {}, TypeError, r"expected cache as KeyValueCache\(key, value, length\)"),
         (KeyValueCache(K[0, 0], V, NONE), K, V, {}, ValueError, r"expected cache.key \(..., G, C, D\); got \(8, 4\)"),
         (KeyValueCache(K, V[:, :, :3], NONE), K, V, {}, ValueError, r"expected value \(2, 3, 8, E\) to match key"),
         (KeyValueCache(K, V, np.zeros(())), K, V, {}, TypeError, "expected cache.length of an integer dtype"),
-        (
-            KeyValueCache(K, V, np.zeros(3, int)),
-            K,
-            V,
-            {},
-            ValueError,
-            r"expected cache.length \(\) or \(2\); got \(3,\)",
-        ),
-        (
-            KeyValueCache(K, V, NONE),
-            K.astype("float32"),
-            V,
-            {},
-            TypeError,
-            "expected key of dtype float64 to match cache",
-        ),
-        (
-            KeyValueCache(K, V, NONE),
-            K[:, :2],
-            V,
-            {},
-            ValueError,
-            r"expected key \(2, 3, L, 4\) to match cache.key \(2, 3, 8, 4\)",
-        ),
-        (
-            KeyValueCache(K, V, NONE),
-            K,
-            V[..., :2],
-            {},
-            ValueError,
-            r"expected value \(2, 3, L, 7\) to match cache.value \(2, 3, 8, 7\)",
-        ),
-        (
-            KeyValueCache(K, V, NONE),
-            K[:, :, :3],
-            V[:, :, :2],
-            {},
-            ValueError,
-            r"expected value \(..., 3, \*\) to match key",
-        ),
-        (
-            KeyValueCache(K, V, NONE),
-            np.concatenate([K, K], -2),
-            np.concatenate([V, V], -2),
-            {},
-            ValueError,
-            "expected room for 16 more positions in a cache of 8; got 0 filled",
-        ),
-        (
-            KeyValueCache(K, V, NONE),
-            K,
-            V,
-            {"num_new": np.ones(2, int)},
-            ValueError,
-            r"expected num_new to broadcast to \(\); got \(2,\)",
-        ),
-        (
-            KeyValueCache(K, V, np.zeros(2, int)),
-            K[:, :, :3],
-            V[:, :, :3],
-            {"num_new": np.asarray([1, 4])},
-            ValueError,
-            r"expected num_new in 0..3; got 4",
-        ),
+        (KeyValueCache(K, V, np.zeros(3, int)), K, V, {}, ValueError, r"expected cache.length \(\) or \(2\); got \(3,\)"),
+        (KeyValueCache(K, V, NONE), K.astype("float32"), V, {}, TypeError, "expected key of dtype float64 to match cache"),
+        (KeyValueCache(K, V, NONE), K[:, :2], V, {}, ValueError, r"expected key \(2, 3, L, 4\) to match cache.key \(2, 3, 8, 4\)"),
+        (KeyValueCache(K, V, NONE), K, V[..., :2], {}, ValueError, r"expected value \(2, 3, L, 7\) to match cache.value \(2, 3, 8, 7\)"),
+        (KeyValueCache(K, V, NONE), K[:, :, :3], V[:, :, :2], {}, ValueError, r"expected value \(..., 3, \*\) to match key"),
+        (KeyValueCache(K, V, NONE), np.concatenate([K, K], -2), np.concatenate([V, V], -2), {}, ValueError, "expected room for 16 more positions in a cache of 8; got 0 filled"),
+        (KeyValueCache(K, V, NONE), K, V, {"num_new": np.ones(2, int)}, ValueError, r"expected num_new to broadcast to \(\); got \(2,\)"),
+        (KeyValueCache(K, V, np.zeros(2, int)), K[:, :, :3], V[:, :, :3], {"num_new": np.asarray([1, 4])}, ValueError, r"expected num_new in 0..3; got 4"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_named(cache, key, value, options, error, message, backend):
     cache, key, value, options = backend.from_numpy((cache, key, value, options))
     with pytest.raises(error, match=message):

@@ -6,7 +6,6 @@ import mpmath
 import numpy as np
 import pytest
 
-from attention_core import get_backend
 from attention_core._functions.rotary import rotary_embedding
 
 FAR = np.asarray(
@@ -182,9 +181,3 @@ X, P = np.zeros((2, 3, 5, 8)), np.arange(5)
 def test_wrong_arguments_are_named(x, positions, options, error, message, put):
     with pytest.raises(error, match=message):
         rotary_embedding(put(x), put(positions), **options)
-
-
-def test_libraries_are_not_mixed(rng):
-    strict = get_backend("array_api_strict")
-    with pytest.raises(TypeError, match="expected arrays of one library"):
-        rotary_embedding(X, strict.from_numpy(P))

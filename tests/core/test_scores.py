@@ -136,22 +136,6 @@ def test_gradients_flow_to_scores_and_table(backend, rng):
     np.testing.assert_allclose(backend.to_numpy(of_table), expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.needs("compilation")
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function at '_helpers")
-def test_compiled_gives_the_same(backend, rng):
-
-    def function(scores, table, offset, at):
-        scores = relative_bias(table, max_distance=7, offset=offset)(scores, *at)
-        return alibi(H, offset=offset)(scores, *at)
-
-    for offset in (LENGTHS, np.asarray(3)):
-        arrays = backend.from_numpy((normal(rng), rng.standard_normal((8, H)), offset, where()))
-        expected = backend.to_numpy(function(*arrays))
-        for mode in backend.modes[1:]:
-            result = backend.to_numpy(backend.compile(function, mode=mode)(*arrays))
-            np.testing.assert_allclose(result, expected, rtol=0, atol=1e-14)
-
-
 def test_a_score_mod_passes_its_arrays_on(put, get, xp, rng):
     def function(scores, batch, head, query, key, first, second):
         return xp.add(xp.multiply(scores, first), xp.multiply(xp.astype(key, scores.dtype), second))
@@ -216,29 +200,21 @@ TABLE = np.zeros((8, H))
     ("make", "error", "message"),
     [
         (lambda put: ScoreMod(3), TypeError, "expected function as a function; got int"),
-        (
-            lambda put: ScoreMod(len, [put(TABLE)]),
-            TypeError,
-            "expected the arrays of function as a tuple of arrays; got list",
-        ),
+        (lambda put: ScoreMod(len, [put(TABLE)]), TypeError, "expected the arrays of function as a tuple of arrays; got list"),
         (lambda put: ScoreMod(len, (1.0,)), TypeError, r"expected the arrays of function .*; got \['float'\]"),
         (lambda put: alibi(0), ValueError, "expected num_heads as a positive integer; got 0"),
         (lambda put: alibi(2, offset=1.5), TypeError, "expected offset as an integer or an integer array; got float"),
         (lambda put: alibi(2, offset=put(np.ones(2))), TypeError, "expected offset of an integer dtype; got float64"),
         (lambda put: relative_bias(3), TypeError, r"expected table \(buckets, H\); got int"),
         (lambda put: relative_bias(put(TABLE.astype(int))), TypeError, "expected table of dtype float16"),
-        (
-            lambda put: relative_bias(put(TABLE[0])),
-            ValueError,
-            r"expected table \(buckets, H\), both known; got \(6,\)",
-        ),
+        (lambda put: relative_bias(put(TABLE[0])), ValueError, r"expected table \(buckets, H\), both known; got \(6,\)"),
         (lambda put: relative_bias(put(TABLE[:7])), ValueError, "expected a table with an even number of buckets"),
         (lambda put: relative_bias(put(TABLE[:2])), ValueError, "expected a table with at least 4 buckets; got 2"),
         (lambda put: relative_bias(put(TABLE), max_distance=2), ValueError, "expected max_distance > 2, .*; got 2"),
         (lambda put: relative_bias(put(TABLE), bidirectional=1), TypeError, "expected bidirectional as True or False"),
         (lambda put: relative_bias(put(TABLE), offset=True), TypeError, "expected offset as an integer"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_named(make, error, message, put):
     with pytest.raises(error, match=message):
         make(put)

@@ -181,7 +181,7 @@ def opened(tf, tree):
 
 
 @pytest.mark.needs("tensorflow")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "relative_bias"])  # whose table is to be known
 def test_tensorflow_with_every_dimension_open(tf, name):
     function, arrays = case(name, "tensorflow")
     signature = opened(tf, arrays)

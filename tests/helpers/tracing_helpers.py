@@ -140,6 +140,14 @@ CASES = {
     "gelu": (ac.gelu, (normal(3, 5),)),
     "linear": (ac.linear, (SELF.query, X)),
     "layer_norm": (ac.layer_norm, (NORM, X)),
+    "rms_norm": (ac.rms_norm, (NORM.scale, X)),
+    "alibi": (lambda q, k, v, offset: attend(score_mod=ac.alibi(6, offset=offset))(q, k, v), (*QKV, OFFSETS)),
+    "relative_bias": (
+        lambda q, k, v, table, offset: attend(score_mod=ac.relative_bias(table, max_distance=7, offset=offset))(
+            q, k, v
+        ),
+        (*QKV, TABLES.token[:8, :6], np.asarray(3)),
+    ),
     "feed_forward": (ac.feed_forward, (MLP, X)),
     "silu": (ac.silu, (normal(3, 5),)),
     "gated_feed_forward": (
