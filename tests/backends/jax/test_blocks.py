@@ -14,7 +14,7 @@ MASKS = {
     "alibi": lambda length: {"score_mod": ac.alibi(4)},
     "everything": lambda length: {
         "mask": ac.SlidingWindow(100) & ac.KeyLengths(77),
-        "score_mod": ac.ScoreMod(weighted, (np.float32(1.5),)),
+        "score_mod": ac.ScoreMod(weighted, (ac.get_backend("jax").from_numpy(np.float32(1.5)),)),
         "softcap": 3.0,
     },
 }
