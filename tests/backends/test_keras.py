@@ -17,10 +17,10 @@ IGNORED = "ignore:__array__ implementation doesn't accept a copy keyword:Depreca
 pytestmark = pytest.mark.needs("keras")
 
 
-def checked(library, other, saved):
+def checked(what, library, saved, *others):
     command = [sys.executable, "-W", "error", "-W", IGNORED, str(HERE.parent / "helpers" / "keras_check.py")]
     ran = subprocess.run(
-        [*command, str(other), str(saved)],
+        [*command, what, str(saved), *map(str, others)],
         env=os.environ | {"KERAS_BACKEND": library, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -28,26 +28,22 @@ def checked(library, other, saved):
     )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
-    assert (found["dropped"], found["saved"], found.get("other", SAVED)) == (DROPPED, SAVED, SAVED)
+    assert (found["saved"], found["others"]) == (SAVED, [SAVED] * len(others))
+    return found
 
 
-@pytest.mark.parametrize(
-    "library",
-    [
-        pytest.param("tensorflow", marks=pytest.mark.needs("tensorflow")),
-        pytest.param("jax", marks=pytest.mark.needs("jax")),
-        pytest.param("torch", marks=pytest.mark.needs("torch")),
-    ],
-)
+LIBRARIES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("tensorflow", "jax", "torch")]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_a_model_of_keras_is_the_same_on_every_library(library, tmp_path):
-    checked(library, "-", tmp_path / "model.keras")
+    assert checked("layers", library, tmp_path / "model.keras")["dropped"] == DROPPED
 
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.needs("jax")
 @pytest.mark.needs("torch")
 def test_a_model_saved_on_one_library_loads_on_the_next(tmp_path):
-    paths = {library: tmp_path / f"{library}.keras" for library in ("torch", "jax", "tensorflow")}
-    checked("torch", "-", paths["torch"])
-    checked("jax", paths["torch"], paths["jax"])
-    checked("tensorflow", paths["jax"], paths["tensorflow"])
+    saved = [tmp_path / f"{library}.keras" for library in ("torch", "jax", "tensorflow")]
+    for index, path in enumerate(saved):
+        checked("files", path.stem, path, *saved[:index])

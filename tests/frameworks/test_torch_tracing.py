@@ -86,9 +86,7 @@ ATTENTION = "scaled_dot_product_attention(query, query, query, {options})"
 @pytest.mark.parametrize(
     ("function", "names", "options"),
     [
-        ("attend", "scaled_dot_product_attention", ""),
         ("attend", "scaled_dot_product_attention", "is_causal=True"),
-        ("attend", "scaled_dot_product_attention, KeyLengths", "mask=KeyLengths(arrays[1])"),
         ("checkpointed", "scaled_dot_product_attention, KeyLengths", "mask=KeyLengths(arrays[1])"),
         ("attend", "scaled_dot_product_attention, Dropout", "dropout=Dropout(0.1, arrays[2])"),
     ],

@@ -109,7 +109,8 @@ for kind in (AxisType.Auto, AxisType.Explicit):
 
 @pytest.mark.parametrize("way", ["shard_map", "jit"])
 def test_attention_over_eight_devices_is_that_on_one(way):
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, way], env=environment, capture_output=True, text=True, check=False
     )
