@@ -32,14 +32,19 @@ def softmax(
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         return scores, one, xp.multiply(xp.squeeze(one, axis=-1), -math.inf) if logsumexp else None
     one_pass = None if call.dropout is not None and call.dropout.rate else backend.loops.softmax
+    if one_pass is not None and empty is not None:
+        scores = xp.where(empty, 0.0, scores)  # its gradient would be nan, if only until the choice below
     top: Any = xp.max(scores, axis=-1, keepdims=True) if logsumexp or one_pass is None else None
     total: Any = 1.0
     if one_pass is not None:
         exponentials = one_pass(scores)
         exponentials = exponentials if allowed is None else xp.where(allowed, exponentials, 0.0)
-        log_total = xp.negative(xp.log(xp.max(exponentials, axis=-1, keepdims=True))) if logsumexp else None
-        if logsumexp and not isinstance(num_keys, int):  # there may turn out to be no keys, and no maximum
-            log_total = xp.where(xp.equal(num_keys, 0), 0.0, log_total)
+        log_total = None
+        if logsumexp:
+            most = xp.max(exponentials, axis=-1, keepdims=True)
+            log_total = xp.negative(xp.log(most if empty is None else xp.where(empty, 1.0, most)))
+            if not isinstance(num_keys, int):  # there may turn out to be no keys, and no maximum
+                log_total = xp.where(xp.equal(num_keys, 0), 0.0, log_total)
     else:
         top = backend.stop_gradient(top) if backend.differentiates else top
         top = top if empty is None else xp.where(empty, 0.0, top)  # -inf - -inf would be nan

@@ -144,10 +144,15 @@ class JaxBackend(Backend):
         # vmap takes a compiled function apart later, where float64 may not be had any more.
         run = _derived if operation.needs_float64 and any(map(_is_batched, arrays)) else _streamed
         arrays = sharding.in_one_mesh(sharding.vary_alike(arrays))
-        with _width(operation):
-            return sharding.run_in_automatic_axes(  # type: ignore[no-any-return]
-                run, (operation, plan), arrays, lambda *arrays: operation.abstract(plan, arrays, self)
-            )
+        try:
+            with _width(operation):
+                return sharding.run_in_automatic_axes(  # type: ignore[no-any-return]
+                    run, (operation, plan), arrays, lambda *arrays: operation.abstract(plan, arrays, self)
+                )
+        except TypeError as error:
+            if "forward-mode" not in str(error):
+                raise
+            raise NotImplementedError(DIFFERENTIATED_ONCE) from error
 
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -289,6 +290,10 @@ def test_reproducible_arithmetic_and_blocks_are_differentiated_once(function, ba
 
     with pytest.raises(NotImplementedError, match="differentiated backward, once"):
         backend.value_and_grad(derivative)(x)
+    if backend.name == "jax":
+        hessian = importlib.import_module("jax").hessian(lambda x: xp.sum(function(x)))
+        with pytest.raises(NotImplementedError, match="differentiated backward, once"):
+            hessian(x)
 
 
 @pytest.mark.needs("gradients")
