@@ -447,27 +447,28 @@ class SaganAttention(Layer):
 
 
 def save(layer: Layer, path: str | PathLike[str], /) -> None:
-    """Write a layer to a file, which `load` of every framework reads: see `attention_numpy.files`.
+    """Write a layer to a file, which `load` of every framework reads: see `attention_files.safetensors`.
 
     Raises
     ------
     TypeError
         When this is no layer of this package.
     """
-    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
     layer = getattr(layer, "layer", layer)  # of a module of attention_jax.nnx
     if not isinstance(layer, Layer):
-        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}{files.several_hint(layer)}")
-    files.save_layer(path, layer.definition, *layer.to_numpy())
+        hint = safetensors.several_hint(layer)
+        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}{hint}")
+    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
 
 
 def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None, **settings: Any) -> Layer:
-    """Read a layer that `save` of any framework has written: see `attention_numpy.files`.
+    """Read a layer that `save` of any framework has written: see `attention_files.safetensors`.
 
     ``device`` and ``dtype`` are those of `Layer.from_numpy`. Settings such as ``arithmetic`` replace those in the file.
     """
-    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    definition, *arrays = files.load_layer(path)
+    definition, *arrays = safetensors.load_layer(path)
     return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)

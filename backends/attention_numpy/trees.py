@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attention_core.backend import Array, explain_class
-from attention_numpy.optional import Missing, optional
+from attention_files.optional import Missing, optional
 
 if TYPE_CHECKING:
     import numpy as np

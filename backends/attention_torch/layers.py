@@ -376,11 +376,12 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     TypeError
         When this is not a layer of `attention_torch`.
     """
-    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
     if not isinstance(layer, Layer):
-        raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}{files.several_hint(layer)}")
-    files.save_layer(path, layer.definition, *layer.to_numpy())
+        hint = safetensors.several_hint(layer)
+        raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}{hint}")
+    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
 
 
 def load(
@@ -406,9 +407,9 @@ def load(
     Raises
     ------
     TypeError, ValueError
-        As in `Layer.from_numpy` and `Layer.with_settings`; what files raise is said in `attention_numpy.files`.
+        As in `Layer.from_numpy` and `Layer.with_settings`; what files raise is said in `attention_files.safetensors`.
     """
-    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    definition, *arrays = files.load_layer(path)
+    definition, *arrays = safetensors.load_layer(path)
     return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)
