@@ -34,7 +34,7 @@ from attention_benchmark.problem import (
 )
 from attention_benchmark.processes import Message, installed, measurements_of, memory_of
 from attention_benchmark.reference import TOLERANCE
-from attention_numpy.writing import FileError, check_writable, write_file
+from attention_files.writing import FileError, check_writable, write_file
 
 __all__ = ["bench"]
 

@@ -23,7 +23,7 @@ from attention_benchmark.turns import measured
 from attention_core import get_backend, prepare_weights, sample_tokens
 from attention_core.layers import Decoder, named_arrays
 from attention_core.layouts import LAYOUTS
-from attention_numpy.gguf_files import load_gguf
+from attention_files.gguf import load_gguf
 
 __all__ = ["ROWS", "Model", "main", "memory", "row"]
 

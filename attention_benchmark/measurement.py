@@ -12,7 +12,7 @@ from typing import Any
 
 from attention_benchmark.candidate import Candidate
 from attention_benchmark.problem import DIRECTIONS, Problem
-from attention_numpy.writing import FileError, write_file
+from attention_files.writing import FileError, write_file
 
 __all__ = ["Measurement", "fastest_peers", "quartiles", "ratio", "read_json", "write_json"]
 

@@ -47,7 +47,7 @@ from attention_conformance.subjects.presets import PRESETS
 from attention_conformance.written.html import write_html
 from attention_conformance.written.junit import write_junit
 from attention_conformance.written.markdown import write_markdown
-from attention_numpy.writing import write_file
+from attention_files.writing import write_file
 
 __all__ = ["check"]
 

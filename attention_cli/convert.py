@@ -12,9 +12,9 @@ import typer
 
 from attention_cli.terminal import check_file, refusal, telling_warnings
 from attention_core.layouts import LAYOUTS
-from attention_numpy.checkpoints import load_causal_lm, save_causal_lm
-from attention_numpy.files import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
-from attention_numpy.gguf_files import load_gguf
+from attention_files.checkpoints import load_causal_lm, save_causal_lm
+from attention_files.gguf import load_gguf
+from attention_files.safetensors import FileError, load_arrays, load_layers, save_arrays, save_layer, save_layers
 
 __all__ = ["convert"]
 

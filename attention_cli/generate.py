@@ -20,10 +20,10 @@ from attention_core import get_backend, prepare_weights
 from attention_core.backend import Backend
 from attention_core.layers import Decoder, check_prompts, generate
 from attention_core.layouts import LayoutError
-from attention_numpy.checkpoints import end_tokens, open_causal_lm
-from attention_numpy.files import FileError
-from attention_numpy.gguf_files import open_gguf
-from attention_numpy.optional import optional
+from attention_files.checkpoints import end_tokens, open_causal_lm
+from attention_files.gguf import open_gguf
+from attention_files.optional import optional
+from attention_files.safetensors import FileError
 from attention_numpy.trees import map_arrays
 
 __all__ = ["open_text_model", "run"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from attention_numpy.writing import FileError, check_writable
+from attention_files.writing import FileError, check_writable
 
 __all__ = ["Many", "check_file", "check_known", "console", "refusal", "refusing_files", "telling_warnings"]
 

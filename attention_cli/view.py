@@ -16,8 +16,8 @@ import typer
 
 from attention_cli.terminal import check_file, refusal, refusing_files
 from attention_core.masks import Causal, KeyLengths, Mask, Segments, SlidingWindow
-from attention_numpy.files import load_arrays
-from attention_numpy.writing import FileError
+from attention_files.safetensors import load_arrays
+from attention_files.writing import FileError
 from attention_view import Computed, View, view, view_mask
 
 __all__ = ["MASKS", "run"]

@@ -10,7 +10,7 @@ from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from attention_conformance.report import reason_of, told, way_of
 from attention_conformance.run.result import Result
-from attention_numpy.writing import write_file
+from attention_files.writing import write_file
 
 __all__ = ["write_junit"]
 

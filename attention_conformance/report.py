@@ -22,7 +22,7 @@ from attention_conformance.cases import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.run.model import PAIRS
 from attention_conformance.run.result import Result
-from attention_numpy.writing import write_file
+from attention_files.writing import write_file
 
 __all__ = [
     "LEGEND",

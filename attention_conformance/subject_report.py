@@ -17,7 +17,7 @@ from attention_conformance.cases.contract import LINES
 from attention_conformance.oracle.variants import FAULTS
 from attention_conformance.run.finding import ENDED, Finding, counted, finding_from, grouped, little, to_row
 from attention_conformance.written.story import threads_told
-from attention_numpy.writing import write_file
+from attention_files.writing import write_file
 
 __all__ = ["assumptions", "line_of", "power", "read_about", "read_findings", "summary", "tables", "write_findings"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_numpy.writing import write_file
+from attention_files.writing import write_file
 from attention_view.model import CLASSES, Map, Picture, ViewData, printable
 from attention_view.places import row_of
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from attention_numpy.writing import write_file
+from attention_files.writing import write_file
 from attention_view.figures import figure, save_figure
 from attention_view.html import frame, page
 from attention_view.model import ViewData

@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from attention_numpy.files import load_tree
+from attention_files.safetensors import load_tree
 
 DOCS = Path(__file__).parent
 POINTS = {"petal": (45, 75), "leaf": (80, 30), "background": (12, 110)}

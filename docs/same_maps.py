@@ -15,7 +15,7 @@ from plot_sagan import POINTS, example
 from attention_cli.generate import open_text_model
 from attention_conformance.run.model import load_model, token_vectors
 from attention_core import get_backend, record_attention
-from attention_numpy.files import load_tree
+from attention_files.safetensors import load_tree
 
 LIBRARIES = ("numpy", "torch", "jax", "tensorflow")
 SENTENCE = "The animal did not cross the street because it was too tired."

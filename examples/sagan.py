@@ -122,7 +122,7 @@ def maps(parameters: dict[str, Any], inputs: Any, arithmetic: str = "fast") -> A
 
 def main() -> None:
     """Train, and save the first layer and the block in one file."""
-    from attention_numpy.files import save_tree
+    from attention_files.safetensors import save_tree
 
     start = time.perf_counter()
     parameters, losses = train()

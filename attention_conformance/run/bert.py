@@ -15,7 +15,7 @@ import numpy as np
 
 from attention_core.layouts import LAYOUTS
 from attention_core.parameters import Embeddings, EncoderLayer
-from attention_numpy.files import FileError, load_arrays
+from attention_files.safetensors import FileError, load_arrays
 from attention_numpy.trees import is_floating, map_arrays
 
 __all__ = ["Bert", "Config", "ModelError", "load_bert"]

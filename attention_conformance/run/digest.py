@@ -20,7 +20,7 @@ from attention_conformance.run.processes import Message, Order, Plan, execute
 from attention_conformance.run.result import Result
 from attention_core import available_backends, scaled_dot_product_attention
 from attention_core.layers import DotProductAttention, SaganAttention
-from attention_numpy.files import KEY, FileError, load_arrays, load_layer
+from attention_files.safetensors import KEY, FileError, load_arrays, load_layer
 from attention_numpy.trees import is_floating
 
 __all__ = ["Recipe", "digest", "judge", "orders", "read", "work"]
@@ -78,10 +78,10 @@ def digest(
     Parameters
     ----------
     *files : path-like
-        Files of safetensors. One may be a layer, as `attention_numpy.files.save_layer` or the ``save`` of a framework's
-        layer writes it; the others hold inputs by name. A layer takes its own arguments, such as ``x``, or ``query``
-        with ``key_mask``. Without a layer, they are ``query``, ``key``, ``value``, and, if there are any, ``mask`` and
-        ``bias``, of `attention_core.scaled_dot_product_attention`.
+        Files of safetensors. One may be a layer, as `attention_files.safetensors.save_layer` or the ``save`` of a
+        framework's layer writes it; the others hold inputs by name. A layer takes its own arguments, such as ``x``, or
+        ``query`` with ``key_mask``. Without a layer, they are ``query``, ``key``, ``value``, and, if there are any,
+        ``mask`` and ``bias``, of `attention_core.scaled_dot_product_attention`.
     is_causal : bool
     scale, softcap : float, optional
         Of a call without a layer.
@@ -109,7 +109,7 @@ def digest(
     >>> from pathlib import Path
     >>> import numpy as np
     >>> from attention_conformance import digest
-    >>> from attention_numpy.files import save_arrays
+    >>> from attention_files.safetensors import save_arrays
     >>> path = Path(tempfile.mkdtemp()) / "call.safetensors"
     >>> save_arrays(path, dict.fromkeys(("query", "key", "value"), np.ones((1, 2, 3, 4), np.float32)))
     >>> verdict = digest(path, backends=["numpy"])

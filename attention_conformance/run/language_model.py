@@ -23,9 +23,9 @@ from attention_core.backend import array_namespace, on_device_of
 from attention_core.layers import Decoder, generate
 from attention_core.layouts import LayoutError
 from attention_core.parameters import Decoder as Parameters
-from attention_numpy.checkpoints import load_causal_lm
-from attention_numpy.gguf_files import load_gguf
-from attention_numpy.writing import FileError
+from attention_files.checkpoints import load_causal_lm
+from attention_files.gguf import load_gguf
+from attention_files.writing import FileError
 
 __all__ = ["LanguageModel", "Outcome", "identical_cases", "is_language_model", "load_language_model", "outcome"]
 

@@ -12,7 +12,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from attention_conformance.run.again import command_of
 from attention_conformance.run.finding import Finding
 from attention_conformance.written.story import story
-from attention_numpy.writing import write_file
+from attention_files.writing import write_file
 
 __all__ = ["write_junit"]
 

@@ -166,6 +166,10 @@ class MultiHeadAttention(Layer):
     TypeError, ValueError
         When a setting is not valid, or the number of heads does not divide the channels.
 
+    References
+    ----------
+    A. Vaswani et al., "Attention is all you need", 2017.
+
     Examples
     --------
     >>> import array_api_strict as xp

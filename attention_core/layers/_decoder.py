@@ -281,8 +281,20 @@ class DecoderLayer(_DecoderSettings):
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C), and the cache if there is one.
 
-        Arguments are those of `attention_core.decoder_layer`. ``key_mask`` (..., N) hides keys, where it is False.
-        Without a seed nothing is dropped.
+        Parameters
+        ----------
+        parameters : attention_core.parameters.DecoderLayer
+        x : Array, shape (..., L, C)
+        cache, num_new, position_ids, mask, memory, memory_mask, donate, hook, xp
+            As in `attention_core.decoder_layer`; `empty_cache` makes a cache.
+        key_mask : Array of bool, shape (..., N), optional
+            False masks a key.
+        seed : int or Array of int, optional
+            Of the dropout; without it nothing is dropped.
+
+        Returns
+        -------
+        Array, shape (..., L, C), or a pair of it and the cache
         """
         return decoder_layer(
             parameters,
@@ -406,8 +418,18 @@ class Decoder(_DecoderSettings):
     ) -> Any:
         """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
 
-        Arguments are those of `attention_core.decoder`. ``key_mask`` (..., N) hides keys, where it is False. Without a
-        seed nothing is dropped.
+        Parameters
+        ----------
+        parameters : attention_core.parameters.Decoder
+        token_ids : Array of int, shape (..., L)
+        cache, num_new, position_ids, select, mask, memory, memory_mask, donate, hook, xp
+            As in `attention_core.decoder`; `empty_cache` makes a cache.
+        key_mask, seed
+            As in `DecoderLayer`.
+
+        Returns
+        -------
+        Array, shape (..., L, V), or a pair of it and the cache
         """
         return decoder(
             parameters,

@@ -157,8 +157,19 @@ class EncoderLayer(Layer):
     ) -> Any:
         """Apply to sequences: (..., L, C) -> (..., L, C).
 
-        ``mask``, ``key_mask`` and ``seed`` are those of `MultiHeadAttention`, the others those of
-        `attention_core.encoder_layer`.
+        Parameters
+        ----------
+        parameters : attention_core.parameters.EncoderLayer
+        x : Array, shape (..., L, C)
+        mask, key_mask, seed
+            As in `MultiHeadAttention`.
+        bias, score_mod, hook, return_weights, xp
+            As in `attention_core.encoder_layer`.
+
+        Returns
+        -------
+        Array, shape (..., L, C)
+            Or, with ``return_weights``, output and weights.
         """
         return encoder_layer(
             parameters,

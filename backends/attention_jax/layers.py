@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,11 @@ import numpy as np
 
 from attention_core import layers
 from attention_core.backend import missing_error, names_of, shape_text, words_of
-from attention_core.layers import check_fit
+from attention_core.layers.adapters import Adapted, with_settings
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
 from attention_jax.exporting import register_layer
-from attention_numpy.trees import known_device, with_settings
+from attention_numpy.trees import known_device
 
 __all__ = [
     "Decoder",
@@ -47,30 +47,12 @@ __all__ = [
     "save",
 ]
 
-Self = TypeVar("Self", bound="Layer")
-_CLASSES: dict[Any, type[Layer]] = {}  # by the class of their definition
 _SEEDS = words_of("seed") | {"seed", "training", "train", "deterministic", "inference"}  # a key says all that
 _RATES = (words_of("dropout") - _SEEDS) | {"dropout"}
 
 
-class _FixedSettings:
-    """A base of `Layer`, as a frozen dataclass defines ``__setattr__`` itself, for its own fields alone."""
-
-    kind: ClassVar[Any] = layers.Layer
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.kind.check_assigned(name, value)
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if "definition" not in vars(self) or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        places = {"settings": "layer.definition", "parameters": "layer.parameters"}
-        raise vars(self)["definition"].place_of(name, type(self).__name__, **places)
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Layer(_FixedSettings):
+class Layer(Adapted):
     """What the layers have in common: a pytree whose leaves are the parameters and the state.
 
     Attributes
@@ -85,6 +67,7 @@ class Layer(_FixedSettings):
     definition: Any
     parameters: Any
     state: Any = ()
+    _classes: ClassVar[dict[type[layers.Layer], type[Layer]]] = {}
 
     def __new__(cls, *fields: Any, **named: Any) -> Any:
         """Refuse settings, which are those of `init`."""
@@ -100,12 +83,10 @@ class Layer(_FixedSettings):
         if "kind" in vars(cls):
             init = Layer.init.__func__  # type: ignore[attr-defined]
             cls.init = classmethod(_complete(signed(init, with_settings(init, cls.kind)), cls.kind))  # type: ignore[assignment]
-            _CLASSES.setdefault(cls.kind, cls)
+            cls._classes.setdefault(cls.kind, cls)
 
     @classmethod
-    def init(
-        cls: type[Self], key: Any, /, *settings: Any, dtype: Any = "float32", device: Any = None, **named: Any
-    ) -> Self:
+    def init(cls, key: Any, /, *settings: Any, dtype: Any = "float32", device: Any = None, **named: Any) -> Self:
         """Make a layer with the values it starts from.
 
         Parameters
@@ -129,45 +110,18 @@ class Layer(_FixedSettings):
 
     @classmethod
     def from_numpy(
-        cls: type[Self],
-        definition: layers.Layer,
-        parameters: Any,
-        state: Any = (),
-        /,
-        *,
-        device: Any = None,
-        dtype: Any = None,
+        cls, definition: layers.Layer, parameters: Any, state: Any = (), *, device: Any = None, dtype: Any = None
     ) -> Self:
-        """Make the layer of a definition with values from NumPy, bit for bit but for ``dtype``.
-
-        Parameters
-        ----------
-        definition : attention_core.layers.Layer
-            Of the class of the same name; on `Layer` itself, of any.
-        parameters, state : trees of numpy.ndarray
-            As `to_numpy` returns them.
-        device : str, jax.Device or jax.sharding.Sharding, optional
-        dtype : {"float32", "bfloat16", "float16", "float64"} or dtype, optional
-
-        Raises
-        ------
-        TypeError, ValueError
-            When the arrays are not those of the definition, or this is not its class.
-        """
-        kind = _CLASSES.get(type(definition), Layer)
-        if not (issubclass(kind, cls) or issubclass(cls, kind)) or kind is Layer:
-            raise TypeError(f"expected a definition as {cls.kind.__name__}; got {type(definition).__name__}")
-        check_fit(definition, parameters, state)
+        kind = cls.class_of(definition, parameters, state)
         arrays = backend.from_numpy((parameters, state), dtype=None if dtype is None else floating_name(dtype))
         if device is not None:
             arrays = jax.device_put(arrays, _placed(device))
-        return (kind if issubclass(kind, cls) else cls)(definition, *arrays)
+        return kind(definition, *arrays)
 
     def to_numpy(self) -> tuple[Any, Any]:
-        """The parameters and the state as trees of NumPy arrays, bit for bit."""
         return backend.to_numpy((self.parameters, self.state))  # type: ignore[no-any-return]
 
-    def astype(self: Self, dtype: Any, /) -> Self:
+    def astype(self, dtype: Any, /) -> Self:
         """The layer with parameters and state of another floating-point type, through which gradients flow.
 
         Raises
@@ -178,17 +132,10 @@ class Layer(_FixedSettings):
         name = floating_name(dtype)
         return jax.tree.map(lambda leaf: leaf.astype(name), self)  # type: ignore[no-any-return]
 
-    def with_settings(self: Self, **changes: Any) -> Self:
-        """The layer with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `attention_core.layers.Layer.with_settings`.
-        """
+    def with_settings(self, **changes: Any) -> Self:
         return dataclasses.replace(self, definition=self.definition.with_settings(**changes))
 
-    def refreshed(self: Self) -> Self:
+    def refreshed(self) -> Self:
         """The layer with its state after a call in training, without a gradient; most layers have none to change."""
         state = self.definition.updated_state(self.parameters, self.state, xp=backend.namespace)
         return dataclasses.replace(self, state=jax.lax.stop_gradient(state))
@@ -447,27 +394,28 @@ class SaganAttention(Layer):
 
 
 def save(layer: Layer, path: str | PathLike[str], /) -> None:
-    """Write a layer to a file, which `load` of every framework reads: see `attention_numpy.files`.
+    """Write a layer to a file, which `load` of every framework reads: see `attention_files.safetensors`.
 
     Raises
     ------
     TypeError
         When this is no layer of this package.
     """
-    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
     layer = getattr(layer, "layer", layer)  # of a module of attention_jax.nnx
     if not isinstance(layer, Layer):
-        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}{files.several_hint(layer)}")
-    files.save_layer(path, layer.definition, *layer.to_numpy())
+        hint = safetensors.several_hint(layer)
+        raise TypeError(f"expected a layer of attention_jax; got {type(layer).__name__}{hint}")
+    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
 
 
 def load(path: str | PathLike[str], /, *, device: Any = None, dtype: Any = None, **settings: Any) -> Layer:
-    """Read a layer that `save` of any framework has written: see `attention_numpy.files`.
+    """Read a layer that `save` of any framework has written: see `attention_files.safetensors`.
 
     ``device`` and ``dtype`` are those of `Layer.from_numpy`. Settings such as ``arithmetic`` replace those in the file.
     """
-    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    definition, *arrays = files.load_layer(path)
+    definition, *arrays = safetensors.load_layer(path)
     return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)

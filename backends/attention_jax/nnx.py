@@ -10,7 +10,8 @@ Flax is an extra: this module is imported by its own name. ::
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,8 @@ import numpy as np
 from flax import nnx
 
 from attention_core.backend import check_flags
+from attention_core.layers.adapters import FixedSettings, with_settings
 from attention_jax import layers as pytrees
-from attention_numpy.trees import with_settings
 
 __all__ = [
     "Decoder",
@@ -41,7 +42,7 @@ class SpectralVector(nnx.BatchStat):  # type: ignore[misc]
     """An estimate of a singular vector: like the statistics of a batch, not trained, and advanced in training."""
 
 
-class Layer(nnx.Module):  # type: ignore[misc]
+class Layer(FixedSettings, nnx.Module):  # type: ignore[misc]
     """A layer of `attention_jax`, any of them, as a module.
 
     Parameters
@@ -68,6 +69,8 @@ class Layer(nnx.Module):  # type: ignore[misc]
     (3, 4)
     """
 
+    places: ClassVar[Mapping[str, str]] = {"settings": "module.definition", "parameters": "module.parameters"}
+
     def __init__(
         self,
         layer: pytrees.Layer,
@@ -92,31 +95,11 @@ class Layer(nnx.Module):  # type: ignore[misc]
         self.deterministic = deterministic
         self.rngs = nnx.data(_stream(rngs).fork() if rngs is not None and self._drops else None)
 
-    def with_settings(self, **changes: Any) -> Layer:
-        """Copy the module with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
-
-        To change a module itself, set its ``definition`` to ``definition.with_settings(...)``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `attention_core.layers.Layer.with_settings`.
-        """
+    def with_settings(self, **changes: Any) -> Self:
         definition = self.definition.with_settings(**changes)
-        module: Layer = nnx.clone(self)
+        module: Self = nnx.clone(self)
         module.definition = definition
         return module
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if "definition" in vars(self):
-            self.definition.check_assigned(name, value)
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if "definition" not in vars(self) or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        places = {"settings": "module.definition", "parameters": "module.parameters"}
-        raise vars(self)["definition"].place_of(name, type(self).__name__, **places)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Let `flax.nnx.view` say whether calls are those of evaluation.

@@ -2,50 +2,11 @@
 
 import attention_core  # noqa: F401 (before its parts, for which two threads would wait for each other)
 import attention_numpy  # noqa: F401 (likewise)
-from attention_keras.functions import (
-    FunctionCall,
-    gelu,
-    rms_norm,
-    rotary_embedding,
-    scaled_dot_product_attention,
-    silu,
-)
-from attention_keras.layers import (
-    Decoder,
-    DecoderLayer,
-    DotProductAttention,
-    Embeddings,
-    EncoderLayer,
-    FeedForward,
-    GatedFeedForward,
-    Layer,
-    MultiHeadAttention,
-    RMSNorm,
-    SaganAttention,
-    load,
-    save,
-)
+from attention_keras import functions, layers
+from attention_keras.functions import *  # noqa: F403 (the names stand there, once)
+from attention_keras.layers import *  # noqa: F403
 from attention_keras.library import backend
 
-__all__ = [
-    "Decoder",
-    "DecoderLayer",
-    "DotProductAttention",
-    "Embeddings",
-    "EncoderLayer",
-    "FeedForward",
-    "FunctionCall",
-    "GatedFeedForward",
-    "Layer",
-    "MultiHeadAttention",
-    "RMSNorm",
-    "SaganAttention",
-    "backend",
-    "gelu",
-    "load",
-    "rms_norm",
-    "rotary_embedding",
-    "save",
-    "scaled_dot_product_attention",
-    "silu",
-]
+__all__ = ["backend"]
+__all__ += functions.__all__
+__all__ += layers.__all__

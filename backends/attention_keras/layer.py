@@ -9,7 +9,7 @@ import random
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -17,23 +17,31 @@ import numpy as np
 from attention_core import Attention, get_backend
 from attention_core import layers as definitions
 from attention_core.backend import Array, check_flags, keyword_error, names_of, unconverted
-from attention_core.layers import check_fit, named_arrays, tree_from_names
+from attention_core.layers import named_arrays, tree_from_names
+from attention_core.layers.adapters import Adapted, call_of, constructor, described
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
 from attention_keras.library import attached, backend, plain, variable_name
-from attention_numpy.trees import constructor, known_device
+from attention_numpy.trees import known_device
 
 __all__ = ["AttentionLayer", "Layer", "named_results", "place_masks"]
 
-AnyLayer = TypeVar("AnyLayer", bound="Layer")
 _NUMPY = get_backend("numpy")
 _STATE = "state"  # what the names of a state begin with
-_CLASSES: dict[type[definitions.Layer], type[Layer]] = {}  # by the class of their definition
 
 
 @unconverted
-class Layer(keras.layers.Layer):  # type: ignore[misc]
+class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
     """What the layers share: variables by name, seeds, masks, and the way to NumPy and back.
+
+    Parameters
+    ----------
+    *settings, **named
+        The fields of the class of the same name in `attention_core.layers`.
+    seed : int, optional
+        Of the first weights, which are then the same on every framework, and of the dropout.
+    **kwargs
+        ``name``, ``dtype`` and ``trainable``, as every layer of Keras takes them.
 
     Attributes
     ----------
@@ -41,13 +49,18 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         The settings, and what is computed.
     """
 
-    kind: ClassVar[type[definitions.Layer]]
+    places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer.to_numpy()[0]"}
+    _classes: ClassVar[dict[type[definitions.Layer], type[Layer]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
             cls.__init__ = constructor(Layer, cls.kind, keeps_rest=True)  # type: ignore[method-assign]
-            _CLASSES.setdefault(cls.kind, cls)
+            cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, own=cls.__doc__)
+            options = {"renamed": {"mask": "attention_mask"}, "added": ["training"], "words": Layer._call.__doc__}
+            cls.call = call_of(cls.kind, "call", **options)
+            cls._classes.setdefault(cls.kind, cls)
+            keras.saving.register_keras_serializable(package="attention_core")(cls)
 
     def __init__(self, *settings: Any, seed: int | None = None, **kwargs: Any) -> None:
         if seed is not None:
@@ -125,79 +138,38 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         return previous_mask.get("query") if isinstance(previous_mask, Mapping) else previous_mask
 
     def to_numpy(self) -> tuple[Any, Any]:
-        """The parameters and the state, as trees of NumPy arrays, bit for bit."""
         self._ensure_built()
         return backend.to_numpy(self._trees(self.variable_dtype))  # type: ignore[no-any-return]
 
     @classmethod
     def from_numpy(
-        cls: type[AnyLayer],
+        cls,
         definition: definitions.Layer,
         parameters: Any,
         state: Any = (),
         *,
         device: str | None = None,
         dtype: str | None = None,
-    ) -> AnyLayer:
-        """Make a layer of trees of NumPy arrays.
-
-        Parameters
-        ----------
-        definition : attention_core.layers.Layer
-        parameters, state : trees of numpy.ndarray
-            As `to_numpy` returns them.
-        device : str, optional
-            One of ``backend.devices()``.
-        dtype : str, optional
-            A floating-point type or a dtype policy of Keras; by default the type of the arrays, bit for bit.
-
-        Raises
-        ------
-        TypeError, ValueError
-            When the definition is not one of the class, or the arrays do not fit it.
-        """
-        made = _CLASSES.get(type(definition)) if cls is Layer else cls
-        if made is None or not isinstance(definition, made.kind):
-            raise TypeError(f"expected the definition of a {cls.__name__}; got {type(definition).__name__}")
-        check_fit(definition, parameters, state)
+    ) -> Self:
+        made = cls.class_of(definition, parameters, state)
         dtypes = {array.dtype.name for array in [*named_arrays(parameters).values(), *named_arrays(state).values()]}
         if dtype is None and len(dtypes) > 1:
             raise ValueError(f"expected arrays of one dtype, or a dtype; got {', '.join(sorted(dtypes))}")
         with contextlib.nullcontext() if device is None else keras.device(known_device(device, backend.devices())):
             return made(**_settings(definition), dtype=dtype or next(iter(dtypes), None))._filled(parameters, state)
 
-    def with_settings(self: AnyLayer, **changes: Any) -> AnyLayer:
-        """Copy the layer with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `attention_core.layers.Layer.with_settings`.
-        """
+    def with_settings(self, **changes: Any) -> Self:
         definition = self.definition.with_settings(**changes)
-        layer: AnyLayer = type(self).from_config({**self.get_config(), **_settings(definition)})
+        layer: Self = type(self).from_config({**self.get_config(), **_settings(definition)})
         return layer._filled(*self.to_numpy())
 
-    def _filled(self: AnyLayer, parameters: Any, state: Any) -> AnyLayer:
+    def _filled(self, parameters: Any, state: Any) -> Self:
         """Build the layer with these values from NumPy."""
         arrays = _NUMPY.from_numpy((parameters, state), dtype=self.variable_dtype)
         self._first = lambda: arrays
         self.build()
         self._first = self._drawn
         return self
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.kind.check_assigned(name, value)
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "definition" not in vars(self):
-                raise
-            places = {"settings": "layer.definition", "parameters": "layer.to_numpy()[0]"}
-            raise vars(self)["definition"].place_of(name, type(self).__name__, **places) from None
 
     def _drawn(self) -> tuple[Any, Any]:
         """The first values under the seed, on NumPy: no compiler that traces a call of the layer sees them drawn."""
@@ -216,8 +188,26 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         parameters, state = self.definition.parameters, self.definition.state
         return tree_from_names(parameters, leaves), tree_from_names(state, leaves, _STATE)
 
-    def _apply(self, *inputs: Any, training: bool | None, seed: Any = None, **options: Any) -> Any:
-        """Call the definition, and in training advance the state."""
+    def _call(self, *inputs: Any, training: bool | None = None, seed: Any = None, **options: Any) -> Any:
+        """Call the definition, and in training advance the state.
+
+        Parameters
+        ----------
+        attention_mask : attention_core.masks.Mask or bool tensor, optional
+            True = may attend; broadcastable as the mask of the definition. One of shape (B, M, N) is one for each
+            sample, as in Keras; one for each head is (1, H, M, N). A call of the layer also takes it as ``mask``, its
+            name in all the libraries.
+        query_mask : bool tensor, shape (..., M), optional
+            By default the mask that Keras attached to the query, whose masked places then attend to nothing.
+        key_mask : bool tensor, shape (..., N), optional
+            By default the masks that Keras attached to key and value, or without a cache to the one input.
+        seed : int or integer tensor, optional
+            Of the dropout, instead of one drawn from the layer's generator.
+        return_weights : bool
+            With a flag, the result is a named tuple of the output and of what was asked for.
+        training : bool, optional
+            Whether anything is dropped, and the state advances.
+        """
         if training is not None:
             check_flags(training=training)
         if training and self._seeds is not None:
@@ -227,7 +217,7 @@ class Layer(keras.layers.Layer):  # type: ignore[misc]
         if state:
             # On PyTorch, to go backward, its values are needed even after the next step.
             options["state"] = keras.tree.map_structure(keras.ops.copy, state) if training else state
-        result = self.definition(parameters, *inputs, **options, xp=backend.namespace)  # type: ignore[operator]
+        result = self.definition(parameters, *inputs, **options, xp=backend.namespace)
         if state and training:
             advanced = self.definition.updated_state(*self._trees(self.variable_dtype), xp=backend.namespace)
             for name, value in named_arrays(advanced, _STATE).items():
@@ -255,6 +245,18 @@ class AttentionLayer(Layer):
             options["attention_mask"] = mask  # by its own name, Keras would take it for the mask of the places
         return super().__call__(*inputs, **options)
 
+    def _call(self, *inputs: Any, **options: Any) -> Any:
+        """Place the masks of Keras, and call the definition."""
+        mask = options.pop("attention_mask")
+        if "query_mask" in options:
+            masks = place_masks(inputs, options["query_mask"], options["key_mask"])
+            options["query_mask"], options["key_mask"] = masks
+        elif options["key_mask"] is None and options.get("cache") is None:  # Keras has none over the places of a cache
+            options["key_mask"] = attached(inputs[0])
+        if self.kind is not definitions.DotProductAttention:  # of which a mask has no axis of heads
+            mask = per_sample(mask, inputs[0], has_channels=self.kind is not definitions.Decoder)
+        return super()._call(*inputs, mask=mask, **options)
+
 
 def _settings(definition: definitions.Layer) -> dict[str, Any]:
     return {name: value for name, value in definition.settings().items() if name != "layer"}
@@ -273,7 +275,7 @@ def named_results(result: Any) -> Any:
     return _result(tuple(found))(**found)
 
 
-def per_sample(mask: Any, query: Any, *, has_channels: bool = True) -> Any:
+def per_sample(mask: Any, query: Any, *, has_channels: bool) -> Any:
     """A mask of as many axes as the query, which in Keras is one for each sample, with the axis of heads."""
     query = query.get("query") if isinstance(query, Mapping) else query
     is_array = hasattr(mask, "shape") and not isinstance(mask, Mask)
@@ -281,8 +283,9 @@ def per_sample(mask: Any, query: Any, *, has_channels: bool = True) -> Any:
     return mask[..., None, :, :] if is_array and len(mask.shape) == axes > 2 else mask
 
 
-def place_masks(query: Any, key: Any, value: Any, query_mask: Any, key_mask: Any) -> tuple[Any, Any]:
+def place_masks(inputs: tuple[Any, ...], query_mask: Any, key_mask: Any) -> tuple[Any, Any]:
     """The masks over queries and over keys: those given, or else those that Keras attached to the inputs."""
+    query, key, value = inputs
     if isinstance(query, Mapping):
         query, key, value = (query.get(name) for name in ("query", "key", "value"))
     if query_mask is None:

@@ -1,4 +1,4 @@
-"""Helpers of all adapters: map over trees of arrays, name dtypes, show the settings of layers, word errors.
+"""Helpers of all adapters: map over trees of arrays, name dtypes, word errors.
 
 A tree is an array, or a (named) tuple, list or dict of trees. Its other leaves are left alone: ``None``, Python numbers
 and strings.
@@ -7,13 +7,12 @@ and strings.
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attention_core.backend import Array, explain_class
-from attention_numpy.optional import Missing, optional
+from attention_files.optional import Missing, optional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +24,6 @@ __all__ = [
     "as_floating",
     "bfloat16",
     "check_numpy",
-    "constructor",
     "devices_of_kind",
     "differentiate",
     "is_array",
@@ -36,7 +34,6 @@ __all__ = [
     "map_leaves",
     "to_copies",
     "versions_of",
-    "with_settings",
 ]
 
 NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
@@ -218,34 +215,3 @@ def differentiate(
         return value, fill(gradients, lambda leaf: None)
 
     return differentiated
-
-
-def with_settings(
-    function: Callable[..., Any], kind: type, /, *, keeps_rest: bool = False, defaults: Mapping[str, Any] | None = None
-) -> inspect.Signature:
-    """The signature of a function with the settings of a layer in the place of ``*settings``.
-
-    What stands for other keywords is left out, unless it is to be kept. Some settings may have another default.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    keywords = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
-    rest = [one for one in parameters if keeps_rest and one.kind is one.VAR_KEYWORD]
-    defaults = defaults or {}
-    settings = [
-        one.replace(default=defaults.get(one.name, one.default)) for one in inspect.signature(kind).parameters.values()
-    ]
-    return inspect.Signature([*positional, *settings, *keywords, *rest])
-
-
-def constructor(
-    base: type, kind: type, /, *, keeps_rest: bool = False, defaults: Mapping[str, Any] | None = None
-) -> Callable[..., None]:
-    """An ``__init__`` that calls that of a base class, and shows the settings of a layer as its arguments."""
-
-    def __init__(self: Any, *settings: Any, **options: Any) -> None:  # noqa: N807 (it is that)
-        base.__init__(self, *settings, **options)  # type: ignore[misc]
-
-    signature = with_settings(base.__init__, kind, keeps_rest=keeps_rest, defaults=defaults)  # type: ignore[misc]
-    __init__.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
-    return __init__

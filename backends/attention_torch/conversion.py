@@ -129,7 +129,7 @@ def _hint(module: Any) -> str:
     if isinstance(module, Layer):
         return ", which is a layer already"
     if hasattr(module, "generate"):
-        return ": attention_numpy.checkpoints.load_causal_lm reads what its save_pretrained writes, of some families"
+        return ": attention_files.checkpoints.load_causal_lm reads what its save_pretrained writes, of some families"
     parts = [name for name, each in getattr(module, "named_modules", list)() if _layout_of(type(each)) is not None]
     return f": from_module takes parts of it, such as its {parts[0]}" if parts else ""
 

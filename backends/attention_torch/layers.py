@@ -13,15 +13,13 @@ feature maps keep the dtype of their input or tables; their parameters are cast 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any, ClassVar
 
 import torch
 
 from attention_core import layers
-from attention_core.backend import Array
-from attention_core.masks import Mask
 from attention_torch.module import Layer
 from attention_torch.module import Tree as Tree  # pickles hold it under this address
 
@@ -55,37 +53,6 @@ class DotProductAttention(Layer):
 
     kind = layers.DotProductAttention
 
-    def forward(
-        self,
-        query: Any,
-        key: Array | None = None,
-        value: Array | None = None,
-        *,
-        mask: Mask | Array | None = None,
-        query_mask: Array | None = None,
-        key_mask: Array | None = None,
-        bias: Array | None = None,
-        seed: Any = None,
-        return_weights: bool = False,
-        return_logsumexp: bool = False,
-    ) -> Any:
-        """Attend: (..., M, D), (..., N, D), (..., N, E) -> (..., M, E).
-
-        Arguments, results and errors are those of a call of `attention_core.layers.DotProductAttention`.
-        """
-        return self._call(
-            query,
-            key,
-            value,
-            mask=mask,
-            query_mask=query_mask,
-            key_mask=key_mask,
-            bias=bias,
-            seed=seed,
-            return_weights=return_weights,
-            return_logsumexp=return_logsumexp,
-        )
-
 
 class MultiHeadAttention(Layer):
     """Multi-head attention with its projections: `attention_core.layers.MultiHeadAttention`.
@@ -107,41 +74,6 @@ class MultiHeadAttention(Layer):
 
     kind = layers.MultiHeadAttention
 
-    def forward(
-        self,
-        query: Any,
-        key: Array | None = None,
-        value: Array | None = None,
-        *,
-        mask: Mask | Array | None = None,
-        query_mask: Array | None = None,
-        key_mask: Array | None = None,
-        bias: Array | None = None,
-        score_mod: Callable[..., Array] | None = None,
-        prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-        seed: Any = None,
-        return_weights: bool = False,
-        return_logsumexp: bool = False,
-    ) -> Any:
-        """Attend: (..., M, C), (..., N, C'), (..., N, C'') -> (..., M, channels of the output).
-
-        Arguments, results and errors are those of a call of `attention_core.layers.MultiHeadAttention`.
-        """
-        return self._call(
-            query,
-            key,
-            value,
-            mask=mask,
-            query_mask=query_mask,
-            key_mask=key_mask,
-            bias=bias,
-            score_mod=score_mod,
-            prepare=prepare,
-            seed=seed,
-            return_weights=return_weights,
-            return_logsumexp=return_logsumexp,
-        )
-
 
 class FeedForward(Layer):
     """Linear, activation, linear, dropout, at every position: `attention_core.layers.FeedForward`.
@@ -153,10 +85,6 @@ class FeedForward(Layer):
     """
 
     kind = layers.FeedForward
-
-    def forward(self, x: Array, *, seed: Any = None) -> Any:
-        """Apply to every position: (..., channels) -> (..., channels of the output)."""
-        return self._call(x, seed=seed)
 
 
 class EncoderLayer(Layer):
@@ -170,27 +98,6 @@ class EncoderLayer(Layer):
 
     kind = layers.EncoderLayer
 
-    def forward(
-        self,
-        x: Array,
-        *,
-        mask: Mask | Array | None = None,
-        key_mask: Array | None = None,
-        bias: Array | None = None,
-        score_mod: Callable[..., Array] | None = None,
-        seed: Any = None,
-        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-        return_weights: bool = False,
-    ) -> Any:
-        """Apply to sequences: (..., L, C) -> (..., L, C).
-
-        Arguments and errors are those of a call of `attention_core.layers.EncoderLayer`. Without ``hook``, the hooks of
-        the four modules are called: with the input, and with the output before dropout.
-        """
-        hook = self._compute_part if hook is None else hook
-        options = {"mask": mask, "key_mask": key_mask, "bias": bias, "score_mod": score_mod, "seed": seed}
-        return self._call(x, **options, hook=hook, return_weights=return_weights)
-
 
 class RMSNorm(Layer):
     """Division of the channels by the root of their mean square: `attention_core.layers.RMSNorm`.
@@ -202,10 +109,6 @@ class RMSNorm(Layer):
     """
 
     kind = layers.RMSNorm
-
-    def forward(self, x: Array) -> Any:
-        """Normalize: (..., channels) -> (..., channels)."""
-        return self._call(x)
 
 
 class GatedFeedForward(Layer):
@@ -219,10 +122,6 @@ class GatedFeedForward(Layer):
 
     kind = layers.GatedFeedForward
 
-    def forward(self, x: Array, *, seed: Any = None) -> Any:
-        """Apply to every position: (..., channels) -> (..., channels of the output)."""
-        return self._call(x, seed=seed)
-
 
 class DecoderLayer(Layer):
     """Decoder layer of a language model: `attention_core.layers.DecoderLayer`.
@@ -234,31 +133,6 @@ class DecoderLayer(Layer):
     """
 
     kind = layers.DecoderLayer
-
-    def forward(
-        self,
-        x: Array,
-        *,
-        cache: Any = None,
-        num_new: Array | None = None,
-        position_ids: Array | None = None,
-        mask: Mask | Array | None = None,
-        key_mask: Array | None = None,
-        memory: Array | None = None,
-        memory_mask: Mask | Array | None = None,
-        donate: bool = False,
-        seed: Any = None,
-        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-    ) -> Any:
-        """Apply to sequences: (..., L, C) -> (..., L, C), and the cache if there is one.
-
-        Arguments and errors are those of a call of `attention_core.layers.DecoderLayer`. Without ``hook``, the hooks of
-        attention, cross-attention and feed-forward are called, as those of an encoder layer.
-        """
-        hook = self._compute_part if hook is None else hook
-        options = {"cache": cache, "num_new": num_new, "position_ids": position_ids, "mask": mask, "donate": donate}
-        options |= {"hook": hook}
-        return self._call(x, key_mask=key_mask, memory=memory, memory_mask=memory_mask, seed=seed, **options)
 
 
 class Decoder(Layer):
@@ -273,32 +147,6 @@ class Decoder(Layer):
 
     kind = layers.Decoder
 
-    def forward(
-        self,
-        token_ids: Array,
-        *,
-        cache: Any = None,
-        num_new: Array | None = None,
-        position_ids: Array | None = None,
-        select: Array | None = None,
-        mask: Mask | Array | None = None,
-        key_mask: Array | None = None,
-        memory: Array | None = None,
-        memory_mask: Mask | Array | None = None,
-        donate: bool = False,
-        seed: Any = None,
-        hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-    ) -> Any:
-        """Compute logits: integers (..., L) -> (..., L, V), and the cache if there is one.
-
-        Arguments and errors are those of a call of `attention_core.layers.Decoder`. Without ``hook``, the hooks of the
-        modules of layers, and of the parts of layers, are called.
-        """
-        hook = self._compute_part if hook is None else hook
-        options = {"cache": cache, "num_new": num_new, "position_ids": position_ids, "select": select, "donate": donate}
-        options |= {"mask": mask, "key_mask": key_mask, "memory": memory, "memory_mask": memory_mask}
-        return self._call(token_ids, seed=seed, hook=hook, **options)
-
 
 class Embeddings(Layer):
     """Vectors of tokens at absolute positions, in segments: `attention_core.layers.Embeddings`.
@@ -312,20 +160,6 @@ class Embeddings(Layer):
     """
 
     kind = layers.Embeddings
-
-    def forward(
-        self,
-        token_ids: Array,
-        *,
-        position_ids: Array | None = None,
-        segment_ids: Array | None = None,
-        seed: Any = None,
-    ) -> Any:
-        """Look up: integers (..., L) -> (..., L, C).
-
-        Arguments and errors are those of a call of `attention_core.layers.Embeddings`.
-        """
-        return self._call(token_ids, position_ids=position_ids, segment_ids=segment_ids, seed=seed)
 
 
 class SaganAttention(Layer):
@@ -348,20 +182,6 @@ class SaganAttention(Layer):
     kind = layers.SaganAttention
     defaults: ClassVar[Mapping[str, Any]] = {"data_format": "channels_first"}
 
-    def forward(self, x: Array, *, return_weights: bool = False) -> Any:
-        """Let every position attend to all positions: (..., C, height, width) -> (..., C, height, width).
-
-        With ``channels_last`` (..., height, width, C). Arguments, results and errors are those of a call of
-        `attention_core.layers.SaganAttention`.
-        """
-        return self._call(x, return_weights=return_weights)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        sigma = state_dict.get(f"{prefix}sigma")
-        if isinstance(sigma, torch.Tensor) and sigma.ndim == 0:  # as in files of former versions
-            state_dict[f"{prefix}sigma"] = sigma.reshape(1)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
 
 def save(layer: Layer, path: str | PathLike[str], /) -> None:
     """Write a layer to a file of safetensors, which every framework loads: its settings, parameters and state.
@@ -376,11 +196,12 @@ def save(layer: Layer, path: str | PathLike[str], /) -> None:
     TypeError
         When this is not a layer of `attention_torch`.
     """
-    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
     if not isinstance(layer, Layer):
-        raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}{files.several_hint(layer)}")
-    files.save_layer(path, layer.definition, *layer.to_numpy())
+        hint = safetensors.several_hint(layer)
+        raise TypeError(f"expected a layer of attention_torch; got {type(layer).__name__}{hint}")
+    safetensors.save_layer(path, layer.definition, *layer.to_numpy())
 
 
 def load(
@@ -406,9 +227,9 @@ def load(
     Raises
     ------
     TypeError, ValueError
-        As in `Layer.from_numpy` and `Layer.with_settings`; what files raise is said in `attention_numpy.files`.
+        As in `Layer.from_numpy` and `Layer.with_settings`; what files raise is said in `attention_files.safetensors`.
     """
-    from attention_numpy import files  # noqa: PLC0415 (safetensors is needed for files alone)
+    from attention_files import safetensors  # noqa: PLC0415 (safetensors is needed for files alone)
 
-    definition, *arrays = files.load_layer(path)
+    definition, *arrays = safetensors.load_layer(path)
     return Layer.from_numpy(definition.with_settings(**settings), *arrays, device=device, dtype=dtype)

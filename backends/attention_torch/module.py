@@ -6,23 +6,21 @@ import copy
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 
 from attention_core import layers, linear
 from attention_core.backend import dtype_name, names_keywords
-from attention_core.layers import check_fit, named_arrays
+from attention_core.layers import named_arrays
+from attention_core.layers.adapters import Adapted, call_of, constructor, described
 from attention_core.parameters import Linear
 from attention_core.random import check_seed, plain_seed, seed_words
-from attention_numpy.trees import ARRAYS, constructor, map_arrays
+from attention_numpy.trees import ARRAYS, map_arrays
 from attention_torch import operators
 from attention_torch.backend import backend
 
 __all__ = ["Layer", "Tree"]
-
-AnyLayer = TypeVar("AnyLayer", bound="Layer")
-_CLASSES: dict[type[layers.Layer], type[Layer]] = {}  # by the class of their definition
 
 
 class Tree(torch.nn.Module):  # type: ignore[misc]
@@ -75,7 +73,7 @@ class Tree(torch.nn.Module):  # type: ignore[misc]
         return self.form.__name__
 
 
-class Layer(Tree):
+class Layer(Adapted, Tree):
     """A layer of `attention_core.layers` with its parameters.
 
     Parameters
@@ -100,9 +98,9 @@ class Layer(Tree):
         When a setting, the dtype or the seed is not one; before any parameter is made.
     """
 
-    kind: ClassVar[type[layers.Layer]]
     defaults: ClassVar[Mapping[str, Any]] = {}  # of settings whose default differs from the definition's
-    definition: Any
+    places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer"}
+    _classes: ClassVar[dict[type[layers.Layer], type[Layer]]] = {}
 
     def __init__(
         self,
@@ -134,8 +132,9 @@ class Layer(Tree):
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
             cls.__init__ = constructor(Layer, cls.kind, defaults=cls.defaults)  # type: ignore[method-assign]
-            cls.forward = names_keywords(cls.forward, cls.kind.__name__)
-            _CLASSES.setdefault(cls.kind, cls)
+            cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, own=cls.__doc__)
+            cls.forward = names_keywords(call_of(cls.kind, "forward", words=Layer._call.__doc__), cls.kind.__name__)
+            cls._classes.setdefault(cls.kind, cls)
 
     def reset_parameters(self, seed: Any = None) -> None:
         """Start again: with the same bits on every framework for the same seed.
@@ -164,63 +163,21 @@ class Layer(Tree):
                     _copy(part, named_arrays(values))
 
     def to_numpy(self) -> tuple[Any, Any]:
-        """Copy parameters and state to NumPy, bit for bit.
-
-        Returns
-        -------
-        parameters, state
-            Trees of `attention_core.parameters` with NumPy arrays, bfloat16 as that of ``ml_dtypes``.
-
-        Examples
-        --------
-        >>> parameters, state = FeedForward(4, 16).to_numpy()
-        >>> parameters.expand.weight.shape, state
-        ((4, 16), ())
-        """
         return backend.to_numpy(self.read()), backend.to_numpy(self._state())
 
     @classmethod
     def from_numpy(
-        cls: type[AnyLayer],
+        cls,
         definition: layers.Layer,
         parameters: Any,
         state: Any = (),
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-    ) -> AnyLayer:
-        """Make a layer of what `to_numpy` returns, on any framework.
-
-        Parameters
-        ----------
-        definition : attention_core.layers.Layer
-            Of the class of the same name; on `Layer` itself of any.
-        parameters, state
-            Trees of NumPy arrays with the names and shapes that the definition says.
-        device : torch.device or str, optional
-            By default that of PyTorch.
-        dtype : torch.dtype, optional
-            By default those of the arrays, bit for bit.
-
-        Raises
-        ------
-        TypeError, ValueError
-            When the definition is not one of this class, or arrays do not fit it.
-
-        Examples
-        --------
-        >>> layer = FeedForward(4, 16)
-        >>> again = Layer.from_numpy(layer.definition, *layer.to_numpy())
-        >>> type(again).__name__, bool((again.expand.weight == layer.expand.weight).all())
-        ('FeedForward', True)
-        """
-        kind = cls if hasattr(cls, "kind") else _CLASSES.get(type(definition), cls)
-        if getattr(kind, "kind", None) is not type(definition):
-            expected = cls.kind.__name__ if hasattr(cls, "kind") else " or ".join(each.__name__ for each in _CLASSES)
-            raise TypeError(f"expected a definition of {expected}; got {type(definition).__name__}")
+    ) -> Self:
+        kind = cls.class_of(definition, parameters, state)
         if dtype is not None:
             _check_dtype(dtype)
-        check_fit(definition, parameters, state)
         arrays = named_arrays(parameters) | named_arrays(state, "state")
         name = None if dtype is None else dtype_name(dtype)
         target = torch.get_default_device() if device is None else device
@@ -229,43 +186,11 @@ class Layer(Tree):
         layer.load_state_dict(tensors, assign=True)
         return layer
 
-    def with_settings(self: AnyLayer, **changes: Any) -> AnyLayer:
-        """Copy the layer with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
-
-        To change a layer itself, set its ``definition`` to ``definition.with_settings(...)``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `attention_core.layers.Layer.with_settings`.
-
-        Examples
-        --------
-        >>> FeedForward(4, 16).with_settings(arithmetic="reproducible")
-        FeedForward(
-          channels=4, inner=16, arithmetic='reproducible'
-          (expand): Linear(weight=(4, 16), bias=(16,))
-          (contract): Linear(weight=(16, 4), bias=(4,))
-        )
-        """
+    def with_settings(self, **changes: Any) -> Self:
         definition = self.definition.with_settings(**changes)
         layer = copy.deepcopy(self)
         layer.definition = definition
         return layer
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.kind.check_assigned(name, value)
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "definition" not in self.__dict__:
-                raise
-            raise self.definition.place_of(
-                name, self._get_name(), settings="layer.definition", parameters="layer"
-            ) from None
 
     def extra_repr(self) -> str:
         """The settings that have no default, or another value."""
@@ -281,7 +206,16 @@ class Layer(Tree):
         return () if self.state is None else self.state.read()
 
     def _call(self, *arrays: Any, **options: Any) -> Any:
-        """Call the definition with what is held."""
+        """Call the definition with what is held.
+
+        Parameters
+        ----------
+        seed : int, integer tensor or torch.Generator, optional
+            Of the dropout in training; by default the default generator gives one.
+        hook : callable, optional
+            As in the function; by default the hooks of the modules of parts are called, with the input and with the
+            output before dropout.
+        """
         arrays = tuple([dict(each) if isinstance(each, Mapping) else each for each in arrays])
         tensors = [
             leaf
@@ -295,6 +229,8 @@ class Layer(Tree):
         for name, leaf in options.items():
             if isinstance(leaf, ARRAYS):
                 raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
+        if "hook" in options and options["hook"] is None:
+            options["hook"] = self._compute_part
         device = tensors[0].device if tensors else torch.device("cpu")
         if "seed" in options:
             options["seed"] = self._seed(options["seed"], device) if self.training else None

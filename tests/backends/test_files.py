@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from attention_core import get_backend, layers, parameters
-from attention_numpy import files
-from attention_numpy.files import (
+from attention_files import safetensors
+from attention_files.safetensors import (
     FileError,
     load_arrays,
     load_layer,
@@ -329,7 +329,7 @@ def archive(name):
         *[(pickle.dumps(Trap(), protocol), "a pickle, which can run any code|safetensors") for protocol in range(6)],
         (b"PK\3\4" + b"\0" * 99, "a zip archive, as torch.save writes it"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "HDF5: keras.Model.load_weights, or keras.models.load_model"),
-        (b"GGUF" + b"\0" * 99, "GGUF, which attention_numpy.gguf_files reads"),
+        (b"GGUF" + b"\0" * 99, "GGUF, which attention_files.gguf reads"),
         (archive("model.weights.h5"), "a model of Keras, which keras.models.load_model reads"),
         (archive("query.npy"), "arrays that numpy.load reads"),
         (archive("layer/data.pkl"), "a zip archive, as torch.save writes it"),
@@ -436,7 +436,7 @@ def test_a_save_that_fails_leaves_the_old_file(path, whole, monkeypatch, method)
     def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.Path, method, fail)
+    monkeypatch.setattr(safetensors.Path, method, fail)
     with pytest.raises(FileError, match="No space left on device"):
         save_tree(path, [np.zeros(3)])
     monkeypatch.undo()
@@ -459,6 +459,6 @@ def test_a_link_stays_a_link(path, tmp_path):
 
 
 def test_examples_of_the_docstrings_run():
-    found = doctest.testmod(files)
+    found = doctest.testmod(safetensors)
     assert found.attempted > 0
     assert found.failed == 0

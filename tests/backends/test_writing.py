@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import pytest
 
-from attention_numpy import writing
-from attention_numpy.files import FileError, load_arrays, load_tree, save_arrays, save_tree
-from attention_numpy.writing import check_writable, write_file
+from attention_files import writing
+from attention_files.safetensors import FileError, load_arrays, load_tree, save_arrays, save_tree
+from attention_files.writing import check_writable, write_file
 
 KILLED = """
 import os, signal, sys
-from attention_numpy import writing
+from attention_files import writing
 writing.os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
 writing.write_file(sys.argv[1], b"half of it")
 """

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from attention_cli.app import app
 from attention_core import layers
 from attention_core.layouts import LAYOUTS
-from attention_numpy.checkpoints import load_causal_lm
-from attention_numpy.files import load_layer, load_layers, save_layer, save_layers
-from attention_numpy.gguf_files import load_gguf
+from attention_files.checkpoints import load_causal_lm
+from attention_files.gguf import load_gguf
+from attention_files.safetensors import load_layer, load_layers, save_layer, save_layers
 
 ATTENTION = layers.MultiHeadAttention(12, 3, dropout=0.5)
 GROUPED = layers.MultiHeadAttention(12, 6, 2)

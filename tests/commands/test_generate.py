@@ -12,9 +12,9 @@ from attention_cli.app import app
 from attention_cli.generate import _tokenizer, open_text_model
 from attention_core import get_backend, layers
 from attention_core.layouts import LayoutError
-from attention_numpy.checkpoints import save_causal_lm
-from attention_numpy.files import FileError
-from attention_numpy.gguf_files import load_gguf
+from attention_files.checkpoints import save_causal_lm
+from attention_files.gguf import load_gguf
+from attention_files.safetensors import FileError
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -53,7 +53,7 @@ def test_a_hash_is_that_of_the_prompt_alone_and_in_a_batch(folder):
 
 
 def test_a_prompt_longer_than_the_cache_is_told_before_weights_are_read(folder, monkeypatch):
-    monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     result = run("a", "b c d", "--model", folder, "--max-new-tokens", 3, "--capacity", 4)
     message = "expected a prompt of at most 2 tokens, so that 3 new ones fit a cache of 4; got 3"
     assert (result.exit_code, result.stderr) == (2, f"attention-core: {message}\n")
@@ -61,7 +61,7 @@ def test_a_prompt_longer_than_the_cache_is_told_before_weights_are_read(folder, 
 
 @pytest.mark.parametrize("limit", ["--capacity", "--max-new-tokens"])
 def test_a_cache_beyond_the_memory_is_told_before_weights_are_read(folder, monkeypatch, limit):
-    monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     monkeypatch.setattr("attention_cli.generate.available", lambda: 5 * 2**20)
     result = run("a", "b c d", "--model", folder, limit, 100_000)
     told = re.fullmatch(
@@ -89,7 +89,7 @@ def test_a_token_beyond_the_vocabulary_is_told_before_weights_are_read(folder, m
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    monkeypatch.setattr("attention_numpy.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
+    monkeypatch.setattr("attention_files.checkpoints.load_arrays", lambda path: pytest.fail("weights were read"))
     result = run("a", "f b", "--model", folder)
     assert result.exit_code == 2
     assert result.stderr == "attention-core: expected a tokenizer of ids in 0..6; got 7 in a prompt\n"

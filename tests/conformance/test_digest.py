@@ -12,7 +12,7 @@ from attention_cli.app import app
 from attention_conformance import digest
 from attention_conformance.run.identical import digest as hash_of
 from attention_core.layers import DotProductAttention, Embeddings, FeedForward, MultiHeadAttention, SaganAttention
-from attention_numpy.files import load_layer, save_arrays, save_layer, save_layers, save_tree
+from attention_files.safetensors import load_layer, save_arrays, save_layer, save_layers, save_tree
 
 WAYS = ["numpy (cpu, eager)", "numpy (cpu, eager, small blocks)", "numpy (cpu, eager, batch apart)"]
 

@@ -13,7 +13,7 @@ import pytest
 import attention_core as ac
 from attention_conformance import check
 from attention_core import initializers, layers, layouts, masks, parameters, random, scores
-from attention_numpy import files
+from attention_files import safetensors
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -31,7 +31,7 @@ def words(put, xp):
     return {
         **{each.__name__.rpartition(".")[2]: each for each in (initializers, layers, layouts, masks, random, scores)},
         "check": check,
-        "files": files,
+        "files": safetensors,
         "ac": ac,
         "np": np,
         "xp": xp,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from attention_core import layers
 from attention_core.layers import named_arrays
-from attention_numpy import files
+from attention_files import safetensors
 
 LAYERS = (
     layers.MultiHeadAttention(6, 2, dropout=0.1, extra_key_value=True),
@@ -41,7 +41,7 @@ JSON = st.recursive(
 def saved(index: int, path: Path) -> bytes:
     """The bytes of a file of one of `LAYERS`."""
     layer = LAYERS[index]
-    files.save_layer(path, layer, layer.init(0, xp=np), layer.init_state(0, xp=np))
+    safetensors.save_layer(path, layer, layer.init(0, xp=np), layer.init_state(0, xp=np))
     return path.read_bytes()
 
 
@@ -102,8 +102,8 @@ def check(case: tuple[int, str, Any], folder: Path, originals: list[bytes]) -> s
     path = folder / "changed.safetensors"
     path.write_bytes(changed(originals[index], kind, fraction, what))
     try:
-        definition, parameters, state = files.load_layer(path)
-    except files.FileError as error:
+        definition, parameters, state = safetensors.load_layer(path)
+    except safetensors.FileError as error:
         refusal = str(error)
     else:
         refusal = ""

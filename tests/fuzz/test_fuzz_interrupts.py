@@ -15,7 +15,7 @@ from test_fuzz_forward import pool_of
 
 import attention_core as ac
 from attention_core import layers
-from attention_numpy import files
+from attention_files import safetensors
 
 PROJECT = tuple(str(Path(module.__file__).parent) for module in (ac, sys.modules["attention_numpy"]))
 
@@ -83,10 +83,10 @@ def check_save(line: int, folder: Path) -> str:
     path = folder / "layer.safetensors"
     old, new = layers.FeedForward(3, 4), layers.FeedForward(4, 5)
     parameters = [each.init(0, xp=np) for each in (old, new)]
-    files.save_layer(path, old, parameters[0])
+    safetensors.save_layer(path, old, parameters[0])
     with Interrupt(line) as interrupt:
-        files.save_layer(path, new, parameters[1])
-    assert files.load_layer(path)[0] in (old, new)
+        safetensors.save_layer(path, new, parameters[1])
+    assert safetensors.load_layer(path)[0] in (old, new)
     assert [each.name for each in folder.iterdir()] == [path.name]
     return "interrupted" if interrupt.raised else "over before"
 

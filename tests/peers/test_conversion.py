@@ -174,7 +174,7 @@ def test_a_model_is_told_what_reads_it_or_its_parts(bert, of_torch):
     known = "expected a module out of torch.nn.MultiheadAttention, .*, transformers.Bert.*; got "
     sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
-    with pytest.raises(TypeError, match=known + "LlamaForCausalLM: attention_numpy.checkpoints.load_causal_lm reads"):
+    with pytest.raises(TypeError, match=known + "LlamaForCausalLM: attention_files.checkpoints.load_causal_lm reads"):
         of_torch.from_module(llama)
     classifier = transformers.BertForSequenceClassification(config(bert))
     with pytest.raises(TypeError, match=known + ".*: from_module takes parts of it, such as its bert"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_core import get_backend, layers, layouts
-from attention_numpy.gguf_files import load_gguf
+from attention_files.gguf import load_gguf
 
 pytestmark = pytest.mark.needs("torch", "transformers")
 SIZES = {

@@ -94,15 +94,15 @@ def test_arrays_that_are_not_those_of_the_definition_are_named():
         ((definition, good._replace(expand=Linear(np.ones((2, 3))))), TypeError, r"expected parameters.expand.bias as an array of shape \(3,\); got NoneType"),
         ((definition, good._replace(expand=Linear(np.ones((3, 2)), np.ones(3)))), ValueError, r"expected parameters.expand.weight \(2, 3\); got \(3, 2\)"),
         ((layers.FeedForward(2, 3, bias=False), good), ValueError, r"expected no parameters.expand.bias; got an array of shape \(3,\)"),
-        ((layers.MultiHeadAttention(2, 1), good), TypeError, "expected a definition as FeedForward; got MultiHeadAttention"),
-        ((3, good), TypeError, "expected a definition as FeedForward; got int"),
+        ((layers.MultiHeadAttention(2, 1), good), TypeError, "expected a definition of FeedForward; got MultiHeadAttention"),
+        ((3, good), TypeError, "expected a definition of FeedForward; got int"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             kind.from_numpy(*arguments)
     layer, *_ = made("SaganAttention")
     with pytest.raises(TypeError, match="expected state as SpectralVectors; got tuple"):
         attention_jax.Layer.from_numpy(layer.definition, layer.to_numpy()[0])
-    with pytest.raises(TypeError, match="expected a definition as Layer; got int"):
+    with pytest.raises(TypeError, match=r"expected a definition of DotProductAttention or .*; got int"):
         attention_jax.Layer.from_numpy(3, ())
 
 

@@ -10,7 +10,7 @@ from attention_core import Attention, Causal, Dropout, KeyLengths, Mask, scaled_
 from attention_core.initializers import normal
 from attention_core.layers import EncoderLayer, MultiHeadAttention
 from attention_core.parameters import Linear
-from attention_numpy.files import load_layer, save_layer
+from attention_files.safetensors import load_layer, save_layer
 
 version: str = ac.__version__
 x = np.zeros((2, 4, 6, 8))

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attention_core import layers
 from attention_core.layouts import LayoutError, rotary_divisors
 from attention_core.parameters import Decoder
-from attention_numpy.optional import optional
-from attention_numpy.trees import NumpyArray
-from attention_numpy.writing import FileError
+from attention_files.optional import optional
+from attention_files.writing import FileError
 
 gguf = optional("gguf", "GGUF files")
 
@@ -122,7 +122,7 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[layers.Decoder, Callable
     return definition, read, tokenizer
 
 
-def _in_halves(array: NumpyArray, definition: layers.Decoder) -> NumpyArray:
+def _in_halves(array: NDArray[Any], definition: layers.Decoder) -> NDArray[Any]:
     """Rows of heads, the first axis, with pairs (2 i, 2 i + 1) as (i, i + W/2), of the W channels that are rotated."""
     size = definition.head_dim or definition.channels // definition.num_heads
     width = definition.rotary_width or size

@@ -16,9 +16,8 @@ from typing import Any
 from attention_core import layers
 from attention_core.layouts import LAYOUTS, check_causal_lm, decoder_from_config
 from attention_core.parameters import Decoder
-from attention_numpy.files import DTYPES, FileError, load_arrays, save_arrays
-from attention_numpy.trees import NumpyArray
-from attention_numpy.writing import write_file
+from attention_files.safetensors import DTYPES, FileError, load_arrays, save_arrays
+from attention_files.writing import write_file
 
 __all__ = ["end_tokens", "load_causal_lm", "open_causal_lm", "save_causal_lm"]
 
@@ -76,7 +75,7 @@ def open_causal_lm(folder: str | os.PathLike[str], /) -> tuple[layers.Decoder, C
         raise FileError(f"expected arrays of dtypes out of {', '.join(FLOATING)} in {folder}; got {', '.join(unknown)}")
 
     def read() -> Decoder:
-        arrays: dict[str, NumpyArray] = {}
+        arrays: dict[str, Any] = {}
         for path in headers:
             arrays |= load_arrays(path)[0]
         _, parameters = LAYOUTS["causal-lm"].read(arrays, config=config)

@@ -21,13 +21,13 @@ from typing import Any
 from attention_core import layers
 from attention_core import parameters as trees
 from attention_core.layers import check_fit
-from attention_numpy.optional import missing
-from attention_numpy.trees import NumpyArray
-from attention_numpy.writing import FileError, write_file
+from attention_files.optional import missing
+from attention_files.writing import FileError, write_file
 
 try:
     import ml_dtypes
     import numpy as np
+    from numpy.typing import NDArray
     from safetensors import SafetensorError, deserialize
     from safetensors.numpy import save as serialized
 except ModuleNotFoundError as error:
@@ -69,7 +69,7 @@ FOREIGN = {
     b"\x80": "a pickle, which can run any code and is never read",
     b"PK": "a zip archive, as torch.save writes it with a pickle inside, which can run any code and is never read",
     b"\x89HDF": "HDF5: keras.Model.load_weights, or keras.models.load_model of a whole model, reads what Keras wrote",
-    b"GGUF": "GGUF, which attention_numpy.gguf_files reads",
+    b"GGUF": "GGUF, which attention_files.gguf reads",
     b"\x93NUMPY": "an array that numpy.load reads",
 }
 IN_ARCHIVES = {  # by what the name of a file in a zip archive ends with
@@ -109,7 +109,7 @@ def save_tree(path: str | os.PathLike[str], tree: Any, settings: Mapping[str, An
     (Linear(weight=array([[1.],
            [1.]]), bias=None), {'epoch': 3})
     """
-    path, arrays = _to_write(path), dict[str, NumpyArray]()
+    path, arrays = _to_write(path), dict[str, NDArray[Any]]()
     structure = _structure(path, tree, "", arrays)
     _save(path, structure, arrays, None if settings is None else dict(settings))
 
@@ -187,7 +187,7 @@ def save_layer(path: str | os.PathLike[str], definition: layers.Layer, parameter
     """
     path = _to_write(path)
     _check_fit(path, definition, parameters, state)
-    arrays: dict[str, NumpyArray] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     structure = _layer_structure(path, parameters, state, "", arrays=arrays)
     _save(path, structure, arrays, definition.settings())
 
@@ -237,7 +237,7 @@ def save_layers(path: str | os.PathLike[str], definitions: Any, parameters: Any,
     if not len(definitions) == len(parameters) == len(states):
         counts = f"{len(parameters)} and {len(states)}"
         raise FileError(f"expected parameters and states of {len(definitions)} layers for {path}; got {counts}")
-    arrays: dict[str, NumpyArray] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     structures = []
     for index, (definition, tree, state) in enumerate(zip(definitions, parameters, states, strict=True)):
         _check_fit(path, definition, tree, state)
@@ -248,8 +248,9 @@ def save_layers(path: str | os.PathLike[str], definitions: Any, parameters: Any,
 
 def several_hint(layers: Any) -> str:
     """What an adapter says of several layers in the place of one."""
-    several = isinstance(layers, Iterable) and not isinstance(layers, str | os.PathLike)
-    return ": save_layers of attention_numpy.files writes definitions and parameters of several" if several else ""
+    if not isinstance(layers, Iterable) or isinstance(layers, str | os.PathLike):
+        return ""
+    return ": save_layers of attention_files.safetensors writes definitions and parameters of several"
 
 
 def load_layers(path: str | os.PathLike[str]) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...], tuple[Any, ...]]:
@@ -293,7 +294,7 @@ def _layer(path: Path, tree: Any, settings: Any) -> tuple[layers.Layer, Any, Any
     return definition, *tree
 
 
-def _layer_structure(path: Path, parameters: Any, state: Any, prefix: str, arrays: dict[str, NumpyArray]) -> Any:
+def _layer_structure(path: Path, parameters: Any, state: Any, prefix: str, arrays: dict[str, NDArray[Any]]) -> Any:
     """Parameters are named as in `attention_core.layers.named_arrays`, and so is the state, with a prefix."""
     parameter_structure = _structure(path, parameters, prefix, arrays)
     return {"tuple": [parameter_structure, _structure(path, state, f"{prefix}.state" if prefix else "state", arrays)]}
@@ -313,7 +314,7 @@ def _check_fit(path: Path, definition: layers.Layer, parameters: Any, state: Any
 
 
 def save_arrays(
-    path: str | os.PathLike[str], arrays: Mapping[str, NumpyArray], metadata: Mapping[str, str] | None = None
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write arrays by name as safetensors; the file is replaced whole or, on an error, left as it was.
 
@@ -337,7 +338,7 @@ def save_arrays(
     write_file(path, data)
 
 
-def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NumpyArray], dict[str, str]]:
+def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Read arrays by name, and the metadata, from any file of safetensors.
 
     Parameters
@@ -395,7 +396,7 @@ def _foreign(data: bytes) -> str | None:
     return kind
 
 
-def _array(path: Path, name: str, array: Any) -> NumpyArray:
+def _array(path: Path, name: str, array: Any) -> NDArray[Any]:
     """The array, contiguous and in the byte order of the machine, if the format has its dtype."""
     if not isinstance(array, np.ndarray | np.generic):
         raise FileError(f"expected {name or 'the tree'} for {path} as a NumPy array; got {type(array).__name__}")
@@ -410,7 +411,7 @@ def _array(path: Path, name: str, array: Any) -> NumpyArray:
 # --- structures ---
 
 
-def _save(path: Path, structure: Any, arrays: Mapping[str, NumpyArray], settings: Any) -> None:
+def _save(path: Path, structure: Any, arrays: Mapping[str, NDArray[Any]], settings: Any) -> None:
     try:
         header = json.dumps({"version": VERSION, "tree": structure, "settings": settings}, allow_nan=False)
         same = json.loads(header)["settings"] == settings
@@ -421,7 +422,7 @@ def _save(path: Path, structure: Any, arrays: Mapping[str, NumpyArray], settings
     save_arrays(path, arrays, {KEY: header})
 
 
-def _structure(path: Path, tree: Any, prefix: str, arrays: dict[str, NumpyArray]) -> Any:
+def _structure(path: Path, tree: Any, prefix: str, arrays: dict[str, NDArray[Any]]) -> Any:
     """The structure of a tree as JSON has it; the arrays are put under their names."""
 
     def below(name: Any, branch: Any) -> Any:
@@ -451,7 +452,7 @@ def _structure(path: Path, tree: Any, prefix: str, arrays: dict[str, NumpyArray]
     return prefix
 
 
-def _tree(path: Path, structure: Any, arrays: dict[str, NumpyArray]) -> Any:
+def _tree(path: Path, structure: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     """The tree of a structure; the arrays are taken out of those given."""
     if structure is None:
         return None

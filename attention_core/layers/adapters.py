@@ -1,0 +1,271 @@
+"""Layers of a framework, made of definitions: their signatures, their documentation, and what they share.
+
+A layer of an adapter holds arrays and a definition, which says what they are and computes. An adapter writes one class
+for each definition, whose ``kind`` it is, and makes of it what follows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+from attention_core.layers._layer import Layer, check_fit
+
+__all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "with_settings"]
+
+_INNER = ("self", "parameters", "state", "xp")  # of the call of a definition, which a layer gives
+
+
+class FixedSettings:
+    """A layer whose settings are fixed, and which tells the place of an attribute that is not there.
+
+    Attributes
+    ----------
+    definition : Layer
+        The settings, and what is computed.
+    """
+
+    definition: Any
+    places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer.parameters"}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        definition = self.__dict__.get("definition")
+        if definition is not None:
+            definition.check_assigned(name, value)
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            definition = None if name.startswith("_") else self.__dict__.get("definition")
+            if definition is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
+            raise definition.place_of(name, type(self).__name__, **self.places) from None
+
+    def with_settings(self, **changes: Any) -> Self:
+        """Copy the layer with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `attention_core.layers.Layer.with_settings`.
+        """
+        raise NotImplementedError
+
+
+class Adapted(FixedSettings):
+    """A layer with values that come from NumPy and go there.
+
+    Attributes
+    ----------
+    kind : type
+        The class of its definition.
+    """
+
+    kind: ClassVar[type[Layer]]
+    _classes: ClassVar[dict[type[Layer], Any]]  # by kind
+
+    @classmethod
+    def from_numpy(
+        cls, definition: Layer, parameters: Any, state: Any = (), *, device: Any = None, dtype: Any = None
+    ) -> Self:
+        """Make a layer of what `to_numpy` returns, on any framework.
+
+        Parameters
+        ----------
+        definition : attention_core.layers.Layer
+            Of the class of the same name; on the base of all layers, of any.
+        parameters, state : trees of numpy.ndarray
+            With the names and shapes that the definition says.
+        device : optional
+            In the framework's own words; by default where it makes arrays.
+        dtype : optional
+            By default those of the arrays, bit for bit.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When the definition is not one of this class, or arrays do not fit it.
+        """
+        raise NotImplementedError
+
+    def to_numpy(self) -> tuple[Any, Any]:
+        """Copy parameters and state to trees of NumPy arrays, bit for bit; bfloat16 is that of ``ml_dtypes``."""
+        raise NotImplementedError
+
+    @classmethod
+    def class_of(cls, definition: Layer, parameters: Any, state: Any, /) -> type[Self]:
+        """The class that holds these arrays: this one, or on the base of all layers that of the definition.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When the definition is not one of this class, or arrays do not fit it.
+        """
+        found: Any = cls if hasattr(cls, "kind") else cls._classes.get(type(definition))
+        if found is None or type(definition) is not found.kind:
+            known = [cls.kind] if hasattr(cls, "kind") else cls._classes
+            names = " or ".join(each.__name__ for each in known)
+            raise TypeError(f"expected a definition of {names}; got {type(definition).__name__}")
+        check_fit(definition, parameters, state)
+        return found  # type: ignore[no-any-return]
+
+
+# --- signatures ---
+
+
+def with_settings(
+    function: Callable[..., Any], kind: type, /, *, keeps_rest: bool = False, defaults: Mapping[str, Any] | None = None
+) -> inspect.Signature:
+    """The signature of a function with the settings of a layer in the place of ``*settings``.
+
+    What stands for other keywords is left out, unless it is to be kept. Some settings may have another default.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    keywords = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
+    rest = [one for one in parameters if keeps_rest and one.kind is one.VAR_KEYWORD]
+    defaults = defaults or {}
+    settings = [
+        one.replace(default=defaults.get(one.name, one.default)) for one in inspect.signature(kind).parameters.values()
+    ]
+    return inspect.Signature([*positional, *settings, *keywords, *rest])
+
+
+def constructor(
+    base: type, kind: type, /, *, keeps_rest: bool = False, defaults: Mapping[str, Any] | None = None
+) -> Callable[..., None]:
+    """An ``__init__`` that calls that of a base class, and shows the settings of a layer as its arguments."""
+
+    def __init__(self: Any, *settings: Any, **options: Any) -> None:  # noqa: N807 (it is that)
+        base.__init__(self, *settings, **options)  # type: ignore[misc]
+
+    signature = with_settings(base.__init__, kind, keeps_rest=keeps_rest, defaults=defaults)  # type: ignore[misc]
+    __init__.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
+    return __init__
+
+
+def call_of(
+    kind: type[Layer],
+    name: str,
+    /,
+    *,
+    renamed: Mapping[str, str] | None = None,
+    added: Iterable[str] = (),
+    words: str | None = "",
+) -> Callable[..., Any]:
+    """A method with the arguments and the documentation of a definition's call, which hands them to ``self._call``.
+
+    Parameters
+    ----------
+    kind : type
+    name : str
+        Of the method, such as ``forward``.
+    renamed : mapping, optional
+        What the framework calls an option.
+    added : iterable of str
+        Options of the framework, ``None`` by default.
+    words : str or None
+        What the framework says of options, as `described` takes it.
+
+    Examples
+    --------
+    >>> from attention_core.layers import Embeddings
+    >>> print(inspect.signature(call_of(Embeddings, "call", added=["training"])))
+    (self, token_ids: 'Array', *, position_ids: 'Array | None' = None, segment_ids: 'Array | None' = None, \
+seed: 'Any' = None, training: 'Any' = None) -> 'Any'
+    """
+    call, renamed = kind.__call__, renamed or {}
+    taken = [one for one in inspect.signature(call).parameters.values() if one.name not in _INNER]
+    arrays = [one for one in taken if one.kind is one.POSITIONAL_ONLY]
+    options = [one.replace(name=renamed.get(one.name, one.name)) for one in taken if one.kind is one.KEYWORD_ONLY]
+    options += [
+        inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any") for each in added
+    ]
+    shown = [one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in (*arrays, *options)]
+    if options:
+        shown.insert(len(arrays), "*")
+    passed = [*(one.name for one in arrays), *(f"{one.name}={one.name}" for one in options)]
+    source = f"def {name}(self, {', '.join(shown)}):\n    return self._call({', '.join(passed)})\n"
+    # Written as text, as dataclasses do it: compilers and exporters read the arguments of the code itself.
+    file, made = f"<{name} of {kind.__name__}>", dict[str, Any]()
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    exec(compile(source, file, "exec"), inspect.unwrap(call).__globals__, made)  # where annotations have their names
+    function: Callable[..., Any] = made[name]
+    function.__qualname__ = f"{kind.__name__}.{name}"
+    function.__annotations__ = {one.name: one.annotation for one in (*arrays, *options)} | {"return": "Any"}
+    function.__doc__ = described(call.__doc__, words, renamed=renamed, names=list(function.__annotations__))
+    return function
+
+
+# --- documentation ---
+
+
+def described(
+    doc: str | None,
+    words: str | None = "",
+    /,
+    *,
+    renamed: Mapping[str, str] | None = None,
+    names: Container[str] | None = None,
+    own: str | None = None,
+) -> str | None:
+    r"""The docstring of a definition in the words of a framework.
+
+    Parameters
+    ----------
+    doc : str or None
+        Of numpydoc; ``None`` where Python has removed it.
+    words : str or None
+        Of numpydoc, too: its parameters come in the place of those of the same names, or at the end.
+    renamed : mapping, optional
+        Other names of its parameters.
+    names : container of str, optional
+        Of the parameters that are there; by default all.
+    own : str, optional
+        A docstring whose beginning and examples are to stand in the place of those of the other.
+
+    Examples
+    --------
+    >>> text = "Apply.\n\nParameters\n----------\nx, y : Array\nxp : namespace"
+    >>> described(text, "Of the framework.\n\nParameters\n----------\ny : Tensor\n    Or a number.")
+    'Apply.\n\nParameters\n----------\nx : Array\ny : Tensor\n    Or a number.\nxp : namespace'
+    """
+    if doc is None:
+        return own
+    sections, renamed = _sections(doc), renamed or {}
+    found = _entries(sections.get("Parameters", ""))
+    others = _entries(_sections(words or "").get("Parameters", ""))
+    others.pop(("*settings", "**named"), None)  # which the other says one by one
+    entries: dict[tuple[str, ...], str] = {}
+    for each, text in found.items():
+        here = [renamed.get(name, name) for name in each]
+        if kept := tuple(name for name in here if (name,) not in others and (names is None or name in names)):
+            entries[kept] = text
+        entries |= {(name,): others[name,] for name in here if (name,) in others}
+    if found:
+        entries |= {each: text for each, text in others.items() if names is None or each[0] in names}
+        sections["Parameters"] = "\n".join(", ".join(each) + text for each, text in entries.items())
+    if own is not None:
+        theirs, sections = sections, _sections(own)
+        examples = {name: sections.pop(name) for name in ("Examples",) if name in sections}
+        sections |= {name: text for name, text in theirs.items() if name not in ("", "Examples")} | examples
+    return "\n\n".join(f"{name}\n{'-' * len(name)}\n{text}" if name else text for name, text in sections.items())
+
+
+def _sections(doc: str) -> dict[str, str]:
+    """The sections of a docstring by their titles; what comes before them is that of no title."""
+    first, *others = re.split(r"\n\n(?=\w+\n-+\n)", inspect.cleandoc(doc))
+    return {"": first} | {title: text for title, _, text in (each.split("\n", 2) for each in others)}
+
+
+def _entries(section: str) -> dict[tuple[str, ...], str]:
+    """The parameters of a section: names, and all that comes after them."""
+    entries = [
+        re.match(r"([^\s:,]+(?:, [^\s:,]+)*)(.*)", each, re.DOTALL) for each in re.split(r"\n(?=\S)", section.strip())
+    ]
+    return {tuple(each[1].split(", ")): each[2] for each in entries if each}
