@@ -141,3 +141,12 @@ def test_reference_has_every_public_name():
     for module in (attention_core, initializers, layers, layouts, parameters, files):
         for name in module.__all__:
             assert f"{module.__name__}.{name}\n" in reference, f"{module.__name__}.{name} is missing"
+
+
+def test_the_reference_has_what_the_page_of_functions_names():
+    reference = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
+    table = (ROOT / "docs/guides/which-function.md").read_text(encoding="utf-8").partition("|---|")[2]
+    cells = [cell for row in table.splitlines() for cell in row.split("|")[2:4]]
+    names = {name for cell in cells for name in re.findall(r"`[a-z_.]*?(\w+)`", cell)}
+    assert len(names) > 35
+    assert all(re.search(rf"\b{name}\b", reference) for name in names), names
