@@ -46,12 +46,13 @@ def with_autocast(
     def decorate(function: Function) -> Function:
         backends, find, cast_call = _known, _find, _cast_call
         error_of, names = call_error, names_of(function, taken) or Names((), (), 0)
+        keywords = frozenset(names.keywords)
 
         def called(*arguments: Any, **options: Any) -> Any:
             try:
                 if taken:
                     for name in options:
-                        if name not in names.keywords:
+                        if name not in keywords:
                             raise TypeError(name)
                 if len(arguments) > position:
                     array = arguments[position]

@@ -34,17 +34,52 @@ class Options(TypedDict, total=False):
     xp: Namespace | None
 
 
+class DecoderOptions(TypedDict, total=False):
+    """Options of a decoder, and those that it shares with its layers."""
+
+    num_key_value_heads: int | None
+    cache: Any
+    num_new: Array | None
+    position_ids: Array | None
+    rotary_base: float | None
+    rotary_width: int | None
+    rotary_divisors: tuple[float, ...] | None
+    interleaved: bool
+    window: int | tuple[int | None, ...] | None
+    mask: Mask | Array | None
+    scale: float | None
+    softcap: float | None
+    memory: Array | None
+    memory_mask: Mask | Array | None
+    activation: str
+    epsilon: float
+    dropout: Dropout | None
+    donate: bool
+    hook: Callable[[str, Callable[[Array], Any], Array], Any] | None
+    implementation: str
+    arithmetic: str
+    xp: Namespace | None
+
+
 FLAGS = ("is_causal", "return_weights", "return_logsumexp")
-DEFAULTS = dict.fromkeys(Options.__annotations__) | dict.fromkeys(FLAGS, False)
 ARRAYS = ("mask", "bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts")  # which are some, or hold some
-DEFAULTS |= {"implementation": "auto", "arithmetic": "fast"}
+WORDS = {"implementation": "auto", "arithmetic": "fast"}
+DEFAULTS: dict[str, Any] = dict.fromkeys(Options.__annotations__) | dict.fromkeys(FLAGS, False) | WORDS
+DECODER_DEFAULTS: dict[str, Any] = dict.fromkeys(DecoderOptions.__annotations__) | WORDS
+DECODER_DEFAULTS |= {
+    "rotary_base": 10000.0,
+    "interleaved": False,
+    "activation": "silu",
+    "epsilon": 1e-6,
+    "donate": False,
+}
 
 
-def options_but(*names: str) -> list[inspect.Parameter]:
+def options_but(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEFAULTS) -> list[inspect.Parameter]:
     """All options but these, as parameters of a function."""
-    hints: dict[str, Any] = Options.__annotations__
+    keyword, hints = inspect.Parameter.KEYWORD_ONLY, kind.__annotations__
     return [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name].__forward_arg__)
-        for name, default in DEFAULTS.items()
+        inspect.Parameter(name, keyword, default=default, annotation=hints[name].__forward_arg__)
+        for name, default in defaults.items()
         if name not in names
     ]
