@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -192,16 +192,18 @@ class Names(NamedTuple):
     required: tuple[str, ...] = ()
 
 
-def names_of(function: Callable[..., Any], /) -> Names | None:
-    """The names of a function's arguments; ``None`` where it takes any, or is not written in Python."""
+def names_of(function: Callable[..., Any], options: Sequence[inspect.Parameter] = (), /) -> Names | None:
+    """The names of a function's arguments, and of its ``**options``; ``None`` if unknown, or not written in Python."""
     plain: Any = inspect.unwrap(function)
     code = getattr(plain, "__code__", None)
-    if code is None or code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS):
+    takes_any = inspect.CO_VARARGS if options else inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    if code is None or code.co_flags & takes_any:
         return None
     first, count, every = code.co_posonlyargcount, code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names, optional = code.co_varnames, plain.__kwdefaults__ or {}
     required = (*names[: count - len(plain.__defaults__ or ())], *(e for e in names[count:every] if e not in optional))
-    return Names(names[:first], names[first:every], count, tuple(each for each in required if each not in _OWNERS))
+    keywords = (*names[first:every], *(each.name for each in options))
+    return Names(names[:first], keywords, count, tuple(each for each in required if each not in _OWNERS))
 
 
 def keyword_error(name: str, names: Names, unknown: str, /) -> TypeError:

@@ -37,16 +37,17 @@ from attention_core._attention.call import (
     score_positions,
 )
 from attention_core._attention.finite import inputs_are_finite
-from attention_core._attention.key_range import (
+from attention_core._attention.memo import once_per_lengths
+from attention_core._attention.parts import (
     cut_keys,
     find_cut,
     has_few_queries,
     key_ranges,
     masked_columns,
+    sample_cuts,
+    sample_ranges,
     with_cut,
 )
-from attention_core._attention.memo import once_per_lengths
-from attention_core._attention.samples import sample_cuts, sample_ranges
 from attention_core._attention.ways import attend_automatically, with_sinks
 from attention_core._backend import (
     DIFFERENTIATED_ONCE,

@@ -6,17 +6,8 @@ from typing import NamedTuple
 
 from attention_core._attention.blocks.query_chunks import chunks_of_call
 from attention_core._attention.call import Call
-from attention_core._attention.ways import (
-    DENSE,
-    REPRODUCIBLE,
-    Parts,
-    Samples,
-    Way,
-    is_taken,
-    logsumexp_way,
-    parts_of,
-    walk,
-)
+from attention_core._attention.parts import Parts, parts_of
+from attention_core._attention.ways import REPRODUCIBLE, Dense, Way, is_taken, logsumexp_way, walk
 from attention_core._backend import Verdict, library_name
 
 REASONS = {
@@ -99,15 +90,14 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     taken = next(way for way, verdict in rows if is_taken(way, verdict, parts))
     if weights:
         notes.append("return_weights: the dense form computes the weights")
-    if isinstance(taken, Samples):
+    if isinstance(taken, Dense) and taken.cuts is not None:
         notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
     if logsumexp and not taken.gives_logsumexp(parts):
         notes.append(f"return_logsumexp: computed separately, {logsumexp_way(parts).name}")
     chunks = chunks_of_call(parts.call)
     if chunks:
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")
-    told = [(way, verdict) for way, verdict in rows if not isinstance(way, Samples)]
-    told.sort(key=lambda row: row[0] is DENSE)  # which is told last
+    rows.sort(key=lambda row: isinstance(row[0], Dense))  # which is told last
     candidates = [
         Candidate(
             way.name,
@@ -116,7 +106,7 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
             way.memory(parts),
             None if verdict.refusal is not None else _slower(way, verdict, taken),
         )
-        for way, verdict in told
+        for way, verdict in rows
     ]
     if not kernels:
         refusal = f"{library_name(call.xp)} has no fused kernel that is known here"
@@ -126,11 +116,11 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
 
 def _slower(way: Way, verdict: Verdict, taken: Way) -> str | None:
     """Why a way is not taken, or ``None`` where it is."""
-    if way is taken or (isinstance(taken, Samples) and way is DENSE):
+    if way is taken:
         return None
     if taken.kernel is not None and way.kernel is None:
-        return "slower than the kernel" + (", and holds all scores at once" if way is DENSE else "")
-    if isinstance(taken, Samples):
+        return "slower than the kernel" + (", and holds all scores at once" if isinstance(way, Dense) else "")
+    if isinstance(taken, Dense) and taken.cuts is not None:
         return "slower than samples one by one"
     if verdict.is_faster and way.kernel is not None:
         return (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, has_sharding, length, sizes
 from attention_core._attention.call import Call, group_size, scale_like, score_positions, upcast_call
-from attention_core._attention.key_range import has_few_queries
+from attention_core._attention.parts import has_few_queries
 from attention_core._attention.scores import allowed_by
 from attention_core._backend import can_be_read, is_exporting
 from attention_core.masks import Mask, Positions
@@ -70,9 +71,10 @@ def lasting_facts(call: Call) -> Facts | None:
 
     Libraries that differentiate keep no array: what they make may belong to a trace, or to a mode of the library.
     """
-    xp, rows, columns = call.xp, call.query.shape[-2], call.key.shape[-2]
-    kept = rows * columns <= MAX_KEPT and not call.backend.differentiates and all(map(can_be_read, call[:3]))
-    if call.mask is not None and not kept:
+    xp, (*leading, _, rows, _), columns = call.xp, call.query.shape, call.key.shape[-2]
+    is_small = math.prod(leading) * rows * columns <= MAX_KEPT
+    is_kept = is_small and not call.backend.differentiates and all(map(can_be_read, call[:3]))
+    if call.mask is not None and not is_kept:
         return None
     facts = facts_of(upcast_call(call))
     if facts.empty is not None and not bool(xp.any(facts.empty)):

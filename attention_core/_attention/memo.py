@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from attention_core._arrays import Array, Namespace
 from attention_core._attention.call import Call
-from attention_core._attention.ways import DENSE, OutputOf, has_no_elements, parts_of, taken_way
+from attention_core._attention.parts import parts_of
+from attention_core._attention.ways import DENSE, OutputOf, has_no_elements, taken_way
 from attention_core._backend import Backend, can_be_read, is_compiling, is_of_eager_type, registered_name
 from attention_core.masks import Mask, flatten
-from attention_core.masks._rules import is_of_lengths, sample_masks
+from attention_core.masks._rules import rule_of
 
 _NUMBERS = (int, float, type(None))
 _OTHERS = ("bias", "score_mod", "dropout", "starts", "return_weights", "return_logsumexp")
@@ -55,7 +56,7 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], mask: Any, options
     scale, softcap = options.get("scale"), options.get("softcap")
     if options.get("arithmetic", "fast") != "fast" or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
         return known
-    if not (mask is None or _is_relative(mask) or is_of_lengths(mask)):
+    if not (mask is None or _is_of_bands(mask, arrays[0].shape[:-3])):
         return known
     if any(options.get(name) is not None and options[name] is not False for name in _OTHERS):
         return known
@@ -93,9 +94,10 @@ def output_of(
     )
 
 
-def _is_relative(mask: Any) -> bool:
-    """Whether a rule is one of numbers, which are compared with those of other calls."""
-    return isinstance(mask, Mask) and bool(registered_name(type(mask))) and mask.is_relative()
+def _is_of_bands(mask: Any, leading: tuple[int, ...]) -> bool:
+    """Whether a rule is one of numbers, which other calls are compared with, or of lengths that can be read."""
+    is_rule = isinstance(mask, Mask) and bool(registered_name(type(mask)))
+    return is_rule and all(band.is_exact for band in mask.bands(leading))
 
 
 def _output_of(call: Call, implementation: Any) -> OutputOf | None:
@@ -106,8 +108,8 @@ def _output_of(call: Call, implementation: Any) -> OutputOf | None:
     if implementation not in ("auto", "dense") or call.sinks is not None:
         return None
     if implementation == "dense":
-        return DENSE.prepare(parts_of(call)) if call.mask is None or _is_relative(call.mask) else None
-    if call.mask is None or _is_relative(call.mask):
+        return DENSE.prepare(parts_of(call)) if call.mask is None or call.mask.is_relative() else None
+    if call.mask is None or call.mask.is_relative():
         return _of_taken(call)
     return None if call.backend.loops.traced else once_per_lengths(call, _of_taken, _of_taken)
 
@@ -128,7 +130,7 @@ def once_per_lengths(
     leading = call.query.shape[:-3]
     if 0 in leading or not all(map(can_be_read, _lengths(call.mask))):
         return None
-    last: tuple[Any, Any, OutputOf | None] = (None, None, None)
+    last: tuple[Any, bool, Any, OutputOf | None] = (None, False, None, None)
 
     def output(call: Call) -> Array | None:
         nonlocal last
@@ -136,16 +138,16 @@ def once_per_lengths(
             (array if hasattr(array, "tolist") else call.backend.to_numpy(array)).tolist()
             for array in _lengths(call.mask)
         ]
-        known, rule, planned = last
+        known, is_shared, rule, planned = last
         if numbers != known:
-            mask: Any = call.mask
-            first, *others = sample_masks(mask, leading)
-            rule = first if all(flatten(other, []) == flatten(first, []) for other in others) else None
-            planned = of_samples(call) if rule is None else of_numbers(call._replace(mask=rule))
-            last = numbers, rule, planned
+            bands = call.mask.bands(leading)  # type: ignore[union-attr]
+            is_shared = len(set(bands)) == 1
+            rule = rule_of(bands[0]) if is_shared else None
+            planned = of_numbers(call._replace(mask=rule)) if is_shared else of_samples(call)
+            last = numbers, is_shared, rule, planned
         if planned is None:
             return None
-        return planned(call if rule is None else call._replace(mask=rule))
+        return planned(call._replace(mask=rule) if is_shared else call)
 
     return output
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from attention_core._arithmetic import arithmetic_of, fan_out
 from attention_core._arrays import Array, cast_to, dtype_name, sizes, upcast
@@ -18,33 +18,26 @@ from attention_core._attention.blocks.plan import block_tuning
 from attention_core._attention.call import Attention, Call, group_size
 from attention_core._attention.definition import guarded_dense, guarded_scores
 from attention_core._attention.facts import folds_groups, lasting_facts
-from attention_core._attention.key_range import KeyCut, find_cut, has_few_queries, with_cut
+from attention_core._attention.parts import (
+    KeyCut,
+    Parts,
+    cuts_that_save,
+    has_few_queries,
+    parts_of,
+    sample_calls,
+    with_cut,
+)
 from attention_core._attention.reproducible.forward import reproducible_attention
 from attention_core._attention.reproducible.scores import reproducible_scores
 from attention_core._attention.reproducible.weights import reproducible_weights
-from attention_core._attention.samples import attend_per_sample, cuts_that_save, sample_calls
 from attention_core._attention.softmax import logaddexp
 from attention_core._backend import Kernel, Verdict, backend_of, is_exporting, library_name
 from attention_core._checks import check_choice
-from attention_core.masks._mask import is_structured
+from attention_core.masks import Mask
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
 OPEN = Verdict(None)
 OutputOf = Callable[[Call], "Array | None"]
-
-
-class Parts(NamedTuple):
-    """A call, and what is left of it without the keys that its mask hides from all queries."""
-
-    whole: Call
-    cut: KeyCut | None
-    call: Call
-
-
-def parts_of(call: Call) -> Parts:
-    """Cut the keys of a call, unless they are as many as queries, of which blocks leave out what is masked."""
-    cut = None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
-    return Parts(call, cut, with_cut(call, cut))
 
 
 class Way:
@@ -107,50 +100,60 @@ class Fused(Way):
         return Attention(output, None, found)
 
 
-class Samples(Way):
-    """The definition, by each sample of a ragged batch, with the keys that its lengths leave."""
+class Dense(Way):
+    """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each.
+
+    Attributes
+    ----------
+    cuts : list of KeyCut or None
+        Of the samples, if they are taken one by one.
+    """
 
     name = "dense"
 
-    def __init__(self, cuts: list[KeyCut]) -> None:
+    def __init__(self, cuts: list[KeyCut] | None = None) -> None:
         self.cuts = cuts
 
     def judge(self, parts: Parts) -> Verdict:
-        return OPEN
-
-    def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
-        return attend_per_sample(parts.whole, self.cuts, logsumexp=logsumexp)
-
-    def prepare(self, parts: Parts) -> OutputOf | None:
-        return lambda call: _output(attend_per_sample(call, self.cuts, logsumexp=False), call)
-
-
-class Dense(Way):
-    """The definition, with all scores at once."""
-
-    name = "dense"
-
-    def judge(self, parts: Parts) -> Verdict:
-        if is_dense_faster(parts.call) or has_no_elements(parts.call):
+        if self.cuts is not None or is_dense_faster(parts.call) or has_no_elements(parts.call):
             return OPEN
         return Verdict(None, False, "holds all scores at once")
 
     def run(self, parts: Parts, *, logsumexp: bool, weights: bool = False) -> Attention:
+        if self.cuts is not None:
+            return _attend_per_sample(parts.whole, self.cuts, logsumexp=logsumexp)
         return guarded_dense(parts.call, weights=weights and parts.cut is None, logsumexp=logsumexp)
 
     def memory(self, parts: Parts) -> int | None:
         return _memory(parts.call, math.inf)
 
     def prepare(self, parts: Parts) -> OutputOf | None:
-        cut, call = parts.cut, parts.call
-        if not (call.mask is None or call.mask.is_relative()):
+        cuts, cut, mask = self.cuts, parts.cut, parts.call.mask
+        if cuts is not None:
+            return lambda call: _output(_attend_per_sample(call, cuts, logsumexp=False), call)
+        facts = lasting_facts(parts.call)
+        if facts is None and not (mask is None or mask.is_relative()):
             return None
-        facts = lasting_facts(call)
+        if cut is not None and facts is not None:
+            cut = cut._replace(mask=None)  # which may hold lengths of the user, and is an array of the facts
 
         def output(call: Call) -> Array:
             return _output(guarded_dense(call if cut is None else with_cut(call, cut), facts, logsumexp=False), call)
 
         return output
+
+
+def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Attention:
+    """The results of `sample_calls`, with the axes of the batch."""
+    calls, xp, leading = sample_calls(call, cuts), call.xp, call.query.shape[:-3]
+    facts = None if any(cut.mask is not None for cut in cuts) else lasting_facts(calls[0])
+    results = [guarded_dense(each, facts, logsumexp=logsumexp) for each in calls]
+
+    def join(parts: list[Array]) -> Array:
+        return xp.reshape(xp.stack(parts), (*leading, *parts[0].shape))
+
+    found = join([each.logsumexp for each in results]) if logsumexp else None
+    return Attention(join([each.output for each in results]), None, found)
 
 
 class Blocks(Way):
@@ -225,9 +228,9 @@ def walk(parts: Parts) -> Iterator[tuple[Way, Verdict]]:
     for kernel in map(Fused, parts.call.backend.kernels):
         yield kernel, kernel.judge(parts)
     cuts = cuts_that_save(parts.whole)
-    if cuts is not None and all(map(is_dense_faster, sample_calls(parts.whole, cuts))):
-        yield Samples(cuts), OPEN
-    yield DENSE, DENSE.judge(parts)
+    takes_samples = cuts is not None and all(map(is_dense_faster, sample_calls(parts.whole, cuts)))
+    dense = Dense(cuts) if takes_samples else DENSE
+    yield dense, dense.judge(parts)
     yield BLOCKS, BLOCKS.judge(parts)
 
 
@@ -370,7 +373,8 @@ def is_dense_faster(call: Call) -> bool:
         return True
     if num_scores > tuning.costly_most and _is_dense_costly(call, rows, columns):
         return False
-    return bool(rows * columns <= (tuning.structured_below if is_structured(call.mask) else tuning.dense_below))
+    is_structured = isinstance(call.mask, Mask) and type(call.mask).blocks is not Mask.blocks
+    return bool(rows * columns <= (tuning.structured_below if is_structured else tuning.dense_below))
 
 
 def _is_dense_costly(call: Call, rows: int, columns: int) -> bool:

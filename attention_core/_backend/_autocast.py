@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from attention_core._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
@@ -23,7 +24,9 @@ def without_warnings(array: Array) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if quiet is None else quiet()
 
 
-def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Function], Function]:
+def with_autocast(
+    *, position: int = 0, lowers: bool = True, options: Sequence[inspect.Parameter] = ()
+) -> Callable[[Function], Function]:
     """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
 
     It also computes `without_warnings`: a weight that underflows is 0 by definition, and a masked score is -inf.
@@ -35,14 +38,22 @@ def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Functi
     lowers : bool
         Whether arguments are cast to the dtype of autocast, as those of products. Otherwise they are cast to that of
         the argument which decides, as those of a normalization.
+    options : sequence of inspect.Parameter
+        Those that the function takes as ``**options``.
     """
+    taken = options
 
     def decorate(function: Function) -> Function:
         backends, find, cast_call = _known, _find, _cast_call
-        error_of, names = call_error, names_of(function) or Names((), (), 0)
+        error_of, names = call_error, names_of(function, taken) or Names((), (), 0)
+        keywords = frozenset(names.keywords)
 
         def called(*arguments: Any, **options: Any) -> Any:
             try:
+                if taken:
+                    for name in options:
+                        if name not in keywords:
+                            raise TypeError(name)
                 if len(arguments) > position:
                     array = arguments[position]
                     backend = backends.get(type(array)) or find(array)
@@ -65,7 +76,12 @@ def with_autocast(*, position: int = 0, lowers: bool = True) -> Callable[[Functi
             called.__code__, function.__globals__, function.__name__, called.__defaults__, called.__closure__
         )
         wrapper.names = names  # type: ignore[attr-defined]
-        return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
+        functools.update_wrapper(wrapper, function)
+        if taken:
+            own = inspect.signature(function)
+            parameters = [*list(own.parameters.values())[:-1], *taken]
+            wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return wrapper  # type: ignore[return-value]
 
     return decorate
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, Unpack
 
 from attention_core._arithmetic import check_arithmetic
-from attention_core._arrays import Array, Namespace, cast_to, sizes, sizes_differ
+from attention_core._arrays import Array, cast_to, sizes, sizes_differ
 from attention_core._attention.call import Attention, Call
 from attention_core._attention.explanation import Explanation, explain
 from attention_core._attention.memo import Known, output_of, prepare
@@ -26,38 +25,19 @@ from attention_core._checks import (
 )
 from attention_core._functions.config import CONTEXTS, assumes_finite, record
 from attention_core._functions.constants import with_constants
+from attention_core._functions.options import DEFAULTS, FLAGS, Options, options_but
 from attention_core.masks import And, Causal, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_covered, check_mask, mask_arrays
-from attention_core.random import Dropout, check_dropout, seed_array, seeded
+from attention_core.random import check_dropout, seed_array, seeded
 from attention_core.scores import ScoreMod
 
-ScoreModification = Callable[..., Array]
+NOT_OF_SCORES = (*FLAGS, "sinks", "dropout", "implementation", "assume_finite")
 SCALE_LIMIT = 2.0**64  # what is multiplied by numbers beyond may be subnormal even in float64
 
 
-@with_autocast()
-def scaled_dot_product_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | Array | None = None,
-    softcap: float | Array | None = None,
-    score_mod: ScoreModification | None = None,
-    sinks: Array | None = None,
-    dropout: Dropout | None = None,
-    return_weights: bool = False,
-    return_logsumexp: bool = False,
-    implementation: str = "auto",
-    arithmetic: str = "fast",
-    assume_finite: bool | None = None,
-    xp: Namespace | None = None,
-) -> Any:
+@with_autocast(options=options_but())
+def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Any:
     r"""Average the values over the keys, weighted by how well each key matches the query.
 
     .. math::
@@ -146,37 +126,22 @@ def scaled_dot_product_attention(
     Array([[[1. ],
             [1.5]]], dtype=array_api_strict.float64)
     """
-    options: dict[str, Any] = {
-        "mask": mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "scale": scale,
-        "softcap": softcap,
-        "score_mod": score_mod,
-        "sinks": sinks,
-        "dropout": dropout,
-        "return_weights": return_weights,
-        "return_logsumexp": return_logsumexp,
-        "implementation": implementation,
-        "arithmetic": arithmetic,
-        "assume_finite": assume_finite,
-        "xp": xp,
-    }
-    result = checked_attention(query, key, value, options)
-    return result if return_weights or return_logsumexp else result.output
+    given: dict[str, Any] = {"implementation": "auto", **options}
+    result = checked_attention(query, key, value, given)
+    return result if given.get("return_weights") or given.get("return_logsumexp") else result.output
 
 
 def checked_attention(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
     """Check the arguments of attention, once per signature, and compute it by what is known of that."""
     known = _check_call(query=query, key=key, value=value, **options)
-    mask = with_causal(options["mask"], options["is_causal"])
+    mask = with_causal(options.get("mask"), options.get("is_causal", False))
     if not CONTEXTS.recorders:
         assume_finite = assumes_finite(*CONTEXTS.settings)
-        output = output_of(known, (query, key, value), mask, options["sinks"], assume_finite=assume_finite)
+        output = output_of(known, (query, key, value), mask, options.get("sinks"), assume_finite=assume_finite)
         if output is not None:
             return Attention(output)
     call = _known_call(known, query, key, value, options)
-    wanted = {"weights": options["return_weights"], "logsumexp": options["return_logsumexp"]}
+    wanted = {name: options.get(f"return_{name}", False) for name in ("weights", "logsumexp")}
     return rounded_attention(call, options["implementation"], **wanted)
 
 
@@ -192,27 +157,8 @@ def rounded_attention(call: Call, implementation: str, *, weights: bool = False,
     )
 
 
-@with_autocast()
-def explain_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    /,
-    *,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | Array | None = None,
-    softcap: float | Array | None = None,
-    score_mod: ScoreModification | None = None,
-    sinks: Array | None = None,
-    dropout: Dropout | None = None,
-    return_weights: bool = False,
-    return_logsumexp: bool = False,
-    arithmetic: str = "fast",
-    assume_finite: bool | None = None,
-    xp: Namespace | None = None,
-) -> Explanation:
+@with_autocast(options=options_but("implementation"))
+def explain_attention(query: Array, key: Array, value: Array, /, **options: Unpack[Options]) -> Explanation:
     """Explain which implementation ``"auto"`` takes for a call, why others are refused, and how much memory each needs.
 
     Parameters
@@ -242,27 +188,12 @@ def explain_attention(
       blockwise: about 20 MiB
       dense: about 1.54e+03 MiB, not taken: holds all scores at once
     """
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout, "arithmetic": arithmetic, "xp": xp}
-    options |= {"return_weights": return_weights, "return_logsumexp": return_logsumexp, "assume_finite": assume_finite}
-    call = make_call(query, key, value, **options)
-    return explain(call, weights=return_weights, logsumexp=return_logsumexp)
+    wanted = {name: bool(options.get(f"return_{name}")) for name in ("weights", "logsumexp")}
+    return explain(make_call(query, key, value, **options), **wanted)
 
 
-@with_autocast()
-def attention_scores(
-    query: Array,
-    key: Array,
-    /,
-    *,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    scale: float | Array | None = None,
-    softcap: float | Array | None = None,
-    score_mod: ScoreModification | None = None,
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
-) -> Array:
+@with_autocast(options=options_but(*NOT_OF_SCORES))
+def attention_scores(query: Array, key: Array, /, **options: Unpack[Options]) -> Array:
     r"""Compute the scores of attention: scaled, capped, modified, with bias, and masked with -inf.
 
     .. math:: s_{ij} = f\!\left(c \tanh\frac{(\sigma q_i) \cdot k_j}{c}\right) + b_{ij}
@@ -290,19 +221,12 @@ def attention_scores(
     >>> attention_scores(xp.ones((1, 1, 4)), xp.ones((1, 2, 4)), mask=xp.asarray([True, False]))
     Array([[[  2., -inf]]], dtype=array_api_strict.float64)
     """
-    options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "score_mod": score_mod}
-    call = make_call(query, key, key, arithmetic=arithmetic, xp=xp, **options)
+    call = make_call(query, key, key, **options)
     return cast_to(all_scores(call), query.dtype, xp=call.xp)
 
 
 def option_arrays(
-    *,
-    scale: Any = None,
-    softcap: Any = None,
-    score_mod: Any = None,
-    sinks: Any = None,
-    dropout: Any = None,
-    **_: Any,
+    *, scale: Any = None, softcap: Any = None, score_mod: Any = None, sinks: Any = None, dropout: Any = None, **_: Any
 ) -> dict[str, Any]:
     """The arrays among options of attention, by name: they have to be of one library with the others."""
     arrays = {"scale": only_array(scale), "softcap": only_array(softcap), "sinks": sinks, **seed_array(dropout)}
@@ -311,49 +235,33 @@ def option_arrays(
     return arrays
 
 
-def check_options(
-    query: Array,
-    num_heads: int | None,
-    *,
-    is_causal: Any = False,
-    scale: Any = None,
-    softcap: Any = None,
-    score_mod: Any = None,
-    sinks: Any = None,
-    dropout: Any = None,
-    implementation: Any = "auto",
-    arithmetic: Any = "fast",
-    return_weights: Any = False,
-    return_logsumexp: Any = False,
-    assume_finite: Any = None,
-) -> None:
-    """Raise unless these options of attention are valid, and supported by the arithmetic."""
-    check_flags(
-        is_causal=is_causal,
-        return_weights=return_weights,
-        return_logsumexp=return_logsumexp,
-    )
-    if assume_finite is not None:
-        check_flags(assume_finite=assume_finite)
-    check_implementation(implementation, query)
-    check_arithmetic(arithmetic, "query", query)
-    check_scaling(scale, softcap)
-    if arithmetic == "reproducible":
-        _check_reproducible(implementation, scale, softcap, {"score_mod": score_mod, "sinks": sinks})
-    check_score_mod(score_mod, num_heads)
-    if sinks is not None:
-        check_sinks(sinks, query, num_heads)
-    if dropout is not None:
-        check_dropout(dropout)
+def check_options(query: Array, num_heads: int | None, **given: Any) -> None:
+    """Raise unless options of attention are valid, and supported by the arithmetic."""
+    options = DEFAULTS | given
+    check_flags(**{name: options[name] for name in FLAGS})
+    if options["assume_finite"] is not None:
+        check_flags(assume_finite=options["assume_finite"])
+    check_implementation(options["implementation"], query)
+    check_arithmetic(options["arithmetic"], "query", query)
+    check_scaling(options["scale"], options["softcap"])
+    if options["arithmetic"] == "reproducible":
+        _check_reproducible(options)
+    check_score_mod(options["score_mod"], num_heads)
+    if options["sinks"] is not None:
+        check_sinks(options["sinks"], query, num_heads)
+    if options["dropout"] is not None:
+        check_dropout(options["dropout"])
 
 
-def _check_reproducible(implementation: str, scale: Any, softcap: Any, unsupported: dict[str, Any]) -> None:
+def _check_reproducible(options: dict[str, Any]) -> None:
+    implementation = options["implementation"]
     if implementation not in ("auto", "dense", "blockwise"):
         raise ValueError(
             "expected another implementation with arithmetic='reproducible', as kernels add up in an order of their"
             f" own; got {implementation!r}"
         )
-    for name, number in (("scale", scale), ("softcap", softcap)):
+    for name in ("scale", "softcap"):
+        number = options[name]
         if number is None:
             continue
         if not isinstance(number, Real):
@@ -363,8 +271,8 @@ def _check_reproducible(implementation: str, scale: Any, softcap: Any, unsupport
                 f"expected a {name} of 0, or from 2**-64 to 2**64 in magnitude, with arithmetic='reproducible'; got"
                 f" {number}"
             )
-    for name, option in unsupported.items():
-        if option is not None:
+    for name in ("score_mod", "sinks"):
+        if options[name] is not None:
             raise ValueError(f"expected no {name} with arithmetic='reproducible'; got one")
 
 
@@ -379,18 +287,17 @@ def make_call(query: Array, key: Array, value: Array, /, **options: Any) -> Call
 def _known_call(known: Known, query: Array, key: Array, value: Array, options: dict[str, Any]) -> Call:
     """The arguments of attention, which are known to be right."""
     options = with_constants(query, options) if known.has_constants else options
-    fields = {name: options[name] for name in _FIELDS if name in options}
+    fields = {name: option for name, option in options.items() if name in Call._fields}
     if fields.get("dropout") is not None:
         fields["dropout"] = seeded(fields["dropout"], query, known.xp)
-    # The context is read here alone: what is traced keeps it.
-    assume_finite = options.get("assume_finite")
-    if assume_finite is None:
-        assume_finite = assumes_finite(*CONTEXTS.settings)
-    mask = with_causal(options.get("mask"), options.get("is_causal", False))
-    return Call(query, key, value, known.xp, known.backend, mask, **fields, assume_finite=assume_finite)
+    if fields.get("assume_finite") is None:  # the context is read here alone: what is traced keeps it
+        fields["assume_finite"] = assumes_finite(*CONTEXTS.settings)
+    fields["mask"] = with_causal(options.get("mask"), options.get("is_causal", False))
+    if "starts" in fields and fields["mask"] is not None:
+        fields["mask"] = as_mask(fields["mask"])  # over positions of the whole
+    return Call(query, key, value, backend=known.backend, **fields | {"xp": known.xp})
 
 
-_FIELDS = ("bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts", "arithmetic")
 _CAUSAL = Causal()
 
 

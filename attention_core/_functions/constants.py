@@ -8,8 +8,7 @@ from typing import Any
 from attention_core._arrays import Array, dtype_name, on_device_of
 from attention_core._backend import array_namespace, is_compiling, is_of_numpy
 from attention_core._checks import check_added_dtype
-
-_NAMES = ("mask", "bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts")
+from attention_core._functions.options import ARRAYS
 
 
 def with_constants(like: Array, options: dict[str, Any], /) -> dict[str, Any]:
@@ -17,12 +16,12 @@ def with_constants(like: Array, options: dict[str, Any], /) -> dict[str, Any]:
 
     Masks, score modifications and tuples may hold some. Where nothing is turned, the options are returned themselves.
     """
-    if is_of_numpy(like) or not hasattr(like, "dtype") or not any(_holds_numpy(options.get(name)) for name in _NAMES):
+    if is_of_numpy(like) or not hasattr(like, "dtype") or not any(_holds_numpy(options.get(name)) for name in ARRAYS):
         return options
     for name in () if is_compiling(like) else ("bias", "sinks"):  # before the library narrows their dtype
         if is_of_numpy(options.get(name)):
             check_added_dtype(name, options[name], like)
-    return options | {name: _constant(options[name], like) for name in _NAMES if name in options}
+    return options | {name: _constant(options[name], like) for name in ARRAYS if name in options}
 
 
 def as_constant(value: Any, like: Array, /) -> Any:

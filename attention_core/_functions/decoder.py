@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from attention_core._arithmetic import arithmetic_of, check_arithmetic
 from attention_core._arrays import (
@@ -42,19 +42,18 @@ from attention_core._checks import (
 from attention_core._functions.cache import KeyValueCache, check_cache, empty_cache
 from attention_core._functions.constants import as_constant
 from attention_core._functions.decoder_layer import (
+    all_options,
     apply_layer,
     check_inputs,
     check_layer,
-    check_lengths,
-    constant_inputs,
-    locate_new,
+    taken_positions,
 )
 from attention_core._functions.embeddings import check_id_table
 from attention_core._functions.encoder import derived_dropouts, hooked
+from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
 from attention_core._functions.rotary import rotations_of
-from attention_core.masks import Mask
 from attention_core.parameters import Decoder, DecoderLayer, Linear
-from attention_core.random import Dropout, seeded
+from attention_core.random import seeded
 
 
 class DecoderCache(NamedTuple):
@@ -118,38 +117,17 @@ def empty_decoder_cache(
     )
 
 
-@with_autocast(position=1, lowers=False)
+@with_autocast(position=1, lowers=False, options=options_but(kind=DecoderOptions, defaults=DECODER_DEFAULTS))
 def decoder(
     parameters: Decoder,
     token_ids: Array,
     /,
     *,
     num_heads: int,
-    num_key_value_heads: int | None = None,
-    cache: DecoderCache | None = None,
-    num_new: Array | None = None,
-    position_ids: Array | None = None,
     select: Array | None = None,
-    rotary_base: float | None = 10000.0,
-    rotary_width: int | None = None,
-    rotary_divisors: tuple[float, ...] | None = None,
-    interleaved: bool = False,
-    window: int | tuple[int | None, ...] | None = None,
-    mask: Mask | Array | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    memory: Array | None = None,
-    memory_mask: Mask | Array | None = None,
-    activation: str = "silu",
-    epsilon: float = 1e-6,
     embedding_scale: float | None = None,
     logit_softcap: float | None = None,
-    dropout: Dropout | None = None,
-    donate: bool = False,
-    hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-    implementation: str = "auto",
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    **options: Unpack[DecoderOptions],
 ) -> Any:
     r"""Compute the logits of a language model: for each position, a score for every token that may come next.
 
@@ -212,27 +190,19 @@ def decoder(
     >>> decoder(model.init(0, xp=xp), xp.asarray([[3, 14, 15]]), num_heads=2).shape
     (1, 3, 50)
     """
-    num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-    options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale, "softcap": softcap}
-    options |= {"implementation": implementation, "arithmetic": arithmetic, "epsilon": epsilon}
-    options |= {"activation": activation}
-    rotary: dict[str, Any] = {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
-    rotary |= {"rotary_divisors": rotary_divisors}
     check_parameters("decoder", parameters, Decoder)
     token = parameters.token
-    arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}
-    arrays |= {"num_new": num_new, "position_ids": position_ids, "dropout": dropout}
-    arrays = constant_inputs(token, arrays)
+    given = all_options(token, num_heads, options)
     token_ids, select = as_constant(token_ids, token), as_constant(select, token)
-    more = {"embedding_scale": embedding_scale, "logit_softcap": logit_softcap, "window": window, "select": select}
-    xp = _check_call(
-        token_ids=token_ids, decoder=parameters, donate=donate, hook=hook, xp=xp, **arrays, **options, **rotary, **more
-    )
-    _check_values(token_ids, select, parameters, cache, arrays["num_new"])
+    more = {"embedding_scale": embedding_scale, "logit_softcap": logit_softcap, "select": select}
+    xp = _check_call(token_ids=token_ids, decoder=parameters, **given, **more)
+    _check_values(token_ids, select, parameters)
+    cache, rotary, located = taken_positions(token_ids, given, axis=-1, xp=xp)
+    window, memory, hook, dropout = (given.pop(name) for name in ("window", "memory", "hook", "dropout"))
+    arithmetic, epsilon = given["arithmetic"], given["epsilon"]
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
     ops = arithmetic_of(arithmetic)
-    located = locate_new(token_ids, cache, arrays["num_new"], arrays["position_ids"], axis=-1, xp=xp)
-    *dropouts, in_embedding = derived_dropouts(seeded(arrays["dropout"], token_ids, xp), len(parameters.layers) + 1, xp)
+    *dropouts, in_embedding = derived_dropouts(seeded(dropout, token_ids, xp), len(parameters.layers) + 1, xp)
     tied = parameters.output is None
     table, *last = ops.copies(upcast(token, xp=xp), 2 if tied else 1, xp=xp)
     x = ops.lookup(table, token_ids, shape(token_ids, xp=xp), xp=xp)
@@ -248,13 +218,9 @@ def decoder(
             located=located,
             rotations=rotations,
             window=windows[index],
-            mask=arrays["mask"],
             memory=memories[index],
-            memory_mask=arrays["memory_mask"],
             dropout=dropouts[index],
-            donate=donate,
-            xp=xp,
-            **options,
+            **given | {"xp": xp},
         )
         if hook is not None:
             apply = functools.partial(_hooked_layer, hook, f"layers.{index}", apply)
@@ -310,9 +276,8 @@ def _selected(x: Array, select: Array, ops: Any, xp: Namespace) -> Array:
     return ops.lookup(rows, xp.reshape(index, dims), dims, xp=xp)
 
 
-def _check_values(token_ids: Array, select: Array | None, parameters: Decoder, cache: Any, num_new: Any) -> None:
+def _check_values(token_ids: Array, select: Array | None, parameters: Decoder) -> None:
     """Raise if values that can be read do not fit."""
-    check_lengths(token_ids, cache, num_new, -1)
     check_id_table("token_ids", token_ids, token_ids, parameters.token)
     length = sizes(token_ids)[-1]
     if select is not None and length is not None and 0 not in sizes(select) and can_be_read(select):

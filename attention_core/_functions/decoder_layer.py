@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
 from attention_core._arithmetic import arithmetic_of, check_activation
 from attention_core._arrays import (
@@ -48,6 +48,7 @@ from attention_core._functions.feed_forward import (
     gate_and_contract,
 )
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
+from attention_core._functions.options import DECODER_DEFAULTS, DecoderOptions, options_but
 from attention_core._functions.rotary import check_rotation, rotations_of
 from attention_core.masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from attention_core.masks._mask import as_mask
@@ -56,36 +57,8 @@ from attention_core.parameters import DecoderLayer, FeedForward, GatedFeedForwar
 from attention_core.random import Dropout, seeded
 
 
-@with_autocast(position=1, lowers=False)
-def decoder_layer(
-    parameters: DecoderLayer,
-    x: Array,
-    /,
-    *,
-    num_heads: int,
-    num_key_value_heads: int | None = None,
-    cache: KeyValueCache | None = None,
-    num_new: Array | None = None,
-    position_ids: Array | None = None,
-    rotary_base: float | None = 10000.0,
-    rotary_width: int | None = None,
-    rotary_divisors: tuple[float, ...] | None = None,
-    interleaved: bool = False,
-    window: int | None = None,
-    mask: Mask | Array | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    memory: Array | None = None,
-    memory_mask: Mask | Array | None = None,
-    activation: str = "silu",
-    epsilon: float = 1e-6,
-    dropout: Dropout | None = None,
-    donate: bool = False,
-    hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-    implementation: str = "auto",
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
-) -> Any:
+@with_autocast(position=1, lowers=False, options=options_but(kind=DecoderOptions, defaults=DECODER_DEFAULTS))
+def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **options: Unpack[DecoderOptions]) -> Any:
     r"""Apply the decoder layer of a language model: causal self-attention and feed-forward, each on a residual branch.
 
     .. math::
@@ -169,34 +142,15 @@ def decoder_layer(
     >>> bool(xp.max(xp.abs(y - z)) < 1e-6), int(cache.length)
     (True, 3)
     """
-    num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-    options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale, "softcap": softcap}
-    options |= {"implementation": implementation, "arithmetic": arithmetic, "window": window, "epsilon": epsilon}
-    options |= {"activation": activation}
-    rotary: dict[str, Any] = {"rotary_base": rotary_base, "rotary_width": rotary_width, "interleaved": interleaved}
-    rotary |= {"rotary_divisors": rotary_divisors}
-    arrays: dict[str, Any] = {"cache": cache, "memory": memory, "mask": mask, "memory_mask": memory_mask}
-    arrays |= {"num_new": num_new, "position_ids": position_ids, "dropout": dropout}
-    arrays = constant_inputs(x, arrays)
-    xp = _check_call(x=x, layer=parameters, donate=donate, hook=hook, xp=xp, **arrays, **options, **rotary)
-    check_lengths(x, cache, arrays["num_new"], -2)
-    located = locate_new(x, cache, arrays["num_new"], arrays["position_ids"], xp=xp)
-    x, dtype, memory = upcast(x, xp=xp), x.dtype, upcast(memory, xp=xp)
-    y, cache = apply_layer(
-        parameters,
-        x,
-        cache,
-        located=located,
-        rotations=rotations_of((parameters,), x, located.positions, num_heads, arithmetic=arithmetic, xp=xp, **rotary),
-        mask=arrays["mask"],
-        memory=memory,
-        memory_mask=arrays["memory_mask"],
-        dropout=seeded(arrays["dropout"], x, xp),
-        donate=donate,
-        hook=hook,
-        xp=xp,
-        **options,
+    given = all_options(x, num_heads, options)
+    xp = _check_call(x=x, layer=parameters, **given)
+    cache, rotary, located = taken_positions(x, given, axis=-2, xp=xp)
+    x, dtype = upcast(x, xp=xp), x.dtype
+    of_layer = {"memory": upcast(given["memory"], xp=xp), "dropout": seeded(given["dropout"], x, xp), "xp": xp}
+    rotations = rotations_of(
+        (parameters,), x, located.positions, num_heads, arithmetic=given["arithmetic"], xp=xp, **rotary
     )
+    y, cache = apply_layer(parameters, x, cache, located=located, rotations=rotations, **given | of_layer)
     y = cast_to(y, dtype, xp=xp)
     return y if cache is None else (y, cache)
 
@@ -315,13 +269,24 @@ def apply_layer(
     return x, cache
 
 
-def constant_inputs(x: Array, arrays: dict[str, Any]) -> dict[str, Any]:
-    """The same inputs, with NumPy arrays as constants of the library of ``x``."""
-    arrays = with_constants(x, arrays)
-    names = ("num_new", "position_ids")
-    arrays |= {name: as_constant(arrays[name], x) for name in names}
-    memory_mask = arrays["memory_mask"]
-    return arrays | {"memory_mask": with_constants(x, {"mask": memory_mask})["mask"]}
+def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a decoder or a layer, with defaults, and NumPy arrays as constants of the library of ``x``."""
+    given = {**DECODER_DEFAULTS, **options, "num_heads": num_heads}
+    groups = given.pop("num_key_value_heads")
+    given |= {"num_kv_heads": num_heads if groups is None else groups}
+    given = with_constants(x, given)
+    given |= {name: as_constant(given[name], x) for name in ("num_new", "position_ids")}
+    return given | {"memory_mask": with_constants(x, {"mask": given["memory_mask"]})["mask"]}
+
+
+def taken_positions(
+    x: Array, given: dict[str, Any], *, axis: int, xp: Namespace
+) -> tuple[Any, dict[str, Any], NewPositions]:
+    """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand."""
+    cache, num_new, position_ids = (given.pop(name) for name in ("cache", "num_new", "position_ids"))
+    check_lengths(x, cache, num_new, axis)
+    rotary = {name: given.pop(name) for name in ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")}
+    return cache, rotary, locate_new(x, cache, num_new, position_ids, axis=axis, xp=xp)
 
 
 def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> None:

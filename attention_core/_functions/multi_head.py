@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from attention_core._arithmetic import arithmetic_of, check_input, fan_out
 from attention_core._arrays import (
@@ -38,14 +38,14 @@ from attention_core._checks import (
 from attention_core._functions.attention import check_options, checked_attention, option_arrays, with_causal
 from attention_core._functions.constants import with_constants
 from attention_core._functions.heads import merge_channels, split_channels
+from attention_core._functions.options import Options, options_but
 from attention_core.masks import Appended, Mask
 from attention_core.masks._mask import as_mask
 from attention_core.masks._tree import check_mask, mask_arrays
 from attention_core.parameters import Linear, MultiHeadAttention
-from attention_core.random import Dropout
 
 
-@with_autocast(position=1)
+@with_autocast(position=1, options=options_but())
 def multi_head_attention(
     parameters: MultiHeadAttention,
     query: Array,
@@ -55,21 +55,8 @@ def multi_head_attention(
     *,
     num_heads: int,
     num_key_value_heads: int | None = None,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | Array | None = None,
-    softcap: float | Array | None = None,
-    score_mod: Callable[..., Array] | None = None,
-    sinks: Array | None = None,
     prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    dropout: Dropout | None = None,
-    return_weights: bool = False,
-    return_logsumexp: bool = False,
-    implementation: str = "auto",
-    arithmetic: str = "fast",
-    assume_finite: bool | None = None,
-    xp: Namespace | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     r"""Compute attention in several heads, each with its own projection of the inputs.
 
@@ -127,27 +114,22 @@ def multi_head_attention(
     key = query if key is None else key
     value = key if value is None else value
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-    options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare}
-    options |= {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"score_mod": score_mod, "sinks": sinks, "dropout": dropout}
-    options |= {"implementation": implementation, "arithmetic": arithmetic, "assume_finite": assume_finite}
-    flags = {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
-    xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, xp=xp, **options, **flags)
+    given: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare, **options}
+    xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **given)
     if has_constants:
-        options = with_constants(query, options)
+        given = with_constants(query, given)
+    weights, logsumexp = (bool(given.pop(f"return_{name}", False)) for name in ("weights", "logsumexp"))
     result = attend_heads(
         upcast(parameters, xp=xp),
         upcast((query, key, value), xp=xp),
-        weights=return_weights,
-        logsumexp=return_logsumexp,
-        xp=xp,
-        **options,
+        weights=weights,
+        logsumexp=logsumexp,
+        **given | {"xp": xp},
     )
     output = cast_to(result.output, query.dtype, xp=xp)
-    if not (return_weights or return_logsumexp):
+    if not (weights or logsumexp):
         return output
-    weights = cast_to(result.weights, query.dtype, xp=xp) if return_weights else None
-    return Attention(output, weights, result.logsumexp)
+    return Attention(output, cast_to(result.weights, query.dtype, xp=xp) if weights else None, result.logsumexp)
 
 
 def attend_heads(
@@ -161,8 +143,8 @@ def attend_heads(
     bias: Array | None = None,
     is_causal: bool = False,
     sinks: Array | None = None,
-    implementation: str,
-    arithmetic: str,
+    implementation: str = "auto",
+    arithmetic: str = "fast",
     weights: bool = False,
     logsumexp: bool = False,
     xp: Namespace,
@@ -225,18 +207,18 @@ def _check_call(
     key: Array,
     value: Array,
     parameters: MultiHeadAttention,
-    xp: Namespace | None,
     num_heads: int,
     num_kv_heads: int,
     prepare: Any,
+    xp: Namespace | None = None,
     **raw: Any,
 ) -> tuple[Namespace, bool]:
     """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
     check_projections("attention", parameters)
     turned = with_constants(query, raw)
     options = dict(turned)
-    mask, bias = options.pop("mask"), options.pop("bias")
-    check_scaling(options["scale"], options["softcap"])
+    mask, bias = options.pop("mask", None), options.pop("bias", None)
+    check_scaling(options.get("scale"), options.get("softcap"))
     named = {"query": query, "key": key, "value": value, "attention": parameters, "bias": bias}
     xp = common_namespace(xp, named | mask_arrays(mask) | option_arrays(**options))
     check_multi_head(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 from attention_core._arrays import (
     Array,
@@ -29,13 +29,14 @@ from attention_core._attention.softmax import logaddexp
 from attention_core._attention.ways import attend, is_dense_faster
 from attention_core._backend import can_be_read, common_namespace, with_autocast, without_warnings
 from attention_core._checks import check_start
-from attention_core._functions.attention import ScoreModification, make_call
-from attention_core.masks import Mask
-from attention_core.masks._mask import as_mask
+from attention_core._functions.attention import make_call
+from attention_core._functions.options import FLAGS, Options, options_but
 from attention_core.random import Dropout, check_dropout, seed_array
 
+NOT_OF_EXTENTS = (*FLAGS[1:], "score_mod", "sinks", "dropout", "implementation", "arithmetic", "assume_finite")
 
-@with_autocast()
+
+@with_autocast(options=options_but(*FLAGS[1:], "sinks", "assume_finite"))
 def partial_attention(
     query: Array,
     key: Array,
@@ -44,17 +45,8 @@ def partial_attention(
     *,
     query_start: int | Array = 0,
     key_start: int | Array = 0,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | Array | None = None,
-    softcap: float | Array | None = None,
-    score_mod: ScoreModification | None = None,
-    dropout: Dropout | None = None,
-    implementation: str = "auto",
-    arithmetic: str = "fast",
     extent: Extent | None = None,
-    xp: Namespace | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     r"""Compute attention to a piece of the keys, for `merge_partials` to merge with other pieces.
 
@@ -104,21 +96,20 @@ def partial_attention(
     Array([[[1.5]]], dtype=array_api_strict.float64)
     """
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    mask = None if mask is None else as_mask(mask)
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"score_mod": score_mod, "dropout": dropout, "arithmetic": arithmetic, "starts": starts, "xp": xp}
-    call = make_call(query, key, value, implementation=implementation, **options)
-    check_extent(extent, arithmetic, query, value)
+    given: dict[str, Any] = {"implementation": "auto", **options}
+    call = make_call(query, key, value, starts=starts, **given)
+    check_extent(extent, call.arithmetic, query, value)
     if extent is not None:
         common_namespace(call.xp, {"query": query, "extent": Extent(*extent)})
         return reproducible_partial(call, Extent(*extent))
+    implementation = given["implementation"]
     if implementation == "auto":  # few kernels return the logsumexp
         implementation = "dense" if is_dense_faster(call) else "blockwise"
     result = attend(call, implementation, weights=False, logsumexp=True)
     return Partial(result.output, result.logsumexp)
 
 
-@with_autocast()
+@with_autocast(options=options_but(*NOT_OF_EXTENTS))
 def attention_extent(
     query: Array,
     key: Array,
@@ -127,12 +118,7 @@ def attention_extent(
     *,
     query_start: int | Array = 0,
     key_start: int | Array = 0,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    xp: Namespace | None = None,
+    **options: Unpack[Options],
 ) -> Extent:
     """Find the maxima of the scores and values of a piece: the first of two passes in reproducible arithmetic.
 
@@ -166,10 +152,8 @@ def attention_extent(
     4.0
     """
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    mask = None if mask is None else as_mask(mask)
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    call = make_call(query, key, value, arithmetic="reproducible", starts=starts, xp=xp, **options)
-    return extent_of(call)
+    given: dict[str, Any] = {**options, "arithmetic": "reproducible"}
+    return extent_of(make_call(query, key, value, starts=starts, **given))
 
 
 def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> None:

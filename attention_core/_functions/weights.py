@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 from attention_core._arrays import (
     Array,
@@ -24,13 +24,15 @@ from attention_core._attention.scores import allowed_by
 from attention_core._attention.ways import all_scores, attend
 from attention_core._backend import array_of, common_namespace, with_autocast
 from attention_core._checks import check_choice, check_floating, check_positive, number_text, plain_integer
-from attention_core._functions.attention import ScoreModification, make_call
+from attention_core._functions.attention import make_call
 from attention_core._functions.config import CONTEXTS
-from attention_core.masks import Mask, Positions
+from attention_core._functions.options import Options, options_but
+from attention_core.masks import Positions
 from attention_core.masks._mask import as_mask
 
 Choice: TypeAlias = slice | Sequence[int] | None
 REDUCTIONS = ("max", "mean")
+NOT_OF_WEIGHTS = ("dropout", "return_weights", "return_logsumexp", "implementation", "assume_finite")
 SCORES_AT_ONCE = 2**22
 """How many scores of a map are held at a time, as far as one row of them is no more."""
 
@@ -43,7 +45,7 @@ class _Chosen(NamedTuple):
     keys: Sequence[int] | None
 
 
-@with_autocast()
+@with_autocast(options=options_but(*NOT_OF_WEIGHTS))
 def attention_weights(
     query: Array,
     key: Array,
@@ -53,15 +55,7 @@ def attention_weights(
     keys: Choice = None,
     heads: Choice = None,
     logsumexp: Array | None = None,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | Array | None = None,
-    softcap: float | Array | None = None,
-    score_mod: ScoreModification | None = None,
-    sinks: Array | None = None,
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    **options: Unpack[Options],
 ) -> Array:
     r"""Compute the weights that chosen queries give to chosen keys, in chosen heads.
 
@@ -106,8 +100,6 @@ def attention_weights(
     >>> attention_weights(query, key, queries=[3], keys=slice(0, 5), is_causal=True)
     Array([[[0.25, 0.25, 0.25, 0.25, 0.  ]]], dtype=array_api_strict.float64)
     """
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"score_mod": score_mod, "sinks": sinks, "arithmetic": arithmetic, "xp": xp}
     call = make_call(query, key, key, **options)
     chosen = _chosen(call, heads, queries, keys)
     if logsumexp is not None:
@@ -116,7 +108,7 @@ def attention_weights(
     return cast_to(found, query.dtype, xp=call.xp)
 
 
-@with_autocast()
+@with_autocast(options=options_but(*NOT_OF_WEIGHTS))
 def attention_map(
     query: Array,
     key: Array,
@@ -124,15 +116,7 @@ def attention_map(
     *,
     shape: tuple[int, int],
     reduction: str = "max",
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | Array | None = None,
-    softcap: float | Array | None = None,
-    score_mod: ScoreModification | None = None,
-    sinks: Array | None = None,
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    **options: Unpack[Options],
 ) -> Array:
     r"""Compute a map of all weights at a lower resolution, as a picture of them needs.
 
@@ -170,8 +154,6 @@ def attention_map(
     >>> [round(float(found[0, row, 0]), 2) for row in range(4)]
     [1.0, 0.33, 0.2, 0.14]
     """
-    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"score_mod": score_mod, "sinks": sinks, "arithmetic": arithmetic, "xp": xp}
     call = make_call(query, key, key, **options)
     return _checked_map(call, shape, reduction)
 

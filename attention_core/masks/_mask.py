@@ -76,21 +76,32 @@ class Spans(NamedTuple):
     size: int
 
 
-class KeyRange(NamedTuple):
-    """Of some queries, the keys that any of them may attend to, and a run of keys that all of them may.
+LIMIT = 2**29  # above all positions; three times as much still fits int32
+
+
+class Band(NamedTuple):
+    """Bounds of the pairs that a rule allows: ``low <= key - query <= high``, and ``key < stop``.
 
     Attributes
     ----------
-    first, stop : int
-        No query may attend to a key before ``first``, nor to ``stop`` or one behind it.
-    every_first, every_stop : int
-        All queries may attend to all keys of ``range(every_first, every_stop)``.
+    low, high, stop : int
+        From -`LIMIT`, which is no bound below, to `LIMIT`, which is none above.
+    is_exact : bool
+        Whether the rule allows all pairs within these bounds.
     """
 
-    first: int
-    stop: int
-    every_first: int
-    every_stop: int
+    low: int = -LIMIT
+    high: int = LIMIT
+    stop: int = LIMIT
+    is_exact: bool = True
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the rule is known to depend on ``key - query`` alone."""
+        return self.is_exact and self.stop >= LIMIT
+
+
+UNKNOWN = Band(is_exact=False)
 
 
 def checked(allowed: Callable[..., Array], name: str, /) -> Callable[..., Array]:
@@ -116,6 +127,8 @@ class Mask(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "allowed" in vars(cls) and "bands" not in vars(cls):
+            cls.bands = Mask.bands  # type: ignore[method-assign]
         if "allowed" in vars(cls) and not cls.__module__.startswith("attention_core."):
             cls.allowed = checked(cls.allowed, f"the result of {cls.__name__}.allowed")  # type: ignore[method-assign]
 
@@ -146,20 +159,17 @@ class Mask(ABC):
         """
         return True, False
 
-    def reach(self) -> tuple[float, float]:
-        """Bounds of ``key - query`` over the allowed pairs, as far as they are known without reading arrays."""
-        return -math.inf, math.inf
+    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
+        """Bounds of what the rule allows: one band for all of the batch, or one for each of its samples.
 
-    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
-        """The keys of the first so many queries: a range for all of the batch, or one for each of its samples.
-
-        It is ``None`` if ranges are not known from numbers, and from short arrays that can be read without waiting.
+        They come from numbers; and, where the leading axes are given, from short arrays that can be read without
+        waiting. A rule derived from another one, with `allowed` of its own, does not inherit them.
         """
-        return None
+        return [UNKNOWN]
 
     def is_relative(self) -> bool:
-        """Whether the rule is known to depend on ``key - query`` alone; subclasses of a rule must override this."""
-        return False
+        """Whether the rule is known to depend on ``key - query`` alone, and to have numbers alone."""
+        return self.bands()[0].is_relative
 
     def check(self, target: Sizes, /) -> None:  # noqa: B027 (a rule without arrays fits everywhere)
         """Raise unless the arrays of the rule fit scores of shape (..., H, M, N)."""
@@ -278,8 +288,10 @@ class _Pair(Mask):
         self.first.check(target)
         self.second.check(target)
 
-    def is_relative(self) -> bool:
-        return type(self) in (And, Or) and self.first.is_relative() and self.second.is_relative()
+    def _pairs(self, leading: tuple[int, ...] | None) -> list[tuple[Band, Band]]:
+        first, second = self.first.bands(leading), self.second.bands(leading)
+        count = max(len(first), len(second))  # one each, or one for all
+        return list(zip(first * (count // len(first)), second * (count // len(second)), strict=True))
 
 
 class And(_Pair):
@@ -293,18 +305,10 @@ class And(_Pair):
         other_some, other_every = self.second.blocks(query, key, xp=xp)
         return logical_and(some, other_some, xp), logical_and(every, other_every, xp)
 
-    def reach(self) -> tuple[float, float]:
-        lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
-        return max(lows), min(highs)
-
-    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
-        ranges = [each.key_ranges(num_queries, leading) for each in (self.first, self.second)]
-        known = [each for each in ranges if each is not None]
-        if len(known) < 2:
-            return [each._replace(every_first=0, every_stop=0) for each in known[0]] if known else None
+    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
         return [
-            KeyRange(*(pick(ends) for pick, ends in zip((max, min, max, min), zip(*pair, strict=True), strict=True)))
-            for pair in zip(*_of_one_length(*known), strict=True)
+            Band(max(a.low, b.low), min(a.high, b.high), min(a.stop, b.stop), a.is_exact and b.is_exact)
+            for a, b in self._pairs(leading)
         ]
 
 
@@ -319,40 +323,14 @@ class Or(_Pair):
         other_some, other_every = self.second.blocks(query, key, xp=xp)
         return logical_or(some, other_some, xp), logical_or(every, other_every, xp)
 
-    def reach(self) -> tuple[float, float]:
-        lows, highs = zip(self.first.reach(), self.second.reach(), strict=True)
-        return min(lows), max(highs)
-
-    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
-        ranges = [each.key_ranges(num_queries, leading) for each in (self.first, self.second)]
-        if None in ranges:
-            return None
-        pairs = zip(*_of_one_length(*ranges), strict=True)
-        return [a._replace(first=min(a.first, b.first), stop=max(a.stop, b.stop)) for a, b in pairs]
+    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
+        return [_hull(a, b) for a, b in self._pairs(leading)]
 
 
-def _of_one_length(*lists: Any) -> list[list[KeyRange]]:
-    """Lists of ranges with one for each sample, where another has so many."""
-    length = max(map(len, lists))
-    return [each if len(each) == length else each * length for each in lists]
-
-
-def is_structured(mask: Any) -> bool:
-    """Whether a mask may find blocks without an allowed pair, which are then skipped."""
-    if isinstance(mask, And):
-        return is_structured(mask.first) or is_structured(mask.second)
-    if isinstance(mask, Or):
-        return is_structured(mask.first) and is_structured(mask.second)
-    if isinstance(mask, Not):
-        return is_structured(mask.mask)
-    return isinstance(mask, Mask) and type(mask).blocks is not Mask.blocks
-
-
-def is_interval(mask: Any) -> bool:
-    """Whether a mask allows all pairs whose distance is within its `reach`, and no others."""
-    if type(mask) is And:
-        return is_interval(mask.first) and is_interval(mask.second)
-    return isinstance(mask, Mask) and not isinstance(mask, And | Or | Not) and mask.is_relative()
+def _hull(a: Band, b: Band) -> Band:
+    """The least band that holds two others, which is exact if it is one of them."""
+    hull = Band(min(a.low, b.low), max(a.high, b.high), max(a.stop, b.stop))
+    return hull if hull in (a, b) else hull._replace(is_exact=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,9 +345,6 @@ class Not(Mask):
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array | bool, Array | bool]:
         some, every = self.mask.blocks(query, key, xp=xp)
         return logical_not(every, xp), logical_not(some, xp)
-
-    def is_relative(self) -> bool:
-        return type(self) is Not and self.mask.is_relative()
 
     def check(self, target: Sizes, /) -> None:
         self.mask.check(target)
@@ -394,3 +369,8 @@ def logical_not(value: Array | bool, xp: Namespace) -> Array | bool:
 def as_mask(mask: Mask | Array) -> Mask:
     """Wrap a boolean array as a structured mask; return a structured mask as it is."""
     return mask if isinstance(mask, Mask) else Given(mask)
+
+
+def band_of(mask: Any) -> Band:
+    """The band of a rule of numbers; no more than is known of any mask for others, and for arrays."""
+    return mask.bands()[0] if isinstance(mask, Mask) else UNKNOWN

@@ -5,7 +5,6 @@ A new rule is a class here, by the description of `Mask`, and a name in the ``__
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -35,10 +34,18 @@ from attention_core._checks import (
     number_text,
     result_of,
 )
-from attention_core.masks._mask import And, KeyRange, Mask, Or, PairPositions, Positions, Sizes, Spans, logical_or
-from attention_core.masks._tree import flatten, unflatten
-
-_POSITION_LIMIT = 2**29  # above all positions; three times as much still fits int32
+from attention_core.masks._mask import (
+    LIMIT,
+    UNKNOWN,
+    And,
+    Band,
+    Mask,
+    PairPositions,
+    Positions,
+    Sizes,
+    Spans,
+    logical_or,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +78,9 @@ class Causal(Mask):
         some = xp.less_equal(key.first, _with_offset(query.last, self.offset, xp))
         return some, xp.less_equal(key.last, _with_offset(query.first, self.offset, xp))
 
-    def reach(self) -> tuple[float, float]:
-        return -math.inf, _clamped(self.offset) if isinstance(self.offset, int) else math.inf
-
-    def is_relative(self) -> bool:
-        return type(self) is Causal and isinstance(self.offset, int)
-
-    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
-        offsets = _integers(self.offset, leading) if type(self) is Causal else None
-        return None if offsets is None else [KeyRange(0, at + num_queries, 0, at + 1) for at in offsets]
+    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
+        offsets = _integers(self.offset, leading)
+        return [UNKNOWN] if offsets is None else [Band(high=at) for at in offsets]
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("offset", self.offset, target)
@@ -126,23 +127,12 @@ class SlidingWindow(Mask):
         some = self._within(Spans(first, last, query.size), key.first, key.last, xp)
         return some, self._within(Spans(last, first, query.size), key.last, key.first, xp)
 
-    def reach(self) -> tuple[float, float]:
-        if not isinstance(self.offset, int):
-            return -math.inf, math.inf
-        left, right = (math.inf if reach is None else _clamped(reach) for reach in (self.left, self.right))
-        return _clamped(self.offset) - left, _clamped(self.offset) + right
-
-    def is_relative(self) -> bool:
-        return type(self) is SlidingWindow and isinstance(self.offset, int)
-
-    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
-        offsets = _integers(self.offset, leading) if type(self) is SlidingWindow else None
+    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
+        offsets = _integers(self.offset, leading)
         if offsets is None:
-            return None
-        left, right = (2 * _POSITION_LIMIT if reach is None else _clamped(reach) for reach in (self.left, self.right))
-        return [  # with no end on a side, more than from any offset to any position
-            KeyRange(at - left, at + num_queries + right, at + num_queries - 1 - left, at + right + 1) for at in offsets
-        ]
+            return [UNKNOWN]
+        left, right = (2 * LIMIT if reach is None else reach for reach in (self.left, self.right))
+        return [Band(_clamped(at - left), _clamped(at + right)) for at in offsets]
 
     def _within(self, query: Spans, lower: Array, upper: Array, xp: Namespace) -> Array:
         """Whether ``lower <= query.last + right`` and ``upper >= query.first - left``."""
@@ -195,9 +185,9 @@ class KeyLengths(Mask):
         lengths = _over_batch(self.lengths, key.first, xp)
         return xp.less(key.first, lengths), xp.less(key.last, lengths)
 
-    def key_ranges(self, num_queries: int, leading: tuple[int, ...], /) -> list[KeyRange] | None:
-        lengths = _integers(self.lengths, leading) if type(self) is KeyLengths else None
-        return None if lengths is None else [KeyRange(0, length, 0, length) for length in lengths]
+    def bands(self, leading: tuple[int, ...] | None = None, /) -> list[Band]:
+        lengths = _integers(self.lengths, leading)
+        return [UNKNOWN] if lengths is None else [Band(stop=length) for length in lengths]
 
     def check(self, target: Sizes, /) -> None:
         _check_leading("lengths", self.lengths, target)
@@ -377,28 +367,23 @@ def _minimum(value: Any) -> int | None:
     return int(xp.min(xp.astype(value, index_dtype(value, xp=xp))))
 
 
-def is_of_lengths(mask: Any) -> bool:
-    """Whether a rule is one of lengths, offsets and windows alone, which may be arrays."""
-    if type(mask) in (And, Or):
-        return is_of_lengths(mask.first) and is_of_lengths(mask.second)
-    return type(mask) in (Causal, KeyLengths, SlidingWindow)
+def rule_of(band: Band) -> Mask | None:
+    """The rule that allows all pairs of a band, and no others; ``None`` if these are all pairs."""
+    low, high, stop, _ = band
+    if low > high:
+        return KeyLengths(0)
+    left = min(high - low, LIMIT)
+    window = Causal(offset=high) if low == -LIMIT else SlidingWindow(left, high - low - left, offset=low + left)
+    rules: list[Mask] = [] if (low, high) == (-LIMIT, LIMIT) else [window]
+    rules += [] if stop == LIMIT else [KeyLengths(stop)]
+    return And(*rules) if len(rules) > 1 else next(iter(rules), None)
 
 
-def sample_masks(mask: Mask, leading: tuple[int, ...]) -> list[Mask]:
-    """The rule of each sample, with numbers in place of arrays of lengths, which can be read."""
-    arrays: list[Array] = []
-    treedef = flatten(mask, arrays)
-    numbers: list[Any] = [_integers(array, leading) for array in arrays]
-    count = math.prod(leading)
-    of_samples = [each if len(each) == count else each * count for each in numbers]
-    return [unflatten(treedef, [each[at] for each in of_samples]) for at in range(count)]
-
-
-def _integers(value: Any, leading: tuple[int, ...]) -> list[int] | None:
+def _integers(value: Any, leading: tuple[int, ...] | None) -> list[int] | None:
     """Integers of the batch, one for all or one for each sample; ``None`` if they cannot be read without waiting."""
     if isinstance(value, int):
         return [_clamped(value)]
-    if 0 in leading or not can_be_read(value):
+    if leading is None or 0 in leading or not can_be_read(value):
         return None
     if not len(value.shape):
         return [_clamped(int(value))]
@@ -415,7 +400,7 @@ def _over_batch(value: Any, like: Array, xp: Namespace) -> Any:
     if isinstance(value, int):
         return _clamped(value)
     if dtype_name(value.dtype) in ("int32", "uint32", "int64", "uint64"):
-        value = xp.clip(xp.astype(value, index_dtype(value, xp=xp)), -_POSITION_LIMIT, _POSITION_LIMIT)
+        value = xp.clip(xp.astype(value, index_dtype(value, xp=xp)), -LIMIT, LIMIT)
     value = xp.astype(value, like.dtype)
     for _ in range(3 if len(value.shape) else 0):
         value = xp.expand_dims(value, axis=-1)
@@ -423,7 +408,7 @@ def _over_batch(value: Any, like: Array, xp: Namespace) -> Any:
 
 
 def _clamped(value: int) -> int:
-    return max(-_POSITION_LIMIT, min(value, _POSITION_LIMIT))
+    return max(-LIMIT, min(value, LIMIT))
 
 
 def _with_offset(query: Array, offset: Any, xp: Namespace) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attention_core.backend import Call, group_size
+from attention_core.backend import Call, group_size, key_ranges
 from attention_core.masks import Given, Spans
 
 __all__ = ["with_hidden_cleared"]
@@ -35,7 +35,7 @@ def _attended_by(mask: Any, call: Call) -> Any:
     if isinstance(mask, torch.Tensor):
         return mask.any(dim=-2, keepdim=True) if mask.dim() > 1 else mask
     rows, columns = call.query.shape[-2], call.key.shape[-2]
-    ranges = mask.key_ranges(rows, call.query.shape[:-3]) if mask.is_relative() and call.starts == (0, 0) else None
+    ranges = key_ranges(call._replace(mask=mask)) if mask.is_relative() else None
     if ranges is not None and all(each.first <= 0 and each.stop >= columns for each in ranges):
         return True
     start, device = call.starts[0], call.query.device

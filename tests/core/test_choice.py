@@ -197,7 +197,6 @@ def test_a_mask_with_structure_takes_blocks_earlier(arrays, backend, put, monkey
         (~causal, "blockwise"),
         (causal & other, "blockwise"),
         (other & causal, "blockwise"),
-        (causal | other, "dense"),
         (causal | ac.KeyLengths(3), "blockwise"),
     ]
     for mask, expected in masks:

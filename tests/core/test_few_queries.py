@@ -10,7 +10,7 @@ from pairwise import pairwise
 import attention_core as ac
 from attention_core._attention import memo
 from attention_core.masks import And, Or
-from attention_core.masks._rules import sample_masks
+from attention_core.masks._rules import rule_of
 from attention_core.scores import alibi
 
 attention = ac.scaled_dot_product_attention
@@ -101,7 +101,7 @@ LENGTHS = [
 def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatch):
     """What they decide is kept for calls with the same ones, and for no other."""
     rows, columns, made, planned = 2, 132, [], []
-    monkeypatch.setattr(memo, "sample_masks", lambda *arguments: made.append(1) or sample_masks(*arguments))
+    monkeypatch.setattr(memo, "rule_of", lambda *arguments: made.append(1) or rule_of(*arguments))
 
     def output(*arguments, **options):
         planned.append(memo.output_of(*arguments, **options))
@@ -115,7 +115,7 @@ def test_lengths_are_read_in_every_call(rule, backend, put, get, rng, monkeypatc
         np.testing.assert_allclose(get(attention(*arrays, mask=mask)), get(expected), rtol=0, atol=1e-13)
         if numbers in ([40] * B, [99] * B) and not backend.loops.traced:
             assert planned[-1] is not None
-    assert len(made) == (0 if backend.loops.traced else 6)  # of lengths that are not those of the last call
+    assert len(made) == (0 if backend.loops.traced else 4)  # of shared lengths that are not those of the last call
 
 
 @pytest.mark.needs(lambda sizes, backend: not backend.loops.traced or sizes == (33, 70))

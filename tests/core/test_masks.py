@@ -10,6 +10,8 @@ import attention_core as ac
 from attention_core._attention.call import score_positions
 from attention_core._attention.scores import allowed_by
 from attention_core.masks import Appended, Given, Spans, is_top_left_causal
+from attention_core.masks._mask import LIMIT, Band
+from attention_core.masks._rules import rule_of
 
 M, N = 5, 7
 I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741
@@ -58,14 +60,29 @@ def test_masks_that_small_calls_keep_are_not_confused(put, get, rng):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_what_a_rule_allows_is_within_its_reach(name):
-    """And the reach of a window is no wider than the window."""
+def test_what_a_rule_allows_is_within_its_band(name, get, xp):
+    """All of it, where the band is exact; and that of a window is no wider than the window."""
     rule, expected = RULES[name]
-    low, high = rule.reach()
-    distance = np.broadcast_to(J - I, (M, N))[np.broadcast_to(expected, (M, N))]
-    assert all(low <= each <= high for each in distance)
-    narrow = {"window": (-1, 2), "window offset": (3, 4), "and": (-1, 1), "causal": (-np.inf, 0)}
-    assert (low, high) == narrow.get(name, (low, high))
+    band = rule.bands()[0]
+    distance = np.broadcast_to(J - I, (M, N))
+    within = (band.low <= distance) & (distance <= band.high) & (band.stop > J)
+    allowed = np.broadcast_to(expected, (M, N))
+    assert (within >= allowed).all()
+    assert not band.is_exact or (within == allowed).all()
+    narrow = {"window": (-1, 2), "window offset": (3, 4), "and": (-1, 1), "causal": (-LIMIT, 0)}
+    assert band[:2] == narrow.get(name, band[:2])
+    assert band.is_exact or name not in narrow
+    again = rule_of(band)
+    assert again is None or (get(again.to_array(M, N, xp=xp)) == within).all()
+
+
+@pytest.mark.parametrize("high", [-3, 0, 2, LIMIT])
+@pytest.mark.parametrize("low", [-LIMIT, -4, 0, 1])
+def test_the_rule_of_a_band_allows_its_pairs(low, high, get, xp):
+    for stop in (0, 4, LIMIT):
+        rule = rule_of(Band(low, high, stop))
+        found = True if rule is None else get(rule.to_array(M, N, xp=xp))
+        np.testing.assert_array_equal(np.broadcast_to(found, (M, N)), (low <= J - I) & (high >= J - I) & (stop > J))
 
 
 def test_rules_may_differ_along_the_leading_axes(put, get, xp):

@@ -27,8 +27,8 @@ MASKS = {
     "window": ac.SlidingWindow(2, 1),
     "window far ahead": ac.SlidingWindow(1, 1, offset=9),
     "window of one side": ac.SlidingWindow(left=3),
-    "and": And(ac.Causal(offset=1), Not(ac.SlidingWindow(1, 1))),
-    "or": Or(ac.Causal(offset=-7), ac.SlidingWindow(0, 2)),
+    "and": And(ac.Causal(offset=1), ac.SlidingWindow(3, 4)),
+    "or": Or(ac.Causal(offset=-7), ac.SlidingWindow(right=0, offset=-2)),
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._attention import samples
+from attention_core._attention import parts, ways
 from attention_core._functions.attention import make_call, rounded_attention
 from attention_core.backend import cut_keys
 from attention_core.masks import And, Or
@@ -24,7 +24,7 @@ RULES = {  # of four samples, for so many queries
     "windows": lambda rows: ac.SlidingWindow(left=9, right=0, offset=LENGTHS),
     "cache": lambda rows: And(ac.Causal(offset=LENGTHS), ac.KeyLengths(LENGTHS + rows)),
     "one window and lengths": lambda rows: And(ac.SlidingWindow(left=99, offset=150), ac.KeyLengths(LENGTHS)),
-    "either": lambda rows: Or(ac.Causal(offset=3), ac.KeyLengths(LENGTHS)),
+    "either, of which one holds the other": lambda rows: Or(ac.KeyLengths(5), ac.KeyLengths(LENGTHS)),
 }
 
 
@@ -50,9 +50,9 @@ def calls(monkeypatch):
         counts.append(len(cuts))
         return whole(call, cuts, **options)
 
-    whole = samples.attend_per_sample
-    monkeypatch.setattr("attention_core._attention.ways.attend_per_sample", attend)
-    monkeypatch.setattr(samples, "MIN_SAVED", 1)
+    whole = ways._attend_per_sample
+    monkeypatch.setattr(ways, "_attend_per_sample", attend)
+    monkeypatch.setattr(parts, "MIN_SAVED", 1)
     return counts
 
 
@@ -137,6 +137,7 @@ def test_what_is_masked_reaches_no_result(calls, rng):
         {"mask": ac.KeyLengths(np.asarray([9]))},
         {"mask": ac.KeyLengths(np.full(4, 50))},
         {"mask": ac.KeyLengths(LENGTHS) & ~ac.Causal(offset=-3)},
+        {"mask": Or(ac.Causal(offset=3), ac.KeyLengths(LENGTHS))},
         {"mask": ac.KeyLengths(LENGTHS), "bias": np.zeros(COLUMNS)},
         {"mask": ac.KeyLengths(LENGTHS), "dropout": ac.Dropout(0.2, 1)},
         {"mask": ac.KeyLengths(LENGTHS), "score_mod": alibi(H)},
@@ -157,7 +158,7 @@ def test_other_calls_stay_whole(options, calls, rng):
 def test_samples_are_taken_where_they_save_more_than_their_calls_cost(rng):
     key = np.zeros((4, 4, 1000, 64), np.float32)
     query = np.zeros((4, 16, 1, 64), np.float32)
-    assert samples.MIN_SAVED == 2**16
+    assert parts.MIN_SAVED == 2**16
     for lengths, is_apart in (([1000, 500, 100, 1000], True), ([1000, 1000, 990, 1000], False)):
         explained = ac.explain_attention(query, key, key, mask=ac.KeyLengths(np.asarray(lengths)))
         assert explained.chosen == "dense"

@@ -14,7 +14,6 @@ from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
 
 EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one in fast arithmetic
-MAX_CACHED = 64  # arrays of the size of a block; a window has about 20
 
 
 class Grid(NamedTuple):
@@ -177,12 +176,9 @@ def cached_by_distance(grid: Grid, name: str, i: Any, j: Any, like: Array, compu
         return compute()
     distance = first_block(i) * grid.sizes[0] - first_block(j) * grid.sizes[1]
     key = name, distance, *like.shape[-2:]
-    if key in grid.cache:
-        return grid.cache[key]
-    result = compute()
-    if len(grid.cache) < MAX_CACHED:
-        grid.cache[key] = result
-    return result
+    if key not in grid.cache:
+        grid.cache[key] = compute()
+    return grid.cache[key]
 
 
 def first_block(index: Any) -> Any:

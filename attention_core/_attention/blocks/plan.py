@@ -14,8 +14,8 @@ from attention_core._attention.call import Call, group_size, scale_query
 from attention_core._attention.finite import inputs_are_finite
 from attention_core._backend import Backend, Tuning, can_be_read, register
 from attention_core._checks import only_array
-from attention_core.masks import Mask, flatten
-from attention_core.masks._mask import as_mask
+from attention_core.masks import flatten
+from attention_core.masks._mask import as_mask, band_of
 from attention_core.masks._tree import leaves
 from attention_core.random import Dropout
 from attention_core.scores import ScoreMod
@@ -189,8 +189,8 @@ def is_unmodified_product(plan: Plan, operands: Operands) -> bool:
 
 def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tuple[int, int]:
     """How many queries of each head, and how many keys, a block has: of a narrow window, blocks cut half."""
-    low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
-    most = math.ceil(min(tuning.keys, max(tuning.min_queries, (high - low) / 2)))
+    band = band_of(mask)
+    most = math.ceil(min(tuning.keys, max(tuning.min_queries, (band.high - band.low) / 2)))
     if not isinstance(num_kv_heads, int) or not isinstance(group, int):
         return tuning.min_queries, most
     return max(tuning.min_queries, min(most, tuning.queries // (num_kv_heads * group))), most
@@ -198,9 +198,9 @@ def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tu
 
 def _reproducible_block_sizes(tuning: Tuning, group: Any, columns: Any, mask: Any) -> tuple[int, int]:
     """The same for exact sums, whose scores take two passes: in one block if all keys fit into it."""
-    low, high = mask.reach() if isinstance(mask, Mask) else (-math.inf, math.inf)
+    band = band_of(mask)
     keys = columns if isinstance(columns, int) and columns <= REPRODUCIBLE_KEYS else REPRODUCIBLE_KEYS // 2
-    keys = max(64, math.ceil(min(keys, (high - low) / 2)))
+    keys = max(64, math.ceil(min(keys, (band.high - band.low) / 2)))
     return max(32, tuning.exact_scores // keys // (group if isinstance(group, int) else 1)), keys
 
 

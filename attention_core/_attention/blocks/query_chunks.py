@@ -14,8 +14,10 @@ from attention_core._arrays import Array, Namespace, dtype_name, on_device_of
 from attention_core._attention.blocks.plan import Operands, Plan
 from attention_core._attention.blocks.scores import mask_limit, matmul_per_group
 from attention_core._attention.call import Call
+from attention_core._attention.parts import keys_of
 from attention_core._backend import Backend
 from attention_core.masks import Mask, Positions, unflatten
+from attention_core.masks._mask import Band, band_of
 
 MAX_CHUNKS = 16  # each is a part of the program
 MAX_SCORE_BYTES = 2**27  # of the scores of all chunks, which a library may compute side by side
@@ -50,19 +52,18 @@ def _chunks(mask: Mask, arrays: tuple[Array, ...], starts: tuple[Any, ...], back
     sizes = (*query.shape, *key.shape, *value.shape, *starts)
     if not min_queries or not all(isinstance(size, int) for size in sizes) or not mask.is_relative():
         return []
-    low, high = mask.reach()
-    if low == -high == -math.inf:
+    band = band_of(mask)
+    if band == Band():
         return []
     *heads, length, _ = query.shape
     num_keys = key.shape[-2]
     size = max(min_queries, -(-length // MAX_CHUNKS))
-    ahead = starts[0] - starts[1]  # of the first query before the first key
     chunks = []
     for first in range(0, length, size):
         rows = range(first, min(first + size, length))
-        begin = int(min(max(0, rows[0] + ahead + low), num_keys - 1))
-        end = int(max(min(num_keys, rows[-1] + ahead + high + 1), begin + 1))  # at least one key, attended to or not
-        chunks.append(QueryChunk(rows, range(begin, end)))
+        found = keys_of(band, (starts[0] + rows[0], starts[0] + rows[-1]), starts[1], num_keys)
+        begin = min(found.first, num_keys - 1)
+        chunks.append(QueryChunk(rows, range(begin, max(found.stop, begin + 1))))  # at least one, attended to or not
     num_scores = math.prod(heads) * sum(len(chunk.rows) * len(chunk.columns) for chunk in chunks)
     itemsize = 8 if dtype_name(query.dtype) == "float64" else 4
     return chunks if num_scores * itemsize <= MAX_SCORE_BYTES else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from attention_core._arrays import Array, is_on_host, on_device_of, positions
 from attention_core._attention.blocks.grid import Grid, block_spans, is_broadcast
 from attention_core._backend import Loops, is_concrete
 from attention_core.masks import unflatten
-from attention_core.masks._mask import is_interval
+from attention_core.masks._mask import UNKNOWN, band_of
 
 
 class Visits(NamedTuple):
@@ -64,9 +63,8 @@ def visit_blocks(loops: Loops, whole: Any, seen: Any, absorb: Callable[[bool, An
 
 def _visits_within_reach(grid: Grid, *, by_key: bool, longest: int) -> Visits:
     """Visits by the numbers of a rule alone: to read what is computed of it, an accelerator would be waited for."""
-    mask: Any = unflatten(grid.plan.mask, grid.operands.mask)
-    low, high = mask.reach() if None not in grid.plan.starts else (-math.inf, math.inf)
-    exact = is_interval(mask) and grid.operands.bias is None
+    band = UNKNOWN if None in grid.plan.starts else band_of(unflatten(grid.plan.mask, grid.operands.mask))
+    low, high, exact = band.low, band.high, band.is_relative and grid.operands.bias is None
     spans = []
     for start, count, size, length in zip(grid.plan.starts, grid.counts, grid.sizes, grid.lengths, strict=True):
         firsts = [(start or 0) + index * size for index in range(count)]

@@ -1,0 +1,85 @@
+"""The options of attention, of which `scaled_dot_product_attention` says what they mean.
+
+Public functions take them as ``**options``, and so hold what a call gives, and nothing else. A new one is a line here,
+a check, and, if it says how attention is computed, a field of `Call`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from attention_core._arrays import Array, Namespace
+from attention_core.masks import Mask
+from attention_core.random import Dropout
+
+
+class Options(TypedDict, total=False):
+    """All options, in the order in which signatures show them."""
+
+    mask: Mask | Array | None
+    bias: Array | None
+    is_causal: bool
+    scale: float | Array | None
+    softcap: float | Array | None
+    score_mod: Callable[..., Array] | None
+    sinks: Array | None
+    dropout: Dropout | None
+    return_weights: bool
+    return_logsumexp: bool
+    implementation: str
+    arithmetic: str
+    assume_finite: bool | None
+    xp: Namespace | None
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Options of a decoder, and those that it shares with its layers."""
+
+    num_key_value_heads: int | None
+    cache: Any
+    num_new: Array | None
+    position_ids: Array | None
+    rotary_base: float | None
+    rotary_width: int | None
+    rotary_divisors: tuple[float, ...] | None
+    interleaved: bool
+    window: int | tuple[int | None, ...] | None
+    mask: Mask | Array | None
+    scale: float | None
+    softcap: float | None
+    memory: Array | None
+    memory_mask: Mask | Array | None
+    activation: str
+    epsilon: float
+    dropout: Dropout | None
+    donate: bool
+    hook: Callable[[str, Callable[[Array], Any], Array], Any] | None
+    implementation: str
+    arithmetic: str
+    xp: Namespace | None
+
+
+FLAGS = ("is_causal", "return_weights", "return_logsumexp")
+ARRAYS = ("mask", "bias", "scale", "softcap", "score_mod", "sinks", "dropout", "starts")  # which are some, or hold some
+WORDS = {"implementation": "auto", "arithmetic": "fast"}
+DEFAULTS: dict[str, Any] = dict.fromkeys(Options.__annotations__) | dict.fromkeys(FLAGS, False) | WORDS
+DECODER_DEFAULTS: dict[str, Any] = dict.fromkeys(DecoderOptions.__annotations__) | WORDS
+DECODER_DEFAULTS |= {
+    "rotary_base": 10000.0,
+    "interleaved": False,
+    "activation": "silu",
+    "epsilon": 1e-6,
+    "donate": False,
+}
+
+
+def options_but(*names: str, kind: Any = Options, defaults: dict[str, Any] = DEFAULTS) -> list[inspect.Parameter]:
+    """All options but these, as parameters of a function."""
+    keyword, hints = inspect.Parameter.KEYWORD_ONLY, kind.__annotations__
+    return [
+        inspect.Parameter(name, keyword, default=default, annotation=hints[name].__forward_arg__)
+        for name, default in defaults.items()
+        if name not in names
+    ]
