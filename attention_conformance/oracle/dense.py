@@ -200,7 +200,7 @@ def _weights(dense: Dense) -> _Weights:
     power = np.zeros_like(top) if sinks is None else np.exp(sinks - shift)
     total = powers.sum(axis=-1, keepdims=True) + power
     divisor = np.where(total > 0, total, 1)
-    unknown = np.zeros(top.shape, dtype=bool)
+    unknown: Any = np.zeros(top.shape, dtype=bool)
     if query is not dense.query or key is not dense.key:
         bad_key = np.expand_dims(~np.isfinite(dense.key).all(axis=-1), -2)
         bad_query = ~np.isfinite(dense.query).all(axis=-1, keepdims=True)
