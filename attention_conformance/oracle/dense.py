@@ -6,7 +6,9 @@ this reference with the oracle of 50 digits. Planted faults are changes of a `De
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,14 +74,32 @@ class Dense:
         """Replace some fields."""
         return replace(self, **fields)
 
+    @functools.cached_property
+    def answer(self) -> Answer:
+        """What it gives, computed once: many faults change it afterwards."""
+        with np.errstate(all="ignore"):
+            return _gradients(self) if self.cotangent is not None else _forward(self)
+
 
 @dataclass(frozen=True)
 class Answer:
-    """What a `Dense` gives: arrays by name, the scales of their errors, and kappa."""
+    """What a `Dense` gives: arrays by name; and what tells the scales of their errors, and kappa.
+
+    These take as long as the arrays, and most of the answers of faults are never measured against.
+    """
 
     arrays: dict[str, NumpyArray]
-    scales: dict[str, NumpyArray]
-    kappa: float
+    sizes: Callable[[], tuple[dict[str, NumpyArray], float]]
+
+    @property
+    def scales(self) -> dict[str, NumpyArray]:
+        """The scales of the errors, by the name of the array."""
+        return self.sizes()[0]
+
+    @property
+    def kappa(self) -> float:
+        """The largest magnitude of a score."""
+        return self.sizes()[1]
 
 
 def mask_array(rule: Rule, problem: Problem) -> NumpyArray:
@@ -130,8 +150,7 @@ def dense_of(problem: Problem) -> Dense:
 
 def answer(dense: Dense) -> Answer:
     """Output, weights and logsumexp; where there is a cotangent, the gradients instead."""
-    with np.errstate(all="ignore"):
-        return _gradients(dense) if dense.cotangent is not None else _forward(dense)
+    return dense.answer
 
 
 def as_exact(array: NumpyArray, scale: NumpyArray) -> Exact:
@@ -152,24 +171,23 @@ class _Weights:
     logsumexp: NumpyArray
     derivative: NumpyArray | float
     unknown: NumpyArray  # rows (..., 1) whose scores are not known
-    kappas: NumpyArray  # of rows (..., M)
 
 
 def _finite(array: NumpyArray) -> NumpyArray:
-    return np.where(np.isfinite(array), array, 0)
+    """0 for what is not finite; the array itself where all is."""
+    finite = np.isfinite(array)
+    return array if finite.all() else np.where(finite, array, 0)
 
 
 def _weights(dense: Dense) -> _Weights:
     query, key, through = _finite(dense.query), _finite(dense.key), dense.through
     scores = (dense.scale * query) @ np.swapaxes(key, -1, -2)
-    size = abs(dense.scale) * (abs(query) @ np.swapaxes(abs(key), -1, -2))
     derivative: NumpyArray | float = 1.0
     if dense.softcap is not None:
         fraction = np.tanh(scores / dense.softcap)
         scores, derivative = dense.softcap * fraction, 1 - fraction**2
     if dense.bias is not None:
-        finite = _finite(dense.bias)
-        scores, size = scores + finite, size + abs(finite)
+        scores = scores + _finite(dense.bias)
     attended = through
     if dense.uniform is not None:
         through, scores = through | dense.uniform, np.where(dense.uniform, 0, scores)
@@ -182,11 +200,11 @@ def _weights(dense: Dense) -> _Weights:
     power = np.zeros_like(top) if sinks is None else np.exp(sinks - shift)
     total = powers.sum(axis=-1, keepdims=True) + power
     divisor = np.where(total > 0, total, 1)
-    bad_key = np.expand_dims(~np.isfinite(dense.key).all(axis=-1), -2)
-    unknown: Any = (attended & bad_key).any(axis=-1, keepdims=True)
-    unknown = unknown | (attended.any(axis=-1, keepdims=True) & ~np.isfinite(dense.query).all(axis=-1, keepdims=True))
-    kappas = np.where(through, size, 0).max(axis=-1, initial=0.0)
-    kappas = kappas if sinks is None else np.maximum(kappas, abs(sinks[..., 0]))
+    unknown: Any = np.zeros(top.shape, dtype=bool)
+    if query is not dense.query or key is not dense.key:
+        bad_key = np.expand_dims(~np.isfinite(dense.key).all(axis=-1), -2)
+        bad_query = ~np.isfinite(dense.query).all(axis=-1, keepdims=True)
+        unknown = (attended & (bad_key | bad_query)).any(axis=-1, keepdims=True)
     return _Weights(
         through,
         powers / divisor,
@@ -194,31 +212,42 @@ def _weights(dense: Dense) -> _Weights:
         logsumexp=(shift + np.log(total))[..., 0],
         derivative=derivative,
         unknown=unknown,
-        kappas=kappas,
     )
+
+
+def _kappas(dense: Dense, through: NumpyArray) -> NumpyArray:
+    """The largest magnitude of the scores of each row (..., M)."""
+    query, key = abs(_finite(dense.query)), abs(_finite(dense.key))
+    size = abs(dense.scale) * (query @ np.swapaxes(key, -1, -2))
+    size = size if dense.bias is None else size + abs(_finite(dense.bias))
+    kappas = np.where(through, size, 0).max(axis=-1, initial=0.0)
+    return np.asarray(kappas if dense.sinks is None else np.maximum(kappas, abs(dense.sinks[:, None])))
 
 
 def _forward(dense: Dense) -> Answer:
     found = _weights(dense)
     value = _finite(dense.value)
-    output, scale = found.weights @ value, found.weights @ abs(value)
-    through = found.through.astype(output.dtype)
-    infinite = [np.matmul(through, (dense.value == sign * np.inf).astype(output.dtype)) > 0 for sign in (1, -1)]
-    if not np.isfinite(dense.value).all():
+    output = found.weights @ value
+    if value is not dense.value:
+        through = found.through.astype(output.dtype)
+        infinite = [through @ (dense.value == sign * np.inf).astype(output.dtype) > 0 for sign in (1, -1)]
         output = np.where(infinite[0], np.inf, np.where(infinite[1], -np.inf, output))
         unknown = (through @ np.isnan(dense.value).astype(output.dtype) > 0) | (infinite[0] & infinite[1])
         output = np.where(unknown, np.nan, output)
-    output = np.where(found.unknown, np.nan, output)
-    weights = np.where(found.unknown & found.through, np.nan, found.weights)
-    logsumexp = np.where(found.unknown[..., 0], np.nan, found.logsumexp)
-    scales = {
-        "output": scale,
-        "weights": found.weights,
-        "logsumexp": np.where(found.unknown[..., 0], 1, 1 + found.kappas),
-    }
-    return Answer(
-        {"output": output, "weights": weights, "logsumexp": logsumexp}, scales, float(found.kappas.max(initial=0.0))
-    )
+    weights, logsumexp = found.weights, found.logsumexp
+    if found.unknown.any():
+        output = np.where(found.unknown, np.nan, output)
+        weights = np.where(found.unknown & found.through, np.nan, weights)
+        logsumexp = np.where(found.unknown[..., 0], np.nan, logsumexp)
+
+    @functools.cache
+    def sizes() -> tuple[dict[str, NumpyArray], float]:
+        kappas = _kappas(dense, found.through)
+        certainty = np.where(found.unknown[..., 0], 1, 1 + kappas)
+        scales = {"output": found.weights @ abs(value), "weights": found.weights, "logsumexp": certainty}
+        return scales, float(kappas.max(initial=0.0))
+
+    return Answer({"output": output, "weights": weights, "logsumexp": logsumexp}, sizes)
 
 
 def _gradients(dense: Dense) -> Answer:
@@ -233,25 +262,34 @@ def _gradients(dense: Dense) -> Answer:
         return weights * (d_weights + sign * mean), mean
 
     d_scores, mean = through_softmax(d_output, value, -1.0)
-    size, size_mean = through_softmax(abs(d_output), abs(value), 1.0)
-    steep, factor = d_scores * found.derivative, abs(dense.scale)
+    steep = d_scores * found.derivative
     arrays = {
         "query": dense.scale * (steep @ key),
         "key": _grouped(dense.scale * (np.swapaxes(steep, -1, -2) @ query), dense),
         "value": _grouped(transposed @ d_output, dense),
     }
-    scales = {
-        "query": factor * (size @ abs(key)),
-        "key": _grouped(factor * (np.swapaxes(size, -1, -2) @ abs(query)), dense),
-        "value": _grouped(transposed @ abs(d_output), dense),
-    }
+    shape = (query.shape[-3], 1, 1)
     if dense.bias is not None:
-        arrays["bias"], scales["bias"] = (_unbroadcast(each, dense.bias.shape) for each in (d_scores, size))
+        arrays["bias"] = _unbroadcast(d_scores, dense.bias.shape)
     if dense.sinks is not None:
-        shape = (dense.sinks.shape[0], 1, 1)
-        summed = [_unbroadcast(found.sink * each, shape)[:, 0, 0] for each in (-mean, size_mean)]
-        arrays["sinks"], scales["sinks"] = summed
-    return Answer(arrays, scales, float(found.kappas.max(initial=0.0)))
+        arrays["sinks"] = _unbroadcast(found.sink * -mean, shape)[:, 0, 0]
+
+    @functools.cache
+    def sizes() -> tuple[dict[str, NumpyArray], float]:
+        size, size_mean = through_softmax(abs(d_output), abs(value), 1.0)
+        factor = abs(dense.scale)
+        scales = {
+            "query": factor * (size @ abs(key)),
+            "key": _grouped(factor * (np.swapaxes(size, -1, -2) @ abs(query)), dense),
+            "value": _grouped(transposed @ abs(d_output), dense),
+        }
+        if dense.bias is not None:
+            scales["bias"] = _unbroadcast(size, dense.bias.shape)
+        if dense.sinks is not None:
+            scales["sinks"] = _unbroadcast(found.sink * size_mean, shape)[:, 0, 0]
+        return scales, float(_kappas(dense, found.through).max(initial=0.0))
+
+    return Answer(arrays, sizes)
 
 
 def _grouped(array: NumpyArray, dense: Dense) -> NumpyArray:

@@ -75,7 +75,7 @@ def _sink_unshifted(with_sink: bool, dense: Dense) -> Answer | None:
     total = powers + np.exp(sinks)
     factor = np.exp(logsumexp - top) / total
     output = truth.arrays["output"] * factor[..., None]
-    return Answer({"output": output, "logsumexp": top + np.log(total)}, truth.scales, truth.kappa)
+    return Answer({"output": output, "logsumexp": top + np.log(total)}, truth.sizes)
 
 
 def _logsumexp(other: Callable[[Dense, Answer], NumpyArray | None]) -> Callable[[Dense], Answer | None]:
@@ -86,7 +86,7 @@ def _logsumexp(other: Callable[[Dense, Answer], NumpyArray | None]) -> Callable[
             return None
         truth = answer(dense)
         changed = other(dense, truth)
-        return None if changed is None else Answer({**truth.arrays, "logsumexp": changed}, truth.scales, truth.kappa)
+        return None if changed is None else Answer({**truth.arrays, "logsumexp": changed}, truth.sizes)
 
     return answered
 
@@ -97,7 +97,7 @@ def _undivided(dense: Dense) -> Answer | None:
     truth = answer(dense)
     top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
     factor = np.exp(np.where(np.isfinite(top), logsumexp - top, 0))[..., None]
-    return Answer({"output": truth.arrays["output"] * factor}, truth.scales, truth.kappa)
+    return Answer({"output": truth.arrays["output"] * factor}, truth.sizes)
 
 
 def _of_first_sample(name: str, dense: Dense) -> Dense | None:
@@ -142,7 +142,7 @@ def _not_rescaled(block: int, which: str, dense: Dense) -> Answer | None:
         output = output * (1 if which != "sum" else factor) + powers @ dense.value[..., start : start + block, :]
         top = new
     truth = answer(dense)
-    return Answer({"output": output / np.where(total > 0, total, 1)}, truth.scales, truth.kappa)
+    return Answer({"output": output / np.where(total > 0, total, 1)}, truth.sizes)
 
 
 def _twice_counted(block: int, dense: Dense) -> Dense | None:
@@ -192,7 +192,7 @@ def _factor(names: tuple[str, ...], factor: Callable[[Dense], float]) -> Callabl
             return None
         truth = answer(dense)
         arrays = {name: each * number if name in names else each for name, each in truth.arrays.items()}
-        return Answer(arrays, truth.scales, truth.kappa)
+        return Answer(arrays, truth.sizes)
 
     return answered
 
@@ -204,7 +204,7 @@ def _first_of_group(names: tuple[str, ...], dense: Dense) -> Answer | None:
     truth = answer(dense)
     each_head = answer(dense.changed(group_size=1)).arrays
     arrays = {n: each_head[n][..., :: dense.group_size, :, :] if n in names else a for n, a in truth.arrays.items()}
-    return Answer(arrays, truth.scales, truth.kappa)
+    return Answer(arrays, truth.sizes)
 
 
 def _recomputed(
@@ -227,7 +227,7 @@ def _recomputed(
         size = dense.changed(query=abs(dense.query), key=abs(dense.key), scale=abs(dense.scale))
         sizes = _products(size.changed(cotangent=abs(dense.cotangent)), p, abs(ds))
         scales = {name: np.maximum(truth.scales[name], each) for name, each in sizes.items()}
-        return Answer(arrays, scales, truth.kappa)
+        return Answer(arrays, lambda: (scales, truth.kappa))
 
     return answered
 

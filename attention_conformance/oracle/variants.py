@@ -66,7 +66,7 @@ def _out(change: Callable[[NumpyArray, Dense], NumpyArray | None]) -> Callable[[
             changed = {name: change(truth.arrays[name], dense) for name in names}
         if any(each is None for each in changed.values()):
             return None
-        return Answer({name: each for name, each in changed.items() if each is not None}, truth.scales, truth.kappa)
+        return Answer({name: each for name, each in changed.items() if each is not None}, truth.sizes)
 
     return answered
 
@@ -88,7 +88,7 @@ def _mean_without_scores(dense: Dense) -> Answer | None:
         return None
     truth = answer(dense)
     scales = {**truth.scales, "value": mean.scales["value"]}
-    return Answer({**truth.arrays, "value": mean.arrays["value"]}, scales, truth.kappa)
+    return Answer({**truth.arrays, "value": mean.arrays["value"]}, lambda: (scales, truth.kappa))
 
 
 def _mean_of_past(dense: Dense) -> Answer | None:
@@ -98,7 +98,7 @@ def _mean_of_past(dense: Dense) -> Answer | None:
         return None
     past = answer(dense.changed(mask=None, bias=None, scale=0.0, softcap=None, sinks=None)).arrays["output"]
     truth = answer(dense)
-    return Answer({"output": np.where(empty, past, truth.arrays["output"])}, truth.scales, truth.kappa)
+    return Answer({"output": np.where(empty, past, truth.arrays["output"])}, truth.sizes)
 
 
 def _nan_of_rows(dense: Dense) -> Answer | None:
@@ -108,12 +108,12 @@ def _nan_of_rows(dense: Dense) -> Answer | None:
     truth = answer(dense)
     if dense.cotangent is None:
         output = np.where(empty, np.nan, truth.arrays["output"])
-        return Answer({"output": output}, truth.scales, truth.kappa)
+        return Answer({"output": output}, truth.sizes)
     *leading, heads, _, _ = empty.shape
     kv_heads = empty.any(axis=(-2, -1)).reshape(*leading, heads // dense.group_size, dense.group_size).any(axis=-1)
     bad = {"query": empty, "key": np.expand_dims(kv_heads, (-2, -1)), "value": np.expand_dims(kv_heads, (-2, -1))}
     arrays = {name: np.where(bad[name], np.nan, truth.arrays[name]) for name in bad}
-    return Answer({**truth.arrays, **arrays}, truth.scales, truth.kappa)
+    return Answer({**truth.arrays, **arrays}, truth.sizes)
 
 
 def _causal(offset: Callable[[int, int], int]) -> Change:
@@ -254,7 +254,7 @@ def _unnormalized(dense: Dense) -> Answer | None:
     truth = answer(dense)
     with np.errstate(all="ignore"):
         factor = np.minimum(np.exp(np.where(truth.arrays["logsumexp"] > -np.inf, truth.arrays["logsumexp"], 0)), 1e30)
-    return Answer({"output": truth.arrays["output"] * factor[..., None]}, truth.scales, truth.kappa)
+    return Answer({"output": truth.arrays["output"] * factor[..., None]}, truth.sizes)
 
 
 def _stale_maximum(dense: Dense) -> Answer | None:
@@ -268,13 +268,16 @@ def _stale_maximum(dense: Dense) -> Answer | None:
         total = np.maximum(sum(totals), 1)
         output = sum(part.arrays["output"] * weight for part, weight in zip(parts, totals, strict=True)) / total
     truth = answer(dense)
-    return Answer({"output": np.asarray(output)}, truth.scales, truth.kappa)
+    return Answer({"output": np.asarray(output)}, truth.sizes)
 
 
 def _block(dense: Dense, start: int, stop: int) -> Dense:
-    _, columns = dense.positions
-    kept = (columns >= start) & (columns < stop)
-    return dense.changed(mask=kept if dense.mask is None else dense.mask & kept)
+    def part(each: NumpyArray | None) -> NumpyArray | None:
+        return each if each is None or each.shape[-1] == 1 else each[..., start:stop]
+
+    key, value = dense.key[..., start:stop, :], dense.value[..., start:stop, :]
+    causal = None if dense.causal is None else dense.causal - start
+    return dense.changed(key=key, value=value, mask=part(dense.mask), bias=part(dense.bias), causal=causal)
 
 
 def _logsumexp_of_base_2(dense: Dense) -> Answer | None:
@@ -282,7 +285,7 @@ def _logsumexp_of_base_2(dense: Dense) -> Answer | None:
         return None
     truth = answer(dense)
     arrays = {**truth.arrays, "logsumexp": truth.arrays["logsumexp"] / np.log(2.0)}
-    return Answer(arrays, truth.scales, truth.kappa)
+    return Answer(arrays, truth.sizes)
 
 
 LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the result, as 0 × NaN and NaN − ∞ are NaN",

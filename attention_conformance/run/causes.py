@@ -112,6 +112,8 @@ class Variants:
             return [], []
         if of_nan := self._of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
             return [of_nan], []
+        if self._is_single(got, bounds, wrong):  # first, as other answers in float64 take long
+            return [SINGLE], []
         equal: list[Variant] = []
         unlike: list[str] = []
         for variant, other in self._others(bounds):
@@ -128,7 +130,7 @@ class Variants:
                 equal.append(variant)
             if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
                 break
-        return equal or self._of_precision(got, bounds, wrong), unlike
+        return equal or self._of_narrow_scores(got, bounds, wrong), unlike
 
     def _is_other(
         self, got: Mapping[str, NumpyArray], again: Callable[[], Mapping[str, NumpyArray]], bounds: Bounds
@@ -143,13 +145,16 @@ class Variants:
             return False
         return not bounds.measure(got, other).passes
 
-    def _of_precision(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> list[Variant]:
-        """Scores of 16 bits, or float64 in float32, where these explain the error."""
-        truth, kappa, dtype = bounds.truth.arrays, bounds.truth.kappa, bounds.question.dtype
-        if dtype == "float64":
-            limit = 2.0**29 * bounds.bound(wrong, "float32")
-            return [SINGLE] if bounds.measure(got, truth).error <= limit else []
-        if dtype not in NARROW_TYPES:
+    def _is_single(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
+        """Whether float32 explains the error of float64."""
+        if bounds.question.dtype != "float64":
+            return False
+        return bounds.measure(got, bounds.truth.arrays).error <= 2.0**29 * bounds.bound(wrong, "float32")
+
+    def _of_narrow_scores(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> list[Variant]:
+        """Scores of 16 bits, where these explain the error."""
+        truth, kappa = bounds.truth.arrays, bounds.truth.kappa
+        if bounds.question.dtype not in NARROW_TYPES:
             return []
         allowed, expected = 4 * (1 + kappa), dict(truth)
         if wrong == "output" and self._dense is not None and kappa < SMALL:

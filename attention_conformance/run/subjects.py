@@ -255,11 +255,13 @@ def work(job: Job) -> Iterator[Message]:
             f"{witness.raised}; --backend, --device, --layout, --mask, --causal and --scale correct what is assumed"
         )
         return
+    told_of = surprises(facts, declared, job.accepted) if not job.done else []
+    is_part = bool(job.cases or job.fuzz or job.is_large)  # of which a parameter that is not understood is told, too
+    yield from (each for each in told_of if not is_part or each.verdict == "not understood")
     if job.fuzz:
         yield Started("fuzz", "-", 0, "Drawn calls are right.")
         yield from fuzzed(subject, job, job.dtypes or _usual_dtypes(subject))
         return
-    yield from () if job.cases or job.done or job.is_large else surprises(facts, declared, job.accepted)
     for each in asked:
         yield Started(each.case.name, each.dtype, each.case.line, each.case.shows)
         if reason := too_large(each, available_memory() if each.case.memory else None):

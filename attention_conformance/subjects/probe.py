@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from attention_conformance.run.libraries import devices_of, holds, in_precision
 from attention_conformance.run.result import one_line
 from attention_conformance.subjects.call import gradients, outputs, place, to_numpy
 from attention_conformance.subjects.fit import fit, meant
-from attention_conformance.subjects.signature import KEYWORDS, read_signature
+from attention_conformance.subjects.signature import KEYWORDS, LIBRARIES, read_signature
 from attention_conformance.subjects.subject import LAYOUTS, NotOffered, Subject
 from attention_core import Backend, get_backend
 
@@ -178,7 +179,8 @@ def _output(subject: Subject, problem: Problem) -> Any:
 
 def _library(subject: Subject) -> Facts:
     found = read_signature(subject)
-    names = dict.fromkeys([subject.backend or found["backend"], "numpy"])
+    loaded = [name for name in LIBRARIES if name in sys.modules]  # a layer of Keras may hide its library
+    names = dict.fromkeys([subject.backend or found["backend"], "numpy", *loaded])
     for name in names:
         try:
             get_backend(name)

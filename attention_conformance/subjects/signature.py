@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from attention_conformance.subjects.subject import Subject
 
-__all__ = ["KEYWORDS", "parameters_of", "read_signature"]
+__all__ = ["KEYWORDS", "LIBRARIES", "parameters_of", "read_signature"]
 
 Parameters: TypeAlias = dict[str, inspect.Parameter]
 
@@ -42,11 +42,11 @@ INNER = (
     "_torchdynamo_orig_callable",
     "_opoverload",
     "default",
-    "forward",
     "call",
+    "forward",
     "py_func",
 )
-"""Where wrappers keep what they call: decorators, compiled modules, operators, modules, layers of Keras, Numba."""
+"""Where wrappers keep what they call: decorators, compiled modules, operators, layers of Keras, modules, Numba."""
 
 DEEPEST = 16
 """Layers that are looked into: an object may have every attribute."""

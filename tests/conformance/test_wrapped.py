@@ -158,6 +158,12 @@ def test_planted_faults_are_seen_through_a_wrapper_of_pytorch(kind):
     assert seen_through(of_torch()[kind], "torch") == []
 
 
+@pytest.mark.needs("torch")
+def test_a_library_that_no_module_tells_is_found_by_calls():
+    KERNEL[0] = planted.Kernel()
+    assert settled(Subject(of_torch()["wrapped module"])).backend == "torch"
+
+
 @pytest.mark.needs("numpy")
 def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail():
     def attention(query, key, value, key_padding_mask=None, *, sliding_window=None):
@@ -192,19 +198,26 @@ def test_a_wrapper_that_swallows_all_keywords_is_asked_for_what_is_declared_and_
 @pytest.mark.needs("numpy")
 def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
     kernel = tmp_path / "maskless_kernel.py"
-    kernel.write_text("def attention(query, key, value, m=None):\n    return value\n")
+    kernel.write_text("def attention(query, key, value, m=None):\n    return value.copy()\n")
     *_, last = work(Job(f"{kernel}:attention", {"mask": "keep"}))
     assert last == Refused(
         "expected a keyword for --mask keep; got none in its signature: --keyword mask=NAME tells it"
     )
     told = list(work(Job(f"{kernel}:attention", {"mask_name": "m"}, cases=("mask",), dtypes=("float32",))))
-    assert [(each.case, each.verdict) for each in told if isinstance(each, Finding)] == [("mask", "silently wrong")]
+    assert [(each.case, each.verdict) for each in told if isinstance(each, Finding)] == [("mask", "visibly wrong")]
+    one = work(Job(f"{kernel}:attention", cases=("ladder-1x16-plain",), dtypes=("float32",)))
+    findings = [each for each in one if isinstance(each, Finding)]
+    assert [each.verdict for each in findings] == ["not understood", "right"]
+    assert (exit_status(findings), exit_status(findings, strict=True)) == (0, 1)
 
 
 @pytest.mark.needs("numpy")
 def test_layers_with_a_method_call_tell_its_parameters():
     class Layer:
         def __call__(self, *args, **kwargs):
+            return self.call(*args, **kwargs)
+
+        def forward(self, *args, **kwargs):  # as layers of Keras have on PyTorch
             return self.call(*args, **kwargs)
 
         def call(self, query, value, key=None, attention_mask=None, use_causal_mask=False):
