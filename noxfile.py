@@ -447,7 +447,8 @@ def chosen(words, folders):
 def quickly(session, backend):
     """Run the tests that need no models and no other packages; what is older or newer may warn."""
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | {"ATTENTION_CORE_BACKENDS": backend}
-    session.run("pytest", "-n", "auto", "-W", "default::DeprecationWarning", *(session.posargs or QUICK), env=environment)
+    words = ("-n", "auto", "-W", "default::DeprecationWarning", *(session.posargs or QUICK))
+    session.run("pytest", *words, env=environment)
 
 
 def language_model(session, run=among_everything):
