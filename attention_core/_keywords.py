@@ -40,6 +40,8 @@ _WORDS = {
     "return_logsumexp": (
         ("return_logsumexp=True", "return_lse return_softmax_lse return_residual return_attn_probs return_aux"),
     ),
+    "cache": (("cache=...", "past_key_values past_key_value layer_past past_kv kv_cache use_cache"),),
+    "memory": (("memory=...", "encoder_hidden_states encoder_output encoder_outputs context"),),
     "num_heads": (("num_heads=...", "nhead n_heads n_head num_attention_heads num_query_heads nheads heads"),),
     "num_key_value_heads": (
         ("num_key_value_heads=...", "num_kv_heads n_kv_heads kv_heads num_query_groups kv_num_heads enable_gqa"),
@@ -107,7 +109,8 @@ _WITHOUT = {
     "query_seq_lengths": "no lengths of queries, as no row depends on another",
     "dropout dropout_p dropout_rate p rate": "dropout as a setting, when the layer is made, and seed=... in training",
     "query key value q k v queries keys values": "query, key and value by position",
-    "x input inputs inputs_q inputs_k inputs_v hidden_states src tensor": "arrays by position",
+    "x input inputs inputs_q inputs_k inputs_v hidden_states src tensor input_ids": "arrays by position",
+    "output_attentions need_weights return_weights": "no weights here: record_attention sees them",
     "parameters params weights state_dict": "parameters by position, first",
     "training train inference deterministic": "dropout in training alone",
     "dtype precision preferred_element_type": "no dtype, as results are of the dtype of the arrays",

@@ -183,9 +183,7 @@ class Blocks(Way):
         call = parts.whole
         if has_no_elements(call):
             return guarded_dense(call)
-        lengths = sizes(call.query)[-2], sizes(call.key)[-2]
-        if None in lengths and not (call.backend.loops.traced or is_exporting(call.query)):
-            raise ValueError("expected known lengths with implementation='blockwise' on this library; got unknown ones")
+        _check_lengths(call, "implementation='blockwise'")
         output, found = blockwise(call)
         return Attention(output, None, found)
 
@@ -206,6 +204,7 @@ class Reproducible(Way):
         call = parts.whole
         if has_no_pairs(call):
             return guarded_dense(call, weights=weights)
+        _check_lengths(call, "arithmetic='reproducible'")
         arithmetic = arithmetic_of("reproducible")
         query, key, value = fan_out((call.query, call.key, call.value), arithmetic, call.xp)
         call = of_weights = call._replace(query=query, key=key, value=value)
@@ -332,6 +331,13 @@ def all_scores(call: Call) -> Array:
         return guarded_scores(call)
     query, key = fan_out((call.query, call.key), arithmetic_of(call.arithmetic), call.xp)
     return reproducible_scores(call._replace(query=query, key=key, value=key))
+
+
+def _check_lengths(call: Call, option: str) -> None:
+    """Raise where a library loops over blocks in Python, and lengths are not known."""
+    lengths = sizes(call.query)[-2], sizes(call.key)[-2]
+    if None in lengths and not (call.backend.loops.traced or is_exporting(call.query)):
+        raise ValueError(f"expected known lengths with {option} on this library; got unknown ones")
 
 
 def check_implementation(implementation: Any, like: Array | None = None) -> None:

@@ -126,6 +126,8 @@ def _name(kind: type[Any], hint: str = "") -> str:
 
 def _hint(module: Any) -> str:
     """What to write instead of a module that is known only in parts, or as a file."""
+    if isinstance(module, type):
+        return f", the class {module.__name__}: from_module takes a module of it"
     if isinstance(module, Layer):
         return ", which is a layer already"
     if hasattr(module, "generate"):

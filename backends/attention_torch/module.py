@@ -225,7 +225,8 @@ class Layer(Adapted, Tree):
         ]
         for leaf in tensors:
             if not isinstance(leaf, torch.Tensor):
-                raise TypeError(f"expected tensors of PyTorch; got {type(leaf).__name__}")
+                hint = " of torch.fx: torch.export traces layers" if isinstance(leaf, torch.fx.Proxy) else ""
+                raise TypeError(f"expected tensors of PyTorch; got {type(leaf).__name__}{hint}")
         for name, leaf in options.items():
             if isinstance(leaf, ARRAYS):
                 raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
@@ -237,7 +238,14 @@ class Layer(Adapted, Tree):
         parameters = self.read()
         if self.state is not None:
             options["state"] = self._step(parameters)
-        return self.definition(parameters, *arrays, **options, xp=backend.namespace)
+        if not torch.jit.is_tracing():
+            return self.definition(parameters, *arrays, **options, xp=backend.namespace)
+        try:
+            return self.definition(parameters, *arrays, **options, xp=backend.namespace)
+        except (AttributeError, TypeError, ValueError) as error:
+            if str(error).startswith("expected") and "unknown" not in str(error):
+                raise
+            raise ValueError(f"{error}: torch.jit.trace knows no size, torch.export does") from error
 
     def _compute_part(self, name: str, function: Callable[[torch.Tensor], Any], h: torch.Tensor) -> Any:
         """Call a module with what it is to compute, so that its hooks are called."""

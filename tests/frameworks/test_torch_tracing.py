@@ -301,9 +301,13 @@ def test_torch_jit_trace_of_any_length(torch):
     program = torch.jit.trace(layer, (x[:, :5],))
     for length in (5, 3, 10):
         assert_same("torch", program(x[:, :length]), layer(x[:, :length]))
-    for refused in (layers.DecoderLayer(8, 2, 6, seed=0), layers.EncoderLayer(8, 2, 6, implementation="blockwise")):
-        with pytest.raises(ValueError, match=r"expected .*known .*; got .*unknown"):
+    options = ({"implementation": "blockwise"}, {"arithmetic": "reproducible"})
+    for refused in (layers.DecoderLayer(8, 2, 6, seed=0), *(layers.EncoderLayer(8, 2, 6, **each) for each in options)):
+        with pytest.raises(ValueError, match=r"torch\.jit\.trace knows no size, torch\.export does"):
             torch.jit.trace(refused, (x,))
+    q = x.unsqueeze(0)
+    with pytest.raises(ValueError, match="expected known lengths with arithmetic='reproducible'"):
+        torch.jit.trace(lambda q: scaled_dot_product_attention(q, q, q, arithmetic="reproducible"), (q,))
 
 
 @pytest.mark.needs("torch")
@@ -311,6 +315,9 @@ def test_torch_fx_names_what_traces_attention(torch):
     fx = importlib.import_module("torch.fx")
     with pytest.raises(TypeError, match=r"got Proxy of torch\.fx: torch\.export traces attention"):
         fx.symbolic_trace(lambda x: ac.scaled_dot_product_attention(x, x, x))
+    layer = importlib.import_module("attention_torch").EncoderLayer(8, 2, 6)
+    with pytest.raises(TypeError, match=r"got Proxy of torch\.fx: torch\.export traces layers"):
+        fx.symbolic_trace(torch.nn.Sequential(layer))
 
 
 @pytest.mark.needs("torch")
