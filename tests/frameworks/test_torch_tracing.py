@@ -307,7 +307,7 @@ def test_torch_jit_trace_of_any_length(torch):
             torch.jit.trace(refused, (x,))
     q = x.unsqueeze(0)
     with pytest.raises(ValueError, match="expected known lengths with arithmetic='reproducible'"):
-        torch.jit.trace(lambda q: scaled_dot_product_attention(q, q, q, arithmetic="reproducible"), (q,))
+        torch.jit.trace(lambda q: ac.scaled_dot_product_attention(q, q, q, arithmetic="reproducible"), (q,))
 
 
 @pytest.mark.needs("torch")
