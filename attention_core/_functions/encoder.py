@@ -145,7 +145,7 @@ def encoder_layer(
 
     def attend(h: Array) -> Any:
         result = attend_heads(
-            parameters.attention, (h, h, h), dropout=in_weights, weights=return_weights, xp=xp, **options
+            parameters.attention, (h, h, h), dropout=in_weights, return_weights=return_weights, xp=xp, **options
         )
         return result if return_weights else result.output
 
