@@ -291,25 +291,20 @@ def _check_call(
     *,
     token_ids: Array,
     decoder: Decoder,
-    cache: Any,
     select: Array | None,
-    window: Any,
     embedding_scale: Any,
     logit_softcap: Any,
-    donate: Any,
-    dropout: Any,
-    xp: Namespace | None,
-    **options: Any,
+    **given: Any,
 ) -> Namespace:
     """Raise unless the arguments fit together; return their namespace."""
     if not isinstance(decoder.layers, tuple) or not decoder.layers:
         raise TypeError(f"expected decoder.layers as a tuple of at least one; got {type(decoder.layers).__name__}")
     for index, layer in enumerate(decoder.layers):
         check_parameters(f"decoder.layers[{index}]", layer, DecoderLayer)
-    arrays = {"token_ids": token_ids, "decoder": decoder, "cache": cache, "select": select, "memory": options["memory"]}
-    xp = check_inputs("token_ids", token_ids, -1, arrays, xp=xp, donate=donate, dropout=dropout, **options)
+    arrays = {"token_ids": token_ids, "decoder": decoder, "select": select}
+    xp = check_inputs("token_ids", token_ids, -1, arrays, given=given)
     check_integer("token_ids", token_ids)
-    _check_table(decoder, token_ids, options["arithmetic"])
+    _check_table(decoder, token_ids, given["arithmetic"])
     for name, number in (("embedding_scale", embedding_scale), ("logit_softcap", logit_softcap)):
         if number is not None:
             check_number(name, number, positive=True)
@@ -320,15 +315,15 @@ def _check_call(
         check_integer("select", select)
         check_broadcastable("select", select, (*sizes(token_ids)[:-1], sizes(select)[-1]))
         check_device("select", select, "token_ids", token_ids)
+    window, cache = given["window"], given["cache"]
     windows = window if isinstance(window, tuple) else (window,) * len(decoder.layers)
     if len(windows) != len(decoder.layers):
         raise ValueError(f"expected window for {len(decoder.layers)} layers; got {len(windows)}")
     _check_cache(cache, len(decoder.layers))
     like = Facts((*sizes(token_ids), sizes(decoder.token)[1]), decoder.token.dtype, device_of(decoder.token))
     for index, layer in enumerate(decoder.layers):
-        check_layer(
-            f"decoder.layers[{index}]", layer, like, _layer_cache(cache, index), window=windows[index], **options
-        )
+        of_layer = given | {"window": windows[index]}
+        check_layer(f"decoder.layers[{index}]", layer, like, _layer_cache(cache, index), given=of_layer)
     return xp
 
 

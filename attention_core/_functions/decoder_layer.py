@@ -303,47 +303,30 @@ def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> Non
 
 
 @once_per_signature
-def _check_call(
-    *, x: Array, layer: DecoderLayer, cache: Any, donate: Any, xp: Namespace | None, dropout: Any, **options: Any
-) -> Namespace:
+def _check_call(*, x: Array, layer: DecoderLayer, **given: Any) -> Namespace:
     """Raise unless the arguments fit together; return their namespace."""
-    arrays = {"x": x, "layer": layer, "cache": cache, "memory": options["memory"]}
-    xp = check_inputs("x", x, -2, arrays, xp=xp, donate=donate, dropout=dropout, **options)
+    cache = given["cache"]
+    xp = check_inputs("x", x, -2, {"x": x, "layer": layer}, given=given)
     if cache is not None:
         check_parameters("cache", cache, KeyValueCache)
         check_cache(cache)
-    check_layer("layer", layer, x, cache, **options)
+    check_layer("layer", layer, x, cache, given=given)
     return xp
 
 
-def check_inputs(
-    name: str,
-    x: Array,
-    axis: int,
-    arrays: dict[str, Any],
-    *,
-    xp: Namespace | None,
-    mask: Any,
-    memory_mask: Any,
-    num_new: Array | None,
-    position_ids: Array | None,
-    donate: Any,
-    dropout: Any,
-    epsilon: Any,
-    activation: Any,
-    hook: Any,
-    **_: Any,
-) -> Namespace:
+def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, given: dict[str, Any]) -> Namespace:
     """Raise unless arrays are of one library, positions and flags fit, and numbers are valid; return the namespace."""
-    rules = {**mask_arrays(mask), **{f"memory_{key}": array for key, array in mask_arrays(memory_mask).items()}}
-    arrays |= {"num_new": num_new, "position_ids": position_ids, **option_arrays(dropout=dropout)}
-    xp = common_namespace(xp, arrays | rules)
+    num_new, position_ids = given["num_new"], given["position_ids"]
+    of_memory = mask_arrays(given["memory_mask"])
+    arrays |= {"memory": given["memory"], "cache": given["cache"], "num_new": num_new, "position_ids": position_ids}
+    arrays |= {**option_arrays(dropout=given["dropout"]), **mask_arrays(given["mask"])}
+    xp = common_namespace(given["xp"], arrays | {f"memory_{key}": array for key, array in of_memory.items()})
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
-    check_flags(donate=donate)
-    check_number("epsilon", epsilon, positive=True)
-    check_activation(activation)
-    if hook is not None:
-        check_function("hook", hook)
+    check_flags(donate=given["donate"])
+    check_number("epsilon", given["epsilon"], positive=True)
+    check_activation(given["activation"])
+    if given["hook"] is not None:
+        check_function("hook", given["hook"])
     if position_ids is not None:
         check_rank("position_ids", position_ids, 0, "(..., L)")
         check_integer("position_ids", position_ids)
@@ -357,34 +340,16 @@ def check_inputs(
 
 
 def check_layer(
-    name: str,
-    layer: DecoderLayer,
-    x: Array,
-    cache: KeyValueCache | None,
-    *,
-    num_heads: Any,
-    num_kv_heads: Any,
-    rotary_base: Any,
-    rotary_width: Any,
-    rotary_divisors: Any,
-    interleaved: Any,
-    window: Any,
-    mask: Any,
-    memory: Array | None,
-    memory_mask: Any,
-    scale: Any,
-    softcap: Any,
-    implementation: Any,
-    arithmetic: Any,
-    **_: Any,
+    name: str, layer: DecoderLayer, x: Array, cache: KeyValueCache | None, *, given: dict[str, Any]
 ) -> None:
     """Raise unless a layer fits inputs like ``x``, its cache and its options."""
     check_parameters(name, layer, DecoderLayer)
     check_projections(f"{name}.attention", layer.attention)
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "bias": None}
+    num_heads, window, mask, rotary_base = (given[name] for name in ("num_heads", "window", "mask", "rotary_base"))
+    heads = {"num_heads": num_heads, "num_kv_heads": given["num_kv_heads"], "bias": None}
     check_floating("x", x)
     check_multi_head(layer.attention, (x, x, x), mask=None, **heads)
-    check_options(x, num_heads, scale=scale, softcap=softcap, implementation=implementation, arithmetic=arithmetic)
+    check_options(x, num_heads, **{name: given[name] for name in ("scale", "softcap", "implementation", "arithmetic")})
     if layer.attention.extra_key is not None:
         raise ValueError(f"expected {name}.attention without extra_key; got one")
     channels, width = sizes(x)[-1], sizes(layer.attention.query.weight)[1]
@@ -398,15 +363,16 @@ def check_layer(
     _check_feed_forward(f"{name}.feed_forward", layer.feed_forward, x)
     _check_back(name, layer, channels)
     if rotary_base is not None:
-        check_rotation(width, base=rotary_base, interleaved=interleaved, width=rotary_width, divisors=rotary_divisors)
+        more = {"width": given["rotary_width"], "divisors": given["rotary_divisors"]}
+        check_rotation(width, base=rotary_base, interleaved=given["interleaved"], **more)
     if window is not None:
         check_positive("window", window)
     if cache is not None:
-        _check_layer_cache(name, layer, x, cache, num_kv_heads)
+        _check_layer_cache(name, layer, x, cache, given["num_kv_heads"])
     keys = sizes(x if cache is None else cache.key)[-2]
     if mask is not None:
         check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
-    _check_memory(name, layer, x, memory, memory_mask=memory_mask, heads=heads)
+    _check_memory(name, layer, x, given["memory"], memory_mask=given["memory_mask"], heads=heads)
 
 
 def _check_feed_forward(name: str, parameters: Any, x: Array) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from attention_core._arithmetic import arithmetic_of, check_activation
 from attention_core._arrays import Array, Namespace, cast_to, dtypes_differ, sizes, upcast
@@ -23,13 +23,15 @@ from attention_core._functions.constants import with_constants
 from attention_core._functions.feed_forward import check_feed_forward, expand_and_contract
 from attention_core._functions.multi_head import attend_heads, check_multi_head, check_projections
 from attention_core._functions.normalization import check_layer_norm
-from attention_core.masks import Mask
+from attention_core._functions.options import Options, options_but
 from attention_core.masks._tree import mask_arrays
 from attention_core.parameters import EncoderLayer, FeedForward
 from attention_core.random import Dropout, fold_in, seeded
 
+NOT_OF_LAYERS = ("scale", "softcap", "sinks", "return_logsumexp", "assume_finite")
 
-@with_autocast(position=1, lowers=False)
+
+@with_autocast(position=1, lowers=False, options=options_but(*NOT_OF_LAYERS))
 def encoder_layer(
     parameters: EncoderLayer,
     x: Array,
@@ -38,18 +40,10 @@ def encoder_layer(
     num_heads: int,
     num_key_value_heads: int | None = None,
     norm_first: bool = True,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    score_mod: Callable[..., Array] | None = None,
-    is_causal: bool = False,
     activation: str = "gelu",
     epsilon: float = 1e-5,
-    dropout: Dropout | None = None,
     hook: Callable[[str, Callable[[Array], Any], Array], Any] | None = None,
-    return_weights: bool = False,
-    implementation: str = "auto",
-    arithmetic: str = "fast",
-    xp: Namespace | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     r"""Apply the encoder layer of a transformer: self-attention and feed-forward, each on a residual branch.
 
@@ -123,30 +117,20 @@ def encoder_layer(
     True
     """
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-    options: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "mask": mask}
-    options |= {
-        "bias": bias,
-        "score_mod": score_mod,
-        "is_causal": is_causal,
-        "implementation": implementation,
-        "arithmetic": arithmetic,
-    }
+    given: dict[str, Any] = {**options, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
-    more |= {"dropout": dropout, "return_weights": return_weights}
-    xp, has_constants = _check_call(x=x, parameters=parameters, xp=xp, **more, **options)
-    if has_constants:
-        options, dropout = with_constants(x, options), with_constants(x, {"dropout": dropout})["dropout"]
+    xp, has_constants = _check_call(x=x, parameters=parameters, **more, **given)
+    given = (with_constants(x, given) if has_constants else given) | {"xp": xp}
+    dropout, return_weights = given.pop("dropout", None), given.get("return_weights", False)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
-    ops = arithmetic_of(arithmetic)
+    ops = arithmetic_of(given.get("arithmetic", "fast"))
     in_weights, in_attention, in_feed_forward = derived_dropouts(seeded(dropout, x, xp), 3, xp)
 
     weights = None
 
     def attend(h: Array) -> Any:
-        result = attend_heads(
-            parameters.attention, (h, h, h), dropout=in_weights, weights=return_weights, xp=xp, **options
-        )
+        result = attend_heads(parameters.attention, (h, h, h), dropout=in_weights, **given)
         return result if return_weights else result.output
 
     def feed(h: Array) -> Array:
@@ -196,13 +180,13 @@ def _check_call(
     norm_first: bool,
     activation: str,
     hook: Any,
-    xp: Any,
+    xp: Any = None,
     **raw: Any,
 ) -> tuple[Namespace, bool]:
     """Raise unless the arguments fit together; return their namespace, and whether some are constants."""
     turned = with_constants(x, raw)
     options = dict(turned)
-    mask, bias = options.pop("mask"), options.pop("bias")
+    mask, bias = options.pop("mask", None), options.pop("bias", None)
     check_parameters("layer", parameters, EncoderLayer)
     check_projections("attention", parameters.attention)
     named = {"x": x, "layer": parameters, "bias": bias, **mask_arrays(mask), **option_arrays(**options)}

@@ -116,20 +116,13 @@ def multi_head_attention(
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
     given: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare, **options}
     xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **given)
-    if has_constants:
-        given = with_constants(query, given)
-    weights, logsumexp = (bool(given.pop(f"return_{name}", False)) for name in ("weights", "logsumexp"))
-    result = attend_heads(
-        upcast(parameters, xp=xp),
-        upcast((query, key, value), xp=xp),
-        weights=weights,
-        logsumexp=logsumexp,
-        **given | {"xp": xp},
-    )
+    given = (with_constants(query, given) if has_constants else given) | {"xp": xp}
+    result = attend_heads(upcast(parameters, xp=xp), upcast((query, key, value), xp=xp), **given)
     output = cast_to(result.output, query.dtype, xp=xp)
-    if not (weights or logsumexp):
+    if not (given.get("return_weights") or given.get("return_logsumexp")):
         return output
-    return Attention(output, cast_to(result.weights, query.dtype, xp=xp) if weights else None, result.logsumexp)
+    weights = cast_to(result.weights, query.dtype, xp=xp) if given.get("return_weights") else None
+    return Attention(output, weights, result.logsumexp)
 
 
 def attend_heads(
@@ -139,19 +132,12 @@ def attend_heads(
     num_heads: int,
     num_kv_heads: int,
     prepare: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    sinks: Array | None = None,
-    implementation: str = "auto",
-    arithmetic: str = "fast",
-    weights: bool = False,
-    logsumexp: bool = False,
     xp: Namespace,
     **options: Any,
 ) -> Attention:
     """Multi-head attention of arguments that were checked, in the type of the computation."""
-    ops = arithmetic_of(arithmetic)
+    ops = arithmetic_of(options.get("arithmetic", "fast"))
+    options |= {name: upcast(options.get(name), xp=xp) for name in ("bias", "sinks")}
     query, key, value = (
         split_channels(ops.affine(x, *projection, xp=xp), count, xp)
         for projection, x, count in zip(
@@ -164,14 +150,12 @@ def attend_heads(
         query, key, value = prepared
     if parameters.extra_key is not None:
         length = shape(key, xp=xp)[-2]
-        mask, is_causal = _mask_with_extra_key(mask, is_causal, length), False
-        bias = None if bias is None else _bias_with_extra_key(bias, length, xp)
+        mask = _mask_with_extra_key(options.get("mask"), options.pop("is_causal", False), length)
+        bias = options["bias"]
+        options |= {"mask": mask, "bias": None if bias is None else _bias_with_extra_key(bias, length, xp)}
         key = _append_extra(key, parameters.extra_key, num_kv_heads, ops, xp=xp)
         value = _append_extra(value, parameters.extra_value, num_kv_heads, ops, xp=xp)
-    options |= {"mask": mask, "bias": upcast(bias, xp=xp), "is_causal": is_causal, "sinks": upcast(sinks, xp=xp)}
-    options |= {"return_weights": weights, "return_logsumexp": logsumexp}
-    options |= {"implementation": implementation, "arithmetic": arithmetic, "xp": xp}
-    result = checked_attention(query, key, value, options)
+    result = checked_attention(query, key, value, {"implementation": "auto", **options, "xp": xp})
     output = merge_channels(result.output, xp)
     if parameters.output is not None:
         output = ops.affine(output, *parameters.output, xp=xp)
