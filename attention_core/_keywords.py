@@ -102,7 +102,7 @@ _WORDS = {
 }
 # Of what there is no keyword for.
 _WITHOUT = {
-    "is_causal use_causal_mask causal": "is_causal=True as a setting, when the layer is made",
+    "is_causal use_causal_mask causal": "is_causal=True as a setting, when a layer is made, or mask=Causal()",
     "key_padding_mask key_mask padding_mask src_key_padding_mask": "mask=mask_from_padding(...), True = may attend",
     "batch_first": "no batch_first, as the batch is first",
     "enable_gqa num_kv_heads num_key_value_heads": "key and value of fewer heads, which needs no keyword",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,12 @@ class Source:
         if attention is None:
             hint = 'return_weights=True returns them; in transformers, attn_implementation="eager"'
             raise TypeError(f"expected weights; got None: {hint}")
+        if isinstance(attention, Mapping):  # such as what a model of transformers returns
+            names = [str(name) for name in attention]
+            names = [name for name in names if "attentions" in name] or names
+            raise TypeError(
+                f"expected weights; got {type(attention).__name__}, of which they may be {', '.join(names)}"
+            )
         self._computes = all(hasattr(attention, name) for name in ("weights", "query", "key"))
         sample = whole("sample", sample)
         self._sample, self._heads = sample, None if heads is None else [whole("heads", head) for head in heads]

@@ -104,7 +104,10 @@ def test_layers_of_frameworks_are_told_the_same(backend, put):
         (lambda **options: make(8, 2, **options), "add_zero_attn: zero_attention=True"),
         (lambda **options: layer(x, **options), "need_weights: return_weights=True"),
         (lambda **options: layer(x, **options), "attn_mask: mask=..., True = may attend, or mask_from_additive(...)"),
-        (lambda **options: layer(x, **options), "use_causal_mask: is_causal=True as a setting, when the layer is made"),
+        (
+            lambda **options: layer(x, **options),
+            "use_causal_mask: is_causal=True as a setting, when a layer is made, or mask=Causal()",
+        ),
     ):
         word, _, text = hint.partition(": ")
         with pytest.raises(TypeError) as raised:

@@ -350,6 +350,7 @@ def test_text_shows_tokens_and_nan():
         (lambda: view(np.full((2, 2), 0.5), sample=1), r"expected sample in \[0, 1\); got 1"),
         (lambda: view(np.full((2, 2), 0.5), reduction="sum"), "expected reduction out of max, mean; got 'sum'"),
         (lambda: view([None]), 'expected weights; got None: .*attn_implementation="eager"'),
+        (lambda: view({"logits": 1, "attentions": [np.eye(2)]}), "got dict, of which they may be attentions"),
         (lambda: view([[np.eye(2)], []]), r"expected steps of the same number of layers; got \[1, 0\]"),
         (lambda: view([[np.full((2, 2), 0.5)], [np.eye(5)[:1]]]), "expected steps of one sequence; got "),
         (lambda: view(np.eye(3), query=3), r"expected query in \[0, 3\); got 3"),
