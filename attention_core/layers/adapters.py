@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from attention_core.layers._layer import Layer, check_fit
 
-__all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "with_settings"]
+__all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "settings_signature"]
 
 _INNER = ("self", "parameters", "state", "xp")  # of the call of a definition, which a layer gives
 
@@ -118,7 +118,7 @@ class Adapted(FixedSettings):
 # --- signatures ---
 
 
-def with_settings(
+def settings_signature(
     function: Callable[..., Any], kind: type, /, *, keeps_rest: bool = False, defaults: Mapping[str, Any] | None = None
 ) -> inspect.Signature:
     """The signature of a function with the settings of a layer in the place of ``*settings``.
@@ -144,7 +144,7 @@ def constructor(
     def __init__(self: Any, *settings: Any, **options: Any) -> None:  # noqa: N807 (it is that)
         base.__init__(self, *settings, **options)  # type: ignore[misc]
 
-    signature = with_settings(base.__init__, kind, keeps_rest=keeps_rest, defaults=defaults)  # type: ignore[misc]
+    signature = settings_signature(base.__init__, kind, keeps_rest=keeps_rest, defaults=defaults)  # type: ignore[misc]
     __init__.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
     return __init__
 
@@ -251,9 +251,9 @@ def described(
         entries |= {each: text for each, text in others.items() if names is None or each[0] in names}
         sections["Parameters"] = "\n".join(", ".join(each) + text for each, text in entries.items())
     if own is not None:
-        theirs, sections = sections, _sections(own)
-        examples = {name: sections.pop(name) for name in ("Examples",) if name in sections}
-        sections |= {name: text for name, text in theirs.items() if name not in ("", "Examples")} | examples
+        ours = _sections(own)
+        theirs = {name: text for name, text in sections.items() if name not in ("", "Examples")}
+        sections = {"": ours.pop(""), **theirs, **ours}
     return "\n\n".join(f"{name}\n{'-' * len(name)}\n{text}" if name else text for name, text in sections.items())
 
 

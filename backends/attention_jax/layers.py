@@ -25,7 +25,7 @@ import numpy as np
 
 from attention_core import layers
 from attention_core.backend import missing_error, names_of, shape_text, words_of
-from attention_core.layers.adapters import Adapted, with_settings
+from attention_core.layers.adapters import Adapted, settings_signature
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
 from attention_jax.exporting import register_layer
@@ -210,7 +210,7 @@ def _complete(init: Callable[..., Any], kind: type[layers.Layer]) -> Callable[..
                 raise error from None
             raise
 
-    complete.__signature__ = with_settings(init, kind)  # type: ignore[attr-defined]
+    complete.__signature__ = settings_signature(init, kind)  # type: ignore[attr-defined]
     return complete
 
 
