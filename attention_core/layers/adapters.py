@@ -212,7 +212,7 @@ def described(
     *,
     renamed: Mapping[str, str] | None = None,
     names: Container[str] | None = None,
-    own: str | None = None,
+    class_doc: str | None = None,
 ) -> str | None:
     r"""The docstring of a definition in the words of a framework.
 
@@ -226,7 +226,7 @@ def described(
         Other names of its parameters.
     names : container of str, optional
         Of the parameters that are there; by default all.
-    own : str, optional
+    class_doc : str, optional
         A docstring whose beginning and examples are to stand in the place of those of the other.
 
     Examples
@@ -236,7 +236,7 @@ def described(
     'Apply.\n\nParameters\n----------\nx : Array\ny : Tensor\n    Or a number.\nxp : namespace'
     """
     if doc is None:
-        return own
+        return class_doc
     sections, renamed = _sections(doc), renamed or {}
     found = _entries(sections.get("Parameters", ""))
     others = _entries(_sections(words or "").get("Parameters", ""))
@@ -250,8 +250,8 @@ def described(
     if found:
         entries |= {each: text for each, text in others.items() if names is None or each[0] in names}
         sections["Parameters"] = "\n".join(", ".join(each) + text for each, text in entries.items())
-    if own is not None:
-        ours = _sections(own)
+    if class_doc is not None:
+        ours = _sections(class_doc)
         theirs = {name: text for name, text in sections.items() if name not in ("", "Examples")}
         sections = {"": ours.pop(""), **theirs, **ours}
     return "\n\n".join(f"{name}\n{'-' * len(name)}\n{text}" if name else text for name, text in sections.items())
