@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from attention_core.layers._layer import Layer, check_fit
 
-__all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "with_settings"]
+__all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "settings_signature"]
 
 _INNER = ("self", "parameters", "state", "xp")  # of the call of a definition, which a layer gives
 
@@ -118,7 +118,7 @@ class Adapted(FixedSettings):
 # --- signatures ---
 
 
-def with_settings(
+def settings_signature(
     function: Callable[..., Any], kind: type, /, *, keeps_rest: bool = False, defaults: Mapping[str, Any] | None = None
 ) -> inspect.Signature:
     """The signature of a function with the settings of a layer in the place of ``*settings``.
@@ -144,7 +144,7 @@ def constructor(
     def __init__(self: Any, *settings: Any, **options: Any) -> None:  # noqa: N807 (it is that)
         base.__init__(self, *settings, **options)  # type: ignore[misc]
 
-    signature = with_settings(base.__init__, kind, keeps_rest=keeps_rest, defaults=defaults)  # type: ignore[misc]
+    signature = settings_signature(base.__init__, kind, keeps_rest=keeps_rest, defaults=defaults)  # type: ignore[misc]
     __init__.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
     return __init__
 
@@ -212,7 +212,7 @@ def described(
     *,
     renamed: Mapping[str, str] | None = None,
     names: Container[str] | None = None,
-    own: str | None = None,
+    class_doc: str | None = None,
 ) -> str | None:
     r"""The docstring of a definition in the words of a framework.
 
@@ -226,7 +226,7 @@ def described(
         Other names of its parameters.
     names : container of str, optional
         Of the parameters that are there; by default all.
-    own : str, optional
+    class_doc : str, optional
         A docstring whose beginning and examples are to stand in the place of those of the other.
 
     Examples
@@ -236,7 +236,7 @@ def described(
     'Apply.\n\nParameters\n----------\nx : Array\ny : Tensor\n    Or a number.\nxp : namespace'
     """
     if doc is None:
-        return own
+        return class_doc
     sections, renamed = _sections(doc), renamed or {}
     found = _entries(sections.get("Parameters", ""))
     others = _entries(_sections(words or "").get("Parameters", ""))
@@ -250,10 +250,10 @@ def described(
     if found:
         entries |= {each: text for each, text in others.items() if names is None or each[0] in names}
         sections["Parameters"] = "\n".join(", ".join(each) + text for each, text in entries.items())
-    if own is not None:
-        theirs, sections = sections, _sections(own)
-        examples = {name: sections.pop(name) for name in ("Examples",) if name in sections}
-        sections |= {name: text for name, text in theirs.items() if name not in ("", "Examples")} | examples
+    if class_doc is not None:
+        ours = _sections(class_doc)
+        theirs = {name: text for name, text in sections.items() if name not in ("", "Examples")}
+        sections = {"": ours.pop(""), **theirs, **ours}
     return "\n\n".join(f"{name}\n{'-' * len(name)}\n{text}" if name else text for name, text in sections.items())
 
 

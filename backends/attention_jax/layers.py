@@ -25,7 +25,7 @@ import numpy as np
 
 from attention_core import layers
 from attention_core.backend import missing_error, names_of, shape_text, words_of
-from attention_core.layers.adapters import Adapted, with_settings
+from attention_core.layers.adapters import Adapted, settings_signature
 from attention_core.random import check_seed
 from attention_jax.backend import WIDE, _devices, backend
 from attention_jax.exporting import register_layer
@@ -82,7 +82,7 @@ class Layer(Adapted):
         register_layer(cls)
         if "kind" in vars(cls):
             init = Layer.init.__func__  # type: ignore[attr-defined]
-            cls.init = classmethod(_complete(signed(init, with_settings(init, cls.kind)), cls.kind))  # type: ignore[assignment]
+            cls.init = classmethod(_complete(init, cls.kind))  # type: ignore[assignment]
             cls._classes.setdefault(cls.kind, cls)
 
     @classmethod
@@ -190,17 +190,6 @@ def check_call(kind: type[layers.Layer], inputs: tuple[Any, ...], options: dict[
         raise TypeError(f"expected {names} of {name} by position, and options by keyword; got {got}")
 
 
-def signed(function: Callable[..., Any], signature: inspect.Signature, /) -> Callable[..., Any]:
-    """A function that says of itself what its arguments are."""
-
-    @functools.wraps(function)
-    def same(*arguments: Any, **options: Any) -> Any:
-        return function(*arguments, **options)
-
-    same.__signature__ = signature  # type: ignore[attr-defined]
-    return same
-
-
 def _complete(init: Callable[..., Any], kind: type[layers.Layer]) -> Callable[..., Any]:
     """An ``init`` that says what it lacks, with the key first: two sizes alone are a key and one size."""
     settings: Any = names_of(kind.__init__)
@@ -221,6 +210,7 @@ def _complete(init: Callable[..., Any], kind: type[layers.Layer]) -> Callable[..
                 raise error from None
             raise
 
+    complete.__signature__ = settings_signature(init, kind)  # type: ignore[attr-defined]
     return complete
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from attention_core.backend import check_flags
-from attention_core.layers.adapters import FixedSettings, with_settings
+from attention_core.layers.adapters import FixedSettings, settings_signature
 from attention_jax import layers as pytrees
 
 __all__ = [
@@ -163,7 +163,7 @@ class _Made(Layer):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
-            says = with_settings(_Made.__init__, cls.kind.kind)
+            says = settings_signature(_Made.__init__, cls.kind.kind)
             cls.__signature__ = says.replace(parameters=list(says.parameters.values())[1:])
 
     def __init__(

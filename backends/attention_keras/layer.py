@@ -56,7 +56,7 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
             cls.__init__ = constructor(Layer, cls.kind, keeps_rest=True)  # type: ignore[method-assign]
-            cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, own=cls.__doc__)
+            cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, class_doc=cls.__doc__)
             options = {"renamed": {"mask": "attention_mask"}, "added": ["training"], "words": Layer._call.__doc__}
             cls.call = call_of(cls.kind, "call", **options)
             cls._classes.setdefault(cls.kind, cls)
@@ -198,7 +198,7 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
             sample, as in Keras; one for each head is (1, H, M, N). A call of the layer also takes it as ``mask``, its
             name in all the libraries.
         query_mask : bool tensor, shape (..., M), optional
-            By default the mask that Keras attached to the query, whose masked places then attend to nothing.
+            By default the mask that Keras attached to the query, of which it makes fully masked rows.
         key_mask : bool tensor, shape (..., N), optional
             By default the masks that Keras attached to key and value, or without a cache to the one input.
         seed : int or integer tensor, optional

@@ -132,7 +132,7 @@ class Layer(Adapted, Tree):
         super().__init_subclass__(**options)
         if "kind" in vars(cls):
             cls.__init__ = constructor(Layer, cls.kind, defaults=cls.defaults)  # type: ignore[method-assign]
-            cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, own=cls.__doc__)
+            cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, class_doc=cls.__doc__)
             cls.forward = names_keywords(call_of(cls.kind, "forward", words=Layer._call.__doc__), cls.kind.__name__)
             cls._classes.setdefault(cls.kind, cls)
 

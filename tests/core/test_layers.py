@@ -261,8 +261,10 @@ def test_a_call_of_an_adapter_hands_on_what_its_definition_takes_and_documents_i
 
 @pytest.mark.parametrize("kind", layers.KINDS.values())
 def test_a_class_of_an_adapter_documents_each_setting(kind):
-    own = "Ours.\n\n    More.\n\n    Examples\n    --------\n    >>> 1\n    1\n    "
-    told = described(kind.__doc__, "Base.\n\nParameters\n----------\n*settings, **named\n    All.\nseed : int", own=own)
+    class_doc = "Ours.\n\n    More.\n\n    Examples\n    --------\n    >>> 1\n    1\n    "
+    told = described(
+        kind.__doc__, "Base.\n\nParameters\n----------\n*settings, **named\n    All.\nseed : int", class_doc=class_doc
+    )
     assert told.startswith("Ours.\n\nMore.\n\nParameters\n----------\n")
     assert told.endswith("\n\nExamples\n--------\n>>> 1\n1")
     assert "*settings," not in told

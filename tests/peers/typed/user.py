@@ -29,6 +29,8 @@ found: list[Result] = check(scaled_dot_product_attention, backend="numpy", cases
 passed = [each.passed for each in found]
 module = attention_torch.MultiHeadAttention(8, 2)
 attended = module(torch.zeros(1, 5, 8))
+again: attention_torch.MultiHeadAttention = attention_torch.MultiHeadAttention.from_numpy(layer, *module.to_numpy())
+held: attention_torch.Layer = attention_torch.load("layer.safetensors").with_settings(arithmetic="reproducible")
 
 scaled_dot_product_attention(x, x, x, is_casual=True)  # error: is_casual
 MultiHeadAttention(8, "two")  # error: int
@@ -36,3 +38,4 @@ wrong: int = ac.__version__  # error: int
 ac.scaled_dot_attention(x, x, x)  # error: scaled_dot_attention
 Causal(offset="no").blocks_of_nothing()  # error: blocks_of_nothing
 mistaken = found[0].pased  # error: pased
+attention_torch.MultiHeadAtention(8, 2)  # error: MultiHeadAtention
