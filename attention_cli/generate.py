@@ -73,7 +73,8 @@ def run(
 
 def _check_memory(backend: Backend, definition: Decoder, batch: int, capacity: int) -> None:
     """Raise where the cache alone is larger than the memory that is free; nothing is known of an accelerator's."""
-    device, free, sizes = getattr(backend.from_numpy(np.zeros(1)), "device", "cpu"), available(), list[int]()
+    device = getattr(backend.from_numpy(np.zeros(1, np.float32)), "device", "cpu")
+    free, sizes = available(), list[int]()
     map_arrays(lambda each: sizes.append(each.nbytes), definition.empty_cache((batch,), 1, dtype=np.float32, xp=np))
     if free is not None and capacity * sum(sizes) > free and "cpu" in str(device).lower():
         most = f"{free // sum(sizes)} positions, which fill the {free / 2**30:.1f} GiB of free memory"

@@ -1,4 +1,4 @@
-"""Draw docs/images/speed.svg, the picture of the benchmark, from docs/measurements."""
+"""Draw docs/images/speed.svg, the picture of the benchmark, and print its table of caches, from docs/measurements."""
 
 import json
 import statistics
@@ -25,18 +25,44 @@ LIBRARIES = (  # backend, mode, title, marker, colour
     ("jax", "jit", "JAX, jitted", "s", "#1f6feb"),
     ("tensorflow", "graph", "TensorFlow, graph", "^", "#8250df"),
 )
+CACHES = (  # file, library, mode
+    ("caches", "numpy", "eager"),
+    ("caches", "torch", "eager"),
+    ("caches_compiled", "torch", "compiled"),
+    ("caches", "jax", "jit"),
+    ("caches_tensorflow", "tensorflow", "graph"),
+    ("caches_tensorflow", "tensorflow", "xla"),
+)
 TEXT, GRID = "#1f2328", "#d1d9e0"
 
 
-def ratio(name, shape, mask, backend, mode):
-    """The median over rounds of the time of ``auto``, divided by that of the fastest peer of the same library."""
-    measurements = json.loads((DOCS / "measurements" / f"{name}.json").read_text())["measurements"]
-    problem = {"shape": shape, "mask": mask, "direction": "forward"}
-    runs = [run for run in measurements if problem.items() <= run["problem"].items() and run["seconds"]]
-    runs = [run for run in runs if run["candidate"]["framework"] == backend]
-    (auto,) = (run for run in runs if (run["candidate"]["name"], run["candidate"]["mode"]) == ("auto", mode))
-    peer = min((run for run in runs if run["candidate"]["is_peer"]), key=lambda run: statistics.median(run["seconds"]))
+def measured(name, backend, **problem):
+    """The measurements of a file on one library, of some problems."""
+    runs = json.loads((DOCS / "measurements" / f"{name}.json").read_text())["measurements"]
+    runs = [run for run in runs if problem.items() <= run["problem"].items() and run["seconds"]]
+    return [run for run in runs if run["candidate"]["framework"] == backend]
+
+
+def is_auto(run, mode):
+    return (run["candidate"]["name"], run["candidate"]["mode"]) == ("auto", mode)
+
+
+def ratio(auto, runs):
+    """The median over rounds of the time of ``auto``, divided by that of the fastest peer of the same problem."""
+    peers = [run for run in runs if run["candidate"]["is_peer"] and run["problem"] == auto["problem"]]
+    peer = min(peers, key=lambda run: statistics.median(run["seconds"]))
     return statistics.median(ours / theirs for ours, theirs in zip(auto["seconds"], peer["seconds"], strict=False))
+
+
+def tell_caches():
+    """Print a row for each library: the median of ratios by the number of queries, the smallest and the largest."""
+    for name, backend, mode in CACHES:
+        cells = []
+        for queries in (1, 4, 16, 64, 512):
+            runs = measured(name, backend, queries=queries)
+            ratios = [ratio(run, runs) for run in runs if is_auto(run, mode)]
+            cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        print(f"| {backend}, {mode} | {' | '.join(cells)} |")
 
 
 def draw():
@@ -44,7 +70,10 @@ def draw():
     mpl.rcParams.update({"svg.hashsalt": "attention-core", "font.size": 10, "text.color": TEXT})
     figure, axes = plt.subplots(figsize=(8.8, 4), layout="constrained")
     for number, (backend, mode, title, marker, colour) in enumerate(LIBRARIES):
-        ratios = [ratio(*row[1:], backend, mode) for row in ROWS]
+        ratios = []
+        for _, name, shape, mask in ROWS:
+            runs = measured(name, backend, shape=shape, mask=mask, direction="forward")
+            ratios += [ratio(run, runs) for run in runs if is_auto(run, mode)]
         heights = [row + 0.15 * (number - 1.5) for row in range(len(ROWS))]  # apart, so that no mark hides another
         axes.plot(ratios, heights, marker, color=colour, label=title, markersize=7, linestyle="none")
     axes.axvline(1, color=TEXT, linewidth=1)
@@ -65,3 +94,4 @@ def draw():
 
 if __name__ == "__main__":
     draw()
+    tell_caches()

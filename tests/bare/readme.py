@@ -26,8 +26,8 @@ def main(count):
             assert printed.getvalue() == expected, printed.getvalue()
         elif text.startswith("$ attention-core"):
             command, *lines = text.removeprefix("$ ").splitlines()
-            found = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False).stdout
-            assert all(line in found.splitlines() for line in lines), found
+            found = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+            assert all(line in found.stdout.splitlines() for line in lines), found
     print(f"README.md up to installation {count}: as it says")
 
 

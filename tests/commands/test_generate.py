@@ -15,6 +15,7 @@ from attention_core.layouts import LayoutError
 from attention_files.checkpoints import save_causal_lm
 from attention_files.gguf import load_gguf
 from attention_files.safetensors import FileError
+from attention_numpy.trees import map_arrays
 
 pytestmark = pytest.mark.needs("numpy")
 
@@ -71,6 +72,16 @@ def test_a_cache_beyond_the_memory_is_told_before_weights_are_read(folder, monke
     bytes_of_position = 2 * 2 * 2 * 4 * 4  # prompts, layers, keys and values, channels, bytes
     assert result.exit_code == 2
     assert int(told[1]) == pytest.approx(5 * 2**20 / bytes_of_position, rel=0.1)
+
+
+def test_a_library_needs_no_float64(folder, monkeypatch):
+    def narrow(backend, tree, **options):
+        assert "float64" not in str(map_arrays(lambda each: each.dtype, tree))
+        return from_numpy(backend, tree, **options)
+
+    from_numpy = type(get_backend("numpy")).from_numpy
+    monkeypatch.setattr(type(get_backend("numpy")), "from_numpy", narrow)
+    assert run("a b c", "--model", folder, "--max-new-tokens", 3).exit_code == 0
 
 
 def test_what_is_compiled_is_told_before_it_is(folder, monkeypatch):
