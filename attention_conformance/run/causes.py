@@ -19,7 +19,6 @@ from attention_conformance.oracle.variants import (
     FAULTS,
     LEAK,
     NARROW,
-    SINGLE,
     SPREAD,
     Variant,
 )
@@ -112,8 +111,6 @@ class Variants:
             return [], []
         if of_nan := self._of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
             return [of_nan], []
-        if self._is_single(got, bounds, wrong):  # first, as other answers in float64 take long
-            return [SINGLE], []
         equal: list[Variant] = []
         unlike: list[str] = []
         for variant, other in self._others(bounds):
@@ -144,12 +141,6 @@ class Variants:
         except Exception:  # whatever a subject raises the second time
             return False
         return not bounds.measure(got, other).passes
-
-    def _is_single(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
-        """Whether float32 explains the error of float64."""
-        if bounds.question.dtype != "float64":
-            return False
-        return bounds.measure(got, bounds.truth.arrays).error <= 2.0**29 * bounds.bound(wrong, "float32")
 
     def _of_narrow_scores(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> list[Variant]:
         """Scores of 16 bits, where these explain the error."""

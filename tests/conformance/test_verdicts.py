@@ -19,6 +19,7 @@ PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": 
 
 def by_comparisons(query, key, value, mask=None, is_causal=False):
     """A softmax in whose comparisons NaN loses, as in C."""
+    dtype = query.dtype
     query, key = query.astype(np.float32), np.repeat(key, query.shape[1] // key.shape[1], axis=1).astype(np.float32)
     value = np.repeat(value, query.shape[1] // value.shape[1], axis=1).astype(np.float32)
     scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
@@ -30,7 +31,7 @@ def by_comparisons(query, key, value, mask=None, is_causal=False):
     top = np.max(np.where(seen, scores, -1e30), axis=-1, keepdims=True)
     powers = np.where(seen, np.exp(scores - top), 0)
     total = powers.sum(axis=-1, keepdims=True)
-    return (powers @ np.where(np.isfinite(value), value, 0) / np.where(total > 0, total, 1)).astype(np.float32)
+    return (powers @ np.where(np.isfinite(value), value, 0) / np.where(total > 0, total, 1)).astype(dtype)
 
 
 class Remembering:
@@ -69,10 +70,15 @@ def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
     told = found(subject, case, dtype=dtype)[case]
     assert (told.verdict, told.variant) == (CONVENTION, name)
     assert found(subject, case, dtype=dtype, accepted=[name])[case].verdict == "accepted"
-    others = found(
-        subject, "ladder-65*", "masked-nan-*", "attended-*", "nan-*", "twice", "mask", "same-memory"
-    ).values()
+    cases = ("ladder-65*", "masked-nan-*", "attended-*", "nan-*", "twice", "mask", "same-memory")
+    others = [each for dtype in ("float32", "float64") for each in found(subject, *cases, dtype=dtype).values()]
     assert {each.verdict for each in others} & set(WRONG) == set()
+
+
+@pytest.mark.needs("numpy")
+def test_calls_before_a_case_take_the_mask_that_stands_for_causality():
+    subject = settled(Subject(lambda query, key, value, mask=None: planted.attention(query, key, value, mask)))
+    assert found(subject, "after-shorter")["after-shorter"].verdict == "right"
 
 
 @pytest.mark.needs("numpy")
