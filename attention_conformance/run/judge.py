@@ -329,7 +329,8 @@ def _compared(
         return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
-    equal, unlike = [], []
+    equal: list[Variant] = []
+    unlike: list[str] = []
     for inaccurate, allowed in _precisions(bounds):
         if inaccurate is not None and allowed.measure(got, truth.arrays).passes:
             equal, unlike = [inaccurate], []

@@ -1,5 +1,7 @@
 """What is odd and not wrong, what is wrong and no convention, and the cause that is told first of a planted fault."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import planted_kernels as planted
@@ -166,15 +168,20 @@ def test_every_float_type_that_a_kernel_takes_is_checked():
 
 
 @pytest.mark.needs("torch")
-def test_a_result_of_another_library_is_visibly_wrong():
+def test_arrays_of_numpy_for_tensors_are_a_convention_and_their_numbers_count():
     import torch.nn.functional as F  # noqa: N812
 
-    def attention(query, key, value):
-        return F.scaled_dot_product_attention(query, key, value).numpy()
+    def attention(query, key, value, factor=1):
+        return F.scaled_dot_product_attention(query, key, value).numpy() * factor
 
-    told = found(settled(Subject(attention, backend="torch")), "ladder-65x32-plain")["ladder-65x32-plain"]
-    assert (told.verdict, told.variant) == ("visibly wrong", "other-kind")
-    assert told.detail == "expected arrays of torch; got ndarray"
+    subject, case = settled(Subject(attention)), "ladder-65x32-plain"
+    (told,) = (each for each in surprises(subject.declared, ()) if each.verdict != "not understood")
+    assert (subject.backend, told.verdict, told.variant) == ("torch", CONVENTION, "other-kind")
+    assert found(subject, case)[case].verdict == "right"
+    doubled = found(replace(subject, options={"factor": 2}), case)[case]
+    assert (doubled.verdict, doubled.variant) == ("silently wrong", "doubled")
+    other = found(replace(subject, function=lambda query, key, value: "text"), case)[case]
+    assert (other.verdict, other.detail) == ("visibly wrong", "expected arrays of torch; got str")
 
 
 @pytest.mark.parametrize("fault", ["adds to an old buffer", "one call late"])
