@@ -38,6 +38,9 @@ NARROW_TYPES = ("float16", "bfloat16")
 SMALL = 4.0
 """Scores below which their errors explain little, so that those of sums are told apart."""
 
+OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
+"""Faults of all calls, as some cases that tell little equal them by chance."""
+
 MOST_PLANTED = 10_000_000
 """Products in a problem above which no faults are planted, and one that a result equals is enough."""
 
@@ -185,12 +188,15 @@ def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
 def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
-    A cause that more of the wrong answers contradict than it explains, twice over, has no name.
+    A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
+    another, right answers contradict, too: there are few conditions for it.
     """
     named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals)
     contradicted = Counter(name for each in wrong for name in each.rejected)
+    right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
+    contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
 
     def told(finding: Finding) -> Finding:
         names = [name for name in finding.equals if name in named]

@@ -238,3 +238,6 @@ def test_a_cause_that_other_wrong_answers_contradict_is_not_told():
     alone = [wrong("a", ("zeros", "no-mask"), ()), wrong("b", (), ("zeros",))]
     assert [each.variant for each in agreed(alone)] == ["no-mask", ""]
     assert agreed([*alone, *[wrong(name, (), ("zeros", "no-mask")) for name in "cde"]])[0].variant == ""
+    right = [replace(wrong(name, (), ("uniform-weights",)), verdict="right") for name in "abcdefghijklmnopqrstuvwx"]
+    by_chance = wrong("y", ("uniform-weights",), ())
+    assert [agreed([by_chance, *each])[0].variant for each in ([], right)] == ["uniform-weights", ""]
