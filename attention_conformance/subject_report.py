@@ -58,6 +58,7 @@ HIDDEN = (
     "returns",
     "options",
     "keeps_dtype",
+    "keeps_library",
     "positional",
 )
 

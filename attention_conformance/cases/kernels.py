@@ -265,9 +265,16 @@ def _without_mask(problem: Problem, draw: Draw) -> Sequence[Problem]:
 
 def _shorter(problem: Problem, draw: Draw) -> Sequence[Problem]:
     """Fewer queries and keys, as the calls of a generation have; and fewer keys alone."""
-    shorter = {name: each[..., :20, :] for name, each in problem.arrays.items()}
-    whole = replace(problem, arrays={**shorter, "query": problem.arrays["query"]})
-    return [replace(problem, arrays=shorter), whole]
+    return [_cut(problem, 20, 20), _cut(problem, problem.sizes[2], 20)]
+
+
+def _cut(problem: Problem, rows: int, columns: int) -> Problem:
+    ends = {"query": (rows, None), "key": (columns, None), "value": (columns, None)}
+    arrays = {}
+    for name, each in problem.arrays.items():
+        row, column = ends.get(name, (rows, columns))
+        arrays[name] = each[..., :row, :column]
+    return replace(problem, arrays=arrays)
 
 
 def _case(

@@ -13,7 +13,16 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.oracle.dense import Answer, Dense, answer
-from attention_conformance.oracle.variants import Variant, keys_left, shifted_from, with_change
+from attention_conformance.oracle.variants import (
+    Variant,
+    first_of,
+    heads_in_turn,
+    keys_left,
+    scaled,
+    shifted_from,
+    with_change,
+    with_logsumexp,
+)
 from attention_conformance.problem import NumpyArray
 
 __all__ = ["DIAGNOSES"]
@@ -59,6 +68,51 @@ def _cap_after_mask(dense: Dense) -> Answer | None:
     return answer(dense.changed(softcap=None, scale=0.0, bias=bias, mask=None, causal=None))
 
 
+def _of_weights(weights: Callable[[Dense], NumpyArray | None]) -> Callable[[Dense], Answer | None]:
+    """The sum of the values by other weights."""
+
+    def answered(dense: Dense) -> Answer | None:
+        found = weights(dense) if dense.cotangent is None and _is_plain(dense) else None
+        if found is None:
+            return None
+        return Answer({"output": found @ dense.value}, lambda: ({"output": found @ abs(dense.value)}, 0.0))
+
+    return answered
+
+
+def _softmax_over(axis: int, dense: Dense) -> NumpyArray | None:
+    """Weights that sum to 1 along another axis than that of the keys."""
+    scores = np.where(dense.through, _scores(dense), -np.inf)
+    top = scores.max(axis=axis, keepdims=True)
+    powers = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = powers.sum(axis=axis, keepdims=True)
+    return np.asarray(powers / np.where(total > 0, total, 1))
+
+
+def _masked_late(dense: Dense) -> NumpyArray | None:
+    through = dense.through
+    unmasked = answer(dense.changed(mask=None, causal=None)).arrays["weights"]
+    return None if through.all() else np.where(through, unmasked, 0)
+
+
+def _narrowed(width: int, dense: Dense) -> Dense | None:
+    kept = np.arange(dense.query.shape[-1]) < width
+    return None if kept.all() else dense.changed(query=np.where(kept, dense.query, 0))
+
+
+def _swapped(dense: Dense) -> Dense | None:
+    same = dense.key.shape == dense.value.shape
+    return dense.changed(key=dense.value, value=dense.key) if same else None
+
+
+def _causal_by(see: Callable[[NumpyArray, NumpyArray], NumpyArray], dense: Dense) -> Dense | None:
+    """Causality by another comparison of query and key positions."""
+    if dense.causal is None:
+        return None
+    seen = see(dense.positions[0] + dense.causal, dense.positions[1])
+    return dense.changed(causal=None, mask=seen if dense.mask is None else dense.mask & seen)
+
+
 def _sink_of_first_head(dense: Dense) -> Dense | None:
     return None if dense.sinks is None else dense.changed(sinks=np.full_like(dense.sinks, dense.sinks[0]))
 
@@ -78,19 +132,6 @@ def _sink_unshifted(with_sink: bool, dense: Dense) -> Answer | None:
     return Answer({"output": output, "logsumexp": top + np.log(total)}, truth.sizes)
 
 
-def _logsumexp(other: Callable[[Dense, Answer], NumpyArray | None]) -> Callable[[Dense], Answer | None]:
-    """Another logsumexp with the same output."""
-
-    def answered(dense: Dense) -> Answer | None:
-        if dense.cotangent is not None:
-            return None
-        truth = answer(dense)
-        changed = other(dense, truth)
-        return None if changed is None else Answer({**truth.arrays, "logsumexp": changed}, truth.sizes)
-
-    return answered
-
-
 def _undivided(dense: Dense) -> Answer | None:
     if dense.cotangent is not None:
         return None
@@ -98,13 +139,6 @@ def _undivided(dense: Dense) -> Answer | None:
     top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
     factor = np.exp(np.where(np.isfinite(top), logsumexp - top, 0))[..., None]
     return Answer({"output": truth.arrays["output"] * factor}, truth.sizes)
-
-
-def _of_first_sample(name: str, dense: Dense) -> Dense | None:
-    array: NumpyArray = getattr(dense, name)
-    if array.ndim < 4 or len(array) < 2:
-        return None
-    return dense.changed(**{name: np.broadcast_to(array[:1], array.shape)})
 
 
 def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
@@ -159,6 +193,10 @@ def _in_whole_blocks(block: int, at: NumpyArray) -> NumpyArray:
     return np.asarray(at < max(at.size // block * block, 1))
 
 
+def _in_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
+    return np.asarray(columns // block <= rows // block)
+
+
 def _edge(last: bool, more: bool, dense: Dense) -> Dense | None:
     """A window with one key more, or one less, at an end."""
     if dense.mask is None or dense.causal is not None or not dense.through.any():
@@ -167,20 +205,6 @@ def _edge(last: bool, more: bool, dense: Dense) -> Dense | None:
     distance = columns - rows if last else rows - columns
     end = np.where(dense.through, distance, -distance.size).max()
     return dense.changed(mask=dense.mask | (distance == end + 1) if more else dense.mask & (distance != end))
-
-
-def _values_in_turn(dense: Dense) -> Dense | None:
-    heads, size = dense.key.shape[-3], dense.group_size
-    if size in (1, heads):
-        return None
-    return dense.changed(value=dense.value[..., np.arange(heads) % (heads // size) * size, :, :])
-
-
-def _keys_in_turn(dense: Dense) -> Dense | None:
-    heads, size = dense.key.shape[-3], dense.group_size
-    if size in (1, heads):
-        return None
-    return dense.changed(key=dense.key[..., np.arange(heads) % (heads // size) * size, :, :])
 
 
 def _factor(names: tuple[str, ...], factor: Callable[[Dense], float]) -> Callable[[Dense], Answer | None]:
@@ -296,7 +320,14 @@ def _edges() -> Iterator[Variant]:
     for edge in (*EDGES, *LONG_EDGES):
         yield Variant(f"keys-from-{edge}-lost", 10, f"keys from {edge} on are not attended to",
                       with_change(keys_left(partial(np.greater, edge))))  # fmt: skip
+    yield Variant("ragged-block-of-8-lost", 10, "keys after the last whole block of 8 are lost",
+                  with_change(keys_left(partial(_in_whole_blocks, 8))))  # fmt: skip
+    for width in (64, 128):
+        yield Variant(f"width-from-{width}-lost", 10, f"the scores lack channels from {width} on",
+                      with_change(partial(_narrowed, width)))  # fmt: skip
     for block in BLOCKS:
+        yield Variant(f"causality-by-blocks-of-{block}", 3, f"causality counts whole blocks of {block}",
+                      with_change(partial(_causal_by, partial(_in_blocks, block))))  # fmt: skip
         if block != 64:
             yield Variant(f"ragged-block-of-{block}-lost", 10, f"keys after the last whole block of {block} are lost",
                           with_change(keys_left(partial(_in_whole_blocks, block))))  # fmt: skip
@@ -317,11 +348,23 @@ def _edges() -> Iterator[Variant]:
 DIAGNOSES = (
     Variant("always-causal", 3, "causality is applied unasked",
             with_change(lambda dense: dense.changed(causal=0) if dense.causal is None else None)),
+    Variant("reversed-causality", 3, "a query sees the keys after it, and none before",
+            with_change(partial(_causal_by, lambda rows, columns: columns >= rows))),
+    Variant("softmax-over-queries", 8, "the weights sum to 1 over the queries",
+            _of_weights(partial(_softmax_over, -2))),
+    Variant("softmax-over-heads", 8, "the weights sum to 1 over the heads", _of_weights(partial(_softmax_over, -3))),
+    Variant("masked-after-softmax", 1, "the weights of masked keys are 0, and still count in the sum of the weights",
+            _of_weights(_masked_late)),
+    Variant("powers-of-2", 7, "powers of 2 lack the factor log2(e) of the scores",
+            with_change(scaled(lambda dense: dense.scale * math.log(2.0)))),
+    Variant("powers-of-e", 7, "the scores have a factor log2(e), and powers of e are taken",
+            with_change(scaled(lambda dense: dense.scale / math.log(2.0)))),
+    Variant("key-and-value-swapped", 10, "key and value are swapped", with_change(_swapped)),
     Variant("not-divided", 8, "the output is not divided by the sum of the weights", _undivided),
     Variant("first-sample-of-key", 10, "all samples use the key of the first",
-            with_change(partial(_of_first_sample, "key"))),
+            with_change(first_of(-4, "key"))),
     Variant("first-sample-of-value", 10, "all samples use the value of the first",
-            with_change(partial(_of_first_sample, "value"))),
+            with_change(first_of(-4, "value"))),
     Variant("scale-ignored", 7, "the scale of the caller is not used; 1/√D is",
             with_change(lambda dense: dense.changed(scale=dense.query.shape[-1] ** -0.5)
                         if dense.query.shape[-1] and dense.scale != dense.query.shape[-1] ** -0.5 else None)),
@@ -341,14 +384,14 @@ DIAGNOSES = (
             partial(_sink_unshifted, True)),
     Variant("sink-unshifted", 7, "the sink is added to the sum without the shift by the maximum",
             partial(_sink_unshifted, False)),
-    Variant("logsumexp-without-maximum", 6, "the logsumexp lacks the maximum", _logsumexp(_without_maximum)),
-    Variant("logsumexp-is-maximum", 6, "the logsumexp is the maximum alone", _logsumexp(_maximum)),
-    Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", _logsumexp(_without_sinks)),
-    Variant("logsumexp-unscaled", 6, "the logsumexp is that of unscaled scores", _logsumexp(_of_unscaled_scores)),
+    Variant("logsumexp-without-maximum", 6, "the logsumexp lacks the maximum", with_logsumexp(_without_maximum)),
+    Variant("logsumexp-is-maximum", 6, "the logsumexp is the maximum alone", with_logsumexp(_maximum)),
+    Variant("logsumexp-without-sinks", 6, "the logsumexp lacks the sinks", with_logsumexp(_without_sinks)),
+    Variant("logsumexp-unscaled", 6, "the logsumexp is that of unscaled scores", with_logsumexp(_of_unscaled_scores)),
     Variant("value-heads-in-turn", 9, "query head h uses key head ⌊h / (H / G)⌋, and value head h % G",
-            with_change(_values_in_turn)),
+            with_change(heads_in_turn("value"))),
     Variant("key-heads-in-turn", 9, "query head h uses key head h % G, and value head ⌊h / (H / G)⌋",
-            with_change(_keys_in_turn)),
+            with_change(heads_in_turn("key"))),
     *_gradients(),
     *_edges(),
 )  # fmt: skip

@@ -24,9 +24,13 @@ __all__ = [
     "SPREAD",
     "TF32",
     "Variant",
+    "first_of",
+    "heads_in_turn",
     "keys_left",
+    "scaled",
     "shifted_from",
     "with_change",
+    "with_logsumexp",
 ]
 
 
@@ -181,26 +185,33 @@ def _first(array: NumpyArray, axis: int) -> NumpyArray:
     return np.asarray(np.repeat(np.take(array, [0], axis=axis), array.shape[axis], axis=axis))
 
 
-def _first_of(axis: int) -> Change:
-    """Key and value of the first head, or of the first sample, for all."""
+def first_of(axis: int, *names: str) -> Change:
+    """Key or value of the first head, or of the first sample, for all."""
 
     def change(dense: Dense) -> Dense | None:
         if dense.key.ndim < -axis or dense.key.shape[axis] < 2:
             return None
-        return dense.changed(key=_first(dense.key, axis), value=_first(dense.value, axis))
+        return dense.changed(**{name: _first(getattr(dense, name), axis) for name in names})
 
     return change
 
 
-def _heads_in_turn(dense: Dense) -> Dense | None:
-    heads, size = dense.key.shape[-3], dense.group_size
-    if size == 1 or size == heads:
-        return None
-    order = np.arange(heads) % (heads // size) * size
-    return dense.changed(key=dense.key[..., order, :, :], value=dense.value[..., order, :, :])
+def heads_in_turn(*names: str) -> Change:
+    """Key or value heads in another order than that of the query heads that share them."""
+
+    def change(dense: Dense) -> Dense | None:
+        heads, size = dense.key.shape[-3], dense.group_size
+        if size in (1, heads):
+            return None
+        order = np.arange(heads) % (heads // size) * size
+        return dense.changed(**{name: getattr(dense, name)[..., order, :, :] for name in names})
+
+    return change
 
 
-def _scaled(factor: Callable[[Dense], float]) -> Change:
+def scaled(factor: Callable[[Dense], float]) -> Change:
+    """Another scale."""
+
     def change(dense: Dense) -> Dense | None:
         new = factor(dense)
         return None if new == dense.scale else dense.changed(scale=new)
@@ -280,12 +291,17 @@ def _block(dense: Dense, start: int, stop: int) -> Dense:
     return dense.changed(key=key, value=value, mask=part(dense.mask), bias=part(dense.bias), causal=causal)
 
 
-def _logsumexp_of_base_2(dense: Dense) -> Answer | None:
-    if dense.cotangent is not None:
-        return None
-    truth = answer(dense)
-    arrays = {**truth.arrays, "logsumexp": truth.arrays["logsumexp"] / np.log(2.0)}
-    return Answer(arrays, truth.sizes)
+def with_logsumexp(other: Callable[[Dense, Answer], NumpyArray | None]) -> Callable[[Dense], Answer | None]:
+    """Another logsumexp with the same output."""
+
+    def answered(dense: Dense) -> Answer | None:
+        if dense.cotangent is not None:
+            return None
+        truth = answer(dense)
+        changed = other(dense, truth)
+        return None if changed is None else Answer({**truth.arrays, "logsumexp": changed}, truth.sizes)
+
+    return answered
 
 
 LEAK = Variant("nan-through-mask", 5, "a masked NaN or infinity reaches the result, as 0 × NaN and NaN − ∞ are NaN",
@@ -313,7 +329,8 @@ CONVENTIONS = (
     Variant("mean-of-past-of-masked-row", 4, "a fully masked row gives the average of the values that causality shows",
             _mean_of_past),
     Variant("nan-of-masked-row", 4, "a fully masked row gives NaN", _nan_of_rows),
-    Variant("logsumexp-of-base-2", 6, "the logsumexp is a logarithm of base 2", _logsumexp_of_base_2),
+    Variant("logsumexp-of-base-2", 6, "the logsumexp is a logarithm of base 2",
+            with_logsumexp(lambda dense, truth: truth.arrays["logsumexp"] / np.log(2.0))),
     LEAK,
     ATTENDED,
     SINGLE,
@@ -333,12 +350,12 @@ FAULTS = (
     Variant("doubled", 8, "the output is twice the average", _out(lambda array, dense: 2 * array)),
     Variant("negated", 8, "the output has the other sign", _out(lambda array, dense: -array)),
     Variant("small-error", 8, "the output is off by a part in 64", _out(lambda array, dense: array * (1 + 2**-6))),
-    Variant("uniform-weights", 7, "all weights are equal", with_change(_scaled(lambda dense: 0.0))),
-    Variant("no-scale", 7, "the scores are not scaled", with_change(_scaled(lambda dense: 1.0))),
+    Variant("uniform-weights", 7, "all weights are equal", with_change(scaled(lambda dense: 0.0))),
+    Variant("no-scale", 7, "the scores are not scaled", with_change(scaled(lambda dense: 1.0))),
     Variant("scale-of-width", 7, "the scale is applied twice, as 1/D in place of 1/√D",
-            with_change(_scaled(lambda dense: dense.scale**2))),
-    Variant("scale-off", 7, "the scale is off by a tenth", with_change(_scaled(lambda dense: 1.1 * dense.scale))),
-    Variant("absolute-scale", 7, "the sign of the scale is lost", with_change(_scaled(lambda dense: abs(dense.scale)))),
+            with_change(scaled(lambda dense: dense.scale**2))),
+    Variant("scale-off", 7, "the scale is off by a tenth", with_change(scaled(lambda dense: 1.1 * dense.scale))),
+    Variant("absolute-scale", 7, "the sign of the scale is lost", with_change(scaled(lambda dense: abs(dense.scale)))),
     Variant("no-mask", 1, "the mask is not applied", with_change(_without("mask"))),
     Variant("inverted-mask", 1, "True hides a key", with_change(_mask(lambda mask: ~mask))),
     Variant("mask-of-first-head", 1, "all heads get the mask of the first",
@@ -372,9 +389,9 @@ FAULTS = (
             with_change(keys_left(lambda at: at < 64))),
     Variant("last-query-lost", 10, "the last query gives 0", _out(_last_row_lost)),
     Variant("stale-maximum", 8, "blocks of 64 keys are added without scaling to the new maximum", _stale_maximum),
-    Variant("heads-in-turn", 9, "query head h uses key head h % G", with_change(_heads_in_turn)),
-    Variant("first-key-head", 9, "all heads use the first key head", with_change(_first_of(-3))),
-    Variant("first-sample", 10, "all samples use the keys of the first", with_change(_first_of(-4))),
+    Variant("heads-in-turn", 9, "query head h uses key head h % G", with_change(heads_in_turn("key", "value"))),
+    Variant("first-key-head", 9, "all heads use the first key head", with_change(first_of(-3, "key", "value"))),
+    Variant("first-sample", 10, "all samples use the keys of the first", with_change(first_of(-4, "key", "value"))),
     Variant("next-value", 10, "the values are those of the next key",
             with_change(_next_value)),
     Variant("no-softcap", 7, "the softcap is not applied", with_change(_without("softcap"))),

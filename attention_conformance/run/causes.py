@@ -19,7 +19,6 @@ from attention_conformance.oracle.variants import (
     FAULTS,
     LEAK,
     NARROW,
-    SINGLE,
     SPREAD,
     Variant,
 )
@@ -38,6 +37,9 @@ NARROW_TYPES = ("float16", "bfloat16")
 
 SMALL = 4.0
 """Scores below which their errors explain little, so that those of sums are told apart."""
+
+OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
+"""Faults of all calls, as some cases that tell little equal them by chance."""
 
 MOST_PLANTED = 10_000_000
 """Products in a problem above which no faults are planted, and one that a result equals is enough."""
@@ -112,8 +114,6 @@ class Variants:
             return [], []
         if of_nan := self._of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
             return [of_nan], []
-        if self._is_single(got, bounds, wrong):  # first, as other answers in float64 take long
-            return [SINGLE], []
         equal: list[Variant] = []
         unlike: list[str] = []
         for variant, other in self._others(bounds):
@@ -144,12 +144,6 @@ class Variants:
         except Exception:  # whatever a subject raises the second time
             return False
         return not bounds.measure(got, other).passes
-
-    def _is_single(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
-        """Whether float32 explains the error of float64."""
-        if bounds.question.dtype != "float64":
-            return False
-        return bounds.measure(got, bounds.truth.arrays).error <= 2.0**29 * bounds.bound(wrong, "float32")
 
     def _of_narrow_scores(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> list[Variant]:
         """Scores of 16 bits, where these explain the error."""
@@ -194,12 +188,15 @@ def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
 def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
-    A cause that more of the wrong answers contradict than it explains, twice over, has no name.
+    A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
+    another, right answers contradict, too: there are few conditions for it.
     """
     named = {each.name: each for each in (*FAULTS, *DIAGNOSES, *FORMER)}
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals)
     contradicted = Counter(name for each in wrong for name in each.rejected)
+    right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
+    contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
 
     def told(finding: Finding) -> Finding:
         names = [name for name in finding.equals if name in named]

@@ -7,7 +7,7 @@ import math
 import time
 import traceback as traces
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import asking
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.ulps import FORMATS, worst_error
-from attention_conformance.oracle.variants import CONVENTIONS, NARROW, TF32, Variant
+from attention_conformance.oracle.variants import CONVENTIONS, NARROW, SINGLE, TF32, Variant
 from attention_conformance.problem import NumpyArray, Problem
 from attention_conformance.run.causes import Variants, power
 from attention_conformance.run.finding import CONVENTION, Finding
@@ -329,19 +329,29 @@ def _compared(
         return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
-    equal, unlike = variants.equal(got, bounds, measured.result, again)
-    if not equal and _may_round_products(question):
-        bounds = replace(bounds, question=replace(question, profile="tf32"))
-        is_near = bounds.measure(got, truth.arrays).passes
-        equal, unlike = ([TF32], []) if is_near else variants.equal(got, bounds, measured.result, again)
+    equal: list[Variant] = []
+    unlike: list[str] = []
+    for inaccurate, allowed in _precisions(bounds):
+        if inaccurate is not None and allowed.measure(got, truth.arrays).passes:
+            equal, unlike = [inaccurate], []
+        else:
+            equal, unlike = variants.equal(got, allowed, measured.result, again)
+        if equal:
+            break
     found = replace(found, equals=tuple(each.name for each in equal), rejected=tuple(unlike))
     return _told(found, question, equal)
 
 
-def _may_round_products(question: Question) -> bool:
-    """Whether products of float32 may be those of TF32, in which accelerators compute unless they are told not to."""
+def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
+    """Bounds of the precisions that a wrong answer may have, each with its name; other causes come on top of them."""
+    question = bounds.question
+    if question.dtype == "float64":
+        yield SINGLE, replace(bounds, is_single=True)
+        return
+    yield None, bounds
     is_kernel = (question.profile, question.like, question.dtype) == ("kernel", None, "float32")
-    return is_kernel and not question.device.lower().startswith("cpu")
+    if is_kernel and not question.device.lower().startswith("cpu"):  # which use TF32 unless they are told not to
+        yield TF32, replace(bounds, question=replace(question, profile="tf32"))
 
 
 def _kind(question: Question, name: str, problem: Problem) -> Any:
@@ -380,11 +390,12 @@ def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str,
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of one question."""
+    """The bounds of one question; those of float32 for float64, if it is single."""
 
     question: Question
     problem: Problem
     truth: Truth
+    is_single: bool = False
 
     def measure(self, got: Mapping[str, NumpyArray], expected: Mapping[str, Exact]) -> Measured:
         """The error of each result against what is expected, and the worst of them."""
@@ -412,6 +423,8 @@ class Bounds:
 
     def bound(self, name: str, dtype: str) -> float:
         """The bound of a result: by the profile, or twice the error of another subject."""
+        if self.is_single and dtype == "float64":
+            return 2.0**29 * self.bound(name, "float32")
         case = self.question.case
         profile = "exact" if self.question.like is not None else self.question.profile
         stated = bound_for(profile, case, name, dtype, self.truth.kappa)

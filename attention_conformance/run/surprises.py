@@ -15,6 +15,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "causal": ("top-left", "none"),
     "default_scale": ("sqrt",),
     "keeps_dtype": (True,),
+    "keeps_library": (True,),
 }
 """What the contract says; other answers, found by a call, are differences of convention."""
 
@@ -23,6 +24,7 @@ SURPRISES = {
     "causal": (3, "bottom-right-causal", "causality counts from the last query and the last key"),
     "always": (3, "always-causal", "causality is applied unasked"),
     "keeps_dtype": (8, "other-dtype", "the output has another dtype than the query"),
+    "keeps_library": (8, "other-kind", "the output is an array of NumPy, and not of the library of the query"),
     "default_scale": (7, "no-scale", "the scores are not scaled by default"),
 }
 
@@ -42,7 +44,9 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str], accepted: Seque
             is_wrong = name == "keeps_dtype"
             verdict = "visibly wrong" if is_wrong else "differs by convention"
             verdict = "accepted" if variant in accepted else verdict
-            detail = "" if is_wrong else f"declare it with --{name.removeprefix('default_')} {facts[name]}"
+            detail = (
+                "" if name.startswith("keeps") else f"declare it with --{name.removeprefix('default_')} {facts[name]}"
+            )
             names = (f"probe: {name}", "-", number, f"{LINES[number]}.")
             found.append(Finding(*names, verdict=verdict, detail=detail, variant=variant, says=says))
     return found

@@ -157,13 +157,16 @@ def _turned_back(array: Any, subject: Subject, xp: Any) -> Any:
 def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
     """Results by name; weights and logsumexp only as they were asked for, or always come."""
     results = list(result) if isinstance(result, tuple | list) else [result]
+    backend = get_backend(subject.backend or "numpy")
+    if backend.name != "numpy":  # a convention, which the subject tells by itself
+        results = [backend.from_numpy(each) if isinstance(each, np.ndarray) else each for each in results]
     rank, shapes = (
         len(subject.layout or "BHSD"),
         [tuple(each.shape) if hasattr(each, "shape") else () for each in results],
     )
     wanted = {*(subject.returns or ()), *(name for name in RESULTS if problem.options.get(f"return_{name}"))}
     rows, columns = problem.sizes[2:]
-    if not results or not get_backend(subject.backend or "numpy").owns(results[0]):
+    if not results or not backend.owns(results[0]):
         kinds = ", ".join(type(each).__name__ for each in results)
         raise Touched(f"expected arrays of {subject.backend}; got {kinds or 'none'}", "other-kind", "visibly wrong")
     found = {"output": _turned_back(results[0], subject, xp)}

@@ -57,7 +57,7 @@ def keras_attention() -> Subject:
 
     return Subject(
         attention, backend=str(keras.config.backend()), layout="BHSD", default_scale="one", grouped=False,
-        dtypes=("float32",), keeps_dtype=True,
+        dtypes=("float32",), keeps_dtype=True, keeps_library=True,
     )  # fmt: skip
 
 

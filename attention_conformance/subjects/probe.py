@@ -50,6 +50,7 @@ PLAIN: Facts = {
     "mask_with_causal": False,
     "full_mask": False,
     "keeps_dtype": True,
+    "keeps_library": True,
     "differentiates": False,
     "native": False,
     "order": ("query", "key", "value"),
@@ -321,20 +322,27 @@ def _widths(subject: Subject) -> Facts:
 def _dtypes(subject: Subject) -> Facts:
     backend = get_backend(subject.backend or "numpy")
     device = subject.device or devices_of(backend)[0]
-    taken, kept = [], True
+    taken, kept, foreign = [], True, []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        result = subject.function(*arguments, **options)
+        foreign.append(backend.name != "numpy" and isinstance(result, np.ndarray))
+        return result
+
+    noting = replace(subject.learned(PLAIN), function=noted)
     spared = ("float64", "bfloat16") if backend.name == "numpy" else ("float64",)  # NumPy itself widens bfloat16
     for dtype in DTYPES:
         if not holds(backend, device, dtype):
             continue
         with in_precision(backend, dtype):
-            problem = fit(_problem(dtype=dtype), subject.learned(PLAIN))
+            problem = fit(_problem(dtype=dtype), noting)
             try:
-                found = _output(subject, problem)
+                found = _output(noting, problem)
             except Exception:  # refused
                 continue
         taken.append(dtype)
         kept = kept and (dtype in spared or found.dtype == problem.arrays["query"].dtype)
-    return {"dtypes": tuple(taken) or ("float32",), "keeps_dtype": kept}
+    return {"dtypes": tuple(taken) or ("float32",), "keeps_dtype": kept, "keeps_library": not any(foreign)}
 
 
 def _gradients(subject: Subject) -> Facts:
@@ -366,7 +374,7 @@ PROBES: dict[str, tuple[Callable[[Subject], Facts], tuple[str, ...]]] = {
     "mask and causality": (_both, ("mask_with_causal",)),
     "grouped heads": (_grouped, ("grouped",)),
     "widths": (_widths, ("same_width",)),
-    "dtypes": (_dtypes, ("dtypes", "keeps_dtype")),
+    "dtypes": (_dtypes, ("dtypes", "keeps_dtype", "keeps_library")),
     "gradients": (_gradients, ("differentiates",)),
 }
 """Questions in their order, and the facts that answer them."""

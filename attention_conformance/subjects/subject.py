@@ -58,6 +58,8 @@ class Subject:
     dtypes : tuple of str
     keeps_dtype : bool
         Whether the output has the dtype of the query.
+    keeps_library : bool
+        Whether it is an array of the library of the query, and none of NumPy.
     returns : tuple of str
         What comes unasked, out of ``output``, ``weights`` and ``logsumexp``. Shapes tell which result is which.
     asks : mapping
@@ -104,6 +106,7 @@ class Subject:
     same_width: bool | None = None
     dtypes: tuple[str, ...] | None = None
     keeps_dtype: bool | None = None
+    keeps_library: bool | None = None
     returns: tuple[str, ...] | None = None
     asks: Mapping[str, Mapping[str, Any]] | None = None
     differentiates: bool | None = None

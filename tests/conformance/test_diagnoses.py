@@ -10,6 +10,8 @@ from attention_conformance.named.related import seen_before
 from attention_conformance.oracle.diagnoses import DIAGNOSES
 from attention_conformance.oracle.variants import CONVENTIONS, FAULTS
 from attention_conformance.run.catalogue import subject_cases
+from attention_conformance.run.causes import agreed
+from attention_conformance.run.finding import WRONG, grouped
 from attention_conformance.run.former import FORMER
 from attention_conformance.subjects.probe import settled
 
@@ -88,6 +90,38 @@ def test_errors_without_a_name_are_told_by_where_all_of_them_are():
 
     wrong = found(Subject(attention, **PLAIN), "cross-1x130-plain", "many-heads")
     assert {(each.variant, each.says) for each in wrong.values()} == {("", "all errors are in the last head")}
+
+
+SLIPS = [
+    "softmax-over-queries", "softmax-over-heads", "masked-after-softmax", "powers-of-2", "powers-of-e",
+    "key-and-value-swapped", "width-from-64-lost", "reversed-causality", "causality-by-blocks-of-32",
+    "ragged-block-of-8-lost",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+@pytest.mark.needs("numpy")
+def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
+    def attention(query, key, value, mask=None, is_causal=False):
+        width, scale = query.shape[-1], np.float32(query.shape[-1] ** -0.5)
+        rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
+        key, value = (value, key) if slip == "key-and-value-swapped" else (key, value)
+        width = 64 if slip == "width-from-64-lost" else width
+        scale = scale / np.float32(np.log(2)) if slip == "powers-of-e" else scale
+        scores = scale * query[..., :width] @ np.swapaxes(key[..., :width], -1, -2)
+        seen = {"reversed-causality": columns >= rows, "causality-by-blocks-of-32": columns // 32 <= rows // 32}
+        seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
+        seen = seen if mask is None else seen & mask
+        seen = seen & (columns < columns.size // 8 * 8) if slip == "ragged-block-of-8-lost" else seen
+        axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
+        powers = (np.exp2 if slip == "powers-of-2" else np.exp)(scores - scores.max(axis=axis, keepdims=True))
+        powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
+        total = powers.sum(axis=axis, keepdims=True)
+        return np.where(seen, powers / np.where(total > 0, total, 1), 0) @ value
+
+    cases = ("ladder-31x80-plain", "ladder-33x96-causal", "ladder-65x32-plain", "ladder-65x64-causal", "ladder-96x72*")
+    findings = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
+    assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip
 
 
 def test_every_case_and_every_fault_has_threads_about_its_property():

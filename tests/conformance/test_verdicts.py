@@ -1,5 +1,7 @@
 """What is odd and not wrong, what is wrong and no convention, and the cause that is told first of a planted fault."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import planted_kernels as planted
@@ -19,6 +21,7 @@ PLAIN = {**TAKES, "mask": "none", "mask_name": "", "causal": "none", "grouped": 
 
 def by_comparisons(query, key, value, mask=None, is_causal=False):
     """A softmax in whose comparisons NaN loses, as in C."""
+    dtype = query.dtype
     query, key = query.astype(np.float32), np.repeat(key, query.shape[1] // key.shape[1], axis=1).astype(np.float32)
     value = np.repeat(value, query.shape[1] // value.shape[1], axis=1).astype(np.float32)
     scores = query @ np.swapaxes(key, -1, -2) / np.float32(query.shape[-1] ** 0.5)
@@ -30,7 +33,7 @@ def by_comparisons(query, key, value, mask=None, is_causal=False):
     top = np.max(np.where(seen, scores, -1e30), axis=-1, keepdims=True)
     powers = np.where(seen, np.exp(scores - top), 0)
     total = powers.sum(axis=-1, keepdims=True)
-    return (powers @ np.where(np.isfinite(value), value, 0) / np.where(total > 0, total, 1)).astype(np.float32)
+    return (powers @ np.where(np.isfinite(value), value, 0) / np.where(total > 0, total, 1)).astype(dtype)
 
 
 class Remembering:
@@ -69,10 +72,15 @@ def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
     told = found(subject, case, dtype=dtype)[case]
     assert (told.verdict, told.variant) == (CONVENTION, name)
     assert found(subject, case, dtype=dtype, accepted=[name])[case].verdict == "accepted"
-    others = found(
-        subject, "ladder-65*", "masked-nan-*", "attended-*", "nan-*", "twice", "mask", "same-memory"
-    ).values()
+    cases = ("ladder-65*", "masked-nan-*", "attended-*", "nan-*", "twice", "mask", "same-memory")
+    others = [each for dtype in ("float32", "float64") for each in found(subject, *cases, dtype=dtype).values()]
     assert {each.verdict for each in others} & set(WRONG) == set()
+
+
+@pytest.mark.needs("numpy")
+def test_calls_before_a_case_take_the_mask_that_stands_for_causality():
+    subject = settled(Subject(lambda query, key, value, mask=None: planted.attention(query, key, value, mask)))
+    assert found(subject, "after-shorter")["after-shorter"].verdict == "right"
 
 
 @pytest.mark.needs("numpy")
@@ -160,15 +168,20 @@ def test_every_float_type_that_a_kernel_takes_is_checked():
 
 
 @pytest.mark.needs("torch")
-def test_a_result_of_another_library_is_visibly_wrong():
+def test_arrays_of_numpy_for_tensors_are_a_convention_and_their_numbers_count():
     import torch.nn.functional as F  # noqa: N812
 
-    def attention(query, key, value):
-        return F.scaled_dot_product_attention(query, key, value).numpy()
+    def attention(query, key, value, factor=1):
+        return F.scaled_dot_product_attention(query, key, value).numpy() * factor
 
-    told = found(settled(Subject(attention, backend="torch")), "ladder-65x32-plain")["ladder-65x32-plain"]
-    assert (told.verdict, told.variant) == ("visibly wrong", "other-kind")
-    assert told.detail == "expected arrays of torch; got ndarray"
+    subject, case = settled(Subject(attention)), "ladder-65x32-plain"
+    (told,) = (each for each in surprises(subject.declared, ()) if each.verdict != "not understood")
+    assert (subject.backend, told.verdict, told.variant) == ("torch", CONVENTION, "other-kind")
+    assert found(subject, case)[case].verdict == "right"
+    doubled = found(replace(subject, options={"factor": 2}), case)[case]
+    assert (doubled.verdict, doubled.variant) == ("silently wrong", "doubled")
+    other = found(replace(subject, function=lambda query, key, value: "text"), case)[case]
+    assert (other.verdict, other.detail) == ("visibly wrong", "expected arrays of torch; got str")
 
 
 @pytest.mark.parametrize("fault", ["adds to an old buffer", "one call late"])
@@ -225,3 +238,6 @@ def test_a_cause_that_other_wrong_answers_contradict_is_not_told():
     alone = [wrong("a", ("zeros", "no-mask"), ()), wrong("b", (), ("zeros",))]
     assert [each.variant for each in agreed(alone)] == ["no-mask", ""]
     assert agreed([*alone, *[wrong(name, (), ("zeros", "no-mask")) for name in "cde"]])[0].variant == ""
+    right = [replace(wrong(name, (), ("uniform-weights",)), verdict="right") for name in "abcdefghijklmnopqrstuvwx"]
+    by_chance = wrong("y", ("uniform-weights",), ())
+    assert [agreed([by_chance, *each])[0].variant for each in ([], right)] == ["uniform-weights", ""]

@@ -487,6 +487,7 @@ TAKES = {
     "mask_with_causal": True,
     "full_mask": False,
     "keeps_dtype": True,
+    "keeps_library": True,
     "returns": ("output",),
     "dtypes": ("float32",),
     "differentiates": False,
