@@ -78,9 +78,9 @@ def with_autocast(
         wrapper.names = names  # type: ignore[attr-defined]
         functools.update_wrapper(wrapper, function)
         if taken:
-            own = inspect.signature(function)
-            parameters = [*list(own.parameters.values())[:-1], *taken]
-            wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+            signature = inspect.signature(function)
+            parameters = [*list(signature.parameters.values())[:-1], *taken]
+            wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return wrapper  # type: ignore[return-value]
 
     return decorate

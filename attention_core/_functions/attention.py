@@ -126,9 +126,9 @@ def scaled_dot_product_attention(query: Array, key: Array, value: Array, /, **op
     Array([[[1. ],
             [1.5]]], dtype=array_api_strict.float64)
     """
-    given: dict[str, Any] = {"implementation": "auto", **options}
-    result = checked_attention(query, key, value, given)
-    return result if given.get("return_weights") or given.get("return_logsumexp") else result.output
+    settled: dict[str, Any] = {"implementation": "auto", **options}
+    result = checked_attention(query, key, value, settled)
+    return result if settled.get("return_weights") or settled.get("return_logsumexp") else result.output
 
 
 def checked_attention(query: Array, key: Array, value: Array, options: dict[str, Any]) -> Attention:
@@ -235,9 +235,9 @@ def option_arrays(
     return arrays
 
 
-def check_options(query: Array, num_heads: int | None, **given: Any) -> None:
+def check_options(query: Array, num_heads: int | None, **settled: Any) -> None:
     """Raise unless options of attention are valid, and supported by the arithmetic."""
-    options = DEFAULTS | given
+    options = DEFAULTS | settled
     check_flags(**{name: options[name] for name in FLAGS})
     if options["assume_finite"] is not None:
         check_flags(assume_finite=options["assume_finite"])

@@ -192,14 +192,14 @@ def decoder(
     """
     check_parameters("decoder", parameters, Decoder)
     token = parameters.token
-    given = all_options(token, num_heads, options)
+    settled = all_options(token, num_heads, options)
     token_ids, select = as_constant(token_ids, token), as_constant(select, token)
     more = {"embedding_scale": embedding_scale, "logit_softcap": logit_softcap, "select": select}
-    xp = _check_call(token_ids=token_ids, decoder=parameters, **given, **more)
+    xp = _check_call(token_ids=token_ids, decoder=parameters, **settled, **more)
     _check_values(token_ids, select, parameters)
-    cache, rotary, located = taken_positions(token_ids, given, axis=-1, xp=xp)
-    window, memory, hook, dropout = (given.pop(name) for name in ("window", "memory", "hook", "dropout"))
-    arithmetic, epsilon = given["arithmetic"], given["epsilon"]
+    cache, rotary, located = taken_positions(token_ids, settled, axis=-1, xp=xp)
+    window, memory, hook, dropout = (settled.pop(name) for name in ("window", "memory", "hook", "dropout"))
+    arithmetic, epsilon = settled["arithmetic"], settled["epsilon"]
     windows = window if isinstance(window, tuple) else (window,) * len(parameters.layers)
     ops = arithmetic_of(arithmetic)
     *dropouts, in_embedding = derived_dropouts(seeded(dropout, token_ids, xp), len(parameters.layers) + 1, xp)
@@ -220,7 +220,7 @@ def decoder(
             window=windows[index],
             memory=memories[index],
             dropout=dropouts[index],
-            **given | {"xp": xp},
+            **settled | {"xp": xp},
         )
         if hook is not None:
             apply = functools.partial(_hooked_layer, hook, f"layers.{index}", apply)
@@ -294,7 +294,7 @@ def _check_call(
     select: Array | None,
     embedding_scale: Any,
     logit_softcap: Any,
-    **given: Any,
+    **settled: Any,
 ) -> Namespace:
     """Raise unless the arguments fit together; return their namespace."""
     if not isinstance(decoder.layers, tuple) or not decoder.layers:
@@ -302,9 +302,9 @@ def _check_call(
     for index, layer in enumerate(decoder.layers):
         check_parameters(f"decoder.layers[{index}]", layer, DecoderLayer)
     arrays = {"token_ids": token_ids, "decoder": decoder, "select": select}
-    xp = check_inputs("token_ids", token_ids, -1, arrays, given=given)
+    xp = check_inputs("token_ids", token_ids, -1, arrays, settled=settled)
     check_integer("token_ids", token_ids)
-    _check_table(decoder, token_ids, given["arithmetic"])
+    _check_table(decoder, token_ids, settled["arithmetic"])
     for name, number in (("embedding_scale", embedding_scale), ("logit_softcap", logit_softcap)):
         if number is not None:
             check_number(name, number, positive=True)
@@ -315,15 +315,15 @@ def _check_call(
         check_integer("select", select)
         check_broadcastable("select", select, (*sizes(token_ids)[:-1], sizes(select)[-1]))
         check_device("select", select, "token_ids", token_ids)
-    window, cache = given["window"], given["cache"]
+    window, cache = settled["window"], settled["cache"]
     windows = window if isinstance(window, tuple) else (window,) * len(decoder.layers)
     if len(windows) != len(decoder.layers):
         raise ValueError(f"expected window for {len(decoder.layers)} layers; got {len(windows)}")
     _check_cache(cache, len(decoder.layers))
     like = Facts((*sizes(token_ids), sizes(decoder.token)[1]), decoder.token.dtype, device_of(decoder.token))
     for index, layer in enumerate(decoder.layers):
-        of_layer = given | {"window": windows[index]}
-        check_layer(f"decoder.layers[{index}]", layer, like, _layer_cache(cache, index), given=of_layer)
+        of_layer = settled | {"window": windows[index]}
+        check_layer(f"decoder.layers[{index}]", layer, like, _layer_cache(cache, index), settled=of_layer)
     return xp
 
 

@@ -142,15 +142,15 @@ def decoder_layer(parameters: DecoderLayer, x: Array, /, *, num_heads: int, **op
     >>> bool(xp.max(xp.abs(y - z)) < 1e-6), int(cache.length)
     (True, 3)
     """
-    given = all_options(x, num_heads, options)
-    xp = _check_call(x=x, layer=parameters, **given)
-    cache, rotary, located = taken_positions(x, given, axis=-2, xp=xp)
+    settled = all_options(x, num_heads, options)
+    xp = _check_call(x=x, layer=parameters, **settled)
+    cache, rotary, located = taken_positions(x, settled, axis=-2, xp=xp)
     x, dtype = upcast(x, xp=xp), x.dtype
-    of_layer = {"memory": upcast(given["memory"], xp=xp), "dropout": seeded(given["dropout"], x, xp), "xp": xp}
+    of_layer = {"memory": upcast(settled["memory"], xp=xp), "dropout": seeded(settled["dropout"], x, xp), "xp": xp}
     rotations = rotations_of(
-        (parameters,), x, located.positions, num_heads, arithmetic=given["arithmetic"], xp=xp, **rotary
+        (parameters,), x, located.positions, num_heads, arithmetic=settled["arithmetic"], xp=xp, **rotary
     )
-    y, cache = apply_layer(parameters, x, cache, located=located, rotations=rotations, **given | of_layer)
+    y, cache = apply_layer(parameters, x, cache, located=located, rotations=rotations, **settled | of_layer)
     y = cast_to(y, dtype, xp=xp)
     return y if cache is None else (y, cache)
 
@@ -271,21 +271,21 @@ def apply_layer(
 
 def all_options(x: Array, num_heads: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a decoder or a layer, with defaults, and NumPy arrays as constants of the library of ``x``."""
-    given = {**DECODER_DEFAULTS, **options, "num_heads": num_heads}
-    groups = given.pop("num_key_value_heads")
-    given |= {"num_kv_heads": num_heads if groups is None else groups}
-    given = with_constants(x, given)
-    given |= {name: as_constant(given[name], x) for name in ("num_new", "position_ids")}
-    return given | {"memory_mask": with_constants(x, {"mask": given["memory_mask"]})["mask"]}
+    settled = {**DECODER_DEFAULTS, **options, "num_heads": num_heads}
+    groups = settled.pop("num_key_value_heads")
+    settled |= {"num_kv_heads": num_heads if groups is None else groups}
+    settled = with_constants(x, settled)
+    settled |= {name: as_constant(settled[name], x) for name in ("num_new", "position_ids")}
+    return settled | {"memory_mask": with_constants(x, {"mask": settled["memory_mask"]})["mask"]}
 
 
 def taken_positions(
-    x: Array, given: dict[str, Any], *, axis: int, xp: Namespace
+    x: Array, settled: dict[str, Any], *, axis: int, xp: Namespace
 ) -> tuple[Any, dict[str, Any], NewPositions]:
     """Take from the options, once they are checked, a cache, what rotations are made of, and where positions stand."""
-    cache, num_new, position_ids = (given.pop(name) for name in ("cache", "num_new", "position_ids"))
+    cache, num_new, position_ids = (settled.pop(name) for name in ("cache", "num_new", "position_ids"))
     check_lengths(x, cache, num_new, axis)
-    rotary = {name: given.pop(name) for name in ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")}
+    rotary = {name: settled.pop(name) for name in ("rotary_base", "rotary_width", "rotary_divisors", "interleaved")}
     return cache, rotary, locate_new(x, cache, num_new, position_ids, axis=axis, xp=xp)
 
 
@@ -303,30 +303,30 @@ def check_lengths(x: Array, cache: Any, num_new: Array | None, axis: int) -> Non
 
 
 @once_per_signature
-def _check_call(*, x: Array, layer: DecoderLayer, **given: Any) -> Namespace:
+def _check_call(*, x: Array, layer: DecoderLayer, **settled: Any) -> Namespace:
     """Raise unless the arguments fit together; return their namespace."""
-    cache = given["cache"]
-    xp = check_inputs("x", x, -2, {"x": x, "layer": layer}, given=given)
+    cache = settled["cache"]
+    xp = check_inputs("x", x, -2, {"x": x, "layer": layer}, settled=settled)
     if cache is not None:
         check_parameters("cache", cache, KeyValueCache)
         check_cache(cache)
-    check_layer("layer", layer, x, cache, given=given)
+    check_layer("layer", layer, x, cache, settled=settled)
     return xp
 
 
-def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, given: dict[str, Any]) -> Namespace:
+def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, settled: dict[str, Any]) -> Namespace:
     """Raise unless arrays are of one library, positions and flags fit, and numbers are valid; return the namespace."""
-    num_new, position_ids = given["num_new"], given["position_ids"]
-    of_memory = mask_arrays(given["memory_mask"])
-    arrays |= {"memory": given["memory"], "cache": given["cache"], "num_new": num_new, "position_ids": position_ids}
-    arrays |= {**option_arrays(dropout=given["dropout"]), **mask_arrays(given["mask"])}
-    xp = common_namespace(given["xp"], arrays | {f"memory_{key}": array for key, array in of_memory.items()})
+    num_new, position_ids = settled["num_new"], settled["position_ids"]
+    of_memory = mask_arrays(settled["memory_mask"])
+    arrays |= {"memory": settled["memory"], "cache": settled["cache"], "num_new": num_new, "position_ids": position_ids}
+    arrays |= {**option_arrays(dropout=settled["dropout"]), **mask_arrays(settled["mask"])}
+    xp = common_namespace(settled["xp"], arrays | {f"memory_{key}": array for key, array in of_memory.items()})
     check_rank(name, x, -axis, "(..., L)" if axis == -1 else "(..., L, C)")
-    check_flags(donate=given["donate"])
-    check_number("epsilon", given["epsilon"], positive=True)
-    check_activation(given["activation"])
-    if given["hook"] is not None:
-        check_function("hook", given["hook"])
+    check_flags(donate=settled["donate"])
+    check_number("epsilon", settled["epsilon"], positive=True)
+    check_activation(settled["activation"])
+    if settled["hook"] is not None:
+        check_function("hook", settled["hook"])
     if position_ids is not None:
         check_rank("position_ids", position_ids, 0, "(..., L)")
         check_integer("position_ids", position_ids)
@@ -340,16 +340,18 @@ def check_inputs(name: str, x: Array, axis: int, arrays: dict[str, Any], *, give
 
 
 def check_layer(
-    name: str, layer: DecoderLayer, x: Array, cache: KeyValueCache | None, *, given: dict[str, Any]
+    name: str, layer: DecoderLayer, x: Array, cache: KeyValueCache | None, *, settled: dict[str, Any]
 ) -> None:
     """Raise unless a layer fits inputs like ``x``, its cache and its options."""
     check_parameters(name, layer, DecoderLayer)
     check_projections(f"{name}.attention", layer.attention)
-    num_heads, window, mask, rotary_base = (given[name] for name in ("num_heads", "window", "mask", "rotary_base"))
-    heads = {"num_heads": num_heads, "num_kv_heads": given["num_kv_heads"], "bias": None}
+    num_heads, window, mask, rotary_base = (settled[name] for name in ("num_heads", "window", "mask", "rotary_base"))
+    heads = {"num_heads": num_heads, "num_kv_heads": settled["num_kv_heads"], "bias": None}
     check_floating("x", x)
     check_multi_head(layer.attention, (x, x, x), mask=None, **heads)
-    check_options(x, num_heads, **{name: given[name] for name in ("scale", "softcap", "implementation", "arithmetic")})
+    check_options(
+        x, num_heads, **{name: settled[name] for name in ("scale", "softcap", "implementation", "arithmetic")}
+    )
     if layer.attention.extra_key is not None:
         raise ValueError(f"expected {name}.attention without extra_key; got one")
     channels, width = sizes(x)[-1], sizes(layer.attention.query.weight)[1]
@@ -363,16 +365,16 @@ def check_layer(
     _check_feed_forward(f"{name}.feed_forward", layer.feed_forward, x)
     _check_back(name, layer, channels)
     if rotary_base is not None:
-        more = {"width": given["rotary_width"], "divisors": given["rotary_divisors"]}
-        check_rotation(width, base=rotary_base, interleaved=given["interleaved"], **more)
+        more = {"width": settled["rotary_width"], "divisors": settled["rotary_divisors"]}
+        check_rotation(width, base=rotary_base, interleaved=settled["interleaved"], **more)
     if window is not None:
         check_positive("window", window)
     if cache is not None:
-        _check_layer_cache(name, layer, x, cache, given["num_kv_heads"])
+        _check_layer_cache(name, layer, x, cache, settled["num_kv_heads"])
     keys = sizes(x if cache is None else cache.key)[-2]
     if mask is not None:
         check_mask(mask, (*sizes(x)[:-2], num_heads, sizes(x)[-2], keys), x)
-    _check_memory(name, layer, x, given["memory"], memory_mask=given["memory_mask"], heads=heads)
+    _check_memory(name, layer, x, settled["memory"], memory_mask=settled["memory_mask"], heads=heads)
 
 
 def _check_feed_forward(name: str, parameters: Any, x: Array) -> None:

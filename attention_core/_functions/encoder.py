@@ -117,20 +117,20 @@ def encoder_layer(
     True
     """
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-    given: dict[str, Any] = {**options, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    settled: dict[str, Any] = {**options, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     more = {"epsilon": epsilon, "norm_first": norm_first, "activation": activation, "hook": hook}
-    xp, has_constants = _check_call(x=x, parameters=parameters, **more, **given)
-    given = (with_constants(x, given) if has_constants else given) | {"xp": xp}
-    dropout, return_weights = given.pop("dropout", None), given.get("return_weights", False)
+    xp, has_constants = _check_call(x=x, parameters=parameters, **more, **settled)
+    settled = (with_constants(x, settled) if has_constants else settled) | {"xp": xp}
+    dropout, return_weights = settled.pop("dropout", None), settled.get("return_weights", False)
     dtype = x.dtype
     parameters, x = upcast((parameters, x), xp=xp)
-    ops = arithmetic_of(given.get("arithmetic", "fast"))
+    ops = arithmetic_of(settled.get("arithmetic", "fast"))
     in_weights, in_attention, in_feed_forward = derived_dropouts(seeded(dropout, x, xp), 3, xp)
 
     weights = None
 
     def attend(h: Array) -> Any:
-        result = attend_heads(parameters.attention, (h, h, h), dropout=in_weights, **given)
+        result = attend_heads(parameters.attention, (h, h, h), dropout=in_weights, **settled)
         return result if return_weights else result.output
 
     def feed(h: Array) -> Array:

@@ -114,14 +114,14 @@ def multi_head_attention(
     key = query if key is None else key
     value = key if value is None else value
     num_kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-    given: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare, **options}
-    xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **given)
-    given = (with_constants(query, given) if has_constants else given) | {"xp": xp}
-    result = attend_heads(upcast(parameters, xp=xp), upcast((query, key, value), xp=xp), **given)
+    settled: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "prepare": prepare, **options}
+    xp, has_constants = _check_call(query=query, key=key, value=value, parameters=parameters, **settled)
+    settled = (with_constants(query, settled) if has_constants else settled) | {"xp": xp}
+    result = attend_heads(upcast(parameters, xp=xp), upcast((query, key, value), xp=xp), **settled)
     output = cast_to(result.output, query.dtype, xp=xp)
-    if not (given.get("return_weights") or given.get("return_logsumexp")):
+    if not (settled.get("return_weights") or settled.get("return_logsumexp")):
         return output
-    weights = cast_to(result.weights, query.dtype, xp=xp) if given.get("return_weights") else None
+    weights = cast_to(result.weights, query.dtype, xp=xp) if settled.get("return_weights") else None
     return Attention(output, weights, result.logsumexp)
 
 

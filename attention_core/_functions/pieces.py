@@ -96,13 +96,13 @@ def partial_attention(
     Array([[[1.5]]], dtype=array_api_strict.float64)
     """
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    given: dict[str, Any] = {"implementation": "auto", **options}
-    call = make_call(query, key, value, starts=starts, **given)
+    settled: dict[str, Any] = {"implementation": "auto", **options}
+    call = make_call(query, key, value, starts=starts, **settled)
     check_extent(extent, call.arithmetic, query, value)
     if extent is not None:
         common_namespace(call.xp, {"query": query, "extent": Extent(*extent)})
         return reproducible_partial(call, Extent(*extent))
-    implementation = given["implementation"]
+    implementation = settled["implementation"]
     if implementation == "auto":  # few kernels return the logsumexp
         implementation = "dense" if is_dense_faster(call) else "blockwise"
     result = attend(call, implementation, weights=False, logsumexp=True)
@@ -152,8 +152,8 @@ def attention_extent(
     4.0
     """
     starts = tuple(map(check_start, ("query_start", "key_start"), (query_start, key_start)))
-    given: dict[str, Any] = {**options, "arithmetic": "reproducible"}
-    return extent_of(make_call(query, key, value, starts=starts, **given))
+    settled: dict[str, Any] = {**options, "arithmetic": "reproducible"}
+    return extent_of(make_call(query, key, value, starts=starts, **settled))
 
 
 def check_extent(extent: Any, arithmetic: str, query: Array, value: Array) -> None:

@@ -22,10 +22,10 @@ class Kernel:
     def __call__(self, query, key, value, mask=None, is_causal=False, scale=None):
         fault, self.calls = self.fault, self.calls + 1
         if fault in ("kept by shape", "kept by mask's shape"):
-            shapes = (query.shape, key.shape, scale, is_causal, mask is None)
             if fault == "kept by mask's shape":
                 mask = None if mask is None else self.kept.setdefault(mask.shape, mask.copy())
             else:
+                shapes = (query.shape, key.shape, scale, is_causal, mask is None)
                 return self.kept.setdefault(shapes, self.whole(query, key, value, mask, is_causal, scale)).copy()
         if fault == "causality kept by queries" and is_causal:
             rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])[None, :]
@@ -497,5 +497,4 @@ TAKES = {
 
 def found(subject, *cases, dtype="float32", **options):
     """The finding of each case, by its name."""
-    options = {"power": False, **options}
-    return {each.case: each for each in check_subject(subject, cases=cases, dtypes=[dtype], **options)}
+    return {x.case: x for x in check_subject(subject, cases=cases, dtypes=[dtype], **{"power": False} | options)}
