@@ -29,7 +29,7 @@ class FixedSettings:
     """
 
     definition: Any
-    places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer.parameters"}
+    _places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer.parameters"}
 
     def __setattr__(self, name: str, value: Any) -> None:
         definition = self.__dict__.get("definition")
@@ -44,7 +44,7 @@ class FixedSettings:
             definition = None if name.startswith("_") else self.__dict__.get("definition")
             if definition is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
-            raise definition.place_of(name, type(self).__name__, **self.places) from None
+            raise definition.place_of(name, type(self).__name__, **self._places) from None
 
     def with_settings(self, **changes: Any) -> Self:
         """Copy the layer with other settings, such as ``arithmetic``, ``implementation`` or ``dropout``.
@@ -98,7 +98,7 @@ class Adapted(FixedSettings):
         raise NotImplementedError
 
     @classmethod
-    def class_of(cls, definition: Layer, parameters: Any, state: Any, /) -> type[Self]:
+    def _class_of(cls, definition: Layer, parameters: Any, state: Any, /) -> type[Self]:
         """The class that holds these arrays: this one, or on the base of all layers that of the definition.
 
         Raises

@@ -112,7 +112,7 @@ class Layer(Adapted):
     def from_numpy(
         cls, definition: layers.Layer, parameters: Any, state: Any = (), *, device: Any = None, dtype: Any = None
     ) -> Self:
-        kind = cls.class_of(definition, parameters, state)
+        kind = cls._class_of(definition, parameters, state)
         arrays = backend.from_numpy((parameters, state), dtype=None if dtype is None else floating_name(dtype))
         if device is not None:
             arrays = jax.device_put(arrays, _placed(device))

@@ -69,7 +69,7 @@ class Layer(FixedSettings, nnx.Module):  # type: ignore[misc]
     (3, 4)
     """
 
-    places: ClassVar[Mapping[str, str]] = {"settings": "module.definition", "parameters": "module.parameters"}
+    _places: ClassVar[Mapping[str, str]] = {"settings": "module.definition", "parameters": "module.parameters"}
 
     def __init__(
         self,

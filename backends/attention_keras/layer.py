@@ -49,7 +49,7 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
         The settings, and what is computed.
     """
 
-    places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer.to_numpy()[0]"}
+    _places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer.to_numpy()[0]"}
     _classes: ClassVar[dict[type[definitions.Layer], type[Layer]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -151,7 +151,7 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
         device: str | None = None,
         dtype: str | None = None,
     ) -> Self:
-        made = cls.class_of(definition, parameters, state)
+        made = cls._class_of(definition, parameters, state)
         dtypes = {array.dtype.name for array in [*named_arrays(parameters).values(), *named_arrays(state).values()]}
         if dtype is None and len(dtypes) > 1:
             raise ValueError(f"expected arrays of one dtype, or a dtype; got {', '.join(sorted(dtypes))}")

@@ -99,7 +99,7 @@ class Layer(Adapted, Tree):
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of settings whose default differs from the definition's
-    places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer"}
+    _places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer"}
     _classes: ClassVar[dict[type[layers.Layer], type[Layer]]] = {}
 
     def __init__(
@@ -175,7 +175,7 @@ class Layer(Adapted, Tree):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        kind = cls.class_of(definition, parameters, state)
+        kind = cls._class_of(definition, parameters, state)
         if dtype is not None:
             _check_dtype(dtype)
         arrays = named_arrays(parameters) | named_arrays(state, "state")
