@@ -414,7 +414,8 @@ def _words(array: NumpyArray) -> NumpyArray:
     if array.dtype.kind in "biu" or array.itemsize not in NAN:
         return words
     is_nan = np.isnan(array if array.itemsize > 2 else array.astype(np.float32))
-    return np.where(is_nan, np.asarray(NAN[array.itemsize], dtype=words.dtype), words)
+    words[is_nan] = NAN[array.itemsize]  # in place, as np.where returns the byte order of the machine
+    return words
 
 
 def _way(result: Result) -> str:
