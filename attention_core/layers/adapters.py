@@ -174,7 +174,9 @@ def call_of(
 
     Examples
     --------
+    >>> import inspect
     >>> from attention_core.layers import Embeddings
+    >>> from attention_core.layers.adapters import call_of
     >>> print(inspect.signature(call_of(Embeddings, "call", added=["training"])))
     (self, token_ids: 'Array', *, position_ids: 'Array | None' = None, segment_ids: 'Array | None' = None, \
 seed: 'Any' = None, training: 'Any' = None) -> 'Any'
@@ -231,6 +233,7 @@ def described(
 
     Examples
     --------
+    >>> from attention_core.layers.adapters import described
     >>> text = "Apply.\n\nParameters\n----------\nx, y : Array\nxp : namespace"
     >>> described(text, "Of the framework.\n\nParameters\n----------\ny : Tensor\n    Or a number.")
     'Apply.\n\nParameters\n----------\nx : Array\ny : Tensor\n    Or a number.\nxp : namespace'
