@@ -114,10 +114,6 @@ class GuardedPlan(NamedTuple):
         Whether results are looked at.
     logsumexp : bool
         Whether the logsumexp is asked for, and has a gradient.
-    rows_first : bool
-        Whether arrays, and so their gradients, are (..., M or N, H, D): that is how the kernel lays out gradients.
-    heads_first : bool
-        Whether the output lies in memory with heads before rows, as the query does.
     """
 
     mask: Any
@@ -126,8 +122,6 @@ class GuardedPlan(NamedTuple):
     has_bias: bool
     looks: bool
     logsumexp: bool
-    rows_first: bool
-    heads_first: bool
 
 
 def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -147,7 +141,7 @@ def attend(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.
         key, value = (repeat_kv(array, group, xp=call.xp) for array in (call.key, call.value))
         call = call._replace(key=key, value=value)
     scale: Any = call.scale
-    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, looks, logsumexp, False, True)
+    plan = GuardedPlan(None, scale, call.starts, call.bias is not None, looks, logsumexp)
     if facts.is_alone and not guards.records(call):
         output, found = _attend(plan, call, facts.cuts)
     else:
@@ -172,19 +166,14 @@ def _native(call: Call, facts: Facts) -> torch.Tensor:
 
 def _recorded(plan: GuardedPlan, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and logsumexp by the operation, which autograd or a compiler records."""
-    arrays = call[:3]
     mask_arrays: list[torch.Tensor] = []
     if call.mask is not None:
         mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
         plan = plan._replace(mask=flatten(mask, mask_arrays))
     if call.bias is not None:
         mask_arrays.append(call.bias)
-    is_compiled = torch.compiler.is_compiling()
-    if is_compiled:
-        heads_first = True if call.query.stride(-3) >= call.query.stride(-2) else False  # noqa: SIM210 (not a symbol)
-        plan, arrays = plan._replace(rows_first=True, heads_first=heads_first), tuple(map(_swap_heads, arrays))
-    output, found = call.backend.custom_gradient(GUARDED, plan, (*arrays, *mask_arrays))
-    return output if plan.heads_first else _swap_heads(output), _swapped_rows(found) if is_compiled else found
+    results = call.backend.custom_gradient(GUARDED, plan, (*map(_swapped, call[:3]), *mask_arrays))
+    return _swapped(results[0]), results[1].transpose(-2, -1)
 
 
 def _with_mask_in_bias(call: Call) -> Call:
@@ -209,8 +198,7 @@ def _with_one_width(call: Call) -> Call:
 
 def _call(plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend) -> Call:
     query, key, value, *others = arrays
-    if plan.rows_first:
-        query, key, value = map(_swap_heads, (query, key, value))
+    query, key, value = map(_swapped, (query, key, value))
     bias = others.pop() if plan.has_bias else None
     mask = None if plan.mask is None else unflatten(plan.mask, others)
     call = Call(query, key, value, backend.namespace, backend, mask, bias, scale=plan.scale, starts=plan.starts)
@@ -221,7 +209,7 @@ def _forward(
     plan: GuardedPlan, arrays: tuple[torch.Tensor, ...], backend: Backend
 ) -> tuple[torch.Tensor, torch.Tensor]:
     output, found = _attend(plan, _call(plan, arrays, backend))
-    return output if plan.heads_first else _swap_heads(output), _swapped_rows(found) if plan.rows_first else found
+    return _swapped(output), found.transpose(-2, -1)
 
 
 def _attend(plan: GuardedPlan, call: Call, cuts: list[KeyCut] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -274,16 +262,13 @@ def _backward(
     Where the output is of blocks, what leaked shows in the gradients of the kernel, too.
     """
     call = _call(plan, arrays, backend)
-    (output, d_output), rows = (
-        (results[0], cotangents[0]) if plan.heads_first else map(_swap_heads, (results[0], cotangents[0])),
-        [_swapped_rows(x) if plan.rows_first else x for x in (results[1], cotangents[1])],
-    )
+    output, d_output = _swapped(results[0]), _swapped(cotangents[0])
+    rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
     parts = parts_of(call)
     gradients: Any = None if parts is None else _gradients(plan, call, parts, (output, *rows, d_output))
     if gradients is None or (plan.looks and not math.isfinite(sum(each.sum() for each in gradients).item())):
         gradients = _gradients_of_blocks(plan, call, d_output, rows[1])
-    swapped = map(_swap_heads, gradients) if plan.rows_first else gradients
-    return *swapped, *(None for _ in arrays[3:])
+    return *map(_swapped, gradients), *(None for _ in arrays[3:])
 
 
 def _gradients(
@@ -346,18 +331,12 @@ def _gradients_of_blocks(
 def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
     query = arrays[0]
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    output = _swap_heads(query) if plan.rows_first and plan.heads_first else query
-    return query.new_empty(output.shape), query.new_empty(query.shape[:-1], dtype=wide)
+    return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide)
 
 
 GUARDED = register("torch.guarded", Operation(_forward, _backward, _empty))
 
 
-def _swap_heads(array: torch.Tensor) -> torch.Tensor:
-    """Heads before rows as rows before heads, and back."""
+def _swapped(array: torch.Tensor) -> torch.Tensor:
+    """Heads before rows as rows before heads, and back: so the kernel lays out its results in memory."""
     return array.transpose(-3, -2)
-
-
-def _swapped_rows(array: torch.Tensor) -> torch.Tensor:
-    """The same of one number a row."""
-    return array.transpose(-2, -1)
