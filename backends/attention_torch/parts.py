@@ -23,7 +23,7 @@ from attention_torch import guards, sdpa
 __all__ = ["ALL", "Part", "cuts_of", "is_rule", "joined", "of_no_key", "parts_of"]
 
 ALL = slice(None)
-MAX_KEPT, MAX_KEPT_NUMBERS = 4, 2**20  # masks, and numbers of one
+MAX_KEPT, MAX_KEPT_NUMBERS = 64, 2**16  # masks, such as those of the samples of a batch, and numbers of one
 _kept: dict[Any, torch.Tensor] = {}
 
 
