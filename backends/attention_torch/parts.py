@@ -147,8 +147,8 @@ def _added(call: Call, query: torch.Tensor) -> torch.Tensor:
     for part in masked_columns(call):
         starts = call.starts[0], call.starts[1] + part.start
         _, mask = sdpa.kernel_mask(call._replace(key=call.key[..., part, :], starts=starts))
-        mask = sdpa.with_axes_of(query, call, mask)
         assert mask is not None
+        mask = sdpa.with_axes_of(query, call, mask)
         if added is None:
             added = query.new_zeros((*(mask.shape[:-2] if mask.dim() == 4 else (1, 1)), rows, columns))
         added[..., part].masked_fill_(~mask, -math.inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,14 +37,10 @@ __all__ = [
     "attend",
     "differentiated_once",
     "kernel_arrays",
-    "kernel_inputs",
     "kernel_mask",
     "row_shift",
-    "run_kernel",
     "scaled",
-    "scaled_query",
     "shifted",
-    "with_array_mask",
     "with_axes_of",
     "with_batch_of",
     "with_unit_stride",
@@ -56,20 +52,6 @@ KERNEL = torch._C._nn.scaled_dot_product_attention
 ANY_KERNEL = contextlib.nullcontext()
 MAX_PLAIN_BIAS = 1024.0  # up to which a logsumexp loses no more of a row's sum than rounding scores does
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-class Inputs(NamedTuple):
-    """What the kernel is given: arrays (B, H, M, D) and (B, G, N, D), its mask, and its two options.
-
-    On a CPU, no key or value is repeated for the query heads that share it. Few queries are rows of one head anywhere.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: torch.Tensor | None
-    is_causal: bool
-    scale: float
 
 
 class Refused(torch.autograd.Function):  # type: ignore[misc]
@@ -113,23 +95,22 @@ def attend(call: Call) -> torch.Tensor:
         output = _attend_by_cudnn(call)
         if output is not None:
             return output
-    query, key, value, mask, is_causal, scale = kernel_inputs(call)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = shifted(mask, call)
-    return with_batch_of(call, run_kernel(query, key, value, mask, is_causal=is_causal, scale=scale))
-
-
-def run_kernel(query: Any, key: Any, value: Any, mask: Any = None, *, is_causal: bool, scale: float) -> torch.Tensor:
-    """The output of the kernel for arrays as it takes them, with four axes."""
-    is_on_gpu, has_groups = query.is_cuda, query.shape[-3] != key.shape[-3]
+    call = scaled(call)
+    query, key, value = kernel_arrays(call)
+    is_causal, mask = kernel_mask(call)
+    if mask is not None:
+        mask = with_axes_of(query, call, mask)
+        mask = mask if mask.dtype == torch.bool else shifted(mask, call)
+    is_on_gpu, options = query.is_cuda, {"is_causal": is_causal, "scale": call.scale}
     if is_on_gpu:
         query, key, value, mask = _as_gpus_read(query, key, value, mask)
     # cuDNN gives nan gradients with a mask and some lengths (pytorch#196678).
     with sdpa_kernel(WITHOUT_CUDNN) if mask is not None and is_on_gpu else ANY_KERNEL:
-        output = KERNEL(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=has_groups)
+        has_groups = query.shape[-3] != key.shape[-3]
+        output = KERNEL(query, key, value, attn_mask=mask, enable_gqa=has_groups, **options)
     if is_on_gpu and output.requires_grad and not torch.compiler.is_compiling():
         output.register_hook(_as_gpus_read_gradients)
-    return differentiated_once(output)
+    return with_batch_of(call, differentiated_once(output))
 
 
 def _attend_by_cudnn(call: Call) -> torch.Tensor | None:
@@ -192,23 +173,6 @@ def row_shift(bias: torch.Tensor) -> torch.Tensor:
     return torch.where((top.abs() > MAX_PLAIN_BIAS) & top.isfinite(), top, 0.0)
 
 
-def with_array_mask(call: Call) -> Call:
-    """The call with an array for a rule, unless the kernel has a flag for that."""
-    if not isinstance(call.mask, Mask) or is_top_left_causal(call.mask):
-        return call
-    mask = call.mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)
-    return call._replace(mask=mask, starts=(0, 0))
-
-
-def kernel_inputs(call: Call) -> Inputs:
-    """A call as the kernel takes it, with one axis for the batch."""
-    call = scaled(call)
-    query, key, value = kernel_arrays(call)
-    is_causal, mask = kernel_mask(call)
-    scale: Any = call.scale
-    return Inputs(query, key, value, with_axes_of(query, call, mask), is_causal, scale)
-
-
 def kernel_arrays(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value of a call as the kernel takes them, with one axis for the batch."""
     query, key, value = map(with_unit_stride, call[:3]) if is_on_host(call.query) else call[:3]
@@ -216,9 +180,11 @@ def kernel_arrays(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
         batch = math.prod(query.shape[:-3])
         query, key, value = (x.reshape(batch, *x.shape[-3:]) for x in (query, key, value))
     group = group_size(query, key, call.xp)
-    if group == 1 or (query.is_cuda and query.dtype in HALVES and kernel_has_flag(call)):
+    is_causal = call.bias is None and is_top_left_causal(call.mask)
+    has_flag = is_causal or (call.mask is None and call.bias is None)
+    if group == 1 or (query.is_cuda and query.dtype in HALVES and has_flag):  # which shares key heads on a GPU
         return query, key, value
-    if few_queries(call) and not (is_top_left_causal(call.mask) and call.bias is None):
+    if few_queries(call) and not is_causal:
         query = fold_group(query, group, xp=call.xp)
     elif query.device.type != "cpu" or not TAKES_GROUPS:  # as kernels for GPUs have no groups with some types and masks
         key, value = (repeat_kv(x, group, xp=call.xp) for x in (key, value))
@@ -230,15 +196,8 @@ def with_unit_stride(array: torch.Tensor) -> torch.Tensor:
     return array if array.stride(-1) == 1 else array.contiguous()
 
 
-def kernel_has_flag(call: Call) -> bool:
-    """Whether the kernel needs no array: with 16 bits on a GPU, it then shares key heads, and splits their keys."""
-    return call.bias is None and (call.mask is None or is_top_left_causal(call.mask))
-
-
-def with_axes_of(query: torch.Tensor, call: Call, mask: torch.Tensor | None) -> torch.Tensor | None:
+def with_axes_of(query: torch.Tensor, call: Call, mask: torch.Tensor) -> torch.Tensor:
     """A mask of the scores of a call as one of those of `kernel_arrays`, which have one axis for the batch."""
-    if mask is None:
-        return None
     *leading, heads, rows, _ = call.query.shape
     if len(leading) != 1:
         mask = mask.expand(*leading, *(mask.shape[-3:] if mask.dim() > 2 else (1, *mask.shape)))
@@ -306,7 +265,7 @@ def kernel_mask(call: Call) -> tuple[bool, torch.Tensor | None]:
     elif isinstance(mask, Given):
         mask = mask.mask
     elif isinstance(mask, Mask):
-        mask = with_array_mask(call).mask
+        mask = mask.allowed(score_positions(call.query, call.key, call.starts, call.xp), xp=call.xp)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return False, mask if mask is None or mask.dim() > 1 else mask.reshape(1, -1)
